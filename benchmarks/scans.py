@@ -11,15 +11,15 @@ short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with their norm
 channels). token_shift6 is RWKV-7's token shift (768 channels, 6 branches), token_shift_moved that of RWKV-6 (5
 branches, whose shares are by token). wkv7_operands is what RWKV-7 makes of its projections before the recurrence (12
 heads of 64, ranks 64, 64 and 32). norm_* are what stands behind the recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and
-7: norm, gate and what is added; norm_residual is a block's RMSNorm beside the residual stream (768 channels). One layer
-each, 16-bit inputs where the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one
-run; and how far each implementation is from xla in float32 at full precision: the largest difference of results and
-gradients over the largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its
-kernels are timed too (`fla`, whose difference is of results alone, and beside its times those of its kernels without
-the host's pauses); `--dim` has 768 / dim heads of so many keys and values in place of the sizes of the configs, and
-leaves xla's times out. `--batch=1 --seq_len=102400` is one long sequence, of which Triton cuts the passes over time
-into segments; give it `--cases`. Writes benchmarks/results/scans.json; a quick or partial run writes to
-runs/benchmarks/.
+7: norm, gate and what is added; norm_residual is a block's RMSNorm beside the residual stream (768 channels). path is
+PaTH attention (12 heads of 64), of which the walk over the chunks has kernels. One layer each, 16-bit inputs where the
+mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
+implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
+largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its kernels are timed too
+(`fla`, whose difference is of results alone, and beside its times those of its kernels without the host's pauses);
+`--dim` has 768 / dim heads of so many keys and values in place of the sizes of the configs, and leaves xla's times out.
+`--batch=1 --seq_len=102400` is one long sequence, of which Triton cuts the passes over time into segments; give it
+`--cases`. Writes benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -56,6 +56,7 @@ from kernels_pallas import (
     token_shift,
     wkv7_operands,
 )
+from seqjax.ops.path_attention import path_attention
 from seqjax.utils import run_command
 
 CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
@@ -72,7 +73,7 @@ NORMS = {
 SELECTIVE = ("selective_scan", "selective_scan_softplus")
 RECURRENCES = ("ssd", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
 BEFORE = "wkv7_operands"
-CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, BEFORE, *NORMS)
+CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, BEFORE, *NORMS, "path")
 TABLE = report.Table(
     26,
     (
@@ -113,6 +114,11 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(q.dtype)
         inputs = (q, k, v, jax.nn.sigmoid(normal(3, B, T, H)), normal(4, B, H, K, V))
         return (*inputs, -jax.nn.softplus(normal(5, B, T, H))) if is_gated else inputs
+    if case == "path":
+        H, K = (2, 16) if small else (12, 64)
+        w = normal(3, B, T, H, K)
+        data = [half(i, B, T, H, K) for i in range(3)]
+        return *data, w / jnp.linalg.norm(w, axis=-1, keepdims=True), 2 * jax.nn.sigmoid(normal(4, B, T, H))
     if case in CONVOLUTIONS:
         E = 12 if small else CONVOLUTIONS[case]
         taps = half(1, B, T, E), normal(2, E, 4, scale=0.5)
@@ -187,6 +193,8 @@ def function(case: str, implementation: str) -> Callable:
     if case in ("delta_rule", "gated_delta_rule"):
         run = partial(delta_rule, chunk_size=64, implementation=implementation)
         return lambda q, k, v, beta, initial, log_g=None: run(q, k, v, beta, log_g, initial)
+    if case == "path":
+        return partial(path_attention, implementation=implementation)
     if case in CONVOLUTIONS:
         heads = 6 if case == "short_conv_norm" else None
         return partial(short_conv, silu=True, l2_heads=heads, implementation=implementation)
