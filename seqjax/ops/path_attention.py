@@ -10,10 +10,10 @@ Of a chunk with the rows W, B = diag(beta) and S the part of W W^T below its dia
 
     H_C ... H_1 = I - W^T T W,   T = (I + B S)^{-1} B
 
-and T serves parts of it too: the query in row i sees u = lower(Q W^T)_i T, of which the matrices after a key j are
-those below row j. Queries are brought to the beginning of their chunk and keys to the end of theirs; then all queries
-walk back over the chunks, one matrix K x K at each (`kernels_pallas.path_walk`). Everything but the products of
-queries, keys and values is float32.
+and T serves parts of it too: the query in row i meets the matrices before it as lower(Q W^T)_i T W, and of these the
+ones after a key j are those below row j. Queries are brought to the beginning of their chunk and keys to the end of
+theirs; then all queries walk back over the chunks, one matrix K x K at each (`kernels_pallas.path_walk`). Everything
+but the products of queries, keys and values is float32.
 """
 
 import functools
@@ -31,11 +31,11 @@ _float32 = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
 class Chunk(NamedTuple):
-    """What the products of every chunk need: the rows W [..., C, K], T [..., C, C], and lower(W K^T) [..., C, C]."""
+    """What the products of every chunk need: the rows W [..., C, K], T [..., C, C], and T lower(W K^T) [..., C, C]."""
 
     w_CK: Array
     t_CC: Array
-    wk_CC: Array
+    twk_CC: Array
 
 
 def path_attention(
@@ -80,8 +80,8 @@ def _attend(
     forgotten_cBHC1 = None if log_f_BTH is None else chunks(jnp.cumsum(log_f_BTH, axis=1)[..., None])
 
     # A chunk's own keys
-    u_cBHCC = _float32(jnp.tril(_float32(q_cBHCK, chunk.w_CK.mT)), chunk.t_CC)
-    s_cBHCC = _float32(q_cBHCK.astype(dtype), k_cBHCK.mT.astype(dtype)) - _float32(u_cBHCC, chunk.wk_CC)
+    qw_cBHCC, tw_cBHCK = jnp.tril(_float32(q_cBHCK, chunk.w_CK.mT)), _float32(chunk.t_CC, chunk.w_CK)
+    s_cBHCC = _float32(q_cBHCK.astype(dtype), k_cBHCK.mT.astype(dtype)) - _float32(qw_cBHCC, chunk.twk_CC)
     if forgotten_cBHC1 is not None:
         s_cBHCC = s_cBHCC + forgotten_cBHC1 - forgotten_cBHC1.mT
     s_cBHCC = jnp.where(jnp.tri(chunk_size, dtype=bool), s_cBHCC, -jnp.inf)
@@ -89,10 +89,10 @@ def _attend(
     own_cBHCV = _float32(jnp.exp(s_cBHCC - lse_cBHC[..., None]).astype(dtype), v_cBHCV)
     # And those of the chunks before, the nearest first
     o_cBHCV = kernels_pallas.path_walk(
-        (q_cBHCK - _float32(u_cBHCC, chunk.w_CK)).astype(jnp.float32),
+        q_cBHCK.astype(jnp.float32) - _float32(qw_cBHCC, tw_cBHCK),
         _at_end(k_cBHCK, chunk).astype(dtype),
         v_cBHCV,
-        _float32(chunk.w_CK.mT, _float32(chunk.t_CC, chunk.w_CK)),
+        _float32(chunk.w_CK.mT, tw_cBHCK),
         None if forgotten_cBHC1 is None else forgotten_cBHC1[..., 0],
         own=(own_cBHCV, lse_cBHC),
         implementation=implementation,
@@ -137,12 +137,13 @@ def _chunk(k_CK: Array, w_CK: Array, beta_C1: Array) -> Chunk:
     """Return what the products of chunks [c, B, H, C, ...] need."""
     below = jnp.tri(w_CK.shape[-2], k=-1, dtype=jnp.float32)
     inverse_CC = kernels_pallas.unit_lower_inverse(below * beta_C1 * _float32(w_CK, w_CK.mT))
-    return Chunk(w_CK, inverse_CC * beta_C1.mT, below * _float32(w_CK, k_CK.mT))
+    t_CC = inverse_CC * beta_C1.mT
+    return Chunk(w_CK, t_CC, _float32(t_CC, below * _float32(w_CK, k_CK.mT)))
 
 
 def _at_end(k_CK: Array, chunk: Chunk) -> Array:
     """Return keys [c, B, H, C, K] after the rest of their chunk, float32."""
-    return k_CK - _float32(_float32(chunk.t_CC, chunk.wk_CC).mT, chunk.w_CK)
+    return k_CK - _float32(chunk.twk_CC.mT, chunk.w_CK)
 
 
 def _chunks(x_BTHK: Array, *, size: int) -> Array:
