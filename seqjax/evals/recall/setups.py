@@ -65,7 +65,7 @@ MODELS = {
     # Softmax with a forget gate and no positions: a decay without a state of fixed size.
     "FoX": "fox",
     # Positions that are products of reflections from the data: attention that can follow permutations.
-    "PaTH": "path",
+    "PaTH": "path:model.mixer.chunk_size=32",  # of sequences of 144 tokens: a quarter of the time
     # Softmax over selected blocks: by their mean keys, and beside means of blocks and a window.
     "MoBA": "moba",
     "NSA": "nsa",
