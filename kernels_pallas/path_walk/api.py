@@ -42,8 +42,8 @@ def path_walk(
     Raises:
       BackendError: (a ValueError) the named implementation cannot run this.
     """
-    if len(q_cBHCK) == 1:
-        return own[0]
     options = {"chunks": len(q_cBHCK)}
     kernels = backend.pick("path_walk", BACKENDS, implementation, (k_cBHCK, v_cBHCV), options, order=ORDER)
+    if len(q_cBHCK) == 1:  # also here a name that cannot run is an error
+        return own[0]
     return kernels.run(q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, *own)

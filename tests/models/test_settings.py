@@ -119,6 +119,7 @@ MIXERS = {
         "heads": (2, "shapes"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "path_rank": (2, "shapes"),
         "conv_width": (2, "shapes"), "forget_gate": (True, "shapes"), "qk_norm": (True, "shapes"),
         "norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"), "chunk_size": (5, "forward"),
+        "implementation": ("nowhere", "refused"),
     },
     "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),

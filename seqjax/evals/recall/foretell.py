@@ -1,7 +1,6 @@
 """Which task of minutes foretells base capabilities: its score against the losses of a study, over mixers.
 
-    studies="--foretell=docs/results/trunks_110m --foretell=docs/results/hybrids"
-    seqjax recall --size=small $studies --out=docs/results/recall
+    seqjax recall --size=small --foretell=docs/results/trunks_110m --foretell=docs/results/hybrids
 
 The five tasks and their scores were fixed before anything was run (`PRIMARY`), one more when seed 0 had been seen, for
 the other seeds alone (`LATER`), which is tested again on the mixers that had not run then. The unit is a mixer. x is
