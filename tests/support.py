@@ -120,6 +120,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one": SMALL_SSM | {"decay": "one"},
         "bare": SMALL_SSM | {"decay": "none", "conv": False, "norm": False, "gate": False},
     },
+    "log_linear_mamba2": {"full": SMALL_SSM | {"levels": 5, "chunk_size": 4}},
     "mamba3": {
         "full": SMALL_SSM,
         "softplus": SMALL_SSM | {"rate": "softplus", "norm": True, "angles": 4},

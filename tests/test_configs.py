@@ -155,7 +155,7 @@ def test_the_papers_values(name, size):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_residual_stream_is_float32_where_the_public_code_has_it_so(name):
-    wide = name in ("based", "mamba1", "mamba2", "mamba3")
+    wide = name in ("based", "log_linear_mamba2", "mamba1", "mamba2", "mamba3")
     for size in SIZES:
         assert load(name, size).model.residual_dtype == ("float32" if wide else "compute")
 

@@ -42,6 +42,7 @@ MODELS = {
     "FoX": "fox:110m",
     "mLSTM": "mlstm:110m",
     "Mamba-3": "mamba3:110m",
+    "Log-linear Mamba-2": "log_linear_mamba2:110m",
     "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, {'name': 'transformer_pp'})}",
     "MoBA": "moba:110m",
     "NSA": "nsa:110m",
@@ -84,6 +85,7 @@ ENDS = {
     "PaTH": {1: (0.8, 1.0)},
     "Gated DeltaNet-2": {2: (0.65, 0.8, 1.0)},
     "Gated DeltaNet-2, heads of 128": {2: (0.65, 0.8, 1.0)},
+    "Log-linear Mamba-2": {4: (0.8, 1.0)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)

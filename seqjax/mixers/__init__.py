@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these 
     from seqjax.mixers.gated_deltaproduct import GatedDeltaProduct as GatedDeltaProduct
     from seqjax.mixers.gla import GLA as GLA
     from seqjax.mixers.kda import KDA as KDA
+    from seqjax.mixers.log_linear_mamba2 import LogLinearMamba2 as LogLinearMamba2
     from seqjax.mixers.mamba1 import Mamba1 as Mamba1
     from seqjax.mixers.mamba2 import Mamba2 as Mamba2
     from seqjax.mixers.mamba3 import Mamba3 as Mamba3

@@ -75,7 +75,8 @@ class Mamba2(base.RecurrentMixer):
         out = out_init(self.width, layer.n_layers)
         self.out = Linear(self.width, dim, axes=("heads", "embed"), init=out, rngs=rngs)
 
-    def _log_decay(self, u_BTD: Array, dt_BTH: Array) -> Array:
+    def log_decay(self, u_BTD: Array, dt_BTH: Array) -> Array:
+        """Return the logarithm of the decay of each head, float32 [B, T, H]."""
         if self.a_log is not None:
             return -jnp.exp(self.a_log[...]) * dt_BTH
         if self.decay is not None:
@@ -84,20 +85,10 @@ class Mamba2(base.RecurrentMixer):
 
     def prefill(self, u_BTD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        n_batch, seq_len, _ = u_BTD.shape
-        x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
-        if self.conv_x is not None and self.conv_bc is not None:
-            x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, cache.x_BWE)
-            bc_BTN, past_bc_BWN = self.conv_bc.extend(bc_BTN, cache.bc_BWN)
-        else:
-            x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
-            past_x_BWE, past_bc_BWN = cache.x_BWE, cache.bc_BWN
-        b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
-        dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
-        x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.head_dim)
+        (x_BTHV, dt_BTH, b_BTN, c_BTN), past = self.inputs(u_BTD, cache.x_BWE, cache.bc_BWN)
         y_BTHV, state_BHNV = ssd(
             x_BTHV,
-            self._log_decay(u_BTD, dt_BTH),
+            self.log_decay(u_BTD, dt_BTH),
             b_BTN,
             c_BTN,
             dt_BTH=dt_BTH,
@@ -105,13 +96,32 @@ class Mamba2(base.RecurrentMixer):
             return_state=True,
             chunk_size=self.chunk_size,
         )
+        return self.outputs(u_BTD, y_BTHV, x_BTHV), Mamba2Cache(*past, state_BHNV)
+
+    def inputs(
+        self, u_BTD: Array, past_x_BWE: Array, past_bc_BWN: Array
+    ) -> tuple[tuple[Array, Array, Array, Array], tuple[Array, Array]]:
+        """Return x [B, T, H, V], step sizes [B, T, H], B and C [B, T, N]; and the last inputs of the convolutions."""
+        x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
+        if self.conv_x is not None and self.conv_bc is not None:
+            x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, past_x_BWE)
+            bc_BTN, past_bc_BWN = self.conv_bc.extend(bc_BTN, past_bc_BWN)
+        else:
+            x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
+        b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
+        dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
+        x_BTHV = x_BTE.reshape(*u_BTD.shape[:2], self.heads, self.head_dim)
+        return (x_BTHV, dt_BTH, b_BTN, c_BTN), (past_x_BWE, past_bc_BWN)
+
+    def outputs(self, u_BTD: Array, y_BTHV: Array, x_BTHV: Array) -> Array:
+        """Return what stands behind the recurrence: what skips it, gate, norm and projection."""
         z_BTE = None if self.z is None else self.z(u_BTD)
         if self.norm is None:
             y_BTE = save_inputs(self._gated)(y_BTHV, x_BTHV, z_BTE)
         else:
             skip, gain = (x_BTHV, self.skip[...][None, None]), self.norm.g[...]
             y_BTE = head_norm(y_BTHV, z_BTE, skip, gain=gain, gate_first=True, eps=self.norm.eps)
-        return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
+        return self.out(y_BTE)
 
     def _gated(self, y_BTHV: Array, x_BTHV: Array, z_BTE: Array | None) -> Array:
         """Return (y + D x) * silu(z), without the norm."""

@@ -167,6 +167,7 @@ STATE = {
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),
     "mamba2/bare": lambda n: 64 * 8,
     # the state, and of the last token x, B, angles and weights
+    "log_linear_mamba2": lambda n: min(4, n.bit_length()) * 64 * 8 + 3 * (64 + 2 * 8),
     "mamba3": lambda n: 64 * 8 + 64 + 8 + 4 * 2 + 4,
     "mamba3/softplus": lambda n: 64 * 8 + 64 + 8 + 4 * 4 + 4,
     "based_conv": lambda n: 2 * 64,
@@ -186,7 +187,7 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
 SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "table_BcGPK", "forgotten_BSH"}
-SUMS |= {"turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums and weights in them, and means
+SUMS |= {"states_BLHNV", "turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums and weights in them, and means
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from seqjax import mixers, ops
 from seqjax.config import from_config_dict
 from seqjax.models import Model
 from seqjax.nn.params import Template
+from seqjax.ops.log_linear import log_linear
 from tests.support import ROOT
 
 
@@ -89,6 +90,20 @@ def test_moba():
     (_, o), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*qkv)
     close(o, arrays["o"])
     close(grads, tuple(arrays[f"d{name}"] for name in "qkv"))
+
+
+def test_log_linear():
+    """Six levels at 21 tokens, of which chunks of 4 make three and the blocks the others."""
+    arrays, names = golden("log_linear"), ("x", "log_a", "b", "c", "m")
+
+    def loss(*inputs):
+        y = log_linear(*inputs, chunk_size=4)
+        return jnp.sum(y * arrays["weight"]), y
+
+    inputs = [jnp.asarray(arrays[name]) for name in names]
+    (_, y), grads = jax.jit(jax.value_and_grad(loss, argnums=range(5), has_aux=True))(*inputs)
+    close(y, arrays["y"])
+    close(grads, tuple(arrays[f"d{name}"] for name in names), 5e-5)
 
 
 def model(name, n_positions, **changes):

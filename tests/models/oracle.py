@@ -371,6 +371,22 @@ def mamba2(m, p, u):
     return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
 
 
+def log_linear_mamba2(m, p, u):
+    """Every pair of tokens by itself, with the level by the bits in which their positions differ."""
+    x, bc = (short_conv(p[f"conv_{name}"], linear(p[name], u)) for name in ("x", "bc"))
+    b, c = np.split(bc, 2, axis=-1)
+    step = softplus(linear(p["dt"], u) + p["dt_bias"])
+    n_heads = step.shape[1]
+    x, weight = heads_of(x, n_heads), softplus(p["level_scale"] * heads_of(linear(p["level"], u), n_heads))
+    gone = np.cumsum(np.exp(p["a_log"]) * step, axis=0)
+    y = p["skip"][:, None] * x
+    for t in range(len(u)):
+        for s in range(t + 1):
+            level = min((t ^ s).bit_length(), m.levels - 1)
+            y[t] += (weight[t, :, level] * np.exp(gone[s] - gone[t]) * (c[t] @ b[s]) * step[s])[:, None] * x[s]
+    return linear(p["out"], rms_norm(y.reshape(len(u), -1) * silu(linear(p["z"], u)), p["norm"]["g"], 1e-5))
+
+
 def turned_by(turn, row):
     """The first pairs of neighbours, as complex numbers times `turn`."""
     n = 2 * len(turn)
@@ -589,7 +605,7 @@ def rwkv7_shell(m, p, x, v_first):
 MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
-    "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
+    "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
     "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip

@@ -76,6 +76,7 @@ VARIANTS = {
         "default": "", "one": "decay=one,norm=False", "none": "decay=none,expand=1,conv_width=2",
         "no_conv": "conv=False,head_dim=8", "no_gate": "gate=False", "neither": "gate=False,norm=False",
     },
+    "log_linear_mamba2": {"default": "", "levels": "levels=3,chunk_size=4,head_dim=8,state=5,expand=1,conv_width=2"},
     "mamba3": {"default": "", "norm": "rate=softplus,norm=True,angles=2,state=5,head_dim=8"},
     "deltanet": {
         "default": "", "no_conv": "conv=False", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2",

@@ -52,6 +52,7 @@ BESIDE = {
     # C B^T once for all heads and its product with x, then S <- S + B x^T and C S
     "mamba2": 2 * (128 + 1536) * 129 / 2 + 2 * 2 * 128 * 1536,
     # scores of each of 24 heads and their product with x, S <- S + k x^T and q S, and q k of each token
+    "log_linear_mamba2": 2 * (128 + 1536) * 65 / 2 + 2 * 128 * 1536 * (1 + 5 / 2),
     "mamba3": 2 * (24 * 128 + 1536) * 65 / 2 + 2 * 2 * 128 * 1536 + 2 * 24 * 128,
     "rwkv5": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
     "rwkv6": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,

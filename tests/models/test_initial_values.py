@@ -153,6 +153,10 @@ CASES = {
     "mamba2:model.mixer.decay=one,model.mixer.norm=False": SSM | {
         r"mixer\.decay\.w": around(D**-0.5), r"mixer\.decay\.b": STEP,
     },
+    "log_linear_mamba2:model.mixer.head_dim=2": SSM | {
+        r"mixer\.a_log": uniform(1, 16, np.exp), r"mixer\.level\.w": around(D**-0.5),
+        r"mixer\.level_scale": exactly(1.0),
+    },
     "mamba3:model.mixer.head_dim=1,model.mixer.norm=True": SSM | MLP | {
         r"mixer\.(rate|trap|angle)\.w": around(D**-0.5), r"mixer\.[bc]_(norm\.g|bias)": exactly(1.0),
         r"mixer\.out\.w": around((E * 2 * L) ** -0.5),

@@ -133,8 +133,8 @@ def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads(conv):
 
 
 RECURRENT = (
-    "deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "mamba1", "mamba2", "mamba3", "mlstm", "rwkv5",
-    "rwkv6", "rwkv7",
+    "deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "log_linear_mamba2", "mamba1", "mamba2", "mamba3",
+    "mlstm", "rwkv5", "rwkv6", "rwkv7",
 )  # fmt: skip
 
 

@@ -126,6 +126,10 @@ MIXERS = {
     },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
+    "log_linear_mamba2": {
+        "expand": (1, "shapes"), "state": (5, "shapes"), "head_dim": (8, "shapes"), "conv_width": (2, "shapes"),
+        "levels": (3, "shapes"), "chunk_size": (2, "forward"),
+    },
     "mamba3": {
         "expand": (1, "shapes"), "state": (5, "shapes"), "head_dim": (8, "shapes"), "norm": (True, "shapes"),
         "chunk_size": (5, "forward"), "rate": ("softplus", "forward"),

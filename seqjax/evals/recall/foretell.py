@@ -75,7 +75,7 @@ FAMILIES = {
     "attention": ("transformer", "transformer_pp", "fox", "path"),
     "selection": ("top1_element", "top1_chunk", "moba", "nsa"),
     "linear attention": ("based", "gla", "mlstm"),
-    "Mamba": ("mamba1", "mamba2", "mamba3"),
+    "Mamba": ("log_linear_mamba2", "mamba1", "mamba2", "mamba3"),
     "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
     "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),
 }

@@ -79,6 +79,8 @@ MODELS = {
     "mLSTM": "mlstm",
     # Two steps of the delta rule a token: transitions that one step does not have.
     "Gated DeltaProduct": "gated_deltaproduct",
+    # Mamba-2 with a state for each block of a Fenwick tree: more of them the longer the sequence.
+    "Log-linear Mamba-2": "log_linear_mamba2",
     # Rotations from the data, in place of Mamba-2's real decay.
     "Mamba-3": "mamba3",
     # Other selections of Top-1 Chunk: the chunk of the single best key, of all and of those in a few listed chunks.
