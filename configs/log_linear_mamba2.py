@@ -10,7 +10,11 @@ Results: docs/results/all_mixers.md
 from seqjax import presets
 
 
+def settings(size: presets.Size):
+    """Return what differs from Transformer++: as Mamba-2, with the backward pass of one layer at a time in memory."""
+    return presets.load("mamba2").settings(size) | {"model.scan_layers": True}
+
+
 def get_config(arg: str = ""):
     """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
-    mixer, settings = {"name": "log_linear_mamba2"}, presets.load("mamba2").settings
-    return presets.get_config(arg, name="log_linear_mamba2", mixer=mixer, settings=settings)
+    return presets.get_config(arg, name="log_linear_mamba2", mixer={"name": "log_linear_mamba2"}, settings=settings)

@@ -48,7 +48,7 @@ class LogLinearMamba2(Mamba2):
         head_dim: int = 64,
         state: int = 128,
         conv_width: int = 4,
-        levels: int = 12,  # weights per head; the last one is of all tokens 2^(levels - 2) and more blocks away
+        levels: int = 12,  # weights per head; blocks of 2^(levels - 2) tokens and more share the last one, and a state
         chunk_size: int = CHUNK,  # tokens per chunk, or the power of two below; affects the speed alone
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
