@@ -2,11 +2,11 @@
 
     seqjax study --study=hybrids --out=runs/hybrids --jobs=2
 
-The other mixer, full attention, a window or Top-1 Chunk, is that of the last layer of each group. Gated DeltaNet and
-KDA have 12 layers with MLPs, of which 7 to 1 would need 8 or 16; Mamba-2 has 24 layers without MLPs, and so has its
-hybrid. Kimi Linear (arXiv 2510.26692) is KDA with attention in one layer of four, a model of trunks_110m. The settings
-are those of that study, the rate of a hybrid is the best one there of what most of its layers are, and the models that
-it is made of are that study's runs.
+The other mixer, full attention (once with QK norm), a window or Top-1 Chunk, is that of the last layer of each group.
+Gated DeltaNet and KDA have 12 layers with MLPs, of which 7 to 1 would need 8 or 16; Mamba-2 has 24 layers without MLPs,
+and so has its hybrid. Kimi Linear (arXiv 2510.26692) is KDA with attention in one layer of four, a model of
+trunks_110m. The settings are those of that study, the rate of a hybrid is the best one there of what most of its layers
+are, and the models that it is made of are that study's runs.
 
 Results: docs/results/hybrids
 """
@@ -25,6 +25,8 @@ MODELS = {
     "Gated DeltaNet": {
         "attention 1 in 2": _groups(DELTANET, ATTENTION, every=2),
         "attention 1 in 4": _groups(DELTANET, ATTENTION, every=4),
+        # The attention of the others has RoPE alone, and Top-1 Chunk has both.
+        "QK norm 1 in 4": _groups(DELTANET, ATTENTION | {"qk_norm": True}, every=4),
         "W=256 1 in 4": _groups(DELTANET, ATTENTION | {"window": 256}, every=4),
         "Top-1 Chunk 1 in 4": _groups(DELTANET, {"name": "top1_chunk", "chunk_size": 128}, every=4),
     },

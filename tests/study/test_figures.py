@@ -110,6 +110,8 @@ def test_hybrids_have_the_other_mixer_where_they_say():
     assert hybrid.mixers[:3] == (alone.mixer,) * 3
     assert hybrid.mixers[3] == runs["Top-1 Chunk, exact"].model.mixer
     assert (hybrid.n_layers, hybrid.mlp) == (alone.n_layers, alone.mlp)
+    published = runs["Transformer++, QK norm"].model.mixer
+    assert runs["Gated DeltaNet, QK norm 1 in 4"].model.mixers[3] == published
 
 
 def test_the_commands_of_figure_7_make_its_sets(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ class Setup:
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
-def _hybrid(mixer: str, other: str, *, every: int, layers: int = 4, **settings: int) -> str:
+def _hybrid(mixer: str, other: str, *, every: int, layers: int = 4, **settings: int | bool) -> str:
     """Return a config of `mixer` whose last layer of each group of `every` has `other`."""
     groups = (*[{"name": mixer}] * (every - 1), {"name": other} | settings)
     return f"{mixer}:model.n_layers={layers},model.mixer={groups}"
@@ -93,6 +93,7 @@ MODELS = {
     # As in the study `hybrids`: a layer that looks at all tokens, at few or at those that it selects, beside a state.
     "Gated DeltaNet, attention 1 in 2": _hybrid("gated_deltanet", "transformer_pp", every=2),
     "Gated DeltaNet, attention 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4),
+    "Gated DeltaNet, QK norm 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4, qk_norm=True),
     "Gated DeltaNet, W=256 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4, window=256),
     "Gated DeltaNet, Top-1 Chunk 1 in 4": _hybrid("gated_deltanet", "top1_chunk", every=4, chunk_size=16),
     "KDA, attention 1 in 2": _hybrid("kda", "transformer_pp", every=2),
