@@ -3,8 +3,8 @@
     y_t = sum over s <= t of m_t^(l(t, s)) exp(g_t - g_s) (c_t . b_s) x_s,   g the running sum of log a
     l(t, s) = 0 for s = t, else 1 + the number of the highest bit in which t and s differ, at most L - 1
 
-(Guo et al., arXiv 2506.04761; flash-linear-attention at bc3b101, `fla/ops/log_linear_attn/naive.py`, which later divides
-scores by sqrt(N), as Mamba-2 and this do not). With all m of 1 it is `ssd`.
+(Guo et al., arXiv 2506.04761; `fla/ops/log_linear_attn/naive.py` of flash-linear-attention at bc3b101, which later
+divides scores by sqrt(N), as Mamba-2 and this do not). With all m of 1 it is `ssd`.
 The tokens before t are blocks of 1, 2, 4, ... tokens, one for each bit of t that is set, and each block has a state:
 
     S^(l) = sum over s in the block of exp(g_t - g_s) b_s x_s^T,   y_t = sum over l of m_t^(l) c_t S_t^(l)
