@@ -145,6 +145,7 @@ def _run_backward(
         *(queries_pBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
         out_shape=[_like(q_cBHCK), of_pairs, _like(D_cBHC)],
         grid=tiles,
+        num_stages=1,  # with two, 144 KiB of an H100's shared memory leave room for one program
         name="path_walk_dq",
         **constants,
     )
