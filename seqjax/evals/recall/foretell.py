@@ -79,7 +79,7 @@ FAMILIES = {
     "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
     "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),
 }
-ATTENDS = ("attention", "selection")  # families whose mixers read tokens of the past themselves, not a state of them
+ATTENDS = ("attention", "selection")  # families that read tokens of the past themselves, not a state of them
 LEAST = 10  # mixers: of fewer a single |rho| below 0.7 is nothing, and a draw of them is often four or five
 SEEDS = 3  # and learning rates, which the means are meant to have
 NEAR = 0.02  # of the floor or the ceiling: there a score says nothing of a mixer
