@@ -48,6 +48,8 @@ def test_a_checkpoint_of_every_config_is_evaluated_and_generated_from(name, bloc
     values = importlib.import_module(f"configs.{name}").get_config("debug")
     settings = support.run_settings(blocks_dir, **overrides)
     values.update_from_flattened_dict({k: v for k, v in settings.items() if not k.startswith("model.")})
+    if name == "moba":
+        values.model.mixer.chunk_size = 8  # it selects two past chunks
     config = from_config_dict(values)
     assert train(config, tmp_path / "run") is True
     assert "A sample" in (tmp_path / "run" / "report.md").read_text()
