@@ -122,8 +122,8 @@ def test_one_chunk_has_none_before_it():
 def test_what_it_refuses(monkeypatch):
     (q, k, v, product, forgotten, *own), _ = operands(chunk=24)
 
-    def walked(**options):
-        return kp.path_walk(q, k, v, product, forgotten, own=tuple(own), implementation="triton", **options)
+    def walked():
+        return kp.path_walk(q, k, v, product, forgotten, own=tuple(own), implementation="triton")
 
     with pytest.raises(kp.BackendError, match="chunks of 24 tokens are no power of two from 16 on"):
         walked()
