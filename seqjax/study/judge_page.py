@@ -18,7 +18,6 @@ from seqjax.study.records import Records
 from seqjax.study.runner import Run
 from seqjax.study.tables import DASH, cell, markdown
 from seqjax.study.verdict import verdict
-from seqjax.training import metrics, schedule
 from seqjax.utils import UserError, size, write_json
 
 PACKAGE = Path(__file__).parents[1]
@@ -91,9 +90,8 @@ def cost(runs: Iterable[Run]) -> Cost:
     speeds, peaks, devices, shared = list[float](), list[float](), set[str](), 1
     for run in runs:
         files = run.files
-        parts = [files, *(schedule.end_directory(files, step) for step in run.ends)]
-        rows = [row for part in parts if (part / "metrics.jsonl").is_file() for row in metrics.read(part)]
-        speeds += [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
+        rows = run.rows()
+        speeds += [row["tokens_per_s"] for row in rows if row["tokens_per_s"]]
         peaks += [row["device_peak_gib"] for row in rows if row.get("device_peak_gib")]
         if rows and (files / "run.json").is_file():
             devices.add(read_json(files / "run.json", {"device?": str}).get("device", ""))

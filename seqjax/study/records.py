@@ -34,7 +34,7 @@ from seqjax.utils import UserError, replacing, write_json
 
 COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
 COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
-COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
+COST = ("mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
 # Of a run's run.json, and of runs.json.
 METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}} | origin.FORM
@@ -156,6 +156,8 @@ def _collect(run: Run, unit: Unit) -> Record:
         metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
     last = run.last_row()
     metadata |= {key: last[key] for key in COST if key in last}
+    if speed := run.tokens_per_s():
+        metadata["tokens_per_s"] = speed
     if entropy := _entropy(schedule.end_directory(files, ends[-1]) if ends else files):
         metadata["entropy"] = entropy
     if lacking := run.lacking:

@@ -7,6 +7,7 @@ on, so that every run saves its state; the same command resumes from there.
 import dataclasses
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -80,9 +81,9 @@ class Run:
         if not self.config.train.ends:
             return self.last_row().get("step", 0), self.config.train.steps
         done = total = 0
-        trunk = _last_row(self.files).get("step", 0)
+        trunk = _last_step(self.files)
         for segment in schedule.segments(self.config):
-            at = _last_row(segment.directory(self.files)).get("step", 0) if segment.is_cooldown else trunk
+            at = _last_step(segment.directory(self.files)) if segment.is_cooldown else trunk
             done += min(max(at - segment.begin, 0), segment.end - segment.begin)
             total += segment.end - segment.begin
         return done, total
@@ -97,18 +98,30 @@ class Run:
         """The local file for the output of the run's process."""
         return Mirror(self.workdir).directory / LOG
 
-    def last_row(self) -> dict[str, Any]:
-        """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of training metrics with a speed: of the cooldowns, the last end first, then of the trunk."""
         files = self.files
         directories = [*(schedule.end_directory(files, step) for step in reversed(self.ends)), files]
-        return max(map(_last_row, directories), key=lambda row: row.get("step", -1))
+        return [row for directory in directories for row in _rows(directory)]
+
+    def last_row(self) -> dict[str, Any]:
+        """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""
+        return max(self.rows(), key=lambda row: row.get("step", -1), default={})
+
+    def tokens_per_s(self) -> float | None:
+        """Return the median speed of the logged steps, which nothing that shares the device for a while moves."""
+        speeds = [row["tokens_per_s"] for row in self.rows() if row["tokens_per_s"]]
+        return statistics.median(speeds) if speeds else None
 
 
-def _last_row(directory: Path) -> dict[str, Any]:
-    if not (directory / "metrics.jsonl").is_file():
-        return {}
-    rows = [row for row in metrics.read(directory) if "tokens_per_s" in row]
-    return rows[-1] if rows else {}
+def _rows(directory: Path) -> list[dict[str, Any]]:
+    rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
+    return [row for row in rows if "tokens_per_s" in row]
+
+
+def _last_step(directory: Path) -> int:
+    rows = _rows(directory)
+    return rows[-1].get("step", 0) if rows else 0
 
 
 def _is_evaluated(directory: Path, step: int) -> bool:

@@ -107,7 +107,7 @@ def runs_table(records: Records) -> str:
                 *(f"{last.domains[domain]:.3f}" for domain in records.domains),
             ]
         )
-    return "Losses of the last evaluation, tokens/s of the last logged steps.\n\n" + markdown(header, rows)
+    return "Losses of the last evaluation, tokens/s as logged.\n\n" + markdown(header, rows)
 
 
 def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
