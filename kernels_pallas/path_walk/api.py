@@ -15,7 +15,6 @@ from kernels_pallas import backend
 from kernels_pallas.path_walk import triton, xla
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
-ORDER = ("xla", "triton")  # until the kernels, which Triton's interpreter and compiler have seen, have run on a GPU
 
 
 def path_walk(
@@ -43,7 +42,7 @@ def path_walk(
       BackendError: (a ValueError) the named implementation cannot run this.
     """
     options = {"chunks": len(q_cBHCK)}
-    kernels = backend.pick("path_walk", BACKENDS, implementation, (k_cBHCK, v_cBHCV), options, order=ORDER)
+    kernels = backend.pick("path_walk", BACKENDS, implementation, (k_cBHCK, v_cBHCV), options)
     if len(q_cBHCK) == 1:  # also here a name that cannot run is an error
         return own[0]
     return kernels.run(q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, *own)
