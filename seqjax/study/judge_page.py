@@ -262,9 +262,11 @@ def foretold(path: Path = FORETELL) -> str:
     def unseen(task: str) -> str:
         if (new := f"{task}, new") not in {name for name, _ in found}:
             return ""
+        line = found[new, "p"]
+        also, so = ("", "") if foretells(new, line["answer"]) else ("but ", ", so that it does not hold for these")
         return (
-            f"of the {found[new, 'p']['mixers']} mixers that it was not found with alone it is "
-            f"{number(new, 'rho', 'value'):+.2f}, {p_text(number(new, 'p', 'value'))}; "
+            f"{also}of the {line['mixers']} mixers that it was not found with alone it is "
+            f"{number(new, 'rho', 'value'):+.2f}, {p_text(number(new, 'p', 'value'))}{so}; "
         )
 
     beside = "".join(

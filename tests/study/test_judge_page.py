@@ -199,7 +199,13 @@ def test_a_score_that_was_fixed_later_is_told_beside_the_others_if_it_foretells(
     new = "".join(f"new,fuzzy-24,11,0,cannot tell,{line}\n" for line in ("rho,-0.5500,-0.8200,0.2300", "p,0.0960,,"))
     path.write_text(path.read_text() + new)
     assert (
-        "12 mixers); of the 11 mixers that it was not found with alone it is -0.55, p = 0.096; without what follows"
+        "12 mixers); but of the 11 mixers that it was not found with alone it is -0.55, p = 0.096, so that it does "
+        "not hold for these; without what follows"
+    ) in judge_page.foretold(path)
+    held = new.replace("cannot tell", "foretells").replace("0.2300", "-0.2300").replace("0.0960", "0.0120")
+    path.write_text(path.read_text().replace(new, held))
+    assert (
+        "12 mixers); of the 11 mixers that it was not found with alone it is -0.55, p = 0.012; without what follows"
     ) in judge_page.foretold(path)
     path.write_text(path.read_text().replace("foretells", "cannot tell"))
     assert judge_page.foretold(path).endswith("which contains zero; p = 0.900, 12 mixers).")
