@@ -1,5 +1,6 @@
 """The documentation runs: the mixer that docs/add_a_mixer.md builds is built, trained and checked here as it stands."""
 
+import csv
 import json
 import re
 import runpy
@@ -91,6 +92,18 @@ def test_the_page_of_all_mixers_is_that_of_the_results(all_mixers):
     assert (DOCS / "results" / "all_mixers.md").read_text(encoding="utf-8") == script["page"](known)
 
 
+def test_what_each_part_gives_is_that_of_the_results():
+    """`python docs/results/parts.py` writes it."""
+    script = runpy.run_path(str(DOCS / "results" / "parts.py"))
+    gains = script["read"]()
+    assert (DOCS / "results" / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](gains)
+    lost = script["gain"](gains["Gated DeltaNet"]["conv"], lambda row: row.outside)
+    lines = (DOCS / "results" / "runs.csv").read_text(encoding="utf-8").splitlines()
+    outside = {row["run"]: float(row["loss_out_of_domain"]) for row in csv.DictReader(lines)}
+    ends = outside["Gated DeltaNet, no conv, rate 0.002"], outside["Gated DeltaNet, rate 0.002"]
+    assert lost == pytest.approx(ends[0] - ends[1], abs=2e-4), "positive: the loss is lower with the part"
+
+
 def test_every_mixer_has_a_row_and_no_number_that_was_not_measured(all_mixers):
     script, known = all_mixers
     models = [config.model for config in known.configs.values()]
@@ -146,7 +159,7 @@ def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(
 
 
 def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
-    """A new record has to be named in the script, unless it is of another kind of device."""
+    """A new record has to be named in the script; one of another kind of device may be, last, for what it has alone."""
     script, _ = all_mixers
     recorded = {path.stem: json.loads(path.read_text()) for path in script["BENCHMARKS"].glob("train_step*.json")}
 
@@ -154,7 +167,9 @@ def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
         return report["settings"], report["machine"]["device"]
 
     first = of(recorded["train_step"])
-    assert set(script["SPEEDS"]) == {name for name, report in recorded.items() if of(report) == first}
+    same = {name: of(report) == first for name, report in recorded.items()}
+    named = [same[name] for name in script["SPEEDS"]]
+    assert named == sorted(named, reverse=True) and sum(named) == sum(same.values())
 
 
 def test_the_picture_of_all_mixers_is_readable(all_mixers, monkeypatch):
