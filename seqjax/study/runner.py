@@ -109,7 +109,7 @@ class Run:
         return max(self.rows(), key=lambda row: row.get("step", -1), default={})
 
     def tokens_per_s(self) -> float | None:
-        """Return the median speed of the logged steps, which nothing that shares the device for a while moves."""
+        """Return the median speed of the logged steps, which what shares the device for a short while does not move."""
         speeds = [row["tokens_per_s"] for row in self.rows() if row["tokens_per_s"]]
         return statistics.median(speeds) if speeds else None
 
