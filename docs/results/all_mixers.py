@@ -6,6 +6,7 @@ After any of these has changed the same command brings the page up to date.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,9 @@ HERE = Path(__file__).parent
 BENCHMARKS = HERE.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Of the training step at these lengths, with the marks of the table; a mixer's speed is that of the first file with it.
-SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²", "train_step_older": "³"}
-SPEEDS |= {"train_step_h100_path": "⁴"}  # of another card, what is measured there alone
+SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
+# Of another card, for what has run with the kernels of now there alone.
+SPEEDS |= {"train_step_h100_fox": "³", "train_step_h100_path": "⁴", "train_step_h100_rest": "⁵"}
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
 YARDSTICK = "Transformer++"  # in every file, so that speeds of several cards compare
 SETUP = SETUPS["small"]
@@ -111,15 +113,15 @@ def _config(text: str) -> Config:
 
 
 def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Speed]:
-    """Return the speeds of the mixers that one of the files has."""
+    """Return the speeds of the mixers that one of the files has; of several backends that of the fastest."""
     found: dict[str, Speed] = {}
     for file in files:
         results = _recorded(file)["results"]
-        models = {name: _config(name).model for name in results}
+        models = {name: _config(re.sub("[,:]model.mixer.implementation=[^,]*", "", name)).model for name in results}
         of_label = {
             label: results[name]
             for label, config in configs.items()
-            for name, model in models.items()
+            for name, model in sorted(models.items(), key=lambda named: results[named[0]].get("tokens_per_s", 0.0))
             if model == config.model and "error" not in results[name]
         }
         yardstick = of_label.get(YARDSTICK, {}).get("tokens_per_s")
