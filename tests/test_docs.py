@@ -95,9 +95,9 @@ def test_the_page_of_all_mixers_is_that_of_the_results(all_mixers):
 def test_what_each_part_gives_is_that_of_the_results():
     """`python docs/results/parts.py` writes it."""
     script = runpy.run_path(str(DOCS / "results" / "parts.py"))
-    gains = script["read"]()
-    assert (DOCS / "results" / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](gains)
-    lost = script["gain"](gains["Gated DeltaNet"]["conv"], lambda row: row.outside)
+    models = script["read"]()
+    assert (DOCS / "results" / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](models)
+    lost = models["Gated DeltaNet"].parts["conv"].outside
     lines = (DOCS / "results" / "runs.csv").read_text(encoding="utf-8").splitlines()
     outside = {row["run"]: float(row["loss_out_of_domain"]) for row in csv.DictReader(lines)}
     ends = outside["Gated DeltaNet, no conv, rate 0.002"], outside["Gated DeltaNet, rate 0.002"]

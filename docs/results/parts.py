@@ -8,63 +8,88 @@ docs/results/switches. Positive is a lower loss with the part.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from seqjax import presets
 from seqjax.study import comparison, equal_loss, figures, records
-from seqjax.study.equal_loss import Measured, Row
+from seqjax.study.records import Records
 from seqjax.study.tables import DASH, markdown
 
 HERE = Path(__file__).parent / "switches"
-NOT_RUN, NO_OVERLAP = "not run", "no overlap"
 PARTS = ("conv", "token shift", "gate", "Canon A", "Canon ACD")
-Gains = dict[str, dict[str, Row | None]]  # model -> part, of those that the study varies -> None if it has not run
+REFERENCE = "Transformer++, QK norm, conv"
+APART = "*"
 
 
-def read() -> Gains:
-    """Return the rows of each model's variants beside the model itself."""
+class Part(NamedTuple):
+    """What a part gives a model, in nats per token; positive where the loss is lower with it.
+
+    `through` is the difference of both gaps to REFERENCE at equal loss in domain, and `equal_loss` the gap between
+    the two, None where no loss in domain is common to both. `losses` are those of the changed model.
+    """
+
+    equal_loss: float | None
+    through: float
+    outside: float
+    inside: float
+    losses: tuple[float, float]
+
+
+class Model(NamedTuple):
+    """A model's losses in domain and outside, and the parts that are varied of it."""
+
+    losses: tuple[float, float]
+    parts: dict[str, Part]
+
+
+QUANTITIES: dict[str, Callable[[Part], tuple[float, str]]] = {
+    "outside, at equal loss in domain": lambda part: (
+        (part.through, APART) if part.equal_loss is None else (part.equal_loss, "")
+    ),
+    "outside, at equal tokens": lambda part: (part.outside, ""),
+    "in domain, at equal tokens": lambda part: (part.inside, ""),
+}
+
+
+def read() -> dict[str, Model]:
+    """Return what each part gives each model."""
     models = presets.load("studies/switches").MODELS
-    study = dataclasses.replace(records.read(HERE), references=tuple(models))
-    found: Gains = {}
+    study = dataclasses.replace(records.read(HERE), references=(*models, REFERENCE))
+    to_reference = {REFERENCE: 0.0}
+    for row in equal_loss.compare(study, REFERENCE):
+        assert row.gaps is not None, f"{row.model} and {REFERENCE} have no loss in domain in common"
+        to_reference[row.model] = row.gaps[comparison.EQUAL].gap
+    found = {}
     for model, variants in models.items():
         rows = {row.model: row for row in equal_loss.compare(study, model)}
         labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
         if (own := f"{model}, conv") in rows:  # the second reference of the study
             labels["conv"] = own
-        found[model] = {part: rows.get(labels[part]) for part in PARTS if part in labels}
+        parts = {}
+        for part, label in labels.items():
+            row, sign = rows[label], 1 if ", no " in label else -1
+            assert row.outside is not None and row.inside is not None, f"{label} has read other tokens than {model}"
+            at_equal_loss = None if row.gaps is None else sign * row.gaps[comparison.EQUAL].gap
+            through = sign * (to_reference[label] - to_reference[model])
+            parts[part] = Part(
+                at_equal_loss, through, sign * row.outside.gap, sign * row.inside.gap, _losses(study, label)
+            )
+        found[model] = Model(_losses(study, model), parts)
     return found
 
 
-def _equal_loss(row: Row) -> Measured | None:
-    return None if row.gaps is None else row.gaps[comparison.EQUAL]
+def _losses(study: Records, model: str) -> tuple[float, float]:
+    rates = equal_loss.rates(study, model)
+    _, inside, outside = rates.found[rates.primary]
+    return inside, outside
 
 
-QUANTITIES: Mapping[str, Callable[[Row], Measured | None]] = {
-    "outside, at equal loss in domain": _equal_loss,
-    "outside, at equal tokens": lambda row: row.outside,
-    "in domain, at equal tokens": lambda row: row.inside,
-}
-
-
-def gain(row: Row, measure: Callable[[Row], Measured | None]) -> float | None:
-    """Return by how much the loss is lower with the part; None without overlap."""
-    measured = measure(row)
-    return None if measured is None else (measured.gap if ", no " in row.model else -measured.gap)
-
-
-def cell(row: Row | None, measure: Callable[[Row], Measured | None]) -> str:
-    """Return a gain as text."""
-    if row is None:
-        return NOT_RUN
-    value = gain(row, measure)
-    return NO_OVERLAP if value is None else f"{value:+.3f}"
-
-
-def page(gains: Gains) -> str:
+def page(models: dict[str, Model]) -> str:
     """Return the tables."""
     text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
     text.append(
@@ -72,38 +97,69 @@ def page(gains: Gains) -> str:
         "the convolution, which that study has, at its own best rate. A dash is a part that is not varied there."
     )
     text.append("![what each part gives](parts.png)")
-    for title, measure in QUANTITIES.items():
-        lines = [
-            [model, *(cell(of[part], measure) if part in of else DASH for part in PARTS)] for model, of in gains.items()
+    for title, quantity in QUANTITIES.items():
+        text += [
+            f"## Loss {title}",
+            _table(models, lambda part, quantity=quantity: "{:+.3f}{}".format(*quantity(part))),
         ]
-        text += [f"## Loss {title}", markdown(["model", *PARTS], lines).rstrip()]
+        if title == next(iter(QUANTITIES)):
+            text.append(_about_apart(models))
+    as_it_is = {name: "{:.3f}, {:.3f}".format(*model.losses) for name, model in models.items()}
+    text += [
+        "## Losses in domain and outside",
+        "The convolution and the gate are Gated DeltaNet's and Mamba-2's own: their columns are without.",
+    ]
+    text.append(_table(models, lambda part: "{:.3f}, {:.3f}".format(*part.losses), as_it_is))
     return "\n\n".join(text) + "\n"
 
 
-def draw(gains: Gains, path: Path) -> None:
+def _table(models: dict[str, Model], cell: Callable[[Part], str], as_it_is: dict[str, str] | None = None) -> str:
+    lines = [
+        [
+            name,
+            *([as_it_is[name]] if as_it_is else []),
+            *(cell(parts[part]) if part in parts else DASH for part in PARTS),
+        ]
+        for name, (_, parts) in models.items()
+    ]
+    return markdown(["model", *(["as it is"] if as_it_is else []), *PARTS], lines).rstrip()
+
+
+def _about_apart(models: dict[str, Model]) -> str:
+    both = [
+        abs(part.through - part.equal_loss)
+        for model in models.values()
+        for part in model.parts.values()
+        if part.equal_loss is not None
+    ]
+    return (
+        f"\\{APART} No loss in domain is common to both: the difference of their gaps to {REFERENCE}. Where there is "
+        f"one, the two differ by up to {max(both):.3f}."
+    )
+
+
+def draw(models: dict[str, Model], path: Path) -> None:
     """Draw one panel for each quantity."""
-    figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(13, 3.2), layout="constrained", sharey=True)
-    for panel, (title, measure) in zip(panels, QUANTITIES.items(), strict=True):
-        _draw(panel, gains, measure)
+    figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(13, 3.4), layout="constrained", sharey=True)
+    for panel, (title, quantity) in zip(panels, QUANTITIES.items(), strict=True):
+        _draw(panel, models, quantity)
         panel.set_title(title, loc="left", fontsize=10)
+    panels[0].set_xlabel(f"{APART} difference of two gaps to {REFERENCE}", fontsize=8, color="0.3", loc="left")
     figure.suptitle("How much lower the loss is with the part (nats per token)", x=0.01, ha="left", fontsize=11)
     figures.save(figure, path)
 
 
-def _draw(panel: Axes, gains: Gains, measure: Callable[[Row], Measured | None]) -> None:
-    values = [[math.nan] * len(PARTS) for _ in gains]
-    for y, of in enumerate(gains.values()):
-        for x, part in enumerate(PARTS):
-            if part not in of:
-                continue
-            text, row = cell(of[part], measure), of[part]
-            value = None if row is None else gain(row, measure)
-            values[y][x] = math.nan if value is None else value
-            color = "w" if value is not None and abs(value) > 0.25 else "0.3"
-            panel.text(x, y, text.replace(" ", "\n"), ha="center", va="center", fontsize=8, color=color)
+def _draw(panel: Axes, models: dict[str, Model], quantity: Callable[[Part], tuple[float, str]]) -> None:
+    values = [[math.nan] * len(PARTS) for _ in models]
+    for y, model in enumerate(models.values()):
+        for name, part in model.parts.items():
+            x, (value, mark) = PARTS.index(name), quantity(part)
+            values[y][x] = value
+            color = "w" if abs(value) > 0.25 else "0.3"
+            panel.text(x, y, f"{value:+.3f}{mark}", ha="center", va="center", fontsize=8, color=color)
     panel.imshow(values, aspect="auto", cmap="RdBu", vmin=-0.5, vmax=0.5)
     panel.set_xticks(range(len(PARTS)), [part.replace(" ", "\n") for part in PARTS], fontsize=8.5)
-    panel.set_yticks(range(len(gains)), list(gains), fontsize=8.5)
+    panel.set_yticks(range(len(models)), list(models), fontsize=8.5)
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
 
