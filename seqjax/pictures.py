@@ -22,7 +22,7 @@ PAD = 1.5  # points of white around a name
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 78.0, 96.0, 120.0, 150.0)  # points from a point to its name
 DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 LEADER = 11.0  # points: names further away than this have a line to their point
-ROUNDS = 3
+ROUNDS, TRIES = 3, 6
 # Costs of a place, beside its distance in points.
 ON_NAME, OUTSIDE, CROSSED, ON_MARKER, ON_LINE = 1e4, 5e3, 1e3, 400.0, 40.0
 
@@ -147,16 +147,46 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
     for name, at in pixels.items():
         extent = texts[name].get_window_extent()
         spots[name] = list(_spots(at, np.array([extent.width, extent.height]) + 2 * PAD * scale, scale))
+    frame_box = np.array([frame.min, frame.max])
     chosen: dict[str, _Spot] = {}
-    for _ in range(ROUNDS):  # In later rounds each has another look, at all others.
-        for name in sorted(named, key=crowd.__getitem__):  # A name among many has few places, so it chooses first.
+    pressed = dict.fromkeys(named, 0)  # how often a name found no good place
+    for _ in range(TRIES):
+        # A name among many has few places, so it chooses first; before it those that found none when others did.
+        order = sorted(named, key=lambda name: (-pressed[name], crowd[name]))
+        found = _choose(order, spots, frame_box, markers, segments)
+        if not chosen or sum(spot.cost for spot in found.values()) < sum(spot.cost for spot in chosen.values()):
+            chosen = found
+        badly = [name for name, spot in found.items() if spot.cost >= ON_MARKER]
+        if not badly:
+            break
+        for name in badly:
+            pressed[name] += 1
+    for name, spot in chosen.items():
+        texts[name].xy = named[name].points[spot.index]
+        texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
+        if spot.is_far:
+            line = to_display.inverted().transform(spot.leader[0])
+            panel.plot(*line.T, color=named[name].color, linewidth=0.6, alpha=0.7, scalex=False, scaley=False)
+
+
+def _choose(
+    order: Sequence[str],
+    spots: Mapping[str, Sequence[_Spot]],
+    frame: np.ndarray,
+    markers: np.ndarray,
+    segments: np.ndarray,
+) -> dict[str, _Spot]:
+    """Return the places that names take one after the other, with their costs; in later rounds each looks again."""
+    chosen: dict[str, _Spot] = {}
+    for _ in range(ROUNDS):
+        for name in order:
             others = [spot for other, spot in chosen.items() if other != name]
             leaders = np.concatenate([spot.leader for spot in others if spot.is_far] or [np.zeros((0, 2, 2))])
             boxes = np.array([spot.box for spot in others]).reshape(-1, 2, 2)
             best: _Spot | None = None
             for spot in spots[name]:
                 box, cost = spot.box, spot.cost
-                cost += 0 if (frame.min <= box[0]).all() and (box[1] <= frame.max).all() else OUTSIDE
+                cost += 0 if (frame[0] <= box[0]).all() and (box[1] <= frame[1]).all() else OUTSIDE
                 if best is not None and cost >= best.cost:
                     continue
                 overlap = ((box[0] <= boxes[:, 1]) & (boxes[:, 0] <= box[1])).all(1)
@@ -169,12 +199,7 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
                     best = spot._replace(cost=cost)
             assert best is not None
             chosen[name] = best
-    for name, spot in chosen.items():
-        texts[name].xy = named[name].points[spot.index]
-        texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
-        if spot.is_far:
-            line = to_display.inverted().transform(spot.leader[0])
-            panel.plot(*line.T, color=named[name].color, linewidth=0.6, alpha=0.7, scalex=False, scaley=False)
+    return chosen
 
 
 def _spots(points: np.ndarray, size: np.ndarray, scale: float) -> Iterator[_Spot]:

@@ -159,7 +159,7 @@ def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(
 
 
 def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
-    """A new record has to be named in the script; one of another kind of device may be, last, for what it has alone."""
+    """A new record has to be named in the script; one of another kind of device may be."""
     script, _ = all_mixers
     recorded = {path.stem: json.loads(path.read_text()) for path in script["BENCHMARKS"].glob("train_step*.json")}
 
@@ -168,8 +168,7 @@ def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
 
     first = of(recorded["train_step"])
     same = {name: of(report) == first for name, report in recorded.items()}
-    named = [same[name] for name in script["SPEEDS"]]
-    assert named == sorted(named, reverse=True) and sum(named) == sum(same.values())
+    assert sum(same[name] for name in script["SPEEDS"]) == sum(same.values())
 
 
 def test_the_picture_of_all_mixers_is_readable(all_mixers, monkeypatch):

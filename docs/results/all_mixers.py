@@ -33,8 +33,13 @@ BENCHMARKS = HERE.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Of the training step at these lengths, with the marks of the table; a mixer's speed is that of the first file with it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
-# Of another card, for what has run with the kernels of now there alone.
-SPEEDS |= {"train_step_h100_fox": "³", "train_step_h100_path": "⁴", "train_step_h100_rest": "⁵"}
+# Of another card, for what has run with the kernels of now there alone. The oldest has nothing alone.
+SPEEDS |= {
+    "train_step_h100_fox": "³",
+    "train_step_h100_path": "⁴",
+    "train_step_h100_rest": "⁵",
+    "train_step_older": "⁶",
+}
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
 YARDSTICK = "Transformer++"  # in every file, so that speeds of several cards compare
 SETUP = SETUPS["small"]

@@ -153,9 +153,11 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
     gaps = gaps_to(records, reference)
     given = {"training speed of these runs (tokens/s)": run_speeds(records)} | records.speeds
     speeds = {what: of_model for what, of_model in given.items() if gaps.keys() & of_model.keys()}
-    figure = Figure(figsize=(5.6 * len(speeds) + 0.8, 5.4), layout="constrained")
-    axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True)[0]
     models = comparison.models(records)
+    # More names need more room.
+    widths = [5.6 * max(1.0, math.sqrt(len(gaps.keys() & of_model.keys()) / 12)) for of_model in speeds.values()]
+    figure = Figure(figsize=(sum(widths) + 0.8, max(widths) - 0.2), layout="constrained")
+    axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True, width_ratios=widths)[0]
     looks = {name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(models)}
     for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
         _draw(panel, looks, gaps, of_model)
