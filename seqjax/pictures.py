@@ -24,7 +24,7 @@ DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 LEADER = 11.0  # points: names further away than this have a line to their point
 ROUNDS, TRIES = 3, 6
 # Costs of a place, beside its distance in points.
-ON_NAME, OUTSIDE, CROSSED, ON_MARKER, ON_LINE = 1e4, 5e3, 1e3, 400.0, 40.0
+ON_NAME, OUTSIDE, CROSSED, ON_MARKER, ON_LINE = 1e5, 5e4, 1e3, 400.0, 40.0
 
 
 class End(NamedTuple):

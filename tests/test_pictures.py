@@ -73,6 +73,22 @@ def test_points_of_a_cluster_are_all_named_inside_the_panel():
         assert not any(box.contains(*marker) for marker in markers), f"{text.get_text()} covers a point"
 
 
+def test_no_name_of_a_dense_cluster_is_cut(monkeypatch):
+    monkeypatch.setattr(pictures, "TRIES", 1)  # the others take seconds each
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    panel = figure.subplots()
+    points = np.random.default_rng(0).normal(scale=0.3, size=(44, 2)).tolist()
+    for x, y in [*points, (1.0, 1.0), (-1.0, -1.0)]:
+        panel.plot(x, y, marker="o", linestyle="none")
+    names = {f"a model of setting {i}": pictures.Named([(x, y)], "black") for i, (x, y) in enumerate(points)}
+    pictures.label_points({panel: names})
+    figure.draw_without_rendering()
+    assert overlapping(panel.texts) == []
+    frame = panel.get_window_extent()
+    for box in (text.get_window_extent() for text in panel.texts):
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+
+
 def test_long_names_at_the_edge_do_not_change_the_layout_when_they_have_moved():
     figure = Figure(figsize=(9, 4), layout="constrained")
     panels = list(figure.subplots(1, 2))
