@@ -138,7 +138,7 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
     """Move the names of one panel, and draw the lines that lead to them."""
     figure = panel.get_figure(root=True)
     assert figure is not None
-    scale, frame, to_display = figure.dpi / 72, panel.get_window_extent(), panel.transData
+    scale, frame, to_display = figure.dpi / 72, panel.get_window_extent().get_points(), panel.transData
     markers, segments = _drawn(panel)
     pixels = {name: to_display.transform(np.array(one.points)) for name, one in named.items()}
     every = np.concatenate([*pixels.values(), np.zeros((0, 2))])
@@ -147,21 +147,19 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
     for name, at in pixels.items():
         extent = texts[name].get_window_extent()
         spots[name] = list(_spots(at, np.array([extent.width, extent.height]) + 2 * PAD * scale, scale))
-    frame_box = np.array([frame.min, frame.max])
-    chosen: dict[str, _Spot] = {}
+    tries: list[dict[str, _Spot]] = []
     pressed = dict.fromkeys(named, 0)  # how often a name found no good place
     for _ in range(TRIES):
         # A name among many has few places, so it chooses first; before it those that found none when others did.
         order = sorted(named, key=lambda name: (-pressed[name], crowd[name]))
-        found = _choose(order, spots, frame_box, markers, segments)
-        if not chosen or sum(spot.cost for spot in found.values()) < sum(spot.cost for spot in chosen.values()):
-            chosen = found
-        badly = [name for name, spot in found.items() if spot.cost >= ON_MARKER]
+        tries.append(_choose(order, spots, frame, markers, segments))
+        badly = [name for name, spot in tries[-1].items() if spot.cost >= ON_MARKER]
         if not badly:
             break
         for name in badly:
             pressed[name] += 1
-    for name, spot in chosen.items():
+    best = min(tries, key=lambda found: sum(spot.cost for spot in found.values()))
+    for name, spot in best.items():
         texts[name].xy = named[name].points[spot.index]
         texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
         if spot.is_far:

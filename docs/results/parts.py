@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from seqjax import presets
 from seqjax.study import comparison, equal_loss, figures, records
@@ -96,14 +96,12 @@ def page(models: dict[str, Model]) -> str:
         "Nats per token, one seed each, at the rate that is best for the model as it is in trunks_110m; attention with "
         "the convolution, which that study has, at its own best rate. A dash is a part that is not varied there."
     )
-    text.append("![what each part gives](parts.png)")
+    text += [_about_apart(models), "![what each part gives](parts.png)"]
     for title, quantity in QUANTITIES.items():
         text += [
             f"## Loss {title}",
             _table(models, lambda part, quantity=quantity: "{:+.3f}{}".format(*quantity(part))),
         ]
-        if title == next(iter(QUANTITIES)):
-            text.append(_about_apart(models))
     as_it_is = {name: "{:.3f}, {:.3f}".format(*model.losses) for name, model in models.items()}
     text += [
         "## Losses in domain and outside",
@@ -133,14 +131,15 @@ def _about_apart(models: dict[str, Model]) -> str:
         if part.equal_loss is not None
     ]
     return (
-        f"\\{APART} No loss in domain is common to both: the difference of their gaps to {REFERENCE}. Where there is "
-        f"one, the two differ by up to {max(both):.3f}."
+        f"With \\{APART} no loss in domain is common to both, and what stands there is the difference of their gaps to "
+        f"{REFERENCE}. Where there is one, this differs from their own gap by up to {max(both):.3f}."
     )
 
 
 def draw(models: dict[str, Model], path: Path) -> None:
     """Draw one panel for each quantity."""
-    figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(13, 3.4), layout="constrained", sharey=True)
+    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(QUANTITIES), sharey=True)
     for panel, (title, quantity) in zip(panels, QUANTITIES.items(), strict=True):
         _draw(panel, models, quantity)
         panel.set_title(title, loc="left", fontsize=10)
