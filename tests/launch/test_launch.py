@@ -112,7 +112,7 @@ def test_slurm_starts_a_task_per_gpu_and_a_run_per_array_index():
     (command,) = commands("slurm_study.sbatch", "--study=my.py:small", SLURM_ARRAY_TASK_ID="7")
     assert command == ["srun", "python", "-m", "seqjax.study", "--study=my.py:small", "--only=7"]
     (command,) = commands("slurm_study.sbatch", "--study=my.py:small", SLURM_ARRAY_TASK_ID="7", SLURM_NTASKS="16")
-    several = ["srun", "--kill-on-bad-exit=1", "python", "-m", "seqjax.study.train_run", "--distributed"]
+    several = ["srun", "--kill-on-bad-exit=1", "python", "-m", "seqjax.study.runs.train_run", "--distributed"]
     assert command == [*several, "--study=my.py:small", "--run=7"]
 
 

@@ -33,7 +33,7 @@ FORM |= {"model?": dict, "optim?": dict}
 class Run:
     """One run of a study; a run without a config is only read, never trained.
 
-    `model`, `seed`, `rate` and `schedule` determine its comparison (seqjax/study/studies.py).
+    `model`, `seed`, `rate` and `schedule` determine its comparison (seqjax/study/runs/studies.py).
     """
 
     index: int
@@ -127,25 +127,6 @@ def _last_step(directory: Path) -> int:
 def _is_evaluated(directory: Path, step: int) -> bool:
     rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
     return any(row["step"] == step and any(key.startswith("eval/") for key in row) for row in rows)
-
-
-def protocol(runs: Sequence[Run]) -> int:
-    """Return the protocol of the runs (docs/protocol.md): 2 if they have ends, 1 if each has one linear decay.
-
-    Runs that are only read and have no config.json count for neither.
-    Raises `UserError` if there are runs of both kinds: an end of a trunk has another schedule than a linear decay.
-    """
-    kinds: dict[bool, list[str]] = {}
-    for run in runs:
-        if run.config is not None or (run.files / "config.json").is_file():
-            kinds.setdefault(bool(run.ends), []).append(run.label)
-    if len(kinds) > 1:
-        raise UserError(
-            f"These runs have ends (train.ends): {', '.join(kinds[True])}; and these one linear decay: "
-            f"{', '.join(kinds[False])}. They cannot be compared; give all of them ends (train.ends=(1.0,) for one), "
-            "or none."
-        )
-    return 2 if True in kinds else 1
 
 
 def select(runs: list[Run], only: str) -> list[Run]:
@@ -297,7 +278,7 @@ def train_all(
 def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "seqjax.study.train_run", f"--study={study}", f"--run={run.index}"]
+    command = [sys.executable, "-m", "seqjax.study.runs.train_run", f"--study={study}", f"--run={run.index}"]
     # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on. Should this
     # process be killed, the pipe ends, and with it the run.
     command.append("--stop_with_stdin")

@@ -21,8 +21,10 @@ fields of a run:
     rate        learning rate as a multiple of the rate common to the study, default 1
     schedule    number of steps, each with a decay to zero, as a share of the study's full ones, default 1
 
-If the configs have `train.ends`, all of them must (protocol 2 of docs/protocol.md): runs are then trunks that are read
-at their decayed ends, which takes the place of `schedule`.
+A run whose config has `train.ends` has a warmup-stable-decay (WSD) schedule and is read at its ends, each with its own
+cooldown; it has no `schedule`. A run with a linear schedule is a run with one end. Give new runs
+`train.ends=(0.5,0.65,0.8,1.0)`: gaps at equal in-domain loss need ends that reach up to the reference's
+(docs/protocol.md).
 """
 
 import dataclasses
@@ -34,8 +36,9 @@ from typing import Any
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
-from seqjax.study import protocol, runner
-from seqjax.study.runner import Run
+from seqjax.study.runs import runner
+from seqjax.study.runs.record import UNITS
+from seqjax.study.runs.runner import Run
 from seqjax.utils import UserError
 
 OPTIONAL = ("against", "speeds", "unit", "sweep")
@@ -169,11 +172,11 @@ def load_study(text: str | Path) -> Study:
     runs = [make_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
     _check(path, study, runs)
     unit = study.get("unit", "nats")
-    if unit not in protocol.UNITS:
-        raise UserError(f"{path}: unit is {' or '.join(map(repr, protocol.UNITS))}, not {unit!r}.")
+    if unit not in UNITS:
+        raise UserError(f"{path}: unit is {' or '.join(map(repr, UNITS))}, not {unit!r}.")
     if unit != "nats" and not study.get("against"):
         raise UserError(
-            f"{path}: the training loss is in nats per token, so in {protocol.UNITS[unit].name} runs are compared at "
+            f"{path}: the training loss is in nats per token, so in {UNITS[unit].name} runs are compared at "
             "a held-out loss; name its domains in `against`."
         )
     for what, of_model in study.get("speeds", {}).items():
@@ -212,21 +215,15 @@ def _config(config: Any) -> Config:
 
 
 def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
-    """Raise `UserError` for references that are not models and for duplicate runs."""
+    """Raise `UserError` for references that are not models, a schedule of a WSD run, and duplicate runs."""
     references = study["references"]
     if isinstance(references, str) or not references:
         raise UserError(f"{path}: references is a tuple of models, not {references!r}.")
-    trained = [run for run in runs if run.config is not None]
-    if runner.protocol(trained) == 2:
-        if shortened := [run.label for run in runs if run.schedule != 1]:
-            raise UserError(
-                f"{path}: {', '.join(shortened)}: leave out schedule, which runs with train.ends do not have."
-            )
-        plain = {run.model for run in runs}
-    else:
-        plain = {run.model for run in runs if run.rate == run.schedule == 1}
-    if set(references) - plain:
-        raise UserError(f"{path}: no run has the model of the references {sorted(set(references) - plain)}.")
+    for run in runs:
+        if run.schedule != 1 and run.config is not None and run.config.train.ends:
+            raise UserError(f"{path}: {run.label!r}: leave out schedule, which a run with train.ends does not have.")
+    if unknown := set(references) - {run.model for run in runs}:
+        raise UserError(f"{path}: no run has the model of the references {sorted(unknown)}.")
     seen: dict[tuple[str, int, float, float], str] = {}
     for run in runs:
         key = (run.model, run.seed, run.rate, run.schedule)

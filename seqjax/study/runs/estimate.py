@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from seqjax.data import regimes
 from seqjax.models import Model, flops
-from seqjax.study.runner import Run
+from seqjax.study.runs.runner import Run
 from seqjax.training import dry_run
 from seqjax.utils import duration
 

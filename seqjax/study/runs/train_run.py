@@ -1,6 +1,6 @@
-"""`python -m seqjax.study.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
+"""`python -m seqjax.study.runs.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
 
-`seqjax.study.runner` starts these processes and chooses the GPU that each sees. With `--distributed` the run has
+`seqjax.study.runs.runner` starts these processes and chooses the GPU that each sees. With `--distributed` the run has
 several processes, which launch/slurm_study.sbatch starts; stopped before the end, they save and end with status 130.
 """
 
@@ -11,7 +11,7 @@ import threading
 
 from absl import logging
 
-from seqjax.study.studies import load_study
+from seqjax.study.runs.studies import load_study
 from seqjax.training.loop import train
 from seqjax.training.processes import joined
 from seqjax.utils import command_parser, run_command

@@ -1,0 +1,207 @@
+"""Decomposition of the difference of two models by classes of tokens (`seqjax.training.eval_losses`).
+
+With S_k the summed losses of the tokens of class k, n_k their number and N the number of all tokens of a domain,
+
+    difference = sum_k (S_k - S'_k) / N = sum_k (n_k / N) * (S_k - S'_k) / n_k
+
+is the sum over the classes of a family of the share of each times the difference within it. Intervals cover documents
+and seeds, which are both samples.
+
+A study keeps the sums in `classes.npz` next to `blocks.npz`: "runs" and "steps" [runs], the names of the classes of
+each "FAMILY" [classes], and per domain "DOMAIN/blocks" [groups], "DOMAIN/FAMILY/tokens" [groups, classes] and
+"DOMAIN/FAMILY/losses" [runs, groups, classes]. A group is one document or, beyond `MAX_GROUPS` documents, several
+consecutive ones.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seqjax.reading import read_arrays
+from seqjax.study.gaps import statistics
+from seqjax.study.gaps.statistics import Estimate, Part
+from seqjax.study.runs.files import FIX
+from seqjax.training import eval_losses
+from seqjax.training.eval_losses import ClassSums, DomainSums
+from seqjax.utils import UserError, replacing
+
+FILE = "classes.npz"
+MAX_GROUPS = 256  # of documents per domain in a study's file, which is committed with the results
+REPEAT = "repeat"  # the family whose last class are tokens that continue an earlier bigram
+
+
+class ClassPart(NamedTuple):
+    """A class of tokens: its share of all, its mean losses in nats per token, and its part of the difference.
+
+    `difference` is the one within the class; the `contribution` is `share` times that, with its interval.
+    """
+
+    name: str
+    share: float
+    ours: float
+    theirs: float
+    difference: float
+    contribution: Estimate
+
+
+def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], list[str]]:
+    """Return the sums of runs, by label, and messages about runs without sums.
+
+    Raises `UserError` if two runs have sums of different tokens.
+    """
+    of_run = {label: eval_losses.read_classes(workdir) for label, workdir in workdirs.items()}
+    found = {label: sums for label, sums in of_run.items() if sums is not None}
+    without = [label for label in of_run if label not in found]
+    _require_same(found)
+    return found, [f"No losses by class of token (eval.classes): {', '.join(without)}."] if without else []
+
+
+def parts(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str, family: str) -> list[ClassPart]:
+    """Return the classes of a family that have tokens, in order; both sides have one or more seeds.
+
+    Raises `UserError` if the sums are not of the same tokens.
+    """
+    _require_same({f"run {i}": sums for i, sums in enumerate((*ours, *theirs))})
+    first = ours[0].domains[domain]
+    tokens_DC, blocks_D = first.tokens[family], first.blocks
+    sides = [np.stack([sums.domains[domain].losses[family] for sums in side]) for side in (ours, theirs)]
+    estimates = _estimates(sides[0], sides[1], tokens_DC, blocks_D)
+    n_tokens_C = tokens_DC.sum(0)
+    shares_C = n_tokens_C / n_tokens_C.sum()
+    found = []
+    for k, name in enumerate(ours[0].names[family]):
+        if n := n_tokens_C[k]:
+            one, other = (float(x[..., k].sum(1).mean() / n) for x in sides)
+            found.append(ClassPart(name, float(shares_C[k]), one, other, one - other, estimates[k]))
+    return found
+
+
+def total(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str) -> ClassPart:
+    """Return all tokens of a domain as one class, whose contribution is the difference."""
+    family = next(iter(ours[0].names))
+    sides = [[_one_class(sums, domain, family) for sums in side] for side in (ours, theirs)]
+    return parts(*sides, domain, "all")[0]
+
+
+def copy_share(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], *, domains: Sequence[str]) -> float | None:
+    """Return the share of the mean difference over domains from tokens that continue an earlier bigram."""
+    if any(REPEAT not in sums.names for sums in (*ours, *theirs)):
+        return None
+    copies = wholes = 0.0
+    for domain in domains:
+        of_domain = parts(ours, theirs, domain, REPEAT)
+        wholes += sum(part.contribution.value for part in of_domain)
+        copies += sum(part.contribution.value for part in of_domain if part.name == ours[0].names[REPEAT][-1])
+    return copies / wholes if wholes else None
+
+
+def _one_class(sums: ClassSums, domain: str, family: str) -> ClassSums:
+    of = sums.domains[domain]
+    losses, tokens = ({"all": x[family].sum(1, keepdims=True)} for x in (of.losses, of.tokens))
+    return ClassSums(sums.step, {"all": ("all",)}, {domain: DomainSums(of.documents, of.blocks, losses, tokens)})
+
+
+def _estimates(
+    ours_SDC: np.ndarray, theirs_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
+) -> list[Estimate]:
+    """Return the contribution of every class to the difference, from sums of losses per seed and document.
+
+    The mean over documents is an estimate of a ratio: with G_d the sum of document d, m_d its share of the tokens, its
+    variance is D / (D - 1) * sum_d (G_d - mean * m_d)^2.
+    """
+    n_tokens = tokens_DC.sum()
+    gaps_DC = (ours_SDC.mean(0) - theirs_SDC.mean(0)) / n_tokens
+    means_C, n = gaps_DC.sum(0), len(blocks_D)
+    shares_D = blocks_D / blocks_D.sum()
+    residuals_DC = gaps_DC - means_C * shares_D[:, None]
+    variances_C = n / (n - 1) * (residuals_DC**2).sum(0) if n > 1 else np.full(len(means_C), np.nan)
+    found = []
+    for k, (mean, variance) in enumerate(zip(means_C, variances_C, strict=True)):
+        pieces = [Part(float(variance), max(n - 1, 1))]
+        for side in (ours_SDC, theirs_SDC):
+            if len(side) > 1:
+                of_seed = side[..., k].sum(1) / n_tokens
+                pieces.append(Part(float(np.var(of_seed, ddof=1)) / len(side), len(side) - 1))
+        whole = statistics.combined(pieces)
+        known = np.isfinite(whole.variance)
+        found.append(Estimate(float(mean), whole.variance**0.5 if known else None, whole.freedom))
+    return found
+
+
+def _in_groups(sums: ClassSums) -> ClassSums:
+    """Return the sums with at most `MAX_GROUPS` groups of documents in each domain."""
+    domains = {}
+    for domain, of in sums.domains.items():
+        n = len(of.blocks)
+        begins = np.unique(np.arange(min(n, MAX_GROUPS)) * n // min(n, MAX_GROUPS))
+        losses = {family: np.add.reduceat(of_family, begins) for family, of_family in of.losses.items()}
+        tokens = {family: np.add.reduceat(of_family, begins) for family, of_family in of.tokens.items()}
+        domains[domain] = DomainSums(np.arange(len(begins)), np.add.reduceat(of.blocks, begins), losses, tokens)
+    return dataclasses.replace(sums, domains=domains)
+
+
+def _require_same(found: Mapping[str, ClassSums]) -> None:
+    """Raise `UserError` unless all runs have sums of the same tokens in the same classes."""
+    if not found:
+        return
+    (first, sums), *others = found.items()
+    for label, other in others:
+        same = other.names == sums.names and other.domains.keys() == sums.domains.keys()
+        for domain, of in sums.domains.items() if same else ():
+            own = other.domains[domain]
+            same &= np.array_equal(of.blocks, own.blocks)
+            same &= all(np.array_equal(tokens, own.tokens[family]) for family, tokens in of.tokens.items())
+        if not same:
+            raise UserError(
+                f"The classes of tokens of {label} are not those of {first}: compare runs with the same data, "
+                "eval.tokens and eval.seed, and the same version of seqjax."
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------- files
+def write(out: Path, found: Mapping[str, ClassSums]) -> None:
+    """Write `classes.npz`, or remove it if there are no sums. Raises `UserError` for sums of different tokens."""
+    (out / FILE).unlink(missing_ok=True)
+    if not found:
+        return
+    found = {label: _in_groups(sums) for label, sums in found.items()}
+    _require_same(found)
+    first = next(iter(found.values()))
+    arrays: dict[str, Any] = {"runs": np.array(list(found)), "steps": np.array([sums.step for sums in found.values()])}
+    arrays |= {family: np.array(names) for family, names in first.names.items()}
+    for domain, of in first.domains.items():
+        arrays[f"{domain}/blocks"] = of.blocks
+        for family in first.names:
+            losses_RDC = np.stack([sums.domains[domain].losses[family] for sums in found.values()])
+            arrays[f"{domain}/{family}/tokens"] = of.tokens[family]
+            arrays[f"{domain}/{family}/losses"] = losses_RDC.astype(np.float32)
+    with replacing(out / FILE) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def read(directory: str | Path) -> dict[str, ClassSums]:
+    """Return the sums that `write` wrote, by label; empty if there are none. Documents are numbered by group."""
+    path = Path(directory) / FILE
+    if not path.is_file():
+        return {}
+    arrays = read_arrays(path, fix=FIX)
+    families = eval_losses.class_names(arrays)
+    domains = [key.removesuffix("/blocks") for key in arrays if key.endswith("/blocks")]
+    labels = arrays.take("runs", "U", None)
+    found = {}
+    for i, (label, step) in enumerate(zip(labels, arrays.take("steps", "iu", len(labels)), strict=True)):
+        of_domains = {}
+        for domain in domains:
+            blocks = arrays.take(f"{domain}/blocks", "iu", None)
+            tokens, losses = {}, {}
+            for family, names in families.items():
+                shape = len(blocks), len(names)
+                tokens[family] = arrays.take(f"{domain}/{family}/tokens", "iu", *shape)
+                losses_RDC = arrays.take(f"{domain}/{family}/losses", "f", len(labels), *shape)
+                losses[family] = losses_RDC[i].astype(np.float64)
+            of_domains[domain] = DomainSums(np.arange(len(blocks)), blocks, losses, tokens)
+        found[str(label)] = ClassSums(int(step), families, of_domains)
+    return found

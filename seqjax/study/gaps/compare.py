@@ -1,0 +1,361 @@
+"""One row per model: its gap to a reference at equal in-domain loss and equal learning rate, and its verdict.
+
+`heights.py` measures the gaps. The variance of a gap g with S seeds of the model and S_R of the reference is
+
+    V = s_m^2 / S + s_R^2 / S_R + Delta^2 tau^2 (1 / K + 1 / 2) + (k d)^2 + V_text
+
+with Delta the octaves between the two sides' mean rates, tau the standard deviation of the K models' slopes, d the
+distance of the readings beyond the reference's ends, k the standard deviation between seeds of the slope of heights
+over the last two ends, and V_text the variance over draws of the evaluated text. s^2 is a variance of seeds, drawn
+towards that of all models but never below a side's own. Intervals have Satterthwaite's degrees of freedom.
+
+A model with one seed has a point and no interval. For its verdict alone, s_m^2 is the largest variance of any model
+with three seeds; with fewer than `ENOUGH` such models it stays undecided.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from seqjax.study.gaps import classes, documents, heights, statistics, tokens, trend, verdicts
+from seqjax.study.gaps.classes import ClassSums
+from seqjax.study.gaps.heights import Ends, Gaps, ModelGap
+from seqjax.study.gaps.rates import Rates, rates, shown_runs
+from seqjax.study.gaps.statistics import Estimate, Part, Spread
+from seqjax.study.gaps.tokens import Difference, SpeedUp
+from seqjax.study.gaps.verdicts import Tested, Verdict
+from seqjax.study.runs.record import Record, Records
+from seqjax.utils import UserError
+
+ENOUGH, SEEDS = 5, 3  # models with so many seeds that tell how far the verdict of one seed may be trusted
+PARTS = ("seeds", "reference", "rate", "beyond", "text")
+ONE_END = "the reference has one end per run; give its runs ends from 50% (train.ends=(0.5,0.65,0.8,1.0))"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The comparison of a model with a reference. Losses are in the unit of the study, positive gaps are worse.
+
+    Args:
+        model, reference: Their names.
+        verdict: The verdict on the gap, or what it needs.
+        why: Why there is no gap; "" if there is one.
+        seeds, reference_seeds: Numbers of seeds in the gap; without a gap, of the runs shown.
+        parameters, reference_parameters: Numbers of parameters, if known.
+        rates: The near-best rates that were compared, as multiples of the common one.
+        edge, reference_edge: Where the best rate lies in its grid: "lowest", "highest", "only", or "" inside.
+        next_rates: "model" or "reference" -> the rate that settles whether the best one is at the edge.
+        loss: Mean in-domain loss at which the runs were read.
+        tokens: Training tokens of the runs.
+        mid_rate, octaves: The rate halfway between both sides' mean rates, and their distance.
+        beyond: Distance of the readings beyond the reference's ends.
+        gaps: Gap of every quantity (`Records.quantities`), at matched learning rates.
+        as_tuned: The main gap with each side at its own rates.
+        by_rate: The main gap of the runs at each rate.
+        parts: Variances of the main gap by their names in `PARTS`.
+        per_doubling: Change of the main gap per doubling of tokens.
+        at_equal_tokens: Differences after equal tokens.
+        copy: Share of the OOD difference at equal tokens from tokens that continue an earlier bigram.
+        speed_up: Speed-up to equal OOD loss.
+    """
+
+    model: str
+    reference: str
+    seeds: int
+    reference_seeds: int
+    rates: tuple[float, ...]
+    edge: str
+    reference_edge: str
+    next_rates: dict[str, float]
+    parameters: int | None = None
+    reference_parameters: int | None = None
+    verdict: Verdict = Verdict(verdicts.UNDECIDED, heights.NO_REACH)
+    why: str = ""
+    loss: float | None = None
+    tokens: int | None = None
+    mid_rate: float | None = None
+    octaves: float = 0.0
+    beyond: float = 0.0
+    gaps: dict[str, Estimate] = dataclasses.field(default_factory=dict)
+    as_tuned: float | None = None
+    by_rate: dict[float, float] = dataclasses.field(default_factory=dict)
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    per_doubling: Estimate | None = None
+    at_equal_tokens: Difference | None = None
+    copy: float | None = None
+    speed_up: SpeedUp | None = None
+
+    @property
+    def gap(self) -> Estimate | None:
+        """The gap of the main quantity: the mean over the OOD domains."""
+        return next(iter(self.gaps.values()), None)
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the best rate of either side is the only one or at the edge of its grid."""
+        return bool(self.edge or self.reference_edge)
+
+    @property
+    def trend(self) -> str:
+        """ "shrinks" or "grows", if the trend's 95% interval excludes zero."""
+        if self.per_doubling is None or not self.per_doubling.differs or self.gap is None:
+            return ""
+        return "grows" if self.per_doubling.value * self.gap.value > 0 else "shrinks"
+
+    @property
+    def marks(self) -> str:
+        """The marks of the verdict: "shrinks" or "grows", "one seed", and * if it is provisional."""
+        said = [mark for mark in (self.trend, "one seed" if self.gap and self.seeds == 1 else "") if mark]
+        return "".join(f", {mark}" for mark in said) + ("*" if self.provisional else "")
+
+    @property
+    def text(self) -> str:
+        """The verdict with its marks and what it needs: "undecided, one seed* (needs: 2 more seeds)"."""
+        needs = f" (needs: {self.verdict.needs})" if self.verdict.needs else ""
+        return f"{self.verdict.word}{self.marks}{needs}"
+
+    @property
+    def size(self) -> float | None:
+        """The model's parameters as a multiple of the reference's."""
+        if not self.parameters or not self.reference_parameters:
+            return None
+        return self.parameters / self.reference_parameters
+
+
+def require_model(records: Records, name: str) -> None:
+    """Raise `UserError` unless the study has runs of a model."""
+    if name not in records.models:
+        raise UserError(f"The study has no model {name!r}. Its models: {'; '.join(records.models)}.")
+
+
+def compare(records: Records, reference: str) -> tuple[Row, ...]:
+    """Return a row for every other model, the lowest gap first and models without a gap last.
+
+    Raises `UserError` if the study has no such model.
+    """
+    require_model(records, reference)
+    return _compare(records, reference)
+
+
+def estimates(records: Records, reference: str) -> dict[str, Estimate]:
+    """Return the main gap of every model that has one."""
+    return {row.model: row.gap for row in compare(records, reference) if row.gap is not None}
+
+
+def with_copies(rows: Sequence[Row], records: Records, sums: Mapping[str, ClassSums]) -> tuple[Row, ...]:
+    """Return rows with the share of copies, from the sums over classes of tokens by label (`classes.read`)."""
+    return tuple(dataclasses.replace(row, copy=_copy(row, records, sums)) for row in rows)
+
+
+def _copy(row: Row, records: Records, sums: Mapping[str, ClassSums]) -> float | None:
+    if row.at_equal_tokens is None or not sums:
+        return None
+    outside = row.at_equal_tokens.outside
+    if outside.value <= verdicts.LIMIT * records.unit.scale or outside.value <= 2 * (outside.error or 0.0):
+        return None
+    both = [
+        [sums[r.label] for r in shown_runs(records, name) if r.label in sums] for name in (row.model, row.reference)
+    ]
+    return classes.copy_share(*both, domains=records.domains) if all(both) else None
+
+
+@functools.lru_cache(maxsize=16)  # tables and every picture use the same rows
+def _compare(records: Records, reference: str) -> tuple[Row, ...]:
+    plain = {model: _plain(records, model, reference) for model in records.models if model != reference}
+    if max(len(run.ends) for run in _near(records, reference)) < 2:
+        return tuple(dataclasses.replace(row, why=ONE_END) for row in plain.values())
+    measured, drawn = _measure(records, reference)
+    trends = _trends(records, reference, measured)
+    rows, tested = [], {}
+    spreads = [_spread(measured, q) for q in range(len(records.quantities))]
+    for model, row in plain.items():
+        gap = measured.of_model[model]
+        row = dataclasses.replace(row, per_doubling=trends.get(model))
+        if isinstance(gap, str):
+            why = (
+                "no end is within reach of the reference" if gap == heights.NO_REACH else "no rate that both sides ran"
+            )
+            rows.append(dataclasses.replace(row, why=why, verdict=Verdict(verdicts.UNDECIDED, gap)))
+            continue
+        of_text = drawn.of_model.get(model) if drawn is not None else None
+        found = [
+            _estimate(records, measured, gap, of_text if isinstance(of_text, ModelGap) else None, spread, q)
+            for q, spread in enumerate(spreads)
+        ]
+        main = gap.mean[0, 0]
+        if found[0][1] is not None:
+            tested[model] = _tested(measured, gap, found[0][1], spreads[0])
+        rows.append(
+            dataclasses.replace(
+                row,
+                seeds=len(gap.of_seed),
+                reference_seeds=len(gap.reference),
+                rates=gap.rates[0],
+                loss=float(gap.loss[0]),
+                mid_rate=float(2 ** (sum(gap.rho) / 2)),
+                octaves=gap.octaves,
+                beyond=float(gap.beyond[0]),
+                gaps={name: estimate for name, (estimate, _) in zip(records.quantities, found, strict=True)},
+                as_tuned=float(main + measured.c[0, 0] * gap.octaves),
+                by_rate={rate: float(value[0, 0]) for rate, value in gap.of_rate.items()},
+                parts={} if found[0][1] is None else {n: p.variance for n, p in found[0][1].items()},
+            )
+        )
+    rows = _with_verdicts(records, rows, tested)
+    return tuple(sorted(rows, key=lambda row: np.inf if row.gap is None else row.gap.value))
+
+
+def _near(records: Records, model: str) -> list[Record]:
+    """Return the runs of a model at its near-best rates."""
+    near = rates(records, model).near
+    return [run for run in records.of_model(model) if run.rate in near]
+
+
+def _plain(records: Records, model: str, reference: str) -> Row:
+    """Return what is known of a model without a gap."""
+    ours, theirs = rates(records, model), rates(records, reference)
+    sides = [shown_runs(records, name) for name in (model, reference)]
+    wanted = {"model": ours.next_rate(theirs.best), "reference": theirs.next_rate(ours.best)}
+    difference = tokens.equal_tokens(records, reference).get(model)
+    parameters = [side[0].metadata.get("parameters") for side in sides]
+    return Row(
+        model,
+        reference,
+        *(len(side) for side in sides),
+        rates=ours.near,
+        edge=ours.edge,
+        reference_edge=theirs.edge,
+        next_rates={side: rate for side, rate in wanted.items() if rate is not None},
+        parameters=parameters[0],
+        reference_parameters=parameters[1],
+        tokens=max(run.last.tokens for run in sides[0]),
+        at_equal_tokens=difference,
+        speed_up=tokens.speed_up(records, model, reference, difference),
+    )
+
+
+def _measure(records: Records, reference: str) -> tuple[Gaps, Gaps | None]:
+    """Return the gaps as measured, and on draws of the text if losses of blocks are known."""
+    best, reach = rates(records, reference).best, heights.REACH * records.unit.scale
+    near = {model: _near(records, model) for model in records.models}
+    data = {model: [documents.of_data(records, run) for run in runs] for model, runs in near.items()}
+    measured = heights.measure(data, reference, best, reach=reach)
+    drawn: dict[str, list[Ends]] = {}
+    for model, runs in near.items():
+        of_runs = [ends for run in runs if (ends := documents.of_draws(records, run)) is not None]
+        if len(of_runs) == len(runs):
+            drawn[model] = of_runs
+    if reference not in drawn:
+        return measured, None
+    among = {model: gap.labels for model, gap in measured.of_model.items() if isinstance(gap, ModelGap)}
+    return measured, heights.measure(drawn, reference, best, reach=reach, among=among)
+
+
+def _trends(records: Records, reference: str, measured: Gaps) -> dict[str, Estimate]:
+    data = {model: [documents.of_data(records, run) for run in _near(records, model)] for model in records.models}
+    theirs = data.pop(reference)
+    return trend.per_doubling(data, theirs, measured.curve, reach=heights.REACH * records.unit.scale)
+
+
+def _values(of_seed: Mapping[int, np.ndarray], quantity: int) -> list[float]:
+    return [float(value[0, quantity]) for value in of_seed.values()]
+
+
+def _found(measured: Gaps) -> list[ModelGap]:
+    return [gap for gap in measured.of_model.values() if isinstance(gap, ModelGap)]
+
+
+def _spread(measured: Gaps, quantity: int) -> Spread | None:
+    """Return the common variance of seeds of all models and the reference."""
+    gaps = _found(measured)
+    if not gaps:
+        return None
+    reference = max((gap.reference for gap in gaps), key=len)
+    return statistics.spread([_values(side, quantity) for side in (reference, *(gap.of_seed for gap in gaps))])
+
+
+def _estimate(
+    records: Records, measured: Gaps, gap: ModelGap, drawn: ModelGap | None, spread: Spread | None, quantity: int
+) -> tuple[Estimate, dict[str, Part] | None]:
+    """Return the gap of a quantity and the parts of its variance; a model with one seed has no interval."""
+    value = float(gap.mean[0, quantity])
+    if spread is None:
+        return Estimate(value), None
+    sides = [(spread.of(_values(side, quantity)), len(side)) for side in (gap.of_seed, gap.reference)]
+    seeds, reference = (Part(part.variance / n, part.freedom) for part, n in sides)
+    n_slopes = len(measured.slopes)
+    tau = np.std([slope[0, quantity] for slope in measured.slopes.values()], ddof=1) if n_slopes > 1 else 0.0
+    rate = gap.octaves**2 * float(tau) ** 2 * (1 / n_slopes + 0.5) if n_slopes else 0.0
+    bend = _bend(records, measured, quantity)
+    parts = {
+        "seeds": seeds,
+        "reference": reference,
+        "rate": Part(rate, max(n_slopes - 1, 1)),
+        "beyond": Part(bend.variance * float(gap.beyond[0]) ** 2, bend.freedom),
+        "text": Part(0.0 if drawn is None else documents.variance(drawn.mean[:, quantity]), documents.DRAWS - 1),
+    }
+    total = statistics.combined(list(parts.values()))
+    if len(gap.of_seed) < 2:
+        return Estimate(value), parts
+    return Estimate(value, total.variance**0.5, total.freedom), parts
+
+
+def _bend(records: Records, measured: Gaps, quantity: int) -> Part:
+    """Return the variance between seeds of the slope of heights over the last two ends."""
+    groups: dict[tuple[str, float], list[float]] = {}
+    for run in records.runs:
+        ends = documents.of_data(records, run)
+        if ends.x.shape[1] > 1 and (width := ends.x[0, -1] - ends.x[0, -2]):
+            u = (ends.y - measured.curve.at(ends.x))[0, :, quantity]
+            groups.setdefault((run.model, run.rate), []).append(float((u[-1] - u[-2]) / width))
+    freedom = sum(len(group) - 1 for group in groups.values())
+    squares = sum(float(np.var(group)) * len(group) for group in groups.values())
+    return Part(squares / freedom, freedom) if freedom else Part(0.0, 1.0)
+
+
+def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Spread | None) -> Tested | None:
+    """Return a gap as it is tested; None for one seed, if too few models tell how much seeds vary."""
+    assert spread is not None, "parts are known"
+    reference = spread.of(_values(gap.reference, 0))
+    ours = planned = spread.of(_values(gap.of_seed, 0))
+    if len(gap.of_seed) < 2:
+        own = [_values(g.of_seed, 0) for g in _found(measured) if len(g.of_seed) >= SEEDS]
+        if len(own) < ENOUGH:
+            return None
+        widest = max(own, key=lambda values: float(np.var(values, ddof=1)))
+        ours = Part(float(np.var(widest, ddof=1)), spread.of(widest).freedom)
+    return Tested(
+        gap=float(gap.mean[0, 0]),
+        as_tuned=float(gap.mean[0, 0] + measured.c[0, 0] * gap.octaves),
+        seeds=(ours, reference),
+        counts=(len(gap.of_seed), len(gap.reference)),
+        rest=tuple(parts[name] for name in ("rate", "beyond", "text")),
+        further=(planned, reference),
+    )
+
+
+def _with_verdicts(records: Records, rows: Sequence[Row], tested: Mapping[str, Tested | None]) -> list[Row]:
+    """Return rows with their verdicts; the models that the study asks about are one family, its references another."""
+    limit = verdicts.LIMIT * records.unit.scale
+    said: dict[str, Verdict] = {}
+    for of_references in (False, True):
+        family = {
+            row.model: test
+            for row in rows
+            if (row.model in records.references) is of_references and (test := tested.get(row.model)) is not None
+        }
+        several = [row.seeds > 1 for row in rows if row.model in family]
+        said |= dict(zip(family, verdicts.decide(list(family.values()), several, limit=limit), strict=True))
+    found = []
+    for row in rows:
+        if row.gap is not None:
+            verdict = said.get(row.model) or Verdict(verdicts.UNDECIDED, FEW_SEEDS)
+            row = dataclasses.replace(row, verdict=verdict)
+        found.append(row)
+    return found
+
+
+FEW_SEEDS = "2 more seeds of both"

@@ -1,0 +1,287 @@
+"""The gap of every model to a reference at equal in-domain loss and equal learning rate.
+
+Every run becomes one number, its height above the reference's loss curve. One slope, common to all models, takes out
+the learning rate. The gap of a model is its seeds' mean height less the reference's. With x the in-domain loss and y
+the OOD loss of an end, and rho = log2 of the rate:
+
+    h(x)   = b (x - x0) + q (x - x0)^2, fitted to all ends of the reference's runs with an intercept per run; beyond
+             these ends its tangent
+    u_i(x) the height of run i: the line through y - h(x) at its ends, level beyond them
+    X      the reference's mean last x at its best rate
+    x_i    = max(last x of run i, X): where run i is read. A run whose ends all lie below X is read at its highest end
+    c      the mean over models of the slope of heights on rho, between near-best rates of one seed
+    R(x)   = mean over the reference's seeds of the mean over their rates of u_j(x) - c rho_j
+    g_s    = mean over the seed's rates of u_i(x_i) - c rho_i - R(x_i);   g = mean over seeds of g_s
+
+All functions have a leading axis D of draws (`documents.py`); the data itself is a single draw. Letters: D draws, E
+ends, P places where heights are read, Q quantities (the mean over domains, then each domain), S seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+REACH = 0.05  # nats in domain: the farthest that a run is read beyond the reference
+FEWEST = 3  # models with a slope; with fewer, the learning rate is not adjusted
+SAME = 1e-9  # octaves: mean rates of two sides that are equal up to rounding
+
+
+class Ends(NamedTuple):
+    """The ends of a run: x in domain [D, E], y out of domain [D, E, Q], and the number of tokens [E]."""
+
+    label: str
+    seed: int
+    rate: float
+    x: np.ndarray
+    y: np.ndarray
+    tokens: np.ndarray
+
+    @property
+    def rho(self) -> float:
+        """log2 of the learning rate."""
+        return float(np.log2(self.rate))
+
+
+class Curve(NamedTuple):
+    """h(x) of a reference: coefficients [D, Q], the centre x0 [D], and its lowest and highest end [D]."""
+
+    linear: np.ndarray
+    quadratic: np.ndarray
+    centre: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    def at(self, x_DP: np.ndarray) -> np.ndarray:
+        """Return h(x), [D, P, Q]."""
+        inside = np.clip(x_DP, self.low[:, None], self.high[:, None])
+        z, beyond = (inside - self.centre[:, None])[..., None], (x_DP - inside)[..., None]
+        b, q = self.linear[:, None], self.quadratic[:, None]
+        return b * z + q * z**2 + beyond * (b + 2 * q * z)
+
+
+def fit(runs: Sequence[Ends]) -> Curve:
+    """Return the curve through the ends of a reference's runs, by least squares with an intercept per run.
+
+    The square needs a run with three ends; without one, the curve is a line.
+    """
+    x = np.concatenate([run.x for run in runs], axis=1)
+    centre = x.mean(1)
+    squares = max(run.x.shape[1] for run in runs) > 2
+    normal, right = np.zeros((len(x), 2, 2)), np.zeros((len(x), 2, runs[0].y.shape[-1]))
+    for run in runs:
+        z = run.x - centre[:, None]
+        terms = np.stack([z, z**2 * squares], -1)
+        terms = terms - terms.mean(1, keepdims=True)  # takes the place of an intercept
+        normal += np.einsum("dei,dej->dij", terms, terms)
+        right += np.einsum("dei,deq->diq", terms, run.y - run.y.mean(1, keepdims=True))
+    solved = np.linalg.pinv(normal) @ right
+    return Curve(solved[:, 0], solved[:, 1], centre, x.min(1), x.max(1))
+
+
+def height(run: Ends, curve: Curve, at_DP: np.ndarray) -> np.ndarray:
+    """Return u(x) of a run at [D, P], [D, P, Q]."""
+    order = np.argsort(run.x, axis=1, kind="stable")
+    x = np.take_along_axis(run.x, order, 1)
+    u = np.take_along_axis(run.y - curve.at(run.x), order[..., None], 1)
+    if x.shape[1] == 1:
+        return np.broadcast_to(u, (*at_DP.shape, u.shape[-1]))
+    left = np.clip((x[:, None] <= at_DP[..., None]).sum(-1) - 1, 0, x.shape[1] - 2)
+    x0, x1 = np.take_along_axis(x, left, 1), np.take_along_axis(x, left + 1, 1)
+    u0, u1 = (np.take_along_axis(u, i[..., None], 1) for i in (left, left + 1))
+    width = np.where(x1 > x0, x1 - x0, 1.0)
+    share = np.clip((at_DP - x0) / width, 0.0, 1.0)[..., None]
+    return u0 + share * (u1 - u0)
+
+
+class ModelGap(NamedTuple):
+    """The gap of a model.
+
+    Args:
+        of_seed: g_s, seed -> [D, Q].
+        reference: The reference's seeds in this gap, seed -> u - c rho - R at X, [D, Q].
+        of_rate: The mean gap of the runs of each rate, [D, Q].
+        labels: The runs that were read.
+        loss: Mean loss at which the runs were read, [D].
+        beyond: Mean distance of the readings beyond the reference's ends, [D].
+        rho: Mean rho of the model and of the reference.
+        rates: The near-best rates that were compared, of the model and of the reference.
+    """
+
+    of_seed: dict[int, np.ndarray]
+    reference: dict[int, np.ndarray]
+    of_rate: dict[float, np.ndarray]
+    labels: tuple[str, ...]
+    loss: np.ndarray
+    beyond: np.ndarray
+    rho: tuple[float, float]
+    rates: tuple[tuple[float, ...], tuple[float, ...]]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """g, [D, Q]."""
+        return np.mean(list(self.of_seed.values()), axis=0)
+
+    @property
+    def octaves(self) -> float:
+        """How many octaves the model's mean rate lies above the reference's."""
+        return 0.0 if abs(self.rho[0] - self.rho[1]) < SAME else self.rho[0] - self.rho[1]
+
+
+class Gaps(NamedTuple):
+    """The gaps of all models to a reference.
+
+    Args:
+        slopes: Slope of heights per octave of the learning rate, model -> [D, Q].
+        c: Their mean, which is taken out, [D, Q]; zero if fewer than `FEWEST` models have one.
+        of_model: Model -> its gap; or the reason why it has none.
+    """
+
+    curve: Curve
+    at: np.ndarray
+    slopes: dict[str, np.ndarray]
+    c: np.ndarray
+    of_model: dict[str, ModelGap | str]
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the learning rate was taken out."""
+        return len(self.slopes) >= FEWEST
+
+
+NO_REACH, NO_RATE = "ends from 50%", "another rate"  # what a gap needs
+
+
+def measure(
+    models: Mapping[str, Sequence[Ends]],
+    reference: str,
+    best: float,
+    *,
+    reach: float = REACH,
+    among: Mapping[str, Sequence[str]] | None = None,
+) -> Gaps:
+    """Return the gaps of all models to `reference`, whose best rate is `best`.
+
+    Args:
+        models: Each model's runs at its near-best rates.
+        reference: One of the models. At least one of its runs has two ends.
+        best: The reference's best rate.
+        reach: The farthest that a run is read beyond the reference, in the unit of the losses.
+        among: Labels of the runs to read, per model; without it, those within reach.
+    """
+    theirs = models[reference]
+    curve = fit(theirs)
+    at_D = np.mean([run.x[:, -1] for run in theirs if run.rate == best], axis=0)
+    slopes = {name: slope for name, runs in models.items() if (slope := _slope(runs, curve)) is not None}
+    adjusted = len(slopes) >= FEWEST
+    c = np.mean(list(slopes.values()), axis=0) if adjusted else np.zeros_like(curve.linear)
+    found: dict[str, ModelGap | str] = {}
+    for name, runs in models.items():
+        if name == reference:
+            continue
+        if among is not None:
+            readable = [run for run in runs if run.label in among.get(name, ())]
+        else:
+            readable = [run for run in runs if _within(run, curve, at_D, reach)]
+        if not readable:
+            found[name] = NO_REACH
+            continue
+        ours, others = list(readable), list(theirs)
+        if not adjusted:
+            common = {run.rate for run in ours} & {run.rate for run in others}
+            ours, others = ([run for run in side if run.rate in common] for side in (ours, others))
+            if not common:
+                found[name] = NO_RATE
+                continue
+        found[name] = _gap(ours, others, curve, at_D, c, by_rate=not adjusted)
+    return Gaps(curve, at_D, slopes, c, found)
+
+
+def reading(run: Ends, at_D: np.ndarray) -> np.ndarray:
+    """Return the loss at which a run is read, [D]."""
+    return np.minimum(np.maximum(run.x[:, -1], at_D), run.x.max(1))
+
+
+def _within(run: Ends, curve: Curve, at_D: np.ndarray, reach: float) -> bool:
+    x = reading(run, at_D)[0]
+    return bool(at_D[0] - reach <= x <= curve.high[0] + reach)
+
+
+def _slope(runs: Sequence[Ends], curve: Curve) -> np.ndarray | None:
+    """Return the mean over seeds of the slope of heights on rho, [D, Q]; None without a seed with several rates."""
+    found = []
+    for of_seed in by_seed(runs).values():
+        if len(of_seed) > 1:
+            at_D = np.max([run.x[:, -1] for run in of_seed], axis=0)
+            rho = np.array([run.rho for run in of_seed])
+            heights = np.stack([height(run, curve, at_D[:, None])[:, 0] for run in of_seed])
+            centred = rho - rho.mean()
+            found.append(np.tensordot(centred, heights, 1) / (centred**2).sum())
+    return np.mean(found, axis=0) if found else None
+
+
+def by_seed(runs: Sequence[Ends]) -> dict[int, list[Ends]]:
+    """Return runs by seed."""
+    found: dict[int, list[Ends]] = {}
+    for run in runs:
+        found.setdefault(run.seed, []).append(run)
+    return found
+
+
+def _mean_rho(runs: Sequence[Ends]) -> float:
+    return float(np.mean([np.mean([run.rho for run in of_seed]) for of_seed in by_seed(runs).values()]))
+
+
+def _gap(
+    ours: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, at_D: np.ndarray, c: np.ndarray, *, by_rate: bool
+) -> ModelGap:
+    """Return the gap of a model's runs to a reference's.
+
+    Without a common slope (`by_rate`), sides whose seeds ran different rates are compared rate by rate.
+    """
+    places = np.stack([reading(run, at_D) for run in ours], 1)
+    heights = np.stack([height(run, curve, places[:, [i]])[:, 0] - c * run.rho for i, run in enumerate(ours)], 1)
+    rho = _mean_rho(ours), _mean_rho(theirs)
+    at = np.concatenate([places, at_D[:, None]], 1)
+    if by_rate and abs(rho[0] - rho[1]) > SAME:
+        level = np.empty_like(heights)
+        for rate in {run.rate for run in ours}:
+            own = [i for i, run in enumerate(ours) if run.rate == rate]
+            level[:, own] = reference_levels([r for r in theirs if r.rate == rate], curve, places[:, own], c)[0]
+        rho = rho[0], rho[0]
+        _, of_seed = reference_levels(theirs, curve, at, c)
+    else:
+        mean, of_seed = reference_levels(theirs, curve, at, c)
+        level = mean[:, :-1]
+    gaps = heights - level
+    seeds = list(dict.fromkeys(run.seed for run in ours))
+    middle = np.mean([values[:, -1] for values in of_seed.values()], axis=0)
+    rates = sorted({run.rate for run in ours})
+    return ModelGap(
+        of_seed={s: gaps[:, [i for i, run in enumerate(ours) if run.seed == s]].mean(1) for s in seeds},
+        reference={s: values[:, -1] - middle for s, values in of_seed.items()},
+        of_rate={r: gaps[:, [i for i, run in enumerate(ours) if run.rate == r]].mean(1) for r in rates},
+        labels=tuple(run.label for run in ours),
+        loss=places.mean(1),
+        beyond=_beyond(ours, places, curve),
+        rho=rho,
+        rates=(tuple(rates), tuple(sorted({run.rate for run in theirs}))),
+    )
+
+
+def reference_levels(
+    runs: Sequence[Ends], curve: Curve, at_DP: np.ndarray, c: np.ndarray
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Return R at [D, P], [D, P, Q], and the level of each of the reference's seeds."""
+    of_seed = {
+        seed: np.mean([height(run, curve, at_DP) - (c * run.rho)[:, None] for run in of_seed], axis=0)
+        for seed, of_seed in by_seed(runs).items()
+    }
+    return np.mean(list(of_seed.values()), axis=0), of_seed
+
+
+def _beyond(runs: Sequence[Ends], places: np.ndarray, curve: Curve) -> np.ndarray:
+    """Return how far readings lie beyond the reference's ends, the mean over seeds of the mean over rates, [D]."""
+    far = np.maximum(np.maximum(places - curve.high[:, None], curve.low[:, None] - places), 0.0)
+    seeds = dict.fromkeys(run.seed for run in runs)
+    return np.mean([far[:, [i for i, run in enumerate(runs) if run.seed == s]].mean(1) for s in seeds], axis=0)

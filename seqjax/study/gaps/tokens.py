@@ -1,0 +1,139 @@
+"""Differences at equal tokens, and the speed-up to an equal OOD loss.
+
+Both are between the runs that represent a model and its reference: at the near-best rate with the most seeds.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from seqjax.study.gaps import documents, statistics
+from seqjax.study.gaps.documents import DRAWS
+from seqjax.study.gaps.rates import shown_runs
+from seqjax.study.gaps.statistics import Estimate, Part
+from seqjax.study.runs.record import Record, Records, in_domain, losses
+
+
+class Difference(NamedTuple):
+    """The difference of the last losses after equal tokens, in domain and OOD (the mean over domains)."""
+
+    inside: Estimate
+    outside: Estimate
+
+
+def last(runs: Sequence[Record], records: Records) -> dict[int, tuple[float, float]]:
+    """Return the last losses of runs in domain and OOD, by seed."""
+    return {
+        run.seed: (
+            float(in_domain([run.last], records.against)[0]),
+            float(losses([run.last], records.domains).mean()),
+        )
+        for run in runs
+    }
+
+
+def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
+    """Return the difference of every model to the reference, where all of their runs have the same tokens."""
+    sides = {model: shown_runs(records, model) for model in records.models}
+    values = {model: last(runs, records) for model, runs in sides.items()}
+    spreads = [statistics.spread([[v[i] for v in of.values()] for of in values.values()]) for i in (0, 1)]
+    found = {}
+    for model, runs in sides.items():
+        theirs = sides[reference]
+        if model == reference or len({run.last.tokens for run in (*runs, *theirs)}) > 1:
+            continue
+        of_text = _of_text(records, runs, theirs)
+        estimates = []
+        for i, spread in enumerate(spreads):
+            ours, others = ([v[i] for v in values[name].values()] for name in (model, reference))
+            value = float(np.mean(ours) - np.mean(others))
+            if len(ours) < 2 or spread is None:
+                estimates.append(Estimate(value))
+                continue
+            sizes = [(spread.of(side), len(side)) for side in (ours, others)]
+            parts = [Part(part.variance / n, part.freedom) for part, n in sizes]
+            total = statistics.combined([*parts, Part(of_text[i], DRAWS - 1)])
+            estimates.append(Estimate(value, total.variance**0.5, total.freedom))
+        found[model] = Difference(*estimates)
+    return found
+
+
+def _of_text(records: Records, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[float, float]:
+    """Return the variances that the documents give the differences, in domain and OOD; zero if not known."""
+    drawn = [[documents.of_draws(records, run) for run in side] for side in (ours, theirs)]
+    known = [[ends for ends in side if ends is not None] for side in drawn]
+    if any(len(side) < len(runs) for side, runs in zip(known, (ours, theirs), strict=True)):
+        return 0.0, 0.0
+    x, y = ([np.mean([of(ends) for ends in side], axis=0) for side in known] for of in (_last_x, _last_y))
+    return documents.variance(x[0] - x[1]), documents.variance(y[0] - y[1])
+
+
+def _last_x(ends: documents.Ends) -> np.ndarray:
+    return ends.x[:, -1]
+
+
+def _last_y(ends: documents.Ends) -> np.ndarray:
+    return ends.y[:, -1, 0]
+
+
+class SpeedUp(NamedTuple):
+    """The reference's training time over the model's, to the higher of their two last OOD losses.
+
+    Args:
+        value: The ratio; above 1 the model is faster.
+        low, high: Its 95% interval; None for one seed.
+        bound: "at least" or "at most" if the loss lies above every first end of the better side; else "".
+        what: The condition of the speeds, as the study names it.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    bound: str
+    what: str
+
+
+def speed_up(records: Records, model: str, reference: str, difference: Difference | None) -> SpeedUp | None:
+    """Return the speed-up with the first table of speeds that has both models; None without one.
+
+    The tokens that the better side needs come from the line through its ends, OOD loss over log of tokens, averaged
+    over its runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value, with the standard
+    error of the OOD difference.
+    """
+    speeds = next(((what, of) for what, of in records.speeds.items() if model in of and reference in of), None)
+    if speeds is None or difference is None:
+        return None
+    what, of_model = speeds
+    sides = [shown_runs(records, name) for name in (model, reference)]
+    levels = [float(np.mean([y for _, y in last(side, records).values()])) for side in sides]
+    loss, better = max(levels), int(levels[1] < levels[0])
+    lines = [line for run in sides[better] if (line := _line(run, records)) is not None]
+    if not lines:
+        return None
+    times, slopes, bounded = [], [], True
+    for log_t, y in lines:
+        slope = float(np.polyfit(log_t, y, 1)[0])
+        slopes.append(slope)
+        if y[0] >= loss:
+            bounded = False
+            order = np.argsort(y)
+            times.append(float(np.interp(loss, y[order], log_t[order])))
+    earliest = float(np.mean([log_t[0] for log_t, _ in lines]))
+    tokens = np.exp(np.mean(times) if times else earliest)
+    full = sides[1 - better][0].last.tokens
+    needed = (tokens, full) if better == 0 else (full, tokens)
+    value = (needed[1] / of_model[reference]) / (needed[0] / of_model[model])
+    bound = ("at least" if better == 0 else "at most") if bounded else ""
+    slope = abs(float(np.mean(slopes)))
+    if difference.outside.error is None or not slope:
+        return SpeedUp(value, None, None, bound, what)
+    factor = float(np.exp(1.96 * difference.outside.error / slope))
+    return SpeedUp(value, value / factor, value * factor, bound, what)
+
+
+def _line(run: Record, records: Records) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return log of tokens and OOD loss of a run's ends; None for a run with one end."""
+    if len(run.ends) < 2:
+        return None
+    return np.log([p.tokens for p in run.ends]), losses(run.ends, records.domains).mean(1)

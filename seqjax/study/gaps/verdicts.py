@@ -1,0 +1,121 @@
+"""Verdicts on gaps, tested together per reference, and what an undecided gap needs.
+
+    costs               above zero (Holm over the models, two-sided, 5%)
+    gains               below zero (the same family)
+    no cost above 0.05  of the models left that have two seeds, below 0.05 nats (Holm, one-sided, 2.5%)
+    undecided           needs: more seeds, another rate, or ends from 50%
+
+A verdict must hold on both readings, at matched learning rates and as tuned: the less favourable one is tested.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from seqjax.study.gaps import statistics
+from seqjax.study.gaps.statistics import Part
+
+LIMIT = 0.05  # nats: the largest gap that is not called a cost
+TWO_SIDED, ONE_SIDED = 0.05, 0.025
+POWER, MOST_SEEDS = 0.8, 9  # of studies that are decided with the seeds that are needed; most further seeds
+COSTS, GAINS, UNDECIDED = "costs", "gains", "undecided"
+
+
+class Tested(NamedTuple):
+    """A gap to be tested.
+
+    Args:
+        gap: The gap at matched learning rates.
+        as_tuned: The gap as tuned.
+        seeds: Variance of one seed of the model, and of the reference.
+        counts: Their numbers of seeds.
+        rest: Variances that further seeds do not lower; the rate's part is the first.
+        further: Variances of one seed that a planned run has; they differ from `seeds` for a model with one seed.
+    """
+
+    gap: float
+    as_tuned: float
+    seeds: tuple[Part, Part]
+    counts: tuple[int, int]
+    rest: tuple[Part, ...]
+    further: tuple[Part, Part]
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of the gap's variance."""
+        return [Part(p.variance / n, p.freedom) for p, n in zip(self.seeds, self.counts, strict=True)] + [*self.rest]
+
+    def p(self) -> float:
+        """Return the two-sided p-value of the gap being zero, on the less favourable reading."""
+        total = statistics.combined(self.parts)
+        return min(1.0, 2 * statistics.p_value(self._from_zero, total.variance**0.5, total.freedom))
+
+    def p_above(self, limit: float) -> float:
+        """Return the one-sided p-value of the gap being `limit` or more, on the less favourable reading."""
+        total = statistics.combined(self.parts)
+        return statistics.p_value(limit - max(self.gap, self.as_tuned), total.variance**0.5, total.freedom)
+
+    @property
+    def _from_zero(self) -> float:
+        """How far the nearer reading lies from zero; negative if zero is between the readings."""
+        low, high = sorted((self.gap, self.as_tuned))
+        return max(low, -high)
+
+    def needs(self, *, level: float, limit: float) -> str:
+        """Return the smallest number of further seeds with which the gap as estimated would be decided."""
+        distance = max(self._from_zero, limit - max(self.gap, self.as_tuned))
+        for both, rest, where in ((False, self.rest, ""), (True, self.rest, " of both"), (True, self.rest[1:], ONE)):
+            for n in range(1, MOST_SEEDS + 1):
+                if self._is_decided(distance, n, n if both else 0, rest, level):
+                    return f"{n} more seed{'s' * (n > 1)}{where}"
+        return f"more than {MOST_SEEDS} seeds of both"
+
+    def _is_decided(self, distance: float, ours: int, theirs: int, rest: Sequence[Part], level: float) -> bool:
+        more = (ours, theirs)
+        sides = [
+            Part(part.variance / (count + n), part.freedom + n)
+            for part, count, n in zip(self.further if ours else self.seeds, self.counts, more, strict=True)
+        ]
+        total = statistics.combined([*sides, *rest])
+        needed = statistics.quantile(total.freedom, 1 - level) + statistics.quantile(total.freedom, POWER)
+        return distance >= needed * total.variance**0.5
+
+
+ONE = " of both at one rate"
+
+
+class Verdict(NamedTuple):
+    """A verdict; `needs` says what an undecided gap needs, and `p` is the p-value of no gap."""
+
+    word: str
+    needs: str = ""
+    p: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The verdict in words, "undecided (needs: 2 more seeds)"."""
+        return f"{self.word} (needs: {self.needs})" if self.needs else self.word
+
+
+def no_cost(limit: float) -> str:
+    """Return the words for a gap that is below `limit`."""
+    return f"no cost above {limit:.2g}"
+
+
+def decide(gaps: Sequence[Tested], several: Sequence[bool], *, limit: float) -> list[Verdict]:
+    """Return the verdicts on gaps that are tested together; `several` says which models have two seeds or more.
+
+    `limit` is `LIMIT` in the unit of the losses.
+    """
+    p_values = [tested.p() for tested in gaps]
+    rejected = statistics.holm(p_values, level=TWO_SIDED)
+    said = [COSTS if tested.gap > 0 else GAINS if no else "" for tested, no in zip(gaps, rejected, strict=True)]
+    said = [word if no else "" for word, no in zip(said, rejected, strict=True)]
+    left = [i for i, word in enumerate(said) if not word and several[i]]
+    below = statistics.holm([gaps[i].p_above(limit) for i in left], level=ONE_SIDED)
+    for i, is_below in zip(left, below, strict=True):
+        said[i] = no_cost(limit) if is_below else ""
+    n_open = sum(not word for word in said)
+    return [
+        Verdict(word or UNDECIDED, "" if word else tested.needs(level=ONE_SIDED / n_open, limit=limit), p)
+        for word, tested, p in zip(said, gaps, p_values, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Tables and pictures of a study. They read rows and records only."""

@@ -1,0 +1,52 @@
+"""What the runs of a study cannot support: different tokens, optimisers or schedules, in one sentence each."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from seqjax.study.runs.record import Record
+
+# Settings of the optimiser that are not the learning rate, and do not tell what the optimiser is.
+NOT_OPTIMISER = ("lr", "warmup_steps", "final_lr", "cooldown")
+
+
+def remarks(runs: Sequence[Record]) -> list[str]:
+    """Return a sentence for each difference between runs that limits what can be concluded from them."""
+    found = []
+    full = [run for run in runs if run.schedule == 1]
+    tokens = _groups((run.model, f"{run.last.tokens:,}") for run in full)
+    if len(tokens) > 1:
+        found.append(
+            f"Runs have different numbers of tokens ({_named(tokens)}): gaps at equal in-domain loss stand, and "
+            "differences at equal tokens and speed-ups are between runs with equal tokens only."
+        )
+    optimisers = _groups((run.model, _optimiser(run.metadata.get("config", {}))) for run in full)
+    if len(optimisers) > 1:
+        found.append(
+            f"Runs have different optimisers ({_named(optimisers)}): a gap between them is due to the optimiser as "
+            "well, and only gaps within one optimiser compare mixers."
+        )
+    schedules = _groups((run.model, "WSD" if run.is_wsd else "linear") for run in full if run.metadata.get("config"))
+    if len(schedules) > 1:
+        found.append(
+            f"Runs have different schedules ({_named(schedules)}): a gap between them is due to the schedule as well, "
+            "and only gaps within one schedule compare mixers."
+        )
+    return found
+
+
+def _groups(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return models by value; a value that is not known is left out."""
+    found: dict[str, list[str]] = {}
+    for model, value in pairs:
+        if value and model not in found.setdefault(value, []):
+            found[value].append(model)
+    return {value: models for value, models in found.items() if models}
+
+
+def _named(groups: dict[str, list[str]]) -> str:
+    return "; ".join(f"{value}: {', '.join(models)}" for value, models in groups.items())
+
+
+def _optimiser(config: dict[str, Any]) -> str:
+    settings = {key: value for key, value in config.get("optim", {}).items() if key not in NOT_OPTIMISER}
+    return ", ".join(f"{key} {value}" for key, value in sorted(settings.items()))

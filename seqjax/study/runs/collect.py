@@ -1,0 +1,163 @@
+"""Read the evaluations and metadata of runs from their workdirs."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seqjax.config import Config
+from seqjax.models import Model, flops
+from seqjax.reading import Float, check, read_json
+from seqjax.study.runs import runner
+from seqjax.study.runs.record import NATS, Point, Record, Unit
+from seqjax.study.runs.runner import Run
+from seqjax.training import metrics, origin, schedule
+from seqjax.training.workdir import readable
+from seqjax.utils import UserError
+
+COST = ("mfu", "seconds", "device_peak_gib")  # of the last logged steps
+MEANS = ("equal", "natural")  # over the OOD domains: unweighted, and by share of the corpus
+# Of a run's run.json, and of runs.json.
+METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}} | origin.FORM
+NOT_BEGUN = "not begun"
+
+
+def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
+    """Return the evaluations of a run so far, in order, with the domain losses in `unit`.
+
+    The training loss and the recorded means are in nats per token; in another unit there are no means. `train_loss` is
+    the mean over the steps since the previous evaluation, so it lags behind the domain losses of a model that learns
+    fast.
+
+    Raises `UserError` if `workdir` is not a run or has no evaluation yet.
+    """
+    if not (readable(workdir) / "metrics.jsonl").exists():
+        raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
+    points = []
+    for row in metrics.read(workdir):
+        found = {key: float(value) for key, value in row.items() if re.fullmatch(f"eval/[^/]+/{unit.field}", key)}
+        if found:
+            check(row, {"tokens": int, "train/loss": Float}, f"{workdir}/metrics.jsonl, step {row['step']}")
+            domains = {key.split("/")[1]: value for key, value in found.items()}
+            names = MEANS if unit == NATS else ()
+            recorded = {name: row.get(f"eval_mean/out_of_domain/{name}") for name in names}
+            means = {name: float(value) for name, value in recorded.items() if value is not None}
+            points.append(Point(row["step"], row["tokens"], float(row["train/loss"]), domains, means))
+    if not points:
+        raise UserError(f"{workdir} has no evaluation yet; let it reach its first (config.eval.every).")
+    return points
+
+
+def progress(run: Run) -> str:
+    """Return the missing part of a run, or "" if it has all of its evaluations."""
+    if run.ends:
+        if not (lacking := run.lacking):
+            return ""
+        return NOT_BEGUN if not run.last_row() else f"no evaluation yet at the {_named(lacking)}"
+    try:
+        step = read_points(run.workdir)[-1].step
+    except UserError:
+        return "no evaluation yet" if run.last_row() else NOT_BEGUN
+    steps = run.config.train.steps if run.config is not None else step
+    return "" if step >= steps else f"step {step} of {steps}"
+
+
+def _named(ends: Sequence[int]) -> str:
+    return f"end{'s' * (len(ends) > 1)} after step {', '.join(map(str, ends))}"
+
+
+def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
+    """Return the evaluations and metadata of runs.
+
+    Raises `UserError` if a run has no evaluation (at one of its ends if it has several), lacks the loss of one of
+    `domains` or, in nats per token, differs from the others in tokenizer or data.
+    """
+    found = [_collect(run, unit) for run in runs]
+    for record in found:
+        lacking = [domain for domain in domains if any(domain not in p.domains for p in record.points)]
+        if lacking:
+            known = ", ".join(record.points[-1].domains)
+            raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
+    if unit != NATS:
+        return found
+    tokenizers = [(r.label, r.metadata.get("config", {}).get("data", {}).get("tokenizer")) for r in found]
+    if len({name for _, name in tokenizers if name}) > 1:
+        named = ", ".join(f"{label}: {name}" for label, name in tokenizers if name)
+        raise UserError(
+            f"These runs have different tokenizers ({named}), and nats per token of one are not those of another; "
+            'compare them with unit="bits_per_byte" in the study file.'
+        )
+    sets = {domain.rpartition(".")[0] for domain in domains} - {""}
+    _require_one([(record.label, record.metadata.get("manifest")) for record in found], "read different data")
+    for name in sorted(sets):
+        hashes = [(record.label, record.metadata.get("test_sets", {}).get(name)) for record in found]
+        _require_one(hashes, f"were evaluated on different test sets {name!r}")
+    return found
+
+
+def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
+    """Raise `UserError` if the runs, (label, hash), do not all have the same data; unknown hashes are left out."""
+    of_data: dict[str, list[str]] = {}
+    for label, name in hashes:
+        if name:
+            of_data.setdefault(name, []).append(label)
+    if len(of_data) > 1:
+        groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in of_data.items())
+        raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each alone.")
+
+
+def _collect(run: Run, unit: Unit) -> Record:
+    metadata: dict[str, Any] = {}
+    files, ends = run.files, run.ends
+    for name in ("run.json", "config.json"):
+        if (files / name).is_file():
+            value = read_json(files / name, METADATA if name == "run.json" else runner.FORM)
+            metadata |= value if name == "run.json" else {"config": value}
+    if run.config is not None:
+        metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
+    last = run.last_row()
+    metadata |= {key: last[key] for key in COST if key in last}
+    if speed := run.tokens_per_s():
+        metadata["tokens_per_s"] = speed
+    if entropy := _entropy(schedule.end_directory(files, ends[-1]) if ends else files):
+        metadata["entropy"] = entropy
+    if lacking := run.lacking:
+        raise UserError(
+            f"{run.label} has no evaluation at the {_named(lacking)} ({run.workdir}); train it to the end, or compare "
+            "what has finished with --partial."
+        )
+    of_ends = [read_points(schedule.end_directory(files, step), unit=unit)[-1] for step in ends]
+    points = of_ends or read_points(run.workdir, unit=unit)
+    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, of_ends or points[-1:], metadata)
+
+
+def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
+    """Return the entropy of attention that the run measured at its end, domain -> field -> value; empty if none."""
+    fields = ("entropy", "entropy_relative")
+    found: dict[str, dict[str, float]] = {}
+    for row in metrics.read(workdir) if (workdir / "metrics.jsonl").is_file() else ():
+        for key, value in row.items():
+            kind, *rest = key.split("/")
+            if kind == "eval" and len(rest) == 2 and rest[1] in fields:
+                found.setdefault(rest[0], {})[rest[1]] = value
+    return found
+
+
+def _of_config(config: Config, *, on_cpu: bool) -> dict[str, Any]:
+    """Return parameters, training FLOPs per token, and the bytes of one sequence's decoding state after T tokens.
+
+    The state is that of the run's device, where "auto" is another dtype than here.
+    """
+    settings = config.model
+    if settings.dtype == "auto":
+        settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
+    model = Model(settings, max_len=config.train.seq_len)
+    state = jax.eval_shape(lambda: model.init_cache(1, config.train.seq_len))
+    return {
+        "parameters": flops.n_params(model),
+        "flops_per_token": flops.flops_per_token(model, config.train.seq_len),
+        "state_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
+    }

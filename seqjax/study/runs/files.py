@@ -1,0 +1,348 @@
+"""The files of a finished study, which suffice to analyse it again.
+
+    runs.json    the study (title, references, domains, against), what is missing, and per run what it was: config,
+                 versions, commit, devices, data, speed, seconds
+    points.csv   every evaluation of every run: the loss of each domain and the recorded means out of domain
+    blocks.npz   the blocks of each domain ("DOMAIN/documents", [blocks], and "DOMAIN/sources" where sources are known)
+                 and their losses ("DOMAIN/losses", [evaluations, blocks], those of points.csv in order; nan for an
+                 evaluation left out)
+    metrics.npz  every row of every run's metrics.jsonl, one array [rows] per field with nan where a row lacks it, and
+                 the arrays "run" (labels) and "end" (the step of the end whose cooldown the row is of, else 0)
+
+An analysis reads the first three, and classes.npz (seqjax/study/gaps/classes.py); metrics.npz keeps the training curves
+when the workdirs are gone. Tables and figures are always made from the result of `read`, so that they are the same,
+byte for byte, wherever the files are.
+"""
+
+import csv
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.reading import Float, read_arrays, read_json, read_table
+from seqjax.study.runs import checks, runner
+from seqjax.study.runs.collect import METADATA, read_points
+from seqjax.study.runs.record import UNITS, Blocks, Point, Record, Records
+from seqjax.training import eval_losses, metrics, origin, schedule
+from seqjax.training.workdir import readable
+from seqjax.utils import UserError, replacing, write_json
+
+COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
+COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
+MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
+RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": runner.FORM, "parameters?": (int, None)}
+RUN |= dict.fromkeys(("tokens_per_s?", "device_peak_gib?", "state_bytes?", "flops_per_token?"), (float, None))
+RUN |= METADATA | origin.FORM
+RUN |= {"entropy?": {str: {"entropy": float, "entropy_relative": float}}}
+STUDY = {"title": str, "references": [str], "domains": [str], "against": [str], "unit?": tuple(UNITS), "sweep?": str}
+STUDY |= {"speeds?": {str: {str: float}}, "protocol?": (1, 2)}  # `protocol` was written by earlier versions
+FORM = {"study": STUDY, "missing": {str: str}, "runs": {str: RUN}}
+FIX = "put back a copy of it, or compare the runs again (`seqjax study --study=... --out=...`)"
+Described = dict[str, np.ndarray]  # "DOMAIN/FIELD" -> [blocks]
+Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
+MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
+KEPT = ("documents", "sources")  # fields of blocks that a study keeps
+# The largest difference between an evaluation in points.csv and the mean of its blocks: losses of blocks are float32 or,
+# where they are many, float16 (2**-11 of a loss below 16 nats, and less in the mean).
+ROUNDING = {np.dtype(np.float32): 1e-3, np.dtype(np.float16): 1e-2, np.dtype(np.float64): 1e-3}
+
+
+def write(
+    out: Path,
+    runs: Sequence[Record],
+    *,
+    study: dict[str, Any],
+    missing: dict[str, str],
+    workdirs: Mapping[str, str | Path],
+    max_bytes: int = MAX_BYTES,
+) -> list[str]:
+    """Write the files into `out` and return messages about omitted data.
+
+    `study` is the part of runs.json about the comparison, and `workdirs` hold the runs' rows and block losses; those of
+    a run that is not in `workdirs` are taken from the files that `out` has already. Raises `UserError` if runs were
+    evaluated on different blocks.
+    """
+    known = all(run.label in workdirs for run in runs)
+    if study.get("unit", "nats") == "nats":
+        of_run = {} if known else _stored_blocks(out)
+        for run in (run for run in runs if run.label in workdirs):
+            workdir = workdirs[run.label]
+            of_run[run.label] = _of_ends(run, workdir) if run.is_wsd else eval_losses.read(workdir)
+        arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
+        for run in (run for run in runs if run.label in workdirs):
+            messages += _lost(run, of_run[run.label], workdirs[run.label])
+    else:
+        arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
+    rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out))
+    out.mkdir(parents=True, exist_ok=True)
+    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.metadata for r in runs}
+    write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
+    with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for run in runs:
+            for p in run.points:
+                losses = p.domains | {MEAN + name: mean for name, mean in p.means.items()}
+                start = [run.label, run.model, run.seed, f"{run.rate:g}", f"{run.schedule:g}"]
+                for domain, loss in losses.items():
+                    writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
+    (out / "blocks.npz").unlink(missing_ok=True)
+    tables = {"blocks.npz": arrays, "metrics.npz": rows}
+    for name, table in tables.items():
+        if table:
+            with replacing(out / name) as file:
+                np.savez_compressed(file, allow_pickle=False, **table)
+    return messages
+
+
+def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: str | Path) -> list[str]:
+    """Return messages about evaluations whose losses of blocks are lost.
+
+    Raises `UserError` if there are such losses of an evaluation that `metrics.jsonl` has not: it was cut.
+    """
+    described, losses = of_run
+    known = {point.step for point in run.points}
+    if losses.keys() - known:  # or of one that has ended since the rows were read
+        known |= {point.step for point in read_points(workdir)}
+    if unknown := sorted(losses.keys() - known):
+        raise UserError(
+            f"{workdir}/metrics.jsonl lacks the evaluation after step {unknown[0]}, of which eval_losses has a file: "
+            f"it was cut; {eval_losses.FIX}."
+        )
+    lost = [point.step for point in run.points if described and not losses.get(point.step)]
+    names = ", ".join(eval_losses.path(Path(eval_losses.DIRECTORY), step).name for step in lost)
+    return (
+        [f"No loss of every block, and so no interval, of {run.label} where these are lost: {names}."] if lost else []
+    )
+
+
+def _gather_metrics(
+    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, stored: list[dict[str, Any]]
+) -> dict[str, np.ndarray]:
+    """Return the arrays of metrics.npz; `stored` are rows of runs without a workdir."""
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        if run.label not in workdirs:
+            rows += [row for row in stored if row["run"] == run.label]
+            continue
+        files = readable(workdirs[run.label])
+        parts = {0: files} | {p.step: schedule.end_directory(files, p.step) for p in run.points if run.is_wsd}
+        rows += [{"run": run.label, "end": end} | row for end, path in parts.items() for row in metrics.read(path)]
+    fields = dict.fromkeys(field for row in rows for field in row)
+    values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that does not report it
+    return {field: np.array([np.nan if x is None else x for x in column]) for field, column in values.items()}
+
+
+def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.npz in `directory`; [] if it has none."""
+    if not (directory / "metrics.npz").is_file():
+        return []
+    arrays = read_arrays(directory / "metrics.npz", fix=FIX)
+    n_rows = len(arrays.take("run", "U", None))
+    columns = {field: arrays.take(field, "Uiuf", n_rows).tolist() for field in arrays}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _stored_blocks(directory: Path) -> dict[str, tuple[Described, Losses]]:
+    """Return blocks and losses of blocks.npz in `directory`, label -> as `eval_losses.read`; {} if it has none."""
+    _, runs, n_rows = _read_runs(directory)
+    kept = _read_arrays(directory / "blocks.npz", n_rows)
+    if kept is None:
+        return {}
+    described, losses = kept
+    return {
+        run.label: (described, {p.step: {domain: of[p.row] for domain, of in losses.items()} for p in run.points})
+        for run in runs
+    }
+
+
+def _gather_blocks(
+    runs: Sequence[Record], of_run: dict[str, tuple[Described, Losses]], *, max_bytes: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the arrays of blocks.npz, at most `max_bytes` of them; `of_run` has blocks and losses by label."""
+    of_run = {run.label: of_run.get(run.label, ({}, {})) for run in runs}
+    without = [label for label, (described, _) in of_run.items() if not described]
+    messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
+    known = {label: described for label, (described, _) in of_run.items() if described}
+    if not known:
+        return {}, messages
+    # A workdir says more of its blocks than the files of a study, and a new one more than an old one.
+    first, described = next(iter(known.items()))
+    described = dict(described)
+    of_documents = {key for key in described if key.endswith("/documents")}
+    for label, other in known.items():
+        shared = other.keys() & described.keys()
+        same = {key for key in other if key.endswith("/documents")} == of_documents
+        if not same or any(not np.array_equal(other[key], described[key]) for key in shared):
+            raise UserError(
+                f"{label} was evaluated on other blocks than {first}; evaluate both with the same eval.seed."
+            )
+        described |= other
+    documents = {key.rpartition("/")[0]: value for key, value in described.items() if key.endswith("/documents")}
+    rows = [(run.label, point.step, len(run.points) - i) for run in runs for i, point in enumerate(run.points)]
+    n_blocks = sum(len(d) for d in documents.values())
+    room = (max_bytes - 8 * n_blocks - 4096 * (1 + len(documents))) // n_blocks  # bytes per block, for all evaluations
+    dtype, keep = (np.float32, len(rows)) if 4 * len(rows) <= room else (np.float16, room // 2)
+    if dtype == np.float16:
+        messages.append(f"blocks.npz holds float16: {len(rows)} x {n_blocks} losses are too many as float32.")
+    # The last evaluations of every run matter most: it is compared at the lowest losses.
+    last = max((n for *_, n in rows), default=0)
+    while sum(n <= last for *_, n in rows) > keep:
+        last -= 1
+    if any(n > last for *_, n in rows):
+        messages.append(f"blocks.npz holds the last {last} evaluations of each run: more would exceed its size limit.")
+    arrays: dict[str, Any] = {key: of for key, of in described.items() if key.rpartition("/")[2] in KEPT}
+    kept = [(label, step) for label, step, n in rows if n <= last]
+    arrays["kept"] = np.array([n <= last for *_, n in rows])
+    for domain, of_block in documents.items():
+        nothing = np.full(len(of_block), np.nan)
+        arrays[f"{domain}/losses"] = np.array(
+            [of_run[label][1].get(step, {}).get(domain, nothing) for label, step in kept], dtype
+        )
+    return arrays, messages
+
+
+def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
+    """Return the result of `eval_losses.read` for the run's ends; empty if an end has no losses of blocks.
+
+    Raises `UserError` if ends were evaluated on different blocks.
+    """
+    described: Described = {}
+    losses = {}
+    for point in run.points:
+        of_end, of_step = eval_losses.read(schedule.end_directory(readable(workdir), point.step))
+        if not of_end:
+            return {}, {}
+        if described and any(not np.array_equal(of_block, of_end[key]) for key, of_block in described.items()):
+            raise UserError(f"{run.label}: the end after step {point.step} was evaluated on other blocks than another.")
+        described = of_end
+        losses |= {point.step: of_step.get(point.step, {})}
+    return described, losses
+
+
+def read(directory: str | Path) -> Records:
+    """Return the data that `write` wrote, with runs that differ in schedule only as one run with several ends.
+
+    Raises `UserError` if files are missing, damaged, or do not belong together.
+    """
+    directory = Path(directory)
+    about, runs, n_rows = _read_runs(directory)
+    study = about["study"]
+    references, domains, against = study["references"], study["domains"], study["against"]
+    if not domains or not any(run.model in references for run in runs):
+        raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
+    named = dict.fromkeys((*domains, *against))
+    for run in runs:
+        lacking = [d for d in named if not run.points or any(d not in p.domains for p in run.points)]
+        if lacking:
+            raise UserError(f"{directory}/points.csv lacks losses of {run.label!r} on {', '.join(lacking)}; {FIX}.")
+    kept = _read_arrays(directory / "blocks.npz", n_rows)
+    if kept is not None:
+        _require_equal(directory, runs, kept[1])
+    return Records(
+        title=study["title"],
+        references=tuple(references),
+        domains=tuple(domains),
+        against=tuple(against),
+        runs=merged(runs),
+        missing=about["missing"],
+        blocks=None if kept is None else _blocks(*kept, list(named), directory),
+        speeds=study.get("speeds", {}),
+        unit=UNITS[study.get("unit", "nats")],
+        sweep=study.get("sweep", ""),
+        remarks=tuple(checks.remarks(runs)),
+        name=directory.resolve().name,
+    )
+
+
+def read_runs(directory: str | Path) -> list[Record]:
+    """Return the runs that `write` wrote, one record per label."""
+    return _read_runs(Path(directory))[1]
+
+
+def _read_runs(directory: Path) -> tuple[dict[str, Any], list[Record], int]:
+    """Return the content of runs.json, the runs, and the number of evaluations in points.csv."""
+    for name in ("runs.json", "points.csv"):
+        if not (directory / name).is_file():
+            raise UserError(f"{directory} is no finished study: it has no {name}.")
+    about = read_json(directory / "runs.json", FORM, fix=FIX)
+    points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
+    n_rows = 0
+    for row in read_table(directory / "points.csv", COLUMNS, fix=FIX):
+        label, step, domain = row["run"], row["step"], row["domain"]
+        if label not in points:
+            raise UserError(f"{directory}/points.csv has a run {label!r} that runs.json has not; {FIX}.")
+        of_run = points[label]
+        if step not in of_run:
+            of_run[step] = Point(step, row["tokens"], row["train_loss"], {}, {}, n_rows)
+            n_rows += 1
+        kind = of_run[step].means if domain.startswith(MEAN) else of_run[step].domains
+        kind[domain.removeprefix(MEAN)] = row["loss"]
+    runs = []
+    for label, f in about["runs"].items():
+        of_run = list(points[label].values())
+        is_wsd = bool(f.get("config", {}).get("train", {}).get("ends"))
+        ends = sorted(of_run, key=lambda point: point.tokens) if is_wsd else of_run[-1:]
+        runs.append(Record(label, f["model"], f["seed"], f["rate"], f["schedule"], of_run, ends, f))
+    return about, runs, n_rows
+
+
+def merged(runs: Sequence[Record]) -> list[Record]:
+    """Return runs in which those of one model, rate and seed are one run: the longest, with the ends of all.
+
+    A shorter schedule with a decayed learning rate is an earlier end of the full run.
+    """
+    groups: dict[tuple[str, float, int], list[Record]] = {}
+    for run in runs:
+        groups.setdefault((run.model, run.rate, run.seed), []).append(run)
+    found = []
+    for group in groups.values():
+        longest = max(group, key=lambda run: run.schedule)
+        ends = sorted((end for run in group for end in run.ends), key=lambda end: end.tokens)
+        found.append(dataclasses.replace(longest, ends=ends) if len(group) > 1 else longest)
+    return found
+
+
+def _read_arrays(path: Path, n_rows: int) -> tuple[Described, dict[str, np.ndarray]] | None:
+    """Return the blocks ("DOMAIN/FIELD" -> [blocks]) and losses (domain -> [evaluations, blocks]), or None."""
+    if not path.exists():
+        return None
+    arrays = read_arrays(path, fix=FIX)
+    kept = np.flatnonzero(arrays.take("kept", "b", n_rows))
+    described = {key: arrays.take(key, "iu", None) for key in arrays if key.rpartition("/")[2] in KEPT}
+    losses = {}
+    for key, of_block in described.items():
+        domain, _, field = key.rpartition("/")
+        if field == "documents":
+            of_domain = arrays.take(f"{domain}/losses", "f", len(kept), len(of_block))
+            losses[domain] = np.full((n_rows, len(of_block)), np.nan, np.result_type(of_domain))
+            losses[domain][kept] = of_domain
+    return described, losses
+
+
+def _blocks(described: Described, losses: dict[str, np.ndarray], domains: Collection[str], directory: Path) -> Blocks:
+    if without := [domain for domain in domains if domain not in losses]:
+        raise UserError(f"{directory}/blocks.npz has no blocks of {', '.join(without)}; {FIX}.")
+    has_sources = all(f"{domain}/sources" in described for domain in domains)
+    field = "sources" if has_sources else "documents"
+    units = {domain: described[f"{domain}/{field}"] for domain in domains}
+    return Blocks(units, {domain: losses[domain].astype(float) for domain in domains}, has_sources)
+
+
+def _require_equal(directory: Path, runs: Sequence[Record], losses: Mapping[str, np.ndarray]) -> None:
+    """Raise `UserError` if an evaluation in points.csv is not the mean of its blocks: one of the files was edited."""
+    for domain, of_domain in losses.items():
+        means = of_domain.astype(float).mean(1)
+        for run in runs:
+            for point in run.points:
+                loss, mean = point.domains.get(domain), means[point.row]
+                if loss is None or np.isnan(mean) or np.isinf(mean):
+                    continue
+                if abs(loss - mean) > ROUNDING[of_domain.dtype]:
+                    raise UserError(
+                        f"{directory}: points.csv has {domain} {loss:.6f} after step {point.step} of {run.label!r}, and "
+                        f"its blocks in blocks.npz have the mean {mean:.6f}; one of the files was edited, so {FIX}."
+                    )
