@@ -1,6 +1,6 @@
 """The statistic: the gap of each model to a reference at equal in-domain loss and equal learning rate."""
 
-from seqjax.study.gaps.compare import Row, compare, estimates, require_model, with_copies
 from seqjax.study.gaps.rates import rates, shown_runs
+from seqjax.study.gaps.rows import Row, compare, estimates, require_model, with_copies
 
 __all__ = ["Row", "compare", "estimates", "rates", "require_model", "shown_runs", "with_copies"]

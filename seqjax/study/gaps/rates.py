@@ -9,8 +9,6 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from seqjax.study.runs.record import Record, Records, in_domain, losses
 
 NEAR = 0.03  # nats in domain

@@ -98,8 +98,8 @@ def speed_up(records: Records, model: str, reference: str, difference: Differenc
     """Return the speed-up with the first table of speeds that has both models; None without one.
 
     The tokens that the better side needs come from the line through its ends, OOD loss over log of tokens, averaged
-    over its runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value, with the standard
-    error of the OOD difference.
+    over its runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value, with the
+    standard error of the OOD difference.
     """
     speeds = next(((what, of) for what, of in records.speeds.items() if model in of and reference in of), None)
     if speeds is None or difference is None:

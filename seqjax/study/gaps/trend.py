@@ -1,8 +1,8 @@
 """How gaps change with training tokens: the slope of a model's gap per doubling.
 
-Per run, the gap at its ends (without the rate's slope) is regressed on log2 of the tokens, over the ends within reach of
-the reference. Runs are weighted by their spread of log2 tokens. The error is pooled over all models, so it needs a model
-with two runs.
+Per run, the gap at its ends (without the rate's slope) is regressed on log2 of the tokens, over the ends within reach
+of the reference. Runs are weighted by their spread of log2 tokens. The error is pooled over all models, so it needs a
+model with two runs.
 """
 
 from collections.abc import Mapping, Sequence

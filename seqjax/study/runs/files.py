@@ -45,8 +45,8 @@ Described = dict[str, np.ndarray]  # "DOMAIN/FIELD" -> [blocks]
 Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
 MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 KEPT = ("documents", "sources")  # fields of blocks that a study keeps
-# The largest difference between an evaluation in points.csv and the mean of its blocks: losses of blocks are float32 or,
-# where they are many, float16 (2**-11 of a loss below 16 nats, and less in the mean).
+# The largest difference between an evaluation in points.csv and the mean of its blocks: losses of blocks are float32
+# or, where they are many, float16 (2**-11 of a loss below 16 nats, and less in the mean).
 ROUNDING = {np.dtype(np.float32): 1e-3, np.dtype(np.float16): 1e-2, np.dtype(np.float64): 1e-3}
 
 
@@ -343,6 +343,6 @@ def _require_equal(directory: Path, runs: Sequence[Record], losses: Mapping[str,
                     continue
                 if abs(loss - mean) > ROUNDING[of_domain.dtype]:
                     raise UserError(
-                        f"{directory}: points.csv has {domain} {loss:.6f} after step {point.step} of {run.label!r}, and "
-                        f"its blocks in blocks.npz have the mean {mean:.6f}; one of the files was edited, so {FIX}."
+                        f"{directory}: points.csv has {domain} {loss:.6f} after step {point.step} of {run.label!r}, "
+                        f"and its blocks in blocks.npz have the mean {mean:.6f}; one of the files was edited, so {FIX}."
                     )

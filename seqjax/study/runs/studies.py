@@ -36,7 +36,6 @@ from typing import Any
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
-from seqjax.study.runs import runner
 from seqjax.study.runs.record import UNITS
 from seqjax.study.runs.runner import Run
 from seqjax.utils import UserError

@@ -16,14 +16,13 @@ with three seeds; with fewer than `ENOUGH` such models it stays undecided.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from seqjax.study.gaps import classes, documents, heights, statistics, tokens, trend, verdicts
 from seqjax.study.gaps.classes import ClassSums
 from seqjax.study.gaps.heights import Ends, Gaps, ModelGap
-from seqjax.study.gaps.rates import Rates, rates, shown_runs
+from seqjax.study.gaps.rates import rates, shown_runs
 from seqjax.study.gaps.statistics import Estimate, Part, Spread
 from seqjax.study.gaps.tokens import Difference, SpeedUp
 from seqjax.study.gaps.verdicts import Tested, Verdict
@@ -32,6 +31,11 @@ from seqjax.utils import UserError
 
 ENOUGH, SEEDS = 5, 3  # models with so many seeds that tell how far the verdict of one seed may be trusted
 PARTS = ("seeds", "reference", "rate", "beyond", "text")
+WHY = {
+    heights.NO_REACH: "no end lies within reach of the reference's in-domain losses",
+    heights.NO_RATE: "fewer than three models have two near-best rates, and both sides share none",
+}
+NOT_REACHED = Verdict(verdicts.UNDECIDED, heights.NO_REACH)
 ONE_END = "the reference has one end per run; give its runs ends from 50% (train.ends=(0.5,0.65,0.8,1.0))"
 
 
@@ -72,7 +76,7 @@ class Row:
     next_rates: dict[str, float]
     parameters: int | None = None
     reference_parameters: int | None = None
-    verdict: Verdict = Verdict(verdicts.UNDECIDED, heights.NO_REACH)
+    verdict: Verdict = NOT_REACHED
     why: str = ""
     loss: float | None = None
     tokens: int | None = None
@@ -100,7 +104,7 @@ class Row:
 
     @property
     def trend(self) -> str:
-        """ "shrinks" or "grows", if the trend's 95% interval excludes zero."""
+        """Return "shrinks" or "grows" if the 95% interval of the trend excludes zero."""
         if self.per_doubling is None or not self.per_doubling.differs or self.gap is None:
             return ""
         return "grows" if self.per_doubling.value * self.gap.value > 0 else "shrinks"
