@@ -17,7 +17,7 @@ fields of a run:
     workdir     its directory, also gs://
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
     model       name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone
-    seed        default 0; runs of two models with the same seed read the same data in the same order, and are paired
+    seed        default 0; runs of two models with the same seed read the same data in the same order
     rate        learning rate as a multiple of the rate common to the study, default 1
     schedule    number of steps, each with a decay to zero, as a share of the study's full ones, default 1
 
@@ -40,6 +40,8 @@ from seqjax.study.runs.record import UNITS
 from seqjax.study.runs.runner import Run
 from seqjax.utils import UserError
 
+# Shares of the steps at which a new run ends: gaps at equal in-domain loss need ends that reach up to the reference's.
+ENDS = (0.5, 0.65, 0.8, 1.0)
 OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
 RUN_FIELDS = ("workdir", "config", "model", "seed", "rate", "schedule")
@@ -96,9 +98,10 @@ def get_study():
 def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     """Write a study of configs `NAME_OR_FILE[:ARG]` to `out`/study.py, with workdirs in `out`/runs; return its path.
 
-    The first config is the reference; runs are compared at the mean loss of its training domains. A file that is there
-    already must be the same. Raises `UserError` for a config that cannot be read, the same config twice, other data
-    than the first one's, or a reference without domains out of distribution.
+    The first config is the reference; runs are compared at the mean loss of its training domains. Every run gets the
+    ends `ENDS`, unless its config sets `train.ends`. A file that is there already must be the same. Raises `UserError`
+    for a config that cannot be read, the same config twice, other data than the first one's, too few steps for the
+    ends, or a reference without domains out of distribution.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}.")
@@ -114,11 +117,17 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
     if not domains:
         raise not_left_out(configs[0], corpus.eval_domains)
+    with_ends = [
+        text if config.train.ends or "train.ends" in text else _with(text, f"train.ends={str(ENDS).replace(' ', '')}")
+        for text, config in zip(configs, (first, *others), strict=True)
+    ]
+    for text in with_ends:
+        _config(text)
     path, models = out / "study.py", _names(configs)
     text = WRITTEN.format(
         title=f"{', '.join(models)}, {seeds} seed{'s' * (seeds > 1)}",
         path=path,
-        configs=dict(zip(models, configs, strict=True)),
+        configs=dict(zip(models, with_ends, strict=True)),
         seeds=seeds,
         runs=out / "runs",
         against=tuple(name for name in corpus.eval_domains if name in corpus.in_domain),
@@ -129,6 +138,11 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _with(config: str, setting: str) -> str:
+    """Return the text of a config with one more setting."""
+    return f"{config}{',' if ':' in config else ':'}{setting}"
 
 
 def not_left_out(config: str, domains: Sequence[str]) -> UserError:
