@@ -15,7 +15,7 @@ from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.lm_eval.table import Value, values
 from seqjax.reading import read_json
-from seqjax.study.tables import DASH, markdown
+from seqjax.study.report.tables import DASH, markdown
 from seqjax.training import metrics
 from seqjax.utils import UserError, command_parser, run_command, write_json
 

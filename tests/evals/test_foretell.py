@@ -14,8 +14,8 @@ from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import foretell, foretell_page, report
 from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer, Scores
 from seqjax.evals.recall.setups import MODELS, SETUPS
-from seqjax.study import judge_page, records
-from seqjax.study.studies import load_study
+from seqjax.study.runs import files
+from seqjax.study.runs.studies import load_study
 from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
@@ -25,8 +25,8 @@ LABELS = list(MODELS)[:20]
 
 
 def write_study(directory: Path, z: np.ndarray, u: np.ndarray, *, labels=LABELS, mixer=None) -> Path:
-    """Write a study of protocol 2: a loss in domain of 3 + z / 10, outside z / 10 + u / 10 more; three seeds."""
-    runs, points, rng = {}, [",".join(records.COLUMNS)], np.random.default_rng(0)
+    """Write a study: a loss in domain of 3 + z / 10, outside z / 10 + u / 10 more; three seeds."""
+    runs, points, rng = {}, [",".join(files.COLUMNS)], np.random.default_rng(0)
     for label, inside, own in zip(labels, z / 10, u / 10, strict=True):
         for seed in range(3):
             name = f"{label}, seed {seed}"
@@ -44,7 +44,6 @@ def write_study(directory: Path, z: np.ndarray, u: np.ndarray, *, labels=LABELS,
         "references": ["Transformer++"],
         "domains": ["arxiv", "github"],
         "against": ["c4"],
-        "protocol": 2,
     }
     directory.mkdir()
     (directory / "runs.json").write_text(json.dumps({"study": study, "missing": {}, "runs": runs}))
@@ -97,10 +96,6 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     page = (out / "foretell" / "report.md").read_text()
     assert "**`mqar` foretells base capabilities best** (rho -0." in page
     assert "`hops`: uninformative: 20 of 20 at the floor or the ceiling; `capacity`: not run." in page
-    said = judge_page.foretold(out / "foretell" / "foretell.csv")
-    assert said.startswith(
-        "The task of minutes that foretells the loss out of domain best is `mqar` (rank correlation -0."
-    )
     rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
     assert {row["runs"] for row in rows} == {"all", "later", "trained"} and {
         row["task"] for row in rows if row["runs"] == "all"
@@ -129,7 +124,7 @@ def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
     """One of twenty does by chance, so that of ten more than two are not expected (probability 1%)."""
     monkeypatch.setattr(foretell, "DRAWS", 20)
     study, out = known
-    mixers = foretell.with_scores(foretell.read_study(records.read(study), None), report.results(out), SMALL)
+    mixers = foretell.with_scores(foretell.read_study(files.read(study), None), report.results(out), SMALL)
     found = [row.answer == "foretells" for row in foretell.foretell(mixers, ["arxiv", "github"], {})]
     assert found == [True, False, False, False, False]
     rng, told = np.random.default_rng(1), []
@@ -161,7 +156,7 @@ def test_mixers_of_other_names_or_settings_are_named(known, tmp_path) -> None:
         UserError, match=r"none of the mixers of `seqjax recall`: ema\. .*--models=Transformer\+\+;Mamba-2"
     ):
         foretell_page.write(out, [study], SMALL)
-    mixers = foretell.read_study(records.read(study), ["Transformer++", "Mamba-2", "Based"])
+    mixers = foretell.read_study(files.read(study), ["Transformer++", "Mamba-2", "Based"])
     assert [mixer.label for mixer in mixers] == ["Transformer++", "Mamba-2"]
     mixer = {"name": "transformer_pp", "heads": 12, "qk_norm": True, "window": None}
     study = write_study(tmp_path / "normed", np.ones(1), np.ones(1), labels=["Transformer++"], mixer=mixer)
@@ -188,7 +183,7 @@ def test_mixers_of_a_second_study_are_added(known, tmp_path, monkeypatch) -> Non
     assert "21 mixers of **t and t**" in page
     losses = {line.split(" | ")[0].strip("| "): line.split(" | ")[2] for line in page.splitlines() if " | " in line}
     assert float(losses["Mamba-3"]) == pytest.approx(3.5, abs=0.02), "3 + 5 / 10, but for noise"
-    first = foretell.read_study(records.read(study), None)[0]
+    first = foretell.read_study(files.read(study), None)[0]
     assert losses[first.label] == f"{first.inside.mean():.3f}" != losses["Mamba-3"]
     told = json.loads((other / "runs.json").read_text())
     told["study"]["domains"] = ["arxiv"]
@@ -314,7 +309,7 @@ def test_the_tasks_and_families_are_there() -> None:
 def test_mixers_of_the_studies_are_those_of_recall() -> None:
     for name in ("trunks_110m", "hybrids"):
         assert {run.model for run in load_study(name).runs} <= set(MODELS), name
-    found = records.read(support.ROOT / "docs" / "results" / "trunks_110m")
+    found = files.read(support.ROOT / "docs" / "results" / "trunks_110m")
     labels = [mixer.label for mixer in foretell.read_study(found, None)]
     assert sorted(labels) == sorted({run.model for run in found.runs})
 

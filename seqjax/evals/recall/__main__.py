@@ -32,7 +32,7 @@ from seqjax.evals.recall import foretell_page, report
 from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import train
-from seqjax.study.runner import visible_gpus
+from seqjax.study.runs.runner import visible_gpus
 from seqjax.training.processes import use_compile_cache
 from seqjax.utils import UserError, command_parser, duration, nearest, run_command
 

@@ -5,14 +5,14 @@
 The five tasks and their scores were fixed before anything was run (`PRIMARY`), one more when seed 0 had been seen, for
 the other seeds alone (`LATER`), which is tested again on the mixers that had not run then. The unit is a mixer. x is
 its score, at the learning rate that is best on sequences that no test has, the mean over seeds. y is its mean loss out
-of domain in the study, at the rate best in domain, the mean over seeds and over the study's domains. A better model is
-better at everything, so z, its loss in domain, is taken out of both: with ranks R,
+of domain in the study, at a near-best rate, the mean over seeds and over the study's domains. A better model is better
+at everything, so z, its loss in domain, is taken out of both: with ranks R,
 
     rho = corr(e_x, e_y),    e_x = R(x) - its regression on 1 and R(z),    e_y likewise
 
 the partial rank correlation. It is negative where those that score higher lose less. Equal scores are told apart by the
 mean negative log-likelihood of the answers. A gap at equal loss is no y, because it holds z as a term.
-seqjax/study/rank_correlation.py has the interval, over mixers and seeds, and p, that of the largest |rho| of the tasks.
+rank_correlation.py has the interval, over mixers and seeds, and p, that of the largest |rho| of the tasks.
 """
 
 import dataclasses
@@ -23,11 +23,21 @@ import numpy as np
 
 from seqjax.config import presets
 from seqjax.evals.recall import report
+from seqjax.evals.recall.rank_correlation import (
+    Found,
+    Means,
+    interval,
+    p_values,
+    rank_correlation,
+    reliability,
+    told_apart,
+)
 from seqjax.evals.recall.setups import MODELS, Setup
 from seqjax.reading import Float, check
-from seqjax.study import comparison, equal_loss, statistics
-from seqjax.study.rank_correlation import Found, Means, interval, p_values, rank_correlation, reliability, told_apart
-from seqjax.study.records import Records
+from seqjax.study.gaps import shown_runs
+from seqjax.study.gaps.statistics import LEVEL
+from seqjax.study.runs import record
+from seqjax.study.runs.record import Records
 from seqjax.utils import UserError
 
 
@@ -150,7 +160,7 @@ class Row(NamedTuple):
             return f"{len(self.mixers)} mixers are too few"
         if not self.informative:
             return f"uninformative: {self.near} of {len(self.mixers)} at the floor or the ceiling"
-        if self.found["p"].value > 1 - statistics.LEVEL:
+        if self.found["p"].value > 1 - LEVEL:
             return "cannot tell"
         return "foretells" if self.found["rho"].value < 0 else "higher scores lose more"
 
@@ -260,12 +270,13 @@ def _range(value: float, values: Sequence[float]) -> Found:
 
 
 def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
-    """Return the mixers of a study with their losses, at the rate of each one's primary gap.
+    """Return the mixers of a study with the losses of the runs that represent them.
 
-    A model is the mixer of the same label in `seqjax.evals.recall.setups.MODELS`; `chosen` labels alone, if given.
+    These runs are at a near-best rate (`seqjax.study.gaps.shown_runs`). A model is the mixer of the same label in
+    `seqjax.evals.recall.setups.MODELS`; `chosen` labels alone, if given.
     Raises `UserError` for models without one, and for a label whose mixer has other settings in the study.
     """
-    names = comparison.models(found)
+    names = found.models
     if chosen is None and (unknown := [name for name in names if name not in MODELS]):
         raise UserError(
             f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Choose among "
@@ -274,11 +285,12 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
         )
     every = []
     for name in (name for name in names if name in (names if chosen is None else chosen)):
-        if runs := equal_loss.shown_runs(found, name):
+        if runs := shown_runs(found, name):
             if differing := other_settings(runs[0].metadata.get("config", {}), name):
                 raise UserError(f"{name!r} of the study is another mixer than that of `seqjax recall`: {differing}.")
-            inside = np.array([run.losses_in_domain(found.against)[-1] for run in runs])
-            every.append(Mixer(name, inside, np.stack([run.losses(found.domains)[-1] for run in runs])))
+            ends = [run.last for run in runs]
+            inside = record.in_domain(ends, found.against)
+            every.append(Mixer(name, inside, record.losses(ends, found.domains)))
     return every
 
 

@@ -23,12 +23,14 @@ from seqjax.evals.recall.foretell import (
     read_study,
     with_scores,
 )
+from seqjax.evals.recall.rank_correlation import Found, least, p_text
 from seqjax.evals.recall.setups import Setup
 from seqjax.pictures import COLORS, Named, label_points
-from seqjax.study import comparison, end_points, equal_loss, figures, records
-from seqjax.study.rank_correlation import Found, least, p_text
-from seqjax.study.records import Records
-from seqjax.study.tables import DASH, markdown
+from seqjax.study.gaps import estimates, shown_runs
+from seqjax.study.report import figures
+from seqjax.study.report.tables import DASH, markdown
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Records
 from seqjax.utils import UserError
 
 FOLDER, TABLE, PICTURE = "foretell", "foretell.csv", "foretell.png"
@@ -60,7 +62,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     all of the studies. A mixer of several studies is that of the first of them. Raises `UserError` as `read_study`
     does, if no mixer is in both, or if the studies have other domains.
     """
-    read = {study: records.read(study) for study in studies}
+    read = {study: files.read(study) for study in studies}
     found = read[studies[0]]
     by_label: dict[str, Mixer] = {}
     gaps: dict[str, float] = {}
@@ -68,8 +70,8 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
         if (of_study.domains, of_study.against) != (found.domains, found.against):
             raise UserError(f"{study} has other domains than {studies[0]}; give studies of the same data.")
         by_label = {mixer.label: mixer for mixer in read_study(of_study, chosen)} | by_label
-        reference = next(name for name in of_study.references if equal_loss.shown_runs(of_study, name))
-        gaps = {name: gap for name, (gap, _) in end_points.gaps_to(of_study, reference).items()} | gaps
+        reference = next(name for name in of_study.references if shown_runs(of_study, name))
+        gaps = {name: gap.value for name, gap in estimates(of_study, reference).items()} | gaps
     mixers, results = list(by_label.values()), report.results(directory)
     every = [mixer for mixer in with_scores(mixers, results, setup) if mixer.scores]
     if not every:
@@ -180,7 +182,7 @@ def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
     scores = [of_task for mixer in every for name, of_task in mixer.scores.items() if name in names]
     text = [
         f"{len(every)} mixers of **{titles}**. Losses are in {found.unit.name}: out of domain the mean over "
-        f"{', '.join(found.domains)}, in domain the {comparison.x_label(found)}."
+        f"{', '.join(found.domains)}, in domain the {found.in_domain_name}."
     ]
     if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
         text.append(f"**Of {few} of {len(scores)} scores there are fewer than three seeds or learning rates.**")
@@ -190,8 +192,6 @@ def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
         text.append(
             "Results without sequences for the choice of the rate have the rate best in the test like training."
         )
-    if found.protocol == 1:
-        text.append("The study has a linear schedule (protocol 1): losses are those at the common learning rate.")
     return " ".join(text) + "\n"
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from seqjax.study.statistics import LEVEL
+from seqjax.study.gaps.statistics import LEVEL
 
 PERMUTATIONS = 10_000
 

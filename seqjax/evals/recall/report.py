@@ -13,8 +13,8 @@ from seqjax.evals.recall.setups import MODELS
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.pictures import COLORS
 from seqjax.reading import Float, check, read_json_lines
-from seqjax.study import figures
-from seqjax.study.tables import markdown
+from seqjax.study.report import figures
+from seqjax.study.report.tables import markdown
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 

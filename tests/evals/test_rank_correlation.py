@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from seqjax.study import rank_correlation
-from seqjax.study.rank_correlation import Means, interval, least, p_values, reliability, told_apart
+from seqjax.evals.recall import rank_correlation
+from seqjax.evals.recall.rank_correlation import Means, interval, least, p_values, reliability, told_apart
 
 
 def rho(*values):
