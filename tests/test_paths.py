@@ -8,9 +8,9 @@ import pytest
 
 from seqjax import convert, presets
 from seqjax.data import prepare
-from seqjax.study.protocol import read_points
-from seqjax.study.results import analyse
-from seqjax.study.studies import load_study
+from seqjax.study.report.results import analyse
+from seqjax.study.runs.collect import read_points
+from seqjax.study.runs.studies import load_study
 from seqjax.training import eval_losses, evaluate, metrics
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints

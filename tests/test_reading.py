@@ -19,7 +19,8 @@ from seqjax.evals.lm_eval import results
 from seqjax.evals.recall import report as recall
 from seqjax.reading import Float, check, read_json, read_json_lines
 from seqjax.study import __main__ as study
-from seqjax.study import made_of, records
+from seqjax.study.gaps import classes
+from seqjax.study.runs import files as of_study
 from seqjax.training import checkpoint, eval_losses, lock, metrics, workdir
 from seqjax.utils import UserError
 
@@ -49,7 +50,7 @@ STUDY = {
 TABLE = "".join(
     f"{line}\n"
     for line in (
-        ",".join(records.COLUMNS),
+        ",".join(of_study.COLUMNS),
         *(f"a 0,a,0,1,1,{s},{s}00,3.5,{d},3.25" for s in (1, 2) for d in ("arxiv", "c4")),
     )
 )
@@ -72,9 +73,9 @@ def save(path: Path, content: Any) -> None:
 def analyse(directory: Path) -> None:
     """Read as the command does, whose tables and pictures would take longer than all else here."""
     if (directory / "metrics.npz").is_file():
-        records._stored_metrics(directory)
-    records.read(directory)
-    made_of.read(directory)
+        of_study._stored_metrics(directory)
+    of_study.read(directory)
+    classes.read(directory)
 
 
 OF_STUDY: dict[str, Any] = {

@@ -18,7 +18,7 @@ from seqjax.data.blocks import read_manifest
 from seqjax.evals.recall import report as recall_report
 from seqjax.evals.recall.setups import SETUPS
 from seqjax.reading import read_json
-from seqjax.study import protocol, records
+from seqjax.study.runs import collect
 from seqjax.training import eval_losses, metrics
 from seqjax.training import loop as train_module
 from seqjax.training.evaluate import restore
@@ -232,7 +232,7 @@ def get_study():
         study = {"finished": root / "finished", "other": root / "other", "out": root / "results"}
         trunks = {"trunk": root / "trunk", "trunk-2": root / "trunk-2", "out": root / "results-trunks"}
         partial = lambda place: ["study", f"--study={self._study_file(place)}", f"--out={place}/out", "--partial"]  # noqa: E731
-        tables = lambda place: _texts(place / "out", "gaps.md")  # noqa: E731
+        tables = lambda place: _texts(place / "out", "leaderboard.md")  # noqa: E731
         evaluate = lambda place: ["evaluate", f"--workdir={place}/run"]  # noqa: E731
         tokens = ("--prompt=ab", "--max_new_tokens=4", "--temperature=0")
         generate = lambda place: ["generate", f"--workdir={place}/run", *tokens]  # noqa: E731
@@ -318,12 +318,12 @@ def get_study():
         if classes is not None:
             sums = {d: {f: x.sum(0).tolist() for f, x in s.losses.items()} for d, s in classes.domains.items()}
             found["classes"] = {"step": classes.step, "sums": sums}
-        found["manifest"] = read_json(workdir / "run.json", records.METADATA)["manifest"]
+        found["manifest"] = read_json(workdir / "run.json", collect.METADATA)["manifest"]
         found["report"] = all((workdir / name).is_file() for name in ("report.md", "report.png"))
         found["state"] = [
             kills.fingerprint(d) for d in (workdir, *ends) if (d / "checkpoints").exists() and d == workdir
         ]
-        found["points"] = [point.step for d in (ends or [workdir]) for point in protocol.read_points(d)]
+        found["points"] = [point.step for d in (ends or [workdir]) for point in collect.read_points(d)]
         return found
 
     def fault_of_run(self, workdir: Path) -> str:

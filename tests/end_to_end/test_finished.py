@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from seqjax.study.protocol import read_points
+from seqjax.study.runs.collect import read_points
 from seqjax.training import eval_losses
 from seqjax.training.loop import train
 from seqjax.utils import UserError

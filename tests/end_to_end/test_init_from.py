@@ -8,9 +8,8 @@ import pytest
 from seqjax import pretrained
 from seqjax.commands import train as command
 from seqjax.nn.params import fingerprint
-from seqjax.study.protocol import Record
-from seqjax.study.records import Records
-from seqjax.study.tables import remarks
+from seqjax.study.report.tables import remarks
+from seqjax.study.runs.record import Record, Records
 from seqjax.training import evaluate
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.utils import UserError
@@ -66,7 +65,7 @@ def test_a_run_begins_with_the_weights_and_says_so(source, begun):
 
 def test_a_study_says_so():
     init_from = {"path": "/x", "step": 4, "sha256": "0123456789abcdef" * 4}
-    runs = [Record(label, label, 0, 1.0, 1.0, [], of) for label, of in (("a", {"init_from": init_from}), ("b", {}))]
+    runs = [Record(label, label, 0, 1.0, 1.0, [], [], of) for label, of in (("a", {"init_from": init_from}), ("b", {}))]
     said = remarks(Records("title", ("a",), ("d",), (), runs, {"c": "not begun"}, None))
     assert said.split("\n\n") == [
         "**Missing:** c (not begun).",

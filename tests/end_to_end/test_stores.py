@@ -18,7 +18,7 @@ import pytest
 import seqjax
 from seqjax import store
 from seqjax.nn.params import fingerprint
-from seqjax.study.runner import Run
+from seqjax.study.runs.runner import Run
 from seqjax.training import checkpoint, evaluate
 from seqjax.training.loop import train
 from seqjax.utils import UserError
