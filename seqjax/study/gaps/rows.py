@@ -168,13 +168,17 @@ def _copy(row: Row, records: Records, sums: Mapping[str, ClassSums]) -> float | 
 
 @functools.lru_cache(maxsize=16)  # tables and every picture use the same rows
 def _compare(records: Records, reference: str) -> tuple[Row, ...]:
-    plain = {model: _plain(records, model, reference) for model in records.models if model != reference}
+    differences = tokens.equal_tokens(records, reference)
+    others = [model for model in records.models if model != reference]
+    plain = {model: _plain(records, model, reference, differences.get(model)) for model in others}
     if max(len(run.ends) for run in _near(records, reference)) < 2:
         return tuple(dataclasses.replace(row, why=ONE_END) for row in plain.values())
     measured, drawn = _measure(records, reference)
     trends = _trends(records, reference, measured)
     rows, tested = [], {}
-    spreads = [_spread(measured, q) for q in range(len(records.quantities))]
+    quantities = range(len(records.quantities))
+    spreads = [_spread(measured, q) for q in quantities]
+    bends = [_bend(records, measured, q) for q in quantities]
     for model, row in plain.items():
         gap = measured.of_model[model]
         row = dataclasses.replace(row, per_doubling=trends.get(model))
@@ -186,8 +190,8 @@ def _compare(records: Records, reference: str) -> tuple[Row, ...]:
             continue
         of_text = drawn.of_model.get(model) if drawn is not None else None
         found = [
-            _estimate(records, measured, gap, of_text if isinstance(of_text, ModelGap) else None, spread, q)
-            for q, spread in enumerate(spreads)
+            _estimate(measured, gap, of_text if isinstance(of_text, ModelGap) else None, spreads[q], bends[q], q)
+            for q in quantities
         ]
         main = gap.mean[0, 0]
         if found[0][1] is not None:
@@ -218,12 +222,11 @@ def _near(records: Records, model: str) -> list[Record]:
     return [run for run in records.of_model(model) if run.rate in near]
 
 
-def _plain(records: Records, model: str, reference: str) -> Row:
+def _plain(records: Records, model: str, reference: str, difference: Difference | None) -> Row:
     """Return what is known of a model without a gap."""
     ours, theirs = rates(records, model), rates(records, reference)
     sides = [shown_runs(records, name) for name in (model, reference)]
     wanted = {"model": ours.next_rate(theirs.best), "reference": theirs.next_rate(ours.best)}
-    difference = tokens.equal_tokens(records, reference).get(model)
     parameters = [side[0].metadata.get("parameters") for side in sides]
     return Row(
         model,
@@ -260,8 +263,7 @@ def _measure(records: Records, reference: str) -> tuple[Gaps, Gaps | None]:
 
 def _trends(records: Records, reference: str, measured: Gaps) -> dict[str, Estimate]:
     data = {model: [documents.of_data(records, run) for run in _near(records, model)] for model in records.models}
-    theirs = data.pop(reference)
-    return trend.per_doubling(data, theirs, measured.curve, reach=heights.REACH * records.unit.scale)
+    return trend.per_doubling(data, reference, measured.curve, reach=heights.REACH * records.unit.scale)
 
 
 def _values(of_seed: Mapping[int, np.ndarray], quantity: int) -> list[float]:
@@ -282,7 +284,7 @@ def _spread(measured: Gaps, quantity: int) -> Spread | None:
 
 
 def _estimate(
-    records: Records, measured: Gaps, gap: ModelGap, drawn: ModelGap | None, spread: Spread | None, quantity: int
+    measured: Gaps, gap: ModelGap, drawn: ModelGap | None, spread: Spread | None, bend: Part, quantity: int
 ) -> tuple[Estimate, dict[str, Part] | None]:
     """Return the gap of a quantity and the parts of its variance; a model with one seed has no interval."""
     value = float(gap.mean[0, quantity])
@@ -293,7 +295,6 @@ def _estimate(
     n_slopes = len(measured.slopes)
     tau = np.std([slope[0, quantity] for slope in measured.slopes.values()], ddof=1) if n_slopes > 1 else 0.0
     rate = gap.octaves**2 * float(tau) ** 2 * (1 / n_slopes + 0.5) if n_slopes else 0.0
-    bend = _bend(records, measured, quantity)
     parts = {
         "seeds": seeds,
         "reference": reference,

@@ -60,6 +60,15 @@ def p_value(distance: float, error: float, freedom: float) -> float:
     return float(special.ndtr(t) if np.isinf(freedom) else special.stdtr(freedom, t))
 
 
+def power(distance: float, error: float, freedom: float, *, level: float) -> float:
+    """Return the power of a one-sided t-test at `level` for a value that lies `distance` beyond the hypothesis."""
+    if error == 0:
+        return float(distance > 0)
+    if np.isinf(freedom):
+        return float(special.ndtr(distance / error - quantile(freedom, 1 - level)))
+    return float(1 - special.nctdtr(freedom, distance / error, quantile(freedom, 1 - level)))
+
+
 def combined(parts: Sequence[Part]) -> Part:
     """Return the sum of independent variances, with Satterthwaite's degrees of freedom."""
     total = float(sum(part.variance for part in parts))

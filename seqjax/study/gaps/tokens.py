@@ -109,27 +109,28 @@ def speed_up(records: Records, model: str, reference: str, difference: Differenc
     levels = [float(np.mean([y for _, y in last(side, records).values()])) for side in sides]
     loss, better = max(levels), int(levels[1] < levels[0])
     lines = [line for run in sides[better] if (line := _line(run, records)) is not None]
-    if not lines:
+    reached = [at for line in lines if (at := _reach(*line, loss)) is not None]
+    if not lines or not (reached or all(y[0] < loss for _, y in lines)):
         return None
-    times, slopes, bounded = [], [], True
-    for log_t, y in lines:
-        slope = float(np.polyfit(log_t, y, 1)[0])
-        slopes.append(slope)
-        if y[0] >= loss:
-            bounded = False
-            order = np.argsort(y)
-            times.append(float(np.interp(loss, y[order], log_t[order])))
-    earliest = float(np.mean([log_t[0] for log_t, _ in lines]))
-    tokens = np.exp(np.mean(times) if times else earliest)
+    log_tokens = float(np.mean([at for at, _ in reached]) if reached else min(log_t[0] for log_t, _ in lines))
     full = sides[1 - better][0].last.tokens
-    needed = (tokens, full) if better == 0 else (full, tokens)
-    value = (needed[1] / of_model[reference]) / (needed[0] / of_model[model])
-    bound = ("at least" if better == 0 else "at most") if bounded else ""
-    slope = abs(float(np.mean(slopes)))
+    needed = (float(np.exp(log_tokens)), full) if better == 0 else (full, float(np.exp(log_tokens)))
+    value = float((needed[1] / of_model[reference]) / (needed[0] / of_model[model]))
+    bound = "" if reached else "at least" if better == 0 else "at most"
+    slope = float(np.mean([slope for _, slope in reached])) if reached else 0.0
     if difference.outside.error is None or not slope:
         return SpeedUp(value, None, None, bound, what)
-    factor = float(np.exp(1.96 * difference.outside.error / slope))
+    factor = float(np.exp(1.96 * difference.outside.error / abs(slope)))
     return SpeedUp(value, value / factor, value * factor, bound, what)
+
+
+def _reach(log_t: np.ndarray, y: np.ndarray, loss: float) -> tuple[float, float] | None:
+    """Return the log of the tokens at which a falling line reaches a loss, and its slope there; None outside it."""
+    for i in range(len(y) - 1):
+        if y[i] >= loss >= y[i + 1] and y[i] > y[i + 1]:
+            slope = (y[i + 1] - y[i]) / (log_t[i + 1] - log_t[i])
+            return float(log_t[i] + (loss - y[i]) / slope), float(slope)
+    return None
 
 
 def _line(run: Record, records: Records) -> tuple[np.ndarray, np.ndarray] | None:

@@ -1,11 +1,13 @@
 """How gaps change with training tokens: the slope of a model's gap per doubling.
 
 Per run, the gap at its ends (without the rate's slope) is regressed on log2 of the tokens, over the ends within reach
-of the reference. Runs are weighted by their spread of log2 tokens. The error is pooled over all models, so it needs a
-model with two runs.
+of the reference. Runs are weighted by their spread of log2 tokens. The variance of slopes around their model's mean is
+pooled over all models, so it needs a model with two runs. With w the summed weights of a side's runs, the error of a
+trend is sqrt(s^2 / w + s^2 / w_R): the reference's curve has an error of its own.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,32 +16,57 @@ from seqjax.study.gaps.heights import Curve, Ends
 from seqjax.study.gaps.statistics import Estimate
 
 
+class _Slopes(NamedTuple):
+    """Slopes of a model's runs [n] and their weights [n]."""
+
+    values: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        return float(np.average(self.values, weights=self.weights))
+
+
 def per_doubling(
-    models: Mapping[str, Sequence[Ends]], theirs: Sequence[Ends], curve: Curve, *, reach: float
+    models: Mapping[str, Sequence[Ends]], reference: str, curve: Curve, *, reach: float
 ) -> dict[str, Estimate]:
-    """Return the change of each model's gap per doubling of the tokens; `models` are without the reference."""
-    zero = np.zeros_like(curve.linear)
-    slopes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for name, runs in models.items():
-        found = []
-        for run in runs:
-            inside = (run.x[0] >= curve.low[0] - reach) & (run.x[0] <= curve.high[0] + reach)
-            z = np.log2(run.tokens[inside])
-            if len(np.unique(z)) < 2:
-                continue
+    """Return the change of each model's gap to `reference` per doubling of the tokens; {} without a trend there.
+
+    Args:
+        models: Each model's runs at its near-best rates, the reference among them.
+        reference: One of the models.
+        curve: Its loss curve.
+        reach: How far beyond the reference's ends a gap is read, in the unit of the losses.
+    """
+    of_model = {
+        name: slopes
+        for name, runs in models.items()
+        if (slopes := _slopes(runs, models[reference], curve, reach)) is not None
+    }
+    theirs = of_model.pop(reference, None)
+    if theirs is None:
+        return {}
+    freedom = sum(len(slopes.values) - 1 for slopes in of_model.values())
+    if not freedom:
+        return {name: Estimate(slopes.mean) for name, slopes in of_model.items()}
+    squares = sum(float(s.weights @ (s.values - s.mean) ** 2) for s in of_model.values())
+    variance = squares / freedom
+    return {
+        name: Estimate(s.mean, float(np.sqrt(variance / s.weights.sum() + variance / theirs.weights.sum())), freedom)
+        for name, s in of_model.items()
+    }
+
+
+def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
+    """Return the slopes of the runs that have two ends within reach; None without any."""
+    found = []
+    for run in runs:
+        inside = (run.x[0] >= curve.low[0] - reach) & (run.x[0] <= curve.high[0] + reach)
+        z = np.log2(run.tokens[inside])
+        if len(np.unique(z)) > 1:
             at = run.x[:1, inside]
-            level, _ = heights.reference_levels(theirs, curve, at, zero)
+            level, _ = heights.reference_levels(theirs, curve, at, np.zeros_like(curve.linear))
             gap = (run.y[:1, inside] - curve.at(at) - level)[0, :, 0]
             z = z - z.mean()
             found.append((float(z @ gap / (z @ z)), float(z @ z)))
-        if found:
-            slopes[name] = tuple(np.array(column) for column in zip(*found, strict=True))  # type: ignore[assignment]
-    means = {name: float(np.average(b, weights=w)) for name, (b, w) in slopes.items()}
-    freedom = sum(len(b) - 1 for b, _ in slopes.values())
-    if not freedom:
-        return {name: Estimate(mean) for name, mean in means.items()}
-    squares = sum(float(w @ (b - means[name]) ** 2) for name, (b, w) in slopes.items())
-    return {
-        name: Estimate(means[name], float(np.sqrt(squares / freedom / w.sum())), freedom)
-        for name, (_, w) in slopes.items()
-    }
+    return _Slopes(*np.array(found).T) if found else None

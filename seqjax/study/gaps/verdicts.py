@@ -76,8 +76,7 @@ class Tested(NamedTuple):
             for part, count, n in zip(self.further if ours else self.seeds, self.counts, more, strict=True)
         ]
         total = statistics.combined([*sides, *rest])
-        needed = statistics.quantile(total.freedom, 1 - level) + statistics.quantile(total.freedom, POWER)
-        return distance >= needed * total.variance**0.5
+        return statistics.power(distance, total.variance**0.5, total.freedom, level=level) >= POWER
 
 
 ONE = " of both at one rate"

@@ -1,0 +1,115 @@
+"""Collect the runs and gaps of all studies: `python -m lab.collect` writes runs.csv and leaderboard.csv in lab/results.
+
+    runs.csv         a row for each run. A run that several studies show is listed with the largest of them.
+    leaderboard.csv  the rows of every study's own leaderboard
+
+Both files are generated and never edited. Minutes are those of training and evaluation, without compilation.
+"""
+
+import argparse
+import csv
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seqjax.config import presets
+
+# LB
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Record, Records, in_domain, losses
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "lab" / "results"
+PLACES = (RESULTS, ROOT / "docs" / "results")  # the older studies are in docs until they move
+COLUMNS = ("study", "run", "model", "seed", "learning_rate", "parameters", "tokens", "tokens_per_parameter")
+COLUMNS += ("schedule", "ends", "loss_in_domain", "loss_out_of_domain", "device", "minutes", "tokens_per_s")
+COLUMNS += ("commit", "command")
+# Commands of studies that are no shipped study of the same name; first_110m's went with the results that replaced it.
+COMMANDS = {
+    "first_110m": "",
+    "figure4": "seqjax study --study=figure4:small --out=DIR",
+    "demo_order": "seqjax judge --config=NAME:demo --out=DIR",
+    "ema_110m": "seqjax judge --config=ema.py:110m --out=DIR",
+}
+
+
+def studies(places: Sequence[Path]) -> list[Path]:
+    """Return the directories of all studies, by name."""
+    found = [path.parent for place in places for path in place.glob("*/points.csv")]
+    return sorted(found, key=lambda directory: directory.name)
+
+
+def runs(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the rows of runs.csv."""
+    of_study = {directory: files.read_runs(directory) for directory in directories}
+    listed: dict[tuple[Any, ...], Path] = {}
+    for directory in sorted(of_study, key=lambda d: len(of_study[d]), reverse=True):
+        for run in of_study[directory]:
+            listed.setdefault(_identity(run), directory)
+    return [
+        _row(directory, records, run)
+        for directory, of_directory in of_study.items()
+        for records in [files.read(directory)]
+        for run in of_directory
+        if listed[_identity(run)] == directory
+    ]
+
+
+def _identity(run: Record) -> tuple[Any, ...]:
+    """Return values that tell a run from all others."""
+    return run.metadata.get("manifest"), run.model, run.seed, run.last.tokens, run.metadata.get("seconds")
+
+
+def _row(directory: Path, records: Records, run: Record) -> dict[str, Any]:
+    of, config, tokens = run.metadata, run.metadata.get("config", {}), run.last.tokens
+    parameters, seconds, speed = (of.get(field) for field in ("parameters", "seconds", "tokens_per_s"))
+    values = (
+        directory.name,
+        run.label,
+        run.model,
+        run.seed,
+        config.get("optim", {}).get("lr", ""),
+        parameters or "",
+        tokens,
+        f"{tokens / parameters:.3f}" if parameters else "",
+        "WSD" if run.is_wsd else "linear",
+        " ".join(f"{point.tokens / tokens:.3g}" for point in run.ends),
+        f"{in_domain([run.last], records.against)[0]:.4f}",
+        f"{statistics.mean(losses([run.last], records.domains)[0]):.4f}",
+        of.get("device", ""),
+        f"{seconds / 60:.1f}" if seconds else "",
+        round(speed) if speed else "",
+        of.get("commit", "")[:12],
+        COMMANDS.get(directory.name, _command(directory.name)),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def _command(name: str) -> str:
+    """Return the command that made a shipped study; "" for another."""
+    return f"seqjax study --study={name} --out=DIR" if name in presets.names("studies") else ""
+
+
+def collect(places: Sequence[Path], out: Path) -> None:
+    """Write runs.csv and leaderboard.csv of all studies in some directories into another."""
+    directories = studies(places)
+    tables = {"runs.csv": (COLUMNS, runs(directories))}
+    for name, (columns, rows) in tables.items():
+        with (out / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--places", type=Path, nargs="+", default=PLACES, help="directories that hold studies")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the two files go (lab/results)")
+    args = parser.parse_args(argv)
+    collect(args.places, args.out)
+
+
+if __name__ == "__main__":
+    main()
