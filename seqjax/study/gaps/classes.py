@@ -82,8 +82,8 @@ def parts(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str, f
 def total(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str) -> ClassPart:
     """Return all tokens of a domain as one class, whose contribution is the difference."""
     family = next(iter(ours[0].names))
-    sides = [[_one_class(sums, domain, family) for sums in side] for side in (ours, theirs)]
-    return parts(*sides, domain, "all")[0]
+    one, other = ([_one_class(sums, domain, family) for sums in side] for side in (ours, theirs))
+    return parts(one, other, domain, "all")[0]
 
 
 def copy_share(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], *, domains: Sequence[str]) -> float | None:
