@@ -8,14 +8,15 @@ Both files are generated and never edited. Minutes are those of training and eva
 
 import argparse
 import csv
+import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from seqjax.config import presets
-
-# LB
+from seqjax.study.gaps import classes
+from seqjax.study.report import leaderboard
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Record, Records, in_domain, losses
 
@@ -91,15 +92,17 @@ def _command(name: str) -> str:
     return f"seqjax study --study={name} --out=DIR" if name in presets.names("studies") else ""
 
 
-def collect(places: Sequence[Path], out: Path) -> None:
-    """Write runs.csv and leaderboard.csv of all studies in some directories into another."""
+def texts(places: Sequence[Path]) -> dict[str, str]:
+    """Return the content of both files by name, for all studies in some directories."""
     directories = studies(places)
-    tables = {"runs.csv": (COLUMNS, runs(directories))}
-    for name, (columns, rows) in tables.items():
-        with (out / name).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    of_runs = io.StringIO()
+    writer = csv.DictWriter(of_runs, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(runs(directories))
+    lines = [
+        line for directory in directories for line in leaderboard.rows(files.read(directory), classes.read(directory))
+    ]
+    return {"runs.csv": of_runs.getvalue(), leaderboard.FILE: leaderboard.csv_text(lines)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -108,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--places", type=Path, nargs="+", default=PLACES, help="directories that hold studies")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the two files go (lab/results)")
     args = parser.parse_args(argv)
-    collect(args.places, args.out)
+    for name, text in texts(args.places).items():
+        (args.out / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

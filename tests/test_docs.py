@@ -14,7 +14,7 @@ import pytest
 from seqjax.config import from_config_dict, presets
 from seqjax.evals.recall import report
 from seqjax.models import Model
-from seqjax.study import figures
+from seqjax.study.report import figures
 from tests import support
 from tests.evals.test_foretell import result
 from tests.pictures import assert_readable, overlapping
@@ -62,14 +62,6 @@ def test_links_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_list_of_runs_is_that_of_the_results():
-    """`python docs/results/runs.py` writes it."""
-    results = DOCS / "results"
-    script = runpy.run_path(str(results / "runs.py"))
-    assert (results / "runs.csv").read_text(encoding="utf-8") == script["text"]()
-    assert set(script["STUDIES"]) == {path.parent.name for path in results.glob("*/runs.json")} - {"suite"}
-
-
 @pytest.fixture(scope="module")
 def all_mixers():
     """The script of docs/results/all_mixers.md, and what it reads."""
@@ -98,7 +90,7 @@ def test_what_each_part_gives_is_that_of_the_results():
     models = script["read"]()
     assert (DOCS / "results" / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](models)
     lost = models["Gated DeltaNet"].parts["conv"].outside
-    lines = (DOCS / "results" / "runs.csv").read_text(encoding="utf-8").splitlines()
+    lines = (DOCS.parent / "lab" / "results" / "runs.csv").read_text(encoding="utf-8").splitlines()
     outside = {row["run"]: float(row["loss_out_of_domain"]) for row in csv.DictReader(lines)}
     ends = outside["Gated DeltaNet, no conv, rate 0.002"], outside["Gated DeltaNet, rate 0.002"]
     assert lost == pytest.approx(ends[0] - ends[1], abs=2e-4), "positive: the loss is lower with the part"

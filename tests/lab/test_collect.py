@@ -1,0 +1,87 @@
+"""The command that lists the runs and gaps of all studies, on small studies and on those that are committed."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import collect
+from seqjax.study.runs.files import COLUMNS
+
+DOMAINS = {"arxiv": 1.0, "github": 1.5}
+LOSSES = {500: 3.4, 800: 3.2, 1000: 3.1}  # in domain, by step
+
+
+def write(directory: Path, runs: dict[str, dict[str, Any]]) -> None:
+    """Write a study of runs, label -> model, seed, gap, `ends` of a WSD run, and metadata."""
+    entries, rows = {}, [",".join(COLUMNS)]
+    for label, run in runs.items():
+        config = {"optim": {"lr": 1e-3}, "train": {"ends": [0.5, 0.8, 1.0] if run["wsd"] else [], "steps": 1000}}
+        entries[label] = {"model": run["model"], "seed": run["seed"], "rate": 1.0, "schedule": 1.0, "config": config}
+        entries[label] |= {"parameters": 2000, "seconds": run["seconds"], "device": "cpu", "tokens_per_s": 99.6}
+        entries[label] |= {"commit": "0123456789abcdef", "manifest": "m"}
+        for step, loss in LOSSES.items():
+            inside = loss + 0.01 * run["seed"]
+            losses = {"c4": inside} | {domain: inside + more + run["gap"] for domain, more in DOMAINS.items()}
+            for domain, value in losses.items():
+                start = [f'"{label}"', f'"{run["model"]}"', run["seed"], "1,1", step, 100 * step, 2.5]
+                rows.append(",".join(map(str, [*start, domain, f"{value:.6f}"])))
+    study = {"title": "t", "references": ["A"], "domains": list(DOMAINS), "against": ["c4"]}
+    directory.mkdir(parents=True)
+    (directory / "runs.json").write_text(json.dumps({"study": study, "missing": {}, "runs": entries}))
+    (directory / "points.csv").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def collected(tmp_path: Path) -> dict[str, list[dict[str, str]]]:
+    """The rows of both files, of a large study, and of a small one with a run of the large one and a run of its own."""
+    runs = {
+        f"{model}, seed {seed}": {"model": model, "seed": seed, "gap": gap, "wsd": True, "seconds": 60.0 + seed}
+        for model, gap in {"A": 0.0, "B": 0.2}.items()
+        for seed in range(2)
+    }
+    write(tmp_path / "new" / "large", runs)
+    linear = {"linear": {"model": "C", "seed": 0, "gap": 0.1, "wsd": False, "seconds": 30.0}}
+    write(tmp_path / "old" / "small", {"A, seed 0": runs["A, seed 0"]} | linear)
+    out = tmp_path / "out"
+    out.mkdir()
+    collect.main(["--places", str(tmp_path / "new"), str(tmp_path / "old"), f"--out={out}"])
+    return {path.name: table(path.read_text(encoding="utf-8")) for path in out.iterdir()}
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_a_run_is_listed_once_with_the_largest_study(collected) -> None:
+    rows = {(row["study"], row["run"]): row for row in collected["runs.csv"]}
+    large = [("large", f"{model}, seed {seed}") for model in "AB" for seed in range(2)]
+    assert list(rows) == [*large, ("small", "linear")]
+    first, linear = rows[large[0]], rows["small", "linear"]
+    assert (first["schedule"], first["ends"]) == ("WSD", "0.5 0.8 1")
+    assert (linear["schedule"], linear["ends"]) == ("linear", "1")
+    assert (first["loss_in_domain"], first["loss_out_of_domain"]) == ("3.1000", "4.3500")
+    assert (first["tokens"], first["tokens_per_parameter"]) == ("100000", "50.000")
+    assert (first["minutes"], first["tokens_per_s"], first["commit"]) == ("1.0", "100", "0123456789ab")
+    assert {row["command"] for row in rows.values()} == {""}
+
+
+def test_the_leaderboard_has_the_rows_of_every_study(collected) -> None:
+    rows = {(row["study"], row["reference"], row["model"]): row for row in collected["leaderboard.csv"]}
+    assert list(rows) == [("large", "A", "B"), ("small", "A", "C")]
+    gap = rows["large", "A", "B"]
+    assert float(gap["gap"]) == pytest.approx(0.2, abs=1e-6) and gap["seeds"] == "2"
+    assert float(rows["small", "A", "C"]["tokens_out"]) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_the_committed_files_are_those_of_the_studies() -> None:
+    """`python -m lab.collect` writes them."""
+    texts = collect.texts(collect.PLACES)
+    assert (collect.RESULTS / "runs.csv").read_text(encoding="utf-8") == texts["runs.csv"]
+    committed = table((collect.RESULTS / "leaderboard.csv").read_text(encoding="utf-8"))
+    found = table(texts["leaderboard.csv"])
+    for key in ("study", "reference", "model"):
+        assert [row[key] for row in committed] == [row[key] for row in found]
