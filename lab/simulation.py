@@ -4,8 +4,8 @@
 
 Every study has a reference and ten models, with three seeds of standard deviation 0.027, half of the variance shared
 by a seed's rates. In a grid of n, every model tries n of four rates (a random window), with three seeds at its best
-rate and one elsewhere. The OOD loss falls by 0.05 per doubling of the rate at equal in-domain loss. Documents add 0.006,
-and every end has its own noise of 0.006.
+rate and one elsewhere. The OOD loss falls by 0.05 per doubling of the rate at equal in-domain loss. Documents add
+0.006, and every end has its own noise of 0.006.
 """
 
 import argparse

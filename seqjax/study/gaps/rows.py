@@ -25,7 +25,7 @@ from seqjax.study.gaps.heights import Ends, Gaps, ModelGap
 from seqjax.study.gaps.rates import rates, shown_runs
 from seqjax.study.gaps.statistics import Estimate, Part, Spread
 from seqjax.study.gaps.tokens import Difference, SpeedUp
-from seqjax.study.gaps.verdicts import Tested, Verdict
+from seqjax.study.gaps.verdicts import Candidate, Verdict
 from seqjax.study.runs.record import Record, Records
 from seqjax.utils import UserError
 
@@ -321,7 +321,7 @@ def _bend(records: Records, measured: Gaps, quantity: int) -> Part:
     return Part(squares / freedom, freedom) if freedom else Part(0.0, 1.0)
 
 
-def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Spread | None) -> Tested | None:
+def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Spread | None) -> Candidate | None:
     """Return a gap as it is tested; None for one seed, if too few models tell how much seeds vary."""
     assert spread is not None, "parts are known"
     reference = spread.of(_values(gap.reference, 0))
@@ -332,7 +332,7 @@ def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Sp
             return None
         widest = max(own, key=lambda values: float(np.var(values, ddof=1)))
         ours = Part(float(np.var(widest, ddof=1)), spread.of(widest).freedom)
-    return Tested(
+    return Candidate(
         gap=float(gap.mean[0, 0]),
         as_tuned=float(gap.mean[0, 0] + measured.c[0, 0] * gap.octaves),
         seeds=(ours, reference),
@@ -342,25 +342,21 @@ def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Sp
     )
 
 
-def _with_verdicts(records: Records, rows: Sequence[Row], tested: Mapping[str, Tested | None]) -> list[Row]:
-    """Return rows with their verdicts; the models that the study asks about are one family, its references another."""
+def _with_verdicts(records: Records, rows: Sequence[Row], tested: Mapping[str, Candidate | None]) -> list[Row]:
+    """Return rows with their verdicts; the models that the study asks about are one family of tests, others another."""
     limit = verdicts.LIMIT * records.unit.scale
+    asked = records.asks or [model for model in records.models if model not in records.references]
     said: dict[str, Verdict] = {}
-    for of_references in (False, True):
+    for is_asked in (True, False):
         family = {
-            row.model: test
+            row.model: candidate
             for row in rows
-            if (row.model in records.references) is of_references and (test := tested.get(row.model)) is not None
+            if (row.model in asked) is is_asked and (candidate := tested.get(row.model)) is not None
         }
         several = [row.seeds > 1 for row in rows if row.model in family]
         said |= dict(zip(family, verdicts.decide(list(family.values()), several, limit=limit), strict=True))
-    found = []
-    for row in rows:
-        if row.gap is not None:
-            verdict = said.get(row.model) or Verdict(verdicts.UNDECIDED, FEW_SEEDS)
-            row = dataclasses.replace(row, verdict=verdict)
-        found.append(row)
-    return found
+    few = Verdict(verdicts.UNDECIDED, FEW_SEEDS)
+    return [row if row.gap is None else dataclasses.replace(row, verdict=said.get(row.model, few)) for row in rows]
 
 
 FEW_SEEDS = "2 more seeds of both"

@@ -20,7 +20,7 @@ POWER, MOST_SEEDS = 0.8, 9  # of studies that are decided with the seeds that ar
 COSTS, GAINS, UNDECIDED = "costs", "gains", "undecided"
 
 
-class Tested(NamedTuple):
+class Candidate(NamedTuple):
     """A gap to be tested.
 
     Args:
@@ -100,7 +100,7 @@ def no_cost(limit: float) -> str:
     return f"no cost above {limit:.2g}"
 
 
-def decide(gaps: Sequence[Tested], several: Sequence[bool], *, limit: float) -> list[Verdict]:
+def decide(gaps: Sequence[Candidate], several: Sequence[bool], *, limit: float) -> list[Verdict]:
     """Return the verdicts on gaps that are tested together; `several` says which models have two seeds or more.
 
     `limit` is `LIMIT` in the unit of the losses.

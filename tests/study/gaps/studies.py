@@ -1,0 +1,73 @@
+"""Records whose gaps are known, made from numbers alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from seqjax.study.runs.record import Blocks, Point, Record, Records
+
+SHARES = (0.5, 0.65, 0.8, 1.0)
+TOKENS = 100_000_000
+
+
+def loss_at(last: float, share: float) -> float:
+    """Return the in-domain loss at a share of the tokens of a run with this last loss."""
+    return last - 0.25 * float(np.log2(share))
+
+
+def curve(x: float) -> float:
+    """Return the OOD loss of the reference at an in-domain loss."""
+    return 1.0 + 1.1 * x + 0.3 * (x - 3.0) ** 2
+
+
+def run(
+    model: str,
+    *,
+    last: float = 3.0,
+    gap: float = 0.0,
+    rate: float = 1.0,
+    seed: int = 0,
+    slope: float = 0.0,
+    shares: Sequence[float] = SHARES,
+    of_end: Callable[[float], float] = lambda share: 0.0,
+    metadata: Mapping[str, object] | None = None,
+    tokens: int = TOKENS,
+) -> Record:
+    """Return a run whose height above `curve` is gap + slope * log2(rate) + of_end(share), in both OOD domains."""
+    points = []
+    for share in shares:
+        x = loss_at(last, share)
+        y = curve(x) + gap + slope * float(np.log2(rate)) + of_end(share)
+        losses = {"c4": x - 0.1, "web": x + 0.1, "arxiv": y + 0.2, "github": y - 0.2}
+        points.append(Point(round(1000 * share), round(tokens * share), x - 0.2, losses, {}))
+    label = f"{model}, rate {rate:g}, seed {seed}"
+    return Record(label, model, seed, rate, 1.0, points, points, dict(metadata or {}))
+
+
+def records(runs: Sequence[Record], *, references: Sequence[str] = ("reference",), blocks: int = 0, **more) -> Records:
+    """Return a study of runs; with `blocks`, every domain has so many documents whose losses have the runs' means.
+
+    A document adds the same amount to all runs, and half as much again to runs of a model after the first.
+    """
+    kept, losses = [], {domain: [] for domain in ("c4", "web", "arxiv", "github")}
+    spread = np.linspace(-1.0, 1.0, blocks) if blocks else np.zeros(0)
+    rng = np.random.default_rng(0)
+    for one in runs:
+        of_model = rng.permutation(spread)
+        ends = []
+        for point in one.ends:
+            for domain, loss in point.domains.items():
+                losses[domain].append(loss + 0.1 * spread + 0.05 * of_model)
+            ends.append(point._replace(row=len(losses["c4"]) - 1))
+        kept.append(Record(one.label, one.model, one.seed, one.rate, 1.0, ends, ends, one.metadata))
+    of_units = {domain: np.arange(blocks) for domain in losses}
+    return Records(
+        title="t",
+        references=tuple(references),
+        domains=("arxiv", "github"),
+        against=("c4", "web"),
+        runs=kept,
+        missing={},
+        blocks=Blocks(of_units, {domain: np.array(of) for domain, of in losses.items()}) if blocks else None,
+        **more,
+    )

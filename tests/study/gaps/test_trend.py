@@ -1,0 +1,40 @@
+"""The change of a gap per doubling of tokens."""
+
+import numpy as np
+import pytest
+
+from seqjax.study.gaps import compare
+
+from .studies import records, run
+
+
+def test_trend_is_exact_and_its_mark_needs_an_interval():
+    def shrinking(share):
+        return -0.08 * np.log2(share)
+
+    # Both rates and all seeds end at the same losses, so that heights are on the reference's curve alone.
+    runs = [run("reference", seed=s) for s in range(3)]
+    runs += [run("shrinks", seed=s, gap=0.3, of_end=lambda t, s=s: -0.08 * np.log2(t) * (1 + 0.01 * s)) for s in (0, 1)]
+    runs += [run("flat", seed=s, gap=0.1) for s in range(2)]
+    runs += [run("better", seed=s, gap=-0.1, of_end=lambda t: 0.04 * np.log2(t)) for s in range(2)]
+    runs += [run("one end", gap=0.1, shares=(1.0,))]
+    rows = {row.model: row for row in compare(records(runs), "reference")}
+    assert rows["shrinks"].per_doubling.value == pytest.approx(-0.08 * 1.005)
+    assert rows["shrinks"].trend == "shrinks" and rows["flat"].trend == ""
+    assert rows["better"].per_doubling.value == pytest.approx(0.04) and rows["better"].trend == "shrinks"
+    assert rows["flat"].per_doubling.value == pytest.approx(0.0, abs=1e-12)
+    assert rows["one end"].per_doubling is None
+
+
+def test_runs_count_by_their_spread_of_tokens():
+    runs = [run("reference", seed=s) for s in range(2)]
+    runs += [run("m", seed=0, of_end=lambda t: 0.1 * np.log2(t))]
+    runs += [run("m", seed=1, shares=(0.8, 1.0))]
+    (row,) = compare(records(runs), "reference")
+    weights = [np.var(np.log2(shares)) * len(shares) for shares in ((0.5, 0.65, 0.8, 1.0), (0.8, 1.0))]
+    assert row.per_doubling.value == pytest.approx(0.1 * weights[0] / sum(weights))
+
+
+def test_without_a_second_run_there_is_no_interval():
+    (row,) = compare(records([run("reference", seed=0), run("reference", seed=1), run("m", gap=0.1)]), "reference")
+    assert row.per_doubling.error is None and row.trend == ""
