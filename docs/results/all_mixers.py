@@ -23,10 +23,13 @@ from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.evals.recall.train import state_size
 from seqjax.models import Model, flops
 from seqjax.pictures import COLORS, log_ticks
-from seqjax.study import comparison, equal_loss, figures, forest, records
-from seqjax.study.equal_loss import Row
-from seqjax.study.records import Records
-from seqjax.study.tables import cell, markdown
+from seqjax.study import gaps
+from seqjax.study.gaps import Row
+from seqjax.study.gaps.verdicts import LIMIT
+from seqjax.study.report import figures
+from seqjax.study.report.tables import markdown
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Records
 
 HERE = Path(__file__).parent
 BENCHMARKS = HERE.parents[1] / "benchmarks" / "results"
@@ -77,9 +80,9 @@ class Known(NamedTuple):
 
 def read() -> Known:
     """Return what is recorded."""
-    study, configs = records.read(HERE / "trunks_110m"), _configs()
+    study, configs = files.read(HERE / "trunks_110m"), _configs()
     speeds = _speeds(SPEEDS, configs)
-    of_gaps = forest.order(study)
+    of_gaps = _order(study)
     others = sorted((label for label in configs if label not in of_gaps), key=lambda label: _slowness(speeds, label))
     configs = {label: configs[label] for label in (*of_gaps, *others)}
     models = {label: Model(config.model, max_len=SHORT) for label, config in configs.items()}
@@ -89,6 +92,14 @@ def read() -> Known:
     }
     parameters = {label: flops.n_params(model) for label, model in models.items()}
     return Known(configs, study, speeds, _speeds(LONG_SPEEDS, configs), parameters, states, _scores(configs))
+
+
+def _order(study: Records) -> list[str]:
+    """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
+    reference = study.references[-1]
+    rows = gaps.compare(study, reference)
+    values = {reference: 0.0} | {row.model: row.gap.value for row in rows if row.gap is not None}
+    return [*sorted(values, key=values.__getitem__), *(row.model for row in rows if row.model not in values)]
 
 
 def _slowness(speeds: Mapping[str, Speed], label: str) -> tuple[float, str]:
@@ -188,17 +199,17 @@ ABOUT = """\
 ![gaps, speed, memory, state and task scores of every mixer](all_mixers.png)
 
 A row is one of the {configs} shipped configs or another model of [trunks_110m](trunks_110m/README.md), all at 110M
-parameters; {trained} of {rows} have been trained there. These are first, best first by their gap to {reference},
-or by its range over learning rates where that alone could be read, and last among them those that can be compared at
-equal tokens alone. The others are in the order of their training speed. An empty cell was not measured.
+parameters; {trained} of {rows} have been trained there. These come first, in the order of their gap to
+{reference}. The others are in the order of their training speed. An empty cell was not measured.
 """
 GAPS = """\
 ## Base capabilities
 
-Trunks read at decayed ends ([protocol 2](../protocol.md#protocol-2-trunks-and-their-ends)). Losses are means over
-seeds, in {unit}, at the rate of those tried that is best in domain. A gap is out of domain at equal loss in domain,
-positive where the model is worse, ± half of its 95% interval; in brackets is its range over the rates that are as good
-in domain as the best. Fewer than three seeds have no interval and no verdict.
+The gap is the OOD loss minus the reference's at equal in-domain loss and equal learning rate
+([protocol](../protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned, each
+side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one or at
+the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has no
+interval.
 """
 COSTS = f"""\
 ## Speed, memory and state
@@ -220,7 +231,7 @@ learning rates tried.
 
 def page(known: Known) -> str:
     """Return what the file holds."""
-    trained = comparison.models(known.study)
+    trained = known.study.models
     counts = {"configs": len(presets.names()), "rows": len(known.configs), "trained": len(trained)}
     about = ABOUT.format(**counts, reference=known.study.references[-1])
     sections = [
@@ -236,35 +247,32 @@ def page(known: Known) -> str:
 
 def _gap_table(known: Known) -> str:
     study = known.study
-    unit = presets.load("studies/trunks_110m").LR
-    rows_of = {name: {row.model: row for row in equal_loss.compare(study, name)} for name in study.references}
-    header = ["mixer", "rates tried", "rate", "seeds", "in domain", "outside"]
+    rows_of = {name: {row.model: row for row in gaps.compare(study, name)} for name in study.references}
+    header = ["mixer", "rates tried", "near-best", "seeds", "in-domain loss", "OOD loss"]
     for name in study.references:
-        header += [f"gap to {name}", "verdict"]
+        header += [f"gap to {name}", "as tuned", "verdict"]
     rows = []
     for label in known.configs:
         cells = [""] * 5
-        if label in comparison.models(study):
-            rates = equal_loss.rates(study, label)
-            seeds, inside, outside = rates.found[rates.primary]
-            tried = ", ".join(f"{rate * unit:g}" for rate in rates.found)
-            cells = [tried, f"{rates.primary * unit:g}", str(seeds), f"{inside:.3f}", f"{outside:.3f}"]
+        if label in study.models:
+            rates = gaps.rates(study, label)
+            seeds, inside, outside = rates.found[rates.shown]
+            tried, near = (", ".join(map(study.rate_text, which)) for which in (rates.found, rates.near))
+            cells = [tried, near, str(seeds), f"{inside:.3f}", f"{outside:.3f}"]
         for name in study.references:
-            cells += _gap_cells(rows_of[name].get(label), comparison.main_quantity(study))
+            cells += _gap_cells(rows_of[name].get(label))
         rows.append([label, *cells])
     return markdown(header, rows)
 
 
-def _gap_cells(row: Row | None, quantity: str) -> list[str]:
-    """Return the gap of a model to a reference, and the verdict."""
+def _gap_cells(row: Row | None) -> list[str]:
+    """Return the gap of a model to a reference, the gap as tuned, and the verdict."""
     if row is None:
-        return ["", ""]
-    over = "" if row.over_rates is None else " to ".join(dict.fromkeys(f"{gap:+.3f}" for gap in row.over_rates))
-    over = f" ({over})" if over and (row.n_pairs > 1 or row.gaps is None) else ""
-    apart = "" if row.outside is None else f"{cell(row.outside.estimate)} at equal tokens"
-    gap = apart if row.gaps is None else cell(row.gaps[quantity].estimate)
-    why = f" ({row.verdict.why})" if row.verdict.why else ""
-    return [f"{gap}{over}", f"{row.verdict.words}{why}"]
+        return ["", "", ""]
+    if row.gap is None or row.as_tuned is None:
+        apart = row.at_equal_tokens
+        return ["" if apart is None else f"{apart.outside.text()} at equal tokens", "", row.text]
+    return [row.gap.text(), f"{row.as_tuned:+.3f}", row.text]
 
 
 def _cost_table(known: Known) -> str:
@@ -331,6 +339,12 @@ def _shown(task: str, score: Score) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- the picture
+WITH_INTERVAL, ONE_SEED, AS_TUNED = "gap with its 95% interval", "gap of one seed", "gap as tuned"
+GAPS_LOOKS: dict[str, dict[str, Any]] = {
+    WITH_INTERVAL: {"color": "0.1", "marker": "o", "markersize": 6},
+    ONE_SEED: {"color": "0.1", "marker": "o", "markersize": 6, "markerfacecolor": "white"},
+    AS_TUNED: {"color": COLORS[1], "marker": "|", "markersize": 6},
+}
 LENGTHS: dict[int, dict[str, Any]] = {
     SHORT: {"color": COLORS[0], "marker": "o", "markersize": 5.5},
     LONG: {"color": COLORS[3], "marker": "D", "markersize": 5, "markerfacecolor": "none"},
@@ -343,7 +357,7 @@ def draw(path: Path, known: Known) -> None:
     widths = (3.4, 2.3, 1.5, 2.4, 0.42 * len(known.tasks))
     figure = Figure(figsize=(sum(widths) + 3.0, 0.27 * len(lines) + 2.2), layout="constrained")
     panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
-    looks = _draw_gaps(panels[0], known, lines, reference) | {f"at {n:,} tokens": look for n, look in LENGTHS.items()}
+    _draw_gaps(panels[0], known, lines, reference)
     _draw_speeds(panels[1], known, lines)
     _draw_memory(panels[2], known, lines)
     _draw_states(panels[3], known, lines)
@@ -357,26 +371,25 @@ def draw(path: Path, known: Known) -> None:
         panel.tick_params(axis="x", labelsize=8)
     panels[0].set_yticks(range(len(lines)), lines, fontsize=9)
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
-    as_line = {what: {} if "linewidth" in look else {"linestyle": "none"} for what, look in looks.items()}
-    handles = [panels[0].plot([], [], label=what, **as_line[what], **look)[0] for what, look in looks.items()]
+    looks = GAPS_LOOKS | {f"at {n:,} tokens": look for n, look in LENGTHS.items()}
+    handles = [panels[0].plot([], [], label=what, linestyle="none", **look)[0] for what, look in looks.items()]
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=3)
     figure.suptitle("All mixers at 110M parameters; what is missing was not measured", x=0.01, ha="left", fontsize=11)
     figures.save(figure, path)
 
 
-def _draw_gaps(panel: Axes, known: Known, lines: Sequence[str], reference: str) -> dict[str, dict[str, Any]]:
-    """Draw the gaps to the reference, and return the looks of what is drawn."""
-    limit = equal_loss.limit(known.study)
-    panel.axvspan(0, limit, color="0.95", linewidth=0, zorder=0)
+def _draw_gaps(panel: Axes, known: Known, lines: Sequence[str], reference: str) -> None:
+    """Draw the gaps to the reference."""
+    panel.axvspan(0, LIMIT, color="0.95", linewidth=0, zorder=0)
     panel.axvline(0, color="0.6", linewidth=1)
-    found = [mark for mark in forest.marks(known.study) if mark.reference == reference]
-    forest.draw_marks(panel, found, lines)
+    for row in gaps.compare(known.study, reference):
+        y = lines.index(row.model)
+        if row.gap is not None and row.as_tuned is not None:
+            look = GAPS_LOOKS[ONE_SEED if row.gap.half is None else WITH_INTERVAL]
+            panel.errorbar(row.gap.value, y, xerr=row.gap.half, elinewidth=2, linestyle="none", **look)
+            panel.plot(row.as_tuned, y + 0.24, linestyle="none", **GAPS_LOOKS[AS_TUNED])
     panel.plot(0, lines.index(reference), color="0.1", marker="|", markersize=10)
-    panel.set_xlabel(
-        f"loss outside at equal loss in domain,\ngap to {reference} ({known.study.unit.name})", fontsize=8.5
-    )
-    drawn = {mark.what for mark in found}
-    return {what: look for what, look in forest.LOOKS.items() if what in drawn}
+    panel.set_xlabel(f"OOD loss at equal in-domain loss,\ngap to {reference} ({known.study.unit.name})", fontsize=8.5)
 
 
 def _draw_speeds(panel: Axes, known: Known, lines: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
     python docs/results/parts.py
 
-Every model is compared with itself without the part, or with it where the part is its own, by the study in
-docs/results/switches. Positive is a lower loss with the part.
+Five models of the study in docs/results/switches are compared with a version that has one part more or one part less.
+A positive number is a lower loss with the part.
 """
 
 import dataclasses
@@ -16,11 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from seqjax import presets
-from seqjax.study import comparison, equal_loss, figures, records
-from seqjax.study.records import Records
-from seqjax.study.tables import DASH, markdown
+from seqjax.study import gaps
+from seqjax.study.report import figures
+from seqjax.study.report.tables import DASH, markdown
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Records
 
 HERE = Path(__file__).parent / "switches"
+OTHERS = HERE.parent / "trunks_110m"  # its models with several learning rates give the rate slope
 PARTS = ("conv", "token shift", "gate", "Canon A", "Canon ACD")
 REFERENCE = "Transformer++, QK norm, conv"
 APART = "*"
@@ -29,8 +32,8 @@ APART = "*"
 class Part(NamedTuple):
     """What a part gives a model, in nats per token; positive where the loss is lower with it.
 
-    `through` is the difference of both gaps to REFERENCE at equal loss in domain, and `equal_loss` the gap between
-    the two, None where no loss in domain is common to both. `losses` are those of the changed model.
+    `equal_loss` is the gap between both models, None without one, and `through` the difference of their gaps to
+    REFERENCE. `losses` are the losses of the changed model, in domain and OOD.
     """
 
     equal_loss: float | None
@@ -41,51 +44,53 @@ class Part(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model's losses in domain and outside, and the parts that are varied of it."""
+    """The losses of a model, in domain and OOD, and its varied parts."""
 
     losses: tuple[float, float]
     parts: dict[str, Part]
 
 
 QUANTITIES: dict[str, Callable[[Part], tuple[float, str]]] = {
-    "outside, at equal loss in domain": lambda part: (
+    "OOD, at equal in-domain loss": lambda part: (
         (part.through, APART) if part.equal_loss is None else (part.equal_loss, "")
     ),
-    "outside, at equal tokens": lambda part: (part.outside, ""),
+    "OOD, at equal tokens": lambda part: (part.outside, ""),
     "in domain, at equal tokens": lambda part: (part.inside, ""),
 }
 
 
 def read() -> dict[str, Model]:
     """Return what each part gives each model."""
-    models = presets.load("studies/switches").MODELS
-    study = dataclasses.replace(records.read(HERE), references=(*models, REFERENCE))
-    to_reference = {REFERENCE: 0.0}
-    for row in equal_loss.compare(study, REFERENCE):
-        assert row.gaps is not None, f"{row.model} and {REFERENCE} have no loss in domain in common"
-        to_reference[row.model] = row.gaps[comparison.EQUAL].gap
+    models, study = presets.load("studies/switches").MODELS, files.read(HERE)
+    estimates = gaps.estimates(_joined(study), REFERENCE)
+    to_reference = {REFERENCE: 0.0} | {name: gap.value for name, gap in estimates.items()}
     found = {}
     for model, variants in models.items():
-        rows = {row.model: row for row in equal_loss.compare(study, model)}
+        rows = {row.model: row for row in gaps.compare(study, model)}
         labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
         if (own := f"{model}, conv") in rows:  # the second reference of the study
             labels["conv"] = own
         parts = {}
         for part, label in labels.items():
             row, sign = rows[label], 1 if ", no " in label else -1
-            assert row.outside is not None and row.inside is not None, f"{label} has read other tokens than {model}"
-            at_equal_loss = None if row.gaps is None else sign * row.gaps[comparison.EQUAL].gap
+            assert row.at_equal_tokens is not None, f"{label} has read other tokens than {model}"
+            inside, outside = (sign * difference.value for difference in row.at_equal_tokens)
+            at_equal_loss = None if row.gap is None else sign * row.gap.value
             through = sign * (to_reference[label] - to_reference[model])
-            parts[part] = Part(
-                at_equal_loss, through, sign * row.outside.gap, sign * row.inside.gap, _losses(study, label)
-            )
+            parts[part] = Part(at_equal_loss, through, outside, inside, _losses(study, label))
         found[model] = Model(_losses(study, model), parts)
     return found
 
 
+def _joined(study: Records) -> Records:
+    """Return the study with the other models of OTHERS, so that models at different learning rates compare."""
+    more = [run for run in files.read(OTHERS).runs if run.model not in study.models]
+    return dataclasses.replace(study, runs=[*study.runs, *more], blocks=None)
+
+
 def _losses(study: Records, model: str) -> tuple[float, float]:
-    rates = equal_loss.rates(study, model)
-    _, inside, outside = rates.found[rates.primary]
+    rates = gaps.rates(study, model)
+    _, inside, outside = rates.found[rates.shown]
     return inside, outside
 
 
@@ -93,8 +98,8 @@ def page(models: dict[str, Model]) -> str:
     """Return the tables."""
     text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
     text.append(
-        "Nats per token, one seed each, at the rate that is best for the model as it is in trunks_110m; attention with "
-        "the convolution, which that study has, at its own best rate. A dash is a part that is not varied there."
+        "Nats per token, one seed each, at the model's best rate in trunks_110m; attention with the convolution has "
+        "its own best rate, and the gap removes the difference. A dash is a part that is not varied there."
     )
     text += [_about_apart(models), "![what each part gives](parts.png)"]
     for title, quantity in QUANTITIES.items():
@@ -104,7 +109,7 @@ def page(models: dict[str, Model]) -> str:
         ]
     as_it_is = {name: "{:.3f}, {:.3f}".format(*model.losses) for name, model in models.items()}
     text += [
-        "## Losses in domain and outside",
+        "## Losses in domain and OOD",
         "The convolution and the gate are Gated DeltaNet's and Mamba-2's own: their columns are without.",
     ]
     text.append(_table(models, lambda part: "{:.3f}, {:.3f}".format(*part.losses), as_it_is))
@@ -131,8 +136,9 @@ def _about_apart(models: dict[str, Model]) -> str:
         if part.equal_loss is not None
     ]
     return (
-        f"With \\{APART} no loss in domain is common to both, and what stands there is the difference of their gaps to "
-        f"{REFERENCE}. Where there is one, this differs from their own gap by up to {max(both):.3f}."
+        f"A number with \\{APART} is the difference of two gaps to {REFERENCE}, because the model has one end or "
+        f"another learning rate than the changed model. Where both numbers are known they differ by up to "
+        f"{max(both):.3f}."
     )
 
 

@@ -12,7 +12,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from seqjax.pictures import COLORS, Named, label_points, log_ticks
-from seqjax.study import comparison, equal_loss, figures, records
+from seqjax.study import gaps as statistic
+from seqjax.study.report import figures
+from seqjax.study.runs import files
 
 HERE = Path(__file__).parent
 SPEEDS = HERE.parents[1] / "benchmarks" / "results" / "train_step_135m_100k_selection_h100.json"
@@ -45,21 +47,16 @@ def speeds() -> dict[str, float]:
 
 def gaps() -> dict[str, tuple[float, float]]:
     """Return each model's gap to the reference, and half the width of its interval, 0 without one."""
-    study = records.read(HERE / "trunks_110m")
-    rows = {row.model: row for row in equal_loss.compare(study, REFERENCE)}
-    found = {REFERENCE: (0.0, 0.0)}
-    for label in STEPS:
-        if label in rows and (of_row := rows[label].gaps):
-            estimate = of_row[comparison.main_quantity(study)].estimate
-            found[label] = estimate.gap, estimate.half_width or 0.0
-    return found
+    estimates = statistic.estimates(files.read(HERE / "trunks_110m"), REFERENCE)
+    of_models = {label: (estimates[label].value, estimates[label].half or 0.0) for label in STEPS if label in estimates}
+    return {REFERENCE: (0.0, 0.0)} | of_models
 
 
 def losses() -> dict[str, tuple[float, float]]:
     """Return each model's last loss in domain at 102,400 tokens."""
-    study = records.read(HERE / "books_100k")
-    ends = {label: comparison.by_rate(study, label) for label in comparison.models(study) if label in STEPS}
-    return {label: (of_rate[min(of_rate)][0], 0.0) for label, of_rate in ends.items()}
+    study = files.read(HERE / "books_100k")
+    rates = {label: statistic.rates(study, label) for label in study.models if label in STEPS}
+    return {label: (of_label.found[of_label.shown][1], 0.0) for label, of_label in rates.items()}
 
 
 def draw(path: Path) -> None:
@@ -87,8 +84,8 @@ def draw(path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_xlabel("training speed at 102,400 tokens, times full attention's")
     left.set_ylabel(f"gap to {REFERENCE}\n(nats per token)")
-    left.set_title("Trained at 2,048 tokens: out of domain at equal loss in domain", loc="left", fontsize=10)
-    right.set_ylabel("loss in domain (nats per token)")
+    left.set_title("Trained at 2,048 tokens: OOD loss at equal in-domain loss", loc="left", fontsize=10)
+    right.set_ylabel("in-domain loss (nats per token)")
     right.set_title("Trained on books of 102,400 tokens", loc="left", fontsize=10)
     label_points(panels)
     figures.save(figure, path)
