@@ -3,7 +3,8 @@
 Per run, the gap at its ends (without the rate's slope) is regressed on log2 of the tokens, over the ends within reach
 of the reference. Runs are weighted by their spread of log2 tokens. The variance of slopes around their model's mean is
 pooled over all models, so it needs a model with two runs. With w the summed weights of a side's runs, the error of a
-trend is sqrt(s^2 / w + s^2 / w_R): the reference's curve has an error of its own.
+trend is sqrt(s^2 / w + s^2 / min(w, w_R)): the reference's curve has an error, too, and its runs with many ends tell
+little about the places where only some of its runs have ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,10 +52,15 @@ def per_doubling(
         return {name: Estimate(slopes.mean) for name, slopes in of_model.items()}
     squares = sum(float(s.weights @ (s.values - s.mean) ** 2) for s in of_model.values())
     variance = squares / freedom
-    return {
-        name: Estimate(s.mean, float(np.sqrt(variance / s.weights.sum() + variance / theirs.weights.sum())), freedom)
-        for name, s in of_model.items()
-    }
+    # R is a mean over seeds of means over rates, in which runs of a seed with few rates count for more.
+    seeds = [len(of_seed) for of_seed in heights.by_seed(models[reference]).values()]
+    effective = len(seeds) ** 2 / sum(1 / n for n in seeds) / sum(seeds)
+    found = {}
+    for name, slopes in of_model.items():
+        own, others = float(slopes.weights.sum()), effective * float(theirs.weights.sum())
+        error = np.sqrt(variance / own + variance / min(own, others))
+        found[name] = Estimate(slopes.mean, float(error), freedom)
+    return found
 
 
 def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
