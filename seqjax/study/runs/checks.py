@@ -13,7 +13,8 @@ def remarks(runs: Sequence[Record]) -> list[str]:
     """Return a sentence for each difference between runs that limits what can be concluded from them."""
     found = []
     full = [run for run in runs if run.schedule == 1]
-    tokens = _groups((run.model, f"{run.last.tokens:,}") for run in full)
+    most = {model: max(run.last.tokens for run in full if run.model == model) for model in {run.model for run in full}}
+    tokens = _groups((run.model, f"{most[run.model]:,}") for run in full)  # a run that was dropped has fewer
     if len(tokens) > 1:
         found.append(
             f"Runs have different numbers of tokens ({_named(tokens)}): gaps at equal in-domain loss stand, and "

@@ -25,20 +25,21 @@ import numpy as np
 from seqjax.reading import Float, read_arrays, read_json, read_table
 from seqjax.study.runs import checks, runner
 from seqjax.study.runs.collect import METADATA, read_points
-from seqjax.study.runs.record import UNITS, Blocks, Point, Record, Records
+from seqjax.study.runs.record import SPEEDS, UNITS, Blocks, Point, Record, Records, speed_tables
 from seqjax.training import eval_losses, metrics, origin, schedule
 from seqjax.training.workdir import readable
 from seqjax.utils import UserError, replacing, write_json
 
 COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
 COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
+IDENTITY = ("model", "seed", "rate", "schedule")
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
 RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": runner.FORM, "parameters?": (int, None)}
 RUN |= dict.fromkeys(("tokens_per_s?", "device_peak_gib?", "state_bytes?", "flops_per_token?"), (float, None))
 RUN |= METADATA | origin.FORM
 RUN |= {"entropy?": {str: {"entropy": float, "entropy_relative": float}}}
 STUDY = {"title": str, "references": [str], "domains": [str], "against": [str], "unit?": tuple(UNITS), "sweep?": str}
-STUDY |= {"speeds?": {str: {str: float}}, "protocol?": (1, 2)}  # `protocol` was written by earlier versions
+STUDY |= {"speeds?": SPEEDS, "asks?": [str], "protocol?": (1, 2)}  # `protocol` was written by earlier versions
 FORM = {"study": STUDY, "missing": {str: str}, "runs": {str: RUN}}
 FIX = "put back a copy of it, or compare the runs again (`seqjax study --study=... --out=...`)"
 Described = dict[str, np.ndarray]  # "DOMAIN/FIELD" -> [blocks]
@@ -78,7 +79,36 @@ def write(
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out))
     out.mkdir(parents=True, exist_ok=True)
-    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.metadata for r in runs}
+    _write_tables(out, runs, study=study, missing=missing, arrays=arrays)
+    if rows:
+        _save(out / "metrics.npz", rows)
+    return messages
+
+
+def join(out: Path, others: Mapping[Path, Sequence[Record]], *, max_bytes: int = MAX_BYTES) -> list[str]:
+    """Append runs of other studies to the files in `out`, with blocks; return messages about omitted data.
+
+    `others` has the runs of each directory, read from it, with the labels and models that they have in `out`. Raises
+    `UserError` if runs were evaluated on different blocks or have the same label.
+    """
+    about, runs, _ = _read_runs(out)
+    of_run = _stored_blocks(out)
+    for directory, joined in others.items():
+        if same := {run.label for run in runs} & {run.label for run in joined}:
+            raise UserError(f"{out} has a run {min(same)!r} already; join each directory once.")
+        of_run |= _stored_blocks(directory, joined)
+        runs += joined
+    arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
+    _write_tables(out, runs, study=about["study"], missing=about["missing"], arrays=arrays)
+    return messages
+
+
+def _write_tables(
+    out: Path, runs: Sequence[Record], *, study: dict[str, Any], missing: dict[str, str], arrays: dict[str, Any]
+) -> None:
+    """Write runs.json, points.csv and blocks.npz."""
+    entries = {r.label: {f: getattr(r, f) for f in IDENTITY} for r in runs}
+    entries = {r.label: entries[r.label] | {k: v for k, v in r.metadata.items() if k not in IDENTITY} for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
     with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -90,12 +120,13 @@ def write(
                 for domain, loss in losses.items():
                     writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
     (out / "blocks.npz").unlink(missing_ok=True)
-    tables = {"blocks.npz": arrays, "metrics.npz": rows}
-    for name, table in tables.items():
-        if table:
-            with replacing(out / name) as file:
-                np.savez_compressed(file, allow_pickle=False, **table)
-    return messages
+    if arrays:
+        _save(out / "blocks.npz", arrays)
+
+
+def _save(path: Path, arrays: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: str | Path) -> list[str]:
@@ -146,9 +177,13 @@ def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _stored_blocks(directory: Path) -> dict[str, tuple[Described, Losses]]:
-    """Return blocks and losses of blocks.npz in `directory`, label -> as `eval_losses.read`; {} if it has none."""
-    _, runs, n_rows = _read_runs(directory)
+def _stored_blocks(directory: Path, runs: Sequence[Record] = ()) -> dict[str, tuple[Described, Losses]]:
+    """Return blocks and losses of blocks.npz in `directory`, label -> as `eval_losses.read`; {} if it has none.
+
+    `runs` are some of its runs, which may have other labels; by default they are all.
+    """
+    _, stored, n_rows = _read_runs(directory)
+    runs = runs or stored
     kept = _read_arrays(directory / "blocks.npz", n_rows)
     if kept is None:
         return {}
@@ -242,6 +277,7 @@ def read(directory: str | Path) -> Records:
     kept = _read_arrays(directory / "blocks.npz", n_rows)
     if kept is not None:
         _require_equal(directory, runs, kept[1])
+    speeds, conditions = speed_tables(study.get("speeds", {}))
     return Records(
         title=study["title"],
         references=tuple(references),
@@ -250,9 +286,11 @@ def read(directory: str | Path) -> Records:
         runs=merged(runs),
         missing=about["missing"],
         blocks=None if kept is None else _blocks(*kept, list(named), directory),
-        speeds=study.get("speeds", {}),
+        speeds=speeds,
+        conditions=conditions,
         unit=UNITS[study.get("unit", "nats")],
         sweep=study.get("sweep", ""),
+        asks=tuple(study.get("asks", ())),
         remarks=tuple(checks.remarks(runs)),
         name=directory.resolve().name,
     )

@@ -21,6 +21,18 @@ UNITS = {"nats": Unit("loss", "nats per token", 1.0), "bits_per_byte": Unit("bit
 NATS = UNITS["nats"]
 
 
+# `speeds` of a study file and of runs.json: condition -> tokens/s by model, with the card and the sequence length or
+# without them.
+SPEEDS = {str: ({"card": str, "length": int, "tokens_per_s": {str: float}}, {str: float})}
+
+
+def speed_tables(given: dict[str, Any]) -> tuple[dict[str, dict[str, float]], dict[str, tuple[str, int]]]:
+    """Return tokens/s by condition and model, and the card and the length of the conditions that name them."""
+    named = {what: of for what, of in given.items() if "tokens_per_s" in of}
+    speeds = {what: of["tokens_per_s"] if what in named else of for what, of in given.items()}
+    return speeds, {what: (of["card"], of["length"]) for what, of in named.items()}
+
+
 class Point(NamedTuple):
     """One evaluation of a run: the loss of every domain, and the means out of domain that the run recorded.
 
@@ -111,8 +123,10 @@ class Records:
         missing: Label of each run without results -> reason.
         blocks: Losses of blocks, if they were kept.
         speeds: Condition -> model -> tokens/s, measured with the same kernels on one card.
+        conditions: Condition -> card and sequence length of `speeds`, where the study names them.
         unit: Unit of the losses.
         sweep: Setting that the study varies.
+        asks: Models that the study asks about, whose verdicts are one family; () is all but the references.
         remarks: Sentences about what the data cannot support.
         name: Name of the study's directory.
     """
@@ -125,8 +139,10 @@ class Records:
     missing: dict[str, str]
     blocks: Blocks | None
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    conditions: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     unit: Unit = NATS
     sweep: str = ""
+    asks: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     name: str = ""
 
