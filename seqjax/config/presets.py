@@ -293,6 +293,28 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
     )
 
 
+def is_shipped(name: str | Path) -> bool:
+    """Return whether a config, given as for `find`, is one of the shipped ones."""
+    path = find(name).resolve()
+    return any(path.is_relative_to(directory.resolve()) for directory in directories())
+
+
+def sets_mlp_dim(flag: str) -> bool:
+    """Return whether the config `FILE_OR_NAME[:ARG]` sets `model.mlp.dim` instead of leaving it to its size.
+
+    It is read once more with sizes of another width: a config that follows them does not set it.
+    """
+    before = dict(SIZES)
+    SIZES.update({name: dataclasses.replace(size, mlp_dim=PROBE) for name, size in before.items()})
+    try:
+        return read_config(flag).model.mlp.dim not in (None, PROBE)
+    finally:
+        SIZES.update(before)
+
+
+PROBE = 10_007  # a width that no config has
+
+
 def load(name: str | Path) -> ModuleType:
     """Return the module of the config file that `find` returns."""
     return load_file(find(name))
