@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from seqjax.study import figures, forest
+from seqjax.study.report import figures, forest
 from tests import support
 
 COLAB = support.ROOT / "colab"
@@ -82,7 +82,7 @@ def test_a_study_is_cloned_where_only_the_package_is(monkeypatch, tmp_path):
     commands = []
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     monkeypatch.chdir(tmp_path)
-    names = {"subprocess": subprocess, "REPOSITORY": "https://a/b", "STUDY": "docs/results/limited_110m"}
+    names = {"subprocess": subprocess, "REPOSITORY": "https://a/b", "STUDY": "docs/results/trunks_110m"}
     exec(cell, names)
     assert names["directory"] == support.ROOT / names["STUDY"]
     monkeypatch.setattr("seqjax.__file__", str(tmp_path / "installed" / "seqjax" / "__init__.py"))
@@ -159,11 +159,13 @@ def test_your_mixer(corpus_cache, tmp_path, monkeypatch):
 
 
 def check_study(text: str) -> None:
-    """The study of the repository, as its page has it (docs/results/limited_110m)."""
-    assert "61 runs of 17 models" in text
-    assert "Yes, it costs. At a loss in domain of 3.071" in text
-    assert "Gated DeltaNet             in domain -0.024, out of domain +0.190: worse; seeds: 3" in text
-    assert "Of 5 models that end lower in domain than Transformer++, QK norm, 4 are worse out of domain." in text
+    """The study of the repository (docs/results/trunks_110m)."""
+    assert "83 runs of 31 models" in text
+    assert "Verdict on Gated DeltaNet against Transformer++, QK norm, conv: costs." in text
+    assert re.search(r"^Gated DeltaNet +in domain -0\.009 ± 0\.021, gap \+0\.274 ± 0\.\d+: costs$", text, re.M)
+    assert (
+        "Of 5 models with an in-domain loss not above Transformer++, QK norm, conv, 3 cost base capabilities." in text
+    )
 
 
 def test_read_a_study_without_a_kernel_and_pictures(tmp_path, monkeypatch, capsys):
@@ -182,7 +184,7 @@ def test_read_a_study(tmp_path, monkeypatch):
     outputs = run("read_a_study", "", tmp_path, monkeypatch)
     text = text_of(outputs)
     check_study(text)
-    assert "| Gated DeltaNet | 3 | 3.071 | +0.260 ± 0.045 |" in text
+    assert re.search(r"^\| Gated DeltaNet .*\| \+0\.274 ± 0\.\d+ \| \+0\.266 \| costs \|", text, re.M)
     assert pictures(outputs) == 2
     assert {path.name for path in (tmp_path / "runs" / "read_a_study").glob("*.png")} == {"losses.png", "gaps.png"}
 
