@@ -7,8 +7,7 @@ import pytest
 
 from seqjax.study.gaps import documents, heights
 from seqjax.study.gaps.heights import Ends, ModelGap
-
-from .studies import SHARES, loss_at
+from tests.study.gaps.studies import SHARES, loss_at
 
 
 def ends(label, rate, seed, x, y):
@@ -231,7 +230,7 @@ def test_gaps_do_not_depend_on_what_all_runs_share(seed):
 
 
 def test_a_draw_of_every_unit_is_the_data():
-    from .studies import records, run
+    from tests.study.gaps.studies import records, run
 
     study = records([run("reference", seed=s) for s in range(2)], blocks=8)
     ends_of = documents.of_data(study, study.runs[0])

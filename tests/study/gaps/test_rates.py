@@ -3,8 +3,7 @@
 import pytest
 
 from seqjax.study.gaps import rates, shown_runs
-
-from .studies import records, run
+from tests.study.gaps.studies import records, run
 
 
 def study(losses, seeds=(0,)):

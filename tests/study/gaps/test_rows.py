@@ -8,8 +8,7 @@ import pytest
 from seqjax.study import gaps
 from seqjax.study.gaps import compare, rows, statistics
 from seqjax.utils import UserError
-
-from .studies import records, run
+from tests.study.gaps.studies import records, run
 
 NOISE = np.random.default_rng(0).normal(scale=0.02, size=(30, 3))
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from seqjax.study.gaps import compare
-
-from .studies import TOKENS, curve, loss_at, records, run
+from tests.study.gaps.studies import TOKENS, curve, loss_at, records, run
 
 SPEEDS = {"one card (tokens/s)": {"reference": 1000.0, "m": 500.0}}
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from seqjax.study.gaps import compare
-
-from .studies import records, run
+from tests.study.gaps.studies import records, run
 
 
 def test_trend_is_exact_and_its_mark_needs_an_interval():

@@ -1,0 +1,33 @@
+"""Sentences about runs that differ in tokens, optimiser or schedule."""
+
+import dataclasses
+
+import pytest
+
+from seqjax.study.runs import checks
+from tests.study.gaps.studies import TOKENS, run
+
+ADAM = {"optim": {"b1": 0.9, "lr": 1e-3, "warmup_steps": 10}, "train": {"ends": [1.0]}}
+
+
+def with_config(one, **changes):
+    config = {group: ADAM.get(group, {}) | changes.get(group, {}) for group in ("optim", "train")}
+    return dataclasses.replace(one, metadata={"config": config})
+
+
+def test_equal_runs_have_no_remark():
+    runs = [with_config(run("a")), with_config(run("b"), optim={"lr": 2e-3, "warmup_steps": 20})]
+    assert checks.remarks(runs) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (with_config(run("other", tokens=TOKENS // 2)), f"{TOKENS // 2:,}: other"),
+        (with_config(run("other"), optim={"b1": 0.95}), "b1 0.95: other"),
+        (with_config(run("other"), train={"ends": []}), "linear: other"),
+    ],
+)
+def test_a_difference_is_one_sentence_that_names_the_models(changed, named):
+    (remark,) = checks.remarks([with_config(run("a")), changed])
+    assert named in remark and remark.count(". ") == 0

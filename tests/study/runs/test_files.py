@@ -1,0 +1,91 @@
+"""The files of a study: one record per run, edited files, sources of blocks."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from seqjax.study.runs import files
+from seqjax.utils import UserError
+from tests.study.gaps.studies import records, run
+
+DOMAINS = ("arxiv", "github", "c4", "web")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A study of two runs with ends at 50 and 100%, whose blocks have the losses of points.csv."""
+    runs = [run(m, shares=(0.5, 1.0), metadata={"config": {"train": {"ends": [0.5, 1.0]}}}) for m in ("reference", "m")]
+    study = records(runs, blocks=6)
+    about = {"title": "t", "references": ["reference"], "domains": ["arxiv", "github"], "against": ["c4", "web"]}
+    arrays = {f"{domain}/documents": np.arange(6) // 2 for domain in DOMAINS}
+    arrays |= {f"{domain}/losses": study.blocks.losses[domain].astype(np.float32) for domain in DOMAINS}
+    arrays["kept"] = np.ones(4, bool)
+    files._write_tables(tmp_path, study.runs, study=about, missing={}, arrays=arrays)
+    return tmp_path
+
+
+def test_round_trip(directory):
+    found = files.read(directory)
+    assert [r.label for r in found.runs] == ["reference, rate 1, seed 0", "m, rate 1, seed 0"]
+    assert [p.step for p in found.runs[0].ends] == [500, 1000] and found.runs[0].is_wsd
+    assert found.name == directory.name and found.remarks == ()
+    for one in found.runs:
+        for point in one.ends:
+            for domain in DOMAINS:
+                assert found.blocks.losses[domain][point.row].mean() == pytest.approx(point.domains[domain], abs=1e-4)
+
+
+def test_documents_are_units_until_every_domain_has_sources(directory):
+    assert not files.read(directory).blocks.has_sources
+    with np.load(directory / "blocks.npz") as stored:
+        arrays = dict(stored)
+    arrays["c4/sources"] = np.zeros(6, int)
+    np.savez(directory / "blocks.npz", **arrays)
+    assert not files.read(directory).blocks.has_sources
+    arrays |= {f"{domain}/sources": np.arange(6) // 3 for domain in DOMAINS}
+    np.savez(directory / "blocks.npz", **arrays)
+    blocks = files.read(directory).blocks
+    assert blocks.has_sources
+    np.testing.assert_array_equal(blocks.units["arxiv"], [0, 0, 0, 1, 1, 1])
+
+
+def test_an_edited_loss_is_named(directory):
+    table = directory / "points.csv"
+    lines = table.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith('"m, rate 1') and ",github," in line)
+    start, _, loss = lines[at].rpartition(",")
+    lines[at] = f"{start},{float(loss) - 0.02:.6f}"
+    table.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=r"github.*'m, rate 1, seed 0'.*edited"):
+        files.read(directory)
+
+
+def test_exchanged_blocks_are_named(directory, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(directory, other, dirs_exist_ok=True)
+    with np.load(other / "blocks.npz") as stored:
+        arrays = dict(stored)
+    np.savez(directory / "blocks.npz", **arrays | {"arxiv/losses": arrays["arxiv/losses"][::-1]})
+    with pytest.raises(UserError, match="arxiv"):
+        files.read(directory)
+
+
+def test_a_domain_without_blocks_is_named(directory):
+    with np.load(directory / "blocks.npz") as stored:
+        arrays = {key: value for key, value in stored.items() if not key.startswith("github/")}
+    np.savez(directory / "blocks.npz", **arrays)
+    with pytest.raises(UserError, match="github"):
+        files.read(directory)
+
+
+def test_runs_that_differ_in_schedule_are_ends_of_the_longest():
+    import dataclasses
+
+    full = dataclasses.replace(run("m", last=3.0, shares=(1.0,)), label="full")
+    half = dataclasses.replace(run("m", last=3.1, shares=(0.5,)), label="half", schedule=0.5)
+    other = run("m", rate=2, shares=(1.0,))
+    merged = files.merged([half, full, other])
+    assert [r.label for r in merged] == ["full", other.label]
+    assert [p.tokens for p in merged[0].ends] == [50_000_000, 100_000_000] and merged[0].points == full.points
+    assert merged[0].last == full.last
