@@ -6,11 +6,11 @@ r"""Figure 7 at 16,384 tokens: 110M models trained on books, and what they lose 
     seqjax repeats --workdir=runs/books_16k/Mamba-2 --lengths=2048,16384
 
 The paper trains on CommonCrawl and C4, which have hardly a document of that length; books have hundreds. So held-out
-books are in domain here, arXiv and GitHub outside. One trunk with a cooldown at its end for each model, at the rate
-that is its best in trunks_110m, and checkpoints, which `seqjax repeats` and `seqjax niah` read. gaps.md of the results
-has the losses by position, and by the distance of what a token repeats. RWKV-7's shell, at the rate of limited_110m,
-has its block around attention with QK norm: what of RWKV-7's loss is the block's. Runs with the convolution have the
-rate at which attention with it is best.
+books are in domain here, arXiv and GitHub outside. Each model has one run with a constant rate and a cooldown at its
+end, at its best rate in trunks_110m. `seqjax repeats` and `seqjax niah` read the checkpoints. leaderboard.md of the
+results has the losses by position, and by the distance of what a token repeats. RWKV-7's shell, at the rate of
+limited_110m, has its block around attention with QK norm: what of RWKV-7's loss is the block's. Runs with the
+convolution have the rate at which attention with it is best.
 
 Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
 """

@@ -1,9 +1,9 @@
-"""Eight mixers and both references at the size demo, by protocol 2: does their order agree with that at 110M?
+"""Eight mixers and both references at the size demo: does their order agree with the order at 110M?
 
     seqjax study --study=demo_order --out=DIR --jobs=2
 
-The runs are those that `seqjax judge --config=NAME:demo` trains for each of them: one seed at each learning rate, the
-grid extended where the best is at its edge, and more seeds at the best.
+Each mixer has one seed at each learning rate, a grid that is extended where the best rate is at its edge, and more
+seeds at the best rate. An earlier version of `seqjax judge --config=NAME:demo` trained these runs.
 
 Results: docs/results/demo_order
 """

@@ -5,8 +5,8 @@
 The other mixer, full attention (once with QK norm), a window or Top-1 Chunk, is that of the last layer of each group.
 Gated DeltaNet and KDA have 12 layers with MLPs, of which 7 to 1 would need 8 or 16; Mamba-2 has 24 layers without MLPs,
 and so has its hybrid. Kimi Linear (arXiv 2510.26692) is KDA with attention in one layer of four, a model of
-trunks_110m. The settings are those of that study, the rate of a hybrid is the best one there of what most of its layers
-are, and the models that it is made of are that study's runs.
+trunks_110m. The settings and the models without a change are that study's. Each hybrid has the best rate there of its
+majority mixer.
 
 Results: docs/results/hybrids
 """

@@ -3,8 +3,7 @@
     seqjax study --study=limited_110m --out=docs/results/limited_110m --jobs=4
 
 T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. The
-references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
-last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
+references trained for 40, 60 and 80% of the steps are earlier ends of their full runs (docs/protocol.md).
 
 Results: docs/results/limited_110m
 """

@@ -2,8 +2,8 @@
 
     seqjax study --study=switches --out=runs/switches --jobs=2
 
-docs/mixers.md has the parts: Canon's convolutions, token shift, the output gate. The settings are those of trunks_110m,
-each model's rate is its best one there, and the models without a change are that study's runs.
+docs/mixers.md has the parts: Canon's convolutions, token shift, the output gate. The settings and the models without a
+change are those of trunks_110m, and each model has its best rate there.
 
 Results: docs/results/switches
 """
