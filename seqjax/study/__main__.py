@@ -2,27 +2,31 @@
 
 `--configs=transformer_pp,mamba2 --seeds=2` compares configs without a study file; it writes one, DIR/study.py.
 
-Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and the pictures
-(docs/protocol.md) into DIR, with their data: `points.csv`, `blocks.npz` and `runs.json`. The training curves go to
-`metrics.npz`.
+Complete runs are read; the others are trained or resumed, N at a time. The command writes `leaderboard.md`,
+`leaderboard.csv` and the pictures (docs/protocol.md) into DIR, with their data: `points.csv`, `blocks.npz` and
+`runs.json`. The training curves go to `metrics.npz`. `--latex` also writes `leaderboard.tex`.
 
-`--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others. A run that has not
-begun here keeps the results that DIR has of it, so that several machines can train the runs of a study in turn.
+`--partial` trains nothing and compares the runs that have finished; `leaderboard.md` names the others. A run that has
+not begun here keeps the results that DIR has of it, so that several machines can train the runs of a study in turn.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
-`report.html`, a page to look at in a browser. `--analyse=DIR --reference=MODEL` prints the gaps to another model than
-those of the study, and writes nothing.
+`report.html`, a page to look at in a browser. `--analyse=DIR --reference=MODEL` prints the gaps to any model of the
+study, and writes nothing.
+`--compare A B` prints the gap of A to B in one line, with interval and p-value, and writes nothing. A and B are models
+of the study that `--analyse=DIR` or `--study=FILE [--out=DIR]` names; without either, they are workdirs, with commas
+between the seeds of a model.
 `--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
 `--only="LABEL|INDEX[;...]"` trains these runs alone, in this order: one for a job array, several where time is short.
-`seqjax/study/studies.py` describes the content of a study file.
+`seqjax/study/runs/studies.py` describes the content of a study file.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 from seqjax import store
-from seqjax.study import estimate, page, records, runner
-from seqjax.study.results import analyse, gaps_to, write_results
-from seqjax.study.studies import load_study, write_study
+from seqjax.study.report import results
+from seqjax.study.runs import estimate, runner
+from seqjax.study.runs.studies import load_study, write_study
 from seqjax.utils import UserError, command_parser, run_command
 
 
@@ -49,22 +53,26 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
     parser.add_argument("--analyse", type=Path, metavar="DIR", help="make the tables and pictures in DIR again")
+    parser.add_argument("--latex", action="store_true", help="also write the leaderboard as a LaTeX table")
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
     parser.add_argument("--reference", metavar="MODEL", help="with --analyse: print the gaps to this model instead")
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="print the gap of A to B: models of the study, or workdirs"
+    )
     args = parser.parse_args(argv)
     if args.reference and (args.analyse is None or args.page):
         raise UserError("--reference=MODEL prints the gaps of a finished study: --analyse=DIR --reference=MODEL.")
+    if args.compare:
+        sys.stdout.write(_compare(args) + "\n")
+        return
     if args.analyse is not None:
         store.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
         if args.reference:
-            sys.stdout.write(gaps_to(args.analyse, args.reference))
+            sys.stdout.write(results.gaps_to(args.analyse, args.reference))
             return
-        report = analyse(args.analyse)
-        if args.page:
-            page.write(args.analyse / "report.html", records.read(args.analyse), text=report)
-            sys.stdout.write(f"Written: {args.analyse / 'report.html'}\n")
+        results.analyse(args.analyse, latex=args.latex, html=args.page)
         return
     if args.page:
         raise UserError("--page makes report.html of a finished study: --analyse=DIR --page.")
@@ -94,8 +102,7 @@ def main(argv: list[str]) -> None:
     if args.partial:
         if args.only or out is None:
             raise UserError("--partial compares the finished runs and writes into --out=DIR; leave out --only.")
-        missing = {run.label: why for run in study.runs if (why := records.progress(run))}
-        write_results(study, out, missing=missing)
+        results.write_results(study, out, missing=results.unfinished(study), latex=args.latex)
         return
     try:
         failed = runner.train_all(args.study, chosen, jobs=args.jobs)
@@ -103,9 +110,23 @@ def main(argv: list[str]) -> None:
         sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
         sys.exit(130)
     if out is not None and not args.only:
-        write_results(study, out, missing={run.label: "failed" for run in failed})
+        results.write_results(study, out, missing={run.label: "failed" for run in failed}, latex=args.latex)
     if failed:
         raise UserError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(run.label for run in failed)}.")
+
+
+def _compare(args: argparse.Namespace) -> str:
+    """Return the line of --compare."""
+    if args.only or args.list or args.partial or args.page or args.latex or args.configs or args.reference:
+        raise UserError("--compare A B takes --analyse=DIR or --study=FILE [--out=DIR]; leave out the other arguments.")
+    if args.analyse is not None:
+        if args.study or args.out:
+            raise UserError("--analyse=DIR reads DIR alone; leave out --study and --out.")
+        store.require_local(args.analyse, "--analyse")
+        return results.compare_two(args.analyse, *args.compare)
+    if args.study:
+        return results.compare_in_study(load_study(args.study), args.out, *args.compare)
+    return results.compare_workdirs(*args.compare)
 
 
 if __name__ == "__main__":

@@ -1,165 +1,262 @@
-"""The forest plot of the gaps: a line per model with its gap to each reference and the interval.
+"""gaps.png: a forest plot of the gaps to each reference, one line per model, and the gaps over training tokens.
 
-Beside the gap at the common learning rate are gaps that test other causes than the architecture (comparison.causes):
-each model at its best learning rate, and against a reference whose schedule has also ended. In protocol 2 it is the
-range over the learning rates that count (seqjax/study/equal_loss.py). The same marks are in report.html (page.py).
+Next to a panel are the number of seeds, the parameters, * where the gap is provisional, and the share of copies
+(`Row`). Models without a gap have their difference at equal tokens. Below a panel are the gaps at the ends of the runs.
+The same marks are in report.html (page.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from seqjax.pictures import COLORS
-from seqjax.study import comparison, equal_loss
-from seqjax.study.figures import save
-from seqjax.study.records import Records
+from seqjax.pictures import COLORS, End, label_ends
+from seqjax.study import gaps as statistic
+from seqjax.study.gaps import Row, documents, heights
+from seqjax.study.gaps.statistics import Estimate
+from seqjax.study.gaps.verdicts import LIMIT
+from seqjax.study.report import leaderboard
+from seqjax.study.report.figures import clean, save, style
+from seqjax.study.report.leaderboard import Compared
+from seqjax.study.runs.record import Records
 
-SEVERAL_SEEDS = "at the lowest common loss, several seeds"
-ONE_SEED = "at the lowest common loss, one seed (interval of documents alone)"
-BEST_RATE = "each at its best learning rate"
-END_POINTS = "end points, both schedules ended"
-# Of protocol 2.
-ENOUGH = "gap with its 95% interval"
-FEW = "gap without an interval"
-OVER_RATES = "over all learning rates as good in domain"
-EQUAL_TOKENS = "no overlap in domain: difference at equal tokens"
-CAUSES = {"learning rate": BEST_RATE, "schedule": END_POINTS}
+GAP = "gap with its 95% interval"
+ALONE = "gap without an interval (one seed)"
+TUNED = "gap as tuned, each side at its own learning rates"
+TOKENS = "no gap: OOD difference at equal tokens"
 LOOKS: dict[str, dict[str, Any]] = {
-    SEVERAL_SEEDS: {"color": "0.1", "marker": "o", "markersize": 6},
-    ONE_SEED: {"color": "0.1", "marker": "o", "markersize": 6, "markerfacecolor": "white"},
-    BEST_RATE: {"color": COLORS[1], "marker": "D", "markersize": 4},
-    END_POINTS: {"color": COLORS[0], "marker": "*", "markersize": 7},
-    ENOUGH: {"color": "0.1", "marker": "o", "markersize": 6},
-    FEW: {"color": "0.1", "marker": "o", "markersize": 6, "markerfacecolor": "white"},
-    OVER_RATES: {"color": COLORS[1], "linewidth": 1, "marker": "|", "markersize": 5},
-    EQUAL_TOKENS: {"color": "0.5", "marker": "D", "markersize": 5, "markerfacecolor": "white"},
+    GAP: {"color": "0.1", "marker": "o", "markersize": 5.5, "elinewidth": 1.8},
+    ALONE: {"color": "0.1", "marker": "o", "markersize": 5.5, "markerfacecolor": "white"},
+    TUNED: {"color": COLORS[1], "marker": "D", "markersize": 3},
+    TOKENS: {"color": "0.55", "marker": "D", "markersize": 4.5, "markerfacecolor": "white", "elinewidth": 1},
 }
-# How far below its model's line a mark is, in the height of a line.
-OFFSETS = {BEST_RATE: 0.24, END_POINTS: -0.24, OVER_RATES: 0.24}
+OFFSETS = {TUNED: 0.27}  # of a mark below its model's line, in the height of a line
+HEIGHT = 0.235  # of a line, in inches
+SMALL = 7.5  # points
+NAMED = 8  # lines over tokens that all have names
+# Header of a column of text -> the distance of its right edge from the panel, in points.
+COLUMNS = {"seeds": 32, "params": 70, "edge": 98, "copies": 134}
 
 
 class Mark(NamedTuple):
-    """A gap of a model to a reference, and which one of `LOOKS`; `half_width` is that of its interval, or its range."""
+    """An estimate of a model and a reference, and which one of `LOOKS`."""
 
     reference: str
     model: str
     what: str
-    gap: float
-    half_width: float | None
+    estimate: Estimate
 
 
-def references(records: Records) -> list[str]:
-    """Return the references to which a model has a gap."""
-    known = comparison.models(records)  # A reference may have no run yet.
-    return [name for name in records.references if name in known and equal_loss.estimates(records, name)]
-
-
-def marks(records: Records) -> list[Mark]:
-    """Return the gaps that are drawn."""
-    main, found = comparison.main_quantity(records), list[Mark]()
-    for reference in references(records):
-        for row in equal_loss.compare(records, reference) if records.protocol == 2 else ():
-            # Without overlap at the best rates, others that are as good may overlap.
-            if row.over_rates is not None and (row.n_pairs > 1 or row.gaps is None):
-                low, high = row.over_rates
-                found.append(Mark(reference, row.model, OVER_RATES, (low + high) / 2, (high - low) / 2))
-            if row.gaps is None:
-                if row.outside is not None:
-                    apart = row.outside.estimate
-                    found.append(Mark(reference, row.model, EQUAL_TOKENS, apart.gap, apart.half_width))
-                continue
-            estimate = row.gaps[main].estimate
-            what = FEW if estimate.half_width is None else ENOUGH
-            found.append(Mark(reference, row.model, what, estimate.gap, estimate.half_width))
-        for row in comparison.compare(records, reference) if records.protocol == 1 else ():
-            if row.lowest is None:
-                continue
-            drawn = {SEVERAL_SEEDS if row.lowest.seeds > 1 else ONE_SEED: row.lowest}
-            # If both best rates are the common one, their gap is the same.
-            drawn |= {CAUSES[cause]: gap for cause, gap in comparison.causes(row).items() if gap != row.lowest}
-            for what, gap in drawn.items():
-                estimate = gap.estimates[main]
-                found.append(Mark(reference, row.model, what, estimate.gap, estimate.half_width))
+def marks(compared: Compared) -> list[Mark]:
+    """Return the estimates that are drawn."""
+    found = []
+    for reference, rows in compared.items():
+        for row in rows:
+            if row.gap is not None and row.as_tuned is not None:
+                found.append(Mark(reference, row.model, ALONE if row.gap.error is None else GAP, row.gap))
+                if row.octaves:
+                    found.append(Mark(reference, row.model, TUNED, Estimate(row.as_tuned)))
+            elif row.at_equal_tokens is not None:
+                found.append(Mark(reference, row.model, TOKENS, row.at_equal_tokens.outside))
     return found
 
 
-def order(records: Records) -> list[str]:
-    """Return the models in the order of their lines, best first by their gaps to the last reference.
+def order(compared: Compared) -> list[str]:
+    """Return the models in the order of their lines: best first by the gap to the last reference that has any.
 
-    Those with a difference at equal tokens alone come last.
-    In protocol 1 the last reference has a line, where it stands at zero; in protocol 2 a reference has one only where
-    it has a gap to another one.
+    A model without that gap is placed by its gap to another reference. Models without any gap come last: a model that
+    learned more or less from the same tokens has no place among gaps.
     """
-    *_, last = shown = references(records)
-    place, known = {last: 0.0}, set()
-    for name in reversed(shown):  # a model without a gap to the last reference is sorted by its gap to another
-        found = equal_loss.estimates(records, name)
-        place |= {model: estimate.gap for model, estimate in found.items() if model not in place}
-        known |= found.keys()
-    if records.protocol == 2 and last not in known:
-        del place[last]
-    found = marks(records)
-    for mark in found:  # of some models there is a range alone
-        if mark.what != EQUAL_TOKENS:
-            place.setdefault(mark.model, mark.gap)
-    tokens = {mark.model: mark.gap for mark in found if mark.model not in place}
-    # A model without overlap may have learned less or more from the same tokens: it has no place among the gaps.
-    return [*sorted(place, key=place.__getitem__), *sorted(tokens, key=tokens.__getitem__)]
+    found = marks(compared)[::-1]
+    of_gaps, of_tokens = dict[str, float](), dict[str, float]()
+    for mark in found:
+        if mark.what in (GAP, ALONE):
+            of_gaps.setdefault(mark.model, mark.estimate.value)
+    for mark in found:
+        if mark.what == TOKENS and mark.model not in of_gaps:
+            of_tokens.setdefault(mark.model, mark.estimate.value)
+    return [*sorted(of_gaps, key=of_gaps.__getitem__), *sorted(of_tokens, key=of_tokens.__getitem__)]
 
 
-def title(records: Records) -> str:
+def title(records: Records, compared: Compared) -> str:
     """Return what the picture shows, in words."""
-    main = comparison.main_quantity(records)
-    what = "mean out of domain" if main == comparison.EQUAL else main
-    intervals = records.protocol == 1 or any(mark.what == ENOUGH for mark in marks(records))
-    return f"{what} at equal loss in domain; to the right is worse{'; 95% intervals' if intervals else ''}"
+    n = len(records.domains)
+    loss = f"OOD loss (mean of {n} domains)" if n > 1 else f"{records.domains[0]} loss"
+    has_gaps = any(mark.what != TOKENS for mark in marks(compared))
+    at = "equal in-domain loss and matched learning rates" if has_gaps else "equal tokens"
+    return f"{loss} at {at}; to the right is worse"
 
 
-def gaps(path: str | Path, records: Records) -> None:
-    """Draw the gaps of every model to each reference, best first by those to the last reference.
-
-    In protocol 2 these are the primary gaps, on one scale in all panels.
-    """
-    shown, lines = references(records), order(records)
-    figure = Figure(figsize=(4.4 * len(shown) + 2.2, 0.34 * len(lines) + 1.9), layout="constrained")
-    panels = list(figure.subplots(1, len(shown), squeeze=False, sharex=records.protocol == 2, sharey=True)[0])
-    found = marks(records)
-    for panel, reference in zip(panels, shown, strict=True):
-        panel.set_xlabel(f"gap to {reference} ({records.unit.name})")
-        if records.protocol == 2:
-            panel.axvspan(0, equal_loss.limit(records), color="0.95", linewidth=0, zorder=0)
-        panel.axvline(0, color="0.6", linewidth=1)
-        draw_marks(panel, [mark for mark in found if mark.reference == reference], lines)
-    panels[0].set_yticks(range(len(lines)), lines)
-    panels[0].set_ylim(len(lines) - 0.4, -0.6)
-    drawn = {mark.what for mark in found}
-    handles: list[Any] = [
-        panels[0].plot([], [], label=what, **({"linestyle": "none"} if what != OVER_RATES else {}) | look)[0]
-        for what, look in LOOKS.items()
-        if what in drawn
-    ]
-    if records.protocol == 2:
-        handles.append(Patch(color="0.95", label=f"a cost of up to {equal_loss.limit(records):.2g}"))
-    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
-    figure.suptitle(f"{records.title}\n{title(records)}", x=0.01, ha="left", fontsize=11)
+def gaps(path: str | Path, records: Records, compared: Compared | None = None) -> None:
+    """Draw the comparison of every model with each reference; write a PNG at `path`, and an SVG next to it."""
+    compared = compared or leaderboard.compared(records)
+    found, lines = marks(compared), order(compared)
+    compared = {name: rows for name, rows in compared.items() if any(mark.reference == name for mark in found)}
+    along = {name: over_tokens(records, name, rows) for name, rows in compared.items()}
+    n_along = max(map(len, along.values()))
+    sizes = [HEIGHT * (len(lines) + 0.8), *([min(2.8, 1.7 + 0.05 * n_along)] if n_along else [])]
+    width = 5.6 * len(compared) + 0.075 * max(map(len, lines))
+    figure = Figure(figsize=(width, sum(sizes) + 1.6 + 0.5 * bool(n_along)), layout="constrained")
+    axes = figure.subplots(len(sizes), len(compared), squeeze=False, height_ratios=sizes)
+    limits, names = _limits(records, found), dict[Axes, list[End]]()
+    for i, (reference, rows) in enumerate(compared.items()):
+        panel = axes[0][i]
+        panel.set_xlabel(f"{leaderboard.what_is_shown(rows, reference)} ({records.unit.name})")
+        panel.set_xlim(*limits)
+        draw_marks(panel, [mark for mark in found if mark.reference == reference], lines, records)
+        if reference in lines:
+            panel.text(0, lines.index(reference), "  reference", va="center", fontsize=SMALL, color="0.45")
+        panel.set_yticks(range(len(lines)), lines if i == 0 else [""] * len(lines), fontsize=8.5)
+        _write_columns(panel, {row.model: row for row in rows}, lines)
+        if n_along:
+            names[axes[1][i]] = _draw_along(axes[1][i], records, rows, along[reference])
+    figure.legend(
+        handles=_handles(axes[0][0], records, found), frameon=False, fontsize=8.5, loc="outside lower left", ncols=2
+    )
+    figure.suptitle(f"{records.title}\n{title(records, compared)}", x=0.01, ha="left", fontsize=11)
+    if n_along:
+        label_ends(names, fontsize=SMALL)
     save(figure, path)
 
 
-def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str]) -> None:
-    """Draw the gaps to one reference, each at the height of its model in `lines`."""
+def _handles(panel: Axes, records: Records, found: Sequence[Mark]) -> list[Any]:
+    """Return the entries of the legend."""
+    drawn = {mark.what for mark in found}
+    handles: list[Any] = [
+        panel.errorbar([], [], xerr=[] if what == GAP else None, label=what, linestyle="none", **look)
+        for what, look in LOOKS.items()
+        if what in drawn
+    ]
+    if drawn != {TOKENS}:
+        handles.append(Patch(color="0.93", label=f"gaps from 0 to {LIMIT * records.unit.scale:.2g}"))
+    star = {"marker": "$*$", "color": "0.25", "linestyle": "none", "markersize": 5}
+    return [*handles, *panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", **star)]
+
+
+def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
+    """Return the ends of the horizontal axis, which all panels share: every gap, the grey band, and close diamonds."""
+
+    def ends(chosen: Sequence[Mark]) -> list[float]:
+        return [mark.estimate.value + sign * (mark.estimate.half or 0.0) for mark in chosen for sign in (-1, 1)]
+
+    of_gaps = ends([mark for mark in found if mark.what != TOKENS] or found)
+    low, high = min(0.0, *of_gaps), max(LIMIT * records.unit.scale, *of_gaps)
+    room = 0.3 * (high - low)
+    close = [x for x in ends([mark for mark in found if mark.what == TOKENS]) if low - room < x < high + room]
+    low, high = min([low, *close]), max([high, *close])
+    return low - 0.03 * (high - low), high + 0.03 * (high - low)
+
+
+def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str], records: Records) -> None:
+    """Draw the estimates of one reference, each at the height of its model in `lines`, with numbers for far ones."""
+    if any(mark.what != TOKENS for mark in found):
+        panel.axvspan(0, LIMIT * records.unit.scale, color="0.93", linewidth=0, zorder=0)
+    panel.axvline(0, color="0.6", linewidth=1, zorder=1)
+    low, high = panel.get_xlim()
     for mark in found:
-        y, look = lines.index(mark.model) + OFFSETS.get(mark.what, 0.0), LOOKS[mark.what]
-        if mark.what == OVER_RATES:
-            assert mark.half_width is not None
-            panel.plot([mark.gap - mark.half_width, mark.gap + mark.half_width], [y, y], **look)
+        value, y, look = mark.estimate.value, lines.index(mark.model) + OFFSETS.get(mark.what, 0.0), LOOKS[mark.what]
+        if low <= value <= high:
+            panel.errorbar(value, y, xerr=mark.estimate.half, linestyle="none", zorder=3, **look)
         else:
-            width = 2 if mark.what == ENOUGH else 1
-            panel.errorbar(mark.gap, y, xerr=mark.half_width, elinewidth=width, linestyle="none", **look)
-    panel.grid(axis="x", color="0.93")
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right", "left"]].set_visible(False)
+            at, side, text = (low, "left", f"← {value:+.2f}") if value < low else (high, "right", f"{value:+.2f} →")
+            panel.text(at, y, text, ha=side, va="center", fontsize=SMALL, color=look["color"])
+    panel.set_ylim(len(lines) - 0.4, -0.6)
+    panel.xaxis.set_major_locator(MaxNLocator(5))
+    clean(panel)
+    panel.grid(visible=False, axis="y")
+    panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
+
+
+def _write_columns(panel: Axes, rows: Mapping[str, Row], lines: Sequence[str]) -> None:
+    """Write the columns of text to the right of a panel; a column without any value is left out."""
+    cells = {name: [_cells(rows[model])[name] if model in rows else "" for model in lines] for name in COLUMNS}
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+    place |= {"va": "center", "fontsize": SMALL, "color": "0.25", "annotation_clip": False}
+    for name, texts in cells.items():
+        if any(texts):
+            for y, text in enumerate((name, *texts), start=-1):
+                panel.annotate(text, (1, y), xytext=(COLUMNS[name], 0), **place)
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {
+        "seeds": str(row.seeds),
+        "params": "" if row.parameters is None else size_text(row.parameters),
+        "edge": "*" if row.provisional else "",
+        "copies": "" if row.copy is None else f"{row.copy:.0%}",
+    }
+
+
+def size_text(n: float) -> str:
+    """Return a number of parameters with three digits, such as "124M"."""
+    unit, name = next(
+        (unit, name) for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")) if n >= unit or unit == 1
+    )
+    return f"{n / unit:.3g}{name}"
+
+
+# -------------------------------------------------------------------------------------------------------- over tokens
+def over_tokens(records: Records, reference: str, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Return the gaps at the ends of models that have a gap and two ends within reach, [ends, (tokens, gap)].
+
+    Gaps are means over the seeds with two ends, at the ends that all of these have, at matched learning rates.
+    """
+    near = statistic.rates(records, reference).near
+    theirs = [documents.of_data(records, run) for run in records.of_model(reference) if run.rate in near]
+    if all(len(ends.tokens) < 2 for ends in theirs):
+        return {}
+    curve, reach = heights.fit(theirs), heights.REACH * records.unit.scale
+    found = {}
+    for row in rows:
+        if row.gap is None or row.as_tuned is None:
+            continue
+        of_runs = []
+        for run in statistic.shown_runs(records, row.model):
+            ends = documents.of_data(records, run)
+            level, _ = heights.reference_levels(theirs, curve, ends.x, np.zeros_like(curve.linear))
+            gap = (ends.y - curve.at(ends.x) - level)[0, :, 0] + row.gap.value - row.as_tuned
+            inside = (ends.x[0] >= curve.low[0] - reach) & (ends.x[0] <= curve.high[0] + reach)
+            of_runs += [dict(zip(ends.tokens[inside], gap[inside], strict=True))] if inside.sum() > 1 else []
+        common = sorted(set.intersection(*map(set, of_runs))) if of_runs else []
+        if len(common) > 1:
+            found[row.model] = np.array([(t, np.mean([of_run[t] for of_run in of_runs])) for t in common])
+    return found
+
+
+def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mapping[str, np.ndarray]) -> list[End]:
+    """Draw the gaps at the ends of the runs and return the names of lines.
+
+    Of many lines, only those whose trend differs from zero have a colour and a name.
+    """
+    if not along:
+        panel.set_axis_off()
+        return []
+    panel.axhspan(0, LIMIT * records.unit.scale, color="0.93", linewidth=0, zorder=0)
+    panel.axhline(0, color="0.6", linewidth=1)
+    chosen = {row.model for row in rows if row.trend or len(along) <= NAMED}
+    names = []
+    for i, name in enumerate(records.models):
+        if name in along:
+            look: dict[str, Any] = style(i) | {"linewidth": 1.2, "markersize": 3.5}
+            if name not in chosen:
+                look = {"color": "0.75", "linewidth": 0.8, "marker": "o", "markersize": 2}
+            tokens, values = along[name].T
+            panel.plot(tokens / 1e6, values, zorder=3 if name in chosen else 2, **look)
+            names += [End(tokens[-1] / 1e6, values[-1], name, look["color"])] if name in chosen else []
+    panel.set_xscale("log")
+    every = np.concatenate([points[:, 0] for points in along.values()]) / 1e6
+    panel.set_xlim(every.min() * 0.97, every.max() * 1.03)
+    ticks = [tick for tick in MaxNLocator(5).tick_values(*panel.get_xlim()) if every.min() <= tick <= every.max()]
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    panel.minorticks_off()
+    grey = "" if chosen.issuperset(along) else "; grey: no significant trend"
+    panel.set_xlabel(f"training tokens (millions){grey}")
+    panel.set_ylabel(f"gap ({records.unit.name})")
+    clean(panel)
+    return names

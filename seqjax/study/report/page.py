@@ -1,9 +1,9 @@
 """report.html: a finished study as a single page without network or other files.
 
-First come the verdicts in words and the forest plot of the gaps, then losses and speed, then the tables of gaps.md.
-Hovering over a point names the run, its tokens and its losses; models are switched in the legend with all their seeds,
-domains in the menu of a picture. The page has several megabytes, because it contains the plotting library. One command
-makes it again, so it need not be kept with the results.
+First come the verdicts and the forest plot of the gaps, then losses and speed, then the tables of leaderboard.md.
+Hovering over a point names the run, its tokens and its losses. The legend switches a model with all its seeds, the menu
+of a picture its domains. The page contains the plotting library and takes several megabytes; one command makes it
+again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,28 +14,27 @@ from typing import Any
 import numpy as np
 
 from seqjax.pictures import COLORS
-from seqjax.study import comparison, end_points, equal_loss, forest
-from seqjax.study.protocol import Point, Record
-from seqjax.study.records import Records
-from seqjax.study.verdict import in_words
+from seqjax.study import gaps
+from seqjax.study.gaps.statistics import Estimate
+from seqjax.study.gaps.verdicts import LIMIT
+from seqjax.study.report import forest, leaderboard, points
+from seqjax.study.report.leaderboard import Compared
+from seqjax.study.report.words import in_words
+from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
 from seqjax.utils import UserError
 
-# plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the common one
+# plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the shown one
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
 OF_SEEDS = ("solid", "dash", "dot")
 OF_RATES = ("dashdot", "longdashdot")
-# Of the marks of the forest plot; dark ones are the gaps themselves, as in forest.LOOKS.
+# Of the marks of the forest plot, as in forest.LOOKS.
 OF_MARKS: dict[str, dict[str, Any]] = {
-    forest.SEVERAL_SEEDS: {"color": "#222", "symbol": "circle", "size": 9},
-    forest.ONE_SEED: {"color": "#222", "symbol": "circle-open", "size": 9},
-    forest.BEST_RATE: {"color": COLORS[1], "symbol": "diamond", "size": 7},
-    forest.END_POINTS: {"color": COLORS[0], "symbol": "star", "size": 9},
-    forest.ENOUGH: {"color": "#222", "symbol": "circle", "size": 9},
-    forest.FEW: {"color": "#222", "symbol": "circle-open", "size": 9},
-    forest.OVER_RATES: {"color": COLORS[1], "symbol": "line-ns-open", "size": 7},
-    forest.EQUAL_TOKENS: {"color": "#888", "symbol": "diamond-open", "size": 8},
+    forest.GAP: {"color": "#222", "symbol": "circle", "size": 9},
+    forest.ALONE: {"color": "#222", "symbol": "circle-open", "size": 9},
+    forest.TUNED: {"color": COLORS[1], "symbol": "diamond", "size": 5},
+    forest.TOKENS: {"color": "#888", "symbol": "diamond-open", "size": 8},
 }
-IN_DOMAIN, TOKENS = "loss in domain", "training tokens (millions)"
+IN_DOMAIN, TOKENS = "in-domain loss", "training tokens (millions)"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
@@ -45,11 +44,11 @@ li span { white-space: nowrap; }
 .table { overflow-x: auto; }
 """
 CLICKS = "A click on a model in the legend hides or shows all its seeds together, and a double click shows it alone."
-OTHERS = "Its runs at other learning rates or schedules have an entry of their own and are hidden at first."
+OTHERS = "Its runs at other learning rates have a separate entry and are hidden at first."
 ZOOM = "Dragging over a picture enlarges a part of it, and a double click there shows all of it again."
 
 
-def write(path: str | Path, records: Records, *, text: str) -> None:
+def write(path: str | Path, records: Records, *, text: str, compared: Compared | None = None) -> None:
     """Write the page with `text`, the tables in Markdown; raise `UserError` if a package is missing."""
     try:
         import markdown_it
@@ -59,22 +58,20 @@ def write(path: str | Path, records: Records, *, text: str) -> None:
             f"--page needs the package {error.name}: install seqjax with the extra `study`, e.g. "
             "pip install 'seqjax[study]'."
         ) from error
+    compared = compared or leaderboard.compared(records)
     html = markdown_it.MarkdownIt("commonmark").enable("table").render(text)
     html = html.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
-    has_others = len(_groups(records)) > len(comparison.models(records))
-    clicks = " ".join([CLICKS, OTHERS, ZOOM] if has_others else [CLICKS, ZOOM])
+    clicks = " ".join([CLICKS, OTHERS, ZOOM] if len(_groups(records)) > len(records.models) else [CLICKS, ZOOM])
     pictures = {
-        "Loss out of domain over loss in domain": (clicks, _lines(go, records, IN_DOMAIN)),
+        "OOD loss over in-domain loss": (clicks, _lines(go, records, IN_DOMAIN)),
         "Loss over training": ("", _lines(go, records, TOKENS)),
     }
-    if forest.references(records):
-        about = f"{forest.title(records).capitalize()}."
-        if records.protocol == 2:
-            about += f" The grey band is a cost of up to {equal_loss.limit(records):.2g}."
-        pictures = {"Gaps": (about, _forest(go, records))} | pictures
-    if speeds := end_points.run_speeds(records):
-        pictures["Gap over training speed"] = ("", _cost(go, records, speeds))
-    parts = [_verdicts(records)]
+    if forest.marks(compared):
+        about = f"{forest.title(records, compared)}. Grey band: gaps from 0 to {LIMIT * records.unit.scale:.2g}."
+        pictures = {"Gaps": (about, _forest(go, records, compared))} | pictures
+    if speeds := points.run_speeds(records):
+        pictures["Gap over training speed"] = ("", _cost(go, records, compared, speeds))
+    parts = [_verdicts(records, compared)]
     for i, (title, (about, picture)) in enumerate(pictures.items()):
         # With a given id the page is the same, byte for byte, whenever it is made.
         html_of_it = picture.to_html(full_html=False, include_plotlyjs=i == 0, div_id=f"picture{i}")
@@ -87,37 +84,38 @@ def write(path: str | Path, records: Records, *, text: str) -> None:
     )
 
 
-def _verdicts(records: Records) -> str:
-    """Return a list of the verdicts in words against each reference, with the models that they are on."""
+def _verdicts(records: Records, compared: Compared) -> str:
+    """Return a list of the verdicts against each reference, with their models."""
     about = (
-        f"Numbers are gaps in {records.unit.name}: the difference of the loss out of domain at the same loss in "
-        "domain, positive where a model is worse than the reference. ± is half of the 95% interval."
+        f"Numbers are gaps in {records.unit.name}: the difference of the OOD loss at the same in-domain loss and "
+        "matched learning rates, positive where a model is worse than the reference. ± is half the width of the 95% "
+        "interval."
     )
     parts = ["<h2>Verdicts</h2>\n", f"<p>{about}</p>\n"]
-    for reference in (name for name in records.references if equal_loss.shown_runs(records, name)):
+    for reference in compared:
         parts.append(f"<h3>Against {escape(reference)}</h3>\n<ul>\n")
         for words, models in in_words(records, reference).items():
             named = "; ".join(f"<span>{escape(model)}</span>" for model in models)
-            parts.append(f"<li><b>{escape(words)}</b> {named}</li>\n")
+            parts.append(f"<li><b>{escape(words)}</b>: {named}</li>\n")
         parts.append("</ul>\n")
     return "".join(parts)
 
 
-def _forest(go: Any, records: Records) -> Any:
-    """Return a figure with the gaps of every model to each reference, as in gaps.png."""
-    shown, lines, found = forest.references(records), forest.order(records), forest.marks(records)
+def _forest(go: Any, records: Records, compared: Compared) -> Any:
+    """Return a figure with the marks of every model and reference, as in gaps.png."""
+    lines, found = forest.order(compared), forest.marks(compared)
     figure = go.Figure()
-    width = 1 / len(shown)
-    for i, reference in enumerate(shown):
+    width = 1 / len(compared)
+    for i, (reference, rows) in enumerate(compared.items()):
         axis = str(i + 1) if i else ""
         for what, look in OF_MARKS.items():
             drawn = [mark for mark in found if (mark.reference, mark.what) == (reference, what)]
             if not drawn:
                 continue
             figure.add_scatter(
-                x=[mark.gap for mark in drawn],
+                x=[mark.estimate.value for mark in drawn],
                 y=[lines.index(mark.model) + forest.OFFSETS.get(what, 0.0) for mark in drawn],
-                error_x={"type": "data", "array": [mark.half_width for mark in drawn], "thickness": 1.5, "width": 0},
+                error_x={"type": "data", "array": [mark.estimate.half for mark in drawn], "thickness": 1.5, "width": 0},
                 text=[_of_mark(mark, records) for mark in drawn],
                 hoverinfo="text",
                 mode="markers",
@@ -128,24 +126,17 @@ def _forest(go: Any, records: Records) -> Any:
                 xaxis=f"x{axis}",
                 yaxis=f"y{axis}",
             )
-        x_axis = {"title": f"gap to {reference} ({records.unit.name})", "zeroline": True, "zerolinecolor": "#888"}
+        x_title = f"{leaderboard.what_is_shown(rows, reference)} ({records.unit.name})"
+        x_axis = {"title": x_title, "zeroline": True, "zerolinecolor": "#888"}
         x_axis |= {"domain": [i * width, (i + 0.96) * width], "anchor": f"y{axis}"}
         y_axis = {"tickvals": list(range(len(lines))), "ticktext": lines if i == 0 else [""] * len(lines)}
         y_axis |= {"range": [len(lines) - 0.4, -0.6], "anchor": f"x{axis}", "zeroline": False, "ticklabelstandoff": 6}
         if i:
             y_axis["matches"] = "y"
         figure.update_layout({f"xaxis{axis}": x_axis, f"yaxis{axis}": y_axis})
-        if records.protocol == 2:  # the gaps that are no more than what is called a cost
-            ends = {"x0": 0, "x1": equal_loss.limit(records), "y0": 0, "y1": 1}
-            figure.add_shape(
-                type="rect",
-                **ends,
-                xref=f"x{axis}",
-                yref=f"y{axis} domain",
-                fillcolor="#eee",
-                line_width=0,
-                layer="below",
-            )
+        ends = {"x0": 0, "x1": LIMIT * records.unit.scale, "y0": 0, "y1": 1}
+        look = {"fillcolor": "#eee", "line_width": 0, "layer": "below"}
+        figure.add_shape(type="rect", **ends, xref=f"x{axis}", yref=f"y{axis} domain", **look)
     figure.update_layout(
         template="plotly_white",
         height=26 * len(lines) + 150,
@@ -157,28 +148,21 @@ def _forest(go: Any, records: Records) -> Any:
 
 
 def _of_mark(mark: forest.Mark, records: Records) -> str:
-    width = "" if mark.half_width is None else f" ± {mark.half_width:.3f}"
-    return f"<b>{mark.model}</b><br>{mark.gap:+.3f}{width} {records.unit.name}<br>{mark.what}"
+    return f"<b>{mark.model}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.what}"
 
 
 def _quantities(records: Records) -> dict[str, list[str]]:
     """Return the domains whose mean is shown, by the name of the choice in the menu."""
-    single = {domain: [domain] for domain in records.domains}
-    return ({comparison.EQUAL: list(records.domains)} if len(records.domains) > 1 else {}) | single
+    return {name: [name] if name in records.domains else list(records.domains) for name in records.quantities}
 
 
 def _groups(records: Records) -> dict[str, list[Record]]:
-    """Return the runs that are switched together by their name in the legend: a model's seeds, and its other runs."""
+    """Return the runs that are switched together by their name in the legend: a model's seeds, and its other rates."""
     models, others = dict[str, list[Record]](), dict[str, list[Record]]()
-    for model in comparison.models(records):
-        shown = equal_loss.shown_runs(records, model)
-        more = [run for run in records.runs if run.model == model and run not in shown]
-        if shown:
-            models[model] = shown
-        if more:
-            rates, schedules = any(run.rate != 1 for run in more), any(run.schedule != 1 for run in more)
-            what = "rates and schedules" if rates and schedules else "schedules" if schedules else "rates"
-            others[f"{model}, other {what}"] = more
+    for model in records.models:
+        models[model] = gaps.shown_runs(records, model)
+        if more := [run for run in records.of_model(model) if run not in models[model]]:
+            others[f"{model}, other rates"] = more
     return models | others
 
 
@@ -186,9 +170,11 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
     """Return a figure with the losses of every run over its loss in domain or its tokens, and a menu of the domains."""
     groups = _groups(records)
     runs = [run for group in groups.values() for run in group]
-    inside = [run.losses_in_domain(records.against) for run in runs]
+    inside = [in_domain(run.points, records.against) for run in runs]
     x = inside if x_title == IN_DOMAIN else [np.array([p.tokens / 1e6 for p in run.points]) for run in runs]
-    choices = {name: [run.losses(domains).mean(1) for run in runs] for name, domains in _quantities(records).items()}
+    choices = {
+        name: [losses(run.points, domains).mean(1) for run in runs] for name, domains in _quantities(records).items()
+    }
     if x_title == TOKENS:
         choices = {"in domain": inside} | choices
     first = next(iter(choices.values()))
@@ -233,35 +219,32 @@ def _hover(run: Record, p: Point) -> str:
     return "<br>".join([*lines, *(f"{domain} {loss:.3f}" for domain, loss in p.domains.items())])
 
 
-def _cost(go: Any, records: Records, speeds: dict[str, float]) -> Any:
+def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float]) -> Any:
     """Return a figure with every model's gap over its speed, and a menu of the references."""
-    known = [name for name in records.references if equal_loss.shown_runs(records, name)]
-    gaps = {name: end_points.gaps_to(records, name) for name in known}
-    models = [name for name in comparison.models(records) if name in speeds]
-    titles = {name: f"gap to {name} ({records.unit.name})" for name in known}
-    figure = go.Figure()
+    values = {name: {name: Estimate(0.0)} | leaderboard.shown(rows) for name, rows in compared.items()}
+    titles = {name: f"{leaderboard.what_is_shown(rows, name)} ({records.unit.name})" for name, rows in compared.items()}
+    models = [name for name in records.models if name in speeds]
+    figure, first = go.Figure(), next(iter(compared))
     for model in models:
-        gap, width = gaps[known[0]].get(model, (None, None))
-        run = equal_loss.shown_runs(records, model)[0]
+        estimate = values[first].get(model)
         figure.add_scatter(
             x=[speeds[model]],
-            y=[gap],
-            error_y={"type": "data", "array": [width]},
+            y=[estimate and estimate.value],
+            error_y={"type": "data", "array": [estimate and estimate.half]},
             mode="markers",
             name=model,
             hovertemplate=f"<b>{model}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {records.unit.name}<extra></extra>",
-            **_look(records, run),
+            **_look(records, gaps.shown_runs(records, model)[0]),
         )
     buttons = []
-    for name in known:
-        of_model = [gaps[name].get(model, (None, None)) for model in models]
+    for name, title in titles.items():
+        of_model = [values[name].get(model) for model in models]
         data = {
-            "y": [[gap] for gap, _ in of_model],
-            "error_y": [{"type": "data", "array": [width]} for _, width in of_model],
+            "y": [[estimate and estimate.value] for estimate in of_model],
+            "error_y": [{"type": "data", "array": [estimate and estimate.half]} for estimate in of_model],
         }
-        args = [data, {"yaxis.title.text": titles[name]}]
-        buttons.append({"label": f"gap to {name}", "method": "update", "args": args})
-    _finish(figure, "training speed (tokens/s)", titles[known[0]], buttons)
+        buttons.append({"label": f"gap to {name}", "method": "update", "args": [data, {"yaxis.title.text": title}]})
+    _finish(figure, "training speed (tokens/s)", titles[first], buttons)
     return figure
 
 
@@ -279,8 +262,8 @@ def _finish(figure: Any, x_title: str, y_title: str, buttons: Sequence[dict[str,
 
 
 def _look(records: Records, run: Record) -> dict[str, Any]:
-    i = comparison.models(records).index(run.model)
+    i, shown = records.models.index(run.model), gaps.rates(records, run.model).shown
     color = COLORS[i % len(COLORS)]
-    dash = OF_RATES[run.rate > 1] if run.rate != 1 else OF_SEEDS[run.seed % len(OF_SEEDS)]
+    dash = OF_RATES[run.rate > shown] if run.rate != shown else OF_SEEDS[run.seed % len(OF_SEEDS)]
     marker = {"color": color, "symbol": ROUNDS[i // len(COLORS) % len(ROUNDS)], "size": 5 if run.seed else 7}
     return {"line": {"color": color, "dash": dash, "width": 1.5}, "marker": marker}

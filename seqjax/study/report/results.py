@@ -2,69 +2,70 @@
 
 import dataclasses
 import json
+import shutil
 import sys
-from collections.abc import Callable, Collection
+import tempfile
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqjax.config import differences, to_dict
-from seqjax.study import (
-    comparison,
-    end_points,
-    equal_loss,
-    equal_loss_tables,
-    figures,
-    forest,
-    made_of,
-    protocol,
-    records,
-    runner,
-    tables,
-)
-from seqjax.study.protocol import Record
-from seqjax.study.studies import Study
+from seqjax.data import regimes
+from seqjax.data.builtin import corpus as builtin
+from seqjax.reading import read_json
+from seqjax.study import gaps
+from seqjax.study.gaps import classes
+from seqjax.study.report import figures, forest, leaderboard, page, points, tables, words
+from seqjax.study.runs import collect, files
+from seqjax.study.runs.record import NATS, UNITS, Record
+from seqjax.study.runs.runner import FORM, Run
+from seqjax.study.runs.studies import Study
 from seqjax.utils import UserError
 
+DATA = ("runs.json", "points.csv", "blocks.npz", "metrics.npz", classes.FILE)  # all that an analysis may read
+OLD_TABLES = "gaps.md"  # which earlier versions wrote in place of leaderboard.md
 
-def write_results(study: Study, out: str | Path, *, missing: dict[str, str], quiet: bool = False) -> None:
+
+# --------------------------------------------------------------------------------------------------- from runs to data
+def write_results(
+    study: Study, out: str | Path, *, missing: dict[str, str], quiet: bool = False, latex: bool = False
+) -> None:
     """Write the results of the runs that are not `missing` (label -> why) into `out`; print them unless `quiet`.
 
     A run that has not begun here keeps the results that `out` has of it, from another machine or from workdirs that are
     gone. Raises `UserError` if no reference has results, or kept ones were made with other settings than the study's.
     """
-    out = Path(out)
-    stored = _stored(study, out, [label for label, why in missing.items() if why == records.NOT_BEGUN])
+    for message in _write_data(study, Path(out), missing):
+        sys.stdout.write(message + "\n")
+    analyse(out, quiet=quiet, latex=latex)
+
+
+def unfinished(study: Study) -> dict[str, str]:
+    """Return the runs that have not all their evaluations: label -> what is missing."""
+    return {run.label: why for run in study.runs if (why := collect.progress(run))}
+
+
+def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
+    """Write the data of the runs that are not `missing`, and return messages about what was omitted."""
+    stored = _stored(study, out, [label for label, why in missing.items() if why == collect.NOT_BEGUN])
     missing = {label: why for label, why in missing.items() if label not in stored}
     runs = [run for run in study.runs if run.label not in missing and run.label not in stored]
-    number = runner.protocol([run for run in study.runs if run.label not in missing])
-    if stored:  # a run without a config cannot tell
-        number = max(number, records.read(out).protocol)
-    present = {run.model for run in [*runs, *stored.values()] if number == 2 or run.rate == run.schedule == 1}
-    if not present.intersection(study.references):
+    if not {run.model for run in [*runs, *stored.values()]}.intersection(study.references):
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
         raise UserError(f"No reference has results, so there is nothing to compare with ({why}).")
-    about = {
-        "title": study.title,
-        "references": list(study.references),
-        "domains": list(study.domains),
-        "against": list(study.against),
-        "speeds": study.speeds,
-        "unit": study.unit,
-        "sweep": study.sweep,
-    } | ({"protocol": number} if number > 1 else {})
+    fields = ("title", "references", "domains", "against", "speeds", "unit", "sweep")
+    about = {name: getattr(study, name) for name in fields}
     workdirs = {run.label: run.workdir for run in runs}
-    collected = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
+    collected = collect.collect(runs, [*study.domains, *study.against], unit=UNITS[study.unit])
     by_label = stored | {run.label: run for run in collected}
     found = [by_label[run.label] for run in study.runs if run.label in by_label]
-    old_sums = {label: sums for label, sums in made_of.read(out).items() if label in stored}
-    messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)
-    new_sums, more = made_of.collect(workdirs)
-    sums = old_sums | new_sums
+    sums = {label: of_run for label, of_run in classes.read(out).items() if label in stored}
+    messages = files.write(out, found, study=about, missing=missing, workdirs=workdirs)
+    new_sums, more = classes.collect(workdirs)
+    sums |= new_sums
     in_order = {run.label: sums[run.label] for run in found if run.label in sums}
-    made_of.write(out, in_order if study.unit == "nats" else {})
-    for message in (*messages, *more):
-        sys.stdout.write(message + "\n")
-    analyse(out, quiet=quiet)
+    classes.write(out, in_order if study.unit == "nats" else {})
+    return [*messages, *more]
 
 
 def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Record]:
@@ -74,7 +75,7 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
     """
     if not (out / "runs.json").is_file():
         return {}
-    stored = {record.label: record for record in records.read(out).runs if record.label in labels}
+    stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
         if run.label in stored and run.config is not None:
             recorded = stored[run.label].metadata.get("config", {})
@@ -82,7 +83,7 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
             for group in ("model", "train", "optim"):
                 was = recorded.get(group, {})
                 found = differences(was, _settings_of(now[group], was), f"{group}.")
-                # Which backend computes is not what a model is: it differs between machines, and a default may change.
+                # The backend is no setting of a model: it differs between machines, and a default may change.
                 if changed := [text for text in found if not text.split(": ")[0].endswith("implementation")]:
                     raise UserError(
                         f"{out} has results of {run.label!r} with other settings: {'; '.join(changed)}. Give the "
@@ -100,43 +101,115 @@ def _settings_of(now: Any, was: Any) -> Any:
     return now
 
 
-def analyse(directory: str | Path, *, quiet: bool = False) -> str:
-    """Make the tables and pictures of a study from its records in `directory`; return the tables."""
+# --------------------------------------------------------------------------------------- from data to tables, pictures
+def analyse(directory: str | Path, *, quiet: bool = False, latex: bool = False, html: bool = False) -> str:
+    """Make the tables and pictures of a study from its data in `directory`; return the tables.
+
+    `latex` also writes leaderboard.tex, and `html` report.html.
+    """
     directory = Path(directory)
-    found = records.read(directory)
-    report = equal_loss_tables.report(found) if found.protocol == 2 else tables.report(found)
-    sums = made_of.read(directory)
-    measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in found.runs)
-    if not sums and measured and found.unit == protocol.NATS:
-        sys.stdout.write(f"No losses by class of token, which the runs had: {directory / made_of.FILE} is missing.\n")
-    for name in found.references:
-        if name in comparison.models(found) and (section := made_of.section(found, sums, name)):
-            report += "\n" + section
-    (directory / "gaps.md").write_text(report, encoding="utf-8")
-    known = [name for name in found.references if equal_loss.shown_runs(found, name)]
-    has_reference = bool(known)
-    pictures: dict[str, Callable[[Path, records.Records], None]] = {"losses.png": figures.against_loss_in_domain}
-    if forest.references(found):
-        pictures = {"gaps.png": forest.gaps} | pictures
-    if end_points.run_speeds(found) and has_reference:
-        pictures["cost.png"] = end_points.gap_over_speed
-    if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):
-        pictures["rates.png"] = end_points.by_rate
-    if found.sweep and found.protocol == 1 and end_points.values_of(found) and has_reference:
-        pictures["sweep.png"] = end_points.over_setting
+    records, sums = files.read(directory), classes.read(directory)
+    measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in records.runs)
+    if not sums and measured and records.unit == NATS:
+        sys.stdout.write(f"No losses by class of token, which the runs had: {directory / classes.FILE} is missing.\n")
+    compared = leaderboard.compared(records, sums)
+    report = tables.report(records, compared, sums)
+    texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, sums))}
+    if latex:
+        texts["leaderboard.tex"] = leaderboard.latex(records, compared)
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    (directory / OLD_TABLES).unlink(missing_ok=True)
+    pictures: dict[str, Callable[[Path], None]] = {}
+    if forest.marks(compared):
+        pictures["gaps"] = lambda path: forest.gaps(path, records, compared)
+    pictures["losses"] = lambda path: figures.against_loss_in_domain(path, records)
+    if points.run_speeds(records):
+        pictures["cost"] = lambda path: points.gap_over_speed(path, records, compared)
+    if any(len(gaps.rates(records, name).found) > 1 for name in records.models):
+        pictures["rates"] = lambda path: points.by_rate(path, records)
+    if records.sweep and points.values_of(records):
+        pictures["sweep"] = lambda path: points.over_setting(path, records, compared)
     for name, draw in pictures.items():
-        draw(directory / name, found)
-    files = ["gaps.md", *(f"{name[:-4]}.{kind}" for name in pictures for kind in ("png", "svg"))]
+        draw(directory / f"{name}.png")
+    if html:
+        page.write(directory / "report.html", records, text=report, compared=compared)
+    names = [*texts, *(f"{name}.{kind}" for name in pictures for kind in ("png", "svg")), *["report.html"] * html]
     if not quiet:
-        sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(files)}\n")
+        sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(names)}\n")
     return report
 
 
+# ------------------------------------------------------------------------------------------------- other comparisons
 def gaps_to(directory: str | Path, reference: str) -> str:
     """Return the table of the gaps to any model with results in `directory`, a reference of its study or not.
 
     Raises `UserError` if there is no model of that name.
     """
-    found = dataclasses.replace(records.read(Path(directory)), references=(reference,))
-    gap_table = equal_loss_tables.gap_table if found.protocol == 2 else tables.gap_table
-    return f"Gaps to {reference}, positive where a model is worse:\n\n{gap_table(found, reference)}"
+    records = files.read(directory)
+    gaps.require_model(records, reference)
+    records = dataclasses.replace(records, references=(reference,))
+    (rows,) = leaderboard.compared(records, classes.read(directory)).values()
+    return f"Gaps to {reference}, positive where a model is worse:\n\n{tables.gap_table(records, rows)}"
+
+
+def compare_two(directory: str | Path, model: str, reference: str) -> str:
+    """Return the gap of a model to another one in one line, from the data in `directory`.
+
+    Raises `UserError` if there is no model of that name.
+    """
+    return words.in_one_line(files.read(directory), model, reference)
+
+
+def compare_in_study(study: Study, out: Path | None, model: str, reference: str) -> str:
+    """Return the line of `compare_two` for the finished runs of a study, and the runs that `out` has results of."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
+        for path in (out / name for name in DATA) if out is not None else ():
+            if path.is_file():
+                shutil.copy(path, copy)
+        _write_data(study, copy, unfinished(study))
+        return compare_two(copy, model, reference)
+
+
+def compare_workdirs(model: str, reference: str) -> str:
+    """Return the line of `compare_two` for two models that are workdirs, several separated by commas for more seeds.
+
+    Runs are compared at the held-out loss of their training domains. Raises `UserError` for a workdir that is no run,
+    or two runs of a model with the same seed and learning rate.
+    """
+    runs, sides = list[Run](), {name: [text for text in name.split(",") if text] for name in (model, reference)}
+    configs = {}
+    for name, workdirs in sides.items():
+        for i, workdir in enumerate(workdirs):
+            run = Run(len(runs), workdir, workdir, None, name)
+            path = run.files / "config.json"
+            if not path.is_file():
+                raise UserError(f"--compare: {workdir} is not a run: it has no config.json.")
+            configs[workdir] = config = read_json(path, FORM)
+            seed, lr = config.get("train", {}).get("seed", i), config.get("optim", {}).get("lr", 1.0)
+            runs.append(dataclasses.replace(run, seed=seed, rate=float(lr)))
+    first = next(run.rate for run in reversed(runs))
+    runs = [dataclasses.replace(run, rate=run.rate / first) for run in runs]
+    seen: dict[tuple[str, int, float], str] = {}
+    for run in runs:
+        other = seen.setdefault((run.model, run.seed, run.rate), run.label)
+        if other != run.label:
+            raise UserError(f"--compare: {other} and {run.label} have the same seed and learning rate.")
+    against, domains = _domains(configs[runs[-1].label], runs)
+    return compare_in_study(Study("", (reference,), domains, runs, against), None, model, reference)
+
+
+def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """Return the training domains and the other domains that the first run was evaluated on."""
+    data = config.get("data", {})
+    known = builtin.REGIMES if data.get("corpus") == "builtin" else regimes.REGIMES
+    trained = data.get("train_domains") or known[data.get("regime", "limited")].train
+    evaluated = list(collect.collect(runs[:1], ())[0].last.domains)
+    inside = [name for name in evaluated if name in trained]
+    if not inside or len(inside) == len(evaluated):
+        raise UserError(
+            f"--compare: {runs[0].label} was evaluated on {', '.join(evaluated)} and trained on {', '.join(trained)}; "
+            "a comparison needs domains of both kinds. Write a study file that names them."
+        )
+    return inside, [name for name in evaluated if name not in trained]

@@ -1,29 +1,34 @@
-"""The tables of a study, as Markdown: the runs, the gaps to every reference, their interpretation, and the ranking."""
+"""leaderboard.md: the tables of a study in Markdown."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from seqjax.study import comparison, equal_loss
-from seqjax.study.comparison import Gap, Row
-from seqjax.study.protocol import Record
-from seqjax.study.records import Records
-from seqjax.study.statistics import Estimate
+from seqjax.study import gaps
+from seqjax.study.gaps import Row, classes
+from seqjax.study.gaps.classes import ClassPart
+from seqjax.study.gaps.statistics import Estimate
+from seqjax.study.report import leaderboard
+from seqjax.study.report.leaderboard import Compared
+from seqjax.study.runs.record import Records, in_domain
 from seqjax.training import origin
+from seqjax.training.eval_losses import ClassSums
 
 DASH = "-"
-READINGS = (
-    'What remains of the gap at the lowest common loss. "none": its interval includes zero. "closed": against end '
-    "points with a decayed learning rate, or at the best rates, the interval includes zero or the sign changes, so it "
-    'is no gap of the architecture. "stays": it does neither in what was tested. "not tested": the study has no run '
-    'that could tell; it "changes sign" if its average over the range above has the other one.'
+SIZE = 0.03  # a larger difference in parameters is marked
+COLUMNS = (
+    "**Columns.** Gap: OOD loss minus the reference's at equal in-domain loss and matched learning rates; positive is "
+    "worse. ± is half the width of the 95% interval, from two seeds on. As tuned: the same with each side at its own "
+    "rates. Verdict: tested on the less favourable of both readings, for all models together; \\* is provisional, "
+    "because the best rate of either side is at the edge of its grid or the only one. Per doubling: change of the gap "
+    "per doubling of training tokens. Equal tokens: differences of the last losses. Copies: share of the OOD "
+    "difference at equal tokens from tokens that continue an earlier bigram."
 )
-ONE_SEED = (
-    ": an interval that excludes zero tells the two runs apart on other documents, not yet the two architectures."
-)
-RANKING = (
-    "Models of one line cannot be told apart: each pair's own interval (95%, not corrected for the number of pairs) "
-    "includes zero. A model may stand in several lines."
-)
+FAMILIES = {
+    "repeat": "Does a token continue what followed its bigram the last time in the block?",
+    "distance": "How many tokens back that was, for the tokens that continue as before.",
+    "frequency": "How often the token occurs in training, per million tokens.",
+    "position": "Where in the block: the number of tokens before the last one read.",
+}
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
@@ -32,164 +37,184 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rules, *rows)) + "\n"
 
 
-def report(records: Records) -> str:
-    """Return the content of gaps.md."""
-    sections = [f"# {records.title}\n", _about(records), "## Runs\n", runs_table(records)]
-    of_models = {model: comparison.by_rate(records, model) for model in comparison.models(records)}
-    of_model = {model: found for model, found in of_models.items() if len(found) > 1}
-    if of_model:
-        sections += ["## Learning rates\n", _rates(of_model)]
-    sections += ["## Cost\n", _cost(records)]
-    if any(run.metadata.get("entropy") for run in records.runs):
-        sections += ["## Entropy of attention\n", entropy_table(records)]
-    known = comparison.models(records)
+def cell(estimate: Estimate | None) -> str:
+    """Return a signed value with half the width of its interval, if it has one."""
+    return DASH if estimate is None else estimate.text()
+
+
+def report(records: Records, compared: Compared, sums: Mapping[str, ClassSums] | None = None) -> str:
+    """Return the content of leaderboard.md; `sums` over classes of tokens are by label of their run."""
+    sections = [f"# {records.title}\n", _about(records), f"{COLUMNS}\n"]
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
-        if reference not in known or not comparison.common_runs(records, reference):
+        if reference in compared:
+            sections.append(_comparison(records, compared[reference]))
+        else:
             sections.append("It has no results yet, so there is nothing to compare with.\n")
-            continue
-        sections.append(_gaps(records, reference))
+    sections += ["## Learning rates\n", _rates(records), "## Runs\n", _runs(records), "## Cost\n"]
+    sections.append(_cost(records, compared))
+    if any(run.metadata.get("entropy") for run in records.runs):
+        sections += ["## Entropy of attention\n", _entropies(records)]
+    sections += [section for reference in compared if (section := of_classes(records, sums or {}, reference))]
     return "\n".join(sections)
 
 
 def _about(records: Records) -> str:
-    quantities = comparison.quantities(records)
-    n_seeds = {len({r.seed for r in comparison.common_runs(records, model)}) for model in comparison.models(records)}
-    several = max(n_seeds, default=0) > 1
-    text = [
-        f"Gaps are differences of loss in {records.unit.name}, positive where a model is worse than the reference at "
-        f"the same {comparison.x_label(records)} (below: loss in domain). Losses between evaluations are interpolated "
-        "linearly, none is extrapolated, and every pair is compared over the losses that both passed through. The "
-        "method: docs/protocol.md."
-    ]
-    if comparison.NATURAL in quantities:
-        shares = zip(records.domains, quantities[comparison.NATURAL], strict=True)
-        text.append(
-            f'"{comparison.NATURAL}" weighs the domains by their size in the corpus '
-            f"({', '.join(f'{domain} {share:.3f}' for domain, share in shares)})."
-        )
+    text = (
+        f"Losses are in {records.unit.name}; the in-domain loss is the {records.in_domain_name}. Gaps are means over "
+        f"the OOD domains {', '.join(records.domains)}. The method: docs/protocol.md."
+    )
     if records.blocks is None:
-        text.append("The losses of single blocks are not known here, so there are no intervals.")
-    else:
-        what = "of documents and seeds" if several else "of documents alone, because there is one seed"
-        text.append(f"± is half the width of the 95% interval {what}.")
-    if not several:
-        text.append(
-            "One seed cannot tell how far another initialisation or another order of the data would move a gap"
-            + ("." if records.blocks is None else ONE_SEED)
-        )
-    text = ["\n".join([*text, ""])]
-    return "\n".join([*text, *filter(None, [remarks(records)])])
+        text += " Losses of single blocks are not known here, so intervals do not cover the evaluated text."
+    return f"{text}\n{remarks(records)}"
 
 
 def remarks(records: Records) -> str:
-    """Return lines that name the runs without results, and those that began with weights or were extended; or ""."""
+    """Return lines about missing runs, limits of the comparison, and runs that did not start from scratch; or ""."""
     named = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
-    lines = [f"**Missing:** {named}.\n"] if named else []
-    for run in records.runs:
-        lines += [f"**{run.label}** {line}.\n" for line in origin.lines(run.metadata)]
-    return "\n".join(lines)
+    lines = [f"**Missing:** {named}."] if named else []
+    lines += [f"**Note:** {remark}" for remark in records.remarks]
+    lines += [f"**{run.label}** {line}." for run in records.runs for line in origin.lines(run.metadata)]
+    return "".join(f"\n{line}\n" for line in lines)
 
 
-def runs_table(records: Records) -> str:
-    """Return the last losses of every run and its speed."""
-    header = ["run", "tokens/s", "tokens", "loss in domain", *records.domains]
-    rows = []
-    for run in records.runs:
-        last = run.points[-1]
-        speed = run.metadata.get("tokens_per_s")
-        rows.append(
-            [
-                run.label,
-                _speed(speed),
-                f"{last.tokens / 1e6:.1f}M" if last.tokens >= 1e5 else str(last.tokens),
-                f"{run.losses_in_domain(records.against)[-1]:.3f}",
-                *(f"{last.domains[domain]:.3f}" for domain in records.domains),
-            ]
+# --------------------------------------------------------------------------------------------------------------- gaps
+def gap_table(records: Records, rows: Sequence[Row]) -> str:
+    """Return the table of a comparison, one line per row; without any gap it has differences at equal tokens alone."""
+    found: dict[str, list[str]] = {
+        "model": [_model(row) for row in rows],
+        "parameters (M)": [_number(row.parameters, 1e6, "") for row in rows],
+        "seeds": [str(row.seeds) for row in rows],
+        "learning rates": [", ".join(map(records.rate_text, row.rates)) for row in rows],
+    }
+    if any(row.gap is not None for row in rows):
+        found |= {
+            "gap": [cell(row.gap) for row in rows],
+            "as tuned": [DASH if row.as_tuned is None else f"{row.as_tuned:+.3f}" for row in rows],
+            "verdict": [row.text.replace("*", "\\*") for row in rows],
+            "per doubling": [cell(row.per_doubling) for row in rows],
+        }
+    found |= {
+        "OOD, equal tokens": [cell(row.at_equal_tokens and row.at_equal_tokens.outside) for row in rows],
+        "in-domain, equal tokens": [cell(row.at_equal_tokens and row.at_equal_tokens.inside) for row in rows],
+        "copies": [DASH if row.copy is None else f"{row.copy:.0%}" for row in rows],
+        "speed-up": [_speed_up(row) for row in rows],
+    }
+    for optional in ("copies", "speed-up"):
+        if set(found[optional]) == {DASH}:
+            del found[optional]
+    return markdown(list(found), zip(*found.values(), strict=True))
+
+
+def _model(row: Row) -> str:
+    """Return the model's name, with a difference in parameters that is larger than `SIZE`."""
+    is_marked = row.size is not None and abs(row.size - 1) > SIZE
+    return f"{row.model} ({row.size - 1:+.0%} parameters)" if is_marked and row.size else row.model
+
+
+def _speed_up(row: Row) -> str:
+    if row.speed_up is None:
+        return DASH
+    speed = row.speed_up
+    text = f"{speed.bound} {speed.value:.2f}".strip()
+    return text if speed.bound or speed.low is None else f"{text} ({speed.low:.2f} to {speed.high:.2f})"
+
+
+def _comparison(records: Records, rows: Sequence[Row]) -> str:
+    sections = [gap_table(records, rows)]
+    for why in dict.fromkeys(row.why for row in rows if row.why):
+        sections.append(f"No gap for {'; '.join(row.model for row in rows if row.why == why)}: {why}.\n")
+    if conditions := dict.fromkeys(row.speed_up.what for row in rows if row.speed_up is not None):
+        sections.append(
+            "Speed-up: the reference's training time over the model's, to the higher of both last OOD losses "
+            f"({'; '.join(conditions)}).\n"
         )
-    return "Losses of the last evaluation, tokens/s as logged.\n\n" + markdown(header, rows)
+    known = [row for row in rows if row.gap is not None]
+    if known and len(records.quantities) > 1:
+        lines = [[row.model, *(cell(row.gaps[name]) for name in records.quantities)] for row in known]
+        sections += ["The gap of each domain:\n", markdown(["model", *records.quantities], lines)]
+    return "\n".join(sections)
 
 
-def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
-    """Return the losses at each learning rate, and the models whose best rate is at the edge of the grid."""
-    rates = sorted({rate for found in of_model.values() for rate in found})
-    rows: list[list[str]] = []
-    at_edge: dict[str, list[str]] = {"lowest": [], "highest": []}
-    for model, found in of_model.items():
-        best = min(found, key=lambda rate: found[rate][0])
-        cells = {rate: f"{inside:.3f}, {outside:.3f}" for rate, (inside, outside) in found.items()}
-        cells[best] = f"**{cells[best]}**"
-        rows.append([model, *(cells.get(rate, DASH) for rate in rates)])
-        for edge, rate in (("lowest", min(found)), ("highest", max(found))):
-            if best == rate:
-                at_edge[edge].append(model)
-    text = (
-        "Loss in domain and mean loss outside (each domain the same) at the end of the runs, by learning rate as a "
-        "multiple of the common one; in bold each model's best by the loss in domain.\n\n"
-        + markdown(["model", *(f"x{rate:g}" for rate in rates)], rows)
-    )
-    for edge, found_there in at_edge.items():
-        if found_there:
-            text += f"\nBest at the {edge} rate tried, so that one beyond may suit better: {'; '.join(found_there)}.\n"
-    return text
-
-
-def _cost(records: Records) -> str:
-    """Return the cost of each model, beside its gap to every reference."""
-    known = [name for name in records.references if comparison.common_runs(records, name)]
-    gaps = {name: equal_loss.estimates(records, name) for name in known}
-    runs = {model: comparison.common_runs(records, model) for model in comparison.models(records)}
-    return cost_table(records, runs, gaps, at="at the lowest common loss")
-
-
-def cost_table(
-    records: Records, runs: Mapping[str, Sequence[Record]], gaps: Mapping[str, Mapping[str, Estimate]], *, at: str
-) -> str:
-    """Return the cost of each model's runs, beside its gaps: reference -> model -> gap; `at` names their loss."""
+# ------------------------------------------------------------------------------------------ learning rates, runs, cost
+def _rates(records: Records) -> str:
+    """Return the losses at each learning rate, the edge at which the best one lies, and the rate to try next."""
+    of_model = {model: gaps.rates(records, model) for model in records.models}
+    tried = sorted({rate for found in of_model.values() for rate in found.found})
+    preferred = next((of_model[name].best for name in records.references if name in of_model), None)
     rows = []
-    for model, of_model in runs.items():
-        if not of_model:
-            continue
-        metadata = of_model[0].metadata  # with what all seeds share: parameters, FLOPs, state
+    for model, found in of_model.items():
+        cells = {}
+        for rate, (seeds, inside, outside) in found.found.items():
+            text = f"{inside:.3f}, {outside:.3f} ({seeds})" + ("\\*" if rate in found.near else "")
+            cells[rate] = f"**{text}**" if rate == found.best else text
+        wanted = found.next_rate(preferred)
+        following = DASH if wanted is None else records.rate_text(wanted)
+        rows.append([model, *(cells.get(rate, DASH) for rate in tried), found.edge or DASH, following])
+    return (
+        "Last in-domain loss and last mean OOD loss, with the number of seeds in brackets. Bold: best in domain. "
+        "\\*: near-best, which gaps use. Edge: where the best rate lies in the model's grid.\n\n"
+        + markdown(["model", *map(records.rate_text, tried), "edge", "next rate"], rows)
+    )
+
+
+def _runs(records: Records) -> str:
+    """Return the last losses of every run and its speed."""
+    rows = []
+    for run in records.runs:
+        last = run.last
+        inside = in_domain([last], records.against)[0]
+        tokens = f"{last.tokens / 1e6:.1f}M" if last.tokens >= 1e5 else str(last.tokens)
+        losses = (f"{last.domains[domain]:.3f}" for domain in records.domains)
+        rows.append([run.label, _speed(run.metadata.get("tokens_per_s")), tokens, f"{inside:.3f}", *losses])
+    header = ["run", "tokens/s", "tokens", "in-domain loss", *records.domains]
+    return "Losses at the last end; tokens/s as logged.\n\n" + markdown(header, rows)
+
+
+def _cost(records: Records, compared: Compared) -> str:
+    """Return the cost of each model's runs, next to its gaps."""
+    values = {name: leaderboard.shown(rows) for name, rows in compared.items()}
+    rows = []
+    for model in records.models:
+        runs = gaps.shown_runs(records, model)
+        metadata = runs[0].metadata  # all seeds have the same parameters, FLOPs and state
         speeds, peaks = (
-            [run.metadata[key] for run in of_model if run.metadata.get(key) is not None]
+            [run.metadata[key] for run in runs if run.metadata.get(key) is not None]
             for key in ("tokens_per_s", "device_peak_gib")
         )
-        given = [speeds.get(model) for speeds in records.speeds.values()]
         rows.append(
             [
                 model,
                 _speed(statistics.median(speeds) if speeds else None),
-                *map(_speed, given),
+                *(_speed(of_model.get(model)) for of_model in records.speeds.values()),
                 _number(max(peaks, default=None), 1, " GiB"),
                 _number(metadata.get("state_bytes"), 2**20, " MiB"),
                 _number(metadata.get("flops_per_token"), 1e9, "", digits=2),
-                *(cell(to_one[model]) if model in to_one else DASH for to_one in gaps.values()),
+                *(cell(of_model.get(model)) for of_model in values.values()),
             ]
         )
-    header = ["model", "tokens/s", *records.speeds, "memory", "state", "GFLOPs/token", *(f"gap to {r}" for r in gaps)]
+    names = [leaderboard.what_is_shown(rows, name) for name, rows in compared.items()]
+    header = ["model", "tokens/s", *records.speeds, "memory", "state", "GFLOPs/token", *names]
     return (
-        "Training speed (median of the runs) and peak memory of the device (highest) as the runs logged them; the "
-        "state that decoding keeps of one sequence of the training length; FLOPs of a training step; the gap of "
-        f"{comparison.main_quantity(records)} {at}.\n\n{markdown(header, rows)}"
+        "Logged training speed (median of the runs) and peak device memory (maximum); decoding state of one sequence "
+        f"of the training length; FLOPs of a training step.\n\n{markdown(header, rows)}"
     )
 
 
-def entropy_table(records: Records) -> str:
+def _entropies(records: Records) -> str:
     """Return the entropy that runs measured at their end, with the share of the largest that is possible."""
     domains = (*records.against, *records.domains)
     rows = []
     for run in records.runs:
         if found := run.metadata.get("entropy"):
-            cells = (found.get(domain, {}) for domain in domains)
-            rows.append([run.label, *(_entropy(cell) for cell in cells)])
+            rows.append([run.label, *(_entropy(found.get(domain)) for domain in domains)])
     return (
-        "At the end of the runs that measured it, in nats; in brackets as a share of ln(i + 1), which equal weights "
-        "have.\n\n" + markdown(["run", *domains], rows)
+        "At the end of the runs that measured it, in nats; in brackets as a share of ln(i + 1), the entropy of equal "
+        "weights.\n\n" + markdown(["run", *domains], rows)
     )
 
 
-def _entropy(measured: Mapping[str, float]) -> str:
+def _entropy(measured: Mapping[str, float] | None) -> str:
     return f"{measured['entropy']:.3f} ({measured['entropy_relative']:.3f})" if measured else DASH
 
 
@@ -204,85 +229,43 @@ def _number(value: float | None, unit: float, name: str, *, digits: int = 1) -> 
     return f"{value / unit:.1g}{name}" if value and not float(shown.replace(",", "")) else f"{shown}{name}"
 
 
-def _gaps(records: Records, reference: str) -> str:
-    rows = comparison.compare(records, reference)
-    several = _has_seeds(rows)
-    sections = [
-        "At the lowest loss in domain that both reached:\n",
-        gap_table(records, reference),
-        f"Averaged over the lowest {records.unit.range} {records.unit.name.split()[0]} of loss in domain that both "
-        "passed through:\n",
-        _table(records, rows, [row.over_range for row in rows], seeds=several),
-    ]
-    if any(row.end_points for row in rows):
-        sections += [
-            f"End points against the line through the end points of the schedules of {reference}, all with a decayed "
-            "learning rate; - where the loss in domain is outside those end points:\n",
-            _table(records, rows, [row.end_points for row in rows], seeds=several),
-        ]
-    if any(row.best_rate for row in rows):
-        rates = "; ".join(f"{r.model} x{r.rates[0]:g}, {reference} x{r.rates[1]:g}" for r in rows if r.rates)
-        sections += [
-            "Each at its best learning rate by the loss in domain at the end, as a multiple of the common one "
-            f"({rates}):\n",
-            _table(records, rows, [row.best_rate for row in rows], seeds=several),
-        ]
-    if records.blocks is not None:
-        sections.append(_readings(records, rows))
-    sections.append(_ranking(records, reference, rows, several=several))
-    return "\n".join(sections)
-
-
-def gap_table(records: Records, reference: str) -> str:
-    """Return the table of the gaps of all models to a reference, at the lowest loss in domain that both reached.
+# -------------------------------------------------------------------------------------------------- classes of tokens
+def of_classes(records: Records, sums: Mapping[str, ClassSums], reference: str) -> str:
+    """Return the section about the classes of tokens that differ from a reference; "" if no pair of sides has sums.
 
     Raises `UserError` if the study has no model of that name.
     """
-    comparison.require_model(records, reference)
-    rows = comparison.compare(records, reference)
-    return _table(records, rows, [row.lowest for row in rows], seeds=_has_seeds(rows))
+    gaps.require_model(records, reference)
+    sides = {
+        model: [sums[run.label] for run in gaps.shown_runs(records, model) if run.label in sums]
+        for model in records.models
+    }
+    theirs = sides.pop(reference)
+    texts = [_of_model(records, ours, theirs, (model, reference)) for model, ours in sides.items() if ours and theirs]
+    if not texts:
+        return ""
+    inside = f" The training domains ({', '.join(records.against)}) come first." if records.against else ""
+    return (
+        f"## Classes of tokens: differences to {reference}\n\nEvery family of classes divides the predicted tokens of "
+        "a domain. The contributions of a family add up to the difference: a contribution is the share of the tokens "
+        "times the difference within the class. These are differences at equal tokens, so both models may differ in "
+        f"domain as well.{inside} A class that adds as much in domain as out of domain belongs to a model that has "
+        "learned less. Losses are in nats per token; ± covers documents and seeds.\n\n" + "\n".join(texts)
+    )
 
 
-def _has_seeds(rows: Sequence[Row]) -> bool:
-    return any(row.lowest is not None and row.lowest.seeds > 1 for row in rows)
+def _of_model(records: Records, ours: Sequence[ClassSums], theirs: Sequence[ClassSums], names: tuple[str, str]) -> str:
+    known = ours[0].domains
+    domains = [domain for domain in (*records.against, *records.domains) if domain in known]
+    header = ["domain", "class", "tokens", *names, "difference within", "contribution"]
+    totals = [_of_class(domain, classes.total(ours, theirs, domain)) for domain in domains]
+    text = [f"### {names[0]}\n", markdown(header, totals, left=2)]
+    for family in ours[0].names:
+        rows = [_of_class(domain, part) for domain in domains for part in classes.parts(ours, theirs, domain, family)]
+        text += [f"{FAMILIES[family]}\n", markdown(header, rows, left=2)]
+    return "\n".join(text)
 
 
-def _table(records: Records, rows: Sequence[Row], gaps: Sequence[Gap | None], *, seeds: bool) -> str:
-    names = list(comparison.quantities(records))
-    cells = []
-    for row, gap in zip(rows, gaps, strict=True):
-        if gap is None:
-            cells.append([row.model, *[DASH] * (1 + seeds + len(names))])
-            continue
-        at = f"{gap.low:.3f}" if gap.low == gap.high else f"{gap.low:.3f} to {gap.high:.3f}"
-        of_seeds = [str(gap.seeds)] if seeds else []
-        cells.append([row.model, *of_seeds, at, *(cell(gap.estimates[name]) for name in names)])
-    return markdown(["model", *(["seeds"] if seeds else []), "loss in domain", *names], cells)
-
-
-def cell(estimate: Estimate) -> str:
-    """Return a gap with half the width of its interval, if it has one."""
-    width = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
-    return f"{estimate.gap:+.3f}{width}"
-
-
-def _readings(records: Records, rows: Sequence[Row]) -> str:
-    names = list(comparison.quantities(records))
-    lines = []
-    for row in rows:
-        tested = ", ".join(comparison.causes(row)) or DASH
-        lines.append([row.model, tested, *(comparison.reading(row, name) for name in names)])
-    table = markdown(["model", "tested", *names], lines, left=2 + len(names))
-    return f"{READINGS}\n\n{table}"
-
-
-def _ranking(records: Records, reference: str, rows: Sequence[Row], *, several: bool) -> str:
-    if not several:
-        return "**Ranking:** none, because there is one seed.\n"
-    main = comparison.main_quantity(records)
-    lines = [f"**Ranking** by {main}, best first; {reference} has gap zero. {RANKING}\n"]
-    groups = comparison.ranking(records, reference, rows)
-    lines += [f"{i}. {', '.join(group)}" for i, group in enumerate(groups, 1)]
-    alone = [row.model for row in rows if row.lowest is None or row.lowest.seeds < 2]
-    lines += [f"\nNot ranked, for want of a second seed or of a common loss: {', '.join(alone)}."] if alone else []
-    return "\n".join(lines) + "\n"
+def _of_class(domain: str, part: ClassPart) -> list[str]:
+    losses = [f"{part.ours:.3f}", f"{part.theirs:.3f}", f"{part.difference:+.3f}"]
+    return [domain, part.name, f"{part.share:.1%}", *losses, cell(part.contribution)]

@@ -6,7 +6,8 @@ It returns a dict with
     references  models that the gaps refer to, one table each; all are always shown
     domains     that are compared, out of domain
     against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
-    speeds      optional: other training speeds than the runs' own, "tokens/s at ..." -> model -> tokens/s
+    speeds      optional: training speeds measured with the same kernels on one card, "CONDITION" ->
+                {"card": "H200", "length": 2048, "tokens_per_s": {model: tokens/s}}, or -> {model: tokens/s}
     unit        optional: "nats" per token, the default, or "bits_per_byte", for runs with different tokenizers
     sweep       optional: the setting that the study varies, such as "model.mixer.temperature"; gaps are drawn over it
     runs        label -> a dict with the fields below
@@ -36,7 +37,8 @@ from typing import Any
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
-from seqjax.study.runs.record import UNITS
+from seqjax.reading import check
+from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.utils import UserError
 
@@ -56,7 +58,7 @@ class Study:
     domains: Sequence[str]
     runs: list[Run]
     against: Sequence[str] = ()
-    speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    speeds: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     unit: str = "nats"
     sweep: str = ""
 
@@ -192,7 +194,8 @@ def load_study(text: str | Path) -> Study:
             f"{path}: the training loss is in nats per token, so in {UNITS[unit].name} runs are compared at "
             "a held-out loss; name its domains in `against`."
         )
-    for what, of_model in study.get("speeds", {}).items():
+    check(study.get("speeds", {}), SPEEDS, f"{path}: speeds", fix="see seqjax/study/runs/studies.py")
+    for what, of_model in speed_tables(study.get("speeds", {}))[0].items():
         if unknown := set(of_model) - {run.model for run in runs}:
             raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, which no run has as its model.")
     return Study(

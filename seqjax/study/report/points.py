@@ -1,0 +1,184 @@
+"""Pictures with a point per model or rate: last losses by learning rate, gaps over a setting, and gaps over speed.
+
+rates.png tells whether the learning rate explains a difference: it does where a model's line over its rates follows
+the reference's, and does not where the lines stay apart. sweep.png also has the entropy of attention where runs
+measured it (`eval.entropy_tokens`). cost.png has one panel for the logged speed and one per table in `speeds`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from seqjax.pictures import COLORS, Named, label_points, log_ticks
+from seqjax.study import gaps
+from seqjax.study.gaps import Row
+from seqjax.study.gaps.statistics import Estimate
+from seqjax.study.report import leaderboard
+from seqjax.study.report.figures import clean, save, style
+from seqjax.study.report.leaderboard import Compared
+from seqjax.study.runs.record import MEAN, Record, Records
+
+SIZE = 5.5  # of the marker of the rate 1, in points
+
+
+def by_rate(path: str | Path, records: Records) -> None:
+    """Draw every model's last losses at each of its learning rates, as a line; larger markers are higher rates.
+
+    Values are means over seeds and domains. Writes a PNG at `path`, and an SVG next to it.
+    """
+    figure = Figure(figsize=(8.6, 6), layout="constrained")
+    panel = figure.subplots()
+    named: dict[str, Named] = {}
+    for i, name in enumerate(records.models):
+        ends = {rate: (inside, outside) for rate, (_, inside, outside) in gaps.rates(records, name).found.items()}
+        look = style(i)
+        panel.plot(*np.array(list(ends.values())).T, **look | {"marker": "", "linewidth": 1.1})
+        for rate, (inside, outside) in ends.items():
+            panel.plot(inside, outside, **look | {"linestyle": "none", "markersize": SIZE * rate**0.35})
+        # At the point that is best in domain, or another where there is no room.
+        named[name] = Named(sorted(ends.values()), look["color"])
+    panel.margins(0.08)
+    panel.invert_xaxis()  # as in the picture of the losses: better is to the right
+    panel.set_xlabel(f"{records.in_domain_name}, last ({records.unit.name})")
+    panel.set_ylabel(f"{records.quantities[0]}, last ({records.unit.name})")
+    clean(panel)
+    figure.suptitle(f"{records.title}\nlarger markers: higher learning rates", x=0.01, ha="left", fontsize=11)
+    label_points({panel: named})
+    save(figure, path)
+
+
+# ---------------------------------------------------------------------------------------------------- over a setting
+def over_setting(path: str | Path, records: Records, compared: Compared | None = None) -> None:
+    """Draw the gap to the first reference over `records.sweep`, and next to it the entropy where it was measured.
+
+    Lines are domains, dashed where they are OOD. Without any gap, the differences at equal tokens are drawn. Models
+    whose setting is not a number, such as an unset window, are left out. Writes a PNG at `path`, and an SVG next to it.
+    """
+    values = values_of(records)
+    reference, rows = next(iter((compared or leaderboard.compared(records)).items()))
+    rows = sorted((row for row in rows if row.model in values), key=lambda row: values[row.model])
+    domains = {domain: COLORS[i % len(COLORS)] for i, domain in enumerate((*records.against, *records.domains))}
+    entropies = {model: entropy_of(gaps.shown_runs(records, model)) for model in values}
+    n_panels = 2 if any(entropies.values()) else 1
+    figure = Figure(figsize=(5.2 * n_panels + 2.2, 4.2), layout="constrained")
+    axes = figure.subplots(1, n_panels, squeeze=False)[0]
+    axes[0].axhline(0, color="0.6", linewidth=1)
+    for name, estimates in _of_setting(records, rows).items():
+        x = [values[model] for model in estimates]
+        look = _look(records, name) | {"color": domains.get(name, "0.3" if name == MEAN else "0.6")}
+        widths = [estimate.half or 0.0 for estimate in estimates.values()] if name not in domains else []
+        y = [estimate.value for estimate in estimates.values()]
+        axes[0].errorbar(x, y, yerr=widths if any(widths) else None, elinewidth=1, label=name, **look)
+    what = leaderboard.what_is_shown(rows, reference).removeprefix("OOD ")
+    axes[0].set_ylabel(f"{what}\n({records.unit.name})")
+    if n_panels > 1:
+        for domain, color in domains.items():
+            points = [(values[model], found[domain]) for model, found in entropies.items() if domain in found]
+            label = "" if domain in axes[0].get_legend_handles_labels()[1] else domain
+            axes[1].plot(*zip(*sorted(points), strict=True), color=color, label=label, **_look(records, domain))
+        axes[1].set_ylabel("entropy of attention (nats)")
+        axes[1].set_ylim(bottom=0)
+    for panel in axes:
+        panel.set_xscale("log")
+        ticks = sorted(set(values.values()))
+        ticks = ticks if len(ticks) > 1 else log_ticks(ticks[0] / 2, ticks[0] * 2)
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set_xlabel(records.sweep.rpartition(".")[2])
+        clean(panel)
+    figure.legend(frameon=False, fontsize=9, loc="outside right center", handlelength=3.2)
+    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    save(figure, path)
+
+
+def values_of(records: Records) -> dict[str, float]:
+    """Return the value of `records.sweep` of every model that has a positive number there."""
+    found = {}
+    for model in records.models:
+        value: Any = gaps.shown_runs(records, model)[0].metadata.get("config")
+        for key in records.sweep.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            found[model] = float(value)
+    return found
+
+
+def entropy_of(runs: Sequence[Record]) -> dict[str, float]:
+    """Return the mean entropy per domain, in nats, over the runs of a model; empty if it was not measured."""
+    measured = [run.metadata["entropy"] for run in runs if run.metadata.get("entropy")]
+    domains = measured[0] if measured else {}
+    return {domain: sum(of_run[domain]["entropy"] for of_run in measured) / len(measured) for domain in domains}
+
+
+def _of_setting(records: Records, rows: Sequence[Row]) -> dict[str, dict[str, Estimate]]:
+    """Return the values that are drawn over a setting, by the name of their line and by model."""
+    if any(row.gap is not None for row in rows):
+        return {name: {r.model: r.gaps[name] for r in rows if name in r.gaps} for name in records.quantities}
+    apart = {row.model: row.at_equal_tokens for row in rows if row.at_equal_tokens is not None}
+    return {MEAN: {model: both.outside for model, both in apart.items()}} | {
+        "in domain": {model: both.inside for model, both in apart.items()}
+    }
+
+
+def _look(records: Records, name: str) -> dict[str, Any]:
+    if name == MEAN:
+        return {"linestyle": "-", "marker": "s", "markersize": 5, "linewidth": 1.3}
+    return {"linestyle": "--" if name in records.domains else "-", "marker": "o", "markersize": 4, "linewidth": 1.3}
+
+
+# --------------------------------------------------------------------------------------------------------- over speed
+def gap_over_speed(path: str | Path, records: Records, compared: Compared | None = None) -> None:
+    """Draw every model's gap to the first reference over its training speed, one panel per condition.
+
+    The first panel has the logged speeds of the runs, the others the study's `speeds`. Without any gap, the OOD
+    differences at equal tokens are drawn. Writes a PNG at `path`, and an SVG next to it.
+    """
+    reference, rows = next(iter((compared or leaderboard.compared(records)).items()))
+    values = {reference: Estimate(0.0)} | leaderboard.shown(rows)
+    given = {"training speed of these runs (tokens/s)": run_speeds(records)} | records.speeds
+    speeds = {what: of_model for what, of_model in given.items() if values.keys() & of_model.keys()}
+    # More names need more room.
+    widths = [5.6 * max(1.0, math.sqrt(len(values.keys() & of_model.keys()) / 12)) for of_model in speeds.values()]
+    figure = Figure(figsize=(sum(widths) + 0.8, max(widths) - 0.2), layout="constrained")
+    axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True, width_ratios=widths)[0]
+    looks = {name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(records.models)}
+    named: dict[Axes, dict[str, Named]] = {}
+    for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
+        names = [name for name in looks if name in values and name in of_model]
+        panel.axhline(0, color="0.6", linewidth=1)
+        for name in names:
+            panel.errorbar(of_model[name], values[name].value, yerr=values[name].half, elinewidth=1, **looks[name])
+        _set_speeds(panel, [of_model[name] for name in names])
+        panel.set_xlabel(what if "tokens/s" in what else f"{what} (tokens/s)")
+        named[panel] = {name: Named([(of_model[name], values[name].value)], looks[name]["color"]) for name in names}
+    axes[0].set_ylabel(f"{leaderboard.what_is_shown(rows, reference)} ({records.unit.name})")
+    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    label_points(named)
+    save(figure, path)
+
+
+def run_speeds(records: Records) -> dict[str, float]:
+    """Return the tokens/s of the runs that represent every model; models of unknown speed are left out."""
+    found = {name: gaps.shown_runs(records, name) for name in records.models}
+    return {
+        name: float(np.median([run.metadata["tokens_per_s"] for run in runs]))
+        for name, runs in found.items()
+        if all(run.metadata.get("tokens_per_s") for run in runs)
+    }
+
+
+def _set_speeds(panel: Axes, speeds: Sequence[float]) -> None:
+    """Give a panel a logarithmic axis of speeds with round ticks."""
+    panel.set_xscale("log")
+    clean(panel)
+    low, high = min(speeds) / 1.3, max(speeds) * 1.3
+    panel.set_xlim(low, high)
+    panel.margins(y=0.08)
+    ticks = log_ticks(low, high)
+    panel.set_xticks(ticks, [f"{tick / 1000:g}k" if tick >= 1000 else f"{tick:g}" for tick in ticks])
+    panel.minorticks_off()
