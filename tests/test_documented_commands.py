@@ -59,7 +59,7 @@ def test_the_study_file_of_the_quickstart_runs_as_it_is_printed(corpus_cache, tm
     environment = support.environment() | {"PYTHONPATH": str(support.ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     result = support.run([sys.executable, "-m", "seqjax", *words_of(line)], cwd=tmp_path, env=environment, timeout=1100)
     assert result.returncode == 0, result.stderr
-    report = (tmp_path / "runs" / "two" / "results" / "gaps.md").read_text()
+    report = (tmp_path / "runs" / "two" / "results" / "leaderboard.md").read_text()
     assert "**Missing:**" not in report
     assert "| top1_chunk, seed 1 |" in report
 
