@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from seqjax import pictures
-from seqjax.study import end_points, figures, forest
+from seqjax.study.report import figures, forest, points
 
-MODULES = (figures, forest, end_points)
+MODULES = (figures, forest, points)
 
 
 @pytest.fixture
@@ -29,4 +29,13 @@ def drawn(monkeypatch):
 
     for module in MODULES:
         monkeypatch.setattr(module, "save", save)
+    return found
+
+
+@pytest.fixture
+def composed(monkeypatch):
+    """The figures that are composed, by the names of their files; nothing is written."""
+    found = {}
+    for module in MODULES:
+        monkeypatch.setattr(module, "save", lambda figure, path: found.update({Path(path).name: figure}))
     return found

@@ -100,7 +100,8 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     along = {name: over_tokens(records, name, rows) for name, rows in compared.items()}
     n_along = max(map(len, along.values()))
     sizes = [HEIGHT * (len(lines) + 0.8), *([min(2.8, 1.7 + 0.05 * n_along)] if n_along else [])]
-    width = 5.6 * len(compared) + 0.075 * max(map(len, lines))
+    heading = f"{records.title}\n{title(records, compared)}"
+    width = max(5.6 * len(compared) + 0.075 * max(map(len, lines)), 0.08 * max(map(len, heading.split("\n"))) + 0.3)
     figure = Figure(figsize=(width, sum(sizes) + 1.6 + 0.5 * bool(n_along)), layout="constrained")
     axes = figure.subplots(len(sizes), len(compared), squeeze=False, height_ratios=sizes)
     limits, names = _limits(records, found), dict[Axes, list[End]]()
@@ -118,7 +119,7 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     figure.legend(
         handles=_handles(axes[0][0], records, found), frameon=False, fontsize=8.5, loc="outside lower left", ncols=2
     )
-    figure.suptitle(f"{records.title}\n{title(records, compared)}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
     if n_along:
         label_ends(names, fontsize=SMALL)
     save(figure, path)

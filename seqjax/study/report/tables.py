@@ -109,7 +109,7 @@ def gap_table(records: Records, rows: Sequence[Row]) -> str:
 def _model(row: Row) -> str:
     """Return the model's name, with a difference in parameters that is larger than `SIZE`."""
     is_marked = row.size is not None and abs(row.size - 1) > SIZE
-    return f"{row.model} ({row.size - 1:+.0%} parameters)" if is_marked and row.size else row.model
+    return f"{row.model} ({row.size - 1:+.1%} parameters)" if is_marked and row.size else row.model
 
 
 def _speed_up(row: Row) -> str:
@@ -123,7 +123,8 @@ def _speed_up(row: Row) -> str:
 def _comparison(records: Records, rows: Sequence[Row]) -> str:
     sections = [gap_table(records, rows)]
     for why in dict.fromkeys(row.why for row in rows if row.why):
-        sections.append(f"No gap for {'; '.join(row.model for row in rows if row.why == why)}: {why}.\n")
+        models = [row.model for row in rows if row.why == why]
+        sections.append(f"No gap for {'all models' if len(models) == len(rows) else '; '.join(models)}: {why}.\n")
     if conditions := dict.fromkeys(row.speed_up.what for row in rows if row.speed_up is not None):
         sections.append(
             "Speed-up: the reference's training time over the model's, to the higher of both last OOD losses "

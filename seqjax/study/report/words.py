@@ -35,7 +35,8 @@ def verdict(records: Records, model: str, reference: str) -> str:
             f"At equal tokens the difference is {tokens.outside.text()} OOD and {tokens.inside.text()} in domain."
         )
     if row.parameters is not None and row.size is not None:
-        sentences.append(f"{model} has {row.parameters / 1e6:.1f}M parameters, {row.size - 1:+.1%}.")
+        more = f", {row.size - 1:+.1%}" if abs(row.size - 1) >= 5e-4 else ""
+        sentences.append(f"{model} has {row.parameters / 1e6:.1f}M parameters{more}.")
     return " ".join(filter(None, sentences))
 
 
@@ -58,8 +59,8 @@ def in_one_line(records: Records, model: str, reference: str) -> str:
     p = "p unknown" if row.verdict.p is None else f"p = {row.verdict.p:.2g}"
     tuned = f", as tuned {row.as_tuned:+.3f}" if row.octaves else ""
     return (
-        f"{model} against {reference}: gap {row.gap.text()} {unit}{tuned}, {p}, {row.text} "
-        f"({row.seeds} and {row.reference_seeds} seeds)."
+        f"{model} against {reference}: gap {row.gap.text()} {unit}{tuned}, {p} ({row.seeds} and {row.reference_seeds} "
+        f"seeds): {row.text}."
     )
 
 

@@ -9,10 +9,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from seqjax.study.verdict import in_words
 
 from seqjax.study import __main__ as study
 from seqjax.study import end_points, forest, page, records
-from seqjax.study.verdict import in_words
 from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study

@@ -1,0 +1,156 @@
+"""What a difference consists of: the parts add up to it, and their intervals cover documents and seeds."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from seqjax.config import DataConfig
+from seqjax.data import EvalBlocks, open_corpus
+from seqjax.study.gaps import classes
+from seqjax.training import eval_losses
+from seqjax.training.eval_losses import ClassSums, DomainSums
+from seqjax.utils import UserError
+from tests import support
+from tests.study.synthetic import DOCUMENTS, DOMAINS
+
+T = support.SEQ_LEN
+NAMES = eval_losses.names(T)
+TOKENS = {d: np.random.default_rng(i).integers(0, 5, (len(n), T + 1)) for i, (d, n) in enumerate(DOCUMENTS.items())}
+RATES = np.array([0.5, 5.0, 50.0, 5e3, 5e5])
+
+
+def token_losses(domain: str, seed: int) -> np.ndarray:
+    """The loss of every token of the blocks of a domain; a document adds the same amount to its tokens."""
+    rng = np.random.default_rng(seed)
+    of_document = rng.normal(size=12)[DOCUMENTS[domain], None]
+    return (3 + 0.1 * of_document + rng.random((len(DOCUMENTS[domain]), T))).astype(np.float32)
+
+
+def sums_of(seed: int, *, extra: float = 0.0) -> ClassSums:
+    """The sums of a run; OOD tokens that continue as before cost `extra` nats more."""
+    domains = {}
+    for domain, documents in DOCUMENTS.items():
+        blocks = EvalBlocks(TOKENS[domain], np.arange(len(documents)), documents, np.zeros(len(documents), np.int64))
+        as_before = eval_losses.classify(TOKENS[domain], RATES)["repeat"] == 2
+        losses = token_losses(domain, seed) + extra * as_before * (domain in DOMAINS)
+        domains[domain] = eval_losses.sums(losses, blocks, RATES)
+    return ClassSums(3, NAMES, domains)
+
+
+def mean_of(domain, seeds) -> float:
+    return float(np.mean([token_losses(domain, seed).astype(float).mean() for seed in seeds]))
+
+
+def test_the_parts_of_every_family_add_up_to_the_difference():
+    """Sides may have different numbers of seeds."""
+    ours, theirs = [sums_of(1, extra=0.5), sums_of(3, extra=0.5)], [sums_of(2), sums_of(4), sums_of(6)]
+    for domain in DOCUMENTS:
+        total = classes.total(ours, theirs, domain)
+        as_before = (eval_losses.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
+        expected = mean_of(domain, (1, 3)) - mean_of(domain, (2, 4, 6)) + 0.5 * as_before
+        assert total.contribution.value == pytest.approx(expected, abs=1e-6)
+        assert (total.share, total.difference) == (1, pytest.approx(total.contribution.value))
+        for family in NAMES:
+            found = classes.parts(ours, theirs, domain, family)
+            assert sum(part.share for part in found) == pytest.approx(1)
+            assert sum(part.contribution.value for part in found) == pytest.approx(total.contribution.value)
+            for part in found:
+                assert part.contribution.value == pytest.approx(part.share * part.difference)
+                assert part.ours - part.theirs == pytest.approx(part.difference)
+
+
+def test_the_part_of_a_class_is_found_where_it_was_put():
+    """The losses are the same except for tokens that continue as before."""
+    ours, theirs = [sums_of(1, extra=0.5)], [sums_of(1)]
+    new, otherwise, as_before = classes.parts(ours, theirs, "arxiv", "repeat")
+    assert as_before.name == "continues as before"
+    assert as_before.difference == pytest.approx(0.5, abs=1e-6)
+    assert new.difference == otherwise.difference == 0
+    assert classes.total(ours, theirs, "c4").difference == 0
+    assert classes.copy_share(ours, theirs, domains=DOMAINS) == pytest.approx(1)
+    without = [ClassSums(3, {"position": NAMES["position"]}, ours[0].domains)]
+    assert classes.copy_share(without, without, domains=DOMAINS) is None
+
+
+def test_the_interval_of_one_seed_covers_documents():
+    """A ratio of sums over documents, whose variance has a closed form."""
+    gaps = token_losses("arxiv", 1).astype(float) - token_losses("arxiv", 2)
+    of_documents = np.array([gaps[DOCUMENTS["arxiv"] == d].sum() for d in range(12)]) / gaps.size
+    shares = np.bincount(DOCUMENTS["arxiv"]) / len(DOCUMENTS["arxiv"])
+    error = np.sqrt(12 / 11 * ((of_documents - gaps.mean() * shares) ** 2).sum())
+    found = classes.total([sums_of(1)], [sums_of(2)], "arxiv").contribution
+    assert found.error == pytest.approx(error, rel=1e-5)
+    assert found.half == pytest.approx(stats.t.ppf(0.975, 11) * error, rel=1e-5)
+
+
+def test_seeds_widen_the_interval_by_their_own_variance():
+    ours, theirs = (1, 3, 5), (2, 4)
+    found = classes.total([sums_of(s) for s in ours], [sums_of(s) for s in theirs], "arxiv").contribution
+    of_seeds = [np.var([mean_of("arxiv", [s]) for s in side], ddof=1) / len(side) for side in (ours, theirs)]
+    of_documents = classes._estimates(
+        *(
+            np.stack([sums_of(s).domains["arxiv"].losses["repeat"].sum(-1, keepdims=True) for s in side]).mean(
+                0, keepdims=True
+            )
+            for side in (ours, theirs)
+        ),
+        sums_of(1).domains["arxiv"].tokens["repeat"].sum(-1, keepdims=True),
+        sums_of(1).domains["arxiv"].blocks,
+    )[0]
+    assert found.error**2 == pytest.approx(of_documents.error**2 + sum(of_seeds), rel=1e-4)
+
+
+def test_a_single_document_has_no_interval():
+    sums = sums_of(1).domains["c4"]
+    tokens, losses = ({"repeat": x["repeat"][:1]} for x in (sums.tokens, sums.losses))
+    one = ClassSums(
+        3, {"repeat": NAMES["repeat"]}, {"c4": DomainSums(sums.documents[:1], sums.blocks[:1], losses, tokens)}
+    )
+    found = classes.total([one], [one], "c4").contribution
+    assert (found.value, found.half) == (0, None)
+
+
+def test_what_is_written_is_read(tmp_path):
+    found = {"a/b": sums_of(1), "slow": sums_of(2)}
+    classes.write(tmp_path, found)
+    read = classes.read(tmp_path)
+    assert list(read) == list(found)
+    for label, sums in found.items():
+        assert (read[label].step, read[label].names) == (sums.step, sums.names)
+        for domain, of in sums.domains.items():
+            got = read[label].domains[domain]
+            np.testing.assert_array_equal(got.blocks, of.blocks)
+            for family in NAMES:
+                np.testing.assert_array_equal(got.tokens[family], of.tokens[family])
+                np.testing.assert_allclose(got.losses[family], of.losses[family], rtol=1e-6)
+    classes.write(tmp_path, {})
+    assert classes.read(tmp_path) == {}
+
+
+def test_many_documents_are_kept_in_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(classes, "MAX_GROUPS", 5)
+    found = {"x": sums_of(1), "slow": sums_of(2)}
+    classes.write(tmp_path, found)
+    read = classes.read(tmp_path)
+    got, want = (classes.parts([of["x"]], [of["slow"]], "arxiv", "repeat") for of in (read, found))
+    assert len(read["x"].domains["arxiv"].blocks) == 5
+    assert read["x"].domains["arxiv"].blocks.sum() == len(DOCUMENTS["arxiv"])
+    for a, b in zip(got, want, strict=True):
+        assert (a.name, a.share) == (b.name, b.share)
+        assert a.contribution.value == pytest.approx(b.contribution.value, abs=1e-6)
+
+
+def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_dir):
+    runs = {label: tmp_path / label for label in ("slow", "x", "bare")}
+    for label, weights in {"slow": (), "x": (0.01, 0.99), "bare": None}.items():
+        (runs[label] / eval_losses.DIRECTORY).mkdir(parents=True)
+        if weights is not None:
+            data = DataConfig(corpus="blocks", path=str(blocks_dir), weights=weights)
+            corpus = open_corpus(data, seq_len=T, vocab_size=258)
+            blocks = {"c4": corpus.eval_blocks("c4", count=9)}
+            losses = {"c4": np.ones((len(blocks["c4"].tokens), T), np.float32)}
+            eval_losses.write_classes(runs[label], 2, losses, blocks, corpus)
+    found, messages = classes.collect({label: runs[label] for label in ("slow", "bare")})
+    assert list(found) == ["slow"] and len(messages) == 1 and "bare" in messages[0]
+    with pytest.raises(UserError, match=r"x are not those of slow: .*eval\.seed"):
+        classes.collect(runs)

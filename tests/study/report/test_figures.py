@@ -1,0 +1,167 @@
+"""losses.png: lines of runs and seeds, panels of domains or of models, and the same bytes each time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from seqjax.study import gaps
+from seqjax.study.report import figures, forest, leaderboard, points
+from seqjax.study.runs import files
+from seqjax.utils import UserError
+from tests import support
+from tests.pictures import assert_readable, overlapping
+from tests.study.gaps.studies import records
+from tests.study.report.conftest import side
+
+draw = figures.against_loss_in_domain
+
+
+def lines_of(panel, i):
+    """The lines of the i-th model that have points, without the entries of the legend."""
+    return [line for line in panel.lines if line.get_color() == figures.style(i)["color"] and len(line.get_xdata())]
+
+
+def linear(name, gap, *, seeds=1):
+    """Runs with evaluations along the run and one end."""
+    runs = side(name, gap, seeds=seeds, rates=(1.0,))
+    return [dataclasses.replace(run, ends=run.points[-1:]) for run in runs]
+
+
+def test_seeds_share_a_colour_and_models_are_named_at_their_lines(composed):
+    draw("losses.png", records([*side("reference", 0.0), *side("m", 0.3)]))
+    figure = composed["losses.png"]
+    assert_readable(figure)
+    assert [panel.get_title(loc="left") for panel in figure.axes] == ["arxiv", "github"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed 1", "seed 2"]
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["reference", "m"], "once each"
+    for panel in figure.axes:
+        looks = [str(line._unscaled_dash_pattern) for line in lines_of(panel, 1)]
+        assert len(looks) == len(set(looks)) == 3, "a style for each seed, at the rate that is shown"
+    (first, *_), run = lines_of(figure.axes[0], 1), side("m", 0.3)[0]
+    assert first.get_ydata() == pytest.approx([point.domains["arxiv"] for point in run.points])
+
+
+def test_the_ends_of_runs_with_other_evaluations_are_marked(composed):
+    runs = [*linear("reference", 0.0), *side("m", 0.3, rates=(1.0,), seeds=1)]
+    shorter = dataclasses.replace(runs[0], ends=[runs[0].points[1], runs[0].points[-1]])
+    draw("losses.png", records([shorter, *runs[1:]]))  # `records` keeps ends only
+    assert not composed["losses.png"].legends, "all points are ends"
+    study = dataclasses.replace(records(runs), runs=[shorter, *runs[1:]])
+    draw("losses.png", study)
+    panel = composed["losses.png"].axes[0]
+    line, stars = lines_of(panel, 0)
+    assert (len(line.get_xdata()), len(stars.get_xdata()), stars.get_marker()) == (4, 2, "*")
+    assert stars.get_xydata()[-1] == pytest.approx(line.get_xydata()[-1])
+    assert len(lines_of(panel, 1)) == 1
+    assert [text.get_text() for text in composed["losses.png"].legends[0].get_texts()] == [figures.ENDS_LABEL]
+
+
+def test_models_look_different():
+    looks = [str(sorted(figures.style(i).items())) for i in range(28)]
+    assert len(set(looks)) == 28
+
+
+def test_many_domains_are_drawn_as_their_mean(composed, monkeypatch):
+    monkeypatch.setattr(figures, "COLUMNS", 1)
+    draw("losses.png", records([*side("reference", 0.0), *side("m", 0.3)]))
+    (panel,) = composed["losses.png"].axes
+    assert panel.get_title(loc="left") == "mean of 2 domains"
+    run = side("m", 0.3)[0]
+    expected = [np.mean([p.domains["arxiv"], p.domains["github"]]) for p in run.points]
+    assert lines_of(panel, 1)[0].get_ydata() == pytest.approx(expected)
+
+
+def test_some_models_are_drawn_as_they_are_among_all(composed):
+    """The references and the chosen ones keep their colours; a model that the study has not is refused."""
+    study = records([run for i, name in enumerate(("reference", "x", "y")) for run in side(name, i / 10)])
+    for chosen, models in ((None, (0, 1, 2)), (["y"], (0, 2))):
+        draw("losses.png", study, models=chosen)
+        panel = composed["losses.png"].axes[0]
+        assert [i for i in range(3) if lines_of(panel, i)] == list(models)
+    with pytest.raises(UserError, match=r"The study has no model 'z'\. Its models: reference; x; y\."):
+        draw("losses.png", study, models=["z"])
+
+
+def test_losses_of_the_first_steps_are_left_out(composed):
+    runs = [*side("reference", 0.0, shares=(0.01, 0.5, 1.0)), *side("m", 0.0, shares=(0.01, 0.5, 1.0))]
+    draw("losses.png", records(runs))
+    for line in lines_of(composed["losses.png"].axes[0], 0):
+        assert len(line.get_xdata()) == 2 and max(line.get_xdata()) < 3.02 + figures.SHOWN
+
+
+def test_many_models_have_a_panel_each(composed, monkeypatch):
+    """The others are grey, and no point is cut."""
+    monkeypatch.setattr(figures, "TOGETHER", 2)
+    names = ["reference", *"abcdef"]
+    draw("losses.png", records([run for i, name in enumerate(names) for run in side(name, i / 10, last=3 - i / 20)]))
+    figure = composed["losses.png"]
+    assert_readable(figure)
+    panels = [panel for panel in figure.axes if panel.axison]
+    assert [panel.get_title(loc="left") for panel in panels] == names
+    for i, panel in enumerate(panels):
+        assert len(lines_of(panel, i)) == 3
+        assert sum(line.get_color() == "0.85" for line in panel.lines) == 1, "a path of all others"
+        low, high = sorted(panel.get_xlim())
+        for line in panel.lines:
+            x = np.asarray(line.get_xdata(), float)
+            assert not len(x) or (low < np.nanmin(x) and np.nanmax(x) < high)
+
+
+def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
+    names = [f"model {i}" for i in range(figures.TOGETHER + 1)]
+    runs = [
+        run
+        for i, name in enumerate(names)
+        for run in side(name, i / 10, last=3 + i / 10, seeds=1, rates=(1.0,), shares=(1.0,))
+    ]
+    draw("losses.png", records(runs, references=("model 0",)))
+    assert_readable(composed["losses.png"])
+    for panel, domain in zip(composed["losses.png"].axes, ("arxiv", "github"), strict=True):
+        assert [text.get_text() for text in panel.texts] == names
+        assert overlapping(panel.texts) == []
+        found = [line for line in panel.lines if line.get_marker() not in ("", "None")]
+        for line, run in zip(found, runs, strict=True):
+            inside = np.mean([run.last.domains[name] for name in ("c4", "web")])
+            assert line.get_xydata() == pytest.approx(np.array([[inside, run.last.domains[domain]]]))
+
+
+def test_pictures_are_the_same_bytes_each_time(tmp_path):
+    study = records([*side("reference", 0.0), *side("m", 0.3)])
+    made = []
+    for again in ("a", "b"):
+        (tmp_path / again).mkdir()
+        draw(tmp_path / again / "losses.png", study)
+        made.append({path.name: path.read_bytes() for path in (tmp_path / again).iterdir()})
+    assert made[0] == made[1]
+    assert made[0]["losses.svg"].count(b"<svg ") == 1 and b"dc:date" not in made[0]["losses.svg"]
+    assert made[0]["losses.png"].startswith(b"\x89PNG")
+
+
+COMMITTED = ["books_100k", "trunks_110m", "figure4", "hybrids", "switches", "limited_110m", "first_110m", "demo_order"]
+
+
+@pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("figure4", "demo_order"), COMMITTED))
+def test_the_pictures_of_the_committed_studies_can_be_read(name, composed):
+    found = files.read(support.ROOT / "docs" / "results" / name)
+    compared = leaderboard.compared(found)
+    draw("losses", found)
+    points.gap_over_speed("cost", found, compared)
+    forest.gaps("gaps", found, compared)
+    points.by_rate("rates", found)
+    if found.sweep:
+        points.over_setting("sweep", found, compared)
+    for what, figure in composed.items():
+        assert_readable(figure, categories=what == "gaps")
+        for panel in figure.axes:
+            assert overlapping(panel.texts) == [], what
+    titles = [panel.get_title(loc="left") for panel in composed["losses"].axes]
+    labels = {text.get_text() for panel in composed["losses"].axes for text in panel.texts}
+    assert {*found.models} <= {*titles, *labels}
+    assert {text.get_text() for text in composed["rates"].axes[0].texts} == {*found.models}
+    values = {found.references[0], *leaderboard.shown(compared[found.references[0]])}
+    assert {text.get_text() for text in composed["cost"].axes[0].texts} == points.run_speeds(found).keys() & values
+    lines = [text.get_text() for text in composed["gaps"].axes[0].get_yticklabels()]
+    assert {*found.models} - {*found.references} <= {*lines} | {
+        row.model for row in gaps.compare(found, found.references[0]) if row.at_equal_tokens is None
+    }

@@ -1,0 +1,124 @@
+"""gaps.png: the marks of every row, the order of the models, the columns of text, and gaps over tokens."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from seqjax.study import gaps
+from seqjax.study.gaps.verdicts import LIMIT
+from seqjax.study.report import forest, leaderboard
+from seqjax.study.runs.record import UNITS
+from tests.pictures import assert_readable, overlapping
+from tests.study.gaps.studies import TOKENS, records
+from tests.study.report.conftest import side
+
+
+def rows_of(study):
+    return {row.model: row for row in gaps.compare(study, "reference")}
+
+
+def test_marks_are_the_rows(study):
+    found = {(mark.model, mark.what): mark.estimate for mark in forest.marks(leaderboard.compared(study))}
+    rows = rows_of(study)
+    for model in ("gain", "dear", "shrinks", "same"):
+        assert found[model, forest.GAP] == rows[model].gap
+    assert found["alone", forest.ALONE] == rows["alone"].gap
+    assert found["alone", forest.TUNED].value == rows["alone"].as_tuned
+    assert found["far", forest.TOKENS] == rows["far"].at_equal_tokens.outside
+    assert {model for model, what in found if what == forest.TUNED} == {"alone", "same", "far"} - {"far"}
+    assert len(found) == 6 + 2
+
+
+def test_models_are_in_the_order_of_their_gaps_and_those_without_come_last(study):
+    compared = leaderboard.compared(study)
+    assert forest.order(compared) == ["gain", "same", "alone", "dear", "shrinks", "far"]
+    both = leaderboard.compared(dataclasses.replace(study, references=("reference", "dear")))
+    to_dear = [row.model for row in both["dear"] if row.gap is not None]
+    found = forest.order(both)
+    assert [name for name in found if name in to_dear] == to_dear, "the order is by the last reference"
+    assert sorted(found) == sorted(study.models) and found[-1] == "far"
+
+
+def test_gaps_over_tokens_are_those_that_were_built():
+    def trend(share):
+        return -0.2 * (share - 1)
+
+    runs = [*side("reference", 0.0, seeds=2), *side("m", 0.3, seeds=2, of_end=trend), *side("n", 0.1, shares=(1.0,))]
+    study = records(runs)
+    along = forest.over_tokens(study, "reference", gaps.compare(study, "reference"))
+    assert list(along) == ["m"], "n has one end"
+    tokens, values = along["m"].T
+    assert tokens == pytest.approx(TOKENS * np.array([0.5, 0.65, 0.8, 1.0]))
+    assert values - values[-1] == pytest.approx([trend(share) for share in (0.5, 0.65, 0.8, 1.0)], abs=1e-6)
+    assert values[-1] == pytest.approx(0.3, abs=0.02)
+    alone = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
+    assert forest.over_tokens(alone, "reference", gaps.compare(alone, "reference")) == {}
+
+
+def test_the_picture(study, composed):
+    forest.gaps("gaps.png", study)
+    figure = composed["gaps.png"]
+    assert_readable(figure, categories=True)
+    panel, along = figure.axes
+    lines = ["gain", "same", "alone", "dear", "shrinks", "far"]
+    assert [text.get_text() for text in panel.get_yticklabels()] == lines
+    texts = {(round(text.xy[1]), text.get_text()) for text in panel.texts if hasattr(text, "xy")}
+    assert {(-1, name) for name in ("seeds", "params", "edge")} <= texts and (-1, "copies") not in texts
+    rows = rows_of(study)
+    for y, model in enumerate(lines):
+        row = rows[model]
+        assert {(y, str(row.seeds)), (y, "104M" if model == "dear" else "100M")} <= texts
+        assert ((y, "*") in texts) == row.provisional
+    assert overlapping(panel.texts) == []
+    low, high = panel.get_xlim()
+    for model in lines[:-1]:
+        assert low < rows[model].gap.value < high
+    assert {text.get_text() for text in along.texts} == {"gain", "dear", "same", "shrinks", "alone"}
+
+
+def test_copies_are_a_column_where_they_are_known(study, composed):
+    compared = {"reference": [dataclasses.replace(row, copy=0.5) for row in gaps.compare(study, "reference")]}
+    forest.gaps("gaps.png", study, compared)
+    texts = [text.get_text() for text in composed["gaps.png"].axes[0].texts]
+    assert texts.count("copies") == 1 and texts.count("50%") == 6
+
+
+def test_of_many_lines_over_tokens_those_with_a_trend_are_named(study, composed, monkeypatch):
+    monkeypatch.setattr(forest, "NAMED", 2)
+    forest.gaps("gaps.png", study)
+    along = composed["gaps.png"].axes[1]
+    trends = {row.model for row in gaps.compare(study, "reference") if row.trend}
+    assert {text.get_text() for text in along.texts} == trends and "shrinks" in trends
+
+
+def test_differences_far_from_all_gaps_are_numbers_at_the_border(composed):
+    study = records([*side("reference", 0.0), *side("m", 0.1), *side("far", -5.0, last=2.0, shares=(1.0,))])
+    forest.gaps("gaps.png", study)
+    panel = composed["gaps.png"].axes[0]
+    (row,) = [row for row in gaps.compare(study, "reference") if row.model == "far"]
+    assert panel.get_xlim()[0] > -1
+    assert f"← {row.at_equal_tokens.outside.value:+.2f}" in [text.get_text() for text in panel.texts]
+
+
+def test_without_any_gap_differences_are_drawn(composed):
+    study = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
+    forest.gaps("gaps.png", study)
+    (panel,) = composed["gaps.png"].axes
+    assert "at equal tokens" in panel.get_xlabel()
+    assert forest.title(study, leaderboard.compared(study)) == (
+        "OOD loss (mean of 2 domains) at equal tokens; to the right is worse"
+    )
+
+
+def test_the_band_has_the_unit_of_the_losses(study, composed):
+    for unit in UNITS.values():
+        forest.gaps("gaps.png", dataclasses.replace(study, unit=unit))
+        band = composed["gaps.png"].axes[0].patches[0].get_extents()
+        assert band.transformed(composed["gaps.png"].axes[0].transData.inverted()).x1 == pytest.approx(
+            LIMIT * unit.scale
+        )
+
+
+def test_sizes():
+    assert [forest.size_text(n) for n in (7, 821_120, 109_531_392, 1_340_000_000)] == ["7", "821k", "110M", "1.34B"]

@@ -1,0 +1,79 @@
+"""Pictures with a point per model or rate."""
+
+import dataclasses
+
+import pytest
+
+from seqjax.study import gaps
+from seqjax.study.report import figures, points
+from tests.pictures import assert_readable
+from tests.study.gaps.studies import records
+from tests.study.report.conftest import side
+
+ENTROPY = {"c4": {"entropy": 2.0, "entropy_relative": 0.5}, "arxiv": {"entropy": 3.0, "entropy_relative": 0.6}}
+
+
+def test_a_line_through_the_rates_of_a_model(study, composed):
+    points.by_rate("rates.png", study)
+    (panel,) = composed["rates.png"].axes
+    assert_readable(composed["rates.png"])
+    assert {text.get_text() for text in panel.texts} == set(study.models)
+    for i, model in enumerate(study.models):
+        found = gaps.rates(study, model).found
+        line, *markers = [line for line in panel.lines if line.get_color() == figures.style(i)["color"]]
+        assert [tuple(xy) for xy in line.get_xydata()] == [(x, y) for _, x, y in found.values()]
+        sizes = [marker.get_markersize() for marker in markers if marker.get_marker() not in ("", "None")]
+        assert sizes[: len(found)] == sorted(sizes[: len(found)])
+
+
+def test_gaps_over_the_speeds_of_runs_and_of_conditions(study, composed):
+    points.gap_over_speed("cost.png", study)
+    figure = composed["cost.png"]
+    assert_readable(figure)
+    own, given = figure.axes
+    rows = {row.model: row.gap for row in gaps.compare(study, "reference") if row.gap is not None}
+    assert {text.get_text() for text in own.texts} == {*rows, "reference"}
+    assert {text.get_text() for text in given.texts} == {"reference", "same"}
+    drawn = {tuple(line.get_xydata()[0]) for line in given.lines if line.get_marker() == "o" and len(line.get_xdata())}
+    assert drawn == {(2000.0, 0.0), (1000.0, rows["same"].value)}
+    assert own.get_ylabel() == "gap to reference (nats per token)"
+    assert given.get_xlabel() == "H200, 2,048 tokens (tokens/s)"
+    assert points.run_speeds(study)["gain"] == 1400.0
+
+
+def of_temperatures(shares):
+    runs = side("reference", 0.0, shares=shares)
+    for value in (4.0, 0.25, None):
+        of_model = side(f"temperature {value}", 0.1 * (value or 9), rates=(1.0,), shares=shares)
+        config = {"model": {"mixer": {"temperature": value}}}
+        runs += [dataclasses.replace(run, metadata={"config": config, "entropy": ENTROPY}) for run in of_model]
+    return records(runs, sweep="model.mixer.temperature")
+
+
+def test_gap_and_entropy_over_the_setting_that_varies(composed):
+    """A model without a number there is left out."""
+    study = of_temperatures((0.5, 1.0))
+    assert points.values_of(study) == {"temperature 4.0": 4.0, "temperature 0.25": 0.25}
+    points.over_setting("sweep.png", study)
+    assert_readable(composed["sweep.png"])
+    of_gaps, entropies = composed["sweep.png"].axes
+    rows = {row.model: row for row in gaps.compare(study, "reference")}
+    lines = [line for line in of_gaps.lines if len(line.get_xdata()) == 2 and line.get_xdata()[0] == 0.25]
+    assert [list(line.get_xdata()) for line in lines] == [[0.25, 4.0]] * 3, "the mean and both domains"
+    expected = [rows[f"temperature {value}"].gap.value for value in (0.25, 4.0)]
+    assert list(lines[0].get_ydata()) == pytest.approx(expected)
+    assert expected == pytest.approx([0.025, 0.4], abs=0.02)
+    assert [list(line.get_ydata()) for line in entropies.lines] == [[2.0, 2.0], [3.0, 3.0]]
+    names = [text.get_text() for text in composed["sweep.png"].legends[0].get_texts()]
+    assert names == ["OOD mean", "arxiv", "github", "c4"]
+
+
+def test_without_gaps_the_differences_are_drawn_over_the_setting(composed):
+    study = of_temperatures((1.0,))
+    points.over_setting("sweep.png", study)
+    panel = composed["sweep.png"].axes[0]
+    rows = {row.model: row.at_equal_tokens for row in gaps.compare(study, "reference")}
+    both = [rows[f"temperature {value}"] for value in (0.25, 4.0)]
+    lines = [list(line.get_ydata()) for line in panel.lines if list(line.get_xdata()) == [0.25, 4.0]]
+    assert lines == [pytest.approx([b.outside.value for b in both]), pytest.approx([b.inside.value for b in both])]
+    assert "at equal tokens" in panel.get_ylabel()

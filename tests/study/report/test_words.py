@@ -1,0 +1,58 @@
+"""A comparison in sentences has the numbers of its row."""
+
+import pytest
+
+from seqjax.study import gaps
+from seqjax.study.report import words
+from seqjax.utils import UserError
+
+
+def row_of(study, model):
+    return next(row for row in gaps.compare(study, "reference") if row.model == model)
+
+
+@pytest.mark.parametrize(("model", "side"), [("dear", "higher than"), ("gain", "lower than"), ("alone", "higher than")])
+def test_a_gap_is_told_with_its_verdict_and_its_interval(study, model, side):
+    said, row = words.verdict(study, model, "reference"), row_of(study, model)
+    half = "" if row.gap.half is None else f" ± {row.gap.half:.3f}"
+    assert f"{abs(row.gap.value):.3f}{half} nats per token {side}" in said
+    assert row.text in said and f"{row.loss:.3f}" in said
+    for estimate in (*(row.gaps[name] for name in study.domains), *row.at_equal_tokens, row.per_doubling):
+        assert estimate.text() in said
+
+
+def test_parameters_and_the_reading_as_tuned(study):
+    assert "104.0M parameters, +4.0%." in words.verdict(study, "dear", "reference")
+    assert "100.0M parameters." in words.verdict(study, "alone", "reference")
+    assert f"As tuned: {row_of(study, 'alone').as_tuned:+.3f}." in words.verdict(study, "alone", "reference")
+    assert "As tuned" not in words.verdict(study, "dear", "reference"), "both sides have the same rates"
+
+
+def test_without_a_gap_equal_tokens_and_the_reason_are_told(study):
+    row = row_of(study, "far")
+    for said in (words.verdict(study, "far", "reference"), words.in_one_line(study, "far", "reference")):
+        assert row.why in said and row.at_equal_tokens.outside.text() in said
+
+
+def test_one_line_has_interval_and_p_value(study):
+    row, line = row_of(study, "same"), words.in_one_line(study, "same", "reference")
+    assert f"gap {row.gap.text()} nats per token" in line and f"p = {row.verdict.p:.2g} (3 and 3 seeds)" in line
+    assert f"as tuned {row.as_tuned:+.3f}" in line and line.endswith(f": {row.text}.")
+    swapped = words.in_one_line(study, "reference", "same")
+    assert swapped.startswith("reference against same: gap ")
+
+
+def test_models_by_their_verdict(study):
+    groups = words.in_words(study, "reference")
+    assert [text.split(" (")[0] for text in groups["gains"]] == ["gain"]
+    assert [text.split(" (")[0] for text in groups["costs"]] == ["dear", "shrinks"]
+    undecided = "; ".join(groups["undecided"])
+    assert "far (no gap*; needs: ends from 50%)" in undecided and "one seed" in undecided
+    assert sum(map(len, groups.values())) == 6
+
+
+def test_models_that_the_study_has_not_are_named(study):
+    with pytest.raises(UserError, match=r"The study has no model 'y'\. Its models: reference; dear; gain"):
+        words.verdict(study, "y", "reference")
+    with pytest.raises(UserError, match="dear is compared with itself; name another reference of reference; dear"):
+        words.in_one_line(study, "dear", "dear")
