@@ -1,9 +1,8 @@
 """The packages of the wheel, found in the tree so that none can be forgotten; all else is in pyproject.toml.
 
 `configs/` lies beside the code, because people read and copy it, and is installed as `seqjax.configs`. The measured
-speeds of `benchmarks/results` that `--dry_run` reads are installed as `seqjax.recorded`, and the table of which recall
-task foretells losses, which `seqjax judge` reads, as `seqjax.foretold`. A wheel also has the commit of its code,
-`seqjax/COMMIT`, which runs record.
+speeds of `benchmarks/results` that `--dry_run` reads are installed as `seqjax.recorded`. A wheel also has the commit of
+its code, `seqjax/COMMIT`, which runs record.
 """
 
 import subprocess
@@ -34,10 +33,9 @@ class BuildWithCommit(build_py):
 
 setup(
     cmdclass={"build_py": BuildWithCommit},
-    packages=[*CODE, *CONFIGS, "seqjax.recorded", "seqjax.foretold"],
+    packages=[*CODE, *CONFIGS, "seqjax.recorded"],
     package_dir={
         "seqjax.configs": "configs",
         "seqjax.recorded": "benchmarks/results",
-        "seqjax.foretold": "docs/results/recall/foretell",
     },
 )

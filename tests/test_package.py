@@ -46,7 +46,6 @@ def tree() -> set[str]:
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".yaml") or path.name == "py.typed"
     } | {
-        "seqjax/foretold/foretell.csv",
         *(f"seqjax/recorded/{path.name}" for path in (ROOT / "benchmarks" / "results").glob("train_step*.json")),
     }
 
@@ -62,7 +61,6 @@ def test_every_module_is_in_a_package_of_the_wheel():
     assert given["package_dir"] == {
         "seqjax.configs": "configs",
         "seqjax.recorded": "benchmarks/results",
-        "seqjax.foretold": "docs/results/recall/foretell",
     }
     packages = {name.replace(".", "/") for name in given["packages"]}
     assert {path.rpartition("/")[0] for path in tree()} == packages
@@ -83,7 +81,6 @@ def test_the_version_and_the_command_have_one_source():
         "seqjax": ["py.typed"],
         "seqjax.evals.lm_eval.local": ["*.yaml"],
         "seqjax.recorded": ["train_step*.json"],
-        "seqjax.foretold": ["foretell.csv"],
         "kernels_pallas": ["py.typed"],
     }
     literal = f'\n__version__ = "{seqjax.__version__}"\n'
@@ -112,7 +109,7 @@ def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
 def wheel(tmp_path_factory):
     """Built without a network from a copy, so that the tree stays clean."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("seqjax", "kernels_pallas", "configs", "benchmarks/results", "docs/results/recall/foretell"):
+    for name in ("seqjax", "kernels_pallas", "configs", "benchmarks/results"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -152,7 +149,6 @@ def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
     where = "import seqjax, kernels_pallas, seqjax.configs.top1_chunk as c; print(seqjax.__file__, c.__file__)"
     code = where + "; from seqjax import presets; from seqjax.training import dry_run; print(presets.directories())"
     code += "; print(len(list(dry_run.RESULTS.glob('train_step*.json'))), 'records')"
-    code += "; from seqjax.study import judge_page; assert 'missing' not in judge_page.foretold(), judge_page.FORETELL"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
     assert found.stdout.count(str(site)) == 3, found.stdout
     assert str(ROOT) + os.sep + "configs" not in found.stdout

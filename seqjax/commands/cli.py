@@ -17,7 +17,7 @@ COMMANDS = {
     "evaluate": ("seqjax.evaluate", "the loss of a run in every domain"),
     "generate": ("seqjax.generate", "continue a text with the model of a run"),
     "prepare": ("seqjax.data.prepare.__main__", "convert text to blocks of tokens"),
-    "judge": ("seqjax.study.judge", "does a mixer cost base capabilities, and how fast is it: one sentence"),
+    "judge": ("seqjax.study.judge.__main__", "does a mixer cost base capabilities, and how fast is it: one sentence"),
     "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
     "recall": ("seqjax.evals.recall.__main__", "what small models of every mixer look up and track"),
     "harness": ("seqjax.evals.lm_eval.__main__", "a model in the tasks of lm-evaluation-harness"),

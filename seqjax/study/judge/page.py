@@ -1,78 +1,95 @@
-"""The page of a judgement, DIR/judge.md, and the same as data: the sentence first, then how sure it is."""
+"""The result of a judgement: one sentence, rows of the leaderboard and costs, as data and as the page DIR/judge.md."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from seqjax.models import Model, flops
-from seqjax.reading import read_json, read_table
-from seqjax.study import comparison, equal_loss, made_of, records
-from seqjax.study.equal_loss import Row
-from seqjax.study.judge_plan import IN_WORDS, SAME_BLOCK, Plan
-from seqjax.study.rank_correlation import p_text
-from seqjax.study.records import Records
-from seqjax.study.runner import Run
-from seqjax.study.tables import DASH, cell, markdown
-from seqjax.study.verdict import verdict
-from seqjax.utils import UserError, size, write_json
+from seqjax.config import Config
+from seqjax.models import Model
+from seqjax.reading import read_json
+from seqjax.study import gaps
+from seqjax.study.gaps import classes, heights
+from seqjax.study.gaps.rows import Row
+from seqjax.study.gaps.verdicts import COSTS, GAINS, LIMIT, UNDECIDED
+from seqjax.study.judge.joined import UNIT, rounded
+from seqjax.study.judge.matching import parameters
+from seqjax.study.judge.plan import IN_WORDS, SAME_BLOCK, Plan, Runs, read
+from seqjax.study.report.tables import DASH, cell, markdown
+from seqjax.study.report.words import verdict
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Records
+from seqjax.study.runs.runner import Run
+from seqjax.utils import size, write_json
 
-PACKAGE = Path(__file__).parents[1]
-RESULTS = PACKAGE.parent / "docs" / "results" / "recall" / "foretell"
-# What `seqjax recall --foretell` wrote of the recorded results; the same file, installed by a wheel.
-FORETELL = (RESULTS if RESULTS.is_dir() else PACKAGE / "foretold") / "foretell.csv"
-FORETELL_COLUMNS: dict[str, type] = dict.fromkeys(
-    ("runs", "task", "mixers", "answer", "statistic", "value", "low", "high"), str
-)
-FORETELL_FIX = "restore it, or write it again with `seqjax recall --foretell`"
 FILE = "judge.md"
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
 SMOKE_TESTS = ("demo", "debug")  # sizes
-WHY = {
-    "interval": "the interval is too wide",
-    "learning rates": "it depends on the learning rate",
-    "number of models": "the gap is too small for the number of comparisons",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Judgement:
-    """The result of judging a mixer against two references, by the names of `judge_plan.REFERENCES`.
-
-    `foretold` says which task of minutes foretells a loss out of domain best, if one is known to. `gaps` are in nats
-    per token out of domain at equal loss in domain, positive where the mixer is worse, with half the width of the 95%
-    interval in `half_widths`, and the lowest and highest gap over learning rates in `over_rates`. None stands for what
-    could not be measured. By model, the mixer's `model` included: `tokens_per_s` in training, `peak_gib` of the
-    device's memory, and `state_bytes` of decoding one sequence, at half the training length and at the training length.
-    """
-
-    model: str
-    sentence: str
-    foretold: str
-    verdicts: dict[str, str]
-    gaps: dict[str, float | None]
-    half_widths: dict[str, float | None]
-    over_rates: dict[str, tuple[float, float] | None]
-    tokens_per_s: dict[str, float | None]
-    peak_gib: dict[str, float | None]
-    state_bytes: dict[str, dict[int, int]]
-    warnings: tuple[str, ...]
-    out: Path
+SIZES_DIFFER = 0.03  # share of the parameters from which a difference is told
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a model's runs: median training speed, peak memory, devices, and most runs at a time on one."""
+    """The cost of a model, as measured by its runs.
+
+    Args:
+        tokens_per_s: Median training speed; None if it was not measured.
+        peak_gib: Peak memory of the device; None on a device that does not report it.
+        state_bytes: Bytes of decoding one sequence, by its length: half the training length, and the training length.
+        devices: The devices of the runs.
+        shared: The most runs that were trained on one device at a time.
+    """
 
     tokens_per_s: float | None
     peak_gib: float | None
+    state_bytes: dict[int, int]
     devices: frozenset[str]
     shared: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The result of judging a mixer against two references, attention as published and with the same block.
+
+    Args:
+        model: Name of the mixer's model.
+        sentence: The answer: the verdict against attention with the same block, and the speed.
+        rows: Comparison with each reference, which has results (`seqjax.study.gaps.Row`).
+        costs: Cost of the mixer and of each reference.
+        parameters: Parameters of the same.
+        width: MLP width that matches the parameters; None if the config keeps its own.
+        remarks: Sentences on what the runs cannot tell, and how to find out.
+        out: Directory of the page and of the study's files.
+    """
+
+    model: str
+    sentence: str
+    rows: dict[str, Row]
+    costs: dict[str, Cost]
+    parameters: dict[str, int]
+    width: int | None
+    remarks: tuple[str, ...]
+    out: Path
+
+
+def head(plan: Plan) -> list[str]:
+    """Return the first lines of what is printed."""
+    smoke = [smoke_test(plan)] if plan.config.size in SMOKE_TESTS else []
+    return [*smoke, *([plan.match.text] if plan.match else []), *(f"* {remark}" for remark in plan.remarks)]
+
+
+def smoke_test(plan: Plan) -> str:
+    """Return the first line of a judgement at a size that tells nothing about the mixer at a useful one."""
+    return (
+        f"This is a smoke test at the size {plan.config.size}: it shows that the mixer trains and decodes, not what it "
+        "costs at a useful size."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the costs
 def note_jobs(run: Run, *, jobs: int) -> None:
     """Write into a run's workdir how many runs are trained at a time, the most so far."""
     path = Path(run.workdir) / JOBS
@@ -85,25 +102,30 @@ def _jobs(path: Path) -> int:
     return read_json(path, {"jobs": int}, fix="delete it; it says how many runs were trained at a time")["jobs"]
 
 
-def cost(runs: Iterable[Run]) -> Cost:
-    """Return the cost of the runs of one model, as far as they have been trained."""
+def cost(config: Config, runs: Iterable[Run]) -> Cost:
+    """Return the cost of one model with this config, from its runs so far."""
     speeds, peaks, devices, shared = list[float](), list[float](), set[str](), 1
     for run in runs:
-        files = run.files
+        workdir = run.files
         rows = run.rows()
         speeds += [row["tokens_per_s"] for row in rows if row["tokens_per_s"]]
         peaks += [row["device_peak_gib"] for row in rows if row.get("device_peak_gib")]
-        if rows and (files / "run.json").is_file():
-            devices.add(read_json(files / "run.json", {"device?": str}).get("device", ""))
-        if rows and (files / JOBS).is_file():
-            shared = max(shared, _jobs(files / JOBS))
-    return Cost(float(np.median(speeds)) if speeds else None, max(peaks, default=None), frozenset(devices), shared)
+        if rows and (workdir / "run.json").is_file():
+            devices.add(read_json(workdir / "run.json", {"device?": str}).get("device", ""))
+        if rows and (workdir / JOBS).is_file():
+            shared = max(shared, _jobs(workdir / JOBS))
+    return Cost(
+        tokens_per_s=float(np.median(speeds)) if speeds else None,
+        peak_gib=max(peaks, default=None),
+        state_bytes=state_bytes(config, on_cpu=devices <= {"cpu"}),
+        devices=frozenset(devices),
+        shared=shared,
+    )
 
 
-def state_bytes(run: Run, *, on_cpu: bool) -> dict[int, int]:
+def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
     """Return the bytes of decoding one sequence, by its length: half the training length, and the training length."""
-    assert run.config is not None, "a judgement trains its runs"
-    settings, length = run.config.model, run.config.train.seq_len
+    settings, length = config.model, config.train.seq_len
     if settings.dtype == "auto":
         settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
     found = {}
@@ -114,105 +136,22 @@ def state_bytes(run: Run, *, on_cpu: bool) -> dict[int, int]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- the page
-def write(plan: Plan, runs: Sequence[Run], *, dropped: Mapping[str, str], warnings: Sequence[str]) -> Judgement:
-    """Write the page from the records in `plan.out`, and return what it says; `dropped` runs (label -> why) miss."""
-    found = records.read(plan.out)
-    rows = {name: _row(found, plan.model, name) for name in plan.references}
-    costs = _costs(plan, runs)
-    tried = {run.rate for run in runs if run.model == plan.model}
-    several = [*warnings, *_warnings(plan, found, rows, dropped, tried), *_of_costs(plan, costs)]
-    judgement = _judgement(plan, runs, sentence(plan, rows[SAME_BLOCK], costs), costs, several, rows)
-    sums = made_of.read(plan.out)
-    both = dataclasses.replace(found, runs=[run for run in found.runs if run.model in (plan.model, SAME_BLOCK)])
-    sections = [
-        *_head(judgement),
-        f"{judgement.foretold}\n",
-        "## Base capabilities\n",
-        _readings(plan, rows),
-        *(f"**Against {IN_WORDS[name]}** ({name}). {verdict(found, plan.model, name)}\n" for name in plan.references),
-        "![gaps out of domain at equal loss in domain](gaps.png)\n" if (plan.out / "gaps.png").is_file() else "",
-        "A gap is in nats per token out of domain at the same loss in domain, positive where the mixer is worse. The "
-        "verdict must hold at every learning rate that is as good in domain as the best. All tables are in "
-        "[gaps.md](gaps.md).\n",
-        "## Speed, memory and decoding state\n",
-        _cost_table(plan, judgement, costs),
-        "## What it could not tell\n",
-        _list(judgement.warnings) if judgement.warnings else "Nothing of what a judgement checks.\n",
-        "## The scale that it speaks of\n",
-        _scale(plan, runs, costs),
-        made_of.section(both, sums, SAME_BLOCK),
-    ]
-    _write(plan, sections)
-    return judgement
+def costs(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
+    """Return the costs of the mixer and the references, from the runs trained here."""
+    configs = {plan.model: plan.config} | {name: read(text) for name, text in plan.references.items()}
+    return {name: cost(config, (run for run in runs if run.model == name)) for name, config in configs.items()}
 
 
-def write_diverged(
-    plan: Plan, of_rates: Sequence[Run], references: Sequence[Run], warnings: Sequence[str]
-) -> Judgement:
-    """Write the page of a mixer whose loss was not finite at any learning rate, and return what it says."""
-    costs = _costs(plan, [*of_rates, *references])
-    rates = ", ".join(f"{run.config.optim.lr:g}" for run in of_rates if run.config is not None)
-    start = f"{plan.model} diverged at every learning rate tried ({rates}), so that its cost cannot be told"
-    said = f"{start}{_speed(plan, costs)}."
-    several = [*warnings, "Lower learning rates (--rates) or a longer warm-up may train it.", *_of_costs(plan, costs)]
-    judgement = _judgement(plan, [*of_rates, *references], said, costs, several, {})
-    sections = [
-        *_head(judgement),
-        "## Speed, memory and decoding state\n",
-        _cost_table(plan, judgement, costs),
-        "## What it could not tell\n",
-        _list(judgement.warnings),
-        "## The scale that it speaks of\n",
-        _scale(plan, [*of_rates, *references], costs),
-    ]
-    _write(plan, sections)
-    return judgement
-
-
-def sentence(plan: Plan, row: Row | None, costs: Mapping[str, Cost]) -> str:
-    """Return the judgement in one sentence; `row` is the comparison with attention with the same block."""
-    name, against = plan.model, IN_WORDS[SAME_BLOCK]
-    if row is None:
-        said = f"it cannot be told whether {name} costs base capabilities against {against}"
-    else:
-        gap = _gap(row)
-        text = "" if gap is None else _number(gap.estimate.gap, gap.estimate.half_width)
-        signed = "" if gap is None else f"{'+' if gap.estimate.gap >= 0 else '-'}{text}"
-        words = row.verdict.words
-        if words.startswith("costs"):
-            said = f"{name} costs {text} nats out of domain against {against}"
-            said += f", but not more than {equal_loss.LIMIT:.2g}" if "not more" in words else ""
-        elif words == "gains":
-            said = f"{name} gains {text} nats out of domain against {against}"
-        elif words.startswith("does not cost"):
-            said = f"{name} {words} nats out of domain against {against} ({signed})"
-        else:
-            why = WHY.get(row.verdict.why, row.verdict.why)
-            measured = f"; measured: {signed} nats out of domain" if gap is not None else ""
-            said = f"it cannot be told whether {name} costs base capabilities against {against} ({why}{measured})"
-    scale = "In this smoke test" if plan.config.size in SMOKE_TESTS else "At this scale"
-    return f"{scale}, {said}{_in_domain(row)}{_speed(plan, costs)}."
-
-
-def _in_domain(row: Row | None) -> str:
-    """Return that a mixer does not reach the reference's loss in domain, or passes it; "" if they are alike.
-
-    The gap at equal loss does not show it: a mixer that learns less has none.
-    """
-    gap = 0.0 if row is None or row.inside is None else row.inside.estimate.gap
-    if abs(gap) <= equal_loss.LIMIT:
-        return ""
-    return f"; after the same tokens its loss in domain is {_number(gap, None)} {'higher' if gap > 0 else 'lower'}"
-
-
-def _speed(plan: Plan, costs: Mapping[str, Cost]) -> str:
-    """Return the end of the sentence about training speed; "" if the two cannot be compared."""
-    ratio = speed_ratio(costs[plan.model], costs[SAME_BLOCK])
-    if ratio is None:
-        return ""
-    times = f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2f}"
-    return f"; at {plan.config.train.seq_len:,} tokens it trains {times} times as fast"
+def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the speed table of a study; {} unless all runs had one device, one at a time."""
+    found = costs(plan, runs)
+    measured = {name: of.tokens_per_s for name, of in found.items() if of.tokens_per_s is not None}
+    devices = frozenset().union(*(of.devices for of in found.values()))
+    if len(measured) < 2 or len(devices) != 1 or any(of.shared > 1 for of in found.values()):
+        return {}
+    (card,) = devices
+    table = {"card": card, "length": plan.config.train.seq_len, "tokens_per_s": measured}
+    return {"training speed of the runs (tokens/s)": table}
 
 
 def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
@@ -222,228 +161,247 @@ def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
     return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
 
 
-def foretold(path: Path = FORETELL) -> str:
-    """Return which task of minutes foretells the loss out of domain best, and how surely, or that none is known to.
+# ------------------------------------------------------------------------------------------------------------- the page
+def write(
+    plan: Plan,
+    runs: Runs,
+    *,
+    missing: Mapping[str, str],
+    tried: Sequence[float],
+    losses: Mapping[str, Mapping[float, float]],
+) -> Judgement:
+    """Write the page from the files in `plan.out`, and return its content.
 
-    `path` is a table of `seqjax recall --foretell`. A task foretells if the permutations of all tasks say so and the
-    interval of its rank correlation is below zero: higher scores lose less. A score that was fixed later is told beside
-    the others if it does, with what it is of mixers that had not run then. Raises `UserError` if the table is damaged.
+    Args:
+        plan: The plan.
+        runs: The runs of the study file.
+        missing: Label of each run without results -> reason.
+        tried: The learning rates of the mixer.
+        losses: Model -> learning rate -> last in-domain loss.
     """
-    if not path.is_file():
-        return f"Whether a task of minutes foretells the loss out of domain is not known here: {path} is missing."
-    table = read_table(path, FORETELL_COLUMNS, fix=FORETELL_FIX)
-    lines = [line for line in table if line["runs"] in ("all", "later", "new")]
-    answers = {line["task"]: line["answer"] for line in lines if line["runs"] == "all"}
-    later = {line["task"]: line["answer"] for line in lines if line["runs"] == "later"}
-    found = {(line["task"] + ", new" * (line["runs"] == "new"), line["statistic"]): line for line in lines}
+    found = files.read(plan.out)
+    rows = {name: row for name in plan.references if (row := _row(found, plan, name)) is not None}
+    of_models = costs(plan, runs.runs())
+    remarks = [
+        *plan.remarks,
+        *found.remarks,
+        *(f"{label}: {why}." for label, why in missing.items() if label.startswith(f"{plan.model}, ")),
+        *_dropped(plan, runs),
+        *_remedies(plan, rows, tried, losses),
+        *_of_costs(of_models),
+    ]
+    said = sentence(plan, rows.get(SAME_BLOCK), of_models, tried=tried)
+    judgement = _judgement(plan, said, rows, of_models, remarks)
+    sections = [
+        *_head(plan, judgement),
+        "## Base capabilities\n",
+        _readings(rows),
+        *(f"**Against {IN_WORDS[name]}** ({name}). {verdict(found, plan.model, name)}\n" for name in rows),
+        "A gap is in nats per token OOD at the same in-domain loss, positive where the mixer is worse "
+        "(docs/protocol.md). All columns are in [leaderboard.csv](leaderboard.csv).\n",
+        "![gaps at equal in-domain loss](gaps.png)\n" if (plan.out / "gaps.png").is_file() else "",
+        *_foot(plan, judgement, tried),
+    ]
+    _write(plan, sections)
+    return judgement
 
-    def number(task: str, statistic: str, column: str) -> float:
-        text = found[task, statistic][column] if (task, statistic) in found else ""
-        try:
-            return float(text or "nan")
-        except ValueError:
-            raise UserError(
-                f"{path}: {column} of {statistic} of {task} is {text!r}, not a number; {FORETELL_FIX}."
-            ) from None
 
-    def numbers(task: str) -> str:
-        value, low, high = (number(task, "rho", name) for name in ("value", "low", "high"))
-        zero = ", which contains zero" if low <= 0 <= high else ""
-        return (
-            f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; "
-            f"{p_text(number(task, 'p', 'value'))}, {found[task, 'p']['mixers']} mixers"
-        )
+def write_diverged(plan: Plan, runs: Sequence[Run], tried: Sequence[float]) -> Judgement:
+    """Write the page of a mixer whose loss was not finite at any learning rate, and return its content."""
+    of_models = costs(plan, runs)
+    rates = ", ".join(f"{rate:g}" for rate in sorted(tried))
+    said = f"{plan.model} diverged at every learning rate ({rates}), so that its cost is not known"
+    said += f"{_speed(plan, of_models)}."
+    remarks = [*plan.remarks, "Lower learning rates (--rates) or a longer warmup may train it.", *_of_costs(of_models)]
+    judgement = _judgement(plan, said, {}, of_models, remarks)
+    _write(plan, [*_head(plan, judgement), *_foot(plan, judgement, tried)])
+    return judgement
 
-    def foretells(task: str, answer: str) -> bool:
-        return answer == "foretells" and number(task, "rho", "high") < 0
 
-    known = "attending taken out too"
+def sentence(plan: Plan, row: Row | None, of_models: Mapping[str, Cost], *, tried: Sequence[float] = ()) -> str:
+    """Return the judgement in one sentence; `row` is the comparison with attention with the same block."""
+    name, against = plan.model, IN_WORDS[SAME_BLOCK]
+    if row is None or row.verdict.word == UNDECIDED:
+        needs = f" (needs: {row.verdict.needs})" if row is not None and row.verdict.needs else ""
+        said = f"whether {name} costs base capabilities against {against} is undecided{needs}"
+    else:
+        words = {COSTS: "costs base capabilities", GAINS: "gains base capabilities"}
+        said = f"{name} {words.get(row.verdict.word, f'has {row.verdict.word}')} against {against}"
+    if row is not None:
+        if row.gap is not None:
+            said += f": {row.gap.text()} nats per token OOD at equal in-domain loss"
+        elif row.why:
+            said += f": {row.why}"
+        said += _marks(row, tried) + _size(row) + _inside(row)
+    return f"{said}{_speed(plan, of_models)}."
 
-    def unseen(task: str) -> str:
-        if (new := f"{task}, new") not in {name for name, _ in found}:
-            return ""
-        line = found[new, "p"]
-        also, so = ("", "") if foretells(new, line["answer"]) else ("but ", ", so that it does not hold for these")
-        return (
-            f"{also}of the {line['mixers']} mixers that it was not found with alone it is "
-            f"{number(new, 'rho', 'value'):+.2f}, {p_text(number(new, 'p', 'value'))}{so}; "
-        )
 
-    beside = "".join(
-        f" A score that was fixed later, for new seeds, does: `{task}` ({numbers(task)}); {unseen(task)}without "
-        f"what follows from whether a mixer reads tokens of the past themselves or a state of them it is "
-        f"{number(task, known, 'value'):+.2f}."
-        for task, answer in later.items()
-        if foretells(task, answer)
+def _marks(row: Row, tried: Sequence[float]) -> str:
+    """Return the marks of a verdict: one seed, its trend, and the next learning rate to try."""
+    marks = ["one seed"] if row.gap is not None and row.seeds == 1 else []
+    marks += [f"{row.trend} with tokens"] if row.trend else []
+    if rates := _next_rates(row, tried):
+        marks.append(f"provisional: try {_of_sides(rates)}")
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def _next_rates(row: Row, tried: Sequence[float]) -> dict[str, float]:
+    """Return the learning rates that settle which one is best, by side, without those that were tried."""
+    rates = {side: rounded(multiple * UNIT) for side, multiple in row.next_rates.items()}
+    return {side: rate for side, rate in rates.items() if rate not in tried}
+
+
+def _of_sides(rates: Mapping[str, float]) -> str:
+    if len(set(rates.values())) == 1:
+        return f"the learning rate {next(iter(rates.values())):g}"
+    return "the learning rate " + ", ".join(
+        f"{rate:g} of {'the mixer' if side == 'model' else 'attention'}" for side, rate in rates.items()
     )
-    p = {task: number(task, "p", "value") for task in answers if (task, "p") in found}
-    tested = [task for task in p if not answers[task].startswith("uninformative")]
-    if not tested:
-        why = "; ".join(f"`{task}`: {answer}" for task, answer in answers.items())
-        return f"No task of minutes is known to foretell the loss out of domain ({why}).{beside}"
-    surely = [task for task in tested if foretells(task, answers[task])]
-    best = min(surely or tested, key=p.__getitem__)
-    if surely:
-        return f"The task of minutes that foretells the loss out of domain best is `{best}` ({numbers(best)}).{beside}"
-    return (
-        "No task of minutes that was fixed beforehand is shown to foretell the loss out of domain; the nearest is "
-        f"`{best}` ({numbers(best)}).{beside}"
-    )
+
+
+def _size(row: Row) -> str:
+    if row.size is None or abs(row.size - 1) <= SIZES_DIFFER:
+        return ""
+    return f"; it has {abs(row.size - 1):.0%} {'more' if row.size > 1 else 'fewer'} parameters"
+
+
+def _inside(row: Row) -> str:
+    """Return where the in-domain loss at equal tokens differs: a mixer that learns less may have no gap."""
+    gap = 0.0 if row.at_equal_tokens is None else row.at_equal_tokens.inside.value
+    if abs(gap) <= LIMIT:
+        return ""
+    return f"; at equal tokens its in-domain loss is {abs(gap):.2f} {'higher' if gap > 0 else 'lower'}"
+
+
+def _speed(plan: Plan, of_models: Mapping[str, Cost]) -> str:
+    """Return the end of the sentence about training speed; "" if the two cannot be compared."""
+    ratio = speed_ratio(of_models[plan.model], of_models[SAME_BLOCK])
+    if ratio is None:
+        return ""
+    times = f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2f}"
+    return f"; at {plan.config.train.seq_len:,} tokens it trains {times} times as fast"
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
-def _row(found: Records, model: str, reference: str) -> Row | None:
-    rows = equal_loss.compare(found, reference) if reference in comparison.models(found) else ()
-    return next((row for row in rows if row.model == model), None)
-
-
-def _gap(row: Row | None) -> equal_loss.Measured | None:
-    """Return the gap of the mean over domains, or of the only domain."""
-    if row is None or row.gaps is None:
+def _row(records: Records, plan: Plan, reference: str) -> Row | None:
+    if not {plan.model, reference} <= set(records.models):
         return None
-    return row.gaps[comparison.EQUAL] if comparison.EQUAL in row.gaps else next(iter(row.gaps.values()))
-
-
-def _costs(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
-    return {model: cost(run for run in runs if run.model == model) for model in (plan.model, *plan.references)}
-
-
-def _number(gap: float, half_width: float | None) -> str:
-    """Return the size of a gap with its interval, "0.31 ± 0.04"; three digits if it is small."""
-    digits = 2 if abs(gap) >= 0.1 else 3
-    return f"{abs(gap):.{digits}f}" + ("" if half_width is None else f" ± {half_width:.{digits}f}")
+    rows = gaps.with_copies(gaps.compare(records, reference), records, classes.read(plan.out))
+    return next(row for row in rows if row.model == plan.model)
 
 
 def _judgement(
-    plan: Plan,
-    runs: Sequence[Run],
-    said: str,
-    costs: Mapping[str, Cost],
-    warnings: Sequence[str],
-    rows: Mapping[str, Row | None],
+    plan: Plan, said: str, rows: dict[str, Row], of_models: dict[str, Cost], remarks: Sequence[str]
 ) -> Judgement:
-    verdicts, gaps, widths, over = {}, {}, {}, {}
-    for name in plan.references:
-        row = rows.get(name)
-        gap = _gap(row)
-        why = f" ({row.verdict.why})" if row is not None and row.verdict.why else ""
-        verdicts[name] = f"{row.verdict.words}{why}" if row is not None else "cannot tell"
-        gaps[name] = None if gap is None else gap.estimate.gap
-        widths[name] = None if gap is None else gap.estimate.half_width
-        over[name] = None if row is None else row.over_rates
-    of_model = {model: next(run for run in runs if run.model == model) for model in costs}
+    configs = {plan.model: plan.config} | {name: read(text) for name, text in plan.references.items()}
     return Judgement(
         model=plan.model,
         sentence=said,
-        foretold=foretold(),
-        verdicts=verdicts,
-        gaps=gaps,
-        half_widths=widths,
-        over_rates=over,
-        tokens_per_s={model: found.tokens_per_s for model, found in costs.items()},
-        peak_gib={model: found.peak_gib for model, found in costs.items()},
-        state_bytes={
-            model: state_bytes(run, on_cpu=costs[model].devices <= {"cpu"}) for model, run in of_model.items()
-        },
-        warnings=tuple(warnings),
+        rows=rows,
+        costs=of_models,
+        parameters={name: parameters(config) for name, config in configs.items()},
+        width=None if plan.match is None else plan.match.width,
+        remarks=tuple(dict.fromkeys(remarks)),
         out=plan.out,
     )
 
 
-def _warnings(
-    plan: Plan, found: Records, rows: Mapping[str, Row | None], dropped: Mapping[str, str], tried: Collection[float]
+def _dropped(plan: Plan, runs: Runs) -> list[str]:
+    """Return sentences on the mixer's learning rates that were ended early."""
+    steps = plan.config.train.steps
+    return [
+        f"{run.label}: ended after {run.ends[-1] / steps:.0%} of its tokens, far behind another learning rate."
+        for run in runs.runs()
+        if run.model == plan.model and run.ends[-1] < steps
+    ]
+
+
+def _remedies(
+    plan: Plan, rows: Mapping[str, Row], tried: Sequence[float], losses: Mapping[str, Mapping[float, float]]
 ) -> list[str]:
-    """Return sentences on what the runs could not tell; `tried` are the mixer's rates, those of dropped runs too."""
+    """Return how to settle the learning rates, in the same directory."""
+    wanted = {rate for row in rows.values() for rate in _next_rates(row, tried).values()}
     said = []
-    if plan.config.size in SMOKE_TESTS:
+    row = rows.get(SAME_BLOCK)
+    if row is not None and row.verdict.needs == heights.NO_RATE:
+        best = [min(losses[name], key=losses[name].__getitem__) for name in (plan.model, SAME_BLOCK)]
+        middle = float(f"{(best[0] * best[1]) ** 0.5:.2g}")
         said.append(
-            f"This is a smoke test at the size {plan.config.size}: it says that the mixer trains and roughly where it "
-            "is, not what it costs at a useful size."
+            f"The best learning rates of {plan.model} and {IN_WORDS[SAME_BLOCK]} are {best[0]:g} and {best[1]:g}, and "
+            "no rate is near-best for both."
         )
-    best = equal_loss.rates(found, plan.model).best
-    if best in (min(tried), max(tried)):
-        edge = "only" if len(tried) == 1 else "lowest" if best == min(tried) else "highest"
+        wanted |= {middle} - {*tried}
+    if wanted:
+        rates = ",".join(f"{rate:g}" for rate in sorted({*tried, *wanted}))
         said.append(
-            f"The best learning rate of {plan.model}, {best * plan.unit:g}, is the {edge} one tried: a better one "
-            "may lie beyond (--rates)."
+            f"The best learning rate may not be among those tried: --rates={rates} tries more in the same --out."
         )
-    said += [f"{label}: {why}." for label, why in dropped.items()]
-    for name, row in rows.items():
-        if row is None:
-            continue
-        gap = _gap(row)
-        if row.gaps is None:
-            why = equal_loss.untested(row)
-            said.append(f"There is no gap to {IN_WORDS[name]} at equal loss: {why}.")
-        elif row.seeds < equal_loss.SEEDS:
-            n = equal_loss.NUMBERS.get(row.seeds, f"{row.seeds} seeds")
-            said.append(f"The gap to {IN_WORDS[name]} has {n}, so that it has no interval and no verdict: --seeds=3.")
-        elif gap is not None and abs(gap.gap) < equal_loss.SMALL and row.seeds < equal_loss.MORE_SEEDS:
-            said.append(
-                f"The gap to {IN_WORDS[name]} is below {equal_loss.SMALL:g} nats, which wants "
-                f"{equal_loss.MORE_SEEDS} seeds: --seeds={equal_loss.MORE_SEEDS}."
-            )
-    said.append(
-        f"Each reference ran at one learning rate, {_reference_rates(plan)}; the range over learning rates is that of "
-        "the mixer."
-    )
     return said
 
 
-def _of_costs(plan: Plan, costs: Mapping[str, Cost]) -> list[str]:
+def _of_costs(of_models: Mapping[str, Cost]) -> list[str]:
     said = []
-    measured = [found for found in costs.values() if found.tokens_per_s is not None]
-    if len({found.devices for found in measured}) > 1 or any(len(found.devices) > 1 for found in measured):
-        named = "; ".join(f"{model}: {', '.join(sorted(found.devices)) or DASH}" for model, found in costs.items())
+    measured = {name: of for name, of in of_models.items() if of.tokens_per_s is not None}
+    if len({of.devices for of in measured.values()}) > 1 or any(len(of.devices) > 1 for of in measured.values()):
+        named = "; ".join(f"{model}: {', '.join(sorted(of.devices))}" for model, of in measured.items())
         said.append(f"Runs on different devices do not compare in speed ({named}).")
-    shared = [model for model, found in costs.items() if found.shared > 1 and found.devices <= {"cpu"}]
-    if shared:
+    if without := [name for name in of_models if name not in measured]:
+        said.append(f"The speed of {' and '.join(without)} was not measured here.")
+    if shared := [model for model, of in of_models.items() if of.shared > 1 and of.devices <= {"cpu"}]:
         said.append(
             f"Several runs at a time shared one CPU ({', '.join(shared)}), so that their speeds are lower than alone."
         )
     return said
 
 
-def _head(judgement: Judgement) -> list[str]:
-    return [f"# {judgement.model}\n", f"**{judgement.sentence}**\n"]
+def _head(plan: Plan, judgement: Judgement) -> list[str]:
+    smoke = [f"{smoke_test(plan)}\n"] if plan.config.size in SMOKE_TESTS else []
+    return [*smoke, f"# {judgement.model}\n", f"**{judgement.sentence}**\n"]
+
+
+def _foot(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> list[str]:
+    remarks = _list(judgement.remarks) if judgement.remarks else "Nothing of what a judgement checks.\n"
+    return [
+        "## Speed, memory and decoding state\n",
+        _cost_table(plan, judgement),
+        "## What the runs cannot tell\n",
+        remarks,
+        "## Scale\n",
+        _scale(plan, judgement, tried),
+    ]
 
 
 def _list(lines: Iterable[str]) -> str:
     return "".join(f"* {line}\n" for line in lines)
 
 
-def _readings(plan: Plan, rows: Mapping[str, Row | None]) -> str:
-    header = ["against", "verdict", "seeds", "gap", "over rates", "at equal tokens, outside", "in domain"]
+def _readings(rows: Mapping[str, Row]) -> str:
+    header = ["against", "verdict", "gap", "as tuned", "seeds", "per doubling of tokens"]
     table = []
     for name, row in rows.items():
-        if row is None:
-            table.append([IN_WORDS[name], "cannot tell", *[DASH] * 5])
-            continue
-        gap = _gap(row)
-        why = f" ({row.verdict.why})" if row.verdict.why else ""
-        over = DASH if row.over_rates is None else "{:+.3f} to {:+.3f}".format(*row.over_rates)
+        difference = row.at_equal_tokens
         table.append(
             [
                 IN_WORDS[name],
-                f"{row.verdict.words}{why}",
-                str(row.seeds),
-                DASH if gap is None else cell(gap.estimate),
-                over if row.n_pairs > 1 else "one rate",
-                *(DASH if x is None else cell(x.estimate) for x in (row.outside, row.inside)),
+                row.text,
+                DASH if row.gap is None else cell(row.gap),
+                DASH if row.as_tuned is None else f"{row.as_tuned:+.3f}",
+                f"{row.seeds} and {row.reference_seeds}",
+                DASH if row.per_doubling is None else cell(row.per_doubling),
+                *(DASH if difference is None else cell(x) for x in (difference or (None, None))),
             ]
         )
-    return markdown(header, table, left=2)
+    return markdown([*header, "at equal tokens, in domain", "OOD"], table, left=2)
 
 
-def _cost_table(plan: Plan, judgement: Judgement, costs: Mapping[str, Cost]) -> str:
+def _cost_table(plan: Plan, judgement: Judgement) -> str:
     """Return the table of training speed, memory and decoding state."""
     length = plan.config.train.seq_len
     header = ["model", "tokens/s", f"times {IN_WORDS[SAME_BLOCK]}", "peak memory", f"state at {length:,} tokens"]
     table = []
-    for model, found in costs.items():
-        ratio = speed_ratio(found, costs[SAME_BLOCK])
-        state = judgement.state_bytes[model]
-        half, full = state[length // 2], state[length]
+    for model, found in judgement.costs.items():
+        ratio = speed_ratio(found, judgement.costs[SAME_BLOCK])
+        half, full = found.state_bytes[length // 2], found.state_bytes[length]
         table.append(
             [
                 model,
@@ -455,37 +413,26 @@ def _cost_table(plan: Plan, judgement: Judgement, costs: Mapping[str, Cost]) -> 
             ]
         )
     return (
-        "Median training speed over the logged steps; the state that decoding keeps of one sequence, and how it grows "
-        "from half the training length to all of it.\n\n" + markdown([*header, "growth"], table)
+        "Median training speed over the logged steps; decoding state of one sequence, and its growth from half the "
+        "training length to all of it.\n\n" + markdown([*header, "growth"], table)
     )
 
 
-def _scale(plan: Plan, runs: Sequence[Run], costs: Mapping[str, Cost]) -> str:
+def _scale(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> str:
     train, config = plan.config.train, plan.config
-    counts = {}
-    for model in costs:
-        run: Any = next(run for run in runs if run.model == model)
-        counts[model] = flops.n_params(Model(run.config.model, max_len=train.seq_len))
-    devices = sorted(set().union(*(found.devices for found in costs.values())))
+    devices = sorted(set().union(*(found.devices for found in judgement.costs.values())))
     tokens = train.steps * train.batch_size * train.seq_len
     lines = [
-        "Parameters: " + "; ".join(f"{model} {n:,}" for model, n in counts.items()) + ".",
+        "Parameters: " + "; ".join(f"{model} {n:,}" for model, n in judgement.parameters.items()) + ".",
+        *([plan.match.text] if plan.match else []),
         f"Tokens of a run: {tokens:,}, {train.steps:,} steps of {train.batch_size} sequences of {train.seq_len:,}.",
-        f"Trained on {', '.join(plan.against)}; tested out of domain on {', '.join(plan.domains)}, at most "
+        f"Training domains: {', '.join(plan.against)}; OOD test domains: {', '.join(plan.domains)}, at most "
         f"{config.eval.tokens:,} tokens each.",
-        f"Learning rates of the mixer: {', '.join(sorted({_rate(run) for run in runs if run.model == plan.model}))}; "
-        f"of the references: {_reference_rates(plan)}.",
+        f"Learning rates: {', '.join(f'{rate:g}' for rate in sorted(tried))}.",
+        *(f"Joined: {len(runs)} runs of {directory}." for directory, runs in plan.joined.of_directory.items()),
         f"Device: {', '.join(devices) or DASH}.",
     ]
     return _list(lines)
-
-
-def _reference_rates(plan: Plan) -> str:
-    return ", ".join(f"{rate:g} for {IN_WORDS[model]}" for model, rate in plan.reference_rates.items())
-
-
-def _rate(run: Run) -> str:
-    return f"{run.config.optim.lr:g}" if run.config is not None else DASH
 
 
 def _write(plan: Plan, sections: Iterable[str]) -> None:

@@ -1,16 +1,16 @@
-"""The runs of a judgement (seqjax/study/judge.py): a mixer's config beside two of attention on the same data.
+"""The runs of a judgement: the config of a mixer, and two references on the same data.
 
-The references are Transformer++ with QK norm, which is attention as published, and the same with the short convolution
-that recurrent mixers have, which is attention with the same block. Both have the size of the mixer's config and its
-settings of data, training, evaluation and optimiser but for the learning rate, which is recorded for each size and
-reference.
+The references are Transformer++ with QK norm (attention as published) and the same with the short convolution of
+recurrent mixers (attention with the same block). Both have the size of the mixer's config and its settings of data,
+training, evaluation and optimiser.
 
-The runs are those of a study file, DIR/study.py, to which they are appended: the index of a run never changes.
+The runs belong to a study file, DIR/study.py, to which they are appended: the index of a run never changes.
 """
 
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +20,12 @@ import seqjax
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.config.settings import to_dict
 from seqjax.data import open_corpus
-from seqjax.study.runner import Run
-from seqjax.study.studies import make_run
+from seqjax.study.judge import joined, matching
+from seqjax.study.judge.joined import UNIT, Joined, rounded
+from seqjax.study.judge.matching import Match
+from seqjax.study.runs.runner import Run
+from seqjax.study.runs.studies import ENDS, make_run
+from seqjax.training import schedule
 from seqjax.utils import UserError, replacing
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
@@ -30,8 +34,6 @@ REFERENCES = {
     PUBLISHED: "model.mixer.qk_norm=True",
 }
 IN_WORDS = {SAME_BLOCK: "attention with the same block", PUBLISHED: "attention as published"}
-MODEL_ENDS = (0.5, 0.8, 1.0)
-REFERENCE_ENDS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Without evaluations between the ends, which a comparison does not read. The trunk's newest checkpoint suffices to
 # resume; decayed ends have none.
 COMMON = "eval.every=0,checkpoint.keep=1,checkpoint.ends=none,log.sample_tokens=0,log.tensorboard=False"
@@ -44,35 +46,28 @@ MOST_SEEDS = 100
 class Scale:
     """The recorded learning rates of a size, and where a judgement is shorter than the size's own runs.
 
-    `reference_rates` has one for each of `REFERENCES`, `batch_tokens` is the number of tokens of a step at which the
-    rates were recorded, and `took` a sentence about the time of a judgement.
+    Args:
+        rates: Two learning rates, for the mixer and the references.
+        batch_tokens: The number of tokens of a step at which they were recorded.
+        steps, eval_tokens: Settings of a judgement that differ from the size's.
     """
 
-    reference_rates: Mapping[str, float]
-    rates: tuple[float, ...]
+    rates: tuple[float, float]
     batch_tokens: int
     steps: int | None = None
     eval_tokens: int | None = None
-    took: str = ""  # what was measured
 
 
 SCALES: dict[str, Scale] = {
     # docs/results/trunks_110m: with the convolution 2e-3 is the best of four rates, without 1e-3 the best of three, and
     # Gated DeltaNet is best at 2e-3.
-    "110m": Scale(reference_rates={SAME_BLOCK: 2e-3, PUBLISHED: 1e-3}, rates=(1e-3, 2e-3, 4e-3), batch_tokens=65_536),
+    "110m": Scale(rates=(1e-3, 2e-3), batch_tokens=65_536),
     # Measured with Transformer++ and QK norm, one seed, a trunk of 150 steps with an end: loss in domain 2.185 at 2e-3,
     # 2.056 at 4e-3 and 2.261 at 8e-3. A judgement takes 150 steps and 16,384 tokens of each domain, half of what the
-    # size has: with three seeds it trains 16.5 times the steps of a run, on two CPU cores.
-    "demo": Scale(
-        reference_rates=dict.fromkeys(REFERENCES, 4e-3),
-        rates=(2e-3, 4e-3, 8e-3),
-        batch_tokens=4_096,
-        steps=150,
-        eval_tokens=16_384,
-        took="On two CPU cores a first mixer took 46 minutes, of which attention's runs were 31.",
-    ),
+    # size has, because a first mixer takes 21 times the steps of a run on two CPU cores.
+    "demo": Scale(rates=(2e-3, 4e-3), batch_tokens=4_096, steps=150, eval_tokens=16_384),
     # The same with the size's 20 steps: 3.699 at 2e-3, 3.570 at 4e-3, 3.526 at 8e-3 and 3.615 at 1.6e-2.
-    "debug": Scale(reference_rates=dict.fromkeys(REFERENCES, 8e-3), rates=(4e-3, 8e-3, 16e-3), batch_tokens=512),
+    "debug": Scale(rates=(4e-3, 8e-3), batch_tokens=512),
 }
 
 
@@ -88,11 +83,12 @@ class Plan:
     against: tuple[str, ...]
     manifest: str
     rates: tuple[float, ...]
-    reference_rates: Mapping[str, float]
     seeds: int
     out: Path
     cache: Path
-    warnings: tuple[str, ...]
+    match: Match | None = None
+    joined: Joined = dataclasses.field(default_factory=Joined)
+    remarks: tuple[str, ...] = ()
 
     @property
     def study(self) -> Path:
@@ -101,44 +97,35 @@ class Plan:
 
     @property
     def judged(self) -> dict[str, Any]:
-        """The identity of the judgement: a directory holds one."""
+        """The identity of the judgement: a directory holds one, to which rates, seeds and joined runs may be added."""
         settings = hashlib.sha256(json.dumps(to_dict(self.config), sort_keys=True).encode()).hexdigest()[:16]
-        return {
-            "config": self.text,
-            "settings": settings,
-            "manifest": self.manifest,
-            "rates": list(self.rates),
-            "reference_rates": dict(self.reference_rates),
-        }
+        return {"config": self.text, "settings": settings, "manifest": self.manifest}
 
-    @property
-    def unit(self) -> float:
-        """The learning rate of which the field `rate` of a run is a multiple."""
-        return self.reference_rates[PUBLISHED]
+    def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
+        """Return the entry of a run. The workdir of a reference is in the cache."""
+        text = _text(self.text if model == self.model else self.references[model], rate=rate, seed=seed)
+        entry = {"config": text, "model": model, "seed": seed, "rate": rounded(rate / UNIT)}
+        if model != self.model:
+            workdir = self.cache / workdir_name(model, read(text), manifest=self.manifest)
+            entry = {"workdir": str(workdir)} | entry
+        return entry
 
-    def of_mixer(self, rate: float, *, seed: int, ends: Sequence[float]) -> tuple[str, dict[str, Any]]:
-        """Return the label and the entry of a run of the mixer; its workdir is chosen when it is added."""
-        config = _text(self.text, rate=rate, ends=ends, seed=seed)
-        entry = {"config": config, "model": self.model, "seed": seed, "rate": rate / self.unit}
-        return f"{self.model}, rate {rate:g}, seed {seed}", entry
 
-    def of_reference(self, model: str, *, seed: int) -> tuple[str, dict[str, Any]]:
-        """Return the label and the entry of a run of a reference, whose workdir is in the cache."""
-        rate = self.reference_rates[model]
-        text = _text(self.references[model], rate=rate, ends=REFERENCE_ENDS, seed=seed)
-        workdir = self.cache / workdir_name(model, read(text), manifest=self.manifest)
-        entry = {"workdir": str(workdir), "config": text, "model": model, "seed": seed, "rate": rate / self.unit}
-        return f"{model}, seed {seed}", entry
+def label_of(model: str, rate: float, seed: int) -> str:
+    """Return the label of a run."""
+    return f"{model}, rate {rate:g}, seed {seed}"
 
 
 class Runs:
     """The runs of a judgement, by label in the order of their indices, and their study file.
 
-    Those of the file are kept. Raises `UserError` if it is that of another judgement, or of no judgement.
+    `rates` are the learning rates that this and earlier commands named. Raises `UserError` if the file belongs to
+    another judgement, or to none.
     """
 
     def __init__(self, plan: Plan):
         self.plan, self._entries, self._runs = plan, dict[str, dict[str, Any]](), dict[str, Run]()
+        before: Sequence[float] = ()
         if plan.study.is_file():
             module = presets.load_file(plan.study)
             found = getattr(module, "JUDGED", None)
@@ -148,47 +135,60 @@ class Runs:
                     f"--out={plan.out}: its study.py {other}, with other settings than {plan.text}; give another --out."
                 )
             self._entries |= module.RUNS
-        # The references, seed by seed, are first, so that the file is a study from the beginning.
-        pairs = [(model, seed) for seed in range(plan.seeds) for model in plan.references]
-        self.references = [self.add(*plan.of_reference(model, seed=seed)) for model, seed in pairs]
+            before = module.RATES
+        self.rates = sorted({*before, *plan.rates})
 
-    def add(self, label: str, entry: Mapping[str, Any]) -> Run:
-        """Return the run of that label, appended if there is none yet."""
+    def run(self, model: str, rate: float, *, seed: int = 0) -> Run:
+        """Return a run, appended if there is none yet."""
+        label = label_of(model, rate, seed)
         if label not in self._entries:
             where = {"workdir": str(self.plan.out / "runs" / f"{len(self._entries):02d}")}
-            self._entries[label] = where | dict(entry)
+            self._entries[label] = where | self.plan.entry(model, rate, seed=seed)
+        return self._made(label)
+
+    def known(self, model: str, rate: float, *, seed: int) -> Run | None:
+        """Return a run; None if there is none yet."""
+        label = label_of(model, rate, seed)
+        return self._made(label) if label in self._entries else None
+
+    def tried(self, model: str) -> list[float]:
+        """Return the learning rates of the runs of a model with seed 0."""
+        own = [entry for entry in self._entries.values() if entry["model"] == model and entry["seed"] == 0]
+        return [rounded(entry["rate"] * UNIT) for entry in own]
+
+    def runs(self) -> list[Run]:
+        """Return all runs."""
+        return [self._made(label) for label in self._entries]
+
+    def _made(self, label: str) -> Run:
         if label not in self._runs:
             index = list(self._entries).index(label)
             self._runs[label] = make_run(self.plan.study, index, label, self._entries[label])
         return self._runs[label]
 
-    def mixer(self, rate: float, *, seed: int, ends: Sequence[float]) -> Run:
-        """Return a run of the mixer."""
-        return self.add(*self.plan.of_mixer(rate, seed=seed, ends=ends))
-
-    def expected(self) -> list[Run]:
-        """Return the seeds of the mixer that are still to come, at a rate that stands for the best; none is added."""
-        plan = self.plan
-        entries = [plan.of_mixer(plan.rates[0], seed=seed, ends=MODEL_ENDS)[1] for seed in range(1, plan.seeds)]
-        found = []
-        for seed, entry in enumerate(entries, start=1):
-            where = {"workdir": str(plan.out / "runs" / f"expected{seed}")}
-            found.append(
-                make_run(plan.study, len(self._entries) + seed, f"{plan.model}, best rate, seed {seed}", where | entry)
-            )
-        return found
+    def drop(self, run: Run) -> Run:
+        """Shorten a run to the ends that it has, and return it; the study keeps it as a rate that is far behind."""
+        assert run.config is not None, "a judgement trains its runs"
+        lacking = run.lacking
+        ends = [step for step in run.ends if step not in lacking]
+        shares = schedule.shares_of_steps(ends, steps=ends[-1])
+        self._entries[run.label]["config"] += f",train.steps={ends[-1]},train.ends={shares}"
+        del self._runs[run.label]
+        return self._made(run.label)
 
     def write(self) -> None:
         """Write the study file."""
         plan = self.plan
         plan.out.mkdir(parents=True, exist_ok=True)
+        models = {entry["model"] for entry in self._entries.values()}
         text = STUDY.format(
-            title=f"{plan.model} judged at {plan.config.size}",
-            path=plan.study,
+            title=title(plan),
             out=plan.out,
             judged=plan.judged,
+            rates=self.rates,
             runs="\n".join(f"    {label!r}: {entry!r}," for label, entry in self._entries.items()),
-            references=tuple(plan.references),
+            # A study has a reference; here they may all come from joined studies.
+            references=tuple(name for name in plan.references if name in models) or (plan.model,),
             against=plan.against,
             domains=plan.domains,
         )
@@ -196,15 +196,18 @@ class Runs:
             file.write(text.encode())
 
 
+def title(plan: Plan) -> str:
+    """Return the title of the study."""
+    return f"{plan.model} judged at {plan.config.size}"
+
+
 STUDY = '''"""{title}.
 
-Written by `seqjax judge`, which appends runs and never changes the index of one. It is an ordinary study as well, which
-also trains the runs that the judge dropped:
-
-    seqjax study --study={path} --out={out}
+Written by `seqjax judge`, which appends runs and never changes the index of one. Results: {out}
 """
 
 JUDGED = {judged}
+RATES = {rates}
 RUNS = {{
 {runs}
 }}
@@ -229,12 +232,13 @@ def make_plan(
     cache: Path | None = None,
     seeds: int = 3,
     rates: Sequence[float] = (),
-    reference_rate: float | None = None,
+    match: str | None = None,
+    runs: Sequence[Path] = (),
 ) -> Plan:
-    """Return the plan of judging the config `FILE_OR_NAME[:SIZE[,...]]`.
+    """Return the plan of judging the config `FILE_OR_NAME[:SIZE[,...]]`; `runs` are finished studies that join it.
 
-    Raises `UserError` for a config that cannot be read or takes no argument, a size without recorded rates, or data
-    without domains in and out of training.
+    Raises `UserError` for a config that cannot be read or takes no argument, a size without recorded rates, data
+    without domains in and out of training, a width that cannot be matched, or studies that cannot be joined.
     """
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds must be 1 to {MOST_SEEDS}, not {seeds}.")
@@ -244,23 +248,21 @@ def make_plan(
     if size not in presets.SIZES:
         raise UserError(f"--config={text}: its size is {size!r}; a judgement needs one of {', '.join(presets.SIZES)}.")
     scale = SCALES.get(size)
-    if scale is None and (not rates or reference_rate is None):
+    if scale is None and not rates:
         raise UserError(
-            f"--config={text}: no learning rates are recorded for the size {size}; give those to try, --rates=A,B,C, "
-            "and that of the references, --reference_rate=X."
+            f"--config={text}: no learning rates are recorded for the size {size}; give two to try, --rates=A,B."
         )
-    recorded = scale.reference_rates if scale is not None else {}
-    reference_rates = recorded if reference_rate is None else dict.fromkeys(REFERENCES, reference_rate)
-    rates = tuple(rates or (scale.rates if scale is not None else ()))
-    if min((*rates, *reference_rates.values())) <= 0 or len(set(rates)) < len(rates):
-        raise UserError("--rates and --reference_rate are learning rates above 0, each named once.")
+    rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
+    if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
+        raise UserError("--rates are learning rates above 0, each named once.")
     common = COMMON
     if scale is not None and scale.steps is not None and given.train.steps == presets.SIZES[size].steps:
         common += f",train.steps={scale.steps}"
     if scale is not None and scale.eval_tokens is not None and given.eval.tokens == presets.SIZES[size].eval_tokens:
         common += f",eval.tokens={scale.eval_tokens}"
+    name = _name(own, argument)
     own = f"{own},{common}"
-    config = read(_text(own, rate=sorted(rates)[len(rates) // 2], ends=MODEL_ENDS, seed=0))
+    config = read(_text(own, rate=UNIT, seed=0))
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     against = tuple(name for name in corpus.eval_domains if name in corpus.in_domain)
     domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
@@ -269,27 +271,35 @@ def make_plan(
             f"--config={text} is evaluated on {', '.join(corpus.eval_domains)}; a judgement needs domains that it is "
             "trained on and domains that it is not, as in the regime limited."
         )
-    warnings = []
+    references = {model: reference_text(config, settings, common) for model, settings in REFERENCES.items()}
+    made = {model: read(reference) for model, reference in references.items()}
+    matched = matching.match(text, config, made[SAME_BLOCK], how=match)
+    if matched is not None:
+        own = f"{own},model.mlp.dim={matched.width}"
+        config = read(_text(own, rate=UNIT, seed=0))
+    remarks = []
     batch = config.train.batch_size * config.train.seq_len
     if scale is not None and batch != scale.batch_tokens:
-        warnings.append(
+        remarks.append(
             f"The learning rates of the size {size} were recorded with {scale.batch_tokens:,} tokens a step, and a "
             f"step has {batch:,} here; others may be better."
         )
+    join = joined.read(runs, config, made, name=name, domains=domains, against=against, manifest=corpus.manifest_hash)
     return Plan(
-        model=_name(own, argument),
+        model=name,
         text=own,
         config=config,
-        references={model: reference_text(config, settings, common) for model, settings in REFERENCES.items()},
+        references=references,
         domains=domains,
         against=against,
         manifest=corpus.manifest_hash,
         rates=rates,
-        reference_rates=reference_rates,
         seeds=seeds,
         out=Path(out).resolve(),
         cache=(cache or default_cache()).resolve(),
-        warnings=tuple(warnings),
+        match=matched,
+        joined=join,
+        remarks=(*remarks, *join.remarks),
     )
 
 
@@ -299,7 +309,7 @@ def read(text: str) -> Config:
 
 
 def default_cache() -> Path:
-    """Return the directory of the runs of references, which all judgements share."""
+    """Return the default directory of reference runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seqjax" / "references"
 
 
@@ -370,5 +380,5 @@ def _name(text: str, argument: str) -> str:
     return name if name not in REFERENCES else f"{name} (judged)"
 
 
-def _text(text: str, *, rate: float, ends: Sequence[float], seed: int) -> str:
-    return f"{text},optim.lr={rate:g},train.ends={tuple(ends)},train.seed={seed},data.seed={seed}"
+def _text(text: str, *, rate: float, seed: int) -> str:
+    return f"{text},optim.lr={rate:g},train.ends={ENDS},train.seed={seed},data.seed={seed}"

@@ -1,11 +1,8 @@
-"""Judge a mixer: does it cost base capabilities, and how fast is it? `seqjax judge --config=FILE_OR_NAME[:SIZE[,...]]`.
+"""The phases of a judgement: which runs are trained, in which order, and the decisions between them.
 
-It trains three learning rates of the mixer and seeds of the best one, and attention beside it as published and with the
-same block, whose runs are kept in --references and cost nothing for a second mixer. It ends with one sentence and
-writes DIR/judge.md; docs/judge.md describes both. The same command goes on wherever it was killed.
-
-`--dry_run` lists the runs, their tokens and the time at recorded speeds, and trains nothing. `--rates=A,B,C` and
-`--reference_rate=X` take the place of the recorded learning rates of the size.
+Without a known slope of the learning rate, the mixer and the references run the same learning rates with seed 0, and
+then further seeds at one rate that suits all. If joined studies tell the slope (seqjax/study/judge/joined.py), each
+model's seeds run at its own best rate, and the references need not be trained if the studies have them.
 """
 
 import itertools
@@ -20,53 +17,27 @@ import numpy as np
 
 from seqjax import mixers, store, testing
 from seqjax.mixers import base
-from seqjax.models import Model, flops
-from seqjax.study import estimate, judge_page, judge_plan, protocol, runner
-from seqjax.study.judge_page import Judgement
-from seqjax.study.judge_plan import MODEL_ENDS, Plan, Runs
-from seqjax.study.results import write_results
-from seqjax.study.runner import Run
-from seqjax.study.studies import load_study
+from seqjax.study.gaps import classes
+from seqjax.study.gaps.rates import NEAR
+from seqjax.study.judge import page
+from seqjax.study.judge.joined import rounded
+from seqjax.study.judge.page import Judgement
+from seqjax.study.judge.plan import SAME_BLOCK, Plan, Runs, make_plan, read, title
+from seqjax.study.report.results import analyse
+from seqjax.study.runs import estimate, files, runner
+from seqjax.study.runs.collect import collect, read_points
+from seqjax.study.runs.record import in_domain
+from seqjax.study.runs.runner import Run
 from seqjax.training import schedule
-from seqjax.utils import UserError, command_parser, run_command, words
+from seqjax.utils import UserError
 
 BEHIND = 0.1  # nats in domain at the first end: a learning rate that is further behind another is dropped
-EXTENSIONS = 2  # of the grid of learning rates, by a factor of two each
-CLEARLY_WORSE = 0.1  # nats in domain: no seed of a mixer this far above the references ends below them
-MOST_PARAMETERS = 2.0  # times those of the references, or one over it: the sizes are hardly comparable
 # Not of whether the mixer is a sound one: FLOPs in loops that XLA cannot count, and a chunk that is part of the model.
 UNCHECKED = ("flops", "chunk_size")
 LENGTHS, SHORT = (
     ("chunk_size", "window"),
     8,
 )  # settings that are numbers of tokens, and what a check takes for a long one
-
-
-def main(argv: list[str]) -> None:
-    """Judge a mixer and print the sentence."""
-    parser = command_parser("judge", description=__doc__)
-    parser.add_argument("--config", required=True, metavar="FILE_OR_NAME[:SIZE[,...]]", help="the mixer's config")
-    parser.add_argument("--out", type=Path, help="directory for the runs and the page (runs/judge/NAME)")
-    parser.add_argument("--jobs", type=int, help="number of concurrent runs, each on its own GPU if there are any (1)")
-    parser.add_argument("--references", type=Path, metavar="DIR", help="shared runs of attention (~/.cache/seqjax)")
-    parser.add_argument("--seeds", default=3, type=int, help="seeds of the mixer and of the references (3)")
-    parser.add_argument("--rates", default="", metavar="A,B,C", help="learning rates of the mixer (recorded ones)")
-    parser.add_argument("--reference_rate", type=float, help="learning rate of both references (the recorded ones)")
-    parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
-    args = parser.parse_args(argv)
-    plan = _plan(args.config, args.out, args.references, args.seeds, words(args.rates), args.reference_rate)
-    jobs = _jobs(args.jobs)
-    if args.dry_run:
-        sys.stdout.write(dry_run(plan, jobs=jobs) + "\n")
-        return
-    try:
-        found = run(plan, jobs=jobs)
-    except KeyboardInterrupt:
-        sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
-        sys.exit(130)
-    for warning in found.warnings:
-        sys.stdout.write(f"* {warning}\n")
-    sys.stdout.write(f"\n{found.sentence}\n{found.foretold}\nWritten: {found.out / judge_page.FILE}\n")
 
 
 def judge(
@@ -77,34 +48,41 @@ def judge(
     references: str | Path | None = None,
     seeds: int = 3,
     rates: Sequence[float] = (),
-    reference_rate: float | None = None,
+    match: str | None = None,
+    runs: Sequence[str | Path] | str | Path = (),
 ) -> Judgement:
-    """Judge the mixer of a config, `FILE_OR_NAME[:SIZE[,...]]`, as `seqjax judge` does, and return what it found.
+    """Judge the mixer of a config, `FILE_OR_NAME[:SIZE[,...]]`, as `seqjax judge` does, and return the result.
 
     Args:
-        config: The config; its runs are trained in processes of their own, so its mixer must be in a file.
+        config: The config. Each run is a process, so the mixer must be in a file.
         out: Directory for the runs and the page, runs/judge/NAME by default. A judgement there is resumed.
         jobs: Number of concurrent runs, each on its own GPU if there are any; 1 by default.
-        references: Directory of the runs of attention that all judgements share; ~/.cache/seqjax/references by default.
-        seeds: Number of seeds of the mixer and of the references; fewer than three have no interval.
-        rates: Learning rates of the mixer, those recorded for the size by default.
-        reference_rate: Learning rate of both references, those recorded for the size by default.
+        references: Directory of attention's runs, shared by all judgements; ~/.cache/seqjax/references by default.
+        seeds: Number of seeds of the mixer and of the references; a single one has no interval.
+        rates: Learning rates of the mixer and the references, those recorded for the size by default.
+        match: "params" sets the MLP width so that the parameters match the reference's, "none" does not. By default
+            a config of your own that does not set `model.mlp.dim` is matched.
+        runs: Directories of finished studies of the same data, tokens and optimiser, whose runs join.
 
     Raises `UserError` for a config that cannot be judged, a mixer that fails its checks, or a run that fails.
     """
-    plan = _plan(str(config), out, references, seeds, [str(rate) for rate in rates], reference_rate)
-    return run(plan, jobs=_jobs(jobs))
+    several = [runs] if isinstance(runs, str | Path) else runs
+    return run(
+        plan_of(str(config), out, references, seeds, [str(x) for x in rates], match, several), jobs=checked_jobs(jobs)
+    )
 
 
-def _plan(
+def plan_of(
     config: str,
     out: str | Path | None,
     references: str | Path | None,
     seeds: int,
     rates: Sequence[str],
-    reference_rate: float | None,
+    match: str | None,
+    runs: Sequence[str | Path],
 ) -> Plan:
-    for path, flag in ((out, "--out"), (references, "--references")):
+    """Return the plan of a judgement from the arguments of `judge`."""
+    for path, flag in ((out, "--out"), (references, "--references"), *((path, "--runs") for path in runs)):
         if path is not None:
             store.require_local(path, flag)
     try:
@@ -113,103 +91,198 @@ def _plan(
         raise UserError(f"--rates={','.join(rates)}: give learning rates, such as 1e-3,2e-3,4e-3.") from None
     name, _, argument = config.partition(":")
     folder = "-".join([Path(name).stem, *filter(str.isalnum, argument.replace("_", "").split(","))])
-    return judge_plan.make_plan(
+    return make_plan(
         config,
         out=Path(out) if out is not None else Path("runs") / "judge" / folder,
         cache=Path(references) if references is not None else None,
         seeds=seeds,
         rates=numbers,
-        reference_rate=reference_rate,
+        match=match,
+        runs=[Path(path) for path in runs],
     )
 
 
-def _jobs(jobs: int | None) -> int:
+def checked_jobs(jobs: int | None) -> int:
+    """Return the number of concurrent runs, 1 by default."""
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}.")
     return jobs or 1
 
 
-def dry_run(plan: Plan, *, jobs: int) -> str:
-    """Return a table of the runs that are left, their tokens and their time at recorded speeds."""
-    runs = Runs(plan)
-    order = [runs.mixer(rate, seed=0, ends=MODEL_ENDS) for rate in middle_first(plan.rates)]
-    order += [*runs.references, *runs.expected()]
-    scale = judge_plan.SCALES.get(plan.config.size)
-    said = [
-        estimate.report(order, jobs=jobs),
-        f"The seeds of {plan.model} run at its best learning rate, which is found first. If that is at the edge of the "
-        f"grid, up to {EXTENSIONS} more are tried; a rate that is far behind at half of its tokens is dropped there.",
-        scale.took if scale is not None else "",
-    ]
-    return "\n".join(filter(None, said))
+# ------------------------------------------------------------------------------------------------------- what to train
+Cell = tuple[str, float, int]  # model, learning rate, seed
+
+
+class Losses:
+    """The runs of a judgement and of joined studies by model, learning rate and seed, with their last losses."""
+
+    def __init__(self, runs: Runs):
+        self.runs, self.plan = runs, runs.plan
+        self.supplied = {
+            (run.model, run.metadata["config"]["optim"]["lr"], run.seed): run
+            for run in self.plan.joined.runs
+            if run.model in self.plan.references
+        }
+
+    def last(self, model: str, rate: float, seed: int) -> float | None:
+        """Return the last in-domain loss of a cell; None if it has not run to the last end."""
+        if record := self.supplied.get((model, rate, seed)):
+            return float(in_domain([record.last], self.plan.against)[0])
+        run = self.runs.known(model, rate, seed=seed)
+        if run is None or run.ends[-1] != self.plan.config.train.steps:
+            return None
+        return loss_at(run, run.ends[-1], self.plan.against)
+
+    def of_rates(self, model: str) -> dict[float, float]:
+        """Return the last in-domain loss of seed 0 at every learning rate that ran to the last end."""
+        rates = {rate for name, rate, _ in self.supplied if name == model} | {*self.runs.tried(model)}
+        found = {rate: self.last(model, rate, 0) for rate in sorted(rates)}
+        return {rate: loss for rate, loss in found.items() if loss is not None}
+
+    def of_models(self) -> dict[str, dict[float, float]]:
+        """Return the same of the mixer and both references."""
+        return {name: self.of_rates(name) for name in (self.plan.model, *self.plan.references)}
+
+    def seeds(self, model: str, rate: float) -> int:
+        """Return how many of the seeds of the plan have run to the last end."""
+        return sum(self.last(model, rate, seed) is not None for seed in range(self.plan.seeds))
+
+    def is_enough(self, model: str) -> bool:
+        """Return whether joined studies have as many seeds of a reference as the plan, at a near-best rate."""
+        near = self.plan.joined.near(model)
+        return any(sum(run.rate == other.rate for other in near) >= self.plan.seeds for run in near)
+
+    def trained(self) -> list[str]:
+        """Return the references that are trained, as far as joined studies do not have them."""
+        tells = self.plan.joined.tells_slope
+        return [name for name in self.plan.references if not (tells and self.is_enough(name))]
+
+    def missing(self, cells: Sequence[Cell]) -> list[Run]:
+        """Return the runs of the cells that joined studies do not have."""
+        return [self.runs.run(m, rate, seed=seed) for m, rate, seed in cells if (m, rate, seed) not in self.supplied]
+
+
+def beyond(tried: Collection[float], losses: Mapping[float, float]) -> float | None:
+    """Return the rate by which a grid is extended, half or twice its best one at an edge; None if it is inside."""
+    if not losses:
+        return None
+    best = min(losses, key=losses.__getitem__)
+    return rounded(2 * best) if best == max(tried) else rounded(best / 2) if best == min(tried) else None
+
+
+def common_rate(
+    losses: Mapping[str, Mapping[float, float]], model: str, *, with_seeds: Collection[float] = ()
+) -> float | None:
+    """Return the learning rate at which all models run further seeds; None if it is not near-best for a pair.
+
+    Args:
+        losses: Model -> learning rate -> last in-domain loss; the mixer, called `model`, and both references.
+        model: The mixer.
+        with_seeds: Rates at which the reference has its seeds already, which are preferred.
+
+    The rate has the smallest largest excess over each side's best rate: of the pair, the mixer and attention with the
+    same block, then of all.
+    """
+    shared = set.intersection(*(set(of) for of in losses.values()))
+
+    def excess(rate: float, names: Collection[str]) -> float:
+        return max(losses[name][rate] - min(losses[name].values()) for name in names)
+
+    pair = (model, SAME_BLOCK)
+    near = [rate for rate in shared if excess(rate, pair) <= NEAR]
+    kept = [rate for rate in near if rate in with_seeds] or near
+    return min(kept, key=lambda rate: (excess(rate, pair), excess(rate, losses)), default=None)
 
 
 # --------------------------------------------------------------------------------------------------------------- phases
 def run(plan: Plan, *, jobs: int) -> Judgement:
-    """Train what is missing of a judgement, write its page and return what it found.
+    """Train the missing runs of a judgement, write its page and return its result.
 
     Raises `UserError` if a run fails for another reason than a loss that is not finite, and `KeyboardInterrupt` after a
     signal has ended all of them.
     """
     runs = Runs(plan)
-    warnings = [*plan.warnings, *_parameters(plan)]
+    sys.stdout.write("".join(f"{line}\n" for line in page.head(plan)))
     if not plan.study.is_file():
         require_sound(plan)
-    runs.write()
-    for warning in warnings:
-        sys.stdout.write(f"* {warning}\n")
-    of_rates = find_rate(runs, jobs=jobs)
-    best = best_rate(of_rates, plan.against)
-    if best is None:
-        return judge_page.write_diverged(plan, list(of_rates.values()), runs.references, warnings)
-    references = runs.references
-    _train(runs, references, jobs=jobs, doing="the references", later=runs.expected())
-    diverged = [reference.label for reference in references if has_diverged(reference)]
-    if diverged:
+    losses, rates = Losses(runs), list(runs.rates)
+    references = losses.trained()
+    # A study file has a run of a reference from the beginning if it has any.
+    losses.missing([(name, rate, 0) for rate in rates for name in references])
+    _train_rates(losses, [plan.model], rates, jobs=jobs)
+    extended = [*rates]
+    if (rate := beyond(rates, losses.of_rates(plan.model))) is not None:
+        extended.append(rate)
+        _train_rates(losses, [plan.model], extended, jobs=jobs)
+    if not losses.of_rates(plan.model):
+        return page.write_diverged(plan, runs.runs(), extended)
+    _train_rates(losses, references, rates if plan.joined.tells_slope else extended, jobs=jobs)
+    if silent := [name for name in plan.references if not losses.of_rates(name)]:
         raise UserError(
-            f"{', '.join(diverged)}: the loss is not finite; give a lower --reference_rate, in a new --out."
+            f"{', '.join(silent)}: the loss is not finite at any learning rate; add a lower one, --rates=A,B."
         )
-    ends = ends_of_seeds(of_rates[best], references, plan.against)
-    seeds = _seeds(runs, best, ends)
-    _train(runs, seeds, jobs=jobs, doing=f"seeds of {plan.model}")
-    dropped = {r.label: why_dropped(r, of_rates.values(), plan.against) for r in of_rates.values() if not r.complete}
-    lost = {run.label: "the loss is not finite" for run in seeds if has_diverged(run)}
-    study = load_study(plan.study)
-    used = {run.label for run in (*of_rates.values(), *references, *seeds)}
-    others = {run.label: "not of this judgement" for run in study.runs if run.label not in used}
-    write_results(study, plan.out, missing=dropped | lost | others, quiet=True)
-    return judge_page.write(plan, study.runs, dropped=dropped | lost, warnings=warnings)
+    seed_rates = rates_of_seeds(losses)
+    cells = [(name, rate, seed) for seed in range(1, plan.seeds) for name, rate in seed_rates.items()]
+    if cells:
+        _train(runs, losses.missing(cells), jobs=jobs, doing="further seeds")
+    missing = {run.label: why_missing(run) for run in runs.runs() if not run.complete}
+    write_results(plan, runs, missing)
+    return page.write(plan, runs, missing=missing, tried=extended, losses=losses.of_models())
 
 
-def _seeds(runs: Runs, rate: float, ends: Sequence[float]) -> list[Run]:
-    return [runs.mixer(rate, seed=seed, ends=ends) for seed in range(1, runs.plan.seeds)]
+def dry_run(plan: Plan, *, jobs: int) -> str:
+    """Return a table of the runs that are left, their tokens and their time at recorded speeds, and what mixers cost.
+
+    The learning rate that extends the grid and the rate of further seeds are not known before: others stand for them.
+    """
+    runs = Runs(plan)
+    losses = Losses(runs)
+    models = [plan.model, *losses.trained()]
+    rates = [*runs.rates, rounded(2 * max(runs.rates))]
+    seeds = [(model, runs.rates[-1], seed) for seed in range(1, plan.seeds) for model in models]
+    cells = [(model, rate, 0) for model in models for rate in rates] + seeds
+    if plan.joined.tells_slope:
+        cells = [cell for cell in cells if cell[0] == plan.model or cell[1] != rates[-1]]
+    chosen = losses.missing(cells)
+    first, second = (
+        sum(run.progress[1] for run in some) / plan.config.train.steps
+        for some in (chosen, [run for run in chosen if run.model == plan.model])
+    )
+    said = [
+        *page.head(plan),
+        estimate.report(chosen, jobs=jobs),
+        f"The learning rate {rates[-1]:g} stands for the one that extends the grid, and {runs.rates[-1]:g} for the "
+        "rate of further seeds.",
+        f"A first mixer costs {first:.1f} times the steps of one run, and a second one with the same references "
+        f"{second:.1f} times.",
+    ]
+    return "\n".join(said)
 
 
-def middle_first(rates: Sequence[float]) -> list[float]:
-    """Return the rates ascending, but for the middle one, which is first."""
-    ascending = sorted(rates)
-    middle = ascending[len(ascending) // 2]
-    return [middle, *(rate for rate in ascending if rate != middle)]
+def rates_of_seeds(losses: Losses) -> dict[str, float]:
+    """Return the learning rate of further seeds, by model; {} if no rate suits all."""
+    plan = losses.plan
+    of_model = losses.of_models()
+    trained = [plan.model, *losses.trained()]
+    if plan.joined.tells_slope:
+        return {name: min(of_model[name], key=of_model[name].__getitem__) for name in trained}
+    with_seeds = [rate for rate in of_model[SAME_BLOCK] if losses.seeds(SAME_BLOCK, rate) >= plan.seeds]
+    rate = common_rate(of_model, plan.model, with_seeds=with_seeds)
+    return {} if rate is None else dict.fromkeys(trained, rate)
 
 
-def find_rate(runs: Runs, *, jobs: int) -> dict[float, Run]:
-    """Train one seed at every learning rate, extend the grid where the best is at its edge, and return all runs."""
-    plan = runs.plan
-    found = {rate: runs.mixer(rate, seed=0, ends=MODEL_ENDS) for rate in middle_first(plan.rates)}
-    for extension in range(EXTENSIONS + 1):
-        _train(
-            runs,
-            list(found.values()),
-            jobs=jobs,
-            doing=f"learning rates of {plan.model}",
-            may_stop=lambda run: is_behind(run, found.values(), plan.against),
-            later=[*runs.references, *runs.expected()],
-        )
-        rate = beyond(found, plan.against)
-        if rate is None or extension == EXTENSIONS:
-            break
-        found[rate] = runs.mixer(rate, seed=0, ends=MODEL_ENDS)
-    return found
+def _train_rates(losses: Losses, models: Sequence[str], rates: Sequence[float], *, jobs: int) -> None:
+    """Train seed 0 of models at learning rates; shorten runs that are far behind another rate of their model."""
+    runs, against = losses.runs, losses.plan.against
+    chosen = losses.missing([(model, rate, 0) for rate in rates for model in models])
+
+    def may_stop(run: Run) -> bool:
+        return is_behind(run, [other for other in chosen if other.model == run.model], against)
+
+    _train(runs, chosen, jobs=jobs, doing=f"learning rates of {' and '.join(models)}", may_stop=may_stop)
+    for run in [run for run in chosen if may_stop(run)]:
+        runs.drop(run)
+    runs.write()
 
 
 def _train(
@@ -219,7 +292,6 @@ def _train(
     jobs: int,
     doing: str,
     may_stop: Callable[[Run], bool] = lambda run: False,
-    later: Sequence[Run] = (),
 ) -> None:
     """Train the runs that are not complete; raise `UserError` if one fails but for a loss that is not finite."""
     runs.write()
@@ -228,8 +300,8 @@ def _train(
         return
     sys.stdout.write(f"Training {doing}: {len(left)} run{'s' * (len(left) > 1)}.\n")
     for run in left:
-        judge_page.note_jobs(run, jobs=min(jobs, len(left)))
-    failed = runner.train_all(str(runs.plan.study), left, jobs=jobs, may_stop=may_stop, later=later)
+        page.note_jobs(run, jobs=min(jobs, len(left)))
+    failed = runner.train_all(str(runs.plan.study), left, jobs=jobs, may_stop=may_stop)
     if broken := [run for run in failed if not has_diverged(run)]:
         raise UserError(
             f"{', '.join(run.label for run in broken)} failed; {broken[0].log} says why. Then go on with the same "
@@ -237,12 +309,37 @@ def _train(
         )
 
 
+def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
+    """Write the files of the study, with the joined runs, and its tables and pictures."""
+    chosen = [run for run in runs.runs() if run.label not in missing]
+    found = collect(chosen, [*plan.domains, *plan.against])
+    study = {
+        "title": title(plan),
+        "references": list(plan.references),
+        "domains": list(plan.domains),
+        "against": list(plan.against),
+        "asks": [plan.model],
+        "speeds": page.speeds(plan, runs.runs()),
+    }
+    workdirs = {run.label: run.workdir for run in chosen}
+    messages = files.write(plan.out, found, study=study, missing=dict(missing), workdirs=workdirs)
+    sums, _ = classes.collect(workdirs)
+    if plan.joined.runs:
+        messages += files.join(plan.out, plan.joined.of_directory)
+        for directory, joined in plan.joined.of_directory.items():
+            own = {run.label.partition(": ")[2]: run.label for run in joined if run.model in plan.references}
+            sums |= {own[label]: of for label, of in classes.read(directory).items() if label in own}
+    classes.write(plan.out, sums)
+    sys.stdout.write("".join(f"{message}\n" for message in messages))
+    analyse(plan.out, quiet=True)
+
+
 # ------------------------------------------------------------------------------------------ decisions, from files alone
 def loss_at(run: Run, step: int, against: Sequence[str]) -> float | None:
     """Return the mean loss of the domains `against` at the end after `step`; None if it is not evaluated yet."""
     if step in run.lacking:
         return None
-    point = protocol.read_points(schedule.end_directory(run.files, step))[-1]
+    point = read_points(schedule.end_directory(run.files, step))[-1]
     return float(np.mean([point.domains[domain] for domain in against]))
 
 
@@ -253,11 +350,11 @@ def has_diverged(run: Run) -> bool:
 
 def is_behind(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
     """Return whether a run that is not complete is far behind another at its first end."""
-    return behind(run, others, against) > BEHIND and not run.complete
+    return not run.complete and behind(run, others, against) > BEHIND
 
 
 def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
-    """Return how much higher the loss in domain of a run is than the best one's at their first ends, in nats.
+    """Return how much higher the in-domain loss of a run is than the lowest one at their first ends, in nats.
 
     It is 0 where the run or all others have no such end yet.
     """
@@ -267,55 +364,14 @@ def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
     return 0.0 if own is None or not known else own - min(known)
 
 
-def why_dropped(run: Run, others: Collection[Run], against: Sequence[str]) -> str:
-    """Return why a run of a learning rate is not complete."""
-    if has_diverged(run):
-        return "the loss is not finite"
-    return f"dropped at half of its tokens, {behind(run, others, against):.2f} nats in domain behind another rate"
-
-
-def best_rate(found: Mapping[float, Run], against: Sequence[str]) -> float | None:
-    """Return the rate with the lowest loss in domain at the last end; None if no run is complete."""
-    last = {rate: loss_at(run, run.ends[-1], against) for rate, run in found.items() if run.complete}
-    return min(last, key=lambda rate: last[rate] or 0.0) if last else None
-
-
-def beyond(found: Mapping[float, Run], against: Sequence[str]) -> float | None:
-    """Return the rate by which the grid is extended, half or twice its best one at an edge; None if it is inside."""
-    best = best_rate(found, against)
-    if best is None:
-        return None
-    return 2 * best if best == max(found) else best / 2 if best == min(found) else None
-
-
-def ends_of_seeds(run: Run, references: Sequence[Run], against: Sequence[str]) -> tuple[float, ...]:
-    """Return the ends of further seeds: all, unless the mixer's last end is clearly above those of the references.
-
-    The better one of a pair is interpolated between its ends; the worse one needs its last end alone.
-    """
-    own = loss_at(run, run.ends[-1], against)
-    theirs = [loss_at(reference, reference.ends[-1], against) for reference in references]
-    worst = max(loss for loss in theirs if loss is not None)
-    assert own is not None, "the best rate is complete"
-    return MODEL_ENDS[-1:] if own > worst + CLEARLY_WORSE else MODEL_ENDS
+def why_missing(run: Run) -> str:
+    """Return why a run of a judgement has no results."""
+    return "the loss is not finite" if has_diverged(run) else "not part of this judgement"
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def _parameters(plan: Plan) -> list[str]:
-    """Return a warning if the mixer's model is much larger or smaller than the references."""
-    ours = flops.n_params(Model(plan.config.model, max_len=plan.config.train.seq_len))
-    reference = judge_plan.read(plan.references[judge_plan.SAME_BLOCK])
-    theirs = flops.n_params(Model(reference.model, max_len=reference.train.seq_len))
-    if 1 / MOST_PARAMETERS <= ours / theirs <= MOST_PARAMETERS:
-        return []
-    return [
-        f"{plan.model} has {ours / theirs:.2g} times the parameters of attention ({ours:,} and {theirs:,}): the gap is "
-        "of two sizes as well."
-    ]
-
-
-# On a CPU and in a process of its own, so that this one takes no memory of a GPU from the runs.
-CHECK = "import sys; from seqjax.study import judge; judge.check(sys.argv[1])"
+# In another process, on a CPU, so that this process takes no GPU memory from the runs.
+CHECK = "import sys; from seqjax.study.judge import run; run.check(sys.argv[1])"
 
 
 def require_sound(plan: Plan) -> None:
@@ -333,7 +389,7 @@ def require_sound(plan: Plan) -> None:
 
 def check(text: str) -> None:
     """Run the contract tests on the mixers of a config; write what fails to stdout and exit with status 1."""
-    for mixer in judge_plan.read(text).model.mixers:
+    for mixer in read(text).model.mixers:
         try:
             checked_mixer(mixer)
         except AssertionError as error:
@@ -362,7 +418,3 @@ def checked_mixer(mixer: Any) -> list[str]:
         except UserError as refused:
             error = refused
     raise error or UserError(f"The mixer {mixer.name} cannot be checked.")
-
-
-if __name__ == "__main__":
-    run_command(main)

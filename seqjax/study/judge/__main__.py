@@ -1,0 +1,59 @@
+"""Judge a mixer: does it cost base capabilities, and how fast is it? `seqjax judge --config=FILE_OR_NAME[:SIZE[,...]]`.
+
+It trains the mixer and two references, attention as published and with the same block, at the same learning rates, and
+further seeds at the one that suits all. The references are kept in --references, so a second mixer trains its own runs
+alone. It ends with one sentence and writes DIR/judge.md (docs/judge.md). After an interruption, the same command
+resumes.
+
+`--runs=DIR` joins a finished study of the same data, tokens and optimiser. `--dry_run` lists the runs, their tokens and
+the time at recorded speeds, and trains nothing.
+"""
+
+import sys
+from pathlib import Path
+
+from seqjax.study.judge import page
+from seqjax.study.judge.matching import NONE, PARAMS
+from seqjax.study.judge.run import checked_jobs, dry_run, plan_of, run
+from seqjax.utils import command_parser, run_command, words
+
+
+def main(argv: list[str]) -> None:
+    """Judge a mixer and print the sentence."""
+    parser = command_parser("judge", description=__doc__)
+    parser.add_argument("--config", required=True, metavar="FILE_OR_NAME[:SIZE[,...]]", help="the mixer's config")
+    parser.add_argument("--out", type=Path, help="directory for the runs and the page (runs/judge/NAME)")
+    parser.add_argument("--jobs", type=int, help="number of concurrent runs, each on its own GPU if there are any (1)")
+    parser.add_argument("--references", type=Path, metavar="DIR", help="shared runs of attention (~/.cache/seqjax)")
+    parser.add_argument("--seeds", default=3, type=int, help="seeds of the mixer and of the references (3)")
+    parser.add_argument(
+        "--rates", default="", metavar="A,B,C", help="learning rates of the mixer and the references (recorded ones)"
+    )
+    parser.add_argument(
+        "--match",
+        metavar=f"{PARAMS}|{NONE}",
+        help="set the MLP width so that the parameters match the reference's, or not (a config of your own is matched "
+        "if it does not set model.mlp.dim)",
+    )
+    parser.add_argument(
+        "--runs", action="append", default=[], type=Path, metavar="DIR", help="join a finished study; repeatable"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
+    args = parser.parse_args(argv)
+    plan = plan_of(args.config, args.out, args.references, args.seeds, words(args.rates), args.match, args.runs)
+    jobs = checked_jobs(args.jobs)
+    if args.dry_run:
+        sys.stdout.write(dry_run(plan, jobs=jobs) + "\n")
+        return
+    try:
+        found = run(plan, jobs=jobs)
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
+        sys.exit(130)
+    for remark in found.remarks:
+        sys.stdout.write(f"* {remark}\n")
+    sys.stdout.write(f"\n{found.sentence}\nWritten: {found.out / page.FILE}\n")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,189 @@
+"""Finished studies that join a judgement: `--runs=DIR`.
+
+Their runs have the same data, tokens and optimiser as the judgement's. They supply the slope of the learning rate and
+the spread of seeds. A model there with the settings of a reference is this reference, which then need not be trained.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqjax.config import Config, differences, to_dict
+from seqjax.study import gaps
+from seqjax.study.gaps.heights import FEWEST
+from seqjax.study.runs import files
+from seqjax.study.runs.record import NATS, Record, Records
+from seqjax.utils import UserError
+
+DATA = (
+    *("train.steps", "train.batch_size", "train.seq_len", "model.vocab_size"),
+    *("eval.tokens", "eval.seed"),
+)  # settings that decide what was read
+UNIT = 1e-3  # the learning rate of which the field `rate` of a run is a multiple
+ANYHOW = "Without it, mixer and references are compared at common learning rates."
+EARLY = 0.505  # of the tokens: the latest first end that counts as one at 50%
+
+
+def rounded(rate: float) -> float:
+    """Return a learning rate, or a multiple, as it is written: with six digits."""
+    return float(f"{rate:.6g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """Runs of other studies, with the labels, models and rates that they have in the judgement.
+
+    Args:
+        of_directory: The runs of each directory.
+        records: All of them as one study; None without any.
+        remarks: Sentences on what they cannot supply.
+    """
+
+    of_directory: Mapping[Path, Sequence[Record]] = dataclasses.field(default_factory=dict)
+    records: Records | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> Sequence[Record]:
+        """All runs."""
+        return () if self.records is None else self.records.runs
+
+    @property
+    def n_slopes(self) -> int:
+        """The number of models that supply the slope of the learning rate: two near-best rates of one seed."""
+        return len(self._with_slope) if self.records is not None else 0
+
+    @property
+    def tells_slope(self) -> bool:
+        """Whether they suffice to compare runs of different learning rates."""
+        return self.n_slopes >= FEWEST
+
+    @property
+    def _with_slope(self) -> list[str]:
+        assert self.records is not None
+        found = []
+        for model in self.records.models:
+            seeds = [run.seed for run in self.near(model)]
+            found += [model] if len(set(seeds)) < len(seeds) else []
+        return found
+
+    def near(self, model: str) -> list[Record]:
+        """Return the runs of a model at its near-best learning rates."""
+        if self.records is None or model not in self.records.models:
+            return []
+        near = gaps.rates(self.records, model).near
+        return [run for run in self.records.of_model(model) if run.rate in near]
+
+
+def read(
+    directories: Sequence[Path],
+    config: Config,
+    references: Mapping[str, Config],
+    *,
+    name: str,
+    domains: Sequence[str],
+    against: Sequence[str],
+    manifest: str,
+) -> Joined:
+    """Return the runs of finished studies that join a judgement of `config`; `name` is the name of its model.
+
+    Raises `UserError` if a directory is no finished study, was edited, or has no run of the same data, tokens and
+    optimiser.
+    """
+    if len({path.resolve() for path in directories}) < len(directories):
+        raise UserError("--runs: name each directory once.")
+    of_directory: dict[Path, list[Record]] = {}
+    remarks: list[str] = []
+    records = None
+    for directory in directories:
+        found = files.read(directory)
+        if found.unit != NATS:
+            raise UserError(f"--runs={directory}: its losses are in {found.unit.name}, not nats per token. {ANYHOW}")
+        why = {run.label: _other(run, config, (*domains, *against), manifest) for run in found.runs}
+        fitting = [run for run in found.runs if not why[run.label]]
+        if not fitting:
+            raise UserError(f"--runs={directory}: {next(iter(why.values()))} {ANYHOW}")
+        if left_out := [label for label, text in why.items() if text]:
+            remarks.append(f"{len(left_out)} runs of {directory} do not join: {why[left_out[0]]}")
+        own = dataclasses.replace(found, runs=fitting, domains=tuple(domains), against=tuple(against))
+        names, said = _names(own, directory, references, config, taken=[name, *_models(of_directory)])
+        remarks += said
+        of_directory[directory] = [
+            dataclasses.replace(
+                run,
+                label=f"{directory.resolve().name}: {run.label}",
+                model=names[run.model],
+                rate=rounded(run.metadata["config"]["optim"]["lr"] / UNIT),
+            )
+            for run in fitting
+            if run.model in names
+        ]
+        records = dataclasses.replace(own, runs=[run for runs in of_directory.values() for run in runs], blocks=None)
+    joined = Joined(of_directory, records, tuple(remarks))
+    if records is not None and not joined.tells_slope:
+        text = (
+            f"The joined runs have {joined.n_slopes} models with two near-best learning rates, and the slope of the "
+            f"learning rate needs {FEWEST}: the verdict is at learning rates that the mixer and the references share."
+        )
+        joined = dataclasses.replace(joined, remarks=(*remarks, text))
+    return joined
+
+
+def _models(of_directory: Mapping[Path, Sequence[Record]]) -> list[str]:
+    return [run.model for runs in of_directory.values() for run in runs]
+
+
+def _names(
+    records: Records, directory: Path, references: Mapping[str, Config], config: Config, *, taken: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the name of each model in the judgement, and remarks on models that do not join."""
+    names, remarks = {}, []
+    settings = {reference: to_dict(made)["model"] for reference, made in references.items()}
+    for model in records.models:
+        recorded = records.of_model(model)[0].metadata["config"]["model"]
+        reference = next((name for name, ours in settings.items() if _same(recorded, ours)), None)
+        if reference is None or reference in names.values() or reference in taken:
+            is_taken = model in taken or model in references
+            names[model] = f"{model} ({directory.resolve().name})" if is_taken else model
+            continue
+        near = gaps.rates(records, model).near
+        firsts = [run.ends[0].tokens / run.last.tokens for run in records.of_model(model) if run.rate in near]
+        if min(firsts) <= EARLY:
+            names[model] = reference
+        else:
+            remarks.append(
+                f"{model} of {directory} has no ends from 50% of the tokens, so {reference} is trained here; the "
+                "other models join."
+            )
+    return names, remarks
+
+
+def _same(recorded: Any, ours: Any) -> bool:
+    """Return whether settings of a model agree, but for `implementation` and for keys that one side lacks."""
+    if isinstance(recorded, dict) and isinstance(ours, dict):
+        keys = (recorded.keys() & ours.keys()) - {"implementation", "loss_implementation"}
+        return all(_same(recorded[key], ours[key]) for key in keys)
+    return recorded == ours
+
+
+def _other(run: Record, config: Config, domains: Sequence[str], manifest: str) -> str:
+    """Return in a sentence why a run cannot join a judgement of `config`; "" if it can."""
+    recorded = run.metadata.get("config", {})
+    if not run.is_wsd or "optim" not in recorded or "model" not in recorded:
+        return f"{run.label} has no warmup-stable-decay schedule, so that a gap would be due to the schedule as well."
+    only = "so that nothing but the order of its own models can be concluded from it."
+    if (theirs := run.metadata.get("manifest")) != manifest:
+        return f"{run.label} has other data (manifest {str(theirs)[:16]}, here {manifest[:16]}), {only}"
+    if lacking := [domain for domain in domains if domain not in run.last.domains]:
+        return f"{run.label} has no loss of {', '.join(lacking)}, {only}"
+    ours = to_dict(config)
+    for key in DATA:
+        group, _, field = key.partition(".")
+        value = recorded.get(group, {}).get(field, ours[group][field])
+        if value != ours[group][field]:
+            return f"{run.label} has {key}={value}, here {ours[group][field]}, {only}"
+    theirs = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in ours["optim"]}
+    if changed := differences(theirs, {key: ours["optim"][key] for key in theirs}, "optim."):
+        return f"{run.label} has another optimiser ({changed[0]} here), so that a gap would be due to it as well."
+    return ""

@@ -1,0 +1,104 @@
+"""Studies that cannot join a judgement, or only in part: one sentence each."""
+
+import dataclasses
+import json
+
+import pytest
+
+from seqjax.study.judge import joined, plan
+from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
+from seqjax.utils import UserError
+from tests.study.judge.conftest import DOMAINS, HIGH, LOW
+
+ATTENTION = "transformer_pp:debug,model.mixer.qk_norm=True,model.mixer.conv=True"
+MODELS = {"Attention": (ATTENTION, (LOW, HIGH), 2), "GLA": ("gla:debug", (LOW, HIGH), 1)}
+
+
+@pytest.fixture
+def read(trainer, tmp_path):
+    """Read studies for a judgement of Mamba-2."""
+
+    def found(*directories, config="mamba2:debug", **changes):
+        made = plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache")
+        references = {name: plan.read(text) for name, text in made.references.items()}
+        known = {"name": "mamba2", "domains": made.domains, "against": made.against, "manifest": "m"}
+        return joined.read(directories, made.config, references, **known | changes)
+
+    return found
+
+
+def test_models_are_named_and_rates_are_multiples_of_the_judgements_unit(read, lab):
+    models = MODELS | {PUBLISHED: ("rwkv7:debug", (HIGH,), 1), "mamba2": ("mamba2:debug", (HIGH,), 1)}
+    found = read(lab(models))
+    assert found.records.models == [SAME_BLOCK, "GLA", f"{PUBLISHED} (lab)", "mamba2 (lab)"]
+    assert {run.rate for run in found.runs} == {4.0, 8.0}
+    assert all(run.label.startswith("lab: ") for run in found.runs)
+    assert found.n_slopes == 2 and not found.tells_slope
+    assert [run.seed for run in found.near(SAME_BLOCK)] == [0, 0, 1] and found.near("none") == []
+
+
+def test_settings_that_one_side_lacks_do_not_make_another_model(read, lab):
+    directory = lab(MODELS)
+    text = json.loads((directory / "runs.json").read_text())
+    for run in text["runs"].values():
+        mixer = run["config"]["model"]["mixer"]
+        mixer.pop("temperature", None)
+        mixer["implementation"] = "xla"
+    (directory / "runs.json").write_text(json.dumps(text))
+    assert SAME_BLOCK in read(directory).records.models
+    for run in text["runs"].values():
+        run["config"]["model"]["mixer"]["qk_norm"] = False
+    (directory / "runs.json").write_text(json.dumps(text))
+    assert SAME_BLOCK not in read(directory).records.models
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "said"),
+    [
+        ("", {"manifest": "other"}, "other data .*common learning rates"),
+        ("", {"domains": ("arxiv", "book")}, "no loss of book.*common learning rates"),
+        (",train.steps=40", {}, "train.steps=40, here 20.*common learning rates"),
+        (",train.batch_size=2", {}, "train.batch_size=2, here 4"),
+        (",eval.seed=1", {}, "eval.seed=1, here 0"),
+        (",optim.b2=0.9", {}, r"another optimiser \(optim.b2: 0.9 -> 0.95 here\).*common learning rates"),
+        (",optim.warmup_steps=3", {}, "another optimiser"),
+    ],
+)
+def test_a_study_of_other_runs_is_refused(read, lab, settings, changes, said):
+    directory = lab(MODELS, settings=settings)
+    with pytest.raises(UserError, match=f"--runs={directory}: Attention, .*{said}"):
+        read(directory, **changes)
+
+
+def test_runs_that_differ_are_left_out(read, lab):
+    directory = lab(MODELS)
+    text = json.loads((directory / "runs.json").read_text())
+    for label, run in text["runs"].items():
+        if label.startswith("GLA"):
+            run["config"]["optim"]["b1"] = 0.5
+    (directory / "runs.json").write_text(json.dumps(text))
+    found = read(directory)
+    assert found.records.models == [SAME_BLOCK]
+    assert found.remarks[0].startswith(f"2 runs of {directory} do not join: GLA")
+
+
+def test_a_reference_without_early_ends_is_trained_again(read, lab):
+    found = read(lab(MODELS, ends=(0.8, 1.0)))
+    assert found.records.models == ["GLA"] and "no ends from 50%" in found.remarks[0]
+
+
+def test_edited_files_and_directories_named_twice_are_refused(read, lab):
+    directory = lab(MODELS)
+    with pytest.raises(UserError, match="--runs: name each directory once"):
+        read(directory, directory)
+    path = directory / "points.csv"
+    path.write_text(path.read_text().replace("github,4.", "github,5.", 1))
+    with pytest.raises(UserError, match="one of the files was edited"):
+        read(directory)
+
+
+def test_two_studies_join(read, lab):
+    found = read(lab(MODELS), lab({"DeltaNet": ("deltanet:debug", (LOW, HIGH), 1)}, name="more"))
+    assert found.tells_slope and found.records.domains == DOMAINS[2:]
+    assert {path.name: len(runs) for path, runs in found.of_directory.items()} == {"lab": 5, "more": 2}
+    assert dataclasses.asdict(found)["remarks"] == ()

@@ -1,0 +1,91 @@
+"""The configs and the runs of a judgement."""
+
+import dataclasses
+
+import pytest
+
+from seqjax.study.judge import plan
+from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK, Runs
+from seqjax.study.runs.studies import ENDS
+from seqjax.utils import UserError
+from tests.study.judge.conftest import HIGH, LOW
+
+
+def plan_of(tmp_path, config="mamba2:debug", **options):
+    return plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache", **options)
+
+
+def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_own(trainer, tmp_path):
+    changes = "train.batch_size=8,eval.tokens=512,optim.b2=0.9,optim.clip_norm=None,model.dim=32,model.n_layers=1"
+    made = plan_of(tmp_path, f"mamba2:debug,{changes},data.eval_domains=('prose','python')")
+    config = plan.read(made.entry(SAME_BLOCK, HIGH, seed=1)["config"])
+    assert (config.train.batch_size, config.eval.tokens, config.optim.b2, config.optim.clip_norm) == (8, 512, 0.9, None)
+    assert config.data.eval_domains == ("prose", "python")
+    assert (config.model.dim, config.model.n_layers) == (64, 2)
+    assert config.model.mixer.qk_norm and config.model.mixer.conv
+    assert not plan.read(made.references[PUBLISHED]).model.mixer.conv
+    assert config.optim.lr == HIGH and config.train.ends == ENDS
+    assert config.train.seed == config.data.seed == 1
+    assert (config.eval.every, config.checkpoint.ends, config.log.sample_tokens) == (0, "none", 0)
+    ours = plan.read(made.entry(made.model, LOW, seed=0)["config"])
+    assert dataclasses.replace(ours.data, seed=1) == config.data and ours.eval == config.eval
+    assert ours.train.ends == ENDS
+
+
+def test_the_demo_is_shorter_unless_the_config_says_how_long(trainer, tmp_path):
+    scale = plan.SCALES["demo"]
+    made = plan_of(tmp_path, "mamba2")
+    assert (made.config.train.steps, made.config.eval.tokens) == (scale.steps, scale.eval_tokens)
+    assert plan.read(made.references[PUBLISHED]).train.steps == scale.steps
+    assert plan_of(tmp_path, "mamba2:demo,train.steps=400").config.train.steps == 400
+
+
+def test_the_runs_of_references_are_named_by_data_and_settings_alone(trainer, tmp_path):
+    def names(config, rate=HIGH):
+        made = plan_of(tmp_path, config)
+        return {made.entry(model, rate, seed=0)["workdir"] for model in made.references}
+
+    usual = names("mamba2:debug")
+    assert len(usual) == 2
+    assert names("rwkv7:debug,model.dim=32") == usual
+    for other in ("mamba2:debug,train.steps=40", "mamba2:debug,eval.tokens=512", "mamba2:debug,optim.b1=0.8"):
+        assert not names(other) & usual, other
+    assert not names("mamba2:debug", LOW) & usual
+    trainer.corpus.manifest_hash = "other"
+    assert not names("mamba2:debug") & usual
+
+
+def test_a_config_file_is_named_by_its_whole_path(trainer, tmp_path, monkeypatch):
+    text = "from seqjax import presets\n\n\ndef get_config({}):\n"
+    text += "    return presets.get_config({}, name='x', base='mamba2')\n"
+    (tmp_path / "mine.py").write_text(text.format("arg='debug'", "arg"))
+    monkeypatch.chdir(tmp_path)
+    made = plan_of(tmp_path, "mine.py")
+    assert made.text.startswith(f"{tmp_path / 'mine.py'}:debug,limited,") and made.model == "mine"
+    assert plan_of(tmp_path, "mine.py:debug,model.mixer.expand=4").model == "mine, model.mixer.expand=4"
+    (tmp_path / "fixed.py").write_text(text.format("", "'debug'"))
+    with pytest.raises(UserError, match=r"get_config\(\) of .*fixed\.py takes no argument; let it take one"):
+        plan_of(tmp_path, "fixed.py")
+
+
+def test_a_directory_keeps_its_runs_and_takes_more_rates(trainer, tmp_path):
+    first = Runs(plan_of(tmp_path))
+    index = first.run("mamba2", HIGH).index
+    first.write()
+    second = Runs(plan_of(tmp_path, rates=(2e-3,)))
+    assert second.rates == [2e-3, LOW, HIGH] and second.run("mamba2", HIGH).index == index
+    assert second.run("mamba2", 2e-3).index == index + 1
+    assert second.tried("mamba2") == [HIGH, 2e-3]
+    with pytest.raises(UserError, match=r"its study\.py judges mamba2:debug"):
+        Runs(plan_of(tmp_path, "mamba2:debug,train.steps=40"))
+
+
+def test_a_dropped_run_ends_where_it_is(trainer, tmp_path):
+    runs = Runs(plan_of(tmp_path))
+    run = runs.run("mamba2", LOW)
+    trainer.write(run, may_stop=lambda run: len(run.lacking) == 2)
+    assert run.ends == [10, 13, 16, 20] and not run.complete
+    runs.drop(run)
+    runs.write()
+    again = Runs(plan_of(tmp_path)).run("mamba2", LOW)
+    assert again.ends == [10, 13] and again.complete and again.index == run.index

@@ -1,0 +1,344 @@
+"""What a judgement trains, in which order, how it resumes, and what it concludes; the trainer writes known losses."""
+
+import dataclasses
+import json
+import math
+import sys
+
+import pytest
+
+import seqjax
+from seqjax.study import gaps
+from seqjax.study.gaps import rows as gap_rows
+from seqjax.study.gaps.verdicts import COSTS, GAINS, UNDECIDED, no_cost
+from seqjax.study.judge import __main__ as command
+from seqjax.study.judge import page, plan, run
+from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
+from seqjax.study.judge.run import beyond, common_rate
+from seqjax.study.runs import files
+from seqjax.study.runs.studies import load_study
+from seqjax.utils import UserError
+from tests.study.judge.conftest import DOMAINS, HIGH, LOW, labels
+
+SLOW = pytest.mark.slow
+
+
+# ------------------------------------------------------------------------------------------------------- learning rates
+def test_a_grid_is_extended_where_its_best_rate_is_at_an_edge():
+    assert beyond([1e-3, 2e-3], {1e-3: 3.0, 2e-3: 2.9}) == 4e-3
+    assert beyond([1e-3, 2e-3], {1e-3: 2.8, 2e-3: 2.9}) == 5e-4
+    assert beyond([1e-3, 2e-3, 4e-3], {1e-3: 3.0, 2e-3: 2.9}) is None  # 4e-3 was dropped
+    assert beyond([1e-3], {}) is None
+
+
+def rates_of(*losses):
+    return dict(zip((1e-3, 2e-3, 4e-3), losses, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("ours", "same_block", "published", "with_seeds", "expected"),
+    [
+        ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (), 2e-3),
+        ((3.0, 3.02, 3.1), (2.92, 2.9, 3.0), (2.8, 2.9, 3.0), (), 1e-3),  # a tie of the pair
+        ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 1e-3),  # the reference has seeds
+        ((3.04, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 2e-3),  # not near-best there
+        ((3.0, 3.1, 3.2), (3.1, 3.0, 3.1), (3.0, 3.1), (), None),
+    ],
+)
+def test_further_seeds_run_at_the_rate_that_suits_all(ours, same_block, published, with_seeds, expected):
+    losses = {"ema": rates_of(*ours), SAME_BLOCK: rates_of(*same_block), PUBLISHED: rates_of(*published)}
+    assert common_rate(losses, "ema", with_seeds=with_seeds) == expected
+
+
+# --------------------------------------------------------------------------------------------------------------- phases
+def test_a_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
+    options = [f"--out={tmp_path / 'out'}", f"--references={tmp_path / 'cache'}"]
+    command.main(["--config=mamba2:debug", "--dry_run", *options])
+    said = capsys.readouterr().out
+    assert said.startswith("This is a smoke test")
+    # Three learning rates and two more seeds of three models, each a trunk of 16 steps with cooldowns of 12.
+    assert "15 of 15 runs left" in said and "mamba2, rate 0.008, seed 2" in said
+    assert "A first mixer costs 21.0 times" in said and "7.0 times" in said
+    assert not trainer.trained and not (tmp_path / "out").exists()
+
+
+def test_all_run_the_same_rates_and_then_seeds_at_one(judged, trainer, tmp_path, capsys):
+    found = judged()
+    assert capsys.readouterr().out.startswith("This is a smoke test")
+    extension = 2 * HIGH
+    assert trainer.trained[:3] == [*labels(LOW, 0), *labels(HIGH, 0), *labels(extension, 0)]
+    grid = [(name, rate) for name in (SAME_BLOCK, PUBLISHED) for rate in (LOW, HIGH, extension)]
+    assert set(trainer.trained[3:9]) == {labels(rate, 0, model=name)[0] for name, rate in grid}
+    of_seeds = {label for name in ("mamba2", SAME_BLOCK, PUBLISHED) for label in labels(HIGH, 1, 2, model=name)}
+    assert set(trainer.trained[9:]) == of_seeds and len(trainer.trained) == 15
+    row = found.rows[SAME_BLOCK]
+    assert row.verdict.word == COSTS and row.gap.value == pytest.approx(0.3, abs=0.01) and not row.provisional
+    assert (row.seeds, row.reference_seeds, row.octaves) == (3, 3, 0.0)
+    assert found.costs["mamba2"].tokens_per_s == 5.0 and found.parameters["mamba2"] == row.parameters
+    text = (tmp_path / "out" / "judge.md").read_text()
+    assert text.startswith("This is a smoke test") and f"**{found.sentence}**" in text
+    runs = load_study(tmp_path / "out" / "study.py").runs
+    assert all(run.complete for run in runs) and len(runs) == 15
+    # The directory has all that the page says.
+    records = files.read(tmp_path / "out")
+    assert {row.model: row for row in gaps.compare(records, SAME_BLOCK)}["mamba2"] == row
+
+
+@pytest.mark.parametrize(
+    ("gap", "spread", "word"),
+    [(0.3, 0.004, COSTS), (-0.3, 0.004, GAINS), (0.0, 0.004, no_cost(0.05)), (0.04, 0.05, UNDECIDED)],
+)
+def test_three_seeds_reach_every_verdict(judged, trainer, gap, spread, word):
+    trainer.gap, trainer.spread = gap, spread
+    row = judged().rows[SAME_BLOCK]
+    assert row.verdict.word == word and row.gap.value == pytest.approx(gap, abs=0.01)
+    assert bool(row.verdict.needs) == (word == UNDECIDED)
+
+
+@pytest.mark.parametrize(("gap", "word"), [(-0.2, GAINS), (0.2, COSTS)])
+def test_a_mixer_that_ends_below_the_reference_is_judged(judged, trainer, gap, word):
+    trainer.mixer, trainer.gap = trainer.reference - 0.4, gap  # at 50% of its tokens it is 0.1 above
+    row = judged().rows[SAME_BLOCK]
+    assert row.verdict.word == word and row.gap.value == pytest.approx(gap, abs=0.01)
+    assert row.at_equal_tokens.inside.value == pytest.approx(-0.4, abs=0.01)
+
+
+@SLOW
+def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
+    judged()
+    trainer.trained.clear()
+    judged("deltanet:debug", out=tmp_path / "other")
+    assert len(trainer.trained) == 5 and all(label.startswith("deltanet") for label in trainer.trained)
+
+
+def test_more_seeds_and_rates_reuse_what_ran(judged, trainer, tmp_path):
+    trainer.best[""] = 32e-3
+    found = judged(seeds=1)
+    before = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
+    assert len(before) == 9 and found.rows[SAME_BLOCK].verdict.word == UNDECIDED
+    assert found.rows[SAME_BLOCK].next_rates["model"] == 32
+    assert any("--rates=0.004,0.008,0.016,0.032" in remark for remark in found.remarks)
+    trainer.trained.clear()
+    found = judged(seeds=2, rates=(LOW, HIGH, 16e-3, 32e-3))
+    assert not set(trainer.trained) & set(before)
+    assert found.rows[SAME_BLOCK].verdict.word == COSTS and not found.rows[SAME_BLOCK].provisional
+    after = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
+    assert after[: len(before)] == before and set(after) - set(before) == set(trainer.trained)
+    trainer.trained.clear()
+    assert judged(seeds=2).sentence == found.sentence and not trainer.trained
+
+
+def test_a_rate_far_behind_is_dropped_at_its_first_end(judged, trainer, tmp_path):
+    trainer.per_octave = 0.2
+    found = judged(seeds=1)
+    of_rate = {run.label: run for run in load_study(tmp_path / "out" / "study.py").runs}
+    for model in ("mamba2", PUBLISHED):
+        assert of_rate[labels(2 * HIGH, 0, model=model)[0]].ends == [10]
+        assert len(of_rate[labels(HIGH, 0, model=model)[0]].ends) == 4
+    assert not found.rows[SAME_BLOCK].provisional  # the dropped rate was tried
+    assert sum("after 50% of its tokens" in remark for remark in found.remarks) == 1
+    trainer.trained.clear()
+    assert judged(seeds=1).sentence == found.sentence and not trainer.trained
+
+
+def test_without_a_rate_that_suits_both_no_seeds_run(judged, trainer):
+    trainer.per_octave, trainer.best[SAME_BLOCK] = 0.08, LOW / 2
+    found = judged()
+    assert found.rows[SAME_BLOCK].verdict == (UNDECIDED, gap_rows.heights.NO_RATE, None)
+    assert not any(label.endswith(("seed 1", "seed 2")) for label in trainer.trained)
+    assert any("0.0057" in remark for remark in found.remarks)  # between the best rates of both
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "seeds"), [(5, 1), *(pytest.param(*case, marks=SLOW) for case in ((1, 1), (2, 2), (10, 2)))]
+)
+def test_a_resumed_judgement_decides_the_same(judged, trainer, tmp_path, stop_after, seeds):
+    trainer.per_octave = 0.2
+    whole = judged(out=tmp_path / "whole", references=tmp_path / "whole" / "cache", seeds=seeds)
+    order = list(trainer.trained)
+    trainer.trained.clear()
+    trainer.stop_after = stop_after
+    with pytest.raises(KeyboardInterrupt):
+        judged(seeds=seeds)
+    trainer.stop_after = math.inf
+    found = judged(seeds=seeds)
+    assert trainer.trained == order
+    assert dataclasses.replace(found, out=whole.out) == whole
+
+
+# ------------------------------------------------------------------------------------------------------- joined studies
+MODELS = {
+    "Attention": ("transformer_pp:debug,model.mixer.qk_norm=True,model.mixer.conv=True", (LOW, HIGH), 3),
+    "GLA": ("gla:debug", (LOW, HIGH), 2),
+    "DeltaNet": ("deltanet:debug", (LOW, HIGH), 1),
+}
+
+
+def test_with_a_joined_study_only_the_mixer_is_trained(judged, trainer, lab, tmp_path):
+    published = ("transformer_pp:debug,model.mixer.qk_norm=True", (LOW, HIGH), 3)
+    trainer.mixer, trainer.gap = trainer.reference, 0.0
+    directory = lab(MODELS | {"Published": published})
+    trainer.mixer, trainer.gap = 3.0, 0.3
+    found = judged(runs=[directory])
+    assert trainer.trained == [*labels(LOW, 0), *labels(HIGH, 0), *labels(2 * HIGH, 0), *labels(HIGH, 1, 2)]
+    row = found.rows[SAME_BLOCK]
+    assert row.verdict.word == COSTS and row.gap.value == pytest.approx(0.3, abs=0.02) and row.reference_seeds == 3
+    assert set(found.rows) == {SAME_BLOCK, PUBLISHED}
+    # The directory does without the joined one.
+    directory.rename(tmp_path / "elsewhere")
+    records = files.read(tmp_path / "out")
+    assert set(records.models) == {"mamba2", SAME_BLOCK, PUBLISHED, "GLA", "DeltaNet"}
+    assert {row.model: row for row in gaps.compare(records, SAME_BLOCK)}["mamba2"] == row
+    assert records.blocks is not None and records.asks == ("mamba2",)
+
+
+def test_a_joined_reference_with_few_seeds_gets_more(judged, trainer, lab):
+    trainer.gap, gap = 0.0, trainer.gap
+    directory = lab(MODELS)
+    trainer.gap = gap
+    found = judged(runs=directory, seeds=4)
+    assert labels(HIGH, 3, model=SAME_BLOCK)[0] in trainer.trained
+    assert not {*labels(LOW, 0, model=SAME_BLOCK), *labels(HIGH, 0, 1, 2, model=SAME_BLOCK)} & {*trainer.trained}
+    assert set(labels(HIGH, 0, 1, 2, 3, model=PUBLISHED)) < {*trainer.trained}
+    assert found.rows[SAME_BLOCK].reference_seeds == 4
+
+
+def test_few_joined_models_are_compared_at_common_rates(judged, trainer, lab):
+    trainer.gap, gap = 0.0, trainer.gap
+    directory = lab({"Attention": MODELS["Attention"]})
+    trainer.gap = gap
+    found = judged(runs=[directory])
+    assert any("1 models with two near-best learning rates" in remark for remark in found.remarks)
+    of_same_block = [label for label in trainer.trained if label.startswith(f"{SAME_BLOCK}, rate")]
+    assert of_same_block == labels(2 * HIGH, 0, model=SAME_BLOCK)  # the rest is joined
+    assert found.rows[SAME_BLOCK].verdict.word == COSTS
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+def test_a_rate_at_which_the_loss_is_not_finite_is_left_out(judged, trainer):
+    trainer.diverging = {2 * HIGH}
+    found = judged(seeds=2)
+    assert any(f"{labels(2 * HIGH, 0)[0]}: the loss is not finite" in remark for remark in found.remarks)
+    assert found.rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
+    assert "provisional" not in found.sentence  # it was tried
+
+
+def test_a_mixer_that_diverges_at_every_rate_has_a_speed_alone(judged, trainer, tmp_path):
+    trainer.diverging = {LOW, HIGH}
+    found = judged()
+    assert "0.004, 0.008" in found.sentence and found.rows == {} and len(trainer.trained) == 2
+    assert found.sentence in (tmp_path / "out" / "judge.md").read_text()
+    trainer.trained.clear()
+    assert judged().sentence == found.sentence and not trainer.trained
+
+
+def test_a_run_that_fails_otherwise_stops_the_judgement_and_is_tried_again(judged, trainer):
+    trainer.broken = {*labels(LOW, 0)}
+    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed; .*says why"):
+        judged(seeds=1)
+    trainer.broken = set()
+    assert judged(seeds=1).rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
+
+
+def test_bad_input_is_refused_in_a_sentence(judged, trainer, tmp_path):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "study.py").write_text("def get_study(): ...\n")
+    with pytest.raises(UserError, match="was not written by seqjax judge"):
+        judged(out=tmp_path / "else")
+    with pytest.raises(UserError, match="--jobs must be at least 1, not 0"):
+        judged(jobs=0)
+    with pytest.raises(UserError, match="--seeds must be 1 to"):
+        judged(seeds=0)
+    with pytest.raises(UserError, match=r"no learning rates are recorded for the size 1b3; .*--rates=A,B"):
+        judged("mamba2:1b3")
+    with pytest.raises(UserError, match="--rates=fast: give learning rates"):
+        command.main(["--config=mamba2:debug", "--rates=fast"])
+    for rates in ((1e-3, 1e-3), (-1.0,), (math.nan,), (math.inf,)):
+        with pytest.raises(UserError, match="learning rates above 0, each named once"):
+            judged(rates=rates)
+    with pytest.raises(UserError, match="--out=s3://bucket/x"):
+        judged(out="s3://bucket/x")
+    with pytest.raises(UserError, match="--runs=s3://bucket/x"):
+        judged(runs="s3://bucket/x")
+    with pytest.raises(UserError, match="nowhere is no finished study"):
+        judged(runs=tmp_path / "nowhere")
+    trainer.corpus.in_domain = DOMAINS
+    with pytest.raises(UserError, match="domains that it is not, as in the regime limited"):
+        judged(out=tmp_path / "new")
+    trainer.corpus.in_domain = trainer.corpus.eval_domains = ("c4",)
+    with pytest.raises(UserError, match="is evaluated on c4; a judgement needs"):
+        judged(out=tmp_path / "new")
+    assert not trainer.trained
+
+
+LEAKY = """
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from seqjax.mixers import base
+from seqjax.nn import Linear
+
+
+class Cache(NamedTuple):
+    h: jax.Array
+
+
+class Leaky(base.Mixer):
+    def __init__(self, dim, *, layer=base.Layer(), rngs):
+        self.dim = dim
+        self.out = Linear(dim, dim, axes=("mlp", "embed"), rngs=rngs)
+
+    def __call__(self, x_BTD):
+        return self.out(x_BTD + x_BTD.mean(1, keepdims=True))
+
+    def init_cache(self, batch, max_len, dtype):
+        return Cache(jnp.zeros((batch, self.dim), jnp.float32))
+
+    def step(self, x_BD, cache):
+        return self.out(x_BD), cache
+"""
+CONFIG = """
+from seqjax import presets
+
+
+def get_config(arg=""):
+    return presets.get_config(arg, name="mine", mixer={"name": NAME})
+"""
+
+
+@pytest.mark.slow
+def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "leaky.py").write_text(LEAKY)
+    (tmp_path / "leaking.py").write_text(LEAKY)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "leaky.py").write_text(LEAKY)
+    (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", "'pack.leaky'"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"passes seqjax\.testing\.check_mixer: Leaky fails .* causality: changing token"
+    ):
+        seqjax.judge("mine.py:debug", out=tmp_path / "out", references=tmp_path / "cache")
+    assert not (tmp_path / "out" / "study.py").exists()
+    sys.modules.pop("pack.leaky", None)
+
+
+# ------------------------------------------------------------------------------------------------------------- for real
+@pytest.mark.slow
+def test_a_tiny_mixer_is_judged_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "require_sound", lambda plan: None)  # the test before this one runs it
+    small = "train.steps=15,train.batch_size=8,train.seq_len=32,eval.tokens=256,optim.warmup_steps=2,"
+    small += "model.dim=16,model.n_layers=1"
+    found = seqjax.judge(
+        f"deltanet:debug,{small}", out=tmp_path / "out", references=tmp_path / "cache", seeds=2, rates=(4e-3, 8e-3)
+    )
+    assert set(found.rows) == {SAME_BLOCK, PUBLISHED}
+    assert "# deltanet" in (tmp_path / "out" / page.FILE).read_text()
+    assert (tmp_path / "out" / "gaps.png").read_bytes().startswith(b"\x89PNG")
+    assert found.costs[SAME_BLOCK].tokens_per_s and found.costs[found.model].state_bytes
+    assert all("transformer" in path.name for path in (tmp_path / "cache").iterdir())
+    workdir = next(run for run in load_study(tmp_path / "out" / "study.py").runs if run.model == found.model).workdir
+    assert json.loads((workdir / page.JOBS).read_text()) == {"jobs": 1}
+    assert plan.read("deltanet:debug").size == "debug"
