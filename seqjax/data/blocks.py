@@ -29,7 +29,7 @@ from absl import logging
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from seqjax import store
-from seqjax.data import document_index, stored_tokenizer
+from seqjax.data import document_index, document_sources, stored_tokenizer
 from seqjax.reading import check, parse_json
 from seqjax.utils import DISK_FULL, UserError, cache_directory, first_line, remove_temporaries, temporary_beside
 
@@ -251,7 +251,7 @@ try:
 except ImportError:  # not on Windows, where processes may copy a file twice
     fcntl = None
 
-SMALL = (document_index.FILE, stored_tokenizer.FILE)  # beside the manifest
+SMALL = (document_index.FILE, document_sources.FILE, stored_tokenizer.FILE)  # beside the manifest
 
 
 def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 
 from seqjax import store
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, regimes, stored_tokenizer
+from seqjax.data import blocks, document_index, document_sources, regimes, stored_tokenizer
 from seqjax.data.blocks import RecordBlocks, allow_open_files, manifest_hash, read_manifest
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
@@ -242,6 +242,7 @@ def _block_corpus(
         manifest_hash=manifest_hash(manifest),
         sources=sources,
         documents=document_index.read(directory / document_index.FILE),
+        document_sources=document_sources.read(directory / document_sources.FILE),
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,

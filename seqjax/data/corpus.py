@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from seqjax.data import blocks, document_index, pipeline
+from seqjax.data import blocks, document_index, document_sources, pipeline
 from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.reading import Arrays
 from seqjax.utils import UserError
 
 STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -63,12 +64,14 @@ class EvalBlocks:
         index: int64 [n], the index of each block among all blocks that the domain could be evaluated on.
         documents: int64 [n], the index within the domain of the document that holds most of each block.
         n_bytes: int64 [n], the UTF-8 bytes of the T predicted tokens of each block.
+        sources: int64 [n], the source of that document (`document_sources.numbers`); None if no source is known.
     """
 
     tokens: np.ndarray
     index: np.ndarray
     documents: np.ndarray
     n_bytes: np.ndarray
+    sources: np.ndarray | None = None
 
 
 class Corpus(abc.ABC):
@@ -161,7 +164,10 @@ class Corpus(abc.ABC):
 
 
 class BlockCorpus(Corpus):
-    """A corpus whose blocks are read by their index; `sources` maps split -> domain -> blocks."""
+    """A corpus whose blocks are read by their index.
+
+    `sources` maps split -> domain -> blocks. `document_sources` are the arrays of sources.npz, if there is this file.
+    """
 
     def __init__(
         self,
@@ -174,12 +180,14 @@ class BlockCorpus(Corpus):
         manifest_hash: str,
         sources: Mapping[str, Mapping[str, blocks.BlockSource]],
         documents: Mapping[str, np.ndarray],
+        document_sources: Arrays | None = None,
         weights: Sequence[float] = (),
         seed: int = 0,
         workers: int = 0,
         note: str = "",
     ):
         self._sources, self._documents, self._seed, self._workers = sources, documents, seed, workers
+        self._document_sources = document_sources
         self._dtype = id_dtype(tokenizer.vocab_size)
         train = {d: sources.get("train", {}).get(d, ()) for d in train_domains}
         for domain, source in train.items():
@@ -222,19 +230,24 @@ class BlockCorpus(Corpus):
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
         """Return at most `count` evaluation blocks of a domain, spread over its documents."""
-        sources, owners, n_documents = [], [], 0
+        sources, owners, counts = [], [], {}
         for split in self._eval_splits(domain):
             source = self._sources[split][domain]
             sources.append(source)
-            owners.append(n_documents + self._block_documents(f"{split}/{domain}", len(source)))
-            n_documents += len(self._documents.get(f"{split}/{domain}", ()))
+            owners.append(sum(counts.values()) + self._block_documents(f"{split}/{domain}", len(source)))
+            counts[f"{split}/{domain}"] = len(self._documents.get(f"{split}/{domain}", ()))
         documents = np.concatenate(owners)
         index = document_index.spread(documents, count, seed=seed)
         ends = np.cumsum([len(source) for source in sources])
         of_source = np.searchsorted(ends, index, side="right")
         records = [sources[s][int(i - ends[s] + len(sources[s]))] for i, s in zip(index, of_source, strict=True)]
         tokens = _rows(records, self._dtype)
-        return EvalBlocks(tokens, index, documents[index], block_bytes(tokens, self.tokenizer))
+        of_block = documents[index]
+        of_source = None
+        if self._document_sources is not None:
+            names = document_sources.names_of(self._document_sources, domain, counts, of_block)
+            of_source = document_sources.numbers(names, of_block)
+        return EvalBlocks(tokens, index, of_block, block_bytes(tokens, self.tokenizer), of_source)
 
     def _block_documents(self, key: str, n_blocks: int) -> np.ndarray:
         lengths = self._documents.get(key, np.empty(0, np.int64))

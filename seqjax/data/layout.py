@@ -1,4 +1,4 @@
-"""The location of a document's text and domain: fields of a row, a folder, or a given name.
+"""The location of a document's text, domain and source: fields of a row, a folder, or a given name.
 
 Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without it, a
 directory in the file's path with the name of a domain. Other names are faults. With a setting any name is a domain.
@@ -9,13 +9,15 @@ characters other than a-z, 0-9, _ and -; names that differ only in these are the
 import dataclasses
 import json
 import re
+import urllib.parse
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from seqjax.data import slimpajama
 from seqjax.utils import UserError
 
 SET_NAME_FIELD = "meta.redpajama_set_name"
+SOURCE_FIELD, URL_FIELDS = "meta.source", ("meta.url", "url")
 SPLITS = ("train", "validation", "test")
 MAX_NAME_CHARS = 100
 MAX_VALUE_CHARS = 60  # of a value shown in a message
@@ -29,6 +31,14 @@ class BadLineError(Exception):
     def __init__(self, reason: str, *, found: str = ""):
         super().__init__(reason)
         self.found = found
+
+
+class Document(NamedTuple):
+    """The domain, the text and the source (`source_of`) of a document."""
+
+    domain: str
+    text: str
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +87,15 @@ class Layout:
         named = [slimpajama.BY_SET_NAME.get(part, part) for part in folders[::-1]]
         return next((domain for domain in named if domain in slimpajama.NAMES), None)
 
-    def document(self, row: dict[str, Any], *, default: str | None) -> tuple[str, str]:
-        """Return (domain, text) of a row, where `default` is its `file_domain`; raise `BadLineError` if it has none."""
+    def document(self, row: dict[str, Any], *, default: str | None) -> Document:
+        """Return the document of a row, where `default` is its `file_domain`; raise `BadLineError` if it has none."""
         text = self._text(row)
+        domain = self._domain(row, default=default)
+        return Document(domain, text, source_of(row, domain))
+
+    def _domain(self, row: dict[str, Any], *, default: str | None) -> str:
         if default is not None and not self.is_slimpajama:
-            return default, text
+            return default
         if self.domain_from:
             raise BadLineError("no folder")
         field = self.domain_field or SET_NAME_FIELD
@@ -89,16 +103,16 @@ class Layout:
         if value is _MISSING or value is None:
             if default is None:
                 raise BadLineError(f"no {field}", found=_fields(row))
-            return default, text
+            return default
         if self.is_slimpajama:
             domain = slimpajama.BY_SET_NAME.get(value) if isinstance(value, str) else None
             if domain is None:
                 raise BadLineError("unknown set name", found=shown(value))
-            return domain, text
+            return domain
         domain = domain_name(str(value)) if isinstance(value, str | int) else ""
         if not 0 < len(domain) <= MAX_NAME_CHARS:
             raise BadLineError(f"no name in {field}", found=shown(value))
-        return domain, text
+        return domain
 
     def _text(self, row: dict[str, Any]) -> str:
         text = _field(row, self.text_field)
@@ -114,6 +128,24 @@ class Layout:
 
 
 SLIMPAJAMA = Layout()
+
+
+def source_of(row: dict[str, Any], domain: str) -> str:
+    """Return the source of a row's document, a repository, package or web host; empty if unknown.
+
+    The source is the part of `meta.source` before the first ":", as in "owner/repository:path". A row without this part
+    has the host of `meta.url` or `url` as its source. The host does not count in SlimPajama's domains other than
+    commoncrawl and c4: one host, such as arxiv.org, holds separate works there.
+    """
+    named = _field(row, SOURCE_FIELD)
+    if isinstance(named, str):
+        source, colon, rest = named.partition(":")
+        if colon and source.strip() and not rest.startswith("//"):
+            return source.strip()
+    if domain in slimpajama.NAMES and domain not in ("commoncrawl", "c4"):
+        return ""
+    hosts = (_host(_field(row, field)) for field in (*URL_FIELDS, SOURCE_FIELD))
+    return next(filter(None, hosts), "")
 
 
 def domain_name(value: str) -> str:
@@ -148,6 +180,14 @@ def _field(row: dict[str, Any], name: str) -> Any:
             return _MISSING
         value = value[part]
     return value
+
+
+def _host(value: Any) -> str:
+    """Return the host of a URL, or "" if the value is no URL with a host."""
+    try:
+        return urllib.parse.urlsplit(value).hostname or "" if isinstance(value, str) else ""
+    except ValueError:  # of "http://[", for example
+        return ""
 
 
 def _fields(row: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from seqjax import store
 from seqjax.data import slimpajama
-from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Layout
+from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Document, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
 from seqjax.utils import UserError
 
@@ -132,10 +132,8 @@ def set_name(line: bytes | dict[str, Any]) -> str | None:
     return slimpajama.BY_SET_NAME.get(match[1].decode("utf-8", "replace")) if match else None
 
 
-def parse(
-    record: bytes | dict[str, Any], *, default: str | None = None, layout: Layout = SLIMPAJAMA
-) -> tuple[str, str]:
-    """Return (domain, text) of a record, or raise `BadLineError`; `default` is the layout's domain of its file."""
+def parse(record: bytes | dict[str, Any], *, default: str | None = None, layout: Layout = SLIMPAJAMA) -> Document:
+    """Return the document of a record, or raise `BadLineError`; `default` is the layout's domain of its file."""
     if isinstance(record, dict):
         return layout.document(record, default=default)
     try:
@@ -193,8 +191,8 @@ def documents(
     *,
     layout: Layout = SLIMPAJAMA,
     on_read: Callable[[int], None] = ignore,
-) -> Iterator[tuple[str, str]]:
-    """Yield (domain, text) of the valid rows of the given domains, or of all if none are given.
+) -> Iterator[Document]:
+    """Yield the documents of the valid rows of the given domains, or of all if none are given.
 
     Bad rows are recorded in `skipped`, and rows of other domains are counted there. `on_read` is called with the number
     of bytes read from the file, before decompression.
@@ -209,13 +207,13 @@ def documents(
                 skipped.elsewhere[named] += 1
                 continue
             try:
-                domain, text = parse(item, default=default, layout=layout)
+                document = parse(item, default=default, layout=layout)
             except BadLineError as error:
                 skipped.add(number, str(error), found=error.found)
                 continue
-            if not wanted or domain in wanted:
-                yield domain, text
+            if not wanted or document.domain in wanted:
+                yield document
             else:
-                skipped.elsewhere[domain] += 1
+                skipped.elsewhere[document.domain] += 1
     except TornShardError as error:
         skipped.add(skipped.lines + 1, "torn shard", detail=f"{error}; the lines before it were kept")

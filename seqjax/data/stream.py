@@ -19,13 +19,13 @@ need a tenth of the CPU time.
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import document_index, pipeline, regimes, shards, slimpajama
+from seqjax.data import document_index, document_sources, pipeline, regimes, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
 from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Layout
 from seqjax.data.sources import Shard, TornShardError, tfds
@@ -65,11 +65,11 @@ class Reader:
             if self.layout.is_slimpajama and (named := shards.set_name(record)) and named != self.domain:
                 continue
             try:
-                domain, text = shards.parse(record, default=default, layout=self.layout)
+                document = shards.parse(record, default=default, layout=self.layout)
             except BadLineError:
                 continue  # `prepare` counts and lists bad lines; here a bad line must not end a run.
-            if domain == self.domain:
-                texts.append(text)
+            if document.domain == self.domain:
+                texts.append(document.text)
         order = self._rng(epoch, shard.name, index).permutation(len(texts))
         if not self._by_shard:
             order = order[self.part :: self.parts]
@@ -194,6 +194,14 @@ def _windows(shard: Shard, layout: Layout) -> Iterator[list[Record]]:
 PREFETCH_BATCHES = 4
 
 
+class FirstBlocks(NamedTuple):
+    """Blocks [n, T+1], the document of each [n], and the sources of all documents, empty if unknown."""
+
+    rows: np.ndarray
+    documents: np.ndarray
+    sources: list[str]
+
+
 class StreamCorpus(Corpus):
     """A corpus of shards that are tokenised while they are read."""
 
@@ -213,7 +221,7 @@ class StreamCorpus(Corpus):
         self._layout = self._shards[0].layout
         train, evaluate = self._domains(config)
         self._seed, self._workers = config.seed, config.workers
-        self._read: dict[tuple[str, str], tuple[int, np.ndarray, np.ndarray]] = {}  # requested count, blocks, documents
+        self._read: dict[tuple[str, str], tuple[int, FirstBlocks]] = {}  # requested count, blocks
         shares, origin = slimpajama.SHARES, "SlimPajama's published ones"
         if not self._layout.is_slimpajama:
             shares, origin = self._sizes({*train, *evaluate}), "those of their bytes in the training files"
@@ -301,12 +309,12 @@ class StreamCorpus(Corpus):
         """
         del seed
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        found: list[FirstBlocks] = []
         for split in splits:
             if count > 0:
                 found.append(self._first_blocks(split, domain, count))
-                count -= len(found[-1][0])
-        rows = np.concatenate([rows for rows, _ in found])
+                count -= len(found[-1].rows)
+        rows = np.concatenate([of_split.rows for of_split in found])
         if not len(rows):
             raise UserError(
                 f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens, one block, to evaluate on "
@@ -314,12 +322,19 @@ class StreamCorpus(Corpus):
                 "validation/, lower config.train.seq_len, or leave the domain out of "
                 "config.data.eval_domains."
             )
-        documents = np.concatenate([of_split + (1 << 32) * i for i, (_, of_split) in enumerate(found)])
-        return EvalBlocks(rows, np.arange(len(rows)), documents, block_bytes(rows, self.tokenizer))
+        documents = np.concatenate([of_split.documents + (1 << 32) * i for i, of_split in enumerate(found)])
+        names = [of_split.sources[document] for of_split in found for document in of_split.documents]
+        return EvalBlocks(
+            rows,
+            np.arange(len(rows)),
+            documents,
+            block_bytes(rows, self.tokenizer),
+            document_sources.numbers(names, documents),
+        )
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """Return the first `count` training blocks of a domain, ids [n, T+1]."""
-        rows, _ = self._first_blocks("train", domain, count)
+        rows = self._first_blocks("train", domain, count).rows
         if not len(rows):
             raise UserError(
                 f"The training shards have less than one block of {self.seq_len + 1} tokens of {domain!r}; "
@@ -333,25 +348,24 @@ class StreamCorpus(Corpus):
         own = self._layout.file_domain
         return tuple(s for s in self._shards if s.split == split and own(s.name) in (None, domain))
 
-    def _first_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `count` blocks [n, T+1] and the document of each [n]."""
-        block = self.seq_len + 1
-        requested, rows, owners = self._read.get(
-            (split, domain), (0, np.empty((0, block), id_dtype(self.tokenizer.vocab_size)), np.empty(0, np.int64))
-        )
-        if requested < count:
-            rows, owners = self._read_blocks(split, domain, count)
-            self._read[split, domain] = (count, rows, owners)
-        return rows[:count], owners[:count]
+    def _first_blocks(self, split: str, domain: str, count: int) -> FirstBlocks:
+        """Return at most `count` blocks."""
+        requested, found = self._read.get((split, domain), (-1, None))
+        if found is None or requested < count:
+            found = self._read_blocks(split, domain, count)
+            self._read[split, domain] = (count, found)
+        return FirstBlocks(found.rows[:count], found.documents[:count], found.sources)
 
-    def _read_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read_blocks(self, split: str, domain: str, count: int) -> FirstBlocks:
         block = self.seq_len + 1
         tokenizer = self.tokenizer
         pieces: list[np.ndarray] = []
+        sources: list[str] = []
         total = 0
         for shard in self._candidates(split, domain):
-            for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name), layout=self._layout):
-                pieces.append(with_specials(tokenizer, tokenizer.encode(text)))
+            for document in shards.documents(shard, (domain,), shards.Skipped(shard.name), layout=self._layout):
+                pieces.append(with_specials(tokenizer, tokenizer.encode(document.text)))
+                sources.append(document.source)
                 total += len(pieces[-1])
                 if total >= count * block:
                     break
@@ -361,7 +375,7 @@ class StreamCorpus(Corpus):
         n_blocks = min(count, total // block)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
         owners = document_index.block_documents(lengths, block=block, n_blocks=n_blocks)
-        return stream[: n_blocks * block].reshape(n_blocks, block), owners
+        return FirstBlocks(stream[: n_blocks * block].reshape(n_blocks, block), owners, sources)
 
 
 def _to_batch(rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import open_corpus, pipeline
+from seqjax.data import document_sources, open_corpus, pipeline
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import ByteTokenizer
@@ -168,7 +168,7 @@ def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
 
 
-@pytest.mark.parametrize("name", ["train-prose.uint16", "manifest.json", "documents.npz"])
+@pytest.mark.parametrize("name", ["train-prose.uint16", "manifest.json", "documents.npz", "sources.npz"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
 def test_a_damaged_cache_is_built_again(
     name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents, caplog
@@ -202,6 +202,46 @@ def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, mo
     )
     now = open_corpus(DataConfig(cache_dir=cache), recorded="0" * 64, **sizes).manifest_hash
     assert now == open_corpus(DataConfig(cache_dir=cache), **sizes).manifest_hash != then.manifest_hash
+
+
+def test_the_source_of_a_document_is_its_package(tmp_path: Path, documents: list[extract.Document]):
+    some = documents[::40]
+    builtin._write(tmp_path, some, ByteTokenizer())
+    arrays = document_sources.read(tmp_path / document_sources.FILE)
+    with np.load(tmp_path / "documents.npz") as file:
+        lengths = {split: file[f"{split}/python"] for split in ("train", "validation")}
+    members = [d for d in some if d.domain == "python"]
+    assert len({d.package for d in members}) > 3
+    for split, first in (("validation", 0), ("train", 1)):
+        chosen = members[first::2]
+        assert lengths[split].tolist() == [len(d.text.encode()) + 2 for d in chosen]
+        keys = {f"{split}/python": len(chosen)}
+        names = document_sources.names_of(arrays, "python", keys, np.arange(len(chosen)))
+        assert names == [d.package for d in chosen]
+
+
+def test_evaluation_blocks_have_packages_as_sources(cache: str):
+    corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
+    held_out = corpus.eval_blocks("prose", count=50)
+    every = corpus.eval_blocks("c_code", count=10**6)
+    assert held_out.sources is not None
+    assert every.sources is not None
+    # A document has one source, and packages have several documents.
+    assert 1 < len(set(held_out.sources)) < len(set(held_out.documents))
+    assert len(set(zip(every.documents, every.sources, strict=True))) == len(set(every.documents))
+    assert document_sources.number("python/include") in every.sources
+
+
+def test_a_run_goes_on_with_a_cache_of_a_version_without_sources(cache: str, tmp_path: Path):
+    kept = builtin.build(ByteTokenizer(), cache_dir=cache)
+    shutil.copytree(kept, tmp_path / "builtin-byte-0")
+    (tmp_path / "builtin-byte-0" / document_sources.FILE).unlink()
+    digest = builtin.read_manifest(kept)["hash"]
+    config = DataConfig(cache_dir=str(tmp_path))
+    corpus = open_corpus(config, seq_len=128, vocab_size=258, recorded=digest)
+    assert corpus.manifest_hash == digest
+    assert corpus.eval_blocks("prose", count=5).sources is None
+    assert [path.name for path in tmp_path.iterdir()] == ["builtin-byte-0"]
 
 
 @pytest.mark.usefixtures("extracted")

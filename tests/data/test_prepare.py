@@ -54,7 +54,7 @@ def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
         assert len(found) == count
         for domain in slimpajama.NAMES:
             rows = [shards.parse(line) for shard in found for line in shard.records()]
-            texts = [text for name, text in rows if name == domain]
+            texts = [each.text for each in rows if each.domain == domain]
             expected = np.concatenate([np.array([BYTE.bos, *BYTE.encode(text), BYTE.eos]) for text in texts])
             entry = manifest["splits"][split][domain]
             tokens = stream(tmp_path / "out", manifest, split, domain)
@@ -170,6 +170,7 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
         (".parts/000001.bin", lambda was: was[:-100]),
         (".parts/000001.bin", lambda was: was[:50] + b"??" + was[52:]),
         (".parts/000001.npz", lambda was: bytes(len(was))),
+        (".parts/000001.sources.npz", lambda was: was[:-1]),
         ("train/c4-00000.array_record", lambda was: was[:-100]),
         ("train/c4-00000.array_record", lambda was: bytes(len(was))),
         (".parts/000001.json", lambda was: was.replace(b'"github"', b'"gitlab"')),
@@ -179,6 +180,7 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
         "a part is cut",
         "another byte in a part",
         "lengths are zeros",
+        "sources are cut",
         "blocks are cut",
         "blocks are zeros",
         "a report is of another domain",

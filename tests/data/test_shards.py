@@ -41,8 +41,8 @@ def test_bad_lines(line: bytes, reason: str):
 
 
 def test_good_lines():
-    assert shards.parse(row("arxiv", "é\u2028x")) == ("arxiv", "é\u2028x")
-    assert shards.parse(b'{"text": "a"}', default="book") == ("book", "a")
+    assert shards.parse(row("arxiv", "é\u2028x")) == ("arxiv", "é\u2028x", "")
+    assert shards.parse(b'{"text": "a"}', default="book") == ("book", "a", "")
 
 
 def test_set_name_is_not_fooled_by_text():
@@ -148,7 +148,7 @@ def test_other_file_systems():
         file.write(zstandard.compress(row("c4", "in memory")))  # pyright: ignore
     (shard,) = shards.find_shards("memory://corpus")
     assert shard.split == "train"
-    assert [shards.parse(line) for line in shard.records()] == [("c4", "in memory")]
+    assert [shards.parse(line) for line in shard.records()] == [("c4", "in memory", "")]
     assert shards.find_shards("memory://corpus/*/*.zst") == [shard]
 
 

@@ -176,7 +176,7 @@ def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
     tokenizer = ByteTokenizer()
     found = [s for s in shards.find_shards(str(root)) if s.split == split]
     documents = [shards.parse(line) for s in found for line in s.records()]
-    pieces = [[tokenizer.bos, *text.encode(), tokenizer.eos] for name, text in documents if name == domain]
+    pieces = [[tokenizer.bos, *each.text.encode(), tokenizer.eos] for each in documents if each.domain == domain]
     return np.concatenate(pieces)
 
 

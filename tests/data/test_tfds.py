@@ -92,7 +92,7 @@ def open_slim(datasets: Path, cache: str, **settings) -> Corpus:
 
 def documents_of(root: Path, split: str, domain: str) -> list[str]:
     found = [shard for shard in shards.find_shards(str(root)) if shard.split == split]
-    return [text for s in found for _, text in shards.documents(s, (domain,), shards.Skipped(s.name))]
+    return [each.text for s in found for each in shards.documents(s, (domain,), shards.Skipped(s.name))]
 
 
 def in_order(directory: Path, split: str, *path: str) -> list[str]:

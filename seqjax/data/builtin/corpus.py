@@ -5,9 +5,10 @@ held out as a whole for in-domain validation, so that the writing style of a pac
 depends on the versions of Python and of the packages: losses are comparable only under equal manifest hashes. It is
 meant for first runs and tests with models of up to about ten million parameters; it is not SlimPajama.
 
-A cache directory `builtin-TOKENIZER-KEY` holds one flat file of tokens per split and domain and a manifest;
-the key is a hash of everything that determines the content. It is built in a temporary directory and renamed, so that
-two processes may build it at once. Opening it compares all files with the manifest; what is damaged is built again.
+A cache directory `builtin-TOKENIZER-KEY` holds one flat file of tokens per split and domain, a manifest, and the
+lengths and sources of the documents. The source of a document is its package. The key is a hash of everything that
+determines the content. The directory is built under a temporary name and renamed, so that two processes may build it at
+once. Opening it compares all files with the manifest; what is damaged is built again.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ import numpy as np
 from absl import logging
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, regimes
+from seqjax.data import blocks, document_index, document_sources, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype
@@ -75,6 +76,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
         manifest_hash=manifest["hash"],
         sources=sources,
         documents=document_index.read(directory / document_index.FILE),
+        document_sources=document_sources.read(directory / document_sources.FILE),
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,
@@ -85,7 +87,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
 def _kept(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
     """Return the directory in the cache with that manifest hash, perhaps of packages that were installed before."""
     for path in sorted(cache_directory(cache_dir).glob(f"builtin-{tokenizer.name}-*")) if digest else ():
-        if not _fault(path) and read_manifest(path)["hash"] == digest:
+        if not _fault(path, needs_sources=False) and read_manifest(path)["hash"] == digest:
             return path
     return None
 
@@ -131,11 +133,17 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     return directory
 
 
-def _fault(directory: Path) -> str:
-    """Return what differs in a directory from what was written; "" if nothing does."""
+def _fault(directory: Path, *, needs_sources: bool = True) -> str:
+    """Return what differs in a directory from what was written; "" if nothing does.
+
+    Earlier versions wrote no sources.
+    """
     try:
         manifest = read_manifest(directory)
         lengths = document_index.read(directory / document_index.FILE)
+        sources = document_sources.read(directory / document_sources.FILE)
+        if needs_sources and not sources:
+            return f"{document_sources.FILE} is missing"
         if manifest["hash"] != _digest({key: manifest[key] for key in CONTENT}):
             return "manifest.json is not what was written"
         for split, domains in manifest["splits"].items():
@@ -145,6 +153,8 @@ def _fault(directory: Path) -> str:
                 of_domain = lengths[f"{split}/{domain}"]
                 if (len(of_domain), int(of_domain.sum())) != (entry["documents"], entry["tokens"]):
                     return f"{document_index.FILE} belongs to other text"
+                if sources:
+                    sources.take(f"{split}/{domain}", "iu", entry["documents"])
     except (OSError, KeyError, UserError) as error:
         return first_line(error)
     return ""
@@ -183,6 +193,8 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
     limited = REGIMES["limited"].train
     splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
     lengths: dict[str, np.ndarray] = {}
+    indices: dict[str, np.ndarray] = {}
+    names = {domain: document_sources.Names() for domain in extract.DOMAINS}
     for domain in extract.DOMAINS:
         members = [d for d in documents if d.domain == domain]
         for split in splits:
@@ -197,6 +209,7 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
                 pieces += [bos, ids, eos]
             stream = np.concatenate(pieces)
             lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
+            indices[f"{split}/{domain}"] = np.array([names[domain].index(d.package) for d in chosen])
             file = f"{split}-{domain}.{dtype.name}"
             with replacing(directory / file) as to_file:  # on the disk before the directory gets its name
                 to_file.write(stream.astype(dtype).tobytes())
@@ -209,13 +222,15 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
             }
     content = {"tokenizer": tokenizer.hash, "splits": splits, "version": VERSION}
     document_index.write(directory / document_index.FILE, lengths)
+    document_sources.write(directory / document_sources.FILE, indices, names)
     about = content | {"hash": _digest(content), "held_out": sorted(held)}
     write_json(directory / "manifest.json", about, sort_keys=True)
 
 
 def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
     versions = {name: dist.version for name, dist in dists.items()}
-    content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS]
+    # Directories of versions that wrote no sources have another key.
+    content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS, document_sources.FILE]
     return _digest(content)[:12]
 
 

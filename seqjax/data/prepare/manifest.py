@@ -1,7 +1,7 @@
-"""The manifest of prepared blocks, the lengths of their documents, and the table printed by the command."""
+"""The manifest of prepared blocks, the lengths and sources of their documents, and the table printed by the command."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,19 @@ def make_manifest(
 
 def document_lengths(portions: Sequence[Portion]) -> dict[str, np.ndarray]:
     """Return the token counts of all documents, "SPLIT/DOMAIN" -> uint32, in the order in which blocks hold them."""
-    lengths: dict[str, list[np.ndarray]] = {}
-    for portion in portions:
-        lengths.setdefault(f"{portion.split}/{portion.domain}", []).append(portion.lengths)
-    return {key: np.concatenate(parts) for key, parts in sorted(lengths.items())}
+    return _concatenated((portion, portion.lengths) for portion in portions)
+
+
+def source_indices(portions: Sequence[Portion], domains: Collection[str]) -> dict[str, np.ndarray]:
+    """Return the sources of all documents of some domains, "SPLIT/DOMAIN" -> uint32, in the order of the documents."""
+    return _concatenated((portion, portion.sources) for portion in portions if portion.domain in domains)
+
+
+def _concatenated(arrays: Iterable[tuple[Portion, np.ndarray]]) -> dict[str, np.ndarray]:
+    of_key: dict[str, list[np.ndarray]] = {}
+    for portion, array in arrays:
+        of_key.setdefault(f"{portion.split}/{portion.domain}", []).append(array)
+    return {key: np.concatenate(parts) for key, parts in sorted(of_key.items())}
 
 
 def summary(manifest: dict[str, Any]) -> str:

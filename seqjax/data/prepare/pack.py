@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.data import blocks, document_index, hold_out
+from seqjax.data import blocks, document_index, document_sources, hold_out
 from seqjax.data.layout import ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
-from seqjax.data.prepare.tokenize import ShardJob, histogram
+from seqjax.data.prepare.tokenize import SOURCES, ShardJob, histogram
 from seqjax.utils import UserError, measure
 
 Segment = tuple[Path, int, int]  # file, first token, tokens
@@ -24,39 +24,52 @@ Segment = tuple[Path, int, int]  # file, first token, tokens
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """The share of a part in a domain and split: the documents' lengths in tokens, counts and positions."""
+    """The share of a part in a domain and split.
+
+    It has the documents' lengths in tokens, their sources (indices in the names of the domain), counts and positions.
+    """
 
     split: str
     domain: str
     lengths: np.ndarray
+    sources: np.ndarray
     counts: dict[str, Any]
     segments: tuple[Segment, ...]
 
 
 def portions(
     jobs: Sequence[ShardJob], reports: Sequence[dict[str, Any]], *, validation: float, block: int
-) -> list[Portion]:
-    """Return the content of the parts of finished `jobs`, in order; `validation` is the share to hold out."""
+) -> tuple[list[Portion], dict[str, document_sources.Names]]:
+    """Return the content of the parts of finished `jobs`, in order, and the names of the sources of each domain.
+
+    `validation` is the share to hold out.
+    """
     arrays = [document_index.read(job.part.with_suffix(".npz")) for job in jobs]
     limits = _limits(arrays, validation=validation, block=block)
     found = []
+    names: dict[str, document_sources.Names] = {}
     for job, report, array in zip(jobs, reports, arrays, strict=True):
         path = job.part.with_suffix(".bin")
+        known = document_sources.read(job.part.with_suffix(SOURCES))
         first = 0
         for domain in ordered(report["domains"]):  # the order within a part
             counts, lengths = report["domains"][domain], array[domain]
+            of_domain, of_part = names.setdefault(domain, document_sources.Names()), np.arange(len(lengths))
+            each = document_sources.names_of(known, domain, {domain: len(lengths)}, of_part)
+            sources = np.array([of_domain.index(name) for name in each], np.uint32)
             if not job.hold_out:
                 segments = ((path, first, counts["tokens"]),)
-                found.append(Portion(job.shard.split, domain, lengths, counts, segments))
+                found.append(Portion(job.shard.split, domain, lengths, sources, counts, segments))
             else:
                 held = array[f"{domain}/hash"] < limits[domain]
                 for split, chosen in (("train", ~held), ("validation", held)):
                     if chosen.any():
                         sizes = array[f"{domain}/bytes"][chosen]
                         segments = _segments(path, first, lengths, chosen)
-                        found.append(Portion(split, domain, lengths[chosen], _counts(lengths[chosen], sizes), segments))
+                        of_split = _counts(lengths[chosen], sizes)
+                        found.append(Portion(split, domain, lengths[chosen], sources[chosen], of_split, segments))
             first += counts["tokens"]
-    return found
+    return found, {domain: of_domain for domain, of_domain in names.items() if of_domain}
 
 
 def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block: int) -> dict[str, int]:

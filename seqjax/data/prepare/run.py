@@ -7,8 +7,9 @@ shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at t
 is counted in the manifest as `tokens_unused`.
 
 `documents.npz` holds the lengths of the documents, so that an evaluation can be spread over all of them and its
-uncertainty estimated (seqjax/data/document_index.py). `tokenizer.npz` holds the bytes per id, so that training does not
-need the tokenizer's package (seqjax/data/stored_tokenizer.py).
+uncertainty estimated (seqjax/data/document_index.py). `sources.npz` holds the sources of the documents where they are
+known (seqjax/data/document_sources.py). `tokenizer.npz` holds the bytes per id, so that training does not need the
+tokenizer's package (seqjax/data/stored_tokenizer.py).
 
 A run that was stopped, was killed or ran out of disk space resumes when the command is repeated, with the same bytes as
 an uninterrupted run. Finished shards are kept in OUT/.parts until all are done. OUT thus takes 4 bytes per token at
@@ -26,11 +27,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqjax import store
-from seqjax.data import blocks, document_index, hold_out, shards, slimpajama, stored_tokenizer
+from seqjax.data import blocks, document_index, document_sources, hold_out, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
-from seqjax.data.prepare.manifest import document_lengths, make_manifest
+from seqjax.data.prepare.manifest import document_lengths, make_manifest, source_indices
 from seqjax.data.prepare.pack import FileJob, is_written, plan_files, portions, write_file
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
@@ -169,12 +170,14 @@ def prepare(
         except UserError:
             _abandon(out, parts)  # so that the command can be given again with other settings
             raise
-        held = portions(jobs, reports, validation=validation, block=seq_len + 1)
+        held, names = portions(jobs, reports, validation=validation, block=seq_len + 1)
         plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
         _write(pool, [job for _, _, job in plan], out=out, workers=workers)
     manifest = make_manifest(settings, reports, held, plan, out)
     remove_temporaries(out)
     document_index.write(out / document_index.FILE, document_lengths(held))
+    if names:
+        document_sources.write(out / document_sources.FILE, source_indices(held, names), names)
     stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)

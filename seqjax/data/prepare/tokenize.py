@@ -1,8 +1,9 @@
 """Converts shards to parts, the tokens of every document of one shard.
 
 A *part* holds one shard. `NAME.bin` has the tokens of its domains one after the other. `NAME.npz` has the lengths of
-their documents and, where some will be held out, their hashes and bytes. `NAME.json` has their counts and the checksums
-of the other two; it is written last and marks the shard as done.
+their documents and, where some will be held out, their hashes and bytes. `NAME.sources.npz` has the sources of the
+documents, with the domain instead of SPLIT/DOMAIN (seqjax/data/document_sources.py). `NAME.json` has their counts and
+the checksums of the other files; it is written last and marks the shard as done.
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from seqjax.data import document_index, hold_out, shards
-from seqjax.data.layout import SLIMPAJAMA, Layout, ordered
+from seqjax.data import document_index, document_sources, hold_out, shards
+from seqjax.data.layout import SLIMPAJAMA, Document, Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
@@ -20,12 +21,13 @@ from seqjax.utils import UserError, measure, replacing
 
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000
-PART = (".bin", ".npz")  # files of a part, beside its report
+SOURCES = ".sources.npz"
+PART = (".bin", ".npz", SOURCES)  # files of a part, beside its report
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardJob:
-    """Tokenise `shard` into `part` (.bin, .npz and .json).
+    """Tokenise `shard` into `part` (.bin, .npz, .sources.npz and .json).
 
     `domains` are those to keep, or empty for all; `hold_out` says that some documents will be held out by their hash.
     """
@@ -66,12 +68,15 @@ class _DomainTokens:
         self.lengths: list[int] = []
         self.sizes: list[int] = []  # bytes
         self.hashes: list[int] = []  # if some will be held out
+        self.sources: list[int] = []  # indices in the names
+        self.names = document_sources.Names()
 
-    def add(self, ids: np.ndarray, *, size: int, tokenizer: Tokenizer) -> None:
+    def add(self, ids: np.ndarray, *, size: int, source: str, tokenizer: Tokenizer) -> None:
         """Append BOS + document + EOS."""
         self.arrays += [np.array([tokenizer.bos]), ids, np.array([tokenizer.eos])]
         self.lengths.append(len(ids) + 2)
         self.sizes.append(size)
+        self.sources.append(self.names.index(source))
 
 
 def histogram(lengths: np.ndarray) -> list[int]:
@@ -89,13 +94,13 @@ def tokenize_shard(job: ShardJob) -> None:
     per_domain: dict[str, _DomainTokens] = {}
     skipped = shards.Skipped(job.shard.name, strict=job.strict)
     n_too_short = by_tokens = read = 0
-    batch: list[tuple[str, str]] = []
+    batch: list[Document] = []
 
     def flush() -> None:
         nonlocal n_too_short, by_tokens, read
         tokens = text = 0
-        for (domain, document), ids in zip(batch, tokenizer.encode_batch([d for _, d in batch]), strict=True):
-            text += (size := len(document.encode()))
+        for document, ids in zip(batch, tokenizer.encode_batch([d.text for d in batch]), strict=True):
+            text += (size := len(document.text.encode()))
             tokens += len(ids) + 2
             if unproven:
                 by_tokens += int(tokenizer.n_bytes[ids].sum()) - (tokenizer.adds_space and len(ids) > 0)
@@ -103,20 +108,20 @@ def tokenize_shard(job: ShardJob) -> None:
             if len(ids) < job.min_tokens:
                 n_too_short += 1
                 continue
-            kept = per_domain.setdefault(domain, _DomainTokens())
-            kept.add(ids[: job.max_tokens or None], size=size, tokenizer=tokenizer)
+            kept = per_domain.setdefault(document.domain, _DomainTokens())
+            kept.add(ids[: job.max_tokens or None], size=size, source=document.source, tokenizer=tokenizer)
             if job.hold_out:
-                kept.hashes.append(hold_out.text_hash(document))
+                kept.hashes.append(hold_out.text_hash(document.text))
         require_few(per_domain)
         count(tokens=tokens, text=text)
         batch.clear()
 
     characters = 0
-    for domain, document in shards.documents(
+    for document in shards.documents(
         job.shard, job.domains, skipped, layout=job.layout, on_read=lambda n_bytes: count(source=n_bytes)
     ):
-        batch.append((domain, document))
-        characters += len(document)
+        batch.append(document)
+        characters += len(document.text)
         if characters >= BATCH_CHARS:
             flush()
             characters = 0
@@ -147,6 +152,12 @@ def tokenize_shard(job: ShardJob) -> None:
             arrays |= {f"{name}/bytes": np.array(tokens.sizes) for name, tokens in used.items()}
             arrays |= {f"{name}/hash": np.array(tokens.hashes) for name, tokens in used.items()}
         document_index.write(job.part.with_suffix(".npz"), arrays)
+        known = {name: tokens for name, tokens in used.items() if tokens.names}
+        document_sources.write(
+            job.part.with_suffix(SOURCES),
+            {name: np.array(tokens.sources) for name, tokens in known.items()},
+            {name: tokens.names for name, tokens in known.items()},
+        )
         report["files"] = {suffix: measure(job.part.with_suffix(suffix)) for suffix in PART}
         write_report(job.done, report)
     except OSError as error:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from seqjax import store
-from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, Layout
+from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, SOURCE_FIELD, URL_FIELDS, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
 from seqjax.utils import MissingPackageError
 
@@ -12,7 +12,7 @@ BATCH_ROWS = 256
 
 
 class Parquet(Shard):
-    """A parquet file, whose records are its rows with the columns that a layout reads."""
+    """A parquet file, whose records are its rows with the columns that a layout reads, and those of the source."""
 
     endings = (".parquet",)
     package = "pyarrow"
@@ -38,7 +38,11 @@ class Parquet(Shard):
                 # `meta.source` is the column of that name, or the field `source` of the column `meta`.
                 columns = {field if field in present else field.partition(".")[0] for field in fields}
                 told = done = 0
-                chosen = sorted(columns) if columns <= set(present) else None
+                if columns <= set(present):  # Names of columns that the file lacks select nothing.
+                    columns |= {f for f in (SOURCE_FIELD, *URL_FIELDS) if f.partition(".")[0] not in columns}
+                    chosen = sorted(columns)
+                else:
+                    chosen = None
                 for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=chosen):
                     yield from batch.to_pylist()
                     done += batch.num_rows

@@ -354,8 +354,8 @@ def slim_pajama() -> Any:
             domain = self.builder_config.name
             for shard in members:
                 skipped = shards.Skipped(shard.name)
-                for _, text in shards.documents(shard, (domain,), skipped):
-                    yield f"{shard.name}:{skipped.lines}", {"text": text}
+                for document in shards.documents(shard, (domain,), skipped):
+                    yield f"{shard.name}:{skipped.lines}", {"text": document.text}
                 for reason, n in skipped.reasons.items():
                     logging.warning("%s: %d lines left out: %s.", shard.name, n, reason)
 
