@@ -2,7 +2,8 @@
 
 The losses of blocks give the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes the
 blocks, which are the same at every evaluation. Per domain it has the arrays "DOMAIN/index", "DOMAIN/documents" and
-"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and "DOMAIN/sha256", uint8 [32], of their tokens.
+"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and "DOMAIN/sha256", uint8 [32], of their tokens. It has
+"DOMAIN/sources", int64 [n], if a source is known: equal numbers are the same source (`seqjax.data.document_sources`).
 `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's mean loss in nats per token after that step.
 
 The losses of classes decompose the gap between two models. Every family of classes divides all predicted tokens of the
@@ -42,28 +43,34 @@ from seqjax.utils import UserError, replacing
 
 DIRECTORY = "eval_losses"
 FIELDS = ("index", "documents", "n_bytes")
+SOURCES = "sources"
 FIX = "put back a copy of it, or train the run again"
 
 
 def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
     """Start, or resume after `step`: later evaluations of a killed process are removed, because they are repeated.
 
-    Raises `UserError` if the earlier evaluations of the run were on other blocks, whose losses do not compare.
+    A resumed run keeps the recorded sources of its blocks. They are added if they were unknown. Raises `UserError` if
+    the earlier evaluations of the run were on other blocks, whose losses do not compare.
     """
     directory = workdir / DIRECTORY
     directory.mkdir(exist_ok=True)
     for path in directory.glob("[0-9]*.npz"):
         if path.stem.isdecimal() and int(path.stem) > step:
             path.unlink()
-    arrays = {}
+    arrays, sources = {}, {}
     for domain, b in blocks.items():
         arrays |= {f"{domain}/{field}": getattr(b, field) for field in FIELDS}
         arrays[f"{domain}/sha256"] = np.frombuffer(hashlib.sha256(b.tokens.tobytes()).digest(), np.uint8)
+        sources |= {f"{domain}/{SOURCES}": b.sources} if b.sources is not None else {}
     described = directory / "blocks.npz"
     if step and described.is_file():
-        _require_same(read_arrays(described, fix=FIX), arrays, path=described)
+        before = read_arrays(described, fix=FIX)
+        _require_same(before, arrays, path=described)
+        if sources.keys() - before.keys():
+            _save(described, sources | before)
     else:
-        _save(described, arrays)
+        _save(described, arrays | sources)
 
 
 def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray], *, path: Path) -> None:
@@ -116,7 +123,8 @@ def lost(directory: Path, steps: Iterable[int]) -> list[Path]:
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
     """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none.
 
-    Raises `UserError` if a file is damaged.
+    "DOMAIN/sources" is missing if no source is known, as in workdirs of earlier versions. Raises `UserError` if a file
+    is damaged.
     """
     directory = readable(workdir) / DIRECTORY
     if not (directory / "blocks.npz").is_file():
@@ -124,6 +132,9 @@ def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str
     blocks = read_arrays(directory / "blocks.npz", fix=FIX)
     for name in blocks:
         blocks.take(name, "iu", None)
+    for domain in domains_of(blocks):
+        if f"{domain}/{SOURCES}" in blocks:
+            blocks.take(f"{domain}/{SOURCES}", "iu", len(blocks.take(f"{domain}/documents", "iu", None)))
     losses = {}
     for path in sorted(path for path in directory.glob("[0-9]*.npz") if path.stem.isdecimal()):
         losses[int(path.stem)] = of_step = read_arrays(path, fix=FIX)

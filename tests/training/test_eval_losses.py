@@ -34,6 +34,40 @@ def test_a_resumed_run_has_no_losses_of_steps_that_it_repeats(workdir, blocks):
     }  # fmt: skip
 
 
+@pytest.fixture
+def with_sources(blocks):
+    known = {"c4": np.array([7, 7, 8]), "arxiv": None}
+    return {name: dataclasses.replace(blocks[name], sources=sources) for name, sources in known.items()}
+
+
+def test_known_sources_are_stored(with_sources, tmp_path):
+    eval_losses.start(tmp_path, with_sources, step=0)
+    described, _ = eval_losses.read(tmp_path)
+    assert described["c4/sources"].tolist() == [7, 7, 8]
+    assert "arxiv/sources" not in described
+    assert eval_losses.domains_of(described) == {"c4", "arxiv"}
+
+
+def test_a_resumed_run_keeps_its_sources_or_adds_them(workdir, blocks, with_sources):
+    """The text decides whether losses compare, not what is known of it."""
+    eval_losses.start(workdir, with_sources, step=6)
+    assert eval_losses.read(workdir)[0]["c4/sources"].tolist() == [7, 7, 8]
+    others = {name: dataclasses.replace(b, sources=np.array([1, 2, 3])) for name, b in blocks.items()}
+    for again in (others, blocks):
+        eval_losses.start(workdir, again, step=6)
+        described, losses = eval_losses.read(workdir)
+        assert described["c4/sources"].tolist() == [7, 7, 8]
+        assert described["arxiv/sources"].tolist() == [1, 2, 3]
+        assert sorted(losses) == [2, 4, 6]
+
+
+def test_sources_of_fewer_blocks_are_named(blocks, tmp_path):
+    blocks["c4"] = dataclasses.replace(blocks["c4"], sources=np.array([7, 8]))
+    eval_losses.start(tmp_path, blocks, step=0)
+    with pytest.raises(UserError, match=r"blocks\.npz: the array 'c4/sources' is int64 \[2\], not \[3\]"):
+        eval_losses.read(tmp_path)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
