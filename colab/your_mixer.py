@@ -185,11 +185,10 @@ print("The " + m.generate("The ", max_new_tokens=100, seed=1))
 # %% [markdown]
 # ## Judge it
 #
-# `seqjax.judge` answers with a sentence: it tries learning rates, trains attention beside the mixer, and compares them
-# at equal loss in domain, each at decayed ends (`docs/judge.md`). It trains every run in a process of its own, so the
-# mixer goes into a file; the cell above is all that the file needs beside a config. One seed, models of this size and
-# 20 steps show how to read a judgement and nothing about the mixer; `JUDGED = "demo"` and `SEEDS = 3` take 45 minutes
-# on two CPU cores.
+# `seqjax.judge` answers with a sentence: it trains the mixer and attention at the same learning rates, and compares them
+# at equal in-domain loss (`docs/judge.md`). Every run is a separate process, so the mixer goes into a file: the cell
+# above and a config. One seed, models of this size and 20 steps show how to read a judgement and nothing about the
+# mixer. `JUDGED = "demo"` and `SEEDS = 3` take about an hour on two CPU cores.
 
 # %%
 cell = next(cell for cell in In if "class GatedEma" in cell and "init_cache" in cell)
@@ -209,13 +208,12 @@ print(judged.sentence)
 # convolution that recurrent mixers have. `judged.out` holds the page, `judge.md`, with its pictures and tables.
 
 # %%
-for reference, verdict in judged.verdicts.items():
-    gap = judged.gaps[reference]
-    measured = "not measured" if gap is None else f"{gap:+.2f} nats out of domain"
-    faster = judged.tokens_per_s[judged.model] / judged.tokens_per_s[reference]
-    print(f"{reference:<32}{verdict}; gap {measured}; trains {faster:.1f} times as fast")
-for warning in judged.warnings:
-    print(f"* {warning}")
+for reference, row in judged.rows.items():
+    gap = "not measured" if row.gap is None else f"{row.gap.text()} nats per token OOD"
+    faster = judged.costs[judged.model].tokens_per_s / judged.costs[reference].tokens_per_s
+    print(f"{reference:<32}{row.text}; gap {gap}; trains {faster:.1f} times as fast")
+for remark in judged.remarks:
+    print(f"* {remark}")
 
 # %% [markdown]
 # ## From here

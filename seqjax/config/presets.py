@@ -307,7 +307,7 @@ def sets_mlp_dim(flag: str) -> bool:
     before = dict(SIZES)
     SIZES.update({name: dataclasses.replace(size, mlp_dim=PROBE) for name, size in before.items()})
     try:
-        return read_config(flag).model.mlp.dim not in (None, PROBE)
+        return read_config(flag).to_dict()["model"]["mlp"]["dim"] not in (None, PROBE)
     finally:
         SIZES.update(before)
 

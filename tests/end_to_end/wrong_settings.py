@@ -144,7 +144,8 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
         "config": ["zzz", "/nowhere.py", "mamba2:zzz", "mamba2:debug,zzz=1", "", "/dev/null", "{root}/study.py"],
         "jobs": [*NUMBERS, "0"], "seeds": [*NUMBERS, "0"],
         "rates": ["abc", "nan", "-1", "0", "inf", "1e-3,1e-3", "1e400"],
-        "reference_rate": ["abc", "nan", "-1", "0", "inf"], "references": ["gs://b/x"], "out": ["gs://b/x"],
+        "match": ["all", ""], "runs": ["/nowhere", "/dev/null", "{root}/blocks", "{root}/results", "gs://b/x"],
+        "references": ["gs://b/x"], "out": ["gs://b/x"],
     },
     "recall": {
         "size": ["zzz", ""], "models": ["zzz", "Mamba-2,zzz"], "tasks": ["zzz", "s5,zzz"],
