@@ -106,6 +106,14 @@ BEST = {
 }
 # And of a rate that was the best until another one ran.
 MORE = {"FoX": (2, (1.0,))}
+# The references with the ends that every new run has: model, rate and seed. First each at the best rate of the other,
+# so that a model has both at its own rate; then each at its best rate, up to nine seeds.
+NEW_ENDS = (0.5, 0.65, 0.8, 1.0)
+REFERENCES = (
+    *((SAME_BLOCK, 1, seed) for seed in SEEDS),
+    *((PUBLISHED, 2, seed) for seed in SEEDS),
+    *((model, BEST[model][0], seed) for seed in range(3, 9) for model in (SAME_BLOCK, PUBLISHED)),
+)
 
 # At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves
 # have had slower ones.
@@ -141,7 +149,8 @@ def get_study():
     first = [(model, rate, 0, ends) for model, of_rate in ENDS.items() for rate, ends in of_rate.items()]
     best = (*BEST.items(), *MORE.items())
     more = [(model, rate, seed, ends) for seed in SEEDS for model, (rate, ends) in best]
-    for model, rate, seed, ends in first + more:
+    references = [(*run, NEW_ENDS) for run in REFERENCES]
+    for model, rate, seed, ends in first + more + references:
         label = f"{model}, rate {rate * LR:g}" + (f", seed {seed}" if seed else "")
         own = f"optim.lr={rate * LR:g},train.seed={seed},data.seed={seed},train.ends={ends}"
         runs[label] = {
