@@ -147,8 +147,8 @@ def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_d
         if weights is not None:
             data = DataConfig(corpus="blocks", path=str(blocks_dir), weights=weights)
             corpus = open_corpus(data, seq_len=T, vocab_size=258)
-            blocks = {"c4": corpus.eval_blocks("c4", count=9)}
-            losses = {"c4": np.ones((len(blocks["c4"].tokens), T), np.float32)}
+            blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("commoncrawl", "c4", "arxiv")}
+            losses = {domain: np.ones((len(of.tokens), T), np.float32) for domain, of in blocks.items()}
             eval_losses.write_classes(runs[label], 2, losses, blocks, corpus)
     found, messages = classes.collect({label: runs[label] for label in ("slow", "bare")})
     assert list(found) == ["slow"] and len(messages) == 1 and "bare" in messages[0]

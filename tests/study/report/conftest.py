@@ -26,7 +26,7 @@ def side(model, gap, *, last=3.0, seeds=3, rates=(1.0, 2.0), parameters=100_000_
 
 
 @pytest.fixture(scope="session")
-def study():
+def known():
     """A reference and models that cost, gain, differ by nothing, have one seed, shrink, or have no gap."""
     runs = [
         *side("reference", 0.0),

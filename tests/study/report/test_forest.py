@@ -18,9 +18,9 @@ def rows_of(study):
     return {row.model: row for row in gaps.compare(study, "reference")}
 
 
-def test_marks_are_the_rows(study):
-    found = {(mark.model, mark.what): mark.estimate for mark in forest.marks(leaderboard.compared(study))}
-    rows = rows_of(study)
+def test_marks_are_the_rows(known):
+    found = {(mark.model, mark.what): mark.estimate for mark in forest.marks(leaderboard.compared(known))}
+    rows = rows_of(known)
     for model in ("gain", "dear", "shrinks", "same"):
         assert found[model, forest.GAP] == rows[model].gap
     assert found["alone", forest.ALONE] == rows["alone"].gap
@@ -30,14 +30,14 @@ def test_marks_are_the_rows(study):
     assert len(found) == 6 + 2
 
 
-def test_models_are_in_the_order_of_their_gaps_and_those_without_come_last(study):
-    compared = leaderboard.compared(study)
+def test_models_are_in_the_order_of_their_gaps_and_those_without_come_last(known):
+    compared = leaderboard.compared(known)
     assert forest.order(compared) == ["gain", "same", "alone", "dear", "shrinks", "far"]
-    both = leaderboard.compared(dataclasses.replace(study, references=("reference", "dear")))
+    both = leaderboard.compared(dataclasses.replace(known, references=("reference", "dear")))
     to_dear = [row.model for row in both["dear"] if row.gap is not None]
     found = forest.order(both)
     assert [name for name in found if name in to_dear] == to_dear, "the order is by the last reference"
-    assert sorted(found) == sorted(study.models) and found[-1] == "far"
+    assert sorted(found) == sorted(known.models) and found[-1] == "far"
 
 
 def test_gaps_over_tokens_are_those_that_were_built():
@@ -56,8 +56,8 @@ def test_gaps_over_tokens_are_those_that_were_built():
     assert forest.over_tokens(alone, "reference", gaps.compare(alone, "reference")) == {}
 
 
-def test_the_picture(study, composed):
-    forest.gaps("gaps.png", study)
+def test_the_picture(known, composed):
+    forest.gaps("gaps.png", known)
     figure = composed["gaps.png"]
     assert_readable(figure, categories=True)
     panel, along = figure.axes
@@ -65,7 +65,7 @@ def test_the_picture(study, composed):
     assert [text.get_text() for text in panel.get_yticklabels()] == lines
     texts = {(round(text.xy[1]), text.get_text()) for text in panel.texts if hasattr(text, "xy")}
     assert {(-1, name) for name in ("seeds", "params", "edge")} <= texts and (-1, "copies") not in texts
-    rows = rows_of(study)
+    rows = rows_of(known)
     for y, model in enumerate(lines):
         row = rows[model]
         assert {(y, str(row.seeds)), (y, "104M" if model == "dear" else "100M")} <= texts
@@ -77,18 +77,18 @@ def test_the_picture(study, composed):
     assert {text.get_text() for text in along.texts} == {"gain", "dear", "same", "shrinks", "alone"}
 
 
-def test_copies_are_a_column_where_they_are_known(study, composed):
-    compared = {"reference": [dataclasses.replace(row, copy=0.5) for row in gaps.compare(study, "reference")]}
-    forest.gaps("gaps.png", study, compared)
+def test_copies_are_a_column_where_they_are_known(known, composed):
+    compared = {"reference": [dataclasses.replace(row, copy=0.5) for row in gaps.compare(known, "reference")]}
+    forest.gaps("gaps.png", known, compared)
     texts = [text.get_text() for text in composed["gaps.png"].axes[0].texts]
     assert texts.count("copies") == 1 and texts.count("50%") == 6
 
 
-def test_of_many_lines_over_tokens_those_with_a_trend_are_named(study, composed, monkeypatch):
+def test_of_many_lines_over_tokens_those_with_a_trend_are_named(known, composed, monkeypatch):
     monkeypatch.setattr(forest, "NAMED", 2)
-    forest.gaps("gaps.png", study)
+    forest.gaps("gaps.png", known)
     along = composed["gaps.png"].axes[1]
-    trends = {row.model for row in gaps.compare(study, "reference") if row.trend}
+    trends = {row.model for row in gaps.compare(known, "reference") if row.trend}
     assert {text.get_text() for text in along.texts} == trends and "shrinks" in trends
 
 
@@ -111,9 +111,9 @@ def test_without_any_gap_differences_are_drawn(composed):
     )
 
 
-def test_the_band_has_the_unit_of_the_losses(study, composed):
+def test_the_band_has_the_unit_of_the_losses(known, composed):
     for unit in UNITS.values():
-        forest.gaps("gaps.png", dataclasses.replace(study, unit=unit))
+        forest.gaps("gaps.png", dataclasses.replace(known, unit=unit))
         band = composed["gaps.png"].axes[0].patches[0].get_extents()
         assert band.transformed(composed["gaps.png"].axes[0].transData.inverted()).x1 == pytest.approx(
             LIMIT * unit.scale

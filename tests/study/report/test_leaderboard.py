@@ -28,22 +28,22 @@ def lines_of(study):
     return {line["model"]: line for line in leaderboard.rows(study)}
 
 
-def test_columns_are_in_their_order(study):
-    assert [list(line) for line in leaderboard.rows(study)] == [list(SPECIFIED)] * 6
-    assert leaderboard.csv_text(leaderboard.rows(study)).splitlines()[0] == ",".join(SPECIFIED)
+def test_columns_are_in_their_order(known):
+    assert [list(line) for line in leaderboard.rows(known)] == [list(SPECIFIED)] * 6
+    assert leaderboard.csv_text(leaderboard.rows(known)).splitlines()[0] == ",".join(SPECIFIED)
 
 
-def test_numbers_are_the_rows(study):
-    for row in gaps.compare(study, "reference"):
-        line = lines_of(study)[row.model]
+def test_numbers_are_the_rows(known):
+    for row in gaps.compare(known, "reference"):
+        line = lines_of(known)[row.model]
         assert (line["verdict"], line["needs"]) == (row.verdict.word, row.verdict.needs)
         assert line["gap"] == (row.gap and row.gap.value)
-        assert (line["arxiv"], line["github"]) == tuple(row.gaps[d].value if row.gaps else None for d in study.domains)
+        assert (line["arxiv"], line["github"]) == tuple(row.gaps[d].value if row.gaps else None for d in known.domains)
         if row.gap is not None and row.gap.half is not None:
             assert (line["lo"] + line["hi"]) / 2 == pytest.approx(row.gap.value)
             error = math.sqrt(sum(line[f"se_{part}"] ** 2 for part in ("seeds", "ref", "rate", "beyond", "docs")))
             assert (line["hi"] - line["lo"]) / 2 == pytest.approx(error * statistics.quantile(line["df"], 0.975))
-    dear, alone, far = (lines_of(study)[name] for name in ("dear", "alone", "far"))
+    dear, alone, far = (lines_of(known)[name] for name in ("dear", "alone", "far"))
     assert (dear["study"], dear["reference"], dear["parameters"]) == ("known", "reference", 104_000_000)
     assert (dear["seeds"], dear["reference_seeds"], dear["commit"]) == (3, 3, "commit 0;commit 1;commit 2")
     assert dear["gap"] == pytest.approx(0.3, abs=0.02) and dear["lo"] > 0
@@ -51,8 +51,8 @@ def test_numbers_are_the_rows(study):
     assert far["gap"] is None and far["needs"] == "ends from 50%" and far["tokens_out"] is not None
 
 
-def test_rates_are_learning_rates(study):
-    dear, alone = lines_of(study)["dear"], lines_of(study)["alone"]
+def test_rates_are_learning_rates(known):
+    dear, alone = lines_of(known)["dear"], lines_of(known)["alone"]
     assert (dear["rates"], dear["edge"], dear["next_rate"]) == (
         "0.001;0.002",
         "lowest;reference lowest",
@@ -68,16 +68,16 @@ def test_rates_are_learning_rates(study):
     assert alone["mid_rate"] == f"{1e-3 * 2 ** ((1 + 1 / 6) / 2):.3g}", "halfway to the reference's mean rate"
     assert alone["octaves"] == pytest.approx(1 - 1 / 6)
     assert alone["as_tuned"] - alone["gap"] == pytest.approx(-0.05 * alone["octaves"], abs=0.003)
-    unknown = dataclasses.replace(study, runs=[dataclasses.replace(run, metadata={}) for run in study.runs])
+    unknown = dataclasses.replace(known, runs=[dataclasses.replace(run, metadata={}) for run in known.runs])
     assert lines_of(unknown)["alone"]["rates"] == "x2"
 
 
-def test_speed_ups_name_their_card_and_length(study):
-    same, dear = lines_of(study)["same"], lines_of(study)["dear"]
+def test_speed_ups_name_their_card_and_length(known):
+    same, dear = lines_of(known)["same"], lines_of(known)["dear"]
     assert (same["card"], same["length"]) == ("H200", 2048)
     assert same["speedup_lo"] < 0.5 < same["speedup_hi"] and same["speedup"] == pytest.approx(0.5, abs=0.03)
     assert (dear["card"], dear["length"], dear["speedup"]) == ("", None, None), "its speed is not known"
-    old = dataclasses.replace(study, conditions={})
+    old = dataclasses.replace(known, conditions={})
     assert (lines_of(old)["same"]["card"], lines_of(old)["same"]["length"]) == ("H200, 2,048 tokens", None)
 
 
@@ -91,8 +91,8 @@ def test_a_speed_up_that_is_a_bound_fills_one_end():
     assert good["speedup"] is good["speedup_hi"] is None and good["speedup_lo"] == pytest.approx(2.0)
 
 
-def test_what_is_written_is_read(study, tmp_path):
-    lines = leaderboard.rows(study)
+def test_what_is_written_is_read(known, tmp_path):
+    lines = leaderboard.rows(known)
     (tmp_path / "a.csv").write_text(leaderboard.csv_text(lines))
     for line, read in zip(lines, leaderboard.read(tmp_path / "a.csv"), strict=True):
         assert list(read) == list(line)
@@ -100,9 +100,9 @@ def test_what_is_written_is_read(study, tmp_path):
             assert read[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), name
 
 
-def test_studies_of_other_domains_share_a_file(study, tmp_path):
+def test_studies_of_other_domains_share_a_file(known, tmp_path):
     other = [{"study": "x", "reference": "r", "model": "m", "book": 0.5}]
-    (tmp_path / "a.csv").write_text(leaderboard.csv_text([*leaderboard.rows(study), *other]))
+    (tmp_path / "a.csv").write_text(leaderboard.csv_text([*leaderboard.rows(known), *other]))
     *_, last = leaderboard.read(tmp_path / "a.csv")
     assert (last["book"], last["arxiv"], last["gap"], last["study"]) == (0.5, None, None, "x")
 
@@ -116,18 +116,18 @@ def test_studies_of_other_domains_share_a_file(study, tmp_path):
     ],
     ids=("column", "cell", "value"),
 )
-def test_a_damaged_file_is_named(study, tmp_path, change, says):
-    text = leaderboard.csv_text(leaderboard.rows(study)).replace(",yes,", ",no,").replace(*change)
+def test_a_damaged_file_is_named(known, tmp_path, change, says):
+    text = leaderboard.csv_text(leaderboard.rows(known)).replace(",yes,", ",no,").replace(*change)
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(UserError, match=rf"a\.csv, {says}" if says[0] == "r" or says[0] == "l" else says):
         leaderboard.read(tmp_path / "a.csv")
 
 
-def test_a_table_for_latex(study):
-    named = dataclasses.replace(study, title="50% & more", name="a_b")
+def test_a_table_for_latex(known):
+    named = dataclasses.replace(known, title="50% & more", name="a_b")
     text = leaderboard.latex(named, leaderboard.compared(named))
     (dear,) = [line for line in text.splitlines() if line.startswith("dear & ")]
-    row = next(row for row in gaps.compare(study, "reference") if row.model == "dear")
+    row = next(row for row in gaps.compare(known, "reference") if row.model == "dear")
     assert dear == rf"dear & 104.0 & 3 & 0.001, 0.002 & $+{row.gap.value:.3f} \pm {row.gap.half:.3f}$ & {row.text} \\"
     assert text.count(r"\\") == 1 + 1 + 6 and text.count(r"\midrule") == 2
     assert r"ends from 50\%" in text

@@ -1,4 +1,4 @@
-"""report.html and the picture of gap against speed: what they hold, and that they need nothing else."""
+"""report.html: what it holds, and that it needs nothing else."""
 
 import builtins
 import json
@@ -9,22 +9,24 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from seqjax.study.verdict import in_words
 
 from seqjax.study import __main__ as study
-from seqjax.study import end_points, forest, page, records
+from seqjax.study import gaps
+from seqjax.study.report import forest, leaderboard, page, points, results, tables
+from seqjax.study.report.words import in_words
+from seqjax.study.runs import files
+from seqjax.study.runs.studies import load_study
 from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 
-# after `finished`, whose pictures are drawn
 pytestmark = pytest.mark.usefixtures("undrawn_pictures")
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The results of a study of two models; one has a second seed and a config."""
+    """The data of a study of two models; one has a second seed and a config."""
     root = tmp_path_factory.mktemp("page")
     config = f"{support.ROOT}/configs/mamba2.py:debug,train.seq_len=32,train.steps=2,optim.warmup_steps=1"
     runs = {
@@ -36,10 +38,22 @@ def finished(tmp_path_factory):
             "seed": 1,
         },
     }
-    speeds = {"tokens/s at T = 99": {"fast": 123.0, "slow": 7.0}}
+    speeds = {"H100": {"card": "H100", "length": 99, "tokens_per_s": {"fast": 123.0, "slow": 7.0}}}
     path = write_study(root / "study.py", runs, title="a < b & c", speeds=speeds)
-    study.main([f"--study={path}", f"--out={root / 'out'}", "--partial"])
+    results._write_data(load_study(path), root / "out", {})
     return root / "out"
+
+
+def page_of(path: Path, records) -> str:
+    """The page of a study, which is written at `path`."""
+    page.write(path, records, text=tables.report(records, leaderboard.compared(records)))
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def html(finished, tmp_path_factory):
+    """The page of `finished`."""
+    return page_of(tmp_path_factory.mktemp("html") / "report.html", files.read(finished))
 
 
 def pictures_of(html: str) -> list[tuple[list[dict], dict]]:
@@ -52,50 +66,51 @@ def pictures_of(html: str) -> list[tuple[list[dict], dict]]:
     return found
 
 
-def test_the_page_has_every_run_and_every_table_and_needs_nothing_else(finished, tmp_path):
-    out = shutil.copytree(finished, tmp_path / "out")
-    study.main([f"--analyse={out}", "--page"])
-    html = (out / "report.html").read_text()
+def test_the_page_has_every_run_and_every_table_and_needs_nothing_else(finished, html, tmp_path):
     pictures = [traces for traces, _ in pictures_of(html)]
     assert [[trace["name"] for trace in picture] for picture in pictures] == [
-        [forest.ONE_SEED],
+        [forest.TOKENS],
         ["slow", "fast", "fast"],
         ["slow", "fast", "fast"],
         ["slow", "fast"],
     ]
-    assert pictures[0][0]["x"] == pytest.approx([0.25], abs=1e-5)
+    assert pictures[0][0]["x"] == pytest.approx([0.425], abs=1e-5), "of both seeds, at equal tokens"
     losses = pictures[1][1]
     assert losses["x"] == pytest.approx([5.1, 4.1, 3.1], abs=1e-5)
     assert losses["y"] == pytest.approx([6.35, 5.35, 4.35], abs=1e-5)
     assert "arxiv 6.350" in losses["text"][0]
-    assert pictures[3][1]["y"] == pytest.approx([0.25], abs=1e-5)
-    for line in (finished / "gaps.md").read_text().splitlines():
+    assert pictures[3][1]["y"] == pytest.approx([0.425], abs=1e-5)
+    out = shutil.copytree(finished, tmp_path / "out")
+    study.main([f"--analyse={out}", "--page"])
+    assert (out / "report.html").read_text(encoding="utf-8") == html, "the same bytes each time"
+    plain = re.sub(r"</?strong>|\*", "", unescape(html[html.index("<h2>Gaps to slow") :]))
+    for line in (out / "leaderboard.md").read_text().splitlines():
         for cell in re.findall(r"(?<=\| )[^|]+(?= \|)", line) if line.startswith("| ") else ():
-            assert cell.strip("-: ") == "" or f">{cell}</t" in html, cell
+            shown = unescape(re.sub(r"\\\*|\*\*", "", cell)).strip("-: ")
+            assert f">{shown}</t" in plain or not shown, cell
     assert "<h1>a &lt; b &amp; c</h1>" in html
     assert not re.search(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="', html), "something is fetched"
-    again = (out / "report.html").read_bytes()
-    study.main([f"--analyse={out}", "--page"])
-    assert (out / "report.html").read_bytes() == again
 
 
-def test_the_page_begins_with_the_verdicts_and_the_gaps(finished, tmp_path):
-    out = shutil.copytree(finished, tmp_path / "out")
-    study.main([f"--analyse={out}", "--page"])
-    html = (out / "report.html").read_text()
+def test_the_page_begins_with_the_verdicts_and_the_gaps(known, tmp_path):
+    html = page_of(tmp_path / "report.html", known)
     headings = [unescape(text) for text in re.findall(r"<h[123]>(.*?)</h[123]>", html)]
-    first = ["a < b & c", "Verdicts", "Against slow", "Gaps", "Loss out of domain over loss in domain"]
+    first = ["t", "Verdicts", "Against reference", "Gaps", "OOD loss over in-domain loss"]
     assert headings[: len(first)] == first
-    assert headings.index("Gap over training speed") < headings.index("Runs") < headings.index("Gaps to slow")
-    ((words, models),) = in_words(records.read(out), "slow").items()
-    assert words.startswith("Yes, it costs in these two runs.") and models[0].startswith("fast (+0.250 ± ")
-    assert f"<li><b>{words}</b> <span>{models[0]}</span></li>" in html
+    assert headings.index("Gap over training speed") < headings.index("Gaps to reference") < headings.index("Runs")
+    for words, models in in_words(known, "reference").items():
+        assert f"<li><b>{words}</b>: {'; '.join(f'<span>{model}</span>' for model in models)}</li>" in html
+    found = {trace["name"]: trace for trace in pictures_of(html)[0][0]}
+    assert set(found) == set(forest.LOOKS)
+    rows = {row.model: row for row in gaps.compare(known, "reference")}
+    names = [text.split("</b>")[0].removeprefix("<b>") for text in found[forest.GAP]["text"]]
+    assert found[forest.GAP]["x"] == pytest.approx([rows[name].gap.value for name in names])
+    assert found[forest.GAP]["error_x"]["array"] == pytest.approx([rows[name].gap.half for name in names])
+    assert found[forest.ALONE]["x"] == pytest.approx([rows["alone"].gap.value])
 
 
-def test_axes_have_units_and_room_for_the_first_points(finished, tmp_path):
-    out = shutil.copytree(finished, tmp_path / "out")
-    study.main([f"--analyse={out}", "--page"])
-    pictures = pictures_of((out / "report.html").read_text())
+def test_axes_have_units_and_room_for_the_first_points(html):
+    pictures = pictures_of(html)
     for traces, layout in pictures:
         of_models = traces is pictures[0][0]
         for name, axis in layout.items():
@@ -113,21 +128,12 @@ def test_axes_have_units_and_room_for_the_first_points(finished, tmp_path):
     assert pictures[1][1]["xaxis"]["range"][0] > 5.2, "training goes from left to right, and begins at 5.2"
 
 
-def test_runs_of_a_model_are_switched_together(tmp_path):
-    """All seeds in one entry of the legend, and those at other rates or schedules in another, which is off at first."""
-    runs = {}
-    for seed in range(3):
-        for name in ("slow", "x"):
-            run = write_run(tmp_path / f"{name}{seed}", [4.0, 3.0, 2.0], noise=seed, offset=0.1 * (name == "x"))
-            runs[f"{name}, seed {seed}"] = {"workdir": str(run), "model": name, "seed": seed}
-    for label, fields in {"x, 3": {"rate": 3}, "x, 9": {"rate": 9}, "slow, half": {"schedule": 0.5}}.items():
-        run = write_run(tmp_path / label, [4.0, 3.0, 2.2], noise=7)
-        runs[label] = {"workdir": str(run), "model": label.split(",")[0], **fields}
-    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}", "--partial"])
-    study.main([f"--analyse={tmp_path / 'out'}", "--page"])
-    html = (tmp_path / "out" / "report.html").read_text()
-    expected = {"slow": (3, True), "x": (3, True), "slow, other schedules": (1, "legendonly")}
-    expected |= {"x, other rates": (2, "legendonly")}
+def test_runs_of_a_model_are_switched_together(known, tmp_path):
+    """All seeds in one entry of the legend, and other rates in another, which is hidden at first."""
+    html = page_of(tmp_path / "report.html", known)
+    several = ("reference", "dear", "gain", "shrinks", "far")
+    expected = {name: (1 if name == "alone" else 3, True) for name in known.models}
+    expected |= {f"{name}, other rates": (1, "legendonly") for name in several}
     for traces, layout in pictures_of(html)[1:3]:
         assert layout["legend"]["groupclick"] == "togglegroup"
         groups: dict[str, list[dict]] = {}
@@ -142,18 +148,18 @@ def test_runs_of_a_model_are_switched_together(tmp_path):
     assert html.count(page.CLICKS) == html.count(page.OTHERS) == 1
 
 
-def test_cost_stands_beside_the_gap(finished):
+def test_cost_of_a_model_with_a_config(finished):
     """Parameters, FLOPs and state are those of the config: Mamba-2's is a state and the convolution's last inputs."""
-    found = records.read(finished)
+    found = files.read(finished)
     (fast,) = (run for run in found.runs if run.label == "fast")
     inner = 2 * 64  # the run was on a CPU, where the state is float32
     assert fast.metadata["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
-    header, _, slow, row = (line for line in (finished / "gaps.md").read_text().split("## Cost")[1].splitlines()[4:8])
-    assert "| tokens/s at T = 99 | memory | state | GFLOPs/token | gap to slow |" in header
-    assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.002 | +0.2")
+    text = tables.report(found, leaderboard.compared(found))
+    header, _, slow, row = (line for line in text.split("## Cost")[1].splitlines()[4:8])
+    assert "| H100 | memory | state | GFLOPs/token | OOD difference to slow at equal tokens |" in header
+    assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.002 | +0.4")
     assert slow == "| slow | 5 | 7 | - | - | - | - |"
-    assert end_points.run_speeds(found) == {"slow": 5.0, "fast": 5.0}
-    assert (finished / "cost.png").read_bytes().startswith(b"\x89PNG")
+    assert points.run_speeds(found) == {"slow": 5.0, "fast": 5.0} and found.conditions == {"H100": ("H100", 99)}
 
 
 def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_path):
@@ -164,10 +170,9 @@ def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_
             raise ModuleNotFoundError(f"No module named {name!r}", name="plotly")
         return importing(name, *args, **kwargs)
 
-    out = shutil.copytree(finished, tmp_path / "out")
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UserError, match=r"needs the package plotly.*seqjax\[study\]"):
-        study.main([f"--analyse={out}", "--page"])
+        page.write(tmp_path / "report.html", files.read(finished), text="")
     with pytest.raises(UserError, match="--analyse=DIR --page"):
         study.main(["--study=figure3d", "--page", f"--out={tmp_path}"])
 
@@ -182,11 +187,10 @@ def opened(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
-def test_a_browser_draws_it(finished, tmp_path):
+def test_a_browser_draws_it(html, tmp_path):
     """Without network; the pictures are drawn by scripts, so the page that is left holds them as SVG."""
-    out = shutil.copytree(finished, tmp_path / "out")
-    study.main([f"--analyse={out}", "--page"])
-    drawn = opened(out / "report.html")
+    (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    drawn = opened(tmp_path / "report.html")
     assert drawn.count('class="scatterlayer') == 4
     assert drawn.count('class="legendtext"') == 1 + 2 + 2 + 2
 
@@ -210,13 +214,11 @@ window.addEventListener('load', () => setTimeout(() => {
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
-def test_domains_and_runs_are_switched_by_clicks(finished, tmp_path):
-    out = shutil.copytree(finished, tmp_path / "out")
-    study.main([f"--analyse={out}", "--page"])
+def test_domains_and_runs_are_switched_by_clicks(finished, html, tmp_path):
     clicks = tmp_path / "clicks.html"
-    clicks.write_text((out / "report.html").read_text(encoding="utf-8").replace("</body>", CLICKS), encoding="utf-8")
+    clicks.write_text(html.replace("</body>", CLICKS), encoding="utf-8")
     seen = json.loads(unescape(re.findall('data-seen="([^"]*)"', opened(clicks))[0]))
-    (run,) = (run for run in records.read(out).runs if run.label == "slow")
+    (run,) = (run for run in files.read(finished).runs if run.label == "slow")
     of_domain = {domain: [point.domains[domain] for point in run.points] for domain in ("arxiv", "github")}
     mean = [sum(both) / 2 for both in zip(*of_domain.values(), strict=True)]
     assert seen["before"] == [pytest.approx(mean), True, True]

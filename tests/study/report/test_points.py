@@ -13,32 +13,32 @@ from tests.study.report.conftest import side
 ENTROPY = {"c4": {"entropy": 2.0, "entropy_relative": 0.5}, "arxiv": {"entropy": 3.0, "entropy_relative": 0.6}}
 
 
-def test_a_line_through_the_rates_of_a_model(study, composed):
-    points.by_rate("rates.png", study)
+def test_a_line_through_the_rates_of_a_model(known, composed):
+    points.by_rate("rates.png", known)
     (panel,) = composed["rates.png"].axes
     assert_readable(composed["rates.png"])
-    assert {text.get_text() for text in panel.texts} == set(study.models)
-    for i, model in enumerate(study.models):
-        found = gaps.rates(study, model).found
+    assert {text.get_text() for text in panel.texts} == set(known.models)
+    for i, model in enumerate(known.models):
+        found = gaps.rates(known, model).found
         line, *markers = [line for line in panel.lines if line.get_color() == figures.style(i)["color"]]
         assert [tuple(xy) for xy in line.get_xydata()] == [(x, y) for _, x, y in found.values()]
         sizes = [marker.get_markersize() for marker in markers if marker.get_marker() not in ("", "None")]
         assert sizes[: len(found)] == sorted(sizes[: len(found)])
 
 
-def test_gaps_over_the_speeds_of_runs_and_of_conditions(study, composed):
-    points.gap_over_speed("cost.png", study)
+def test_gaps_over_the_speeds_of_runs_and_of_conditions(known, composed):
+    points.gap_over_speed("cost.png", known)
     figure = composed["cost.png"]
     assert_readable(figure)
     own, given = figure.axes
-    rows = {row.model: row.gap for row in gaps.compare(study, "reference") if row.gap is not None}
+    rows = {row.model: row.gap for row in gaps.compare(known, "reference") if row.gap is not None}
     assert {text.get_text() for text in own.texts} == {*rows, "reference"}
     assert {text.get_text() for text in given.texts} == {"reference", "same"}
     drawn = {tuple(line.get_xydata()[0]) for line in given.lines if line.get_marker() == "o" and len(line.get_xdata())}
     assert drawn == {(2000.0, 0.0), (1000.0, rows["same"].value)}
     assert own.get_ylabel() == "gap to reference (nats per token)"
     assert given.get_xlabel() == "H200, 2,048 tokens (tokens/s)"
-    assert points.run_speeds(study)["gain"] == 1400.0
+    assert points.run_speeds(known)["gain"] == 1400.0
 
 
 def of_temperatures(shares):

@@ -28,9 +28,9 @@ def report(study):
     return tables.report(study, leaderboard.compared(study))
 
 
-def test_a_comparison_has_the_numbers_of_its_rows(study):
-    rows = gaps.compare(study, "reference")
-    table = cells(tables.gap_table(study, rows), first="model")
+def test_a_comparison_has_the_numbers_of_its_rows(known):
+    rows = gaps.compare(known, "reference")
+    table = cells(tables.gap_table(known, rows), first="model")
     assert list(table) == ["gain", "same", "alone", "dear (+4.0% parameters)", "shrinks", "far"]
     dear, row = table["dear (+4.0% parameters)"], next(row for row in rows if row.model == "dear")
     assert (dear["parameters (M)"], dear["seeds"], dear["learning rates"]) == ("104.0", "3", "0.001, 0.002")
@@ -45,16 +45,16 @@ def test_a_comparison_has_the_numbers_of_its_rows(study):
     assert (table["far"]["gap"], table["far"]["as tuned"], table["far"]["per doubling"]) == (tables.DASH,) * 3
 
 
-def test_copies_have_a_column_where_they_are_known(study):
-    rows = [dataclasses.replace(row, copy=0.472) for row in gaps.compare(study, "reference")]
-    assert cells(tables.gap_table(study, rows), first="model")["gain"]["copies"] == "47%"
+def test_copies_have_a_column_where_they_are_known(known):
+    rows = [dataclasses.replace(row, copy=0.472) for row in gaps.compare(known, "reference")]
+    assert cells(tables.gap_table(known, rows), first="model")["gain"]["copies"] == "47%"
 
 
-def test_reasons_and_domains_follow_a_comparison(study):
-    text = report(study)
+def test_reasons_and_domains_follow_a_comparison(known):
+    text = report(known)
     assert "No gap for far: no end is within reach of the reference." in text
     of_domains = cells(text.split("The gap of each domain")[1], first="model")
-    rows = {row.model: row for row in gaps.compare(study, "reference")}
+    rows = {row.model: row for row in gaps.compare(known, "reference")}
     assert list(of_domains) == [name for name in rows if name != "far"]
     assert of_domains["dear"]["github"] == rows["dear"].gaps["github"].text()
     assert of_domains["dear"]["OOD mean"] == rows["dear"].gap.text()
@@ -71,10 +71,10 @@ def test_without_any_gap_equal_tokens_and_the_reason_are_left():
     assert "OOD difference to reference at equal tokens" in cells(text.split("## Cost")[1], first="model")["m"]
 
 
-def test_missing_runs_and_remarks_come_first(study):
-    text = report(dataclasses.replace(study, missing={"x": "not begun"}, remarks=("Runs differ.",)))
+def test_missing_runs_and_remarks_come_first(known):
+    text = report(dataclasses.replace(known, missing={"x": "not begun"}, remarks=("Runs differ.",)))
     assert "**Missing:** x (not begun).\n\n**Note:** Runs differ.\n" in text.split("## ")[0]
-    text = report(dataclasses.replace(study, references=("reference", "absent")))
+    text = report(dataclasses.replace(known, references=("reference", "absent")))
     assert "## Gaps to absent\n\nIt has no results yet" in text
 
 
@@ -90,18 +90,18 @@ def test_learning_rates_with_the_best_the_near_ones_and_the_next():
     assert table["reference"]["0.008"] == tables.DASH
 
 
-def test_cost_has_the_speeds_of_runs_and_of_conditions(study):
-    table = cells(report(study).split("## Cost")[1], first="model")
+def test_cost_has_the_speeds_of_runs_and_of_conditions(known):
+    table = cells(report(known).split("## Cost")[1], first="model")
     assert table["reference"]["tokens/s"] == "1,900" and table["reference"]["H200, 2,048 tokens"] == "2,000"
     assert table["dear"]["H200, 2,048 tokens"] == tables.DASH
-    (gap,) = [row.gap for row in gaps.compare(study, "reference") if row.model == "dear"]
+    (gap,) = [row.gap for row in gaps.compare(known, "reference") if row.model == "dear"]
     assert table["dear"]["gap to reference"] == gap.text()
 
 
-def test_entropy_where_it_was_measured(study):
+def test_entropy_where_it_was_measured(known):
     of_run = {"entropy": 2.0, "entropy_relative": 0.25}
-    run = dataclasses.replace(study.runs[0], metadata={"entropy": {"c4": of_run}})
-    text = report(dataclasses.replace(study, runs=[run, *study.runs[1:]])).split("## Entropy of attention")[1]
+    run = dataclasses.replace(known.runs[0], metadata={"entropy": {"c4": of_run}})
+    text = report(dataclasses.replace(known, runs=[run, *known.runs[1:]])).split("## Entropy of attention")[1]
     assert cells(text, first="run") == {
         run.label: {"run": run.label, "c4": "2.000 (0.250)"} | dict.fromkeys(("web", "arxiv", "github"), "-")
     }

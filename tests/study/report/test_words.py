@@ -12,38 +12,38 @@ def row_of(study, model):
 
 
 @pytest.mark.parametrize(("model", "side"), [("dear", "higher than"), ("gain", "lower than"), ("alone", "higher than")])
-def test_a_gap_is_told_with_its_verdict_and_its_interval(study, model, side):
-    said, row = words.verdict(study, model, "reference"), row_of(study, model)
+def test_a_gap_is_told_with_its_verdict_and_its_interval(known, model, side):
+    said, row = words.verdict(known, model, "reference"), row_of(known, model)
     half = "" if row.gap.half is None else f" ± {row.gap.half:.3f}"
     assert f"{abs(row.gap.value):.3f}{half} nats per token {side}" in said
     assert row.text in said and f"{row.loss:.3f}" in said
-    for estimate in (*(row.gaps[name] for name in study.domains), *row.at_equal_tokens, row.per_doubling):
+    for estimate in (*(row.gaps[name] for name in known.domains), *row.at_equal_tokens, row.per_doubling):
         assert estimate.text() in said
 
 
-def test_parameters_and_the_reading_as_tuned(study):
-    assert "104.0M parameters, +4.0%." in words.verdict(study, "dear", "reference")
-    assert "100.0M parameters." in words.verdict(study, "alone", "reference")
-    assert f"As tuned: {row_of(study, 'alone').as_tuned:+.3f}." in words.verdict(study, "alone", "reference")
-    assert "As tuned" not in words.verdict(study, "dear", "reference"), "both sides have the same rates"
+def test_parameters_and_the_reading_as_tuned(known):
+    assert "104.0M parameters, +4.0%." in words.verdict(known, "dear", "reference")
+    assert "100.0M parameters." in words.verdict(known, "alone", "reference")
+    assert f"As tuned: {row_of(known, 'alone').as_tuned:+.3f}." in words.verdict(known, "alone", "reference")
+    assert "As tuned" not in words.verdict(known, "dear", "reference"), "both sides have the same rates"
 
 
-def test_without_a_gap_equal_tokens_and_the_reason_are_told(study):
-    row = row_of(study, "far")
-    for said in (words.verdict(study, "far", "reference"), words.in_one_line(study, "far", "reference")):
+def test_without_a_gap_equal_tokens_and_the_reason_are_told(known):
+    row = row_of(known, "far")
+    for said in (words.verdict(known, "far", "reference"), words.in_one_line(known, "far", "reference")):
         assert row.why in said and row.at_equal_tokens.outside.text() in said
 
 
-def test_one_line_has_interval_and_p_value(study):
-    row, line = row_of(study, "same"), words.in_one_line(study, "same", "reference")
+def test_one_line_has_interval_and_p_value(known):
+    row, line = row_of(known, "same"), words.in_one_line(known, "same", "reference")
     assert f"gap {row.gap.text()} nats per token" in line and f"p = {row.verdict.p:.2g} (3 and 3 seeds)" in line
     assert f"as tuned {row.as_tuned:+.3f}" in line and line.endswith(f": {row.text}.")
-    swapped = words.in_one_line(study, "reference", "same")
+    swapped = words.in_one_line(known, "reference", "same")
     assert swapped.startswith("reference against same: gap ")
 
 
-def test_models_by_their_verdict(study):
-    groups = words.in_words(study, "reference")
+def test_models_by_their_verdict(known):
+    groups = words.in_words(known, "reference")
     assert [text.split(" (")[0] for text in groups["gains"]] == ["gain"]
     assert [text.split(" (")[0] for text in groups["costs"]] == ["dear", "shrinks"]
     undecided = "; ".join(groups["undecided"])
@@ -51,8 +51,8 @@ def test_models_by_their_verdict(study):
     assert sum(map(len, groups.values())) == 6
 
 
-def test_models_that_the_study_has_not_are_named(study):
+def test_models_that_the_study_has_not_are_named(known):
     with pytest.raises(UserError, match=r"The study has no model 'y'\. Its models: reference; dear; gain"):
-        words.verdict(study, "y", "reference")
+        words.verdict(known, "y", "reference")
     with pytest.raises(UserError, match="dear is compared with itself; name another reference of reference; dear"):
-        words.in_one_line(study, "dear", "dear")
+        words.in_one_line(known, "dear", "dear")

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from seqjax.study.studies import Study, load_study
 
 from seqjax.config import from_config_dict, presets
 from seqjax.data import open_corpus, regimes
