@@ -67,9 +67,9 @@ def test_a_study_says_so():
     init_from = {"path": "/x", "step": 4, "sha256": "0123456789abcdef" * 4}
     runs = [Record(label, label, 0, 1.0, 1.0, [], [], of) for label, of in (("a", {"init_from": init_from}), ("b", {}))]
     said = remarks(Records("title", ("a",), ("d",), (), runs, {"c": "not begun"}, None))
-    assert said.split("\n\n") == [
+    assert said.strip().split("\n\n") == [
         "**Missing:** c (not begun).",
-        "**a** began with the weights of /x, step 4, sha256 0123456789abcdef.\n",
+        "**a** began with the weights of /x, step 4, sha256 0123456789abcdef.",
     ]
 
 
