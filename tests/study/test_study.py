@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from seqjax.study import __main__ as study
-from seqjax.study import runner
-from seqjax.study.studies import load_study
+from seqjax.study.report import leaderboard
+from seqjax.study.runs import collect, files, runner
+from seqjax.study.runs.studies import ENDS, load_study
 from seqjax.training import eval_losses, metrics
 from seqjax.training.lock import Holder
 from seqjax.training.loop import train
@@ -28,133 +28,6 @@ def runs(tmp_path):
     return {"fast": fast, "slow": slow}
 
 
-undrawn = pytest.mark.usefixtures("undrawn_pictures")  # of tests that look at tables
-
-
-def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
-    path = write_study(tmp_path / "study.py", runs)
-    out = tmp_path / "out"
-    study.main([f"--study={path}", f"--out={out}"])
-    assert "| fast | 2.500 | +0.250 ± 0.000 | +0.500 ± 0.000 | +0.375 ± 0.000 |" in capsys.readouterr().out
-    points = (out / "points.csv").read_text().splitlines()
-    assert len(points) == 1 + 2 * 4 * (4 + 2)
-    assert points[1] == "fast,fast,0,1,1,0,0,4.800000,commoncrawl,5.000000"
-    assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
-    for name in ("losses", "cost"):
-        drawn = (out / f"{name}.svg").read_text()
-        assert "<svg" in drawn and "dc:date" not in drawn
-
-
-@undrawn
-def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path, capsys):
-    path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
-    study.main([f"--study={path}", f"--out={out}"])
-    made = {name: (out / name).read_bytes() for name in ("gaps.md", "points.csv")}
-    before = {name: dict(np.load(out / name)) for name in ("blocks.npz", "metrics.npz")}
-    runs["slow"].rename(tmp_path / "elsewhere")
-    study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert {name: (out / name).read_bytes() for name in made} == made
-    for name, arrays in before.items():
-        after = np.load(out / name)
-        assert list(arrays) == after.files
-        for key, array in arrays.items():
-            np.testing.assert_array_equal(after[key], array)
-    # A run that is trained again here is not read from the old results.
-    write_run(runs["slow"], [5.5, 4.5, 3.5])
-    study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() != made["points.csv"]
-    capsys.readouterr()
-
-
-@undrawn
-def test_results_with_other_settings_are_not_kept(runs, tmp_path, capsys):
-    out = tmp_path / "out"
-    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={out}"])
-    recorded = json.loads((out / "runs.json").read_text())
-    recorded["runs"]["fast"]["config"] = {"model": {"dim": 1}}
-    (out / "runs.json").write_text(json.dumps(recorded))
-    before = (out / "points.csv").read_bytes()
-    fast = {"workdir": str(tmp_path / "not_here"), "config": "transformer_pp:debug"}
-    path = write_study(tmp_path / "study.py", runs | {"fast": fast})
-    with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
-        study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
-    # Nor is a setting that the record does not know, in a hybrid's groups as well; what it knows is compared.
-    hybrid = "transformer_pp:debug,model.mixer=({'name':'kda','heads':2},{'name':'transformer_pp'})"
-    path = write_study(tmp_path / "study.py", runs | {"fast": fast | {"config": hybrid}})
-    mixer = [{"name": "kda", "heads": 2}, {"name": "transformer_pp"}]
-    recorded["runs"]["fast"]["config"] = {"model": {"mixer": mixer}}
-    (out / "runs.json").write_text(json.dumps(recorded))
-    study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
-    mixer[0]["heads"] = 4
-    (out / "runs.json").write_text(json.dumps(recorded))
-    with pytest.raises(UserError, match=r"other settings: model\.mixer\[0\]\.heads: 4 -> 2"):
-        study.main([f"--study={path}", f"--out={out}", "--partial"])
-    path = write_study(tmp_path / "study.py", runs | {"fast": fast})
-    # Which backend computed is no such setting.
-    recorded["runs"]["fast"]["config"] = {"model": {"mixer": {"implementation": "triton"}}}
-    (out / "runs.json").write_text(json.dumps(recorded))
-    study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
-    capsys.readouterr()
-
-
-def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, capsys):
-    path = write_study(tmp_path / "study.py", runs)
-    out = tmp_path / "out"
-    study.main([f"--study={path}", f"--out={out}"])
-    made = {name: (out / name).read_bytes() for name in ("gaps.md", "losses.png", "losses.svg")}
-    for name in made:
-        (out / name).unlink()
-    for gone in (path, *runs.values()):
-        gone.rename(tmp_path / f"gone-{gone.name}")
-    elsewhere = out.rename(tmp_path / "elsewhere")
-    study.main([f"--analyse={elsewhere}"])
-    assert {name: (elsewhere / name).read_bytes() for name in made} == made
-    with pytest.raises(UserError, match="leave out the other arguments"):
-        study.main([f"--analyse={elsewhere}", f"--study={path}"])
-    with pytest.raises(UserError, match=r"no finished study: it has no runs\.json"):
-        study.main([f"--analyse={tmp_path}"])
-
-
-@undrawn
-def test_the_rows_of_all_runs_are_kept_in_one_file(runs, tmp_path):
-    with (runs["fast"] / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 4, "device_peak_gib": None}) + "\n")
-    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
-    with np.load(tmp_path / "out" / "metrics.npz") as file:
-        arrays = dict(file)
-    assert np.isnan(arrays.pop("device_peak_gib")).all() and not arrays.pop("end").any()
-    of_run = arrays.pop("run")
-    for label, workdir in runs.items():
-        columns = {field: values[of_run == label] for field, values in arrays.items()}
-        kept = [
-            {field: of_field[i] for field, of_field in columns.items() if not np.isnan(of_field[i])}
-            for i in range(np.sum(of_run == label))
-        ]
-        rows = [{field: x for field, x in row.items() if x is not None} for row in metrics.read(workdir)]
-        assert kept == rows
-
-
-@undrawn
-def test_runs_in_a_store_are_read_like_those_of_directories(runs, memory, tmp_path, capsys):
-    urls = {name: support.put(workdir, f"{memory}/{name}") for name, workdir in runs.items()}
-    for out, workdirs in (("here", runs), ("there", {name: {"workdir": url} for name, url in urls.items()})):
-        path = write_study(tmp_path / f"{out}.py", workdirs)
-        study.main([f"--study={path}", f"--out={tmp_path / out}"])
-    for name in ("points.csv", "blocks.npz", "gaps.md"):
-        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
-    (run, _) = load_study(tmp_path / "there.py").runs
-    assert run.workdir == urls["fast"]
-    assert run.log.is_relative_to(tmp_path / "cache")
-    capsys.readouterr()
-    study.main([f"--study={path}", "--list"])
-    assert capsys.readouterr().out.count("read only") == 2
-    with pytest.raises(UserError, match="--out=s3://bucket/study: this is written to a path of this machine"):
-        study.main([f"--study={path}", "--out=s3://bucket/study"])
-
-
 def test_errors_name_the_fix(runs, tmp_path):
     with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
         load_study(str(tmp_path / "absent.py"))
@@ -166,6 +39,12 @@ def test_errors_name_the_fix(runs, tmp_path):
         load_study(str(write_study(tmp_path / "study.py", runs, reference="slow")))
     with pytest.raises(UserError, match="the fields of a run are workdir"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, "x": {"workdir": "d", "sede": 1}})))
+    speeds = {"c": {"card": "H100", "tokens_per_s": {"slow": 1.0}}}
+    with pytest.raises(UserError, match=r"speeds: c.* see seqjax/study/runs/studies\.py"):
+        load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
+    for speeds in ({"c": {"slwo": 1.0}}, {"c": {"card": "H100", "length": 8, "tokens_per_s": {"slwo": 1.0}}}):
+        with pytest.raises(UserError, match=r"speeds\['c'\] names \['slwo'\], which no run has"):
+            load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
     with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, **twice})))
@@ -198,25 +77,27 @@ def trained_study(blocks_dir, tmp_path):
 
 def of_configs(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
     """The arguments of a study of two configs; `changes` are settings of the second one."""
-    tiny = TINY.format(data=blocks_dir)
+    tiny = TINY.format(data=blocks_dir).replace("train.steps=4", "train.steps=8")
     more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
     configs = f"transformer_pp:debug,{tiny};{second}:debug,{tiny},model.mixer.chunk_size=8{more}"
     return [f"--configs={configs}", f"--seeds={seeds}", f"--out={out}"]
 
 
 def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
-    study.main([*of_configs(blocks_dir, tmp_path, seeds=2), "--list"])
+    arguments = of_configs(blocks_dir, tmp_path, seeds=2, train__ends="(0.5,1.0)")
+    study.main([*arguments, "--list"])
     assert capsys.readouterr().out.count("not begun") == 4
     found = load_study(tmp_path / "study.py")
-    names = ("transformer_pp", "top1_chunk, model.mixer.chunk_size=8")
+    names = ("transformer_pp", "top1_chunk, model.mixer.chunk_size=8, train.ends=(0.5,1.0)")
     assert [(run.model, run.seed) for run in found.runs] == [(name, seed) for name in names for seed in (0, 1)]
     assert found.references == names[:1]
     assert found.against == ("commoncrawl", "c4") and found.domains == ("arxiv", "github", "stackexchange")
     for run in found.runs:
         assert run.config is not None
         assert run.config.train.seed == run.config.data.seed == run.seed
+        assert run.config.train.ends == (ENDS if run.model == names[0] else (0.5, 1.0))
     assert len({run.workdir for run in found.runs}) == 4
-    study.main([*of_configs(blocks_dir, tmp_path, seeds=2), "--list"])  # the same again
+    study.main([*arguments, "--list"])  # the same again
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
     with pytest.raises(UserError, match="is there and says something else"):
         study.main([*of_configs(blocks_dir, tmp_path, seeds=3), "--list"])
@@ -239,7 +120,10 @@ def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
 def test_configs_are_trained_and_compared(blocks_dir, tmp_path, capsys):
     study.main([*of_configs(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
     assert "## Gaps to transformer_pp" in capsys.readouterr().out
-    assert (tmp_path / "out" / "gaps.md").is_file() and (tmp_path / "out" / "losses.png").is_file()
+    found = leaderboard.read(tmp_path / "out" / "leaderboard.csv")
+    assert [(line["model"], line["seeds"]) for line in found] == [("top1_chunk, model.mixer.chunk_size=8", 2)]
+    assert (tmp_path / "out" / "losses.png").is_file()
+    assert all(len(run.ends) == len(ENDS) for run in files.read(tmp_path / "out").runs)
 
 
 @pytest.mark.slow
@@ -254,7 +138,7 @@ def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
     rows = (tmp_path / "out" / "points.csv").read_text()
     assert "fast,fast,0,1,1,4," in rows
     assert "bad" not in rows
-    assert "**Missing:** bad (failed)" in (tmp_path / "out" / "gaps.md").read_text()
+    assert "**Missing:** bad (failed)" in (tmp_path / "out" / "leaderboard.md").read_text()
     # What is complete is not trained again; --only trains nothing else.
     before = (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns
     study.main([f"--study={trained_study}", "--only=2"])
@@ -279,6 +163,40 @@ def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_pat
     with pytest.raises(UserError, match="1 of 1 runs failed: slow"):
         study.main([f"--study={trained_study}", "--only=slow"])
     assert "slow: ended early" in capsys.readouterr().out
+
+
+def test_a_run_with_ends_is_complete_with_their_evaluations(tmp_path):
+    """Steps are those of the trunk, 80, and of the cooldowns of the last fifth, 10 and 20."""
+    config = "transformer_pp:debug,train.steps=100,train.ends=(0.5,1.0),optim.cooldown=0.2,optim.warmup_steps=5"
+    entries = {"slow": {"workdir": str(tmp_path / "slow"), "config": config}}
+    (run,) = load_study(str(write_study(tmp_path / "study.py", entries))).runs
+    assert (run.ends, run.lacking, run.complete, run.progress) == ([50, 100], [50, 100], False, (0, 110))
+    write_run(tmp_path / "slow" / "ends" / "50", [3.0], steps=[50])
+    row = '{"step": 60, "train/loss": 3.0, "tokens_per_s": 7.0}\n'
+    (tmp_path / "slow" / "metrics.jsonl").write_text(row)
+    assert (run.lacking, run.complete, run.progress) == ([100], False, (70, 110))
+    assert run.last_row()["tokens_per_s"] == 7.0
+    assert "step 70/110" in runner.table([run])
+    assert collect.progress(run) == "no evaluation yet at the end after step 100"
+    write_run(tmp_path / "slow" / "ends" / "100", [3.0], steps=[100])
+    (tmp_path / "slow" / "metrics.jsonl").write_text(row.replace("60", "80"))
+    assert run.tokens_per_s() == 5.0, "the median of the trunk's 7 and the two cooldowns' 5"
+    assert (run.lacking, run.complete, run.progress) == ([], True, (110, 110))
+    assert run.last_row()["tokens_per_s"] == 5.0 and collect.progress(run) == ""
+    entries["slow"]["schedule"] = 0.5
+    with pytest.raises(UserError, match="'slow': leave out schedule"):
+        load_study(str(write_study(tmp_path / "study.py", entries)))
+
+
+def test_runs_in_a_store_are_listed(runs, memory, tmp_path, capsys):
+    urls = {name: {"workdir": support.put(workdir, f"{memory}/{name}")} for name, workdir in runs.items()}
+    path = write_study(tmp_path / "study.py", urls)
+    (run, _) = load_study(path).runs
+    assert run.workdir == urls["fast"]["workdir"] and run.log.is_relative_to(tmp_path / "cache")
+    study.main([f"--study={path}", "--list"])
+    assert capsys.readouterr().out.count("read only") == 2
+    with pytest.raises(UserError, match="--out=s3://bucket/study: this is written to a path of this machine"):
+        study.main([f"--study={path}", "--out=s3://bucket/study"])
 
 
 @pytest.mark.slow

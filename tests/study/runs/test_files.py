@@ -36,18 +36,23 @@ def test_round_trip(directory):
                 assert found.blocks.losses[domain][point.row].mean() == pytest.approx(point.domains[domain], abs=1e-4)
 
 
-def test_documents_are_units_until_every_domain_has_sources(directory):
-    assert not files.read(directory).blocks.has_sources
+def test_sources_are_the_units_of_a_domain_where_they_are_known(directory):
     with np.load(directory / "blocks.npz") as stored:
         arrays = dict(stored)
-    arrays["c4/sources"] = np.zeros(6, int)
+    arrays["c4/sources"] = np.zeros(6, int)  # a single source has no variance: its documents are drawn
+    arrays["arxiv/sources"] = np.arange(6) // 3
     np.savez(directory / "blocks.npz", **arrays)
-    assert not files.read(directory).blocks.has_sources
-    arrays |= {f"{domain}/sources": np.arange(6) // 3 for domain in DOMAINS}
-    np.savez(directory / "blocks.npz", **arrays)
-    blocks = files.read(directory).blocks
-    assert blocks.has_sources
-    np.testing.assert_array_equal(blocks.units["arxiv"], [0, 0, 0, 1, 1, 1])
+    units = files.read(directory).blocks.units
+    np.testing.assert_array_equal(units["arxiv"], [0, 0, 0, 1, 1, 1])
+    for domain in ("github", "c4", "web"):
+        np.testing.assert_array_equal(units[domain], [0, 0, 1, 1, 2, 2])
+
+
+def test_sources_may_be_known_later_than_the_blocks():
+    known = {"c4/documents": np.arange(3), "c4/sources": np.array([7, 7, 9])}
+    assert not files._differ(known, {"c4/documents": np.arange(3)})
+    assert not files._differ(known, known | {"c4/sources": np.array([-1, -2, -3])})
+    assert files._differ(known, {"c4/documents": np.arange(1, 4)})
 
 
 def test_an_edited_loss_is_named(directory):
