@@ -3,51 +3,25 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-import numpy as np
-
-from seqjax.config import Config
-from seqjax.models import Model
-from seqjax.reading import read_json
 from seqjax.study import gaps
 from seqjax.study.gaps import classes, heights
 from seqjax.study.gaps.rows import Row
 from seqjax.study.gaps.verdicts import COSTS, GAINS, LIMIT, UNDECIDED
+from seqjax.study.judge import costs
+from seqjax.study.judge.costs import Cost
 from seqjax.study.judge.joined import UNIT, rounded
 from seqjax.study.judge.matching import parameters
 from seqjax.study.judge.plan import IN_WORDS, SAME_BLOCK, Plan, Runs, read
-from seqjax.study.report.tables import DASH, cell, markdown
+from seqjax.study.report.tables import DASH, SIZE, cell, markdown
 from seqjax.study.report.words import verdict
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 from seqjax.study.runs.runner import Run
-from seqjax.utils import size, write_json
+from seqjax.utils import size
 
 FILE = "judge.md"
-JOBS = "judge.json"  # in a workdir: how many runs shared its device
 SMOKE_TESTS = ("demo", "debug")  # sizes
-SIZES_DIFFER = 0.03  # share of the parameters from which a difference is told
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The cost of a model, as measured by its runs.
-
-    Args:
-        tokens_per_s: Median training speed; None if it was not measured.
-        peak_gib: Peak memory of the device; None on a device that does not report it.
-        state_bytes: Bytes of decoding one sequence, by its length: half the training length, and the training length.
-        devices: The devices of the runs.
-        shared: The most runs that were trained on one device at a time.
-    """
-
-    tokens_per_s: float | None
-    peak_gib: float | None
-    state_bytes: dict[int, int]
-    devices: frozenset[str]
-    shared: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,78 +63,6 @@ def smoke_test(plan: Plan) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ the costs
-def note_jobs(run: Run, *, jobs: int) -> None:
-    """Write into a run's workdir how many runs are trained at a time, the most so far."""
-    path = Path(run.workdir) / JOBS
-    before = _jobs(path) if path.is_file() else 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"jobs": max(jobs, before)})
-
-
-def _jobs(path: Path) -> int:
-    return read_json(path, {"jobs": int}, fix="delete it; it says how many runs were trained at a time")["jobs"]
-
-
-def cost(config: Config, runs: Iterable[Run]) -> Cost:
-    """Return the cost of one model with this config, from its runs so far."""
-    speeds, peaks, devices, shared = list[float](), list[float](), set[str](), 1
-    for run in runs:
-        workdir = run.files
-        rows = run.rows()
-        speeds += [row["tokens_per_s"] for row in rows if row["tokens_per_s"]]
-        peaks += [row["device_peak_gib"] for row in rows if row.get("device_peak_gib")]
-        if rows and (workdir / "run.json").is_file():
-            devices.add(read_json(workdir / "run.json", {"device?": str}).get("device", ""))
-        if rows and (workdir / JOBS).is_file():
-            shared = max(shared, _jobs(workdir / JOBS))
-    return Cost(
-        tokens_per_s=float(np.median(speeds)) if speeds else None,
-        peak_gib=max(peaks, default=None),
-        state_bytes=state_bytes(config, on_cpu=devices <= {"cpu"}),
-        devices=frozenset(devices),
-        shared=shared,
-    )
-
-
-def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
-    """Return the bytes of decoding one sequence, by its length: half the training length, and the training length."""
-    settings, length = config.model, config.train.seq_len
-    if settings.dtype == "auto":
-        settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
-    found = {}
-    for n in (length // 2, length):
-        model = Model(settings, max_len=n)
-        cache = jax.eval_shape(lambda model=model, n=n: model.init_cache(1, n))
-        found[n] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-    return found
-
-
-def costs(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
-    """Return the costs of the mixer and the references, from the runs trained here."""
-    configs = {plan.model: plan.config} | {name: read(text) for name, text in plan.references.items()}
-    return {name: cost(config, (run for run in runs if run.model == name)) for name, config in configs.items()}
-
-
-def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the speed table of a study; {} unless all runs had one device, one at a time."""
-    found = costs(plan, runs)
-    measured = {name: of.tokens_per_s for name, of in found.items() if of.tokens_per_s is not None}
-    devices = frozenset().union(*(of.devices for of in found.values()))
-    if len(measured) < 2 or len(devices) != 1 or any(of.shared > 1 for of in found.values()):
-        return {}
-    (card,) = devices
-    table = {"card": card, "length": plan.config.train.seq_len, "tokens_per_s": measured}
-    return {"training speed of the runs (tokens/s)": table}
-
-
-def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
-    """Return how many times as fast a model trains as another; None unless both were measured on the same device."""
-    if ours.tokens_per_s is None or theirs.tokens_per_s is None or ours.devices != theirs.devices:
-        return None
-    return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
-
-
 # ------------------------------------------------------------------------------------------------------------- the page
 def write(
     plan: Plan,
@@ -181,14 +83,14 @@ def write(
     """
     found = files.read(plan.out)
     rows = {name: row for name in plan.references if (row := _row(found, plan, name)) is not None}
-    of_models = costs(plan, runs.runs())
+    of_models = costs.of_models(plan, runs.runs())
     remarks = [
         *plan.remarks,
         *found.remarks,
         *(f"{label}: {why}." for label, why in missing.items() if label.startswith(f"{plan.model}, ")),
         *_dropped(plan, runs),
         *_remedies(plan, rows, tried, losses),
-        *_of_costs(of_models),
+        *costs.remarks(of_models),
     ]
     said = sentence(plan, rows.get(SAME_BLOCK), of_models, tried=tried)
     judgement = _judgement(plan, said, rows, of_models, remarks)
@@ -208,11 +110,15 @@ def write(
 
 def write_diverged(plan: Plan, runs: Sequence[Run], tried: Sequence[float]) -> Judgement:
     """Write the page of a mixer whose loss was not finite at any learning rate, and return its content."""
-    of_models = costs(plan, runs)
+    of_models = costs.of_models(plan, runs)
     rates = ", ".join(f"{rate:g}" for rate in sorted(tried))
     said = f"{plan.model} diverged at every learning rate ({rates}), so that its cost is not known"
     said += f"{_speed(plan, of_models)}."
-    remarks = [*plan.remarks, "Lower learning rates (--rates) or a longer warmup may train it.", *_of_costs(of_models)]
+    remarks = [
+        *plan.remarks,
+        "Lower learning rates (--rates) or a longer warmup may train it.",
+        *costs.remarks(of_models),
+    ]
     judgement = _judgement(plan, said, {}, of_models, remarks)
     _write(plan, [*_head(plan, judgement), *_foot(plan, judgement, tried)])
     return judgement
@@ -260,7 +166,7 @@ def _of_sides(rates: Mapping[str, float]) -> str:
 
 
 def _size(row: Row) -> str:
-    if row.size is None or abs(row.size - 1) <= SIZES_DIFFER:
+    if row.size is None or abs(row.size - 1) <= SIZE:
         return ""
     return f"; it has {abs(row.size - 1):.0%} {'more' if row.size > 1 else 'fewer'} parameters"
 
@@ -275,7 +181,7 @@ def _inside(row: Row) -> str:
 
 def _speed(plan: Plan, of_models: Mapping[str, Cost]) -> str:
     """Return the end of the sentence about training speed; "" if the two cannot be compared."""
-    ratio = speed_ratio(of_models[plan.model], of_models[SAME_BLOCK])
+    ratio = costs.speed_ratio(of_models[plan.model], of_models[SAME_BLOCK])
     if ratio is None:
         return ""
     times = f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2f}"
@@ -339,21 +245,6 @@ def _remedies(
     return said
 
 
-def _of_costs(of_models: Mapping[str, Cost]) -> list[str]:
-    said = []
-    measured = {name: of for name, of in of_models.items() if of.tokens_per_s is not None}
-    if len({of.devices for of in measured.values()}) > 1 or any(len(of.devices) > 1 for of in measured.values()):
-        named = "; ".join(f"{model}: {', '.join(sorted(of.devices))}" for model, of in measured.items())
-        said.append(f"Runs on different devices do not compare in speed ({named}).")
-    if without := [name for name in of_models if name not in measured]:
-        said.append(f"The speed of {' and '.join(without)} was not measured here.")
-    if shared := [model for model, of in of_models.items() if of.shared > 1 and of.devices <= {"cpu"}]:
-        said.append(
-            f"Several runs at a time shared one CPU ({', '.join(shared)}), so that their speeds are lower than alone."
-        )
-    return said
-
-
 def _head(plan: Plan, judgement: Judgement) -> list[str]:
     smoke = [f"{smoke_test(plan)}\n"] if plan.config.size in SMOKE_TESTS else []
     return [*smoke, f"# {judgement.model}\n", f"**{judgement.sentence}**\n"]
@@ -400,7 +291,7 @@ def _cost_table(plan: Plan, judgement: Judgement) -> str:
     header = ["model", "tokens/s", f"times {IN_WORDS[SAME_BLOCK]}", "peak memory", f"state at {length:,} tokens"]
     table = []
     for model, found in judgement.costs.items():
-        ratio = speed_ratio(found, judgement.costs[SAME_BLOCK])
+        ratio = costs.speed_ratio(found, judgement.costs[SAME_BLOCK])
         half, full = found.state_bytes[length // 2], found.state_bytes[length]
         table.append(
             [

@@ -5,24 +5,20 @@ then further seeds at one rate that suits all. If joined studies tell the slope 
 model's seeds run at its own best rate, and the references need not be trained if the studies have them.
 """
 
-import itertools
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from seqjax import mixers, store, testing
-from seqjax.mixers import base
+from seqjax import store
 from seqjax.study.gaps import classes
 from seqjax.study.gaps.rates import NEAR
-from seqjax.study.judge import page
+from seqjax.study.judge import costs, page
 from seqjax.study.judge.joined import rounded
 from seqjax.study.judge.page import Judgement
-from seqjax.study.judge.plan import SAME_BLOCK, Plan, Runs, make_plan, read, title
+from seqjax.study.judge.plan import SAME_BLOCK, Plan, Runs, make_plan, title
+from seqjax.study.judge.soundness import require_sound
 from seqjax.study.report.results import analyse
 from seqjax.study.runs import estimate, files, runner
 from seqjax.study.runs.collect import collect, read_points
@@ -32,12 +28,6 @@ from seqjax.training import schedule
 from seqjax.utils import UserError
 
 BEHIND = 0.1  # nats in domain at the first end: a learning rate that is further behind another is dropped
-# Not of whether the mixer is a sound one: FLOPs in loops that XLA cannot count, and a chunk that is part of the model.
-UNCHECKED = ("flops", "chunk_size")
-LENGTHS, SHORT = (
-    ("chunk_size", "window"),
-    8,
-)  # settings that are numbers of tokens, and what a check takes for a long one
 
 
 def judge(
@@ -300,7 +290,7 @@ def _train(
         return
     sys.stdout.write(f"Training {doing}: {len(left)} run{'s' * (len(left) > 1)}.\n")
     for run in left:
-        page.note_jobs(run, jobs=min(jobs, len(left)))
+        costs.note_jobs(run, jobs=min(jobs, len(left)))
     failed = runner.train_all(str(runs.plan.study), left, jobs=jobs, may_stop=may_stop)
     if broken := [run for run in failed if not has_diverged(run)]:
         raise UserError(
@@ -319,7 +309,7 @@ def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
         "domains": list(plan.domains),
         "against": list(plan.against),
         "asks": [plan.model],
-        "speeds": page.speeds(plan, runs.runs()),
+        "speeds": costs.speeds(plan, runs.runs()),
     }
     workdirs = {run.label: run.workdir for run in chosen}
     messages = files.write(plan.out, found, study=study, missing=dict(missing), workdirs=workdirs)
@@ -367,54 +357,3 @@ def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
 def why_missing(run: Run) -> str:
     """Return why a run of a judgement has no results."""
     return "the loss is not finite" if has_diverged(run) else "not part of this judgement"
-
-
-# --------------------------------------------------------------------------------------------------------------- checks
-# In another process, on a CPU, so that this process takes no GPU memory from the runs.
-CHECK = "import sys; from seqjax.study.judge import run; run.check(sys.argv[1])"
-
-
-def require_sound(plan: Plan) -> None:
-    """Raise `UserError` unless every mixer of the config passes the contract tests (seqjax/testing.py)."""
-    sys.stdout.write(f"Checking the mixer of {plan.model}: causality, decoding, gradients.\n")
-    sys.stdout.flush()
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, plan.text], capture_output=True, text=True, check=False, env=environment
-    )
-    if done.returncode:
-        said = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]).splitlines()
-        raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {' '.join(said)}")
-
-
-def check(text: str) -> None:
-    """Run the contract tests on the mixers of a config; write what fails to stdout and exit with status 1."""
-    for mixer in read(text).model.mixers:
-        try:
-            checked_mixer(mixer)
-        except AssertionError as error:
-            sys.stdout.write(str(error))
-            sys.exit(1)
-
-
-def checked_mixer(mixer: Any) -> list[str]:
-    """Run the contract tests on a mixer with the settings of a config, and return the names of those that ran.
-
-    The tests have small models, and most have sequences of 23 tokens: a longer chunk or window is a short one there,
-    and settings that do not fit a small model are left at their defaults.
-    """
-    cls: type[base.Mixer] = mixers.load(mixer.name)
-    settings = {key: value for key, value in vars(mixer).items() if key not in ("name", "heads", "rope_base")}
-    known = mixers.settings_class(mixer.name)
-    defaults = {key: getattr(known, key, None) for key in settings}
-    given = {key: value for key, value in settings.items() if value != defaults[key]}
-    given |= {key: SHORT for key in LENGTHS if isinstance(settings.get(key), int) and settings[key] > testing.LENGTH}
-    given = dict(sorted(given.items(), key=lambda item: item[0] not in LENGTHS))  # these are given up last
-    dims = (32, 64)
-    error: UserError | None = None
-    for n_given, dim in itertools.product(range(len(given), -1, -1), dims):
-        try:
-            return testing.check_mixer(cls, settings=dict(list(given.items())[:n_given]), dim=dim, skip=UNCHECKED)
-        except UserError as refused:
-            error = refused
-    raise error or UserError(f"The mixer {mixer.name} cannot be checked.")

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +198,10 @@ def train_all(
     *,
     jobs: int,
     may_stop: Callable[[Run], bool] = lambda run: False,
-    later: Sequence[Run] = (),
 ) -> list[Run]:
     """Train every run that is not complete, `jobs` at a time, and return those that failed.
 
-    A run that `may_stop`, which is asked again and again, is not started, or saves and ends; it has not failed. `later`
-    are runs that the caller trains afterwards: the time left includes them.
+    A run that `may_stop`, which is asked again and again, is not started, or saves and ends; it has not failed.
 
     Raises `UserError` for more jobs than GPUs, if there are GPUs, and `KeyboardInterrupt` after a signal has ended
     all of them.
@@ -258,7 +256,7 @@ def train_all(
                     sys.stdout.write(f"{run.label}: {how}; {_last_output(run)}\n")
             if time.monotonic() - last_report > REPORT_SECONDS:
                 last_report = time.monotonic()
-                eta = eta_seconds([run for run in (*runs, *later) if run.index not in dropped], jobs=jobs)
+                eta = eta_seconds([run for run in runs if run.index not in dropped], jobs=jobs)
                 left = f", ETA {duration(eta)}" if eta is not None else ""
                 done = sum(run.complete for run in runs)
                 sys.stdout.write(

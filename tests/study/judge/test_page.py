@@ -1,7 +1,6 @@
-"""The sentence of a judgement and its costs, from rows and runs that are known."""
+"""The sentence of a judgement, from rows that are known."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.gaps.tokens import Difference
 from seqjax.study.gaps.verdicts import COSTS, GAINS, UNDECIDED, Verdict, no_cost
 from seqjax.study.judge import page, plan
-from seqjax.study.judge.page import Cost
+from seqjax.study.judge.costs import Cost
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK, Plan
-from seqjax.study.runs.runner import Run
 
 CPU = frozenset({"cpu"})
 ROW = Row("ema", SAME_BLOCK, 3, 3, (1.0, 2.0), "", "", {}, parameters=100, reference_parameters=100)
@@ -86,53 +84,9 @@ def test_speeds_are_compared_on_one_device_alone():
     assert said(found=costs(ours=62.0)).endswith("it trains 0.62 times as fast.")
     for found in (costs(devices=frozenset({"NVIDIA H200"})), costs(ours=None)):
         assert "as fast" not in said(found=found)
-    two = costs(devices=frozenset({"cpu", "NVIDIA H200"}))
-    assert any("different devices" in text for text in page._of_costs(two))
-    assert any("shared one CPU (ema)" in text for text in page._of_costs(costs(shared=2)))
-    assert any("The speed of ema was not measured" in text for text in page._of_costs(costs(ours=None)))
 
 
 def test_a_smoke_test_is_named_first_at_demo_and_debug_alone():
     assert page.head(plan_of("debug"))[0].startswith("This is a smoke test at the size debug")
     assert page.head(plan_of("demo"))[0].startswith("This is a smoke test at the size demo")
     assert page.head(plan_of("110m")) == []
-
-
-def workdir(path, speeds, peak):
-    path.mkdir()
-    rows = [{"step": n, "tokens_per_s": speed, "device_peak_gib": peak} for n, speed in enumerate(speeds)]
-    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    (path / "run.json").write_text('{"device": "NVIDIA H200"}')
-    return path
-
-
-def test_the_cost_of_runs_is_the_median_of_their_rows_and_the_highest_peak(tmp_path):
-    config = plan.read("mamba2:debug")
-    runs = []
-    for i, (speeds, peak) in enumerate([((1.0, 10.0, 12.0), 3.0), ((11.0, 13.0), 4.0)]):
-        runs.append(Run(i, f"{i}", workdir(tmp_path / f"{i}", speeds, peak), None, model="ema"))
-    page.note_jobs(runs[0], jobs=2)
-    page.note_jobs(runs[0], jobs=1)
-    found = page.cost(config, runs)
-    assert dataclasses.replace(found, state_bytes={}) == Cost(11.0, 4.0, {}, frozenset({"NVIDIA H200"}), 2)
-    assert found.state_bytes == page.state_bytes(config, on_cpu=False)
-    nothing = page.cost(config, [])
-    assert nothing == Cost(None, None, page.state_bytes(config, on_cpu=True), frozenset(), 1)
-
-
-def test_speeds_of_one_device_make_a_table(tmp_path):
-    made = dataclasses.replace(
-        plan_of(), references={name: f"transformer_pp:debug,{x}" for name, x in plan.REFERENCES.items()}
-    )
-    names = (made.model, SAME_BLOCK)
-    runs = [Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0), None, model=name) for i, name in enumerate(names)]
-    (table,) = page.speeds(made, runs).values()
-    assert table == {"card": "NVIDIA H200", "length": 128, "tokens_per_s": {"ema": 1.0, SAME_BLOCK: 2.0}}
-    page.note_jobs(runs[0], jobs=2)
-    assert page.speeds(made, runs) == {}
-
-
-def test_the_state_of_attention_grows_and_that_of_a_recurrent_mixer_does_not():
-    states = {name: page.state_bytes(plan.read(f"{name}:debug"), on_cpu=True) for name in ("transformer_pp", "mamba2")}
-    assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V of two layers
-    assert states["mamba2"][128] == states["mamba2"][64]

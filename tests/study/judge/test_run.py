@@ -12,7 +12,7 @@ from seqjax.study import gaps
 from seqjax.study.gaps import rows as gap_rows
 from seqjax.study.gaps.verdicts import COSTS, GAINS, UNDECIDED, no_cost
 from seqjax.study.judge import __main__ as command
-from seqjax.study.judge import page, plan, run
+from seqjax.study.judge import costs, page, plan, run
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
 from seqjax.study.judge.run import beyond, common_rate
 from seqjax.study.runs import files
@@ -340,5 +340,5 @@ def test_a_tiny_mixer_is_judged_end_to_end(tmp_path, monkeypatch):
     assert found.costs[SAME_BLOCK].tokens_per_s and found.costs[found.model].state_bytes
     assert all("transformer" in path.name for path in (tmp_path / "cache").iterdir())
     workdir = next(run for run in load_study(tmp_path / "out" / "study.py").runs if run.model == found.model).workdir
-    assert json.loads((workdir / page.JOBS).read_text()) == {"jobs": 1}
+    assert json.loads((workdir / costs.JOBS).read_text()) == {"jobs": 1}
     assert plan.read("deltanet:debug").size == "debug"

@@ -1,0 +1,124 @@
+"""Training speed, memory and decoding state of the models of a judgement, measured by their runs."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from seqjax.config import Config
+from seqjax.models import Model
+from seqjax.reading import read_json
+from seqjax.study.judge.plan import Plan, read
+from seqjax.study.runs.runner import Run
+from seqjax.utils import write_json
+
+JOBS = "judge.json"  # in a workdir: how many runs shared its device
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of a model, as measured by its runs.
+
+    Args:
+        tokens_per_s: Median training speed; None if it was not measured.
+        peak_gib: Peak memory of the device; None on a device that does not report it.
+        state_bytes: Bytes of decoding one sequence, by its length: half the training length, and the training length.
+        devices: The devices of the runs.
+        shared: The most runs that were trained on one device at a time.
+    """
+
+    tokens_per_s: float | None
+    peak_gib: float | None
+    state_bytes: dict[int, int]
+    devices: frozenset[str]
+    shared: int
+
+
+def note_jobs(run: Run, *, jobs: int) -> None:
+    """Write into a run's workdir how many runs are trained at a time, the most so far."""
+    path = Path(run.workdir) / JOBS
+    before = _jobs(path) if path.is_file() else 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"jobs": max(jobs, before)})
+
+
+def _jobs(path: Path) -> int:
+    return read_json(path, {"jobs": int}, fix="delete it; it says how many runs were trained at a time")["jobs"]
+
+
+def cost(config: Config, runs: Iterable[Run]) -> Cost:
+    """Return the cost of one model with this config, from its runs so far."""
+    speeds, peaks, devices, shared = list[float](), list[float](), set[str](), 1
+    for run in runs:
+        workdir = run.files
+        rows = run.rows()
+        speeds += [row["tokens_per_s"] for row in rows if row["tokens_per_s"]]
+        peaks += [row["device_peak_gib"] for row in rows if row.get("device_peak_gib")]
+        if rows and (workdir / "run.json").is_file():
+            devices.add(read_json(workdir / "run.json", {"device?": str}).get("device", ""))
+        if rows and (workdir / JOBS).is_file():
+            shared = max(shared, _jobs(workdir / JOBS))
+    return Cost(
+        tokens_per_s=float(np.median(speeds)) if speeds else None,
+        peak_gib=max(peaks, default=None),
+        state_bytes=state_bytes(config, on_cpu=devices <= {"cpu"}),
+        devices=frozenset(devices),
+        shared=shared,
+    )
+
+
+def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
+    """Return the bytes of decoding one sequence, by its length: half the training length, and the training length."""
+    settings, length = config.model, config.train.seq_len
+    if settings.dtype == "auto":
+        settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
+    found = {}
+    for n in (length // 2, length):
+        model = Model(settings, max_len=n)
+        cache = jax.eval_shape(lambda model=model, n=n: model.init_cache(1, n))
+        found[n] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    return found
+
+
+def of_models(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
+    """Return the costs of the mixer and the references, from the runs trained here."""
+    configs = {plan.model: plan.config} | {name: read(text) for name, text in plan.references.items()}
+    return {name: cost(config, (run for run in runs if run.model == name)) for name, config in configs.items()}
+
+
+def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the speed table of a study; {} unless all runs had one device, one at a time."""
+    found = of_models(plan, runs)
+    measured = {name: of.tokens_per_s for name, of in found.items() if of.tokens_per_s is not None}
+    devices = frozenset().union(*(of.devices for of in found.values()))
+    if len(measured) < 2 or len(devices) != 1 or any(of.shared > 1 for of in found.values()):
+        return {}
+    (card,) = devices
+    table = {"card": card, "length": plan.config.train.seq_len, "tokens_per_s": measured}
+    return {"training speed of the runs (tokens/s)": table}
+
+
+def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
+    """Return how many times as fast a model trains as another; None unless both were measured on the same device."""
+    if ours.tokens_per_s is None or theirs.tokens_per_s is None or ours.devices != theirs.devices:
+        return None
+    return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
+
+
+def remarks(of_models: Mapping[str, Cost]) -> list[str]:
+    """Return sentences on what the costs do not tell."""
+    said = []
+    measured = {name: of for name, of in of_models.items() if of.tokens_per_s is not None}
+    if len({of.devices for of in measured.values()}) > 1 or any(len(of.devices) > 1 for of in measured.values()):
+        named = "; ".join(f"{model}: {', '.join(sorted(of.devices))}" for model, of in measured.items())
+        said.append(f"Runs on different devices do not compare in speed ({named}).")
+    if without := [name for name in of_models if name not in measured]:
+        said.append(f"The speed of {' and '.join(without)} was not measured here.")
+    if shared := [model for model, of in of_models.items() if of.shared > 1 and of.devices <= {"cpu"}]:
+        said.append(
+            f"Several runs at a time shared one CPU ({', '.join(shared)}), so that their speeds are lower than alone."
+        )
+    return said
