@@ -6,8 +6,8 @@ import pytest
 
 from seqjax.models import Model, flops
 from seqjax.study import __main__ as study
-from seqjax.study import estimate
-from seqjax.study.studies import load_study
+from seqjax.study.runs import estimate
+from seqjax.study.runs.studies import load_study
 from seqjax.training import dry_run
 from tests import support
 from tests.study.synthetic import write_run, write_study
