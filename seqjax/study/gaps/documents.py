@@ -66,11 +66,11 @@ def _drawn(records: Records) -> dict[str, np.ndarray]:
     return found
 
 
-def number_of_units(records: Records) -> dict[str, int]:
-    """Return the number of drawn units of each domain."""
+def freedom(records: Records) -> float:
+    """Return the degrees of freedom of a variance over draws: one less than the units of the domain with the fewest."""
     if records.blocks is None:
-        return {}
-    return {domain: len(np.unique(units)) for domain, units in records.blocks.units.items()}
+        return DRAWS - 1
+    return min(DRAWS, *(len(np.unique(units)) for units in records.blocks.units.values())) - 1
 
 
 def variance(values: Sequence[float] | np.ndarray) -> float:

@@ -178,7 +178,7 @@ def _compare(records: Records, reference: str) -> tuple[Row, ...]:
     rows, tested = [], {}
     quantities = range(len(records.quantities))
     spreads = [_spread(measured, q) for q in quantities]
-    bends = [_bend(records, measured, q) for q in quantities]
+    bends, free = [_bend(records, measured, q) for q in quantities], documents.freedom(records)
     for model, row in plain.items():
         gap = measured.of_model[model]
         row = dataclasses.replace(row, per_doubling=trends.get(model))
@@ -188,11 +188,12 @@ def _compare(records: Records, reference: str) -> tuple[Row, ...]:
             )
             rows.append(dataclasses.replace(row, why=why, verdict=Verdict(verdicts.UNDECIDED, gap)))
             continue
-        of_text = drawn.of_model.get(model) if drawn is not None else None
-        found = [
-            _estimate(measured, gap, of_text if isinstance(of_text, ModelGap) else None, spreads[q], bends[q], q)
-            for q in quantities
-        ]
+        on_draws = drawn.of_model.get(model) if drawn is not None else None
+        found = []
+        for q in quantities:
+            beyond = Part(bends[q].variance * float(gap.beyond[0]) ** 2, bends[q].freedom)
+            of_text = documents.variance(on_draws.mean[:, q]) if isinstance(on_draws, ModelGap) else 0.0
+            found.append(_estimate(measured, gap, spreads[q], {"beyond": beyond, "text": Part(of_text, free)}, q))
         main = gap.mean[0, 0]
         if found[0][1] is not None:
             tested[model] = _tested(measured, gap, found[0][1], spreads[0])
@@ -284,9 +285,12 @@ def _spread(measured: Gaps, quantity: int) -> Spread | None:
 
 
 def _estimate(
-    measured: Gaps, gap: ModelGap, drawn: ModelGap | None, spread: Spread | None, bend: Part, quantity: int
+    measured: Gaps, gap: ModelGap, spread: Spread | None, others: Mapping[str, Part], quantity: int
 ) -> tuple[Estimate, dict[str, Part] | None]:
-    """Return the gap of a quantity and the parts of its variance; a model with one seed has no interval."""
+    """Return the gap of a quantity and the parts of its variance, to which `others` belong.
+
+    A model with one seed has no interval.
+    """
     value = float(gap.mean[0, quantity])
     if spread is None:
         return Estimate(value), None
@@ -299,9 +303,7 @@ def _estimate(
         "seeds": seeds,
         "reference": reference,
         "rate": Part(rate, max(n_slopes - 1, 1)),
-        "beyond": Part(bend.variance * float(gap.beyond[0]) ** 2, bend.freedom),
-        "text": Part(0.0 if drawn is None else documents.variance(drawn.mean[:, quantity]), documents.DRAWS - 1),
-    }
+    } | dict(others)
     total = statistics.combined(list(parts.values()))
     if len(gap.of_seed) < 2:
         return Estimate(value), parts

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from seqjax.study.gaps import documents, statistics
-from seqjax.study.gaps.documents import DRAWS
 from seqjax.study.gaps.rates import shown_runs
 from seqjax.study.gaps.statistics import Estimate, Part
 from seqjax.study.runs.record import Record, Records, in_domain, losses
@@ -53,7 +52,7 @@ def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
                 continue
             sizes = [(spread.of(side), len(side)) for side in (ours, others)]
             parts = [Part(part.variance / n, part.freedom) for part, n in sizes]
-            total = statistics.combined([*parts, Part(of_text[i], DRAWS - 1)])
+            total = statistics.combined([*parts, Part(of_text[i], documents.freedom(records))])
             estimates.append(Estimate(value, total.variance**0.5, total.freedom))
         found[model] = Difference(*estimates)
     return found

@@ -209,9 +209,8 @@ def _gather_blocks(
     described = dict(described)
     of_documents = {key for key in described if key.endswith("/documents")}
     for label, other in known.items():
-        shared = other.keys() & described.keys()
         same = {key for key in other if key.endswith("/documents")} == of_documents
-        if not same or any(not np.array_equal(other[key], described[key]) for key in shared):
+        if not same or _differ(other, described):
             raise UserError(
                 f"{label} was evaluated on other blocks than {first}; evaluate both with the same eval.seed."
             )
@@ -240,6 +239,12 @@ def _gather_blocks(
     return arrays, messages
 
 
+def _differ(one: Described, other: Described) -> bool:
+    """Return whether two descriptions are of different blocks. Sources may be known later than the blocks."""
+    shared = [key for key in one.keys() & other.keys() if not key.endswith("/sources")]
+    return any(not np.array_equal(one[key], other[key]) for key in shared)
+
+
 def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
     """Return the result of `eval_losses.read` for the run's ends; empty if an end has no losses of blocks.
 
@@ -251,9 +256,9 @@ def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
         of_end, of_step = eval_losses.read(schedule.end_directory(readable(workdir), point.step))
         if not of_end:
             return {}, {}
-        if described and any(not np.array_equal(of_block, of_end[key]) for key, of_block in described.items()):
+        if _differ(described, of_end):
             raise UserError(f"{run.label}: the end after step {point.step} was evaluated on other blocks than another.")
-        described = of_end
+        described |= of_end
         losses |= {point.step: of_step.get(point.step, {})}
     return described, losses
 
@@ -364,10 +369,10 @@ def _read_arrays(path: Path, n_rows: int) -> tuple[Described, dict[str, np.ndarr
 def _blocks(described: Described, losses: dict[str, np.ndarray], domains: Collection[str], directory: Path) -> Blocks:
     if without := [domain for domain in domains if domain not in losses]:
         raise UserError(f"{directory}/blocks.npz has no blocks of {', '.join(without)}; {FIX}.")
-    has_sources = all(f"{domain}/sources" in described for domain in domains)
-    field = "sources" if has_sources else "documents"
-    units = {domain: described[f"{domain}/{field}"] for domain in domains}
-    return Blocks(units, {domain: losses[domain].astype(float) for domain in domains}, has_sources)
+    units = {domain: described[f"{domain}/documents"] for domain in domains}
+    sources = {domain: described[f"{domain}/sources"] for domain in domains if f"{domain}/sources" in described}
+    units |= {domain: of_block for domain, of_block in sources.items() if len(np.unique(of_block)) > 1}
+    return Blocks(units, {domain: losses[domain].astype(float) for domain in domains})
 
 
 def _require_equal(directory: Path, runs: Sequence[Record], losses: Mapping[str, np.ndarray]) -> None:

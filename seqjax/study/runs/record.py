@@ -100,14 +100,13 @@ class Blocks:
     """The loss of every evaluated block, per domain.
 
     Args:
-        units: [blocks], the sampling unit of each block: its source where sources are known, else its document.
+        units: [blocks], the sampling unit of each block: its source where the sources of a domain are known, else its
+            document.
         losses: [evaluations, blocks]; NaN for an evaluation that was left out.
-        has_sources: Whether the units are sources, in every domain.
     """
 
     units: dict[str, np.ndarray]
     losses: dict[str, np.ndarray]
-    has_sources: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by identity, so that results can be cached
