@@ -129,7 +129,7 @@ def sentence(plan: Plan, row: Row | None, of_models: Mapping[str, Cost], *, trie
     name, against = plan.model, IN_WORDS[SAME_BLOCK]
     if row is None or row.verdict.word == UNDECIDED:
         needs = f" (needs: {row.verdict.needs})" if row is not None and row.verdict.needs else ""
-        said = f"whether {name} costs base capabilities against {against} is undecided{needs}"
+        said = f"Whether {name} costs base capabilities against {against} is undecided{needs}"
     else:
         words = {COSTS: "costs base capabilities", GAINS: "gains base capabilities"}
         said = f"{name} {words.get(row.verdict.word, f'has {row.verdict.word}')} against {against}"
@@ -184,8 +184,7 @@ def _speed(plan: Plan, of_models: Mapping[str, Cost]) -> str:
     ratio = costs.speed_ratio(of_models[plan.model], of_models[SAME_BLOCK])
     if ratio is None:
         return ""
-    times = f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2f}"
-    return f"; at {plan.config.train.seq_len:,} tokens it trains {times} times as fast"
+    return f"; at {plan.config.train.seq_len:,} tokens it trains {ratio:.2f} times as fast"
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
@@ -251,12 +250,10 @@ def _head(plan: Plan, judgement: Judgement) -> list[str]:
 
 
 def _foot(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> list[str]:
-    remarks = _list(judgement.remarks) if judgement.remarks else "Nothing of what a judgement checks.\n"
     return [
         "## Speed, memory and decoding state\n",
         _cost_table(plan, judgement),
-        "## What the runs cannot tell\n",
-        remarks,
+        *(("## What the runs cannot tell\n", _list(judgement.remarks)) if judgement.remarks else ()),
         "## Scale\n",
         _scale(plan, judgement, tried),
     ]
