@@ -1,7 +1,7 @@
 """losses.png: per domain, the OOD loss of every run over its in-domain loss, along the run.
 
 Few models share a panel per domain, or one for the mean if there are many domains; their names are at the ends of their
-lines. Of many models, each has a panel with the mean over domains, with the others in grey. If no run has a second
+lines. Of many models, each has a panel with the mean over domains; other models are grey. If no run has a second
 evaluation, all models share the panels as points. A model is a colour (Okabe and Ito) and a marker where the colours
 repeat; its seeds are line styles. Stars mark the ends of runs that were also evaluated before their ends.
 """
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 def against_loss_in_domain(path: str | Path, records: Records, *, models: Collection[str] | None = None) -> None:
-    """Draw the losses of every model's runs, one line per seed, and write a PNG at `path` and an SVG next to it.
+    """Draw the losses of every model, one line per seed; write a PNG at `path` and an SVG next to it.
 
     `models` are drawn with the references; None draws all. A model looks the same whichever others are drawn. Raises
     `UserError` for a model that the study does not have.

@@ -140,7 +140,7 @@ def _handles(panel: Axes, records: Records, found: Sequence[Mark]) -> list[Any]:
 
 
 def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
-    """Return the ends of the horizontal axis, which all panels share: every gap, the grey band, and close diamonds."""
+    """Return the limits of the shared horizontal axis: every gap, the grey band, and differences close to them."""
 
     def ends(chosen: Sequence[Mark]) -> list[float]:
         return [mark.estimate.value + sign * (mark.estimate.half or 0.0) for mark in chosen for sign in (-1, 1)]

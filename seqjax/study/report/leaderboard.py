@@ -1,9 +1,8 @@
 """leaderboard.csv, one line per reference and model with all numbers of the comparison, and the same in LaTeX.
 
-Losses are in the unit of the study, positive gaps are worse. An empty cell is not known. `needs` says what an undecided
-gap needs; `se_*` are the roots of the parts of the gap's variance; `*_half` are half the widths of 95% intervals.
-`speedup` is empty where only a bound is known: `speedup_lo` is a lower and `speedup_hi` an upper bound. After the
-columns of `COLUMNS` follows one per OOD domain, with its gap.
+Losses are in the unit of the study, positive gaps are worse. An empty cell is not known. `se_*` are the standard errors
+that add up to the gap's. `*_half` is half the width of a 95% interval. `speedup` is empty where only a bound is known:
+`speedup_lo` is a lower and `speedup_hi` an upper bound. The last columns are the gaps of the OOD domains.
 """
 
 import csv

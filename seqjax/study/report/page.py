@@ -167,7 +167,7 @@ def _groups(records: Records) -> dict[str, list[Record]]:
 
 
 def _lines(go: Any, records: Records, x_title: str) -> Any:
-    """Return a figure with the losses of every run over its loss in domain or its tokens, and a menu of the domains."""
+    """Return a figure with the losses of every run over in-domain loss or tokens, and a menu of the domains."""
     groups = _groups(records)
     runs = [run for group in groups.values() for run in group]
     inside = [in_domain(run.points, records.against) for run in runs]
@@ -201,7 +201,7 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
     unit = records.unit.name
     _finish(figure, f"{IN_DOMAIN} ({unit})" if x_title == IN_DOMAIN else x_title, f"loss ({unit})", buttons)
     figure.update_yaxes(range=buttons[0]["args"][1]["yaxis.range"])
-    low, high = _range(x)  # Of losses inverted, so that training goes from left to right.
+    low, high = _range(x)  # inverted for losses: training goes from left to right
     figure.update_xaxes(range=[high, low] if x_title == IN_DOMAIN else [low, high])
     return figure
 

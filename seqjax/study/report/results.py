@@ -1,4 +1,4 @@
-"""The results of a study: the records of its runs, and the tables and pictures that are made from these alone."""
+"""The results of a study: its data from the runs, and its tables and pictures from the data."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def unfinished(study: Study) -> dict[str, str]:
 
 
 def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
-    """Write the data of the runs that are not `missing`, and return messages about what was omitted."""
+    """Write the data of the runs that are not `missing`, and return messages about omitted data."""
     stored = _stored(study, out, [label for label, why in missing.items() if why == collect.NOT_BEGUN])
     missing = {label: why for label, why in missing.items() if label not in stored}
     runs = [run for run in study.runs if run.label not in missing and run.label not in stored]
@@ -162,7 +162,7 @@ def compare_two(directory: str | Path, model: str, reference: str) -> str:
 
 
 def compare_in_study(study: Study, out: Path | None, model: str, reference: str) -> str:
-    """Return the line of `compare_two` for the finished runs of a study, and the runs that `out` has results of."""
+    """Return the line of `compare_two` for the finished runs of a study and for results kept in `out`."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for path in (out / name for name in DATA) if out is not None else ():

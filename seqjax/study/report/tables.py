@@ -80,7 +80,7 @@ def remarks(records: Records) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- gaps
 def gap_table(records: Records, rows: Sequence[Row]) -> str:
-    """Return the table of a comparison, one line per row; without any gap it has differences at equal tokens alone."""
+    """Return the table of a comparison, one line per row; without any gap, it has only differences at equal tokens."""
     found: dict[str, list[str]] = {
         "model": [_model(row) for row in rows],
         "parameters (M)": [_number(row.parameters, 1e6, "") for row in rows],

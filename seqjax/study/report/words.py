@@ -41,7 +41,7 @@ def verdict(records: Records, model: str, reference: str) -> str:
 
 
 def find(records: Records, model: str, reference: str) -> Row:
-    """Return the row of a model and a reference, which may be any other model of the study."""
+    """Return the row of a model and a reference; the reference may be any model of the study."""
     for name in (model, reference):
         gaps.require_model(records, name)
     if model == reference:
