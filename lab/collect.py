@@ -23,7 +23,16 @@ from seqjax.study.runs.record import Record, Records, in_domain, losses
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "lab" / "results"
 PLACES = (RESULTS, ROOT / "docs" / "results")  # the older studies are in docs until they move
-COLUMNS = ("study", "run", "model", "seed", "learning_rate", "parameters", "tokens", "tokens_per_parameter")
+COLUMNS: tuple[str, ...] = (
+    "study",
+    "run",
+    "model",
+    "seed",
+    "learning_rate",
+    "parameters",
+    "tokens",
+    "tokens_per_parameter",
+)
 COLUMNS += ("schedule", "ends", "loss_in_domain", "loss_out_of_domain", "device", "minutes", "tokens_per_s")
 COLUMNS += ("commit", "command")
 # Commands of studies that are no shipped study of the same name; first_110m's went with the results that replaced it.
