@@ -64,11 +64,6 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
         draw = _by_domain if len(runs) <= TOGETHER else _by_model
     limit = max(in_domain(run.points, records.against).min() for run in every) + SHOWN * records.unit.scale
     figure = draw(records, runs, styles, limit)
-    handles = _seed_handles(figure.axes[0], every)
-    if any(len(_line(records, run, records.domains, limit).ends) for run in every):
-        handles += figure.axes[0].plot([], [], label=ENDS_LABEL, color="0.3", **ENDS)
-    if handles:
-        figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=4, handlelength=3.2)
     save(figure, path)
 
 
@@ -107,7 +102,7 @@ def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
         _finish(panel, records, heading)
     axes[0].set_ylabel(f"loss ({records.unit.name})")
     _set_limits(axes)
-    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    _finish_figure(figure, records, runs, limit)
     label_ends({axes[-1]: ends})
     return figure
 
@@ -129,7 +124,7 @@ def _by_point(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
         _finish(panel, records, heading)
     axes[0].set_ylabel(f"loss ({records.unit.name})")
     _set_limits(axes)
-    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    _finish_figure(figure, records, runs, limit)
     label_points(named)
     return figure
 
@@ -165,7 +160,7 @@ def _by_model(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
     block.supylabel(f"loss ({records.unit.name}), {what}", fontsize=9)
     block.supxlabel(f"{records.in_domain_name} ({records.unit.name})", fontsize=9)
     _set_limits(axes.flat[: len(runs)])
-    figure.suptitle(f"{records.title}\ngrey: the other models", x=0.01, ha="left", fontsize=11)
+    _finish_figure(figure, records, runs, limit, more="\ngrey: the other models")
     return figure
 
 
@@ -181,6 +176,19 @@ def _finish(panel: Axes, records: Records, heading: str) -> None:
     panel.set_title(heading, loc="left", fontsize=10)
     panel.set_xlabel(f"{_wrapped(records.in_domain_name)}\n({records.unit.name})")
     clean(panel)
+
+
+def _finish_figure(figure: Figure, records: Records, runs: Runs, limit: float, *, more: str = "") -> None:
+    """Add title and legend, which names are placed after: a legend moves the panels."""
+    figure.suptitle(f"{records.title}{more}", x=0.01, ha="left", fontsize=11)
+    every, panel, handles = [run for of_model in runs.values() for run in of_model], figure.axes[0], []
+    for seed, run in sorted({run.seed: run for run in every if run.seed}.items()):
+        look: dict[str, Any] = line_style(run) | {"marker": "", "color": "0.3"}
+        handles += panel.plot([], [], label=f"seed {seed}", **look)
+    if any(len(_line(records, run, records.domains, limit).ends) for run in every):
+        handles += panel.plot([], [], label=ENDS_LABEL, color="0.3", **ENDS)
+    if handles:
+        figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=4, handlelength=3.2)
 
 
 def _set_limits(panels: Iterable[Axes]) -> None:
@@ -227,15 +235,6 @@ def line_style(run: Record) -> dict[str, Any]:
     if run.seed == 0:
         return {"linestyle": OF_SEEDS[0]}
     return {"linestyle": OF_SEEDS[run.seed % len(OF_SEEDS)], "markersize": 3, "linewidth": 0.9}
-
-
-def _seed_handles(panel: Axes, runs: Iterable[Record]) -> list[Any]:
-    """Return an entry of the legend for each seed after the first."""
-    handles = []
-    for seed, run in sorted({run.seed: run for run in runs if run.seed}.items()):
-        look: dict[str, Any] = line_style(run) | {"marker": "", "color": "0.3"}
-        handles += panel.plot([], [], label=f"seed {seed}", **look)
-    return handles
 
 
 def _columns(domains: Sequence[str]) -> dict[str, Sequence[str]]:

@@ -156,7 +156,7 @@ def gap_over_speed(path: str | Path, records: Records, compared: Compared | None
         _set_speeds(panel, [of_model[name] for name in names])
         panel.set_xlabel(what if "tokens/s" in what else f"{what} (tokens/s)")
         named[panel] = {name: Named([(of_model[name], values[name].value)], looks[name]["color"]) for name in names}
-    axes[0].set_ylabel(f"{leaderboard.what_is_shown(rows, reference)} ({records.unit.name})")
+    axes[0].set_ylabel(f"{leaderboard.what_is_shown(rows, reference)}\n({records.unit.name})")
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
     label_points(named)
     save(figure, path)

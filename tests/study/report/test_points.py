@@ -36,7 +36,7 @@ def test_gaps_over_the_speeds_of_runs_and_of_conditions(known, composed):
     assert {text.get_text() for text in given.texts} == {"reference", "same"}
     drawn = {tuple(line.get_xydata()[0]) for line in given.lines if line.get_marker() == "o" and len(line.get_xdata())}
     assert drawn == {(2000.0, 0.0), (1000.0, rows["same"].value)}
-    assert own.get_ylabel() == "gap to reference (nats per token)"
+    assert own.get_ylabel() == "gap to reference\n(nats per token)"
     assert given.get_xlabel() == "H200, 2,048 tokens (tokens/s)"
     assert points.run_speeds(known)["gain"] == 1400.0
 
