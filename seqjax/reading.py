@@ -6,17 +6,24 @@ value is written much like it:
     str, int, float, bool,         a value of this type; a float is finite or an integer, and an integer has 64 bits
     list, dict
     Float                          a float, NaN or an infinity
+    range(a, b)                    an integer in this range
     None, "a", 1                   null, or this value
     (A, B)                         a value of the form A or of the form B
     [A]                            a list of values of the form A
     {"a": A, "b?": B, str: C}      an object with the key "a"; "b" may be missing, and other values are of the form C;
                                    int for str says that their keys are integers
+
+Files may come from strangers. Only regular files are opened, because a pipe or a device never ends. Sizes are limited
+before anything is read, because a few megabytes of zeros unpack to gigabytes.
 """
 
 import csv
 import io
 import json
 import math
+import os
+import stat
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.utils import UserError, first_line
+from seqjax.utils import UserError, first_line, size
 
 FIX = "restore it, or create it again elsewhere"
 DEEPEST = 100  # levels of JSON: code that follows a value down recurses as well
+MOST_JSON = 64 << 20  # bytes of a JSON file; Python takes 20 times as many for empty lists
+MOST_LINES = 1 << 30  # bytes of a file of rows
+# Bytes of the arrays of an npz file, for a file of any size; more if they are not packed much smaller than they are.
+MOST_ARRAYS, PACKED = 512 << 20, 64
 
 
 class Float(float):
@@ -61,6 +72,9 @@ def _fault(value: Any, form: Any, name: str) -> str:
     if isinstance(form, tuple):
         faults = [_fault(value, one, name) for one in form]
         return "" if "" in faults else faults[0]
+    if isinstance(form, range):
+        fits = _is_kind(value, int) and value in form
+        return "" if fits else f"{name} is {value!r:.40}, not an integer from {form[0]:,} to {form[-1]:,}"
     if not _is_kind(value, form if isinstance(form, type) else type(form)):
         found = KINDS[type(value)] if isinstance(value, dict | list) else f"{json.dumps(value):.40}"
         return f"{name or 'the whole'} is {found}, not {KINDS[form if isinstance(form, type) else type(form)]}"
@@ -97,9 +111,17 @@ def _is_deep(value: Any, room: int) -> bool:
     return room == 0 or any(_is_deep(part, room - 1) for part in parts)
 
 
-def _content(path: str | Path, fix: str) -> bytes:
+def content(path: str | Path, *, most: int = MOST_JSON, fix: str = FIX) -> bytes:
+    """Return the bytes of a regular file; raise `UserError` if it cannot be read or has more than `most` bytes."""
     try:
-        return Path(path).read_bytes()
+        # A pipe without a writer would block here.
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise _error(f"{path} is not a file but a directory, a pipe or a device", fix)
+            if (found := os.fstat(file).st_size) > most:
+                raise _error(f"{path} has {size(found)}, more than the {size(most)} that such a file can have", fix)
+            return opened.read()
     except OSError as error:
         raise _error(f"{path} cannot be read ({error.strerror})", fix) from error
 
@@ -121,7 +143,7 @@ def parse_json(content: bytes | str, form: Any, where: str | Path, *, fix: str =
 
 def read_json(path: str | Path, form: Any = dict, *, fix: str = FIX) -> dict[str, Any]:
     """Return the object in a JSON file; raise `UserError` unless it has the form."""
-    return parse_json(_content(path, fix), form, path, fix=fix)
+    return parse_json(content(path, fix=fix), form, path, fix=fix)
 
 
 def read_json_lines(path: str | Path, form: Any, *, grows: bool = False, fix: str = FIX) -> list[dict[str, Any]]:
@@ -129,7 +151,7 @@ def read_json_lines(path: str | Path, form: Any, *, grows: bool = False, fix: st
 
     A file that `grows` may end within a line, which a process left that was killed.
     """
-    *lines, last = _content(path, fix).split(b"\n")
+    *lines, last = content(path, most=MOST_LINES, fix=fix).split(b"\n")
     rows = [parse_json(line, form, f"{path}: line {i}", fix=fix) for i, line in enumerate(lines, start=1)]
     if last:
         try:
@@ -160,22 +182,40 @@ class Arrays(dict[str, np.ndarray]):
 
 
 def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
-    """Return the arrays of an npz file; raise `UserError` if it is damaged, holds objects or a name twice."""
-    content = io.BytesIO(_content(path, fix))
+    """Return the arrays of an npz file; raise `UserError` if it is damaged, holds objects or a name twice.
+
+    It is also an error if they would have more than `MOST_ARRAYS` bytes and more than `PACKED` times those of the file.
+    """
+    packed = content(path, most=sys.maxsize, fix=fix)
+    most = max(MOST_ARRAYS, PACKED * len(packed))
     arrays: dict[str, np.ndarray] = {}
     try:
-        with zipfile.ZipFile(content) as file:
-            for member in file.namelist():
-                name = member.removesuffix(".npy")
+        with zipfile.ZipFile(io.BytesIO(packed)) as file:
+            if (declared := sum(member.file_size for member in file.infolist())) > most:
+                raise ValueError(f"its {size(len(packed))} would unpack to {size(declared)}")
+            for member in file.infolist():
+                name = member.filename.removesuffix(".npy")
                 if name in arrays:
                     raise ValueError(f"two arrays are named {name!r}")
-                data = io.BytesIO(file.read(member))  # all of it, so that zipfile compares the checksum
-                arrays[name] = np.lib.format.read_array(data, allow_pickle=False)
-                if data.read(1):
-                    raise ValueError(f"{name!r} does not end where it should")
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # numpy writes no others
+                    raise ValueError(f"{name!r} is packed by method {member.compress_type}")
+                with file.open(member) as opened:
+                    # All of it, so that zipfile compares the checksum; without a size it unpacks more than is declared.
+                    arrays[name] = _array(name, opened.read(member.file_size))
     except Exception as error:  # Damaged bytes raise nearly anything in zipfile, zlib and numpy.
         raise _error(f"{path} is damaged ({first_line(error)})", fix) from error
     return Arrays(path, arrays, fix=fix)
+
+
+def _array(name: str, npy: bytes) -> np.ndarray:
+    """Return the array of an npy file; raise `ValueError` unless it has the size that its header declares."""
+    data = io.BytesIO(npy)
+    version = np.lib.format.read_magic(data)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(data)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(npy) - data.tell():
+        raise ValueError(f"{name!r} does not end where it should")
+    return np.lib.format.read_array(io.BytesIO(npy), allow_pickle=False)
 
 
 def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX) -> list[dict[str, Any]]:
@@ -185,7 +225,7 @@ def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX)
     """
     rows, line = [], 1
     try:
-        text = _content(path, fix).decode()
+        text = content(path, most=MOST_LINES, fix=fix).decode()
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = next(reader, [])
         if lacking := [name for name in columns if header.count(name) != 1]:

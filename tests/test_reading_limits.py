@@ -1,0 +1,127 @@
+"""Files that never end, or that unpack to more than a machine has: one sentence, before anything is read."""
+
+import io
+import json
+import os
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqjax import reading
+from seqjax.reading import read_arrays, read_json, read_json_lines, read_table
+from seqjax.utils import UserError
+
+READERS = {
+    "json": lambda path: read_json(path),
+    "lines": lambda path: read_json_lines(path, dict),
+    "arrays": lambda path: read_arrays(path),
+    "table": lambda path: read_table(path, {"a": int}),
+}
+SPENT = 64 << 20  # bytes that a refusal may take
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "directory", "loop"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, reader: str, kind: str):
+    path = tmp_path / "x"
+    if "pipe" in kind:
+        os.mkfifo(tmp_path / "p")
+    {
+        "pipe": lambda: (tmp_path / "p").rename(path),
+        "link to a pipe": lambda: path.symlink_to(tmp_path / "p"),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "directory": path.mkdir,
+        "loop": lambda: path.symlink_to(path),
+    }[kind]()
+    with pytest.raises(UserError, match=r"/x (is not a file|cannot be read)"):
+        READERS[reader](path)
+
+
+def sparse(path: Path, size: int) -> None:
+    """A file of zeros that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+@pytest.mark.parametrize(("reader", "size"), [("json", reading.MOST_JSON), ("lines", reading.MOST_LINES)])
+def test_text_has_a_largest_size(tmp_path: Path, reader: str, size: int):
+    sparse(tmp_path / "x", size + 1)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"/x has \d.* GiB|MiB, more than"):
+        READERS[reader](tmp_path / "x")
+    assert tracemalloc.get_traced_memory()[1] < SPENT
+    tracemalloc.stop()
+
+
+def npy(shape: tuple[int, ...], data: bytes, dtype: str = "<f8") -> bytes:
+    """An npy file whose header declares a shape."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": dtype})
+    return file.getvalue() + data
+
+
+def packed(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> None:
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+def test_arrays_that_unpack_to_gigabytes(tmp_path: Path):
+    """Of zeros, a thousand times as large as the file, which numpy writes like this."""
+    one = npy((1 << 23,), bytes(8 << 23))  # 64 MiB
+    packed(tmp_path / "x.npz", {f"{i}.npy": one for i in range(9)})
+    assert (tmp_path / "x.npz").stat().st_size < 1 << 20
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"x\.npz is damaged \(its .* would unpack to 576\.00 MiB\)"):
+        read_arrays(tmp_path / "x.npz")
+    assert tracemalloc.get_traced_memory()[1] < SPENT
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_arrays_that_are_packed_in_other_ways(tmp_path: Path, method: int):
+    """They unpack to 10,000 times their size, and not bit by bit."""
+    packed(tmp_path / "x.npz", {"a.npy": npy((1 << 20,), bytes(8 << 20))}, method)
+    with pytest.raises(UserError, match=r"'a' is packed by method"):
+        read_arrays(tmp_path / "x.npz")
+
+
+def test_a_directory_that_declares_less_than_there_is(tmp_path: Path):
+    """Only as much as it declares is unpacked."""
+    path = tmp_path / "x.npz"
+    packed(path, {"a.npy": npy((1 << 27,), bytes(8 << 27))})
+    content = path.read_bytes()
+    declared = (8 << 27) + 128
+    path.write_bytes(content.replace(declared.to_bytes(4, "little"), (128).to_bytes(4, "little")))
+    tracemalloc.start()
+    with pytest.raises(UserError, match="is damaged"):
+        read_arrays(path)
+    assert tracemalloc.get_traced_memory()[1] < SPENT
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1 << 40,), "<f8"), ((1 << 31, 1 << 31), "<f8"), ((2,), "<U100000000"), ((3,), "<f8")]
+)
+def test_a_header_that_declares_another_size(tmp_path: Path, shape: tuple[int, ...], dtype: str):
+    packed(tmp_path / "x.npz", {"a.npy": npy(shape, bytes(16), dtype)})
+    with pytest.raises(UserError, match="'a' does not end where it should"):
+        read_arrays(tmp_path / "x.npz")
+
+
+def test_what_runs_write_is_far_from_the_limits(tmp_path: Path):
+    """Zeros pack best; so many of them are read, and more if they are not packed."""
+    np.savez_compressed(tmp_path / "zeros.npz", a=np.zeros(1 << 24))
+    assert read_arrays(tmp_path / "zeros.npz")["a"].sum() == 0
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"step": 1}) + "\n") * 100_000)
+    assert len(read_json_lines(tmp_path / "rows.jsonl", {"step": int})) == 100_000
+
+
+def test_a_range_of_integers():
+    reading.check(3, range(1, 4), "f")
+    for value in (0, 4, 1.0, True, "3", None):
+        with pytest.raises(UserError, match="not an integer from 1 to 3"):
+            reading.check({"a": value}, {"a": range(1, 4)}, "f")
