@@ -44,7 +44,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     mirror.pull()  # Local files of a run that was deleted in the store are removed.
     files = fetched(weights)
     source = directory.holding(files)
-    argument = "" if config else directory.argument_of(source)
+    argument = "" if config else directory.described(source).argument
     config, params = directory.load(files, config=config)
     tokenizer = tokenizer_files.find(source)
     if tokenizer and tokenizer[1]:

@@ -10,6 +10,8 @@ from seqjax.config import Config
 from seqjax.convert.rules import (
     MISSING,
     PLAIN,
+    ROPE,
+    SIZE,
     Family,
     Rule,
     Setting,
@@ -54,11 +56,11 @@ def _gate(config: Config) -> str:
     return GATES.get((mlp.kind, mlp.kind == "geglu" and mlp.approximate_gelu), mlp.kind)
 
 
-def _gate_fix(value: Any, found: dict[str, Any]) -> str:
+def _gate_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
     for (kind, tanh), name in GATES.items():
         if name == value:
-            return f"model.mlp.kind={kind}" + f",model.mlp.approximate_gelu={tanh}" * (kind == "geglu")
-    return ""
+            return {"model.mlp.kind": kind} | ({"model.mlp.approximate_gelu": tanh} if kind == "geglu" else {})
+    return {}
 
 
 def _rope(found: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +76,11 @@ def _rope_theta(found: dict[str, Any]) -> Any:
         return f"of {share} of the head"
     if any(isinstance(value, dict) for value in rope.values()):
         return "one per kind of layer"
-    return rope.get("rope_theta", found.get("rope_theta", 1e4))
+    return next((base for base in (rope.get("rope_theta"), found.get("rope_theta")) if base is not None), 1e4)
 
 
-def _rope_fix(value: Any, found: dict[str, Any]) -> str:
-    return "" if isinstance(value, str) else f"model.mixer.rope_base={float(value)}"
+def _rope_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+    return {} if isinstance(value, str) else {"model.mixer.rope_base": float(value)}
 
 
 def _our_scaling(config: Config) -> dict[str, Any] | None:
@@ -101,12 +103,12 @@ def _scaling(found: dict[str, Any]) -> dict[str, Any] | str | None:
     return {"rope_type": kind, **{public: stated[public] for public in SCALINGS[kind]}}
 
 
-def _scaling_fix(value: Any, found: dict[str, Any]) -> str:
+def _scaling_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
     if isinstance(value, str):
-        return ""
+        return {}
     kind = value["rope_type"] if value else "none"
-    numbers = [f",model.mixer.{ours}={value[public]}" for public, ours in SCALINGS.get(kind, {}).items()]
-    return f"model.mixer.rope_scaling={kind}{''.join(numbers)}"
+    numbers = {f"model.mixer.{ours}": value[public] for public, ours in SCALINGS.get(kind, {}).items()}
+    return {"model.mixer.rope_scaling": kind, **numbers}
 
 
 def _llama_label(config: Config) -> tuple[str, str]:
@@ -132,8 +134,8 @@ def _window(config: Config) -> int | None:
     return config.model.mixer.window
 
 
-def _window_fix(value: Any, found: dict[str, Any]) -> str:
-    return "" if isinstance(value, str) else f"model.mixer.window={value}"
+def _window_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+    return {} if isinstance(value, str) else {"model.mixer.window": value}
 
 
 def _qwen_window(found: dict[str, Any]) -> int | str | None:
@@ -150,15 +152,15 @@ def _qwen_window(found: dict[str, Any]) -> int | str | None:
 
 
 KV_HEADS = key("num_key_value_heads", "model.mixer.kv_heads", _kv_heads)
-ATTENTION_BIAS = key("attention_bias", "model.mixer.bias", default=False)
+ATTENTION_BIAS = key("attention_bias", "model.mixer.bias", default=False, form=bool)
 DECODER = (
     *sizes(tie=False),
     key("num_attention_heads", "model.mixer.heads"),
     mlp_dim("intermediate_size", lambda found: MISSING),
-    key("rms_norm_eps", "model.norm_eps", default=1e-6),
-    Setting("hidden_act", _gate, lambda found: found.get("hidden_act", "silu"), _gate_fix),
-    Setting("rope_theta", lambda config: config.model.mixer.rope_base, _rope_theta, _rope_fix),
-    Setting("rope_scaling", _our_scaling, _scaling, _scaling_fix),
+    key("rms_norm_eps", "model.norm_eps", default=1e-6, form=float),
+    Setting("hidden_act", _gate, lambda found: found.get("hidden_act", "silu"), _gate_fix, str),
+    Setting("rope_theta", lambda config: config.model.mixer.rope_base, _rope_theta, _rope_fix, float),
+    Setting("rope_scaling", _our_scaling, _scaling, _scaling_fix, ROPE),
     export_only("max_position_embeddings", lambda config: config.train.seq_len),
 )
 DECODER_NEEDS = {**ORDINARY, "model.mixer.position": ("rope",), "model.mlp.kind": ("swiglu", "geglu")}
@@ -188,12 +190,13 @@ LLAMA = Family(
         KV_HEADS,
         key("head_dim", "model.mixer.head_dim", _head_dim),
         ATTENTION_BIAS,
-        key("mlp_bias", "model.mlp.bias", default=False),
+        key("mlp_bias", "model.mlp.bias", default=False, form=bool),
         Setting(
             "sliding_window",
             _window,
             lambda found: found.get("sliding_window", 4096) if found.get("model_type") == "mistral" else None,
             _window_fix,
+            SIZE,
         ),
     ),
     needs=DECODER_NEEDS,
@@ -203,7 +206,7 @@ QWEN = (
     *DECODER,
     # Null is as many as there are heads, and a file without it has the default of the public class.
     KV_HEADS._replace(read=lambda found: found.get("num_key_value_heads", 32) or found["num_attention_heads"]),
-    Setting("sliding_window", _window, _qwen_window, _window_fix),
+    Setting("sliding_window", _window, _qwen_window, _window_fix, SIZE),
     export_only("use_sliding_window", lambda config: _window(config) is not None),
     export_only("max_window_layers", lambda config: config.model.n_layers if _window(config) is None else 0),
 )
@@ -227,7 +230,7 @@ QWEN3 = LLAMA._replace(
     settings=(
         *QWEN,
         key("head_dim", "model.mixer.head_dim", _head_dim, default=128),
-        key("rms_norm_eps", "model.mixer.qk_norm_eps", default=1e-6),
+        key("rms_norm_eps", "model.mixer.qk_norm_eps", default=1e-6, form=float),
         ATTENTION_BIAS,
     ),
     needs={**DECODER_NEEDS, "model.mixer.qk_norm": (True,), "model.mlp.bias": (False,)},
@@ -245,8 +248,8 @@ def _gelu(found: dict[str, Any]) -> str:
     return "gelu_new" if activation == "gelu_pytorch_tanh" else activation
 
 
-def _gelu_fix(value: Any, found: dict[str, Any]) -> str:
-    return f"model.mlp.approximate_gelu={value == 'gelu_new'}" if value in ("gelu", "gelu_new") else ""
+def _gelu_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+    return {"model.mlp.approximate_gelu": value == "gelu_new"} if value in ("gelu", "gelu_new") else {}
 
 
 GPT2 = Family(
@@ -270,12 +273,13 @@ GPT2 = Family(
         key("n_positions", "train.seq_len"),
         key("n_head", "model.mixer.heads"),
         mlp_dim("n_inner", lambda found: 4 * found["n_embd"]),
-        key("layer_norm_epsilon", "model.norm_eps", default=1e-5),
+        key("layer_norm_epsilon", "model.norm_eps", default=1e-5, form=float),
         Setting(
             "activation_function",
             lambda config: "gelu_new" if config.model.mlp.approximate_gelu else "gelu",
             _gelu,
             _gelu_fix,
+            str,
         ),
         fixed("scale_attn_weights", True, default=True),
         fixed("scale_attn_by_inverse_layer_idx", False, default=False),

@@ -40,8 +40,28 @@ def holding(weights: Path) -> Path:
     return weights if weights.is_dir() else find(weights).parent
 
 
-def argument_of(directory: Path) -> str:
-    """Return the `--config` of the model in a public directory, its size and all that differs from a debug model.
+class Described(NamedTuple):
+    """The model that a config.json describes: the name of our config, and all that differs from its debug size."""
+
+    name: str
+    overrides: dict[str, Any]
+
+    @property
+    def argument(self) -> str:
+        """The model as a `--config`."""
+        return f"{self.name}:debug,{public_config.as_text(self.overrides)}"
+
+    @property
+    def config(self) -> Config:
+        """The model with the other training settings of the debug size."""
+        config = presets.read_config(f"{self.name}:debug")
+        with config.ignore_type():
+            config.update_from_flattened_dict(self.overrides)
+        return from_config_dict(config)
+
+
+def described(directory: Path) -> Described:
+    """Return the model in a public directory as our settings.
 
     Raises `UserError` if there is no config.json, or if seqjax does not compute such a model.
     """
@@ -55,7 +75,7 @@ def argument_of(directory: Path) -> str:
         raise UserError(f"{path} is of a {found['model_type']!r}, which seqjax does not compute. Known: {known}.")
     name, family = of_type[found["model_type"]]
     config = from_config_dict(presets.read_config(f"{name}:debug"))
-    return f"{name}:debug,{','.join(public_config.overrides(family, config, path))}"
+    return Described(name, public_config.overrides(family, config, path))
 
 
 def load(weights: Path, *, config: Config | None = None) -> Imported:
@@ -66,7 +86,7 @@ def load(weights: Path, *, config: Config | None = None) -> Imported:
     """
     directory = holding(weights)
     if config is None:
-        config = from_config_dict(presets.read_config(argument_of(directory)))
+        config = described(directory).config
         # Also if there is none: no other tokenizer has the ids of this model.
         config = _with_tokenizer(config, (tokenizer_files.HUGGINGFACE, str(directory)))
     if tokenizer := tokenizer_files.find(directory):

@@ -1,7 +1,7 @@
 """Reads `.safetensors` files, one or several with an index, tensor by tensor, and writes them; nothing is unpickled."""
 
 import contextlib
-import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from seqjax.reading import read_json
-from seqjax.utils import UserError
+from seqjax.utils import UserError, size, temporary_beside
 
+MOST_HEADER = 32 << 20  # bytes of the JSON before the tensors of a file, of which public files have less than 1 MiB
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly
 PICKLED = (".bin", ".pt", ".pth")
 
@@ -52,6 +53,11 @@ class Weights:
     def _open(self, file: Path) -> Any:
         if not file.is_file():
             raise UserError(f"There is no file {file}.")
+        with file.open("rb") as opened:
+            if (header := int.from_bytes(opened.read(8), "little")) > min(MOST_HEADER, file.stat().st_size):
+                raise UserError(
+                    f"{file} is not a whole .safetensors file: its header would have {size(header)}; fetch it again."
+                )
         try:
             return self._close.enter_context(self._package.safe_open(file, framework="numpy"))
         except self._package.SafetensorError as error:
@@ -59,7 +65,7 @@ class Weights:
 
     def _open_index(self, index: Path) -> None:
         where = weight_map(index)
-        shards = {shard: self._open(index.parent / Path(shard).name) for shard in sorted(set(where.values()))}
+        shards = {shard: self._open(index.parent / shard) for shard in sorted(set(where.values()))}
         self._handles = {name: shards[shard] for name, shard in where.items()}
         in_shards = {name: shard for shard, handle in shards.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
         if in_shards != where:
@@ -88,7 +94,11 @@ class Weights:
 def weight_map(index: Path) -> dict[str, str]:
     """Return the shard of every tensor; raise `UserError` if `index` is not the index of sharded weights."""
     fix = "it is not the index of sharded weights: fetch it again"
-    return read_json(index, {"weight_map": {str: str}}, fix=fix)["weight_map"]
+    found = read_json(index, {"weight_map": {str: str}}, fix=fix)["weight_map"]
+    for shard in sorted(set(found.values())):
+        if not re.fullmatch(r"[\w.-]+\.safetensors", shard):  # a name, no path or pattern
+            raise UserError(f"{index} names the file {shard!r:.200}; {fix}.")
+    return found
 
 
 def require_finite(name: str, x: np.ndarray, *, where: str) -> None:
@@ -141,7 +151,7 @@ def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
             out[name] = x.astype(jnp.dtype(dtype))
         if np.isinf(out[name].astype(np.float32)).any():
             raise UserError(f"{name} holds {np.abs(x).max():.3g}, more than {dtype} can; give another --dtype.")
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # transformers refuses a file without this entry.

@@ -12,7 +12,9 @@ from seqjax.config import Config
 from seqjax.convert.rules import (
     MISSING,
     PLAIN,
+    SIZE,
     Family,
+    Fix,
     Rule,
     Setting,
     conv,
@@ -23,13 +25,12 @@ from seqjax.convert.rules import (
     key,
     linear,
     mlp_dim,
+    no_fix,
     norm,
     sizes,
 )
 from seqjax.mixers.rwkv7 import lora_ranks
 from seqjax.utils import UserError
-
-Fix = Callable[[Any, dict[str, Any]], str]
 
 
 # -------------------------------------------------------------------------------------------------------------- RWKV-7
@@ -75,7 +76,7 @@ def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
 
 def _head_eps(found: dict[str, Any]) -> Any:
     """Return MISSING if the head norm's eps, head_dim * norm_eps in fla, is 64e-5 as it always is here."""
-    eps, width = found.get("norm_eps", 1e-5), _found_head_dim(found)
+    eps, width = found.get("norm_eps") or 1e-5, _found_head_dim(found)
     return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
 
 
@@ -120,7 +121,8 @@ RWKV7 = Family(
             "head_dim",
             _head_dim,
             _found_head_dim,
-            lambda value, found: f"model.mixer.heads={found['hidden_size'] // value}",
+            lambda value, found: {"model.mixer.heads": found["hidden_size"] // value},
+            SIZE,
             derived=True,
         ),
         mlp_dim("intermediate_size", lambda found: _rounded(found, 1, 32))._replace(
@@ -130,8 +132,8 @@ RWKV7 = Family(
         _rank("a_low_rank_dim", "model.mixer.eta_rank", 1, default=64),
         _rank("v_low_rank_dim", "model.mixer.value_rank", 2, default=16),
         _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3, default=128),
-        key("norm_eps", "model.norm_eps", default=1e-5),
-        Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, lambda value, found: ""),
+        key("norm_eps", "model.norm_eps", default=1e-5, form=float),
+        Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, no_fix, float),
         export_only(
             "fuse_norm", lambda config: False
         ),  # If fused, fla's unit vectors have another eps than RWKV's own code.
@@ -140,7 +142,7 @@ RWKV7 = Family(
         fixed("norm_bias", True, default=True),
         export_only("max_position_embeddings", lambda config: config.train.seq_len),
         fixed("attn", None, default=None),
-        Setting("value_dim", lambda config: None, _value_dim, lambda value, found: ""),
+        Setting("value_dim", lambda config: None, _value_dim, no_fix),
     ),
     needs={**PLAIN, "model.norm": ("layernorm",), "model.embed_norm": (True,)},
 )
@@ -172,10 +174,15 @@ def _width(which: int) -> Callable[[Config], int]:
     return of
 
 
-def _share(
-    public: str, usual: float, get: Callable[[Config], Any], fix: Callable[[Any, dict[str, Any]], str]
-) -> Setting:
-    return Setting(public, get, lambda found: found.get(public, usual), fix, derived=True)
+def _share(public: str, usual: float, get: Callable[[Config], Any], fix: Fix, *, form: Any = float) -> Setting:
+    def read(found: dict[str, Any]) -> Any:
+        return usual if found.get(public) is None else found[public]
+
+    return Setting(public, get, read, fix, form, derived=True)
+
+
+def _value_dim_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+    return {"model.mixer.value_dim": round(value * (found.get("head_dim") or 256) * found["num_heads"])}
 
 
 KEYS, VALUES = _width(0), _width(1)
@@ -184,8 +191,8 @@ DELTA = (
     key("num_heads", "model.mixer.heads"),
     key("conv_size", "model.mixer.conv_width", default=4),
     mlp_dim("intermediate_size", lambda found: _rounded(found, 2 / 3, 256)),
-    key("norm_eps", "model.norm_eps", default=1e-6),
-    key("norm_eps", "model.mixer.norm_eps", default=1e-6),
+    key("norm_eps", "model.norm_eps", default=1e-6, form=float),
+    key("norm_eps", "model.mixer.norm_eps", default=1e-6, form=float),
     fixed("hidden_act", "swish", "silu", default="swish"),
     fixed("use_short_conv", True, default=True),
     fixed("allow_neg_eigval", False, default=False),
@@ -208,13 +215,13 @@ DELTANET = Family(
             "expand_k",
             1.0,
             lambda config: KEYS(config) / config.model.dim,
-            lambda value, found: f"model.mixer.key_dim={round(value * found['hidden_size'])}",
+            lambda value, found: {"model.mixer.key_dim": round(value * found["hidden_size"])},
         ),
         _share(
             "expand_v",
             1.0,
             lambda config: VALUES(config) / config.model.dim,
-            lambda value, found: f"model.mixer.value_dim={round(value * found['hidden_size'])}",
+            lambda value, found: {"model.mixer.value_dim": round(value * found["hidden_size"])},
         ),
         fixed("use_gate", False, default=False),
         fixed("use_beta", True, default=True),
@@ -243,19 +250,20 @@ GATED_DELTANET = Family(
             "head_dim",
             256,
             lambda config: KEYS(config) // config.model.mixer.heads,
-            lambda value, found: f"model.mixer.key_dim={value * found['num_heads']}",
+            lambda value, found: {"model.mixer.key_dim": value * found["num_heads"]},
+            form=SIZE,
         ),
         _share(
             "expand_v",
             2.0,
             lambda config: VALUES(config) / KEYS(config),
-            lambda value, found: f"model.mixer.value_dim={round(value * found['head_dim'] * found['num_heads'])}",
+            _value_dim_fix,
         ),
         Setting(
             "num_v_heads",
             lambda config: None,
             lambda found: None if found.get("num_v_heads") == found["num_heads"] else found.get("num_v_heads"),
-            lambda value, found: "",
+            no_fix,
         ),
         fixed("use_gate", True, default=True),
         fixed("output_gate_activation", "swish", "silu", default="swish"),

@@ -9,6 +9,7 @@ from typing import Any
 from seqjax.config import Config
 from seqjax.convert.rules import (
     PLAIN,
+    SIZE,
     Family,
     Rule,
     Setting,
@@ -19,6 +20,7 @@ from seqjax.convert.rules import (
     fixed_label,
     key,
     linear,
+    no_fix,
     norm,
     sizes,
 )
@@ -28,13 +30,16 @@ def _dt_rank(config: Config) -> int:
     return config.model.mixer.dt_rank or -(-config.model.dim // 16)
 
 
-def _residual(value: Any, found: dict[str, Any]) -> str:
-    return f"model.residual_dtype={'float32' if value else 'compute'}"
+def _residual(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+    return {"model.residual_dtype": "float32" if value else "compute"}
 
 
 def _time_step_limit(found: dict[str, Any]) -> Any:
     """Return None if step sizes are not clamped; newer files write infinity as {"__float__": "Infinity"}."""
-    low, high = found.get("time_step_limit") or (0.0, math.inf)
+    limit = found.get("time_step_limit") or [0.0, math.inf]
+    if not isinstance(limit, list) or len(limit) != 2:
+        return limit
+    low, high = limit
     return None if low == 0 and high in (math.inf, "Infinity", {"__float__": "Infinity"}) else [low, high]
 
 
@@ -46,12 +51,13 @@ def _time_step_rank(found: dict[str, Any]) -> Any:
 SSM = (
     key("expand", "model.mixer.expand", default=2),
     key("conv_kernel", "model.mixer.conv_width", default=4),
-    key("layer_norm_epsilon", "model.norm_eps", default=1e-5),
+    key("layer_norm_epsilon", "model.norm_eps", default=1e-5, form=float),
     Setting(
         "residual_in_fp32",
         lambda config: config.model.residual_dtype == "float32",
         lambda found: found.get("residual_in_fp32", True),
         _residual,
+        bool,
     ),
     fixed("hidden_act", "silu", "swish", default="silu"),
     fixed("use_bias", False, default=False),
@@ -79,7 +85,7 @@ MAMBA = Family(
     ),
     settings=(
         *sizes(tie=True),
-        key("time_step_rank", "model.mixer.dt_rank", _dt_rank)._replace(read=_time_step_rank),
+        key("time_step_rank", "model.mixer.dt_rank", _dt_rank, form=(SIZE, "auto"))._replace(read=_time_step_rank),
         key("state_size", "model.mixer.state", default=16),
         *SSM,
     ),
@@ -113,7 +119,7 @@ MAMBA2 = Family(
         *SSM,
         fixed("layer_norm_epsilon", 1e-5),  # also that of the inner norm, which has no setting here
         fixed("n_groups", 1, default=8),
-        Setting("time_step_limit", lambda config: None, _time_step_limit, lambda value, found: ""),
+        Setting("time_step_limit", lambda config: None, _time_step_limit, no_fix),
     ),
     needs={**SSM_NEEDS, "model.mixer.norm": (True,), "model.mixer.gate": (True,)},
 )

@@ -5,18 +5,22 @@ import operator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax import reading
 from seqjax.config import Config
-from seqjax.convert.rules import MISSING, Family
-from seqjax.reading import read_json
+from seqjax.convert.rules import ALSO_READ, ANY, MISSING, SIZE, Family
 from seqjax.utils import UserError
 
+FIX = "fix it, or remove it to skip the check"
 NOT_HERE = " and cannot have that"
 
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two values are equal, numbers up to rounding in the last digits."""
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
-    return math.isclose(a, b, rel_tol=1e-6) if numbers else a == b
+    try:
+        return math.isclose(a, b, rel_tol=1e-6) if numbers else a == b
+    except OverflowError:  # an integer beyond all floats
+        return a == b
 
 
 def family_for(families: tuple[Family, ...], config: Config) -> Family:
@@ -26,19 +30,18 @@ def family_for(families: tuple[Family, ...], config: Config) -> Family:
     """
     family = min(families, key=lambda family: len(_unmet(family, config)))
     if wrong := _unmet(family, config):
-        said = "; ".join(wrong.values())
+        said = "; ".join(text for _, text in wrong.values())
         raise UserError(f"{family.name} is another architecture than this config: {said}.")
     return family
 
 
-def _unmet(family: Family, config: Config) -> dict[str, str]:
-    """Return what is wrong with `config` for a family, by the override that mends it."""
+def _unmet(family: Family, config: Config) -> dict[str, tuple[Any, str]]:
+    """Return by key what is wrong with `config` for a family: the value that mends it, and a sentence."""
     wrong = {}
     for key, allowed in family.needs.items():
         value = operator.attrgetter(key)(config)
         if value not in allowed:
-            said = f"config.{key} must be {' or '.join(map(repr, allowed))}, not {value!r}"
-            wrong[f"{key}={allowed[0]}"] = said
+            wrong[key] = (allowed[0], f"config.{key} must be {' or '.join(map(repr, allowed))}, not {value!r}")
     return wrong
 
 
@@ -46,8 +49,13 @@ class Comparison(NamedTuple):
     """A public config.json compared with ours: the differences, the overrides of ours, and whether these suffice."""
 
     wrong: list[str]
-    fixes: list[str]
+    fixes: dict[str, Any]
     fixable: bool
+
+
+def as_text(settings: dict[str, Any]) -> str:
+    """Return overrides as they are written behind the name of a --config."""
+    return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def check(families: tuple[Family, ...], config: Config, path: Path) -> Family:
@@ -67,15 +75,15 @@ def check(families: tuple[Family, ...], config: Config, path: Path) -> Family:
         )
     wrong, fixes, fixable = _compare(named[0], config, found, path)
     if wrong:
-        hint = f"\nAdd to --config: {','.join(fixes)}" if fixable else ""
+        hint = f"\nAdd to --config: {as_text(fixes)}" if fixable else ""
         raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
     return named[0]
 
 
-def overrides(family: Family, config: Config, path: Path) -> list[str]:
+def overrides(family: Family, config: Config, path: Path) -> dict[str, Any]:
     """Return the overrides of `config`, any of the mixer, that make it that of the config.json at `path`.
 
-    Raises `UserError` for unsupported features, and for a missing size.
+    They are numbers, booleans and names of ours. Raises `UserError` for unsupported features, and for a missing size.
     """
     found = read(path) or {}
     absent = [setting.public for setting in family.settings if setting.required and found.get(setting.public) is None]
@@ -86,36 +94,47 @@ def overrides(family: Family, config: Config, path: Path) -> list[str]:
         other = [text for text in wrong if text.endswith(NOT_HERE)]
         raise UserError(f"{path} is of a model that seqjax does not compute: {'; '.join(other)}.")
     if length := found.get("max_position_embeddings"):  # of the positions that are computed, not in a table
-        fixes.append(f"train.seq_len={length}")
+        fixes["train.seq_len"] = length
+    large = [f"{key}={n}" for key, n in fixes.items() if isinstance(n, int) and n >= SIZE.stop]
+    if large:
+        raise UserError(f"{path} is of a model that no device holds: {', '.join(large)}. Fetch it again.")
     return fixes
 
 
 def _compare(family: Family, config: Config, found: dict[str, Any], path: Path) -> Comparison:
-    wrong, fixes, fixable = [], [], True
+    wrong: list[str] = []
+    fixes: dict[str, Any] = {}
+    fixable = True
+    forms = {f"{setting.public}?": (setting.form, None) for setting in family.settings if setting.form is not ANY}
+    reading.check(found, ALSO_READ | forms, path, fix=FIX)
+    required = {setting.public for setting in family.settings if setting.required}
+    found = {key: value for key, value in found.items() if value is not None or key not in required}
     for setting in family.settings:
         try:
             value, ours = setting.read(found), setting.get(config)
+            fix = {} if value is MISSING else setting.fix(value, found)
         except KeyError as error:
             raise UserError(f"{path} has no {error.args[0]!r}, which {setting.public} needs.") from error
+        except OverflowError as error:
+            raise UserError(f"{path}: {setting.public} is beyond all sizes ({error}); {FIX}.") from error
         if value is MISSING:
             continue
-        fix, agree = setting.fix(value, found), same(value, ours)
-        fixes += [fix] * bool(fix and (setting.derived or not agree))
+        agree = same(value, ours)
+        fixes |= fix if setting.derived or not agree else {}
         if not agree:
-            said = f"{setting.public} is {value!r}, this config has {ours!r}"
+            said = f"{setting.public} is {value!r:.200}, this config has {ours!r}"
             fixable &= bool(fix)
-            wrong.append(f"{said} ({fix})" if fix else f"{said}{NOT_HERE}")
+            wrong.append(f"{said} ({as_text(fix)})" if fix else f"{said}{NOT_HERE}")
     unmet = _unmet(family, config)
-    stated = {override.partition("=")[0] for fix in fixes for override in fix.split(",")}
-    fixes = [fix for fix in unmet if fix.partition("=")[0] not in stated] + fixes
-    return Comparison([*unmet.values(), *wrong], fixes, fixable)
+    fixes = {key: value for key, (value, _) in unmet.items() if key not in fixes} | fixes
+    return Comparison([*(text for _, text in unmet.values()), *wrong], fixes, fixable)
 
 
 def read(path: Path) -> dict[str, Any] | None:
     """Return a public config.json, or None if `path` is not a file or not the config of a public model."""
     if not path.is_file():
         return None
-    found = read_json(path, fix="fix it, or remove it to skip the check")
+    found = reading.read_json(path, {"model_type?": str}, fix=FIX)
     return found if "model_type" in found else None
 
 

@@ -11,6 +11,32 @@ from typing import Any, NamedTuple
 from seqjax.config import Config
 from seqjax.models.block import default_mlp_dim
 
+SIZE = range(1, 1 << 31)  # forms of values in a config.json (seqjax/reading.py)
+LAYERS = range(1, 10_001)
+ANY = None
+ROPE: Any = (  # the group with RoPE's settings, or several, one per kind of layer
+    {
+        **{f"{name}?": (str, None) for name in ("rope_type", "type")},
+        **{
+            f"{name}?": (float, dict, None)
+            for name in ("rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor")
+        },
+        "original_max_position_embeddings?": (SIZE, dict, None),
+    },
+    None,
+)
+# Keys of a config.json that settings read beside their own.
+ALSO_READ: dict[str, Any] = {
+    "hidden_ratio?": (float, None),
+    "layer_types?": ([str], None),
+    "max_position_embeddings?": (SIZE, None),
+    "max_window_layers?": (int, None),
+    "num_heads?": (SIZE, None),
+    "original_max_position_embeddings?": (SIZE, None),
+    "partial_rotary_factor?": (float, None),
+    "rope_parameters?": ROPE,
+    "use_sliding_window?": (bool, None),
+}
 MISSING = object()  # A config.json lacks the key, and it has no default: there is nothing to compare.
 
 
@@ -37,17 +63,28 @@ class Setting(NamedTuple):
     """A key of the public config.json; a value of None is the same as an absent key.
 
     `get` returns its value for a config of ours, and `read` its value in a config.json (or MISSING). `fix` returns the
-    override of our config that yields the value read, or "" if there is none. `derived` means that the value depends on
-    other keys of our config too, so a list of overrides must include this one even if the values agree before. A
-    config.json without a `required` key does not determine the size of the model.
+    settings of ours that yield the value read, by key, or {} if there are none. `form` is the form of the value in a
+    config.json, which is checked before it is read: settings are made of numbers, booleans and names that are known
+    here, never of text of a file. `derived` means that the value depends on other keys of our config too, so the
+    overrides must include this one even if the values agree before. A config.json without a `required` key does not
+    determine the size of the model.
     """
 
     public: str
     get: Callable[[Config], Any]
     read: Callable[[dict[str, Any]], Any]
-    fix: Callable[[Any, dict[str, Any]], str]
+    fix: "Fix"
+    form: Any = ANY
     derived: bool = False
     required: bool = False
+
+
+Fix = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+def no_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Return no settings: there are none of ours for this value."""
+    return {}
 
 
 class Family(NamedTuple):
@@ -66,13 +103,16 @@ class Family(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
-def key(public: str, ours: str, get: Callable[[Config], Any] | None = None, *, default: Any = MISSING) -> Setting:
+def key(
+    public: str, ours: str, get: Callable[[Config], Any] | None = None, *, default: Any = MISSING, form: Any = SIZE
+) -> Setting:
     """Return the setting of a public key that equals our key `ours`, or `get(config)` if ours may be None."""
     return Setting(
         public,
         get or operator.attrgetter(ours),
         lambda found: default if found.get(public) is None else found[public],
-        lambda value, found: f"{ours}={value}",
+        lambda value, found: {ours: value},
+        form,
         derived=get is not None,
         required=get is None and default is MISSING,
     )
@@ -85,12 +125,12 @@ def fixed(public: str, value: Any, *also: Any, default: Any = MISSING) -> Settin
         stated = found.get(public, default)
         return value if stated in also else stated
 
-    return Setting(public, lambda config: value, read, lambda value, found: "")
+    return Setting(public, lambda config: value, read, no_fix)
 
 
 def export_only(public: str, get: Callable[[Config], Any]) -> Setting:
     """Return the setting of a public key that an export writes and an import ignores."""
-    return Setting(public, get, lambda found: MISSING, lambda value, found: "")
+    return Setting(public, get, lambda found: MISSING, no_fix)
 
 
 def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_layers") -> tuple[Setting, ...]:
@@ -98,8 +138,8 @@ def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_laye
     return (
         key("vocab_size", "model.vocab_size"),
         key(dim, "model.dim"),
-        key(layers, "model.n_layers"),
-        key("tie_word_embeddings", "model.tie_embeddings", default=tie),
+        key(layers, "model.n_layers", form=LAYERS),
+        key("tie_word_embeddings", "model.tie_embeddings", default=tie, form=bool),
         fixed("quantization_config", None, default=None),
     )
 
@@ -110,7 +150,8 @@ def mlp_dim(public: str, usual: Callable[[dict[str, Any]], Any]) -> Setting:
         public,
         lambda config: config.model.mlp.dim or default_mlp_dim(config.model),
         lambda found: found.get(public) or usual(found),
-        lambda value, found: f"model.mlp.dim={value}",
+        lambda value, found: {"model.mlp.dim": value},
+        SIZE,
         derived=True,
     )
 

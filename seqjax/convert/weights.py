@@ -84,6 +84,11 @@ def import_weights(path: str | Path, config: Config) -> Params:
     """
     families = families_of(config)
     with files.Weights(Path(path)) as weights:
+        if config.model.n_layers > len(weights.names):
+            raise UserError(
+                f"{weights.path} has {len(weights.names):,} tensors, too few for the {config.model.n_layers:,} layers "
+                "of this config; set config.model.n_layers to those of the file."
+            )
         family = public_config.check(families, config, weights.directory / "config.json")
         family.label(config)  # raises `UserError` for settings that an export could not express
         wanted = {entry.name: entry for entry in entries(family, config)}

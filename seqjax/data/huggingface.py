@@ -21,6 +21,16 @@ FILE = "tokenizer.json"
 WITH_TEXT = ("tokenizer_config.json", "special_tokens_map.json")
 WITH_IDS = ("generation_config.json", "config.json")
 
+MOST_IDS = 1 << 24  # of a vocabulary: arrays have an entry for every id
+ID = range(MOST_IDS)
+# The parts of a tokenizer.json that are read here, apart from the pieces of the vocabulary, which are many.
+SPEC = {
+    "model": {"vocab?": (dict, list, None), "byte_fallback?": (bool, None), "unk_token?": (str, None)},
+    "added_tokens?": ([{"id": ID, "content": str, "special?": (bool, None)}], None),
+}
+NAMES = {f"{key}_token?": (str, {"content": str}, None) for key in ("bos", "eos")}
+IDS = {f"{key}_token_id?": (ID, [ID], None) for key in ("bos", "eos")}
+
 _SPACE = "\u2581"  # how sentencepiece's vocabularies write a space
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -59,7 +69,7 @@ class HuggingFaceTokenizer:
         self.eos: int = eos
         self.hash = hash_of(directory)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = 1 + max(vocabulary.values())
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.n_bytes = _n_bytes(spec, vocabulary)
         first = self._tokenizer.encode("a", add_special_tokens=False).tokens[:1]
         self.adds_space = bool(first) and first[0].startswith((_SPACE, "Ġ"))
@@ -113,26 +123,37 @@ def special_ids(directory: Path) -> tuple[int | None, int | None]:
 
 def _special_id(directory: Path, key: str, ids: dict[str, int]) -> int | None:
     for name in WITH_TEXT if ids else ():
-        token = _json(directory / name).get(key)
+        token = _json(directory / name, NAMES).get(key)
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and token not in ids:
             raise UserError(f"{directory / name}: {key} is {token!r}, which {FILE} does not have.")
         if token is not None:
             return ids[token]
     for name in WITH_IDS:
-        value = _json(directory / name).get(f"{key}_id")
-        value = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, int):
+        value = _json(directory / name, IDS).get(f"{key}_id")
+        value = next(iter(value), None) if isinstance(value, list) else value
+        if value is not None:
             return value
     return None
 
 
 def _ids(spec: dict[str, Any]) -> dict[str, int]:
     """Return the id of every token of a tokenizer.json."""
-    vocabulary = spec["model"].get("vocab") or {}
+    vocabulary = _vocabulary(spec)
     if isinstance(vocabulary, list):  # pairs of a piece and its score
         vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
     return vocabulary | {token["content"]: token["id"] for token in spec.get("added_tokens") or ()}
+
+
+def _vocabulary(spec: dict[str, Any]) -> Any:
+    return spec["model"].get("vocab") or {}
+
+
+def _is_vocabulary(found: Any) -> bool:
+    """Return whether these are ids by piece, or pairs of a piece and its score."""
+    if isinstance(found, dict):
+        return all(isinstance(i, int) and 0 <= i < MOST_IDS for i in found.values())
+    return all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in found)
 
 
 def _n_bytes(spec: dict[str, Any], vocabulary: dict[str, int]) -> np.ndarray:
@@ -140,7 +161,7 @@ def _n_bytes(spec: dict[str, Any], vocabulary: dict[str, int]) -> np.ndarray:
 
     Known are vocabularies of bytes, each written as one character (GPT-2), and those that write a space as U+2581.
     """
-    out = np.zeros(1 + max(vocabulary.values()), np.int64)
+    out = np.zeros(1 + max(vocabulary.values(), default=-1), np.int64)
     kinds = set(_types([spec.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
     bytewise = "ByteLevel" in kinds
     if not bytewise and not kinds & {"Metaspace", "ByteFallback"}:
@@ -170,14 +191,14 @@ def _types(node: Any) -> Iterable[str]:
 
 
 def _spec(directory: Path) -> dict[str, Any]:
-    spec = _json(directory / FILE)
-    if not isinstance(spec.get("model"), dict):
-        raise UserError(f"{directory / FILE} is not a tokenizer: it has no model. Fetch it again.")
+    spec = _json(directory / FILE, SPEC)
+    if not _is_vocabulary(_vocabulary(spec)):
+        raise UserError(f"{directory / FILE}: its vocab has no pieces with ids below {MOST_IDS:,}; fetch it again.")
     return spec
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, form: Any = dict) -> dict[str, Any]:
     """Return the content of a JSON file, or an empty dict if it does not exist."""
     if not path.is_file():
         return {}
-    return read_json(path, fix="fetch it again")
+    return read_json(path, form, fix="fetch it again")

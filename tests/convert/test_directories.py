@@ -54,7 +54,7 @@ def exported(tmp_path_factory):
 # -------------------------------------------------------------------------------------------------------------- config
 @pytest.mark.parametrize("family", CASES)
 def test_the_config_json_says_what_the_model_is(family):
-    config = from_config_dict(presets.read_config(directory.argument_of(GOLDEN / family)))
+    config = from_config_dict(presets.read_config(directory.described(GOLDEN / family).argument))
     want = config_of(family)
     computed = {"head_dim": 6, "key_dim": 32, "value_dim": 48 if family == "gated_deltanet" else 32}
     got, want = to_dict(config)["model"], to_dict(want)["model"]
@@ -119,12 +119,12 @@ def test_a_command_for_runs_says_what_to_do_with_a_public_model():
 def test_sizes_that_a_config_json_leaves_out(tmp_path):
     """They have the defaults of the public class."""
     copied("mamba", tmp_path, with_config=True, state_size=None, time_step_rank="auto", expand=None)
-    argument = directory.argument_of(tmp_path)
+    argument = directory.described(tmp_path).argument
     assert "model.mixer.state" not in argument  # 16 in both
     assert "model.mixer.dt_rank=1" in argument
     assert "model.mixer.expand" not in argument
     copied("rwkv7", tmp_path, with_config=True, v_low_rank_dim=None)
-    assert "model.mixer.value_rank=16" in directory.argument_of(tmp_path)
+    assert "model.mixer.value_rank=16" in directory.described(tmp_path).argument
 
 
 @pytest.mark.parametrize("length", ["in the group", "beside it", "the longest sequence"])
@@ -137,7 +137,9 @@ def test_scaled_rope_under_older_names(length, tmp_path):
     else:
         theirs["original_max_position_embeddings" if length == "beside it" else "max_position_embeddings"] = 16
     copied("llama3", tmp_path, with_config=True, **theirs)
-    got, want = (from_config_dict(presets.read_config(directory.argument_of(d))) for d in (tmp_path, GOLDEN / "llama3"))
+    got, want = (
+        from_config_dict(presets.read_config(directory.described(d).argument)) for d in (tmp_path, GOLDEN / "llama3")
+    )
     assert got.model == want.model
     del rope["factor"]
     copied("llama3", tmp_path, with_config=True, **theirs)
@@ -156,7 +158,7 @@ def test_a_window_of_all_layers_of_a_qwen(tmp_path):
         (window | {"sliding_window": None}, None),
     ):
         copied("qwen3", tmp_path, with_config=True, **theirs)
-        config = from_config_dict(presets.read_config(directory.argument_of(tmp_path)))
+        config = from_config_dict(presets.read_config(directory.described(tmp_path).argument))
         assert config.model.mixer.window == want, theirs
     export_weights(import_weights(GOLDEN / "qwen3", config), config, tmp_path / "out" / "model.safetensors")
     assert said(tmp_path / "out" / "config.json")["use_sliding_window"] is False

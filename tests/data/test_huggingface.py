@@ -99,7 +99,7 @@ def test_what_is_refused_before_a_package_is_needed(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=r"there is no tokenizer\.json\. Give the directory of a public model"):
             load_tokenizer("huggingface", path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="is not a tokenizer: it has no model"):
+    with pytest.raises(UserError, match="model is missing; fetch it again"):
         load_tokenizer("huggingface", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):

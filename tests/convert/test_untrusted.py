@@ -1,0 +1,134 @@
+"""Public directories from strangers: no text of a file becomes a setting, and no number of one fills the memory."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+import seqjax
+from seqjax.config import from_config_dict, presets
+from seqjax.convert import directory, files, public_config
+from seqjax.data import huggingface
+from seqjax.utils import UserError
+from tests.convert.cases import CASES, GOLDEN, copied
+from tests.data.test_huggingface import write as write_tokenizer
+
+EVIL = "evil_module.mixer"
+TEXTS = ("16,model.mixer.name=" + EVIL, f"{{'name': '{EVIL}'}}", {"name": EVIL}, [EVIL], "16", True)
+NUMBERS = (0, -1, 1 << 31, 10**400, 1.5, float("inf"))
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A directory on the path with a module that must not be imported."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{EVIL.partition('.')[0]}.py").write_text("raise AssertionError('it ran')")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    yield tmp_path
+    assert EVIL.partition(".")[0] not in sys.modules
+
+
+def sizes_of(family):
+    """The keys of a config.json whose values become settings of ours."""
+    stated = json.loads((GOLDEN / family / "config.json").read_text())
+    found = directory.described(GOLDEN / family)
+    (of_type,) = [f for group in directory.FAMILIES.values() for f in group if stated["model_type"] in f.types]
+    assert found.config.model.n_layers
+    return sorted({setting.public for setting in of_type.settings if setting.form is not None} & stated.keys())
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_value_of_a_file_is_never_read_as_settings(family, evil):
+    for key in sizes_of(family):
+        for value in (*TEXTS, *NUMBERS):
+            copied(family, evil / "model", with_config=True, **{key: value})
+            try:
+                described = directory.described(evil / "model")
+            except UserError:
+                continue
+            # The value is one that this key may have: every setting is a number, a boolean or a name of ours.
+            assert all(EVIL not in str(setting) for setting in described.overrides.values()), (key, value)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "model_type"])
+def test_a_directory_that_names_code_is_refused_by_the_key(key, evil):
+    copied("llama", evil / "model", with_config=True, **{key: TEXTS[0]})
+    with pytest.raises(UserError, match=key if key != "model_type" else "does not compute"):
+        seqjax.load(evil / "model")
+
+
+def test_a_group_of_rope_with_other_types_is_refused(evil):
+    for group in ({"factor": TEXTS[0]}, {"factor": [2]}, {"rope_type": ["llama3"]}, {"rope_theta": "1e4"}):
+        copied("llama3", evil / "model", with_config=True, rope_parameters={"rope_type": "linear", **group})
+        with pytest.raises(UserError, match=r"rope_parameters\."):
+            seqjax.load(evil / "model")
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_values_are_those_of_the_command_that_is_printed(family):
+    described = directory.described(GOLDEN / family)
+    assert described.config == from_config_dict(presets.read_config(described.argument))
+
+
+def test_layers_that_a_file_cannot_hold(tmp_path):
+    """Names of a billion tensors would fill the memory before any is missed."""
+    copied("llama", tmp_path, with_config=True, num_hidden_layers=9_999)
+    with pytest.raises(UserError, match=r"30 tensors, too few for the 9,999 layers"):
+        directory.load(tmp_path)
+    copied("llama", tmp_path, with_config=True, num_hidden_layers=10**9)
+    with pytest.raises(UserError, match="num_hidden_layers is 1000000000, not an integer from 1 to 10,000"):
+        directory.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shard", ["../a.safetensors", "/a.safetensors", "*", "a.bin", "a/b.safetensors", "\x1b.safetensors"]
+)
+def test_an_index_names_files_in_its_directory(shard, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(UserError, match="names the file") as caught:
+        files.weight_map(index)
+    assert str(caught.value).isprintable()
+
+
+def test_a_header_that_is_longer_than_the_file(tmp_path):
+    path, _ = copied("llama", tmp_path, with_config=True)
+    content = path.read_bytes()
+    for length in (1 << 62, files.MOST_HEADER + 1, len(content) + 1):
+        path.write_bytes(length.to_bytes(8, "little") + content[8:])
+        with pytest.raises(UserError, match="its header would have"):
+            directory.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 4_000_000_000}}}),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": "0"}}}),
+        ("tokenizer.json", {"model": {"type": "Unigram", "vocab": [["a", 0.0], "b"]}}),
+        ("tokenizer.json", {"added_tokens": [{"id": 4_000_000_000, "content": "a"}]}),
+        ("tokenizer.json", {"added_tokens": [{"id": 1}]}),
+        ("tokenizer_config.json", {"bos_token": ["<s>"]}),
+        ("tokenizer_config.json", {"eos_token": {"text": "</s>"}}),
+        ("generation_config.json", {"bos_token_id": -1}),
+        ("generation_config.json", {"eos_token_id": 10**30}),
+        ("generation_config.json", {"eos_token_id": True}),
+    ],
+    ids=str,
+)
+def test_a_tokenizer_of_another_form_is_refused_by_its_file(file, change, tmp_path):
+    write_tokenizer(tmp_path)
+    if file == "generation_config.json":  # which is read where the text is not named
+        (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+    content = json.loads((tmp_path / file).read_text()) if (tmp_path / file).is_file() else {}
+    (tmp_path / file).write_text(json.dumps(content | change))
+    with pytest.raises(UserError, match=file):
+        huggingface.special_ids(tmp_path)
+
+
+def test_a_config_that_is_no_file_is_no_model(tmp_path):
+    shutil.copytree(GOLDEN / "llama", tmp_path / "model")
+    (tmp_path / "model" / "config.json").unlink()
+    (tmp_path / "model" / "config.json").mkdir()
+    assert public_config.read(tmp_path / "model" / "config.json") is None
