@@ -14,6 +14,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
 
+from seqjax.escape import picture
+
 # Okabe and Ito's colours without their yellow, which white paper swallows; colour-blind readers tell them apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
@@ -56,7 +58,9 @@ def label_ends(ends: Mapping[Axes, Sequence[End]], *, fontsize: float = FONT_SIZ
         for end in of_panel:
             line = {"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3, "alpha": 0.6}
             look: dict[str, Any] = {"color": end.color, "fontsize": fontsize, "va": "center", "arrowprops": line}
-            texts[panel].append(panel.annotate(end.text, (end.x, end.y), xytext=(1.03, end.y), **look, **place))
+            texts[panel].append(
+                panel.annotate(picture(end.text), (end.x, end.y), xytext=(1.03, end.y), **look, **place)
+            )
     _lay_out(ends)
     for panel, of_panel in ends.items():
         heights = [text.get_window_extent().height + 1 for text in texts[panel]]
@@ -113,7 +117,7 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
     look["in_layout"] = False
     texts = {
         panel: {
-            name: panel.annotate(name, one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
+            name: panel.annotate(picture(name), one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
             for name, one in named.items()
         }
         for panel, named in panels.items()

@@ -11,6 +11,7 @@ import difflib
 import errno
 import io
 import json
+import logging as standard_logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -25,7 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from absl import logging
 from etils import epath
+
+from seqjax.escape import message
 
 # The values of `OSError.errno` when a disk cannot be written any more.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
@@ -36,7 +40,14 @@ LOST = 75
 
 
 class UserError(Exception):
-    """An error that the user can fix. Commands print its message without a traceback and exit with status 2."""
+    """An error that the user can fix. Commands print its message without a traceback and exit with status 2.
+
+    Its message holds names, paths and other text of files; as text it has no control characters and no passwords.
+    """
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return message(super().__str__())
 
 
 class MissingPackageError(UserError):
@@ -64,6 +75,7 @@ def reporting() -> Iterator[None]:
     traceback. Where nobody reads its output any more, as in `seqjax ... | head`, it ends with status 141.
     """
     _open_streams()
+    logging.get_absl_logger().addFilter(_clean)
     try:
         yield
         sys.stdout.flush()
@@ -82,10 +94,16 @@ def reporting() -> Iterator[None]:
             _cannot_use(error)
         if error.errno not in DISK_FULL:
             raise
-        sys.stderr.write(f"error: {error}. Free some disk space, then run the same command again.\n")
+        sys.stderr.write(f"error: {message(error)}. Free some disk space, then run the same command again.\n")
         sys.exit(2)
     finally:
         _end_output()
+
+
+def _clean(record: standard_logging.LogRecord) -> bool:
+    """Remove control characters and passwords from a line of the log."""
+    record.msg, record.args = message(record.getMessage()), ()
+    return True
 
 
 def _open_streams() -> None:
@@ -107,7 +125,7 @@ def _end_output() -> None:
 
 
 def _cannot_use(error: OSError) -> NoReturn:
-    sys.stderr.write(f"error: {error}. Give another path, or change its permissions.\n")
+    sys.stderr.write(f"error: {message(error)}. Give another path, or change its permissions.\n")
     sys.exit(2)
 
 
@@ -394,7 +412,7 @@ class StatusLine:
         now = time.monotonic()
         if self._quiet or (not self.live and not last and now - self._shown < self._between):
             return
-        self._shown = now
+        self._shown, text = now, message(text)
         if self.live:
             self._write("\r" + text.ljust(self._width))
             self._width = len(text)
@@ -408,7 +426,7 @@ class StatusLine:
         if self.live and self._width:
             self._write("\r" + " " * self._width + "\r")
             self._width = 0
-        self._write(text + "\n")
+        self._write(message(text) + "\n")
 
     def _write(self, text: str) -> None:
         """Write to the stream, or to nobody from when its reader has gone: that is no reason to stop what goes on."""

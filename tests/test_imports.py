@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
+    ("seqjax.escape",),
     ("seqjax", "seqjax.types", "seqjax.utils"),
     ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
     ("seqjax.sharding",),

@@ -12,6 +12,7 @@ import jax
 
 from seqjax import store
 from seqjax.data import open_corpus, open_test_sets
+from seqjax.escape import line
 from seqjax.models.entropy import require_entropy
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import Evaluation, restore
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
         spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
         per_byte = result["bits_per_byte"][name]  # None for a tokenizer that cannot count bytes
         bits = "" if per_byte is None else f"{per_byte:7.4f} bits per byte"
-        sys.stdout.write(f"  {name:16s} {loss:8.4f}  {bits}  {side:13s}{spread}".rstrip() + "\n")
+        sys.stdout.write(f"  {line(name):16s} {loss:8.4f}  {bits}  {side:13s}{spread}".rstrip() + "\n")
     for name, loss in result["mean"].items():
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"

@@ -11,6 +11,7 @@ import jax
 
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
+from seqjax.escape import terminal
 from seqjax.reading import parse_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
@@ -103,11 +104,13 @@ def main(argv: list[str]) -> None:
         )
         if args.prompts:
             sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
-        sys.stdout.write(prompt)
+        # A file gets the text as it is; on a terminal, control characters in it would be obeyed.
+        shown = terminal if sys.stdout.isatty() else str
+        sys.stdout.write(shown(prompt))
         sys.stdout.flush()
         try:
             for part in parts:
-                sys.stdout.write(part)
+                sys.stdout.write(shown(part))
                 sys.stdout.flush()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

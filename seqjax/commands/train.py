@@ -20,6 +20,7 @@ from absl import logging
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets, settings
 from seqjax.config.parse import keys_named
+from seqjax.escape import message
 from seqjax.sharding import make_mesh
 from seqjax.training.processes import START_SECONDS, banner, hosts, joined, require_one_process
 from seqjax.utils import Parser, UserError, command_parser, ended_by_ctrl_c
@@ -111,7 +112,7 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
             weights = functools.partial(describe_weights, given.init_from, config)
         for line in describe(config, given.workdir, devices, weights=weights):
             if lead:
-                sys.stdout.write(line + "\n")
+                sys.stdout.write(message(line) + "\n")
                 sys.stdout.flush()
         return
     with ended_by_ctrl_c():

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax.escape import markdown as escaped
 from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.lm_eval.table import Value, values
 from seqjax.reading import read_json
 from seqjax.study.report.tables import DASH, markdown
 from seqjax.training import metrics
-from seqjax.utils import UserError, command_parser, run_command, write_json
+from seqjax.utils import UserError, command_parser, replacing, run_command, write_json
 
 
 class Run(NamedTuple):
@@ -67,7 +68,8 @@ def main(argv: list[str]) -> None:
     runs = [found[name] for name in sorted(found)]
     write_json(kept, {"runs": [run._asdict() for run in runs]})
     path = out / "report.md"
-    path.write_text(page(runs, recall=(out / "recall" / "report.md").is_file()), encoding="utf-8")
+    with replacing(path) as file:
+        file.write(page(runs, recall=(out / "recall" / "report.md").is_file()).encode())
     sys.stdout.write(f"Wrote {path}\n")
 
 
@@ -94,7 +96,7 @@ def page(runs: Sequence[Run], *, recall: bool) -> str:
     manifests = sorted({str(run.facts.get("manifest", ""))[:16] for run in runs})
     parts = [
         "# Evaluation suite",
-        f"Trained on {', '.join(devices)} for each run; data {', '.join(manifests)}.",
+        f"Trained on {escaped(', '.join(devices))} for each run; data {escaped(', '.join(manifests))}.",
         f"## Loss\n\nNats per token, at the end of the training.\n\n{_losses(runs)}",
     ]
     if any(run.needle for run in runs):
@@ -112,8 +114,8 @@ def _losses(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         last = run.evaluations[-1] if run.evaluations else {}
-        numbers = [f"{last[field]:.4f}" if field in last else DASH for field in fields]
-        rows.append([run.name, f"{run.facts['parameters']:,}", f"{last.get('tokens', 0):,}", *numbers])
+        numbers = [DASH if last.get(field) is None else f"{last[field]:.4f}" for field in fields]
+        rows.append([escaped(run.name), f"{run.facts['parameters']:,}", f"{last.get('tokens', 0):,}", *numbers])
     return markdown(header, rows)
 
 
@@ -125,13 +127,13 @@ def _is_loss(key: str) -> bool:
 def _heading(field: str) -> str:
     if field == "train/loss":
         return "training"
-    kind, name, _ = field.split("/")
-    return f"mean {name.replace('_', ' ')}" if kind == "eval_mean" else name
+    kind, _, name = field.rpartition("/")[0].partition("/")
+    return escaped(f"mean {name.replace('_', ' ')}" if kind == "eval_mean" else name)
 
 
 def _needles(runs: Sequence[Run]) -> str:
     lengths = sorted(_union(run.needle for run in runs), key=int)
-    rows = [[run.name, *(_found(run.needle.get(length)) for length in lengths)] for run in runs]
+    rows = [[escaped(run.name), *(_found(run.needle.get(length)) for length in lengths)] for run in runs]
     return markdown(["run", *(f"{int(length):,}" for length in lengths)], rows)
 
 
@@ -142,9 +144,10 @@ def _found(result: Mapping[str, float] | None) -> str:
 def _tasks(runs: Sequence[Run]) -> str:
     of_run = [{(value.task, value.metric): value for value in run.tasks} for run in runs]
     rows = [
-        [task, metric, *(_measured(found.get((task, metric))) for found in of_run)] for task, metric in _union(of_run)
+        [escaped(task), escaped(metric), *(_measured(found.get((task, metric))) for found in of_run)]
+        for task, metric in _union(of_run)
     ]
-    return markdown(["task", "metric", *(run.name for run in runs)], rows, left=2)
+    return markdown(["task", "metric", *(escaped(run.name) for run in runs)], rows, left=2)
 
 
 def _measured(value: Value | None) -> str:

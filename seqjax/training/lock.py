@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seqjax import store
+from seqjax.escape import message
 from seqjax.reading import parse_json
 from seqjax.utils import UserError
 
@@ -173,9 +174,9 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
 def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | None:
     """Wait for a sign of life, at most until the lock is stale; return its age then, or None if it was released."""
     before = age
+    who = message(holder or "another process")
     sys.stderr.write(
-        f"{workdir} was left in use by {holder or 'another process'}; waiting up to {STALE_SECONDS - (age or 0):.0f} s "
-        "for a sign of life.\n"
+        f"{workdir} was left in use by {who}; waiting up to {STALE_SECONDS - (age or 0):.0f} s for a sign of life.\n"
     )
     sys.stderr.flush()
     while age is not None and before is not None and before <= age < STALE_SECONDS:

@@ -16,6 +16,7 @@ from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import Corpus
 from seqjax.decoding import stream
+from seqjax.escape import fenced, markdown, picture
 from seqjax.models import Model
 from seqjax.pictures import COLORS, End, label_ends
 from seqjax.reading import read_json
@@ -23,7 +24,7 @@ from seqjax.training import eval_losses, metrics, origin
 from seqjax.training.schedule import segments
 from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
-from seqjax.utils import MissingPackageError, StatusLine, UserError, duration
+from seqjax.utils import MissingPackageError, StatusLine, UserError, duration, replacing
 
 
 def write(
@@ -78,29 +79,19 @@ def write(
     other = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
     following = [_generate(called, sorted({mixer.name for mixer in config.model.mixers})), _on_same_data(config, other)]
 
-    markdown = [
-        f"# {workdir.name}",
-        "",
-        *(f"* {line}" for line in summary),
-        "",
-        "Loss in nats per token:",
-        "",
-    ]
-    rule = ("---", *("---:",) * (len(table[0]) - 2), "---")
-    markdown += [f"| {' | '.join(row)} |" for row in (table[0], rule, *table[1:])]
-    markdown += ["", "![losses over tokens](report.png)", ""]
+    page = [f"# {markdown(workdir.name)}", "", *(f"* {markdown(line)}" for line in summary), ""]
+    page += ["Loss in nats per token:", ""]
+    head, *rows = ([markdown(cell) for cell in row] for row in table)
+    rule = ("---", *("---:",) * (len(head) - 2), "---")
+    page += [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    page += ["", "![losses over tokens](report.png)", ""]
     if sample is not None:
-        # Four backticks, because generated text may contain a fence of three.
-        markdown += ["A sample, temperature 0.8:", "", "````text", sample, "````", ""]
-    markdown += ["Next:", "", "```", *following, "```", "", "Made with:", "", "```"]
-    markdown += [f"{name} {version}" for name, version in metadata["versions"].items()]
-    markdown += [
-        f"commit {metadata['commit'] or 'unknown'}",
-        f"backends {metadata['backends'] or 'none chosen'}",
-        "```",
-        "",
-    ]
-    (workdir / "report.md").write_text("\n".join(markdown), encoding="utf-8")
+        page += ["A sample, temperature 0.8:", "", fenced(sample, "text"), ""]
+    made_with = [f"{name} {version}" for name, version in metadata["versions"].items()]
+    made_with += [f"commit {metadata['commit'] or 'unknown'}", f"backends {metadata['backends'] or 'none chosen'}"]
+    page += ["Next:", "", fenced("\n".join(following)), "", "Made with:", "", fenced("\n".join(made_with)), ""]
+    with replacing(workdir / "report.md") as file:
+        file.write("\n".join(page).encode())
 
     shown = ["", *summary, "", *lines]
     if sample is not None:
@@ -113,7 +104,7 @@ def _on_same_data(config: Config, name: str) -> str:
     """Return the command that trains another config on the data of this one."""
     arg = f"{name}:{config.size},{config.data.regime}"
     if config.size not in presets.SIZES:
-        return f"seqjax train --config={arg}"
+        return f"seqjax train --config={shlex.quote(arg)}"
     usual = from_config_dict(presets.read_config(arg))
     keys = [f"data.{field.name}" for field in dataclasses.fields(config.data)]
     options = []
@@ -159,8 +150,8 @@ def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
     if any("." not in name and name not in mixers.names() for name in used):  # registered, in this process alone
         return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"
-    allowed = "".join(f" --allow-code={name}" for name in used if mixers.is_foreign(name))
-    return f'seqjax generate --workdir={workdir} --prompt="def "{allowed}'
+    allowed = "".join(f" --allow-code={shlex.quote(name)}" for name in used if mixers.is_foreign(name))
+    return f'seqjax generate --workdir={shlex.quote(str(workdir))} --prompt="def "{allowed}'
 
 
 def _row(name: str, loss: float, note: str, entropy: Sequence[str] = (), bits: float | None = None) -> tuple[str, ...]:
@@ -207,7 +198,7 @@ def _plot(
             linestyle={"in domain": "-", "out of domain": "--", "test set": ":"}[corpus.side(name)],
             marker="o",
             markersize=3.5,
-            label=f"{name} ({corpus.side(name)})",
+            label=picture(f"{name} ({corpus.side(name)})"),
         )
         at = evals[-1]["tokens"] / scale
         ends.append(End(at, losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
@@ -220,9 +211,11 @@ def _plot(
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
     axes.set_xlabel(f"training tokens ({unit})")
     axes.set_ylabel("loss (nats per token)")
-    axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")
+    title = f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime"
+    axes.set_title(picture(title), loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="best")
     label_ends({axes: ends})
-    figure.savefig(path, dpi=130)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=130, format="png")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax import store
+from seqjax.escape import line
 from seqjax.training import workdir as workdirs
 from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, words
 
@@ -87,7 +88,9 @@ def _run(args: Any, out: Path) -> None:
         for v in table.values({name: found[name]}):
             error = "" if v.stderr is None else f" +- {table.number(v.stderr)}"
             had = "" if name in missing else "  (measured before)"
-            sys.stdout.write(f"{v.task:24} {v.metric:16} {table.number(v.value):>10}{error}  of {v.n:,}{had}\n")
+            sys.stdout.write(
+                f"{line(v.task):24} {line(v.metric):16} {table.number(v.value):>10}{error}  of {v.n:,}{had}\n"
+            )
         sys.stdout.flush()
     sys.stdout.write(f"{table.write(out, found, name=str(args.workdir))} has them all.\n")
 

@@ -17,6 +17,10 @@ FORM = {
     KEY: {"task": str, "step?": int, "max_length?": int, "tokenizer?": str, "parameters_sha256?": str},
     "results": {str: dict},
     "groups?": ({str: dict}, None),
+    "config?": ({"model_num_parameters?": int}, None),
+    "group_subtasks?": ({str: [str]}, None),
+    "n-samples?": {str: {"effective": int}},
+    "n-shot?": {str: (int, None)},
 }
 FIX = "delete it, and measure its task again"
 # Keys with equal values in all results of a table; other settings may differ between tasks.

@@ -1,11 +1,14 @@
 """Results as markdown: every metric of every task, and the paper's columns beside the paper's own numbers."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax.escape import markdown as escaped
 from seqjax.evals.lm_eval.results import KEY
 from seqjax.evals.lm_eval.tasks import PAPER
+from seqjax.utils import replacing
 
 SOURCE = "arXiv 2505.18522, table {table}, models of 1.3B parameters"
 # Percent, by model; columns as in `tasks.PAPER`.
@@ -61,8 +64,16 @@ def values(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
                 if not kind or metric.endswith("_stderr") or not isinstance(value, (int, float)):
                     continue
                 error = row.get(f"{metric}_stderr,{kind}")
-                error = float(error) if isinstance(error, (int, float)) else None
-                yield Value(name, metric, float(value), error, _n(result, name), _fewshot(result, name))
+                error = _float(error) if isinstance(error, (int, float)) else None
+                yield Value(name, metric, _float(value), error, _n(result, name), _fewshot(result, name))
+
+
+def _float(value: float) -> float:
+    """Return a number of a file as a float, infinity for an integer beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
@@ -70,20 +81,23 @@ def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
     first = next(iter(found.values()))
     about = first[KEY]
     lines = [
-        f"# {name}",
+        f"# {escaped(name)}",
         "",
-        f"Step {about['step']}, {first['config'].get('model_num_parameters', 0):,} parameters, at most "
-        f"{about['max_length']:,} tokens at a time, tokenizer {about['tokenizer']}; parameters "
-        f"{about['parameters_sha256'][:12]}. lm_eval {first.get('lm_eval_version', '')}.",
+        f"Step {about.get('step', '')}, {(first.get('config') or {}).get('model_num_parameters', 0):,} parameters, at "
+        f"most {about.get('max_length', 0):,} tokens at a time, tokenizer {escaped(about.get('tokenizer', ''))}; "
+        f"parameters {escaped(about.get('parameters_sha256', '')[:12])}. lm_eval "
+        f"{escaped(first.get('lm_eval_version', ''))}.",
         "",
     ]
-    limited = sorted(task for task, result in found.items() if result[KEY]["limit"])
+    limited = sorted(task for task, result in found.items() if result[KEY].get("limit"))
     if limited:
-        lines += [f"**Not all documents of {', '.join(limited)} (--limit): these numbers compare with none.**", ""]
+        named = escaped(", ".join(limited))
+        lines += [f"**Not all documents of {named} (--limit): these numbers compare with none.**", ""]
     lines += ["| task | metric | value | standard error | documents | examples before |", "|---|---|---|---|---|---|"]
     for v in values(found):
         error = "" if v.stderr is None else number(v.stderr)
-        lines.append(f"| {v.task} | {v.metric} | {number(v.value)} | {error} | {v.n:,} | {_or_empty(v.fewshot)} |")
+        task, metric = escaped(v.task), escaped(v.metric)
+        lines.append(f"| {task} | {metric} | {number(v.value)} | {error} | {v.n:,} | {_or_empty(v.fewshot)} |")
     for table in (2, 1):
         lines += _beside_paper(found, table, name)
     return "\n".join(lines) + "\n"
@@ -97,7 +111,8 @@ def number(x: float) -> str:
 def write(out: Path, found: Mapping[str, Mapping[str, Any]], *, name: str) -> Path:
     """Write `table.md` beside the results and return its path."""
     path = out / "table.md"
-    path.write_text(markdown(found, name=name), encoding="utf-8")
+    with replacing(path) as file:
+        file.write(markdown(found, name=name).encode())
     return path
 
 
@@ -123,7 +138,7 @@ def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str)
     ]
     cells = [f"{own[task.column]:.2f}" if task.column in own else "" for task in columns]
     average = f"{sum(own.values()) / len(own):.2f}" if len(own) == len(columns) else ""
-    lines.append(f"| **{name}** | {' | '.join(cells)} | {average} |")
+    lines.append(f"| **{escaped(name)}** | {' | '.join(cells)} | {average} |")
     for model, numbers in PUBLISHED[table].items():
         average = f"{sum(numbers) / len(numbers):.2f}"
         lines.append(f"| {model} | {' | '.join(f'{x:.2f}' for x in numbers)} | {average} |")
@@ -131,23 +146,30 @@ def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str)
 
 
 def _as_in_paper(result: Mapping[str, Any] | None, fewshot: int | None, papers: int) -> bool:
-    return result is not None and not result[KEY]["limit"] and fewshot == papers
+    return result is not None and not result[KEY].get("limit") and fewshot == papers
 
 
 def _n(result: Mapping[str, Any], name: str) -> int:
     names = _leaves(result, name)
-    return sum(result["n-samples"][n]["effective"] for n in names if n in result["n-samples"])
+    counts = result.get("n-samples", {})
+    return sum(counts[n]["effective"] for n in names if n in counts)
 
 
 def _fewshot(result: Mapping[str, Any], name: str) -> int | None:
     """Return the number of examples of a task, of a group that of all its tasks; None if they differ."""
-    shots = {result["n-shot"].get(n) for n in _leaves(result, name)}
+    shots = {result.get("n-shot", {}).get(n) for n in _leaves(result, name)}
     return shots.pop() if len(shots) == 1 else None
 
 
 def _leaves(result: Mapping[str, Any], name: str) -> list[str]:
-    children = result.get("group_subtasks", {}).get(name) or []
-    return [leaf for child in children for leaf in _leaves(result, child)] if children else [name]
+    """Return the tasks of a group, each once, or the task itself."""
+    groups, names = result.get("group_subtasks") or {}, {name: None}
+    queue = [name]
+    for one in queue:  # it grows; a group that holds itself does not
+        new = [child for child in groups.get(one) or () if child not in names]
+        names |= dict.fromkeys(new)
+        queue += new
+    return [one for one in names if not groups.get(one)]
 
 
 def _or_empty(value: int | None) -> str:

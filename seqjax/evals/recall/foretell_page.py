@@ -1,6 +1,7 @@
 """report.md, foretell.csv and foretell.png: which recall task foretells the losses of a study (foretell.py)."""
 
 import csv
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from seqjax.escape import markdown as escaped
+from seqjax.escape import picture
 from seqjax.evals.recall import report
 from seqjax.evals.recall.foretell import (
     FOUND_WITH,
@@ -31,7 +34,7 @@ from seqjax.study.report import figures
 from seqjax.study.report.tables import DASH, markdown
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError
+from seqjax.utils import UserError, replacing
 
 FOLDER, TABLE, PICTURE = "foretell", "foretell.csv", "foretell.png"
 ABOUT = (
@@ -95,10 +98,10 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
         _table(rows),
     ]
     if any(row.found for row in rows):
-        sections += [f"{MORE.format(reference=reference)}\n", _more(rows, found.domains)]
+        sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(rows, found.domains)]
     if later:
         sections += [f"## A score fixed later\n\n{_later(later, new)}", _table([*later, *new]), ""]
-        sections += [f"{MORE.format(reference=reference)}\n", _more(later, found.domains)]
+        sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(later, found.domains)]
     sections += ["## Trained runs alone\n", _without_untrained(rows, again)]
     if tests := of_every_test(mixers, results, setup):
         lines = [
@@ -107,15 +110,18 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
         header = ["task", "score", "mixers", "rho", "attending taken out too"]
         sections += [f"## Every test\n\n{EVERY}" + markdown(header, lines, left=2)]
     sections += ["## Mixers\n", _mixers(every)]
-    (out / "report.md").write_text("\n".join(sections), encoding="utf-8")
-    with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("runs", "task", "mixers", "near_an_edge", "answer", "statistic", "value", "low", "high"))
-        for runs, of_runs in (("all", rows), ("later", later), ("new", new), ("trained", again)):
-            for row in of_runs:
-                start = (runs, row.name, len(row.mixers), row.near, row.answer)
-                for name, numbers in (row.found or {"": Found(np.nan)}).items():
-                    writer.writerow([*start, name, *("" if np.isnan(x) else f"{x:.4f}" for x in numbers)])
+    with replacing(out / "report.md") as file:
+        file.write("\n".join(sections).encode())
+    table = io.StringIO(newline="")
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(("runs", "task", "mixers", "near_an_edge", "answer", "statistic", "value", "low", "high"))
+    for runs, of_runs in (("all", rows), ("later", later), ("new", new), ("trained", again)):
+        for row in of_runs:
+            start = (runs, row.name, len(row.mixers), row.near, row.answer)
+            for name, numbers in (row.found or {"": Found(np.nan)}).items():
+                writer.writerow([*start, name, *("" if np.isnan(x) else f"{x:.4f}" for x in numbers)])
+    with replacing(out / TABLE) as file:
+        file.write(table.getvalue().encode())
     draw(out / PICTURE, [*rows, *later], title=titles, unit=found.unit.name)
     return out / "report.md"
 
@@ -181,8 +187,8 @@ def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
     names = {primary.name for primary in PRIMARY}
     scores = [of_task for mixer in every for name, of_task in mixer.scores.items() if name in names]
     text = [
-        f"{len(every)} mixers of **{titles}**. Losses are in {found.unit.name}: out of domain the mean over "
-        f"{', '.join(found.domains)}, in domain the {found.in_domain_name}."
+        f"{len(every)} mixers of **{escaped(titles)}**. Losses are in {found.unit.name}: out of domain the mean over "
+        f"{escaped(', '.join(found.domains))}, in domain the {escaped(found.in_domain_name)}."
     ]
     if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
         text.append(f"**Of {few} of {len(scores)} scores there are fewer than three seeds or learning rates.**")
@@ -235,7 +241,7 @@ def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
     lines = [
         [row.primary.task, *(_number(row.found.get(name)) for name in (*names, *domains))] for row in rows if row.found
     ]
-    return markdown(["task", *names, *domains], lines)
+    return markdown(["task", *names, *map(escaped, domains)], lines)
 
 
 def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
@@ -262,8 +268,8 @@ def _mixers(every: Sequence[Mixer]) -> str:
     names = [name for name in named if any(name in mixer.scores for mixer in every)]
     lines = [
         [
-            mixer.label,
-            mixer.family,
+            escaped(mixer.label),
+            escaped(mixer.family),
             f"{mixer.inside.mean():.3f}",
             f"{mixer.outside.mean():.3f}",
             *(f"{mixer.scores[name].mean:.3f}" if name in mixer.scores else DASH for name in names),
@@ -294,7 +300,8 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
         panel.set_ylabel(f"loss out of domain, above what\nthat in domain says ({unit})", fontsize=9)
     not_run = ", ".join(row.name for row in rows if not row.mixers)
     about = "which task foretells the loss out of domain" + (f"\nnot run: {not_run}" if not_run else "")
-    figure.suptitle(f"{textwrap.fill(title, 70 * columns)}\n{about}", x=0.01, ha="left", fontsize=10)
+    named_by = picture(textwrap.fill(title, 70 * columns))
+    figure.suptitle(f"{named_by}\n{about}", x=0.01, ha="left", fontsize=10)
     label_points(named)
     figures.save(figure, path)
 

@@ -9,12 +9,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from seqjax.escape import markdown as escaped
 from seqjax.evals.recall.setups import MODELS
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.pictures import COLORS
 from seqjax.reading import Float, check, read_json_lines
 from seqjax.study.report import figures
 from seqjax.study.report.tables import markdown
+from seqjax.utils import replacing
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 
@@ -113,7 +115,8 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
     parts = [f"# {title}", "![Accuracy against the size of the state](accuracy.png)", ABOUT]
     parts += [f"## {task.name}: {task.kind.question}\n\n{_table(task, of_tasks[task.name])}" for task in shown]
     path = directory / "report.md"
-    path.write_text("\n\n".join(parts), encoding="utf-8")
+    with replacing(path) as file:
+        file.write("\n\n".join(parts).encode())
     draw(directory / "accuracy.png", shown, of_tasks, title=title)
     return path
 
@@ -192,7 +195,7 @@ def _training(results: Results) -> str:
     every = [result for of_model in results.values() for result in of_model]
     steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
     seconds = sorted(second for result in every for second in result["seconds"])
-    devices = ", ".join(sorted({result["device"] for result in every} - {""}))
+    devices = escaped(", ".join(sorted({result["device"] for result in every} - {""})))
     on = f" on {devices}" if devices else ""
     took = f"{seconds[0]:.0f} to {seconds[-1]:.0f} s"
     return f"Trained for {steps} steps of {sizes} sequences{on}; a run with its tests took {took}."
