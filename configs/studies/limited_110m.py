@@ -78,7 +78,9 @@ def get_study():
         "references": ("Transformer++", "Transformer++, QK norm"),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
-        "speeds": {"tokens/s at T = 102,400, 135m": SPEEDS_100K},
+        "speeds": {
+            "102,400 tokens, 135m": {"card": "NVIDIA H200", "length": 102_400, "tokens_per_s": SPEEDS_100K},
+        },
         "runs": {
             label: {"workdir": f"runs/limited_110m/{index:02d}", **run}
             for index, (label, run) in enumerate(runs.items())

@@ -166,8 +166,8 @@ def get_study():
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
         "speeds": {
-            "training speed, all with the same kernels (tokens/s)": SPEEDS,
-            "the same at 102,400 tokens (tokens/s)": LONG_SPEEDS,
+            "2,048 tokens, same kernels": {"card": "NVIDIA H200", "length": 2_048, "tokens_per_s": SPEEDS},
+            "102,400 tokens, 135m": {"card": "NVIDIA H200", "length": 102_400, "tokens_per_s": LONG_SPEEDS},
         },
         "runs": runs,
     }

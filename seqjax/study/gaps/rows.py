@@ -183,10 +183,7 @@ def _compare(records: Records, reference: str) -> tuple[Row, ...]:
         gap = measured.of_model[model]
         row = dataclasses.replace(row, per_doubling=trends.get(model))
         if isinstance(gap, str):
-            why = (
-                "no end is within reach of the reference" if gap == heights.NO_REACH else "no rate that both sides ran"
-            )
-            rows.append(dataclasses.replace(row, why=why, verdict=Verdict(verdicts.UNDECIDED, gap)))
+            rows.append(dataclasses.replace(row, why=WHY[gap], verdict=Verdict(verdicts.UNDECIDED, gap)))
             continue
         on_draws = drawn.of_model.get(model) if drawn is not None else None
         found = []

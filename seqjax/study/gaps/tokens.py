@@ -94,16 +94,23 @@ class SpeedUp(NamedTuple):
 
 
 def speed_up(records: Records, model: str, reference: str, difference: Difference | None) -> SpeedUp | None:
-    """Return the speed-up with the first table of speeds that has both models; None without one.
+    """Return the speed-up with the first table of speeds that has both models at the runs' length; None without one.
+
+    A table of another sequence length is left out; one that names no length is taken to have the runs' own.
 
     The tokens that the better side needs come from the line through its ends, OOD loss over log of tokens, averaged
     over its runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value, with the
     standard error of the OOD difference.
     """
-    speeds = next(((what, of) for what, of in records.speeds.items() if model in of and reference in of), None)
-    if speeds is None or difference is None:
+    own = shown_runs(records, model)[0].metadata.get("config", {}).get("train", {}).get("seq_len")
+    fitting = {
+        what: of_model
+        for what, of_model in records.speeds.items()
+        if model in of_model and reference in of_model and records.conditions.get(what, ("", own))[1] == own
+    }
+    if not fitting or difference is None:
         return None
-    what, of_model = speeds
+    what, of_model = next(iter(fitting.items()))
     sides = [shown_runs(records, name) for name in (model, reference)]
     levels = [float(np.mean([y for _, y in last(side, records).values()])) for side in sides]
     loss, better = max(levels), int(levels[1] < levels[0])

@@ -56,3 +56,11 @@ def test_interval_of_a_speed_up():
     slope = (curve(3.0) - curve(loss_at(3.0, 0.8))) / np.log(1 / 0.8)
     # Of the seeds only the lower one reaches the mean, within its last ends.
     assert np.log(up.high / up.value) == pytest.approx(1.96 * error / abs(slope), rel=0.05)
+
+
+def test_speeds_of_another_length_do_not_count():
+    config = {"config": {"train": {"seq_len": 2048}}}
+    runs = [run(name, metadata=config) for name in ("reference", "m")]
+    (what,) = SPEEDS
+    assert only(runs, speeds=SPEEDS, conditions={what: ("card", 2048)}).speed_up is not None
+    assert only(runs, speeds=SPEEDS, conditions={what: ("card", 102_400)}).speed_up is None
