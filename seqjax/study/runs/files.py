@@ -103,6 +103,42 @@ def join(out: Path, others: Mapping[Path, Sequence[Record]], *, max_bytes: int =
     return messages
 
 
+def united(records: Records, others: Sequence[Records]) -> Records:
+    """Return a study with the runs of other studies of the same data, which are read but not asked about.
+
+    A run that two studies have (model, learning rate, seed) is taken from the first. Losses of blocks are kept if all
+    studies evaluated the same blocks.
+
+    Raises `UserError` for a study of other data, domains or unit.
+    """
+    runs, rows, parts = list(records.runs), 0, [] if records.blocks is None else [records.blocks]
+    manifests = {run.metadata.get("manifest") for run in records.runs}
+    for other in others:
+        what = [what for what in ("domains", "against", "unit") if getattr(other, what) != getattr(records, what)]
+        if what or {run.metadata.get("manifest") for run in other.runs} != manifests:
+            named = ", ".join(what) or "data"
+            raise UserError(f"{other.name} has other {named} than {records.name}; join studies of the same data only.")
+        scale = (other.unit_rate or 1.0) / (records.unit_rate or 1.0)
+        rows += 0 if not parts else len(next(iter(parts[-1].losses.values())))
+        known = {(run.model, round(run.rate, 6), run.seed) for run in runs}
+        for run in other.runs:
+            rate = round(run.rate * scale, 6)
+            if (run.model, rate, run.seed) not in known:
+                points = [[p._replace(row=p.row + rows) for p in side] for side in (run.points, run.ends)]
+                runs.append(dataclasses.replace(run, rate=rate, points=points[0], ends=points[1]))
+        if other.blocks is not None:
+            parts.append(other.blocks)
+    same = len(parts) == 1 + len(others) and all(
+        np.array_equal(part.units[domain], units) for part in parts for domain, units in parts[0].units.items()
+    )
+    losses = {
+        domain: np.concatenate([part.losses[domain] for part in parts]) for domain in (parts[0].losses if same else ())
+    }
+    asked = records.asks or tuple(model for model in records.models if model not in records.references)
+    blocks = Blocks(parts[0].units, losses) if same else None
+    return dataclasses.replace(records, runs=runs, blocks=blocks, asks=asked, remarks=tuple(checks.remarks(runs)))
+
+
 def _write_tables(
     out: Path, runs: Sequence[Record], *, study: dict[str, Any], missing: dict[str, str], arrays: dict[str, Any]
 ) -> None:

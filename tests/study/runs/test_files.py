@@ -94,3 +94,22 @@ def test_runs_that_differ_in_schedule_are_ends_of_the_longest():
     assert [r.label for r in merged] == ["full", other.label]
     assert [p.tokens for p in merged[0].ends] == [50_000_000, 100_000_000] and merged[0].points == full.points
     assert merged[0].last == full.last
+
+
+def test_united_studies_have_each_run_once_with_its_blocks():
+    config = {"manifest": "same", "config": {"optim": {"lr": 2e-3}, "train": {"ends": [1.0]}}}
+    one = records([run(m, metadata=config, rate=2) for m in ("reference", "a")], blocks=4, name="one")
+    two = records([run(m, metadata=config, rate=1) for m in ("b", "a")], blocks=4, name="two")
+    whole = files.united(one, [two])  # 2e-3 is the double of 1e-3 in the first study, and 1 in the second
+    assert [(r.model, r.rate) for r in whole.runs] == [("reference", 2), ("a", 2), ("b", 2)] and whole.asks == ("a",)
+    for study, model in ((one, "a"), (two, "b")):
+        row = next(r for r in study.runs if r.model == model).last.row
+        joined = next(r for r in whole.runs if r.model == model).last.row
+        np.testing.assert_array_equal(whole.blocks.losses["c4"][joined], study.blocks.losses["c4"][row])
+    assert files.united(one, [records(two.runs, name="two")]).blocks is None
+
+
+def test_studies_of_other_data_do_not_unite():
+    one = records([run("reference", metadata={"manifest": "x"})], name="one")
+    with pytest.raises(UserError, match="two has other data than one"):
+        files.united(one, [records([run("a", metadata={"manifest": "y"})], name="two")])
