@@ -17,7 +17,7 @@ def side(model, gap, *, last=3.0, seeds=3, rates=(1.0, 2.0), parameters=100_000_
             "commit": f"commit {seed}",
             "manifest": "m" * 8,
             "tokens_per_s": 1000.0 + 100 * len(model),
-            "config": {"optim": {"lr": LR * rate}, "train": {"ends": [0.5, 1.0], "seed": seed}},
+            "config": {"optim": {"lr": LR * rate}, "train": {"ends": [0.5, 1.0], "seed": seed, "seq_len": 2048}},
         }
         at = last + 0.01 * abs(rate - rates[0])
         off = gap + SD[seed] * (1 + len(model) / 10)
