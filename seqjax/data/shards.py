@@ -19,16 +19,12 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from seqjax import store
-from seqjax.data import slimpajama
 from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Document, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
 from seqjax.utils import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
-
-# A quoted key before a colon: inside a JSON string its quotes would be escaped.
-_SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
 
 
 _SPLIT = re.compile(rf"({'|'.join(SPLITS)})(?=[-.])")  # of the name of a file
@@ -124,14 +120,6 @@ def _others(paths: list[str]) -> str:
     return f" Found: {found}." + (f" Files in {whole[0]} need --domain=NAME or --domain_from=folder." if whole else "")
 
 
-def set_name(line: bytes | dict[str, Any]) -> str | None:
-    """Return the domain that a line names, found by pattern so that lines of other domains need not be parsed."""
-    if isinstance(line, dict):
-        return None
-    match = _SET_NAME.search(line, max(0, len(line) - 512)) or _SET_NAME.search(line)
-    return slimpajama.BY_SET_NAME.get(match[1].decode("utf-8", "replace")) if match else None
-
-
 def parse(record: bytes | dict[str, Any], *, default: str | None = None, layout: Layout = SLIMPAJAMA) -> Document:
     """Return the document of a record, or raise `BadLineError`; `default` is the layout's domain of its file."""
     if isinstance(record, dict):
@@ -199,13 +187,9 @@ def documents(
     """
     default = layout.file_domain(shard.name)
     wanted = frozenset(domains)
-    named_in_line = layout.is_slimpajama and bool(wanted) and wanted != frozenset(slimpajama.NAMES)
     try:
         for number, item in enumerate(shard.records(layout, on_read=on_read), start=1):
             skipped.lines = number
-            if named_in_line and (named := set_name(item)) and named not in wanted:
-                skipped.elsewhere[named] += 1
-                continue
             try:
                 document = parse(item, default=default, layout=layout)
             except BadLineError as error:

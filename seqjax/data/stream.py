@@ -3,8 +3,7 @@
 The shards are those of any source whose records name their domain in SlimPajama's way, or that gives every shard a
 domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader. It shuffles the
 order of the shards per epoch and the documents of a shard within windows of 1,024 records, concatenates BOS + document
-+ EOS, and cuts blocks of T + 1 tokens. Blocks are then mixed in the token shares. A line of another domain is
-recognised by a pattern and dropped before it is parsed.
++ EOS, and cuts blocks of T + 1 tokens. Blocks are then mixed in the token shares.
 
 A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
 five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the window.
@@ -62,8 +61,6 @@ class Reader:
         texts = []
         default = self.layout.file_domain(shard.name)
         for record in records:
-            if self.layout.is_slimpajama and (named := shards.set_name(record)) and named != self.domain:
-                continue
             try:
                 document = shards.parse(record, default=default, layout=self.layout)
             except BadLineError:

@@ -342,3 +342,16 @@ def test_domains_of_ones_own_that_are_not_there(own: Path):
         opened(own, train_domains=("new",))
     with pytest.raises(UserError, match="eval_domains: 'c4' is not a domain of this corpus"):
         opened(own, train_domains=("news",), eval_domains=("c4",))
+
+
+def test_train_and_test_without_validation(tmp_path: Path):
+    """Documents of the train split are held out, and the test split stays whole."""
+    many = [f"{i} {some_text(np.random.default_rng(i), 6)}" for i in range(400)]
+    for split, texts in {"train": many, "test": TEXTS}.items():
+        write_gzip(tmp_path / "source" / f"{split}-00000-of-00001.jsonl.gz", lines(texts))
+    write_gzip(tmp_path / "source" / "test-00001-of-00002.jsonl.gz", lines(["alone"], kind="other"))
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="x"))
+    found = count(manifest)
+    assert found["test/x"] == len(TEXTS) + 1
+    assert found["train/x"] + found["validation/x"] == len(many)
+    assert 1 <= found["validation/x"] <= 20

@@ -45,12 +45,22 @@ def test_good_lines():
     assert shards.parse(b'{"text": "a"}', default="book") == ("book", "a", "")
 
 
-def test_set_name_is_not_fooled_by_text():
+OTHERS_FIRST = {
+    "text": "of c4",
+    "history": [{"redpajama_set_name": "RedPajamaBook"}, {"meta": {"redpajama_set_name": "RedPajamaGithub"}}],
+    "meta": {"parent": {"redpajama_set_name": "RedPajamaArXiv"}, "redpajama_set_name": "RedPajamaC4"},
+    "tail": {"redpajama_set_name": "RedPajamaWikipedia"},
+}
+
+
+def test_the_domain_is_the_one_in_meta(tmp_path: Path):
+    """Other objects in the row may name other domains."""
     text = '"redpajama_set_name": "RedPajamaBook"'
-    assert shards.set_name(row("c4", text)) == "c4"
-    meta_first = {"meta": {"redpajama_set_name": "RedPajamaC4", "source": "x"}, "text": text * 100}
-    assert shards.set_name(json.dumps(meta_first).encode()) == "c4"
-    assert shards.set_name(b'{"text": "a"}') is None
+    lines = [json.dumps(OTHERS_FIRST).encode() + b"\n", row("c4", text), row("book", "of book")]
+    skipped = shards.Skipped("a")
+    found = list(shards.documents(one(write_shard(tmp_path / "a.jsonl.zst", lines)), ("c4",), skipped))
+    assert [document.text for document in found] == ["of c4", text]
+    assert skipped.elsewhere == {"book": 1}
 
 
 def test_layouts(tmp_path: Path):

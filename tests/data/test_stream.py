@@ -246,3 +246,15 @@ def test_messages(tmp_path: Path, corpus_dir: Path):
         open_stream(tmp_path)
     with pytest.raises(UserError, match="holds train/ and validation/"):
         open_stream(tmp_path, train_domains=("c4",), eval_domains=("c4",))
+
+
+def test_another_object_may_name_another_domain_first(tmp_path: Path):
+    lines = [
+        b'{"text": "of c4 %d", "other": {"redpajama_set_name": "RedPajamaBook"}, '
+        b'"meta": {"redpajama_set_name": "RedPajamaC4"}}\n' % i
+        for i in range(20)
+    ]
+    for split in ("train", "validation"):
+        write_shard(tmp_path / split / "a.jsonl.zst", lines)
+    corpus = open_stream(tmp_path, train_domains=("c4",), eval_domains=("c4",))
+    assert "of c4" in "".join(texts(first_rows(corpus).ravel()))

@@ -45,7 +45,8 @@ def portions(
     `validation` is the share to hold out.
     """
     arrays = [document_index.read(job.part.with_suffix(".npz")) for job in jobs]
-    limits = _limits(arrays, validation=validation, block=block)
+    held_from = [array for job, array in zip(jobs, arrays, strict=True) if job.hold_out]
+    limits = _limits(held_from, validation=validation, block=block)
     found = []
     names: dict[str, document_sources.Names] = {}
     for job, report, array in zip(jobs, reports, arrays, strict=True):
@@ -73,7 +74,7 @@ def portions(
 
 
 def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block: int) -> dict[str, int]:
-    """Return, per domain with hashes, the number below which a hash puts a document into the validation split."""
+    """Return, per domain, the number below which a hash puts a document of these parts into the validation split."""
     domains = {key.removesuffix("/hash") for array in arrays for key in array if key.endswith("/hash")}
     return {
         domain: hold_out.limit(
