@@ -13,12 +13,11 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from seqjax.data import slimpajama
+from seqjax.data import slimpajama, splits
 from seqjax.utils import UserError
 
 SET_NAME_FIELD = "meta.redpajama_set_name"
 SOURCE_FIELD, URL_FIELDS = "meta.source", ("meta.url", "url")
-SPLITS = ("train", "validation", "test")
 MAX_NAME_CHARS = 100
 MAX_VALUE_CHARS = 60  # of a value shown in a message
 
@@ -81,7 +80,7 @@ class Layout:
             return self.domain
         folders = name.split("/")[:-1]
         if self.domain_from:
-            return next((domain_name(part) for part in folders if part not in SPLITS), None) or None
+            return next((domain_name(part) for part in folders if not splits.alone(part)), None) or None
         if self.domain_field:
             return None
         named = [slimpajama.BY_SET_NAME.get(part, part) for part in folders[::-1]]

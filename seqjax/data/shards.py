@@ -1,16 +1,14 @@
 """Shards of text: find them, read their documents, and count the records that hold none.
 
-A shard is a file that a source reads (`seqjax.data.sources`), with its split: a directory in the path called train,
-validation or test, or else the first word of its name, as in the hub's `validation-00000-of-00002.parquet`. Without
-either, a shard belongs to train. `seqjax.data.layout` says where the text of a record and its
-domain are found; by default it is SlimPajama's layout, rows {"text": ..., "meta": {"redpajama_set_name": ...}} or a
-directory per domain. Paths may be anything that fsspec can open.
+A shard is a file that a source reads (`seqjax.data.sources`), with the split that its folders or its name say
+(`seqjax.data.splits`). `seqjax.data.layout` says where the text of a record and its domain are found; by default it is
+SlimPajama's layout, rows {"text": ..., "meta": {"redpajama_set_name": ...}} or a directory per domain. Paths may be
+anything that fsspec can open.
 """
 
 import contextlib
 import glob
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,22 +17,24 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from seqjax import store
-from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Document, Layout
+from seqjax.data import splits
+from seqjax.data.layout import SLIMPAJAMA, BadLineError, Document, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
 from seqjax.utils import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
+MAX_ALIKE = 1000  # names printed that look like a split
 MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
 
 
-_SPLIT = re.compile(rf"({'|'.join(SPLITS)})(?=[-.])")  # of the name of a file
-
-
-def find_shards(source: str, *, layout: Layout = SLIMPAJAMA) -> list[Shard]:
+def find_shards(
+    source: str, *, layout: Layout = SLIMPAJAMA, say: Callable[[str], None] = lambda text: None
+) -> list[Shard]:
     """Return the shards below a directory, or those that a glob matches, ordered by split and name.
 
     They are those of one dataset (`Shard.find`), or else all files whose names a source reads. Files that are one
     document each are included only if the `layout` gives them a domain. Links to files and directories are followed.
+    `say` is called with the files that are not read, and with files to train on whose names only look like a split.
     Raises `UserError` if `source` does not exist or holds no such files, or for a link to a file that does not exist.
     """
     for kind in kinds():
@@ -43,14 +43,16 @@ def find_shards(source: str, *, layout: Layout = SLIMPAJAMA) -> list[Shard]:
     by_ending = {end: kind for kind in kinds() if layout.reads_whole_files or not kind.is_whole for end in kind.endings}
     fs, root = store.filesystem(source)
     with store.reaching(source) if store.is_remote(source) else contextlib.nullcontext():
-        return _found(fs, root, source, by_ending)
+        return _found(fs, root, source, by_ending, say)
 
 
 def _place(shard: Shard) -> tuple[int, str]:
-    return SPLITS.index(shard.split), shard.name
+    return splits.SPLITS.index(shard.split), shard.name
 
 
-def _found(fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]]) -> list[Shard]:
+def _found(
+    fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]], say: Callable[[str], None]
+) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
     fs.invalidate_cache()  # of the earlier content
     if any(mark in source for mark in "*?["):
@@ -70,24 +72,39 @@ def _found(fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]]) -
         raise UserError(f"There is no file or directory {source}; give where the shards are.")
     outer = base.rpartition("/")[2]  # --source=.../train names the split itself
     found = _followed(fs, found) if local else found
-    shards = []
+    shards, trained, unread = [], [], []
     for path, info in found.items():
-        kind = next((by_ending[end] for end in by_ending if path.endswith(end)), None)
-        if kind is not None and info["type"] != "directory":
-            if info["type"] != "file":
-                raise UserError(f"{path} is not a file that can be read; give the directory or glob of the shards.")
-            name = path.removeprefix(base).lstrip("/")
-            *folders, last = name.split("/")
-            named = _SPLIT.match(last)
-            default = named[0] if named else "train"
-            split = next((part for part in (*folders[::-1], outer) if part in SPLITS), default)
-            shards.append(kind(fs.unstrip_protocol(path), name, split, info["size"]))
+        ending = next((end for end in by_ending if path.lower().endswith(end)), None)
+        if info["type"] == "directory":
+            continue
+        if ending is None:
+            unread.append(path)
+            continue
+        if info["type"] != "file":
+            raise UserError(f"{path} is not a file that can be read; give the directory or glob of the shards.")
+        name = path.removeprefix(base).lstrip("/")
+        stem, kind = name[: -len(ending)], by_ending[ending]
+        split = splits.split_of(stem, outer=outer, is_title=kind.is_whole)
+        trained += [stem] if split == "train" else []
+        shards.append(kind(fs.unstrip_protocol(path), name, split, info["size"]))
     if not shards:
         *endings, last = by_ending
         raise UserError(
             f"{source} holds no {', '.join(endings)} or {last} files; give the directory or glob of the shards."
             f"{_others(list(found))}"
         )
+    if unread:
+        say(f"{source}: {len(unread)} files have other endings and are not read.{_others(unread)}")
+    alike = splits.look_alikes(sorted(trained))
+    if alike:
+        say(
+            f"{source}: {len(alike)} names look like a split, but are trained on; move what is not for training into "
+            "a folder called validation or test:"
+        )
+    for name in alike[:MAX_ALIKE]:
+        say(f"  {name}")
+    if len(alike) > MAX_ALIKE:
+        say(f"  and {len(alike) - MAX_ALIKE} more")
     return sorted(shards, key=_place)
 
 

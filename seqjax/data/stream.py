@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 import grain
 import numpy as np
+from absl import logging
 
 from seqjax.config import DataConfig
 from seqjax.data import document_index, document_sources, pipeline, regimes, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
-from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Layout
+from seqjax.data.layout import SLIMPAJAMA, BadLineError, Layout
 from seqjax.data.sources import Shard, TornShardError, tfds
+from seqjax.data.splits import SPLITS
 from seqjax.data.tokenizer import Tokenizer, id_dtype, with_specials
 from seqjax.utils import UserError
 
@@ -212,7 +214,7 @@ class StreamCorpus(Corpus):
                 validation_split=config.tfds_validation_split,
             )
         else:
-            self._shards = shards.find_shards(config.path)
+            self._shards = shards.find_shards(config.path, say=logging.warning)
         for kind in {type(shard) for shard in self._shards}:
             kind.require()
         self._layout = self._shards[0].layout

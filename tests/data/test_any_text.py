@@ -253,7 +253,7 @@ def test_what_the_options_refuse(tmp_path: Path):
     with pytest.raises(UserError, match=r"e\.g\. --domain=my-news"):
         Layout(domain="My News")
     write_gzip(tmp_path / "validation" / "a.jsonl.gz", lines(TEXTS))
-    with pytest.raises(UserError, match="folder called validation; leave the option out"):
+    with pytest.raises(UserError, match="is the validation split of the source; leave the option out"):
         prepared(tmp_path, tmp_path / "out", layout=Layout(domain="news"), validation=0.1)
     with pytest.raises(UserError, match=r"less than 1, not 1\.5"):
         prepared(tmp_path, tmp_path / "out", validation=1.5)

@@ -91,7 +91,7 @@ def test_layouts(tmp_path: Path):
         ("c4/validation-00001-of-00001.jsonl.gz", "validation"),
         ("train/test-1.jsonl.gz", "train"),  # a folder says it first
         ("testimony-1.jsonl.gz", "train"),
-        ("my-test-1.jsonl.gz", "train"),
+        ("my-test-1.jsonl.gz", "test"),
     ],
 )
 def test_the_name_of_a_file_names_its_split(tmp_path: Path, name: str, split: str):

@@ -56,7 +56,7 @@ def parser() -> Parser:
     out.add_argument(
         "--validation",
         type=float,
-        help="share of documents held out by a hash of their text, if no folder is called validation "
+        help="share of documents held out by a hash of their text, if no file is for validation "
         f"({VALIDATION}; SlimPajama's layout 0)",
     )
     out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")

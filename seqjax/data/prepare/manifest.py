@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from seqjax.data import blocks, shards
-from seqjax.data.layout import SPLITS, ordered
+from seqjax.data.layout import ordered
 from seqjax.data.prepare.pack import Planned, Portion
 from seqjax.data.prepare.reports import read_report, skipped_lines
 from seqjax.data.prepare.tokenize import HISTOGRAM
+from seqjax.data.splits import SPLITS
 from seqjax.utils import UserError
 
 

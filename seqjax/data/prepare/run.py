@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ from seqjax.utils import StatusLine, UserError, nearest, remove_temporaries, wri
 
 Job = TypeVar("Job")
 
-VALIDATION = hold_out.SHARE  # of the documents, if no folder is for validation and the layout is not SlimPajama's
+VALIDATION = hold_out.SHARE  # of the documents, if no file is for validation and the layout is not SlimPajama's
 # Settings that a manifest contains only if they are not the defaults.
 OPTIONAL = ("layout", "validation", "dtype")
 
@@ -75,8 +76,8 @@ def prepare(
             which must share the storage of `source` and `out` (the extra `dask`).
         domains: Domains to keep; empty = all.
         layout: The location of a document's text and domain; by default SlimPajama's.
-        validation: Share of the documents to hold out by a hash of their text; requires a source without a folder
-            called validation. None = 0.01 without such a folder, but 0 in SlimPajama's layout.
+        validation: Share of the documents to hold out by a hash of their text; requires a source without a
+            validation split. None = 0.01 without such a split, but 0 in SlimPajama's layout.
         min_tokens: Documents with fewer tokens are left out.
         max_tokens: Documents are truncated to this many tokens; 0 = not truncated.
         strict: Stop at the first bad line.
@@ -94,7 +95,9 @@ def prepare(
     executors.require(executor, workers=workers)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(store.url_of(source) or str(source), layout=layout)
+    found = shards.find_shards(store.url_of(source) or str(source), layout=layout, say=StatusLine().say)
+    if set(of_split := Counter(shard.split for shard in found)) != {"train"}:
+        StatusLine().say(f"Files by split: {', '.join(f'{n} {split}' for split, n in of_split.items())}.")
     for kind in {type(shard) for shard in found}:
         kind.require()
     if layout.is_slimpajama:  # The user may omit the domain, and a dataset may name it.
@@ -234,13 +237,13 @@ def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
 
 def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shard]) -> float:
     """Return the share of the documents to hold out; raise `UserError` if that is not possible."""
-    has_folder = any(shard.split == "validation" for shard in found)
+    named = next((shard.name for shard in found if shard.split == "validation"), "")
     if share is None:
-        return 0.0 if layout.is_slimpajama or has_folder else VALIDATION
+        return 0.0 if layout.is_slimpajama or named else VALIDATION
     if not 0 <= share < 1:
         raise UserError(f"--validation must be at least 0 and less than 1, not {share}.")
-    if share and has_folder:
-        raise UserError("--validation: the source has a folder called validation; leave the option out.")
+    if share and named:
+        raise UserError(f"--validation: {named} is the validation split of the source; leave the option out.")
     return share
 
 

@@ -15,13 +15,16 @@ MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes
 class JsonLines(Shard):
     """A file of JSON lines, whose records are its lines as bytes."""
 
-    endings = (".jsonl.zst", ".jsonl", ".jsonl.gz", ".json.gz", ".json.zst")
+    endings = (
+        *(".jsonl.zst", ".jsonl", ".jsonl.gz", ".json.gz", ".json.zst"),
+        *(".ndjson", ".ndjson.gz", ".ndjson.zst"),
+    )
 
     def records(self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore) -> Iterator[bytes]:
         """Yield the lines; raise `TornShardError` at the end of a torn file."""
         del layout
         pending: list[bytes] = []
-        for piece in _decompressed(self.content(on_read), suffix=self.url.rpartition(".")[2]):
+        for piece in _decompressed(self.content(on_read), suffix=self.url.rpartition(".")[2].lower()):
             head, *tail = piece.split(b"\n")
             pending.append(head)
             if tail:

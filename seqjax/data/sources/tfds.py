@@ -22,8 +22,8 @@ from typing import Any
 
 from absl import logging
 
-from seqjax.data import hold_out, shards, slimpajama
-from seqjax.data.layout import SLIMPAJAMA, SPLITS, Layout, clean
+from seqjax.data import hold_out, shards, slimpajama, splits
+from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.sources import Shard, ignore
 from seqjax.utils import MissingPackageError, UserError, command_parser, first_line, nearest, run_command, words
 
@@ -105,7 +105,7 @@ class TfdsShard(Shard):
     def find(cls, source: str) -> Sequence[Shard]:
         """Return the shards of a dataset by its directory NAME[/CONFIG[/VERSION]], by default the newest versions.
 
-        Its splits are train, validation and test; others are left out.
+        Its splits are train, validation and test, or have another name of these (`splits.alone`); others are left out.
         """
         root = Path(source)
         if not root.is_dir():
@@ -115,8 +115,8 @@ class TfdsShard(Shard):
         found: list[Shard] = []
         for directory in directories:
             info = _info(directory)
-            for split in (split for split in SPLITS if split in info.splits):
-                found += _shards(directory, info, split, into=split, domain=clean(info.config_name or info.name))
+            for into, split in _split_names(info).items():
+                found += _shards(directory, info, split, into=into, domain=clean(info.config_name or info.name))
         return found
 
 
@@ -134,13 +134,20 @@ def config_shards(
     for domain, directory in named(names, data_directory(path)).items():
         info = _info(directory)
         _text_feature(info.features, feature, name=info.full_name)
-        validation = validation_split or next((split for split in SPLITS[1:] if split in info.splits), "")
+        of_split = _split_names(info)
+        validation = validation_split or of_split.get("validation") or of_split.get("test", "")
         for into, split, held_out in (
             ("train", train_split, None if validation else False),
             ("validation", validation or train_split, None if validation else True),
         ):
             found += _shards(directory, info, split, into=into, domain=domain, feature=feature, held_out=held_out)
     return found
+
+
+def _split_names(info: Any) -> dict[str, str]:
+    """Return the dataset's own names of its splits train, validation and test, where it has them."""
+    names = {split: [name for name in sorted(info.splits) if splits.alone(name) == split] for split in splits.SPLITS}
+    return {split: split if split in found else found[0] for split, found in names.items() if found}
 
 
 def _shards(

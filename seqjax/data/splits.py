@@ -1,0 +1,81 @@
+"""The split that the folders or the name of a file say: train, validation or test.
+
+A folder says it if its name is a split word alone, perhaps with numbers and words such as "set": `val`, `Validation`,
+`test_set_2`. The innermost such folder decides. Otherwise any word of the file's name says it, as in
+`c4-validation.00000-of-00001.json.gz`; the first split word decides. A file that is one document has a title, so its
+name has to be a split word alone. All other files belong to train.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+SPLITS = ("train", "validation", "test")
+WORDS = {
+    "train": ("training", "train"),
+    "validation": ("validation", "valid", "val", "dev", "evaluation", "eval", "heldout", "holdout"),
+    "test": ("testing", "test"),
+}
+NEUTRAL = frozenset(("set", "data", "dataset", "split", "part", "shard", "chunk", "file", "of"))
+
+_OF_WORD = {word: split for split, words in WORDS.items() for word in words}
+_ANY = "|".join(_OF_WORD)  # of two words with the same beginning, the longer one is first
+_WORD = re.compile(rf"({_ANY})(?:{_ANY})*(?:set|data|split)?s?")
+_FUSED = re.compile(r"valid|test|eval|heldout|holdout")
+_FIRST = re.compile(rf"({'|'.join(SPLITS)})(?=[-.]|$)")
+
+
+def split_of(name: str, *, outer: str = "", is_title: bool = False) -> str:
+    """Return the split of a file.
+
+    Args:
+        name: The path of the file below the source, without the ending.
+        outer: The name of the source's folder, which says a split only if it is one of the split words.
+        is_title: Whether the file is one document.
+    """
+    *folders, stem = name.split("/")
+    for part in reversed(folders):
+        if split := alone(part):
+            return split
+    if outer.lower() in _OF_WORD:
+        return _OF_WORD[outer.lower()]
+    if found := _FIRST.match(stem):
+        return found[1]
+    if is_title:
+        return alone(stem) or "train"
+    return next(_named(_words(stem)), "train")
+
+
+def alone(part: str) -> str:
+    """Return the split that a folder or a title names by a split word alone, or "" if it does not."""
+    words = _words(part)
+    found = set(_named(words))
+    others = [word for word in words if not word.isdigit() and word.removesuffix("s") not in NEUTRAL]
+    return found.pop() if len(found) == 1 and all(_WORD.fullmatch(word) for word in others) else ""
+
+
+def look_alikes(names: Iterable[str]) -> list[str]:
+    """Return the names and folders, of files to train on, that contain something like validation or test."""
+    found: dict[str, None] = {}
+    for name in names:
+        parts = name.split("/")
+        for i, part in enumerate(parts, start=1):
+            if any(_looks(word) for word in _words(part)):
+                found["/".join(parts[:i]) + ("/" if i < len(parts) else "")] = None
+    return list(found)
+
+
+def _looks(word: str) -> bool:
+    if _WORD.fullmatch(word):
+        return re.sub("training|train", "", word) not in ("", "s", "set", "sets", "data", "split", "splits")
+    return any(found.start() == 0 or found.end() == len(word) for found in _FUSED.finditer(word))
+
+
+def _named(words: list[str]) -> Iterator[str]:
+    return (_OF_WORD[found[1]] for word in words if (found := _WORD.fullmatch(word)))
+
+
+def _words(part: str) -> list[str]:
+    """Return the words and numbers of a name in lower case: of `ValidationSet_02` validation, set and 02."""
+    separate = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", part)
+    together = re.sub(r"\b(held|hold)[-_. ]out\b", r"\1out", separate.lower().replace("_", " "))
+    return re.findall(r"[^\W\d_]+|\d+", together)
