@@ -43,6 +43,9 @@ COMMANDS = {
     "ema_110m": "seqjax judge --config=ema.py:110m --out=DIR",
 }
 
+# Studies of one seed and one rate, and the study of the same data that supplies rate slope and spread of seeds.
+JOINED = {"switches": ("trunks_110m",), "hybrids": ("trunks_110m",)}
+
 
 def studies(places: Sequence[Path]) -> list[Path]:
     """Return the directories of all studies, by name."""
@@ -108,9 +111,12 @@ def texts(places: Sequence[Path]) -> dict[str, str]:
     writer = csv.DictWriter(of_runs, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(runs(directories))
-    lines = [
-        line for directory in directories for line in leaderboard.rows(files.read(directory), classes.read(directory))
-    ]
+    lines = []
+    for directory in directories:
+        records = files.read(directory)
+        others = [files.read(directory.parent / name) for name in JOINED.get(directory.name, ())]
+        compared = leaderboard.compared(records, classes.read(directory), others=others)
+        lines += leaderboard.rows(records, compared)
     return {"runs.csv": of_runs.getvalue(), leaderboard.FILE: leaderboard.csv_text(lines)}
 
 

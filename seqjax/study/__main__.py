@@ -3,14 +3,15 @@
 `--configs=transformer_pp,mamba2 --seeds=2` compares configs without a study file; it writes one, DIR/study.py.
 
 Complete runs are read; the others are trained or resumed, N at a time. The command writes `leaderboard.md`,
-`leaderboard.csv` and the pictures (docs/protocol.md) into DIR, with their data: `points.csv`, `blocks.npz` and
-`runs.json`. The training curves go to `metrics.npz`. `--latex` also writes `leaderboard.tex`.
+`leaderboard.csv`, `classes.md` and the pictures (docs/protocol.md) into DIR, with their data: `points.csv`,
+`blocks.npz` and `runs.json`. The training curves go to `metrics.npz`. `--latex` also writes `leaderboard.tex`.
 
 `--partial` trains nothing and compares the runs that have finished; `leaderboard.md` names the others. A run that has
 not begun here keeps the results that DIR has of it, so that several machines can train the runs of a study in turn.
-`--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
+`--analyse=DIR` makes tables and pictures again from DIR, without study file and workdirs; with `--page` also
 `report.html`, a page to look at in a browser. `--analyse=DIR --reference=MODEL` prints the gaps to any model of the
-study, and writes nothing.
+study, and writes nothing. `--analyse=DIR --runs=DIR2` joins a finished study of the same data, whose runs supply the
+rate slope, the spread of seeds and further seeds.
 `--compare A B` prints the gap of A to B in one line, with interval and p-value, and writes nothing. A and B are models
 of the study that `--analyse=DIR` or `--study=FILE [--out=DIR]` names; without either, they are workdirs, with commas
 between the seeds of a model.
@@ -53,6 +54,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
     parser.add_argument("--analyse", type=Path, metavar="DIR", help="make the tables and pictures in DIR again")
+    parser.add_argument(
+        "--runs", action="append", default=[], type=Path, metavar="DIR", help="with --analyse: join a finished study"
+    )
     parser.add_argument("--latex", action="store_true", help="also write the leaderboard as a LaTeX table")
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
     parser.add_argument("--reference", metavar="MODEL", help="with --analyse: print the gaps to this model instead")
@@ -68,12 +72,14 @@ def main(argv: list[str]) -> None:
     if args.analyse is not None:
         store.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
-            raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
+            raise UserError("--analyse=DIR reads DIR; leave out the other arguments.")
         if args.reference:
             sys.stdout.write(results.gaps_to(args.analyse, args.reference))
             return
-        results.analyse(args.analyse, latex=args.latex, html=args.page)
+        results.analyse(args.analyse, others=args.runs, latex=args.latex, html=args.page)
         return
+    if args.runs:
+        raise UserError("--runs=DIR joins a finished study to another: --analyse=DIR --runs=DIR.")
     if args.page:
         raise UserError("--page makes report.html of a finished study: --analyse=DIR --page.")
     if args.configs:

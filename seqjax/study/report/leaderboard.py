@@ -19,6 +19,7 @@ from seqjax.study.gaps import Row
 from seqjax.study.gaps.classes import ClassSums
 from seqjax.study.gaps.rows import PARTS
 from seqjax.study.gaps.statistics import Estimate
+from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 from seqjax.utils import UserError
 
@@ -40,10 +41,20 @@ Compared = Mapping[str, Sequence[Row]]  # reference -> the rows of all other mod
 LINE = dict[str, Any]
 
 
-def compared(records: Records, sums: Mapping[str, ClassSums] | None = None) -> dict[str, tuple[Row, ...]]:
-    """Return the rows of all models to each reference that has runs, best first; `sums` give the copy shares."""
-    references = [name for name in records.references if name in records.models]
-    return {name: gaps.with_copies(gaps.compare(records, name), records, sums or {}) for name in references}
+def compared(
+    records: Records, sums: Mapping[str, ClassSums] | None = None, *, others: Sequence[Records] = ()
+) -> dict[str, tuple[Row, ...]]:
+    """Return the rows of all models to each reference that has runs, best first.
+
+    `sums` give the copy shares. `others` are studies of the same data, which supply the rate slope, the spread of seeds
+    and further seeds; their own models have no rows.
+    """
+    whole = files.united(records, others) if others else records
+    found = {}
+    for name in (name for name in records.references if name in records.models):
+        rows = [row for row in gaps.compare(whole, name) if row.model in records.models]
+        found[name] = gaps.with_copies(rows, records, sums or {})
+    return found
 
 
 def shown(rows: Iterable[Row]) -> dict[str, Estimate]:
@@ -59,9 +70,10 @@ def what_is_shown(rows: Sequence[Row], reference: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- as CSV
-def rows(records: Records, sums: Mapping[str, ClassSums] | None = None) -> list[LINE]:
-    """Return the lines of leaderboard.csv, a value by column; None is not known."""
-    return [_line(records, row) for of_reference in compared(records, sums).values() for row in of_reference]
+def rows(records: Records, of_references: Compared | None = None) -> list[LINE]:
+    """Return the lines of leaderboard.csv, a value by column; None is not known. Rows are `compared` by default."""
+    found = compared(records) if of_references is None else of_references
+    return [_line(records, row) for of_reference in found.values() for row in of_reference]
 
 
 def _line(records: Records, row: Row) -> LINE:

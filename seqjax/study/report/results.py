@@ -102,19 +102,29 @@ def _settings_of(now: Any, was: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------- from data to tables, pictures
-def analyse(directory: str | Path, *, quiet: bool = False, latex: bool = False, html: bool = False) -> str:
+def analyse(
+    directory: str | Path,
+    *,
+    others: Sequence[str | Path] = (),
+    quiet: bool = False,
+    latex: bool = False,
+    html: bool = False,
+) -> str:
     """Make the tables and pictures of a study from its data in `directory`; return the tables.
 
-    `latex` also writes leaderboard.tex, and `html` report.html.
+    `others` are directories of finished studies of the same data, whose runs join the comparison. `latex` also writes
+    leaderboard.tex, and `html` report.html.
     """
     directory = Path(directory)
     records, sums = files.read(directory), classes.read(directory)
     measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in records.runs)
     if not sums and measured and records.unit == NATS:
         sys.stdout.write(f"No losses by class of token, which the runs had: {directory / classes.FILE} is missing.\n")
-    compared = leaderboard.compared(records, sums)
-    report = tables.report(records, compared, sums)
-    texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, sums))}
+    compared = leaderboard.compared(records, sums, others=[files.read(other) for other in others])
+    report = tables.report(records, compared)
+    texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, compared))}
+    if of_classes := [section for name in compared if (section := tables.of_classes(records, sums, name))]:
+        texts["classes.md"] = f"# {records.title}: classes of tokens\n\n" + "\n".join(of_classes)
     if latex:
         texts["leaderboard.tex"] = leaderboard.latex(records, compared)
     for name, text in texts.items():

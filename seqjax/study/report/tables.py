@@ -42,8 +42,8 @@ def cell(estimate: Estimate | None) -> str:
     return DASH if estimate is None else estimate.text()
 
 
-def report(records: Records, compared: Compared, sums: Mapping[str, ClassSums] | None = None) -> str:
-    """Return the content of leaderboard.md; `sums` over classes of tokens are by label of their run."""
+def report(records: Records, compared: Compared) -> str:
+    """Return the content of leaderboard.md."""
     sections = [f"# {records.title}\n", _about(records), f"{COLUMNS}\n"]
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
@@ -55,7 +55,6 @@ def report(records: Records, compared: Compared, sums: Mapping[str, ClassSums] |
     sections.append(_cost(records, compared))
     if any(run.metadata.get("entropy") for run in records.runs):
         sections += ["## Entropy of attention\n", _entropies(records)]
-    sections += [section for reference in compared if (section := of_classes(records, sums or {}, reference))]
     return "\n".join(sections)
 
 

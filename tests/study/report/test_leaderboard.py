@@ -10,7 +10,7 @@ from seqjax.study import gaps
 from seqjax.study.gaps import statistics
 from seqjax.study.report import leaderboard
 from seqjax.utils import UserError
-from tests.study.gaps.studies import records
+from tests.study.gaps.studies import records, run
 from tests.study.report.conftest import side
 
 SPECIFIED = (
@@ -139,3 +139,20 @@ def test_characters_that_tex_reads_are_escaped():
         r"a\_b \& 5\% $\pm$ \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} \$"
     )
     assert not re.search(r"(?<!\\)[&%#_]", leaderboard.escaped("&%#_" * 3))
+
+
+def test_a_joined_study_supplies_seeds_and_has_no_rows_of_its_own():
+    """One seed of a model becomes three, and its verdict one with an interval."""
+    shared = {"manifest": "m", "config": {"optim": {"lr": 1e-3}}}
+    own = records([run(m, gap=0.3 * (m == "bad"), metadata=shared) for m in ("reference", "bad")], name="own")
+    noise = (0.0, 0.01, -0.01)
+    more = [
+        run(m, seed=s, gap=0.3 * (m == "bad") + noise[s], metadata=shared) for m in ("reference", "bad") for s in (1, 2)
+    ]
+    other = records([*more, run("only here", metadata=shared)], name="other")
+    (alone,) = leaderboard.compared(own)["reference"]
+    (joined,) = leaderboard.compared(own, others=[other])["reference"]
+    assert alone.verdict.word == "undecided" and alone.gap.interval is None
+    assert joined.verdict.word == "costs" and joined.seeds == 3
+    (line,) = leaderboard.rows(own, {"reference": (joined,)})
+    assert line["seeds"] == 3 and line["verdict"] == "costs"
