@@ -94,7 +94,7 @@ def lower(config: Config, mesh: Mesh) -> Step:
     require_equal_pieces(train.seq_len, mesh)
     n_micro = micro_batches(train, mesh)
     model = Model(config.model, max_len=train.seq_len)
-    optimizer = schedule.optimizer(config.optim)
+    optimizer = schedule.optimizer(config.optim, model.groups)
     init = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init)
     by_leaf = state_shardings(mesh, model, optimizer, shapes)

@@ -31,9 +31,11 @@ class Layer(NamedTuple):
     """The place in a model that a mixer is built for, as far as initial values and position tables depend on it.
 
     `index` is 0-based and may be traced (layers are initialised under `vmap`), so it may be used only in arithmetic.
-    `max_len` is the training sequence length T. The default is the only layer of a model.
+    `max_len` is the training sequence length T. `first` is the index of the model's first layer whose block carries the
+    same arrays to later layers. The default is the only layer of a model.
     """
 
     index: Any = 0
     n_layers: int = 1
     max_len: int = 2048
+    first: int = 0

@@ -68,6 +68,28 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert temporary > 0
 
 
+def test_groups_and_where_weight_decay_applies(report, tmp_path, monkeypatch):
+    """Arrays count per layer. A run that began by an earlier rule is described by it."""
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    mamba = "mamba1:debug,train.batch_size=8,model.dim=32,model.n_layers=2,model.vocab_size=258"
+    out = report("--config.optim.weight_decay=0.1", config=mamba)
+    groups = {
+        "matrix": (12, 2 * (32 * 64 * 2 + 64 * 2 + 64 * 32 + 2 * 64 + 64 * 32)),  # x, z, delta, bc, dt, out
+        "vector": (11, 2 * (64 + 64 + 64 * 16 + 64 + 32) + 32),  # conv.b, dt_bias, a_log, skip, norm; the last norm
+        "embedding": (1, 258 * 32),
+        "convolution": (2, 2 * 64 * 4),
+    }
+    lines = [f"{group:<11} {arrays} arrays, {elements:,} parameters" for group, (arrays, elements) in groups.items()]
+    heads = ["groups       ", *[" " * 13] * 3]
+    assert "\n".join(head + line for head, line in zip(heads, lines, strict=True)) in out
+    assert "\ndecay        0.1 on matrices\n" in out
+    assert "\ndecay        none\n" in report(config=mamba)
+    (tmp_path / "runs" / "old").mkdir(parents=True)
+    (tmp_path / "runs" / "old" / "run.json").write_text("{}")
+    out = report("--config.optim.weight_decay=0.1", "--workdir=runs/old", config=mamba)
+    assert "\ndecay        0.1 on every array with more than one axis per layer" in out
+
+
 def exact(out) -> tuple[int, int]:
     """The bytes of state and batch on each device."""
     state, batch = (re.search(rf"{what} +([\d,]+) bytes on each device", out)[1] for what in ("state", "batch"))

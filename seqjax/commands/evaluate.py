@@ -57,8 +57,7 @@ def main(argv: list[str]) -> None:
         require_entropy(model)
     with jax.set_mesh(mesh):
         evaluation = Evaluation(model, corpus, config, mesh=mesh, tokens=args.tokens)
-        losses = evaluation.losses(params)
-        row = evaluation.row(losses)
+        losses, row = evaluation.measure(params)
         for field in ("loss", "bits_per_byte"):
             result[field] = {name: row.get(f"eval/{name}/{field}") for name in losses}
         result["mean"] = {

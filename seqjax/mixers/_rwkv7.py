@@ -2,6 +2,7 @@
 
     v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first, whose v is v_first
 
+In a hybrid, the first layer is the model's first layer with one of these two mixers.
 Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7.
 """
 
@@ -15,7 +16,7 @@ from flax import nnx
 import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
-from seqjax.mixers.base import Carry
+from seqjax.mixers.base import Carry, MakeMixer
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import save_inputs
 from seqjax.nn.params import param
@@ -123,8 +124,8 @@ class TimeMix(base.Mixer):
     ) -> tuple[Array, Array, Any]:
         """Return the output, the first layer's values for the next layer [B, T, D], and the cache.
 
-        `cache` is None in training; in decoding it is empty unless the sequence `continues`. Without `v_first_BTD` this
-        is the first layer.
+        `cache` is None in training; in decoding it is empty unless the sequence `continues`. `layer` is counted from
+        the first layer with an RWKV-7 block. Without `v_first_BTD` this is the first layer.
         """
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -148,10 +149,14 @@ class TimeMix(base.Mixer):
 
 
 class Block(RwkvBlock):
-    """The block of RWKV-7; `carry["v_first"]` holds the first layer's values."""
+    """The block of RWKV-7; `carry["v_first"]` holds the values of the model's first layer with such a block."""
 
     version = 7
     mixer: TimeMix
+
+    def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
+        super().__init__(config, mixer, layer, rngs=rngs)
+        self.first = layer.first
 
     def init_carry(self, x: Array) -> Carry:
         """Return zeros in place of the first layer's values, which no layer has computed yet."""
@@ -162,6 +167,6 @@ class Block(RwkvBlock):
     ) -> tuple[Array, Carry, Any]:
         """Apply the time mix, and put the first layer's values into `carry`."""
         y_BTD, v_first_BTD, cache = self.mixer.time_mix(
-            h_BTD, cache, v_first_BTD=carry["v_first"], layer=layer, continues=continues
+            h_BTD, cache, v_first_BTD=carry["v_first"], layer=layer - self.first, continues=continues
         )
         return y_BTD, {**carry, "v_first": v_first_BTD.astype(carry["v_first"].dtype)}, cache

@@ -67,7 +67,7 @@ class LogLinearMamba2(Mamba2):
         self.levels = levels
         init = uniform(dim**-0.5)
         self.level = Linear(dim, self.heads * levels, axes=("embed", "heads"), init=init, rngs=rngs)
-        self.level_scale = param(rngs, constant(1.0), (self.heads, levels), ("heads", None))
+        self.level_scale = param(rngs, constant(1.0), (self.heads, levels), ("heads", None), group="vector")
 
     def _operands(self, u_BTD: Array, x_BTHV: Array, dt_BTH: Array) -> tuple[Array, Array, Array]:
         """Return x with its step sizes, the logarithm of the decay, and the weights of levels, [B, T, H, L]."""

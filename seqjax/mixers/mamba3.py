@@ -89,8 +89,8 @@ class Mamba3(base.RecurrentMixer):
         self.dt_bias = param(rngs, dt_bias, (self.heads,), ("heads",))
         self.b_norm = RMSNorm(state, axis=None, rngs=rngs)
         self.c_norm = RMSNorm(state, axis=None, rngs=rngs)
-        self.b_bias = param(rngs, constant(1.0), (self.heads, state), ("heads", None))
-        self.c_bias = param(rngs, constant(1.0), (self.heads, state), ("heads", None))
+        self.b_bias = param(rngs, constant(1.0), (self.heads, state), ("heads", None), group="vector")
+        self.c_bias = param(rngs, constant(1.0), (self.heads, state), ("heads", None), group="vector")
         self.skip = param(rngs, constant(1.0), (self.heads,), ("heads",))
         self.norm = RMSNorm(head_dim, axis="heads", heads=self.heads, rngs=rngs) if norm else None
         # The MLP of the block writes to the residual stream, too.

@@ -7,7 +7,7 @@ scan goes over whole patterns. `Model` holds only the structure; every method ta
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -20,7 +20,13 @@ from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
-from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses, token_losses
+from seqjax.ops.cross_entropy import (
+    cross_entropy,
+    marked_scores,
+    sequence_losses,
+    token_losses,
+    weighted_sequence_losses,
+)
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer, Params, PRNGKey
 from seqjax.utils import UserError
@@ -41,10 +47,19 @@ def _at(h_BTD: Array, positions_BA: Array | None) -> Array:
     return h_BTD if positions_BA is None else jnp.take_along_axis(h_BTD, positions_BA[..., None], 1)
 
 
-class Model:
-    """The structure of a language model. `max_len` is the training sequence length, which sizes position tables."""
+def _first_like(block: type[Block], pattern: Sequence[type[Block]]) -> int:
+    """Return the index of the first block that carries the same arrays to later layers: their `init_carry` is one."""
+    return next(i for i, kind in enumerate(pattern) if kind.init_carry is block.init_carry)
 
-    def __init__(self, config: ModelConfig, *, max_len: int):
+
+class Model:
+    """The structure of a language model. `max_len` is the training sequence length, which sizes position tables.
+
+    `carry_from_zero` is for models that were trained when only layer 0 could set the arrays that RWKV-7 blocks carry.
+    In a hybrid whose layer 0 has another block, these arrays then stay zero.
+    """
+
+    def __init__(self, config: ModelConfig, *, max_len: int, carry_from_zero: bool = False):
         self.config = config
         self.max_len = max_len
         self.dtype = compute_dtype(config)
@@ -52,18 +67,23 @@ class Model:
         self.pattern = config.mixers
         self.repeats = config.n_layers // len(self.pattern)
 
-        self.blocks = {str(i): self._block_template(mixer) for i, mixer in enumerate(self.pattern)}
+        kinds = [mixers.load(mixer.name).block or PreNormBlock for mixer in self.pattern]
+        self.blocks = {
+            str(i): self._block_template(block, mixer, first=0 if carry_from_zero else _first_like(block, kinds))
+            for i, (block, mixer) in enumerate(zip(kinds, self.pattern, strict=True))
+        }
         self.embedder = Template(lambda rngs, layer: Embedder(config, max_len=max_len, rngs=rngs))
         stack = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct((self.repeats, *x.shape), x.dtype))
         self.shapes: Params = {**self.embedder.shapes, "blocks": {i: stack(b.shapes) for i, b in self.blocks.items()}}
         self.axes: Params = {**self.embedder.axes, "blocks": {i: stacked_axes(b.axes) for i, b in self.blocks.items()}}
+        # The group of every parameter, for the optimiser (`seqjax.nn.param`).
+        self.groups: Params = {**self.embedder.groups, "blocks": {i: b.groups for i, b in self.blocks.items()}}
 
-    def _block_template(self, mixer_config: Any) -> Template:
+    def _block_template(self, block: type[Block], mixer_config: Any, *, first: int) -> Template:
         config, max_len = self.config, self.max_len
-        block = mixers.load(mixer_config.name).block or PreNormBlock
 
         def build(rngs: Any, index: Any) -> Block:
-            layer = Layer(index, config.n_layers, max_len)
+            layer = Layer(index, config.n_layers, max_len, first)
             mixer = functools.partial(mixers.build, mixer_config, config.dim, layer=layer)
             return block(config, mixer, layer, rngs=rngs)
 
@@ -108,6 +128,13 @@ class Model:
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
+
+    def weighted_sequence_losses(self, params: Params, tokens_BT1: Array, weights_BT: Array) -> tuple[Array, Array]:
+        """Return `sequence_losses` and the same sums with a weight for every predicted token, float32 [B] both."""
+        h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
+        with jax.named_scope("loss"):
+            chunk = self.config.loss_chunk
+            return weighted_sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], weights_BT, chunk)
 
     def token_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the loss in nats of every predicted token of blocks of T + 1 tokens, float32 [B, T]."""

@@ -6,8 +6,8 @@ inside a trace in order to call its methods. Layers that share a template are st
 """
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 from seqjax.nn.initializers import Init
 from seqjax.sharding import is_axes
 from seqjax.types import Array, Params, PRNGKey
+from seqjax.utils import UserError
 
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
 
@@ -26,12 +27,45 @@ class _ShapesAlone(nnx.Rngs):
     """Nothing is drawn, since tracing the initial values takes most of the time in which a structure is found."""
 
 
-def param(rngs: nnx.Rngs, init: Init, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
-    """Return a float32 parameter with its logical axes, one name (or None) per dimension."""
+Group = Literal["matrix", "vector", "embedding", "convolution"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+# The groups of parameters that layers of Flax name so. They have no logical axes.
+_GROUPS_IN_FLAX: dict[Any, Group] = {"bias": "vector", "scale": "vector", "embedding": "embedding"}
+
+
+def param(
+    rngs: nnx.Rngs,
+    init: Init,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    *,
+    group: Group | None = None,
+) -> nnx.Param:
+    """Return a float32 parameter with its logical axes, one name (or None) per dimension.
+
+    The optimiser treats parameters by their group (`Model.groups`). None is `default_group`. Name it if that is wrong,
+    as for a bias of [heads, width].
+    """
     assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
+    if group is not None and group not in GROUPS:
+        raise UserError(f"group={group!r}: a parameter belongs to one of {', '.join(GROUPS)}.")
     shapes_alone = isinstance(rngs, _ShapesAlone)
     value = jnp.zeros(shape, jnp.float32) if shapes_alone else init(rngs.params(), shape, jnp.float32)
-    return nnx.Param(value, logical_axes=axes)
+    return nnx.Param(value, logical_axes=axes, group=group or default_group(axes))
+
+
+def default_group(axes: tuple[str | None, ...]) -> Group:
+    """Return the group of a parameter with these logical axes, without those of stacked layers.
+
+    Arrays of one dimension are vectors. A `conv` axis holds the taps of a convolution. A `vocab` or `positions` axis
+    belongs to an embedding or to the head. A `state` axis holds a value per channel and state entry, hence vectors.
+    All other arrays are matrices, or stacks of them.
+    """
+    if len(axes) < 2 or "state" in axes:
+        return "vector"
+    if "conv" in axes:
+        return "convolution"
+    return "embedding" if {"vocab", "positions"} & {*axes} else "matrix"
 
 
 class Template:
@@ -42,7 +76,9 @@ class Template:
         module = nnx.eval_shape(lambda: build(_ShapesAlone(params=0), 0))
         self._graph, self._state = nnx.split(module)
         self.shapes: Params = nnx.to_pure_dict(self._state)
-        self.axes: Params = _axes(self._state)
+        variables = nnx.to_flat_state(self._state)
+        self.axes: Params = _nested({path: _axes_of(variable) for path, variable in variables})
+        self.groups: Params = _nested({path: _group_of(path, variable) for path, variable in variables})
 
     def init(self, key: PRNGKey, layer: Any = 0) -> Params:
         """Return fresh parameters."""
@@ -60,16 +96,25 @@ class Template:
         return nnx.merge(self._graph, state)
 
 
-def _axes(state: nnx.State) -> Params:
-    axes: Params = {}
-    for path, variable in nnx.to_flat_state(state):
-        node: Any = axes
+def _axes_of(variable: Any) -> tuple[str | None, ...]:
+    # Parameters of other libraries' layers, such as nnx.Linear, have none: they are replicated.
+    axes = variable.get_metadata("logical_axes", None)
+    return (None,) * len(variable.shape) if axes is None else axes
+
+
+def _group_of(path: tuple[Any, ...], variable: Any) -> Group:
+    group = variable.get_metadata("group", None)
+    return group or _GROUPS_IN_FLAX.get(path[-1]) or default_group(_axes_of(variable))
+
+
+def _nested(leaves: Mapping[tuple[Any, ...], Any]) -> Params:
+    tree: Params = {}
+    for path, leaf in leaves.items():
+        node: Any = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        # Parameters of other libraries' layers, such as nnx.Linear, have none: they are replicated.
-        axes_of = variable.get_metadata("logical_axes", None)
-        node[path[-1]] = (None,) * len(variable.shape) if axes_of is None else axes_of
-    return axes
+        node[path[-1]] = leaf
+    return tree
 
 
 def stacked_axes(axes: Params) -> Params:

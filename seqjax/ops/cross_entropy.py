@@ -70,26 +70,46 @@ def _cross_entropy(
         return loss_B + _losses_and_gradient(w_DO, *xs, implementation=implementation)[0], None
 
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
-    return jnp.sum(jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0])
+    return jnp.sum(jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, weights_BT, chunk=chunk))[0])
 
 
 def sequence_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B"]:
     """Return the sum over the tokens of each sequence in nats, float32 [B], with the chunks of `cross_entropy`."""
+    return _sequence_sums(h_BTD, w_DO, targets_BT, (jnp.ones(targets_BT.shape, jnp.float32),), chunk)[0]
+
+
+def weighted_sequence_losses(
+    h_BTD: Float[Array, "B T D"],
+    w_DO: Float[Array, "D O"],
+    targets_BT: Int[Array, "B T"],
+    weights_BT: Float[Array, "B T"],
+    chunk: int = 4096,
+) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
+    """Return `sequence_losses` and the weighted sums, from the same logits."""
+    ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
+    losses_B, weighted_B = _sequence_sums(h_BTD, w_DO, targets_BT, (ones_BT, weights_BT), chunk)
+    return losses_B, weighted_B
+
+
+def _sequence_sums(
+    h_BTD: Array, w_DO: Array, targets_BT: Array, weights: tuple[Array, ...], chunk: int
+) -> tuple[Array, ...]:
+    """Return the sum of each sequence's losses [B] for each of the weights [B, T]."""
     n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), chunk * token_pieces(h_BTD)
-    h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(targets_BT)
+    h_BTD, targets_BT, *weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, *weights))
     w_DO = w_DO.astype(h_BTD.dtype)
 
-    def body(loss_B, xs):
-        h_BCD, y_BC, weight_BC = xs
+    def body(sums, xs):
+        h_BCD, y_BC, *weights_BC = xs
         _, lse_BC, target_logit_BC = _logits(w_DO, h_BCD, y_BC)
-        return loss_B + jnp.sum(weight_BC * (lse_BC - target_logit_BC), axis=1), None
+        losses_BC = lse_BC - target_logit_BC
+        return tuple(x_B + jnp.sum(x_BC * losses_BC, axis=1) for x_B, x_BC in zip(sums, weights_BC, strict=True)), None
 
-    ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
-    init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
-    losses_B = jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[0]
-    return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
+    init = (jnp.zeros(h_BTD.shape[0], jnp.float32),) * len(weights)
+    sums = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, *weights_BT, chunk=chunk))[0]
+    return sums if n_pieces == 1 else tuple(x_B.reshape(n_pieces, n_batch).sum(0) for x_B in sums)
 
 
 def token_losses(
@@ -105,7 +125,7 @@ def token_losses(
         return carry, lse_BC - target_logit_BC
 
     ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
-    losses_cBC = jax.lax.scan(body, None, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[1]
+    losses_cBC = jax.lax.scan(body, None, _time_chunks(h_BTD, targets_BT, ones_BT, chunk=chunk))[1]
     n_batch, seq_len = targets_BT.shape
     return rows_to_time(jnp.moveaxis(losses_cBC, 0, 1).reshape(n_batch, -1)[:, :seq_len], n_sequences)
 
@@ -138,12 +158,12 @@ def marked_scores(
         return jax.tree.map(jnp.add, sums, more), None
 
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
-    sums = jax.lax.scan(body, (init_B, init_B), _time_chunks(h_BTD, targets_BT, marks_BT, chunk))[0]
+    sums = jax.lax.scan(body, (init_B, init_B), _time_chunks(h_BTD, targets_BT, marks_BT, chunk=chunk))[0]
     marked_B, missed_B = (x.reshape(n_pieces, n_batch).sum(0) for x in sums)
     return marked_B, missed_B
 
 
-def _time_chunks(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:
+def _time_chunks(h_BTD: Array, targets_BT: Array, *weights: Array, chunk: int) -> tuple[Array, ...]:
     """Return chunks of time on axis 0, padded with weight 0; a batch that is sharded over devices stays sharded."""
     n_batch, seq_len, _ = h_BTD.shape
     width = min(seq_len, max(1, chunk // n_batch))
@@ -153,7 +173,7 @@ def _time_chunks(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int)
         x = jnp.pad(x, [(0, 0), (0, n_chunks * width - seq_len)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(n_batch, n_chunks, width, *x.shape[2:]), 1, 0)
 
-    return split(h_BTD), split(targets_BT), split(weights_BT)
+    return tuple(split(x) for x in (h_BTD, targets_BT, *weights))
 
 
 def _logits(w_DO: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array]:
@@ -197,7 +217,7 @@ def _forward(
     (n_batch, seq_len, dim), n_vocab = h_BTD.shape, w_DO.shape[1]
     init_MO = constrain_pieces(jnp.zeros((pieces * dim, n_vocab), jnp.float32), pieces)
     init = (jnp.zeros(n_batch, jnp.float32), init_MO)
-    (loss_B, dw_MO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
+    (loss_B, dw_MO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk=chunk))
     dh_BTD = jnp.moveaxis(dh_cBCD, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
     return jnp.sum(loss_B), (dh_BTD, dw_MO.reshape(copies_NDO.shape).astype(copies_NDO.dtype))
 

@@ -6,7 +6,9 @@ those of another machine. Time is the speed of the same model on the same kind o
 that of a few steps on random tokens.
 """
 
+import collections
 import dataclasses
+import itertools
 import math
 import os
 import time
@@ -21,9 +23,12 @@ from kernels_pallas import cpu_compiler
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
 from seqjax.models import Model, flops
+from seqjax.nn.params import GROUPS, names
 from seqjax.reading import read_json
 from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
 from seqjax.training.checkpoint import has_any
+from seqjax.training.origin import RULES
+from seqjax.training.origin import read as read_origin
 from seqjax.training.schedule import end_steps, segments
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.training.step import (
@@ -75,7 +80,8 @@ def describe(
     yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
     yield f"data         {_data(config)}"
 
-    model = Model(config.model, max_len=train.seq_len)
+    rules = RULES if workdir is None else read_origin(readable(workdir))["rules"]
+    model = Model(config.model, max_len=train.seq_len, carry_from_zero=rules == 1)
     total, active = flops.n_params(model), flops.matmul_params(model)
     tokens_per_step = train.batch_size * train.seq_len
     steps = sum(segment.end - segment.begin for segment in segments(config))
@@ -89,7 +95,9 @@ def describe(
     yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
     yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"
 
-    optimizer = make_optimizer(config.optim)
+    yield from group_table(model)
+    yield f"decay        {_decay(config.optim.weight_decay, rules)}"
+    optimizer = make_optimizer(config.optim, model.groups if rules > 1 else None)
     init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
     state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
@@ -138,6 +146,27 @@ def describe(
         yield "time         unknown: no recorded speed of this model on this device, and its steps are too long to try"
     else:
         yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
+
+
+def group_table(model: Model) -> list[str]:
+    """Return a line for each group of parameters: its arrays, counted per layer, and their elements."""
+    arrays, elements, shapes = collections.Counter(), collections.Counter(), dict(names(model.shapes))
+    for name, group in names(model.groups):
+        arrays[group] += model.repeats if name.startswith("blocks.") else 1
+        elements[group] += math.prod(shapes[name].shape)
+    heads = itertools.chain(["groups"], itertools.repeat(""))
+    return [
+        f"{head:<12} {group:<11} {arrays[group]:,} arrays, {elements[group]:,} parameters"
+        for head, group in zip(heads, filter(arrays.get, GROUPS))
+    ]
+
+
+def _decay(weight_decay: float, rules: int) -> str:
+    if not weight_decay:
+        return "none"
+    if rules > 1:
+        return f"{weight_decay:g} on matrices"
+    return f"{weight_decay:g} on every array with more than one axis per layer, as when the run in the workdir began"
 
 
 def simulated_devices(count: int) -> list[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
@@ -21,7 +22,7 @@ from seqjax.data import Corpus, EvalBlocks
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
-from seqjax.training import eval_losses, metrics
+from seqjax.training import eval_losses, metrics, origin
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.schedule import Segment, keeps_checkpoint, segments
@@ -67,35 +68,53 @@ class Evaluation:
     `blocks` holds the blocks of each domain, in the corpus's order.
     """
 
-    def __init__(self, model: Model, corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0):
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        config: Config,
+        *,
+        mesh: Mesh,
+        tokens: int = 0,
+        rules: int = origin.RULES,
+    ):
         """Load the blocks: at most `tokens` of them per domain, where 0 stands for `config.eval.tokens`.
 
-        Raises `UserError` if the config wants the entropy of attention and no layer has softmax weights.
+        `rules` are the rules of the run (seqjax/training/origin.py). Raises `UserError` if the config wants the entropy
+        of attention and no layer has softmax weights.
         """
         if config.eval.entropy_tokens:
             require_entropy(model)
         self._model, self._corpus, self._config, self._mesh, self._tokens = model, corpus, config, mesh, tokens
         self._domains = load_domains(corpus, config, mesh=mesh, tokens=tokens)
-        self._block_step = jax.jit(model.sequence_losses, out_shardings=replicated(mesh))
+        n_bytes_O = corpus.tokenizer.n_bytes
+        in_text_O = (n_bytes_O > 0 if rules > 1 else np.ones_like(n_bytes_O)).astype(np.float32)
+
+        def block_losses(params: Params, tokens_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return model.weighted_sequence_losses(params, tokens_BT1, jnp.asarray(in_text_O)[tokens_BT1[:, 1:]])
+
+        self._block_step = jax.jit(block_losses, out_shardings=replicated(mesh))
         self._token_step = jax.jit(model.token_losses, out_shardings=replicated(mesh))
         self.blocks = {name: domain.blocks for name, domain in self._domains.items()}
 
     def losses(self, params: Params) -> dict[str, np.ndarray]:
         """Return the mean next-token loss of every block of every domain in nats per token, float64 [n]."""
+        return self.measure(params)[0]
+
+    def measure(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Return `losses`, and the row of metrics of the evaluation (`summarize`)."""
         sharding = batch_sharding(self._mesh)
         sums = {
             name: [self._block_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
             for name, domain in self._domains.items()
         }
-        return {
-            name: np.concatenate(jax.device_get(parts)).astype(np.float64)[: len(self.blocks[name].tokens)]
-            / self._corpus.seq_len
-            for name, parts in sums.items()
-        }
-
-    def row(self, losses: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the row of metrics of an evaluation with these losses of blocks (`summarize`)."""
-        return summarize(losses, self._domains, self._corpus)
+        losses, in_text = {}, {}
+        for name, parts in sums.items():
+            losses[name], in_text[name] = (
+                np.concatenate(part).astype(np.float64)[: len(self.blocks[name].tokens)] / self._corpus.seq_len
+                for part in zip(*jax.device_get(parts), strict=True)
+            )
+        return losses, summarize(losses, in_text, self.blocks, self._corpus)
 
     def write_classes(self, workdir: Path, step: int, params: Params) -> None:
         """Write the sums of the losses by class of token after `step`; process 0 writes, all must call it."""
@@ -121,17 +140,25 @@ class Evaluation:
         }
 
 
-def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], corpus: Corpus) -> dict[str, float]:
+def summarize(
+    losses: Mapping[str, np.ndarray],
+    in_text: Mapping[str, np.ndarray],
+    blocks: Mapping[str, EvalBlocks],
+    corpus: Corpus,
+) -> dict[str, float]:
     """Return the row of metrics of an evaluation.
 
-    It has per domain the mean `loss` in nats per token and `bits_per_byte`, which is comparable across tokenizers. It
-    also has the mean losses in domain and out of domain, `equal` (unweighted) and `natural` (weighted by shares of the
-    corpus). Test sets are not in these means.
+    `losses` are the mean losses of blocks. `in_text` are the same without the losses of tokens that have no bytes, such
+    as BOS and EOS, but also divided by the block length.
+
+    The row has per domain the mean `loss` in nats per token and `bits_per_byte` of the text, which is comparable across
+    tokenizers. It also has the mean losses in domain and out of domain, `equal` (unweighted) and `natural` (weighted by
+    shares of the corpus). Test sets are not in these means.
     """
     row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
-    for name, loss in losses.items():
+    for name, loss in in_text.items():
         nats = float(np.sum(loss)) * corpus.seq_len
-        if n_bytes := int(np.sum(domains[name].blocks.n_bytes)):
+        if n_bytes := int(np.sum(blocks[name].n_bytes)):
             row[f"eval/{name}/bits_per_byte"] = nats / math.log(2) / n_bytes
     for side, inside in (("in_domain", True), ("out_of_domain", False)):
         names = [name for name in losses if name in corpus.natural_shares and (name in corpus.in_domain) == inside]
@@ -173,8 +200,8 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
         with jax.transfer_guard("allow"):
             again = multihost_utils.broadcast_one_to_all(again)
     if again[0]:
-        losses = evaluation.losses(params)
-        row, rows = evaluation.row(losses), metrics.read(workdir) if lead else []
+        losses, row = evaluation.measure(params)
+        rows = metrics.read(workdir) if lead else []
         if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == step):
             raise UserError(
                 f"{path} {faults[0]}, and the checkpoint of step {step} has other losses here than in {mirror}/"
@@ -223,7 +250,8 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:
         mesh = make_mesh()  # The run's mesh needs other devices, e.g. those of a pod.
-    model = Model(config.model, max_len=config.train.seq_len)
+    rules = origin.read(workdirs.readable(workdir))["rules"]
+    model = Model(config.model, max_len=config.train.seq_len, carry_from_zero=rules == 1)
     target = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         model.shapes,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
@@ -180,8 +181,11 @@ def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
         process_count=jax.process_count(),
     )
     # ----------------------------------------------------------------------------------------------- model, state
-    model = Model(config.model, max_len=seq_len)
-    optimizer = schedule.optimizer(config.optim)
+    begun = origin.read(mirror.directory)
+    if jax.process_count() > 1:  # of several, only process 0 has the files of a store
+        begun["rules"] = int(multihost_utils.broadcast_one_to_all(np.array(begun["rules"], np.int32)))
+    model = Model(config.model, max_len=seq_len, carry_from_zero=begun["rules"] == 1)
+    optimizer = schedule.optimizer(config.optim, model.groups if begun["rules"] > 1 else None)
     init = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
     shapes = jax.eval_shape(init)
     state, tokens = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
@@ -190,7 +194,7 @@ def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
         mesh,
         corpus,
         iterator,
-        Evaluation(model, corpus, config, mesh=mesh),
+        Evaluation(model, corpus, config, mesh=mesh, rules=begun["rules"]),
         model,
         init=jax.jit(init, out_shardings=state),
         target=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state),
@@ -198,7 +202,7 @@ def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
         n_micro=n_micro,
         train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
         mirror=mirror,
-        origin=origin.read(mirror.directory),
+        origin=begun,
     )
 
 
@@ -221,6 +225,11 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -
         raise UserError(
             f"The data is not what {mirror} was trained on (manifest {setup.corpus.manifest_hash}, then "
             f"{log['manifest']}). Point config.data.path at the same data, or start in another --workdir."
+        )
+    if log.get("rules", 1) != setup.origin["rules"]:
+        raise UserError(
+            f"{mirror}/run.json is missing or belongs to another run: the checkpoint of step {step} has other rules. "
+            "Put back a copy of run.json."
         )
     return Place(step, state, setup.iterator.get_state(), log)
 
@@ -307,6 +316,7 @@ def _train(
     config, mesh, corpus, iterator, evaluation, model = setup[:6]
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
+    identity = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}
     rate_of = schedule.rates(config.optim, segment)
     state, step = start.state, start.step
     iterator.set_state(start.data)
@@ -371,8 +381,7 @@ def _train(
             with log.clock.paused():
                 # -------------------------------------------------------------------------------------- evaluate
                 if evaluating:
-                    losses = evaluation.losses(state.params)
-                    row = evaluation.row(losses)
+                    losses, row = evaluation.measure(state.params)
                     if last and segment.is_end and config.eval.entropy_tokens:
                         for field, values in evaluation.entropy(state.params).items():
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
@@ -387,10 +396,10 @@ def _train(
                     log.sync()
                     mirror.push()  # the rows that this checkpoint relies on
                     with jax.transfer_guard("allow"):
-                        checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
+                        checkpoints.save(step, state, iterator, log.state | identity)
             if stopping:
                 break
-        return Place(step, state, iterator.get_state(), log.state | {"manifest": corpus.manifest_hash})
+        return Place(step, state, iterator.get_state(), log.state | identity)
 
 
 def log_step(

@@ -1,25 +1,41 @@
-"""Where a run began, if not from scratch, and where it was extended: a part of its `run.json`.
+"""How a run began and where it was extended: a part of its `run.json`.
 
-Every process that goes on with a run keeps it. A run's report and a study say it in words.
+Every process that goes on with a run keeps it. A run's report and a study say in words where it began, if not from
+scratch, and its extensions. `rules` is the version of the rules below. A run keeps the rules that it began with.
+
+    1  Weight decay applies to every array with more than one axis per layer. The losses of tokens without bytes, such
+       as BOS and EOS, are part of bits per byte. In a hybrid whose layer 0 is not RWKV-7 or its shell, these mix their
+       values with zeros. run.json does not name these rules.
+    2  Weight decay applies to matrices (`seqjax.nn.param`). Bits per byte are of the tokens with bytes. The first layer
+       with RWKV-7 or its shell sets the values that later ones mix in.
 """
 
 from pathlib import Path
 from typing import Any
 
 from seqjax.reading import read_json
-from seqjax.utils import write_json
+from seqjax.utils import UserError, write_json
 
+RULES = 2
 FORM = {
+    "rules?": int,
     "init_from?": {"path": str, "step": int, "sha256": str},  # `--init_from`, and the digest of the parameters
     "extended?": [{"step": int, "steps": int, "ends": [int]}],  # where the trunk was, and what the run had until then
 }
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """Return the origin of the run in a local directory; {} if it began from scratch and was not extended."""
+    """Return the origin of the run in a local directory: its `rules`, `init_from` and `extended`, if it has them."""
     path = workdir / "run.json"
-    found = read_json(path, FORM) if path.is_file() else {}
-    return {key: found[key] for key in ("init_from", "extended") if key in found}
+    if not path.is_file():
+        return {"rules": RULES}
+    found = read_json(path, FORM)
+    if found.setdefault("rules", 1) not in range(1, RULES + 1):
+        raise UserError(
+            f"{path}: the run began with rules {found['rules']}, and this seqjax knows those up to {RULES}. Update "
+            "seqjax to go on with it."
+        )
+    return {key: found[key] for key in ("rules", "init_from", "extended") if key in found}
 
 
 def save(workdir: Path, origin: dict[str, Any]) -> None:

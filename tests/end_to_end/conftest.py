@@ -27,7 +27,7 @@ SETTINGS = {
     "optim__b1": 0.6,
     "optim__b2": 0.7,
     "optim__eps": 1e-3,
-    "optim__weight_decay": 0.3,
+    "optim__weight_decay": 0.6,
     "optim__clip_norm": 0.4,
     "optim__warmup_steps": 3,
     "optim__final_lr": 0.02,
@@ -69,15 +69,15 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run, on eight devices as 2 x 2 x 2. JAX's profiler and Orbax are listened to."""
     workdir = tmp_path_factory.mktemp("end_to_end") / "run"
     run = Run(workdir, config, [], [], {})
-    loss, sequence_losses, save = Model.loss, Model.sequence_losses, ocp.CheckpointManager.save
+    loss, block_losses, save = Model.loss, Model.weighted_sequence_losses, ocp.CheckpointManager.save
 
     def seen_loss(self, params, tokens_BT1):
         run.batch_shapes.append(("train", tokens_BT1.shape))
         return loss(self, params, tokens_BT1)
 
-    def seen_sequence_losses(self, params, tokens_BT1):
+    def seen_block_losses(self, params, tokens_BT1, weights_BT):
         run.batch_shapes.append(("eval", tokens_BT1.shape))
-        return sequence_losses(self, params, tokens_BT1)
+        return block_losses(self, params, tokens_BT1, weights_BT)
 
     def seen_save(self, step, *, args, **options):
         items = {name: getattr(item, "item", None) for name, item in args.items()}
@@ -89,7 +89,7 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Model, "loss", seen_loss)
-        patch.setattr(Model, "sequence_losses", seen_sequence_losses)
+        patch.setattr(Model, "weighted_sequence_losses", seen_block_losses)
         patch.setattr(ocp.CheckpointManager, "save", seen_save)
         patch.setattr(
             jax.profiler, "start_trace", lambda *a, **k: run.profile.append(("start", support.n_rows(workdir)))

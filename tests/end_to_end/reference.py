@@ -37,6 +37,7 @@ class Reference:
         optim = config.optim
         params, treedef = jax.tree.flatten(jax.tree.map(np.float64, self._init(config.train.seed)))
         decayed = [_is_matrix(path, x) for path, x in jax.tree_util.tree_leaves_with_path(treedef.unflatten(params))]
+        assert any(decayed) and not all(decayed)
         first = second = [np.zeros_like(x) for x in params]
         rows = []
         for step, tokens in zip(range(1, config.train.steps + 1), batches):
@@ -74,5 +75,5 @@ def _norm(arrays: list[np.ndarray]) -> float:
 
 
 def _is_matrix(path: Any, x: np.ndarray) -> bool:
-    """The parameters of layers are stacked, so there a vector has two dimensions."""
-    return x.ndim > (2 if jax.tree_util.keystr(path).startswith("['blocks']") else 1)
+    """Of these models only projections: no table, and no head. Layers are stacked, so a vector has two dimensions."""
+    return jax.tree_util.keystr(path).startswith("['blocks']") and x.ndim > 2

@@ -15,9 +15,11 @@ import jax
 import pytest
 
 import seqjax
+from seqjax.reading import read_json
 from seqjax.sharding import make_mesh
-from seqjax.training import loop
+from seqjax.training import loop, origin
 from seqjax.training import workdir as workdirs
+from seqjax.utils import UserError
 from tests.golden import commands, make_losses, make_workdirs
 
 GOLDEN = make_workdirs.read()["workdirs"]
@@ -74,8 +76,23 @@ def test_the_run_goes_on_as_if_it_had_not_stopped(name, blocks, tmp_path):
         assert not make_losses.beyond_tolerance(rows[directory], want[directory]), directory
     for path, text in before.items():
         assert (tmp_path / name / path).read_text().startswith(text), path
+    assert read_json(tmp_path / name / "run.json")["rules"] == 1
     last = f"ends/{max(int(d.removeprefix('ends/')) for d in want if d != '.')}" if len(want) > 1 else "."
     assert rows[last][-1]["step"] == json.loads((tmp_path / name / "config.json").read_text())["train"]["steps"]
+
+
+def test_a_new_run_has_other_rules_than_one_that_began_before_them(blocks, tmp_path):
+    """Its weight decay leaves out the tables. Without its run.json the old one is not continued by new rules."""
+    in_this_process([make_workdirs.training("decay", tmp_path / "new", blocks)])
+    assert read_json(tmp_path / "new" / "run.json")["rules"] == origin.RULES == 2
+    (new,), (old,) = make_workdirs.rows(tmp_path / "new").values(), GOLDEN["decay"]["rows"].values()
+    norms = [[row["train/param_norm"] for row in rows if "train/param_norm" in row] for rows in (new, old)]
+    assert len(norms[0]) == len(norms[1]) == 6
+    assert norms[0][-1] > norms[1][-1] * (1 + 5 * make_losses.TOLERANCE), "tables did not decay"
+    workdir = make_workdirs.unpack("decay", tmp_path / "old", blocks)
+    (workdir / "run.json").unlink()
+    with pytest.raises(UserError, match=r"run.json is missing or belongs to another run.* Put back a copy of run.json"):
+        in_this_process([make_workdirs.training("decay", workdir, blocks)])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ from seqjax.config import Config, from_config_dict, to_dict
 from seqjax.models import Model, flops
 from seqjax.utils import UserError
 from tests import support
+from tests.models import oracle
 
 B, T = 2, 11
 
@@ -72,6 +73,39 @@ def test_step_equals_the_parallel_form():
         np.testing.assert_allclose(logits, want[:, t - 1], rtol=1e-4, atol=1e-4)
         logits, cache = step(weights, tokens[:, t], np.int32(t), cache)
     np.testing.assert_allclose(logits, want[:, -1], rtol=1e-4, atol=1e-4)
+
+
+RWKV7 = {"name": "rwkv7", "heads": 4, "decay_rank": 3, "eta_rank": 2, "value_rank": 5, "gate_rank": 4, "chunk_size": 4}
+SHELL = {"name": "rwkv7_shell", "heads": 4, "core": "window", "window": 3, "value_rank": 3, "gate_rank": 4}
+ATTENTION = {"name": "transformer_pp", "heads": 4}
+PATTERNS = {
+    "rwkv7 first": (RWKV7, ATTENTION, SHELL),
+    "rwkv7 second": (ATTENTION, RWKV7, SHELL),
+    "shell third": (ATTENTION, ATTENTION, SHELL),
+    "shell before rwkv7": (ATTENTION, SHELL, RWKV7),
+}
+
+
+@pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["scan", "unrolled"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_first_layer_with_rwkv7_sets_the_values_that_others_mix_in(pattern, scan):
+    """Wherever it is: of six layers against the equations, and in all forms of decoding."""
+    model = build(**{"model.n_layers": 6, "model.mixer": PATTERNS[pattern], "model.scan_layers": scan})
+    weights, tokens = support.random_params(model), support.random_tokens((B, T))
+    want = jax.jit(model.logits)(weights, tokens)
+    exact = oracle.logits(model.config, jax.device_get(weights), np.asarray(tokens))
+    np.testing.assert_allclose(want, exact, rtol=0, atol=2e-4 * np.abs(exact).max())
+    step, next_ = jax.jit(model.step), jax.jit(model.prefill_next)
+    logits, cache = jax.jit(model.prefill)(weights, tokens[:, :4], model.init_cache(B, T))
+    np.testing.assert_allclose(logits, want[:, 3], rtol=1e-4, atol=1e-4)
+    logits, cache = next_(weights, tokens[:, 4:7], np.int32(4), cache)
+    for t in range(7, T):
+        np.testing.assert_allclose(logits, want[:, t - 1], rtol=1e-4, atol=1e-4)
+        logits, cache = step(weights, tokens[:, t], np.int32(t), cache)
+    np.testing.assert_allclose(logits, want[:, -1], rtol=1e-4, atol=1e-4)
+    # Runs that began when layer 0 alone could set the values keep their function: zeros unless that layer has RWKV-7.
+    before = jax.jit(Model(model.config, max_len=T, carry_from_zero=True).logits)(weights, tokens)
+    assert np.allclose(before, want, rtol=1e-4, atol=1e-4) == (pattern == "rwkv7 first")
 
 
 def test_flops_are_the_mean_of_the_two_models():

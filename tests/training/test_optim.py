@@ -1,16 +1,23 @@
 """The schedule at its corners, clipping, weight decay, and gradient accumulation."""
 
 import dataclasses
+import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
-from seqjax.config import OptimConfig
+from seqjax.config import OptimConfig, from_config_dict, presets
+from seqjax.models import Model
+from seqjax.nn import constant, param
+from seqjax.nn.params import Template, names
 from seqjax.training.schedule import Segment, optimizer, rates
 from seqjax.training.step import init_state, make_train_step
+from seqjax.utils import UserError
 from tests import support
 
 
@@ -34,9 +41,9 @@ def test_a_warmup_longer_than_the_run_only_rises():
     assert values[-1] == pytest.approx(1e-3, rel=1e-5)
 
 
-def updates(config, grads, params, steps=1):
+def updates(config, grads, params, steps=1, groups=None):
     """What the optimiser adds to the parameters in its last step, at a learning rate of 1."""
-    transform = optimizer(config)
+    transform = optimizer(config, groups)
     state = transform.init(params)
     for _ in range(steps):
         change, state = transform.update(grads, state, params)
@@ -79,14 +86,115 @@ def test_clipping_bounds_the_global_norm(clip, scale):
     assert norm == pytest.approx(min(clip or np.inf, scale * np.sqrt(7)), rel=1e-5)
 
 
-def test_weight_decay_is_for_matrices():
-    grads = jax.tree.map(jnp.zeros_like, TREE)
-    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(updates(PLAIN, grads, TREE)))
-    decayed = updates(dataclasses.replace(PLAIN, weight_decay=0.1), grads, TREE)
-    np.testing.assert_allclose(decayed["embed"], -0.1, rtol=1e-5)
-    np.testing.assert_allclose(decayed["blocks"]["w"], -0.1, rtol=1e-5)
-    assert (np.asarray(decayed["norm"]["g"]) == 0).all()
-    assert (np.asarray(decayed["blocks"]["g"]) == 0).all(), "gains of stacked layers are vectors, not a matrix"
+def decays(params, groups=None):
+    """Whether weight decay applies, for every parameter."""
+    zeros, config = jax.tree.map(jnp.zeros_like, params), dataclasses.replace(PLAIN, weight_decay=0.1)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(updates(PLAIN, zeros, params, groups=groups)))
+    changes = updates(config, zeros, params, groups=groups)
+
+    def is_decayed(change, x):
+        if (np.asarray(change) == 0).all():
+            return False
+        np.testing.assert_allclose(change, -0.1 * x, rtol=1e-5)
+        return True
+
+    return jax.tree.map(is_decayed, changes, params)
+
+
+def test_weight_decay_without_groups_is_for_all_arrays_of_two_axes():
+    """The rule of runs that began without groups; layers are stacked, so that gains in them have two axes."""
+    assert decays(TREE) == {"embed": True, "norm": {"g": False}, "blocks": {"w": True, "g": False}}
+
+
+# Per config and settings: the arrays with more than one axis per layer that are no matrices.
+NO_MATRICES = {
+    "transformer_pp": {"embed": "embedding"},
+    "transformer_pp:model.tie_embeddings=False": {"embed": "embedding", "head": "embedding"},
+    "transformer_pp:model.canon=ACD": {
+        "embed": "embedding",
+        "canon_a.w": "convolution",
+        "canon_c.w": "convolution",
+        "mlp.up_conv.w": "convolution",
+        "mlp.gate_conv.w": "convolution",
+    },
+    "transformer_pp:model.mixer.const=qk": {
+        "embed": "embedding",
+        "mixer.q.table": "embedding",
+        "mixer.k.table": "embedding",
+    },
+    "transformer": {"embed": "embedding", "positions": "embedding"},
+    "mamba1": {"embed": "embedding", "mixer.a_log": "vector", "mixer.conv.w": "convolution"},
+    "mamba2": {"embed": "embedding", "mixer.conv_x.w": "convolution", "mixer.conv_bc.w": "convolution"},
+    "log_linear_mamba2": {
+        "embed": "embedding",
+        "mixer.level_scale": "vector",
+        "mixer.conv_x.w": "convolution",
+        "mixer.conv_bc.w": "convolution",
+    },
+    "mamba3": {"embed": "embedding", "mixer.b_bias": "vector", "mixer.c_bias": "vector"},
+    "rwkv5": {"embed": "embedding", "mixer.mu": "vector"},
+    "rwkv6": {"embed": "embedding", "mixer.mu": "vector"},
+    "rwkv7": {"embed": "embedding"},
+    "kda": {"embed": "embedding"} | {f"mixer.{x}_conv.w": "convolution" for x in "qkv"},
+}
+
+
+@pytest.mark.parametrize("config", NO_MATRICES)
+def test_weight_decay_is_for_matrices(config):
+    """Of a model's parameters, by the groups that it declares."""
+    name, _, settings = config.partition(":")
+    text = ",".join(filter(None, (f"{name}:debug,model.n_layers=2", settings)))
+    model = Model(from_config_dict(presets.read_config(text)).model, max_len=8)
+    shapes, groups = dict(names(model.shapes)), dict(names(model.groups))
+    assert groups.keys() == shapes.keys()
+    params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), model.shapes)
+    decayed = dict(names(decays(params, model.groups)))
+    found = {}
+    for path, x in shapes.items():
+        stacked = path.startswith("blocks.")
+        if x.ndim - stacked < 2:
+            assert groups[path] == "vector", path
+        elif groups[path] != "matrix":
+            found[path.split(".", 2)[2] if stacked else path] = groups[path]
+        assert decayed[path] == (groups[path] == "matrix"), path
+    assert found == NO_MATRICES[config]
+
+
+class Custom(nnx.Module):
+    """Parameters as a mixer from outside may have them: by `param`, of Flax's layers, and bare."""
+
+    def __init__(self, rngs):
+        self.projection = param(rngs, constant(0.0), (8, 4), ("embed", None))
+        self.stack = param(rngs, constant(0.0), (3, 8, 4), (None, "embed", "mlp"))
+        self.rates = param(rngs, constant(0.0), (8, 4), ("mlp", "state"))
+        self.taps = param(rngs, constant(0.0), (8, 4), ("mlp", "conv"))
+        self.table = param(rngs, constant(0.0), (8, 4), ("positions", None))
+        self.gain = param(rngs, constant(0.0), (8,), ("embed",))
+        self.bias_HK = param(rngs, constant(0.0), (2, 4), ("heads", None), group="vector")
+        self.linear, self.embed = nnx.Linear(8, 4, rngs=rngs), nnx.Embed(8, 4, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, rngs=rngs)
+        self.bare = nnx.Param(jnp.zeros((8, 4)))
+
+
+def test_groups_of_a_module_that_declares_none():
+    groups = Template(lambda rngs, layer: Custom(rngs)).groups
+    attention = groups.pop("attention")
+    assert groups == {
+        "projection": "matrix",
+        "stack": "matrix",
+        "rates": "vector",
+        "taps": "convolution",
+        "table": "embedding",
+        "gain": "vector",
+        "bias_HK": "vector",
+        "linear": {"kernel": "matrix", "bias": "vector"},
+        "embed": {"embedding": "embedding"},
+        "bare": "matrix",
+    }
+    assert attention["query"] == {"kernel": "matrix", "bias": "vector"}, "its bias has two axes"
+    wrong: Any = "matrices"  # unwrapped, since the tests check types, too
+    with pytest.raises(UserError, match=r"group='matrices': .* matrix, vector, embedding, convolution"):
+        inspect.unwrap(param)(nnx.Rngs(0), constant(0.0), (2, 2), (None, None), group=wrong)
 
 
 def test_micro_batches_give_the_gradient_of_the_batch():
