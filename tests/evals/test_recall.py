@@ -23,6 +23,7 @@ from seqjax.evals.recall.tasks.capacity import Capacity
 from seqjax.evals.recall.tasks.s5 import S5
 from seqjax.evals.recall.tasks.toposort import TopoSort
 from seqjax.models import Model
+from seqjax.training.origin import RULES
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.utils import UserError
 from tests import support
@@ -463,6 +464,24 @@ def test_a_width_can_be_chosen(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(command, "_train", lambda setup, runs, out, **_: asked.extend(runs))
     command.main(["--size=small", "--models=Based", "--tasks=s5", "--widths=128", f"--out={tmp_path}"])
     assert [(run.dim, run.rate) for run in asked] == [(128, 3.2e-3), (128, 1e-3), (128, 1e-2)]
+
+
+def test_results_by_an_earlier_rule_are_reported_and_not_extended(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(report, "draw", lambda *_, **__: None)
+    monkeypatch.setattr(command, "_train", lambda *_, **__: None)
+    asked, test = setups.SETUPS["demo"].asked("s5"), {"accuracy": 0.5, "whole": 0.5}
+    tests = dict.fromkeys(setups.SETUPS["demo"].task("s5").tests, test)
+    line = {"model": "Based", "task": "s5", "asked": asked, "dim": 32, "seed": 0, "rate": 1e-3, "seconds": 1.0}
+    line |= {"steps": 1, "batch_size": 2, "chance": 0.1, "device": "cpu"}
+    line |= {"state": dict.fromkeys(tests, 8), "tests": tests}
+    arguments = ["--size=demo", "--models=Based", "--tasks=s5", f"--out={tmp_path}"]
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    command.main([*arguments, "--report"])
+    assert (tmp_path / "report.md").exists()
+    with pytest.raises(UserError, match=r"runs.jsonl holds results with an earlier rule.*give another --out"):
+        command.main(arguments)
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line | {"rules": RULES}) + "\n")
+    command.main(arguments)
 
 
 def test_labels_hold_commas() -> None:

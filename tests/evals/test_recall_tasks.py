@@ -500,7 +500,7 @@ def test_a_grammar_says_what_5_grams_have() -> None:
 def test_capacity_is_the_bits_of_all_facts_by_parameter() -> None:
     task = Capacity(length=64, people=40_000, among=1_000)
     of = asked_of(task, 3)
-    for bits, known in ((0, 6), (2, 4), (6, 0), (11, 0)):
+    for bits, known in ((0, 6), (2, 4), (6, 0), (11, -5)):
         scores = task.scores(of, np.full(of.targets.shape, bits, np.float32), parameters=12_000)
         np.testing.assert_allclose(np.broadcast_to(scores, of.targets.shape), known * 4 * 1_000 / 12_000)
 
@@ -722,3 +722,24 @@ def test_a_node_that_has_not_come_is_right_as_often_as_the_floor_says(nodes) -> 
             guess[i] = rng.choice([node for node in nodes_of if node not in targets[:i]])
     right = task.right(sequences, guessed)[sequences.targets != IGNORED]
     assert abs(right.mean() - task.floor) < 5 * right.std() / np.sqrt(len(right))
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.1, 1.0, 5.0, 30.0])
+def test_capacity_does_not_reward_noise(confidence):
+    """A model of random logits knows nothing, however confident it is; one that knows all has 6 bits of every fact."""
+    task = Capacity(length=64, people=500, among=500)
+    rng = np.random.default_rng(0)
+    inputs, targets = task.examples(rng, 200)
+    rows, places = np.nonzero(targets != IGNORED)
+    asked = Batch(inputs, places.reshape(200, -1), targets[rows, places].reshape(200, -1))
+    logits = confidence * rng.standard_normal((200, task.answers, VALUES))
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    answers = asked.targets - NAMES - ATTRIBUTES
+    bits = -np.take_along_axis(log_p, answers[..., None], -1)[..., 0] / np.log(2)
+    facts, parameters = ATTRIBUTES * 500, 1000
+    assert task.scores(asked, bits, parameters=parameters).mean() < (1e-6 if confidence == 0 else 0.02)
+    assert task.scores(asked, bits, parameters=parameters).mean() == pytest.approx(
+        (np.log2(VALUES) - bits.mean()) * facts / parameters
+    )
+    exact = task.scores(asked, np.zeros_like(bits), parameters=parameters)
+    assert exact.mean() == pytest.approx(6 * facts / parameters)

@@ -33,6 +33,7 @@ from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import train
 from seqjax.study.runs.runner import visible_gpus
+from seqjax.training.origin import RULES
 from seqjax.training.processes import use_compile_cache
 from seqjax.utils import UserError, command_parser, duration, nearest, run_command
 
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> None:
     for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
-    store.require_local(args.out, "--out")
+    store.require_local(store.location(args.out), "--out")
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
@@ -92,7 +93,9 @@ def main(argv: list[str]) -> None:
     failed = 0
     for seeds in [] if args.report else sorted({1, args.seeds}):  # the first seed tells the rate of the others
         runs = list(_runs(setup, models, tasks, seeds=seeds, found=report.results(out)))
-        jobs = min(args.jobs, len({*runs} - _done(out)))
+        if missing := {*runs} - _done(out):
+            _require_rules(out)
+        jobs = min(args.jobs, len(missing))
         if jobs > 1:
             command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}"]
             command += [f"--widths={','.join(widths)}", f"--seeds={seeds}", f"--together={args.together}"]
@@ -183,6 +186,15 @@ def _require_asked(setup: Setup, out: Path) -> None:
                 f"{out / report.RESULTS} holds results of {result['task']} of another --size, or with other sequences, "
                 "tests or steps than now; give another --out, or delete those lines."
             )
+
+
+def _require_rules(out: Path) -> None:
+    """Raise `UserError` if a result was made by other rules than now, which further results would not compare with."""
+    if any(result.get("rules", 1) != RULES for result in report.results(out)):
+        raise UserError(
+            f"{out / report.RESULTS} holds results with an earlier rule for weight decay and the score of `capacity`, "
+            "and new ones do not compare with them; give another --out. --report reads them."
+        )
 
 
 def _train(

@@ -14,6 +14,7 @@ from seqjax.config import ModelConfig, OptimConfig, from_config_dict, presets
 from seqjax.evals.recall.setups import Setup
 from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, Task, TaskSetup
 from seqjax.models import Model, flops
+from seqjax.training.origin import RULES
 from seqjax.training.schedule import Segment, rates
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.types import Array, Params
@@ -163,7 +164,7 @@ def train(
     config = model_config(text, dim=dim, vocab_size=task.vocab_size, depth=task.depth)
     model = Model(config, max_len=max(t.length for t in (*task.train, *task.tests.values())))
     optims = [OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1) for rate, _ in runs]
-    optimizer = make_optimizer(optims[0])  # the rates are factors of its updates
+    optimizer = make_optimizer(optims[0], model.groups)  # the rates are factors of its updates
     rates_NS = np.stack([rates(optim, Segment(0, task.steps, is_end=True)) for optim in optims])
     streams = {seed: batches(task.train, batch_size=setup.batch_size, seed=2 * seed) for _, seed in runs}
     params = jax.jit(jax.vmap(lambda seed: model.init(jax.random.key(seed))))(np.array([seed for _, seed in runs]))
@@ -180,6 +181,7 @@ def train(
         jax.block_until_ready(losses[-2:][0])  # At most one call ahead, so that batches do not pile up.
     curves = np.concatenate(jax.device_get(losses), 1)
     common = {
+        "rules": RULES,
         "dim": dim,
         "steps": task.steps,
         "batch_size": setup.batch_size,

@@ -88,9 +88,10 @@ class Capacity(Task):
         return Examples(inputs, targets)
 
     def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
-        """Return the bits known of a fact, at least 0, times all facts that may be asked for, per parameter.
+        """Return the bits known of a fact, times all facts that may be asked for, per parameter.
 
-        A guess is 6 bits away from a value; what a model knows is what it needs less.
+        A guess takes 6 bits for a value, and a model that knows a fact takes fewer. A confident wrong answer takes
+        more, so its score is negative: without that, the mean over answers would reward noise.
         """
         del batch
-        return ATTRIBUTES * self.among / parameters * np.maximum(np.log2(VALUES) - bits, 0)
+        return ATTRIBUTES * self.among / parameters * (np.log2(VALUES) - bits)
