@@ -1,5 +1,6 @@
 """Where computations run: the platform, and the generation of its GPU."""
 
+import importlib
 from functools import cache
 
 import jax
@@ -21,4 +22,13 @@ def compute_capability() -> int | None:
         major, _, minor = str(jax.devices("gpu")[0].compute_capability).partition(".")
         return 10 * int(major) + int(minor)
     except (RuntimeError, AttributeError, ValueError):  # no GPU, or a GPU with other counters
+        return None
+
+
+@cache
+def cudnn_version() -> int | None:
+    """Return the version of cuDNN that JAX has loaded, 91002 for 9.10.2; None without it."""
+    try:
+        return importlib.import_module("jax._src.lib").cuda_versions.cudnn_get_version()
+    except (ImportError, AttributeError, RuntimeError):
         return None

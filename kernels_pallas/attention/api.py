@@ -41,8 +41,9 @@ def causal_attention(
       window: keys that a query sees, its own included; 0 for the whole past.
       scale: of the scores; 1 / sqrt(K) when None.
       slopes: ALiBi's, one per query head: -slope * (i - j) is added to the scaled scores, which are fp32.
-      split: how [B, T, G, K] is split over the current mesh. Only a kernel without a rule for automatic sharding
-        (splash) uses it; None leaves it whole on every device, or is right where there is one device.
+      split: how [B, T, G, K] is split over the current mesh, for kernels that have no rule for automatic sharding
+        (splash) or require queries, keys and values to be split alike (cudnn). None is right on one device. Otherwise
+        splash leaves the arrays whole on every device, and cudnn fails if they are split differently.
       implementation: None takes the first of cudnn, triton, splash, xla and chunked that accepts; a name gets that one
         or an error.
 

@@ -5,23 +5,34 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from kernels_pallas import device
-from kernels_pallas.attention.interface import CausalAttention
+from kernels_pallas.attention.interface import CausalAttention, is_automatic
 from kernels_pallas.backend import Backend, Problem
+
+B300, B300_CUDNN = 103, 91_100  # a compute capability, and the first version of cuDNN with kernels for it
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why cuDNN refuses: the machine (JAX does not check its generation), dtypes, the head dim, ALiBi, or gates."""
+    """Say why cuDNN refuses: the machine, dtypes, the head dim, an odd length, ALiBi, or gates.
+
+    JAX checks most of this in `jax._src.cudnn.fused_attention_stablehlo`, when the forward or the backward pass is
+    traced, but not the generation of the machine. A problem does not say whether it will be differentiated, so what is
+    refused in training is refused altogether.
+    """
     capability = device.compute_capability() if problem.platform == "gpu" else None
     if capability is None:
         return f"cuDNN needs an NVIDIA GPU, this is a {problem.platform}"
     if capability < device.AMPERE:
         return f"cuDNN's flash attention begins with compute capability 8.0 (A100), this is {capability / 10}"
+    if capability == B300 and (device.cudnn_version() or B300_CUDNN) < B300_CUDNN:
+        return "compute capability 10.3 needs cuDNN 9.11 or later"
     dtypes = sorted({x.dtype.name for x in problem.operands})
     if len(dtypes) > 1 or dtypes[0] not in ("bfloat16", "float16"):
         return f"operands are {' and '.join(dtypes)}; cuDNN takes bfloat16 or float16 for all"
     head_dim, most = problem.operands[0].shape[-1], 256 if capability >= device.HOPPER else 128
     if head_dim % 8 or head_dim > most:
         return f"cuDNN takes head dims that 8 divides, up to {most}, not {head_dim}"
+    if (n_tokens := problem.operands[0].shape[1]) % 2:
+        return f"cuDNN trains on even lengths only, not on {n_tokens} tokens"
     if problem.options["slopes"]:
         return "cuDNN takes no float32 bias (ALiBi) beside 16-bit inputs"
     if problem.options["has_gates"]:
@@ -50,14 +61,23 @@ def attend(
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHK; JAX has a sharding rule for it, and `refusal` keeps slopes and gates away."""
-    del log_f_BTH, slopes, split
-    return jax.nn.dot_product_attention(
-        q_BTHK,
-        k_BTGK,
-        v_BTGK,
+    """Return o_BTHK; `refusal` keeps slopes and gates away.
+
+    JAX has a sharding rule for it, which requires queries, keys, values and gradients to be split alike. With fewer
+    key-value heads, or heads that the devices do not divide, XLA would split them differently.
+    """
+    del log_f_BTH, slopes
+
+    def alike(x: Array) -> Array:
+        return jax.lax.with_sharding_constraint(x, split) if is_automatic(split) else x
+
+    o_BTHK: Array = jax.nn.dot_product_attention(
+        alike(q_BTHK),
+        alike(k_BTGK),
+        alike(v_BTGK),
         scale=scale,
         is_causal=True,
         local_window_size=(window - 1, 0) if window else None,
         implementation="cudnn",
     )
+    return alike(o_BTHK)

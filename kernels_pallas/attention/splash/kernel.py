@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from kernels_pallas.attention.interface import is_automatic
 from kernels_pallas.xla_tiles import pad_to
 
 # The longest side of a block of scores, in positions, and the number of lanes, of which every side is a multiple.
@@ -49,9 +50,7 @@ def attend(
         o_BHTK = jax.vmap(kernel)(*heads_first)
         return jnp.moveaxis(o_BHTK, 1, 2)[:, :seq_len]
 
-    mesh = jax.sharding.get_abstract_mesh()
-    # Inside `jax.shard_map` a caller has split the arrays already.
-    if split is None or mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+    if not is_automatic(split):
         return share(q_BTHK, k_BTGK, v_BTGK)
     sharded = jax.shard_map(share, in_specs=(split,) * 3, out_specs=split, check_vma=False)
     return sharded(q_BTHK, k_BTGK, v_BTGK)
