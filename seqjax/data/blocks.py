@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -31,7 +32,15 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from seqjax import store
 from seqjax.data import document_index, document_sources, stored_tokenizer
 from seqjax.reading import check, parse_json
-from seqjax.utils import DISK_FULL, UserError, cache_directory, first_line, remove_temporaries, temporary_beside
+from seqjax.utils import (
+    DISK_FULL,
+    UserError,
+    cache_directory,
+    first_line,
+    measure,
+    remove_temporaries,
+    temporary_beside,
+)
 
 try:
     import resource
@@ -39,15 +48,28 @@ except ImportError:  # not on Windows
     resource = None
 
 FORMAT = 1
-_FILE = {"path": str, "blocks": int, "bytes?": int, "sha256": str}
+_FILE = {
+    "path": str,
+    "blocks": int,
+    "bytes?": int,
+    "crc32?": int,
+    "sha256": str,
+    "sampled?": {int: int},  # CRC-32 of some blocks, by index
+}
 MANIFEST = {
     "format": int,
     "tokenizer": {"name": str, "sha256": str},
     "block": int,
     "dtype?": str,
+    "text_sha256?": [str],  # of the text of every source file
+    "beside?": {str: {"bytes": int, "crc32": int}},  # files beside the manifest
     "splits": {str: {str: {"blocks": int, "files": [_FILE]}}},
 }
 MAX_RECORDS = 10_000
+OTHER = "is damaged: it is not the file that was written with manifest.json."
+AGAIN = "prepare the data again into another directory (`seqjax prepare`)"
+SAMPLED = 4  # blocks of a file whose checksums the manifest has
+CHECKED_FILES = 32  # whose sampled blocks are compared before the first step
 WRITER_OPTIONS = "group_size:1,uncompressed"
 DTYPE = np.dtype("<u2")  # of ids, unless a vocabulary needs more (`tokenizer.id_dtype`)
 
@@ -108,6 +130,8 @@ class RecordBlocks:
         from grain import sources
 
         files = [(str(Path(directory) / file["path"]), file["blocks"]) for file in entry["files"]]
+        self._sampled = [list(file.get("sampled", {}).items()) for file in entry["files"]]
+        self._compared: set[int] = set()  # files of which a sampled block was compared
         self._paths, self._ends = [path for path, _ in files], np.cumsum([count for _, count in files]).tolist()
         self._records = sources.ArrayRecordDataSource([f"{path}[0:{count}]" for path, count in files])
         self._bytes, self._dtype, self._vocab_size = block * dtype.itemsize, dtype, vocab_size
@@ -116,6 +140,30 @@ class RecordBlocks:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> bytes:
+        file = bisect.bisect_right(self._ends, index)
+        if file not in self._compared:
+            self._compared.add(file)
+            self._compare(file, self._sampled[file][:1])
+        return self._record(index)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the manifest has checksums of blocks, which earlier versions did not write."""
+        return all(self._sampled)
+
+    def compare(self, n_files: int) -> None:
+        """Compare the sampled blocks of at most `n_files` files with the manifest; raise `UserError` for others."""
+        for i in range(n := min(n_files, len(self._paths))):
+            file = i * (len(self._paths) - 1) // max(1, n - 1)
+            self._compare(file, self._sampled[file])
+
+    def _compare(self, file: int, sampled: list[tuple[str, int]]) -> None:
+        first = self._ends[file - 1] if file else 0
+        for i, crc in sampled:
+            if zlib.crc32(self._record(first + int(i))) != crc:
+                raise self._damaged(first + int(i), "it is another block than was written")
+
+    def _record(self, index: int) -> bytes:
         try:
             record = cast(bytes, self._records[index])
         except Exception as error:  # array_record raises the errors of its C++ reader, without the name of the file.
@@ -155,11 +203,21 @@ def allow_open_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
-    """Write arrays of ids [n, T+1] as the records of one file, atomically, and return the sha256 of the records."""
+def to_sample(n_blocks: int) -> list[int]:
+    """Return the indices of the blocks of a file whose checksums the manifest has."""
+    return sorted({i * (n_blocks - 1) // (SAMPLED - 1) for i in range(SAMPLED)}) if n_blocks else []
+
+
+def write_records(
+    path: Path, blocks: Iterator[np.ndarray], *, sampled: Collection[int] = ()
+) -> tuple[str, dict[str, int]]:
+    """Write arrays of ids [n, T+1] as the records of one file, atomically.
+
+    Returns the sha256 of all records, and the CRC-32 of the records `sampled`, by index.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
-    digest = hashlib.sha256()
+    digest, checksums, index = hashlib.sha256(), {}, 0
     writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
     try:
         try:
@@ -168,6 +226,9 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
                     record = row.tobytes()
                     digest.update(record)
                     writer.write(record)
+                    if index in sampled:
+                        checksums[str(index)] = zlib.crc32(record)
+                    index += 1
         finally:
             writer.close()
     except RuntimeError as error:  # of array_record, with the system's words for a full disk in it
@@ -178,7 +239,7 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
-    return digest.hexdigest()
+    return digest.hexdigest(), checksums
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
@@ -252,6 +313,33 @@ except ImportError:  # not on Windows, where processes may copy a file twice
     fcntl = None
 
 SMALL = (document_index.FILE, document_sources.FILE, stored_tokenizer.FILE)  # beside the manifest
+
+
+HASHED = (document_index.FILE, document_sources.FILE)  # with checksums in the manifest
+
+
+def beside(directory: Path) -> dict[str, dict[str, int]]:
+    """Return the sizes and checksums of the files beside a manifest, by name."""
+    found = {name: measure(directory / name) for name in HASHED if (directory / name).is_file()}
+    return {name: {"bytes": n_bytes, "crc32": crc} for name, (n_bytes, crc) in found.items()}
+
+
+def compare_beside(directory: Path, manifest: dict[str, Any]) -> None:
+    """Raise `UserError` if a file beside a manifest belongs to other blocks."""
+    for name, written in manifest.get("beside", {}).items():
+        if (directory / name).is_file() and measure(directory / name) != (written["bytes"], written["crc32"]):
+            fix = document_sources.FIX if name == document_sources.FILE else AGAIN
+            raise UserError(f"{directory / name} {OTHER} Put back a copy of it, or {fix}.")
+
+
+def compare_all(directory: Path, manifest: dict[str, Any]) -> None:
+    """Read all blocks and compare them with the manifest; raise `UserError` for the first file that differs."""
+    compare_beside(directory, manifest)
+    for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
+        for file in entry["files"]:
+            path = directory / file["path"]
+            if "crc32" in file and measure(path) != (file["bytes"], file["crc32"]):
+                raise UserError(f"{path} {OTHER} Put back a copy of it, or {AGAIN}.")
 
 
 def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:

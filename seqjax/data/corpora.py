@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from seqjax import store
 from seqjax.config import DataConfig
@@ -206,6 +207,17 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
     return manifest
 
 
+def _compare(directory: Path, manifest: dict[str, Any], sources: Sequence[RecordBlocks]) -> None:
+    """Compare the files beside the manifest and a few blocks with it; raise `UserError` if they are others."""
+    blocks.compare_beside(directory, manifest)
+    for source in sources:
+        source.compare(max(1, blocks.CHECKED_FILES // len(sources)))
+    if not all(source.has_checksums for source in sources):
+        logging.warning(
+            "%s: an earlier version, which wrote no checksums, prepared it; its blocks are not checked.", directory
+        )
+
+
 def _block_corpus(
     config: DataConfig,
     tokenizer: Tokenizer,
@@ -233,6 +245,7 @@ def _block_corpus(
         for split, domains in splits.items()
     }
     allow_open_files(sum(len(entry["files"]) for domains in splits.values() for entry in domains.values()))
+    _compare(directory, manifest, [source for domains in sources.values() for source in domains.values()])
     return BlockCorpus(
         name="blocks",
         tokenizer=tokenizer,

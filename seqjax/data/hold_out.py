@@ -14,7 +14,12 @@ HASHES = 1 << 32
 
 def text_hash(text: str) -> int:
     """Return the hash that decides whether a document is held out, uniform below `HASHES`."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:4], "little")
+    return first_bits(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest())
+
+
+def first_bits(sha256: bytes) -> int:
+    """Return the `text_hash` of the text with this SHA-256."""
+    return int.from_bytes(sha256[:4], "little")
 
 
 def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) -> int:

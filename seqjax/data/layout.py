@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from seqjax.data import slimpajama, splits
+from seqjax.reading import KINDS
 from seqjax.utils import UserError
 
 SET_NAME_FIELD = "meta.redpajama_set_name"
@@ -98,7 +99,7 @@ class Layout:
         if self.domain_from:
             raise BadLineError("no folder")
         field = self.domain_field or SET_NAME_FIELD
-        value = _field(row, field)
+        value = field_of(row, field)
         if value is _MISSING or value is None:
             if default is None:
                 raise BadLineError(f"no {field}", found=_fields(row))
@@ -114,9 +115,11 @@ class Layout:
         return domain
 
     def _text(self, row: dict[str, Any]) -> str:
-        text = _field(row, self.text_field)
-        if not isinstance(text, str):
+        text = field_of(row, self.text_field)
+        if text is _MISSING:
             raise BadLineError("no text" if self.text_field == "text" else f"no {self.text_field}", found=_fields(row))
+        if not isinstance(text, str):
+            raise BadLineError(f"{self.text_field} is {_kind(text)}, not text")
         if not text.strip():
             raise BadLineError("empty document")
         try:
@@ -136,14 +139,14 @@ def source_of(row: dict[str, Any], domain: str) -> str:
     has the host of `meta.url` or `url` as its source. The host does not count in SlimPajama's domains other than
     commoncrawl and c4: one host, such as arxiv.org, holds separate works there.
     """
-    named = _field(row, SOURCE_FIELD)
+    named = field_of(row, SOURCE_FIELD)
     if isinstance(named, str):
         source, colon, rest = named.partition(":")
         if colon and source.strip() and not rest.startswith("//"):
             return source.strip()
     if domain in slimpajama.NAMES and domain not in ("commoncrawl", "c4"):
         return ""
-    hosts = (_host(_field(row, field)) for field in (*URL_FIELDS, SOURCE_FIELD))
+    hosts = (_host(field_of(row, field)) for field in (*URL_FIELDS, SOURCE_FIELD))
     return next(filter(None, hosts), "")
 
 
@@ -169,7 +172,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
 
 
-def _field(row: dict[str, Any], name: str) -> Any:
+def field_of(row: dict[str, Any], name: str) -> Any:
     """Return the value of a field, which may be called `a.b` or be `b` within `a`; `_MISSING` if there is none."""
     if name in row:
         return row[name]
@@ -179,6 +182,10 @@ def _field(row: dict[str, Any], name: str) -> Any:
             return _MISSING
         value = value[part]
     return value
+
+
+def _kind(value: Any) -> str:
+    return "binary" if isinstance(value, bytes) else KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def _host(value: Any) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from seqjax import store
-from seqjax.data import splits
-from seqjax.data.layout import SLIMPAJAMA, BadLineError, Document, Layout
+from seqjax.data import sources, splits
+from seqjax.data.layout import SLIMPAJAMA, BadLineError, Document, Layout, field_of, shown
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
 from seqjax.utils import UserError
 
@@ -141,6 +141,8 @@ def parse(record: bytes | dict[str, Any], *, default: str | None = None, layout:
     """Return the document of a record, or raise `BadLineError`; `default` is the layout's domain of its file."""
     if isinstance(record, dict):
         return layout.document(record, default=default)
+    if not record.strip():
+        raise BadLineError("empty line")
     try:
         row = json.loads(record.decode("utf-8"))
     except UnicodeDecodeError:
@@ -189,6 +191,23 @@ class Skipped:
         }
 
 
+def records(
+    shard: Shard, layout: Layout, *, on_read: Callable[[int], None] = ignore
+) -> Iterator[bytes | dict[str, Any]]:
+    """Yield the records of a shard; raise `UserError` if one is too long, or all are too long for the file's size."""
+    most = max(sources.MOST_UNPACKED, sources.PACKED * shard.size)
+    total = 0
+    for number, record in enumerate(shard.records(layout, on_read=on_read), start=1):
+        text = record if isinstance(record, bytes) else field_of(record, layout.text_field)
+        length = len(text) if isinstance(text, bytes | str) else 0
+        if length > sources.MOST_TEXT:
+            raise sources.too_long(f"{shard.name}: record {number}")
+        total += 1 + length
+        if total > most:
+            raise sources.too_large(shard.url)
+        yield record
+
+
 def documents(
     shard: Shard,
     domains: tuple[str, ...],
@@ -205,7 +224,7 @@ def documents(
     default = layout.file_domain(shard.name)
     wanted = frozenset(domains)
     try:
-        for number, item in enumerate(shard.records(layout, on_read=on_read), start=1):
+        for number, item in enumerate(records(shard, layout, on_read=on_read), start=1):
             skipped.lines = number
             try:
                 document = parse(item, default=default, layout=layout)
@@ -217,4 +236,5 @@ def documents(
             else:
                 skipped.elsewhere[document.domain] += 1
     except TornShardError as error:
-        skipped.add(skipped.lines + 1, "torn shard", detail=f"{error}; the lines before it were kept")
+        kept = "the lines before it were kept"
+        skipped.add(skipped.lines + 1, "torn shard", detail=f"{error}; {kept}", found=shown(str(error)))

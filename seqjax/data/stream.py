@@ -178,7 +178,7 @@ def _windows(shard: Shard, layout: Layout) -> Iterator[list[Record]]:
     records: list[Record] = []
     size = 0
     try:
-        for record in shard.records(layout):
+        for record in shards.records(shard, layout):
             records.append(record)
             size += len(record if isinstance(record, bytes) else str(record.get(layout.text_field)))
             if len(records) == WINDOW or size >= WINDOW_BYTES:

@@ -75,7 +75,7 @@ def test_every_format_gives_the_same(tmp_path: Path):
         assert count(made[kind]).keys() == {"train/news", "validation/news"}
         assert sum(count(made[kind]).values()) == len(TEXTS)
     assert len({blocks.manifest_hash(manifest) for manifest in made.values()}) == 1
-    assert made["gz"]["skipped"]["by_reason"] == {"not JSON": 1}
+    assert made["gz"]["skipped"]["by_reason"] == {"empty line": 1}
     assert made["gz"]["layout"]["domain"] == "news"
 
 
@@ -95,6 +95,13 @@ def test_parquet(tmp_path: Path):
     (tmp_path / "source" / "b.parquet").write_bytes(b"PAR1 and no more")
     torn = prepared(tmp_path / "source", tmp_path / "torn", layout=layout)
     assert torn["skipped"]["by_reason"] == {"torn shard": 1}
+    (tmp_path / "source" / "a.parquet").unlink()
+    with pytest.raises(UserError, match="magic bytes"):
+        prepared(tmp_path / "source", tmp_path / "only", layout=layout)
+    for texts, kind in (([None, None], "null"), ([b"a", b"b"], "binary")):
+        pyarrow.parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "source" / "b.parquet")
+        with pytest.raises(UserError, match=f"body is {kind}"):
+            prepared(tmp_path / "source", tmp_path / kind, layout=layout)
 
 
 def test_a_dataset_that_was_saved_to_disk(tmp_path: Path):

@@ -105,10 +105,12 @@ def test_a_compressed_file_of_no_bytes_is_torn(tmp_path: Path):
 def test_every_bad_line_of_many_is_counted(tmp_path: Path):
     """A hundred thousand lines and some of every kind of fault, of each another number, between good ones."""
     bad = {
-        "not JSON": [b"{not json\n", b"\n", b"[" * 2000 + b"\n"],
+        "not JSON": [b"{not json\n", b"[" * 2000 + b"\n"],
+        "empty line": [b"\n"],
         "not UTF-8": [b'{"text": "\xff"}\n', row("c4", "").replace(b'""', b'"\\ud800"')],
         "not a JSON object": [b"3\n", b"[1]\n"],
-        "no text": [b'{"meta": {}}\n', row("c4", "").replace(b'""', b"3")],
+        "no text": [b'{"meta": {}}\n'],
+        "text is an integer, not text": [row("c4", "").replace(b'""', b"3")],
         "empty document": [row("c4", " \t"), row("arxiv", "")],
         "unknown set name": [row("RedPajamaX", "x"), row("c4", "x").replace(b'"RedPajamaC4"', b"7")],
         "no meta.redpajama_set_name": [b'{"text": "a", "meta": {}}\n', b'{"text": "a"}\n'],

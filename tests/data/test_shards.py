@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -22,12 +23,15 @@ def one(path: Path) -> shards.Shard:
     [
         (b'{"text": "a"', "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"", "not JSON"),
+        (b"", "empty line"),
+        (b" \r", "empty line"),
         (b"\xff\xfe", "not UTF-8"),
         (b'{"text": "\\ud800", "meta": {"redpajama_set_name": "RedPajamaC4"}}', "not UTF-8"),
         (b"3", "not a JSON object"),
         (b'{"meta": {"redpajama_set_name": "RedPajamaC4"}}', "no text"),
-        (b'{"text": 3, "meta": {"redpajama_set_name": "RedPajamaC4"}}', "no text"),
+        (b'{"text": 3, "meta": {"redpajama_set_name": "RedPajamaC4"}}', "text is an integer"),
+        (b'{"text": null, "meta": {"redpajama_set_name": "RedPajamaC4"}}', "text is null"),
+        ({"text": b"bytes", "meta": {"redpajama_set_name": "RedPajamaC4"}}, "text is binary"),
         (row("c4", " \n\t"), "empty document"),
         (row("RedPajamaPile", "text"), "unknown set name"),
         (b'{"text": "a", "meta": {"redpajama_set_name": 3}}', "unknown set name"),
@@ -35,7 +39,7 @@ def one(path: Path) -> shards.Shard:
         (b'{"text": "a", "meta": 3}', "no meta.redpajama_set_name"),
     ],
 )
-def test_bad_lines(line: bytes, reason: str):
+def test_bad_lines(line: bytes | dict[str, Any], reason: str):
     with pytest.raises(shards.BadLineError, match=reason):
         shards.parse(line)
 
@@ -197,3 +201,21 @@ def test_links_to_nothing_are_named(tmp_path: Path):
     for source in (tmp_path, f"{tmp_path}/*.zst"):
         with pytest.raises(UserError, match=r"b\.jsonl\.zst is a link to a missing file"):
             names(source)
+
+
+@pytest.mark.parametrize("pack", [bytes, zstandard.compress], ids=["plain", "zstd"])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack):
+    monkeypatch.setattr(sources, "CHUNK", 2)
+    lines = [row("c4", "first"), row("c4", "\ufeffsecond")]
+    path = tmp_path / f"a.jsonl{'' if pack is bytes else '.zst'}"
+    path.write_bytes(pack(b"\xef\xbb\xbf" + b"".join(lines)))
+    assert [shards.parse(line).text for line in one(path).records()] == ["first", "\ufeffsecond"]
+
+
+def test_every_ending_of_json_lines(tmp_path: Path):
+    for name in ("a.jsonl", "b.ndjson", "c.JSONL", "d.NdJson"):
+        (tmp_path / name).write_bytes(row("c4", name))
+    (tmp_path / "e.JSONL.ZST").write_bytes(zstandard.compress(row("c4", "e")))
+    found = shards.find_shards(str(tmp_path))
+    assert [shard.name for shard in found] == ["a.jsonl", "b.ndjson", "c.JSONL", "d.NdJson", "e.JSONL.ZST"]
+    assert [len(list(shard.records())) for shard in found] == [1] * 5

@@ -62,6 +62,12 @@ def parser() -> Parser:
     out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")
     out.add_argument("--max_tokens", default=0, type=int, help="cut documents to so many tokens; 0 = whole (0)")
     out.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
+    out.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare all text and blocks that were finished earlier with their hashes; otherwise only text that was "
+        "changed later is compared",
+    )
     return out
 
 
@@ -97,6 +103,7 @@ def main(argv: list[str]) -> None:
             min_tokens=given.min_tokens,
             max_tokens=given.max_tokens,
             strict=given.strict,
+            verify=given.verify,
         )
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")

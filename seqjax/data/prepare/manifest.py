@@ -62,6 +62,8 @@ def make_manifest(
         **settings,
         **({"token_bytes": token_bytes} if bytes_read else {}),
         "splits": splits,
+        "text_sha256": [report["text_sha256"] for report in reports],
+        "beside": blocks.beside(out),
         "too_short": sum(report["too_short"] for report in reports),
         "skipped": skipped,
     }
@@ -105,6 +107,8 @@ def summary(manifest: dict[str, Any]) -> str:
                 f"No validation block of {', '.join(without)}: too few documents to hold one out. Such a domain can be "
                 "evaluated only if it is not trained on."
             )
+    for split, n in manifest.get("in_two_splits", {}).items():
+        lines.append(f"WARNING: {n} texts of the {split} split are also in the train split.")
     if "token_bytes" in manifest:
         lines += _token_bytes(**manifest["token_bytes"])
     skipped = manifest["skipped"]

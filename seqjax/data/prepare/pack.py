@@ -16,7 +16,7 @@ from seqjax.data import blocks, document_index, document_sources, hold_out
 from seqjax.data.layout import ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
-from seqjax.data.prepare.tokenize import SOURCES, ShardJob, histogram
+from seqjax.data.prepare.tokenize import SOURCES, TEXTS, ShardJob, histogram
 from seqjax.utils import UserError, measure
 
 Segment = tuple[Path, int, int]  # file, first token, tokens
@@ -71,6 +71,29 @@ def portions(
                         found.append(Portion(split, domain, lengths[chosen], sources[chosen], of_split, segments))
             first += counts["tokens"]
     return found, {domain: of_domain for domain, of_domain in names.items() if of_domain}
+
+
+def in_two_splits(jobs: Sequence[ShardJob]) -> dict[str, int]:
+    """Return, by split, the number of texts of validation and test that are also texts of the shards to train on.
+
+    Texts that are held out by their hash are not among them: equal texts are in the same split.
+    """
+    of_split: dict[str, list[np.ndarray]] = {}
+    for job in jobs:
+        if job.shard.split != "train":
+            of_split.setdefault(job.shard.split, []).append(_texts(job))
+    held = {split: np.unique(np.concatenate(texts)) for split, texts in of_split.items()}
+    seen = {split: np.zeros(len(texts), bool) for split, texts in held.items()}
+    for job in jobs if held else ():
+        if job.shard.split == "train":
+            trained = _texts(job)
+            for split, texts in held.items():
+                seen[split] |= np.isin(texts, trained)
+    return {split: int(found.sum()) for split, found in seen.items() if found.any()}
+
+
+def _texts(job: ShardJob) -> np.ndarray:
+    return np.fromfile(job.part.with_suffix(TEXTS), "<u8")
 
 
 def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block: int) -> dict[str, int]:
@@ -169,10 +192,10 @@ def cut(segments: list[Segment], start: int, stop: int) -> tuple[Segment, ...]:
 def write_file(job: FileJob) -> None:
     """Run a `FileJob`; raise `UserError` if the disk is full."""
     try:
-        digest = blocks.write_records(job.path, _rows(job))
         records = sum(tokens for _, _, tokens in job.segments) // job.block
+        digest, sampled = blocks.write_records(job.path, _rows(job), sampled=blocks.to_sample(records))
         size, crc = measure(job.path)
-        write_report(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc})
+        write_report(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc, "sampled": sampled})
     except OSError as error:
         raise cannot_write(job.path, error) from error
     count(**job.counts())

@@ -130,6 +130,8 @@ def _advice(reports: Sequence[dict[str, Any]], layout: Layout) -> str:
     reasons, _ = skipped_lines(reports)
     if any(reason.startswith(f"no {layout.text_field}") or reason == "no text" for reason in reasons):
         return f" The text is expected in the field {layout.text_field}: give --text_field=NAME."
+    if any(reason.endswith(", not text") for reason in reasons):
+        return f" Convert {layout.text_field} to strings, or name another field with --text_field=NAME."
     if layout.is_slimpajama and reasons:
         return (
             " For text of your own say what its domain is: --domain=NAME, --domain_field=FIELD or --domain_from=folder."

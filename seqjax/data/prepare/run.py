@@ -33,10 +33,10 @@ from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
 from seqjax.data.prepare.manifest import document_lengths, make_manifest, source_indices
-from seqjax.data.prepare.pack import FileJob, is_written, plan_files, portions, write_file
+from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, plan_files, portions, write_file
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
-from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
-from seqjax.data.tokenizer import id_dtype, load_tokenizer
+from seqjax.data.prepare.tokenize import ShardJob, TextJob, compare_text, is_done, require_few, tokenize_shard
+from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.utils import StatusLine, UserError, nearest, remove_temporaries, write_json
 
 Job = TypeVar("Job")
@@ -61,6 +61,7 @@ def prepare(
     min_tokens: int = 0,
     max_tokens: int = 0,
     strict: bool = False,
+    verify: bool = False,
 ) -> dict[str, Any]:
     """Create or complete the blocks of `source` in `out`, and return the manifest.
 
@@ -81,10 +82,12 @@ def prepare(
         min_tokens: Documents with fewer tokens are left out.
         max_tokens: Documents are truncated to this many tokens; 0 = not truncated.
         strict: Stop at the first bad line.
+        verify: Compare all text and blocks that were finished earlier with their hashes. Otherwise only text that was
+            changed later is compared.
 
     Raises:
-        UserError: An argument is invalid, nothing was read, a requested domain is absent, `out` holds other data, a
-            line is bad (if strict), the disk is full, or the cluster fails.
+        UserError: An argument is invalid, nothing was read, a requested domain is absent, `out` holds other data, its
+            text has changed, a line is bad (if strict), the disk is full, or the cluster fails.
     """
     store.require_local(out, "--out")
     if seq_len < 1:
@@ -129,12 +132,6 @@ def prepare(
     workers = workers or os.cpu_count() or 1
     parts = out / ".parts"
     is_new = _begin(out, parts, settings)
-    if (out / "manifest.json").is_file():
-        if not (out / stored_tokenizer.FILE).is_file():  # It was damaged and deleted, as its error says.
-            stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
-        shutil.rmtree(parts, ignore_errors=True)
-        return blocks.read_manifest(out)
-
     jobs = [
         ShardJob(
             shard=shard,
@@ -144,6 +141,7 @@ def prepare(
             domains=kept,
             layout=layout,
             hold_out=validation > 0 and shard.split == "train",
+            several_splits=any(other.split != "train" for other in found),
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             strict=strict,
@@ -153,6 +151,8 @@ def prepare(
     needs = Needs(
         parts=parts, shards=found, tokenizer=tokenizer, tokenizer_path=tokenizer_path, tokenizer_sha256=vocabulary.hash
     )
+    if (out / "manifest.json").is_file():
+        return _finished(out, jobs, vocabulary, executor=executor, workers=workers, needs=needs, verify=verify)
     with contextlib.ExitStack() as stack:
         try:
             pool = stack.enter_context(executors.opened(executor, workers=workers, needs=needs))
@@ -160,7 +160,9 @@ def prepare(
             if is_new:
                 _abandon(out, parts)
             raise
-        reports = _tokenise(pool, jobs, workers=workers)
+        finished = _without(jobs, lambda job: not is_done(job), workers=workers)
+        _compare_texts(pool, _text_jobs(finished, out, workers=workers, verify=verify))
+        reports = _tokenise(pool, jobs, finished)
         if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
             first = bad[0]  # from a shard that was finished without --strict
             where = f"{first['file']}:{first['line']}"
@@ -176,20 +178,90 @@ def prepare(
         held, names = portions(jobs, reports, validation=validation, block=seq_len + 1)
         plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
         _write(pool, [job for _, _, job in plan], out=out, workers=workers)
-    manifest = make_manifest(settings, reports, held, plan, out)
+        _compare_texts(pool, _text_jobs(jobs, out, workers=workers, slack=0))
     remove_temporaries(out)
     document_index.write(out / document_index.FILE, document_lengths(held))
     if names:
         document_sources.write(out / document_sources.FILE, source_indices(held, names), names)
     stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
+    manifest = make_manifest(settings, reports, held, plan, out)
+    if twice := in_two_splits(jobs):
+        manifest["in_two_splits"] = twice
     write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)
     return manifest
 
 
-def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], *, workers: int) -> list[dict[str, Any]]:
-    """Make the missing parts, and return the reports of all."""
-    pending = _without(jobs, is_done, workers=workers)
+def _finished(
+    out: Path,
+    jobs: Sequence[ShardJob],
+    vocabulary: Tokenizer,
+    *,
+    executor: str,
+    workers: int,
+    needs: Needs,
+    verify: bool,
+) -> dict[str, Any]:
+    """Return the manifest of a finished preparation; raise `UserError` if its text or blocks have changed."""
+    if not (out / stored_tokenizer.FILE).is_file():  # It was damaged and deleted, as its error says.
+        stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
+    manifest = blocks.read_manifest(out)
+    if hashes := manifest.get("text_sha256"):
+        texts = _text_jobs(jobs, out, workers=workers, verify=verify, hashes=hashes)
+    else:
+        texts = []
+        StatusLine().say(f"{out}: an earlier version, which wrote no hashes, prepared it; its text was not compared.")
+    if texts:
+        needs.parts.mkdir(exist_ok=True)
+        with executors.opened(executor, workers=workers, needs=needs) as pool:
+            _compare_texts(pool, texts)
+    if verify:
+        blocks.compare_all(out, manifest)
+    shutil.rmtree(needs.parts, ignore_errors=True)
+    return manifest
+
+
+CLOCK_SECONDS = 60.0  # by which the clocks of a store and of this machine may differ
+
+
+def _text_jobs(
+    jobs: Sequence[ShardJob],
+    out: Path,
+    *,
+    workers: int,
+    verify: bool = False,
+    hashes: Sequence[str] = (),
+    slack: float = CLOCK_SECONDS,
+) -> list[TextJob]:
+    """Return the comparisons of the text that may have changed after it was read, or of all text to `verify` it.
+
+    `hashes` are those in the manifest of a finished preparation; otherwise they are in the reports of the parts.
+    Without `slack`, which is for clocks that differ, text of which the store knows no time is not compared.
+    """
+
+    def job_of(index: int) -> TextJob | None:
+        job = jobs[index]
+        done = out / "manifest.json" if hashes else job.done
+        changed = job.shard.changed()
+        is_older = slack == 0 if changed is None else changed < done.stat().st_mtime - slack
+        if is_older and not verify:
+            return None
+        sha256 = hashes[index] if hashes else (read_report(job.done) or {}).get("text_sha256", "")
+        return TextJob(job, sha256, out, done)
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return [text for text in pool.map(job_of, range(len(jobs))) if text is not None]
+
+
+def _compare_texts(pool: executors.Executor, texts: Sequence[TextJob]) -> None:
+    """Raise `UserError` if a text is not the one that was tokenised."""
+    _run(pool, compare_text, texts, title="compare", total=sum(text.job.shard.size for text in texts))
+
+
+def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], finished: Sequence[ShardJob]) -> list[dict[str, Any]]:
+    """Make the parts that are not finished, and return the reports of all."""
+    done = {job.done for job in finished}
+    pending = [job for job in jobs if job.done not in done]
     damaged = [job.part.name for job in pending if job.done.is_file()]
     if damaged:
         StatusLine().say(f"{len(damaged)} finished parts are not what was written and are made again: {damaged[0]} ...")

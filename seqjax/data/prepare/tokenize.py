@@ -2,13 +2,21 @@
 
 A *part* holds one shard. `NAME.bin` has the tokens of its domains one after the other. `NAME.npz` has the lengths of
 their documents and, where some will be held out, their hashes and bytes. `NAME.sources.npz` has the sources of the
-documents, with the domain instead of SPLIT/DOMAIN (seqjax/data/document_sources.py). `NAME.json` has their counts and
-the checksums of the other files; it is written last and marks the shard as done.
+documents, with the domain instead of SPLIT/DOMAIN (seqjax/data/document_sources.py). `NAME.texts` has the first 64 bits
+of the SHA-256 of every text, if the source has several splits. `NAME.json` has the counts, the hash of all text and the
+checksums of the other files; it is written last and marks the shard as done.
+
+At most `HELD_TOKENS` tokens of a shard are in memory; the others wait in a temporary file without a name.
 """
 
+import array
+import contextlib
 import dataclasses
+import hashlib
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
@@ -16,20 +24,23 @@ from seqjax.data import document_index, document_sources, hold_out, shards
 from seqjax.data.layout import SLIMPAJAMA, Document, Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
+from seqjax.data.sources import CHUNK
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
 from seqjax.utils import UserError, measure, replacing
 
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000
-SOURCES = ".sources.npz"
-PART = (".bin", ".npz", SOURCES)  # files of a part, beside its report
+HELD_TOKENS = 1 << 23
+SOURCES, TEXTS = ".sources.npz", ".texts"
+PART = (".bin", ".npz", SOURCES, TEXTS)  # files of a part, beside its report
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardJob:
     """Tokenise `shard` into `part` (.bin, .npz, .sources.npz and .json).
 
-    `domains` are those to keep, or empty for all; `hold_out` says that some documents will be held out by their hash.
+    `domains` are those to keep, or empty for all; `hold_out` says that some documents will be held out by their hash,
+    and `several_splits` that the shards are of several splits.
     """
 
     shard: shards.Shard
@@ -39,6 +50,7 @@ class ShardJob:
     domains: tuple[str, ...]
     layout: Layout = SLIMPAJAMA
     hold_out: bool = False
+    several_splits: bool = False
     min_tokens: int = 0
     max_tokens: int = 0
     strict: bool = False
@@ -60,15 +72,33 @@ class ShardJob:
         return {"tokens": tokens, "text": text, "source": self.shard.size}
 
 
+class TextHash:
+    """The hash of the documents of a shard, with their domains and sources."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, document: Document) -> bytes:
+        """Add a document, and return the SHA-256 of its text."""
+        text = hashlib.sha256(document.text.encode()).digest()
+        self._hash.update(repr((document.domain, document.source)).encode("utf-8", "backslashreplace") + text)
+        return text
+
+    def hex(self) -> str:
+        """Return the hash of what was added."""
+        return self._hash.hexdigest()
+
+
 class _DomainTokens:
     """The documents of one domain in one shard, as tokens."""
 
     def __init__(self) -> None:
-        self.arrays: list[np.ndarray] = []
-        self.lengths: list[int] = []
-        self.sizes: list[int] = []  # bytes
-        self.hashes: list[int] = []  # if some will be held out
-        self.sources: list[int] = []  # indices in the names
+        self.arrays: list[np.ndarray] = []  # after those in the file
+        self.in_file: list[tuple[int, int]] = []  # offset and bytes
+        self.lengths = array.array("q")
+        self.sizes = array.array("q")  # bytes
+        self.hashes = array.array("q")  # if some will be held out
+        self.sources = array.array("q")  # indices in the names
         self.names = document_sources.Names()
 
     def add(self, ids: np.ndarray, *, size: int, source: str, tokenizer: Tokenizer) -> None:
@@ -77,6 +107,12 @@ class _DomainTokens:
         self.lengths.append(len(ids) + 2)
         self.sizes.append(size)
         self.sources.append(self.names.index(source))
+
+    def taken(self, dtype: np.dtype) -> bytes:
+        """Return the tokens in memory as bytes, and forget them."""
+        out = b"".join(ids.astype(dtype, copy=False).tobytes() for ids in self.arrays)
+        self.arrays.clear()
+        return out
 
 
 def histogram(lengths: np.ndarray) -> list[int]:
@@ -87,20 +123,46 @@ def histogram(lengths: np.ndarray) -> list[int]:
 
 def tokenize_shard(job: ShardJob) -> None:
     """Run a `ShardJob`; raise `UserError` if the disk is full and, if strict, for the first bad line."""
+    with contextlib.ExitStack() as stack:
+        _tokenize(job, stack)
+
+
+def _tokenize(job: ShardJob, stack: contextlib.ExitStack) -> None:
+    """Run a `ShardJob` with a temporary file that the stack closes."""
     tokenizer = load_tokenizer(job.tokenizer, job.tokenizer_path)
     dtype = id_dtype(tokenizer.vocab_size)
     # Whether the bytes of its tokens are those of the text, which is certain for these two.
     unproven = tokenizer.hash not in (ByteTokenizer.hash, MIXTRAL_SHA256)
     per_domain: dict[str, _DomainTokens] = {}
     skipped = shards.Skipped(job.shard.name, strict=job.strict)
-    n_too_short = by_tokens = read = 0
+    n_too_short = by_tokens = read = held = 0
     batch: list[Document] = []
+    texts, text_hash = array.array("Q"), TextHash()
+    changed = job.shard.changed()
+    waiting: IO[bytes] | None = None
+
+    def to_file() -> None:
+        """Move the tokens from memory to a file."""
+        nonlocal waiting, held
+        try:
+            if waiting is None:
+                file = tempfile.TemporaryFile(dir=job.part.parent)  # noqa: SIM115 - the stack closes it
+                waiting = stack.enter_context(file)
+            for tokens in per_domain.values():
+                if not (content := tokens.taken(dtype)):
+                    continue
+                tokens.in_file.append((waiting.tell(), len(content)))
+                waiting.write(content)
+        except OSError as error:
+            raise cannot_write(job.part, error) from error
+        held = 0
 
     def flush() -> None:
-        nonlocal n_too_short, by_tokens, read
+        nonlocal n_too_short, by_tokens, read, held
         tokens = text = 0
         for document, ids in zip(batch, tokenizer.encode_batch([d.text for d in batch]), strict=True):
             text += (size := len(document.text.encode()))
+            digest = text_hash.add(document)
             tokens += len(ids) + 2
             if unproven:
                 by_tokens += int(tokenizer.n_bytes[ids].sum()) - (tokenizer.adds_space and len(ids) > 0)
@@ -111,9 +173,14 @@ def tokenize_shard(job: ShardJob) -> None:
             kept = per_domain.setdefault(document.domain, _DomainTokens())
             kept.add(ids[: job.max_tokens or None], size=size, source=document.source, tokenizer=tokenizer)
             if job.hold_out:
-                kept.hashes.append(hold_out.text_hash(document.text))
+                kept.hashes.append(hold_out.first_bits(digest))
+            if job.several_splits:
+                texts.append(int.from_bytes(digest[:8], "little"))
         require_few(per_domain)
         count(tokens=tokens, text=text)
+        held += tokens
+        if held > HELD_TOKENS:
+            to_file()
         batch.clear()
 
     characters = 0
@@ -126,6 +193,8 @@ def tokenize_shard(job: ShardJob) -> None:
             flush()
             characters = 0
     flush()
+    if job.shard.changed() != changed:
+        raise UserError(f"{job.shard.url} was changed while it was read; run the same command again.")
     used = {domain: per_domain[domain] for domain in ordered(per_domain)}
     report = {
         "domains": {
@@ -139,14 +208,16 @@ def tokenize_shard(job: ShardJob) -> None:
         },
         "too_short": n_too_short,
         "skipped": skipped.report(),
+        "text_sha256": text_hash.hex(),
     }
     if unproven:
         report["token_bytes"] = {"text": read, "by_tokens": by_tokens}
     try:
         with replacing(job.part.with_suffix(".bin")) as file:
             for tokens in used.values():
-                for array in tokens.arrays:
-                    file.write(array.astype(dtype, copy=False).tobytes())
+                for offset, n_bytes in tokens.in_file:
+                    _copy(cast(IO[bytes], waiting), file, offset, n_bytes)
+                file.write(tokens.taken(dtype))
         arrays = {name: np.array(tokens.lengths) for name, tokens in used.items()}
         if job.hold_out:
             arrays |= {f"{name}/bytes": np.array(tokens.sizes) for name, tokens in used.items()}
@@ -158,10 +229,20 @@ def tokenize_shard(job: ShardJob) -> None:
             {name: np.array(tokens.sources) for name, tokens in known.items()},
             {name: tokens.names for name, tokens in known.items()},
         )
+        with replacing(job.part.with_suffix(TEXTS)) as file:
+            file.write(np.array(texts, "<u8").tobytes())
         report["files"] = {suffix: measure(job.part.with_suffix(suffix)) for suffix in PART}
         write_report(job.done, report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
+
+
+def _copy(source: IO[bytes], target: IO[bytes], offset: int, n_bytes: int) -> None:
+    source.seek(offset)
+    while n_bytes:
+        piece = source.read(min(n_bytes, CHUNK))
+        target.write(piece)
+        n_bytes -= len(piece)
 
 
 def require_few(domains: Collection[str]) -> None:
@@ -179,3 +260,40 @@ def is_done(job: ShardJob) -> bool:
     return files.keys() == set(PART) and all(
         is_same(job.part.with_suffix(suffix), *written) for suffix, written in files.items()
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TextJob:
+    """Compare the text of a shard with the hash that was written when its blocks were made.
+
+    `job` is the job that made them, `out` the directory of the blocks, and `done` a file that is there.
+    """
+
+    job: ShardJob
+    sha256: str
+    out: Path
+    done: Path
+
+    @property
+    def name(self) -> str:
+        """The name of the shard."""
+        return self.job.name
+
+    def counts(self) -> dict[str, int]:
+        """Return the work of the job when it is done, in the units of `progress.count`."""
+        return {"source": self.job.shard.size}
+
+
+def compare_text(text: TextJob) -> None:
+    """Run a `TextJob`; raise `UserError` if the text is not the same."""
+    job, text_hash = text.job, TextHash()
+    skipped = shards.Skipped(job.shard.name)
+    for document in shards.documents(
+        job.shard, job.domains, skipped, layout=job.layout, on_read=lambda n_bytes: count(source=n_bytes)
+    ):
+        text_hash.add(document)
+    if text_hash.hex() != text.sha256:
+        raise UserError(
+            f"The text of {job.shard.url} has changed since it was prepared in {text.out}. Put the text back, or "
+            f"delete {text.out} or give another --out to prepare it again."
+        )

@@ -6,6 +6,9 @@ yields records, which a `Layout` turns into documents with a domain. `seqjax pre
 
 Raise `TornShardError` where a shard ends early or is damaged: `prepare` keeps the records before that point and counts
 the fault. A shard that must not be read in part raises `UserError` instead.
+
+A few kilobytes of compressed zeros unpack to gigabytes, so sources bound what they hold of a file: `MOST_TEXT` bytes of
+a document, and `MOST_UNPACKED` of a file unless its own size is a share of them.
 """
 
 import abc
@@ -13,16 +16,38 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
-from seqjax import store
+from fsspec.implementations.local import LocalFileSystem
+
+from seqjax import store, utils
 from seqjax.data.layout import SLIMPAJAMA, Layout
+from seqjax.utils import UserError
 
 CHUNK = 1 << 18
+MOST_TEXT = 128 << 20  # bytes of a document, or of the line that holds it
+# Bytes of the text of a file, for a file of any size; more if they are not packed much smaller than they are.
+MOST_UNPACKED, PACKED = 512 << 20, 100
 
 
 class TornShardError(Exception):
     """A shard whose data ends early or is damaged; the records before that point are valid."""
+
+
+def too_long(where: str) -> UserError:
+    """Return the error for a document that is too long."""
+    return UserError(
+        f"{where} has more than {utils.size(MOST_TEXT)}, the most that a document can have; split or remove it."
+    )
+
+
+def too_large(url: str) -> UserError:
+    """Return the error for a file that unpacks to too much."""
+    return UserError(
+        f"{url} unpacks to more than {utils.size(MOST_UNPACKED)} and more than {PACKED} times its size; remove it, or, "
+        "if it is text, store it without compression."
+    )
 
 
 def ignore(n_bytes: int) -> None:
@@ -52,6 +77,19 @@ class Shard(abc.ABC):
     is_whole: ClassVar[bool] = False
     layout: ClassVar[Layout] = SLIMPAJAMA
     package: ClassVar[str] = ""
+
+    def changed(self) -> float | None:
+        """Return when the file was last changed, in seconds since 1970, or None if its store does not say."""
+        fs, path = store.filesystem(self.url)
+        try:
+            if isinstance(fs, LocalFileSystem):
+                found = Path(path).stat()
+                return max(found.st_mtime, found.st_ctime)
+            return fs.modified(path).timestamp()
+        except FileNotFoundError:
+            raise UserError(f"{self.url} is missing: it was moved or deleted; put back a copy of it.") from None
+        except Exception:  # Many stores cannot say it, each with an error of its own.
+            return None
 
     @abc.abstractmethod
     def records(

@@ -1,14 +1,17 @@
 """Files of JSON lines, plain or compressed with gzip or zstd, a document per line."""
 
+import codecs
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import zstandard
 
+from seqjax.data import sources
 from seqjax.data.layout import SLIMPAJAMA, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
 
+ZSTD_BYTES, GZIP_BYTES = 1024, 1 << 20  # unpacked at a time: from so many bytes, to so many
 MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes to 2 GiB
 
 
@@ -21,16 +24,25 @@ class JsonLines(Shard):
     )
 
     def records(self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore) -> Iterator[bytes]:
-        """Yield the lines; raise `TornShardError` at the end of a torn file."""
+        """Yield the lines; raise `TornShardError` at the end of a torn file, and `UserError` for too long a line."""
         del layout
+        for number, line in enumerate(self._lines(on_read)):
+            yield line if number else line.removeprefix(codecs.BOM_UTF8)
+
+    def _lines(self, on_read: Callable[[int], None]) -> Iterator[bytes]:
         pending: list[bytes] = []
+        number, held = 1, 0
         for piece in _decompressed(self.content(on_read), suffix=self.url.rpartition(".")[2].lower()):
             head, *tail = piece.split(b"\n")
             pending.append(head)
+            held += len(head)
+            if held > sources.MOST_TEXT:
+                raise sources.too_long(f"{self.url}: line {number}")
             if tail:
                 yield b"".join(pending)
                 yield from tail[:-1]
                 pending = [tail[-1]]
+                number, held = number + len(tail), len(tail[-1])
         last = b"".join(pending)
         if last:
             yield last
@@ -48,14 +60,22 @@ def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
     empty = True
     try:
         for chunk in chunks:
-            data = chunk
             empty = False
-            while data:  # a file may hold several frames
-                frame = frame or (zstd.decompressobj() if kind == "zstd" else zlib.decompressobj(wbits=31))
-                yield frame.decompress(data)
-                data = frame.unused_data if frame.eof else b""
-                if frame.eof:
-                    frame = None
+            # One call of zstd unpacks all it is given: a few bytes may be 128 KiB.
+            step = ZSTD_BYTES if kind == "zstd" else len(chunk)
+            for start in range(0, len(chunk), step):
+                data = chunk[start : start + step]
+                while data:  # a file may hold several frames
+                    if kind == "zstd":
+                        frame = frame or zstd.decompressobj()
+                        yield frame.decompress(data)
+                        data = frame.unused_data if frame.eof else b""
+                    else:
+                        frame = frame or zlib.decompressobj(wbits=31)
+                        yield frame.decompress(data, GZIP_BYTES)
+                        data = frame.unused_data if frame.eof else frame.unconsumed_tail
+                    if frame.eof:
+                        frame = None
     except damage as error:
         raise TornShardError(f"damaged {kind} data ({error})") from None
     if empty:

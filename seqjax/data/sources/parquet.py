@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from seqjax import store
+from seqjax.data import sources
 from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, SOURCE_FIELD, URL_FIELDS, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
 from seqjax.utils import MissingPackageError
 
 BATCH_ROWS = 256
+BATCH_BYTES = 256 << 20  # of the rows read together, at most
 
 
 class Parquet(Shard):
@@ -43,7 +45,7 @@ class Parquet(Shard):
                     chosen = sorted(columns)
                 else:
                     chosen = None
-                for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=chosen):
+                for batch in table.iter_batches(batch_size=_batch_rows(table.metadata, self.url), columns=chosen):
                     yield from batch.to_pylist()
                     done += batch.num_rows
                     now = self.size * done // max(1, table.metadata.num_rows)
@@ -61,3 +63,19 @@ class Parquet(Shard):
             raise MissingPackageError(
                 "Parquet and Arrow files need pyarrow: install it with `pip install 'seqjax[parquet]'`."
             ) from None
+
+
+def _batch_rows(metadata: Any, url: str) -> int:
+    """Return how many rows to read together; raise `UserError` if a column would unpack to too much.
+
+    A value is stored once for all rows that have it, so each row may be as long as its column.
+    """
+    longest = 1
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        for column in map(group.column, range(metadata.num_columns)):
+            unpacked = column.total_uncompressed_size
+            if unpacked > max(sources.MOST_UNPACKED, sources.PACKED * column.total_compressed_size):
+                raise sources.too_large(url)
+            longest = max(longest, unpacked)
+    return min(BATCH_ROWS, max(1, BATCH_BYTES // longest))

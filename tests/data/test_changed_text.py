@@ -1,0 +1,208 @@
+"""Text and blocks that change after they were written are not taken for what was prepared."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import blocks, open_corpus
+from seqjax.data.layout import Layout
+from seqjax.data.prepare import run
+from seqjax.data.prepare.manifest import summary
+from seqjax.utils import UserError
+
+from .conftest import contents, prepared, row, some_text
+
+LAYOUT = Layout(domain="x")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Three plain files, so that text can change at equal size."""
+    root = tmp_path / "source"
+    root.mkdir()
+    for i in range(3):
+        lines = [json.dumps({"text": f"{i} {j} {some_text(np.random.default_rng(j), 12)}"}) for j in range(40)]
+        (root / f"{i}.jsonl").write_text("\n".join(lines))
+    return root
+
+
+def change(path: Path) -> None:
+    """Another letter in the middle."""
+    was = path.read_bytes()
+    at = was.index(b"20 x")
+    path.write_bytes(was[: at + 3] + b"y" + was[at + 4 :])
+    assert path.stat().st_size == len(was)
+
+
+def stopped(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare until all parts are there."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run, "_write", stop)
+        prepared(source, out, layout=LAYOUT)
+
+
+def test_text_that_changed_after_it_was_prepared_is_refused(source: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    manifest = prepared(source, out, layout=LAYOUT)
+    assert prepared(source, out, layout=LAYOUT) == manifest
+    was = (source / "1.jsonl").read_bytes()
+    change(source / "1.jsonl")
+    with pytest.raises(UserError, match=r"1\.jsonl has changed"):
+        prepared(source, out, layout=LAYOUT)
+    (source / "1.jsonl").write_bytes(was)
+    assert prepared(source, out, layout=LAYOUT) == manifest
+    assert not (out / ".parts").exists()
+
+
+def test_a_stopped_preparation_does_not_mix_two_texts(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    prepared(source, tmp_path / "whole", layout=LAYOUT)
+    stopped(source, tmp_path / "out", monkeypatch)
+    was = (source / "2.jsonl").read_bytes()
+    change(source / "2.jsonl")
+    with pytest.raises(UserError, match=r"2\.jsonl has changed"):
+        prepared(source, tmp_path / "out", layout=LAYOUT)
+    (source / "2.jsonl").write_bytes(was)
+    prepared(source, tmp_path / "out", layout=LAYOUT)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("at", ["_tokenise", "_write"])
+def test_text_that_changes_during_a_preparation_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+):
+    real = getattr(run, at)
+
+    def then_change(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        change(source / "0.jsonl")
+        return found
+
+    monkeypatch.setattr(run, at, then_change)
+    with pytest.raises(UserError, match=r"0\.jsonl has changed"):
+        prepared(source, tmp_path / "out", layout=LAYOUT)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_old_times_are_not_compared_but_verify_compares_all(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "out"
+    manifest = prepared(source, out, layout=LAYOUT)
+    change(source / "1.jsonl")
+    later = (out / "manifest.json").stat().st_mtime + 1000
+    os.utime(out / "manifest.json", (later, later))
+    assert prepared(source, out, layout=LAYOUT) == manifest, "all text is older than the blocks"
+    with pytest.raises(UserError, match=r"1\.jsonl has changed"):
+        prepared(source, out, layout=LAYOUT, verify=True)
+
+
+def test_text_of_an_earlier_version_is_not_compared(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    manifest = prepared(source, out, layout=LAYOUT)
+    del manifest["text_sha256"], manifest["beside"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    change(source / "1.jsonl")
+    assert prepared(source, out, layout=LAYOUT) == manifest
+    assert "not compared" in capsys.readouterr().err
+
+
+def opened(path: Path) -> Any:
+    config = DataConfig(corpus="blocks", path=str(path), train_domains=("c4",), eval_domains=("c4",))
+    return open_corpus(config, seq_len=16, vocab_size=258)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Blocks of two texts of equal sizes."""
+    made = []
+    for seed in (0, 1):
+        source, letter = tmp_path / f"source{seed}", "ab"[seed]
+        for split in ("train", "validation"):
+            (source / split).mkdir(parents=True)
+            lines = [row("c4", f"{split} {i} {letter * 20}") for i in range(200)]
+            (source / split / "a.jsonl").write_bytes(b"".join(lines))
+        prepared(source, tmp_path / f"out{seed}")
+        made.append(tmp_path / f"out{seed}")
+    return made[0], made[1]
+
+
+def test_blocks_of_another_preparation_are_refused(two: tuple[Path, Path]):
+    one, other = two
+    assert opened(one).manifest_hash != opened(other).manifest_hash
+    name = "train/c4-00000.array_record"
+    assert (one / name).stat().st_size == (other / name).stat().st_size
+    shutil.copy(other / name, one / name)
+    with pytest.raises(UserError, match="it is another block than was written"):
+        opened(one)
+
+
+def test_documents_of_another_preparation_are_refused(two: tuple[Path, Path]):
+    one, _ = two
+    lengths = dict(np.load(one / "documents.npz"))
+    lengths["train/c4"][0] += 1
+    lengths["train/c4"][1] -= 1
+    np.savez_compressed(one / "documents.npz", allow_pickle=False, **lengths)
+    with pytest.raises(UserError, match=r"documents\.npz"):
+        opened(one)
+
+
+def test_any_file_is_compared_when_it_is_first_read(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
+    one, other = two
+    monkeypatch.setattr(blocks, "CHECKED_FILES", 0)
+    monkeypatch.setattr(blocks.RecordBlocks, "compare", lambda self, n_files: None)
+    name = "train/c4-00000.array_record"
+    shutil.copy(other / name, one / name)
+    iterator = opened(one).train_iterator(batch_size=2)
+    with pytest.raises(UserError, match="it is another block than was written"):
+        next(iterator)
+    iterator.close()
+
+
+def test_verify_reads_all_blocks(two: tuple[Path, Path], tmp_path: Path):
+    one, _ = two
+    name = "train/c4-00000.array_record"
+    was = (one / name).read_bytes()
+    at = was.rindex(b"a\0a\0a\0")
+    (one / name).write_bytes(was[:at] + b"b" + was[at + 1 :])
+    prepared(tmp_path / "source0", one)
+    with pytest.raises(UserError, match=r"c4-00000\.array_record"):
+        prepared(tmp_path / "source0", one, verify=True)
+
+
+def test_blocks_without_checksums_are_read_and_named(two: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
+    """As an earlier version wrote them."""
+    one, _ = two
+    manifest = json.loads((one / "manifest.json").read_text())
+    wanted = opened(one).manifest_hash
+    del manifest["beside"], manifest["text_sha256"]
+    for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
+        for file in entry["files"]:
+            del file["sampled"]
+    (one / "manifest.json").write_text(json.dumps(manifest))
+    caplog.clear()
+    assert opened(one).manifest_hash == wanted
+    assert len([record for record in caplog.records if "not checked" in record.getMessage()]) == 1
+
+
+def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
+    texts = {"train": ["a b c d"] * 3 + ["e f g h i"] * 9, "val": ["a b c d", "x y z"] * 4, "test": ["q r s"] * 9}
+    for split, each in texts.items():
+        path = tmp_path / "source" / f"{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(json.dumps({"text": text}) for text in each))
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=LAYOUT)
+    assert manifest["in_two_splits"] == {"validation": 1}
+    assert "1 texts of the validation split" in summary(manifest)
+    (tmp_path / "source" / "val.jsonl").write_text(json.dumps({"text": "x y z 1 2 3 4 5 6 7"}) + "\n")
+    assert "in_two_splits" not in prepared(tmp_path / "source", tmp_path / "other", layout=LAYOUT)
