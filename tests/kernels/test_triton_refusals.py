@@ -2,13 +2,16 @@
 
 import importlib
 import importlib.util
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import kernels_pallas as kp
-from kernels_pallas import backend, device
+from kernels_pallas import backend, device, outside
 from kernels_pallas.top1_chunk.triton import decode_refusal
 from kernels_pallas.triton import limits, runtime
 from tests.kernels.common import Shape, qkv
@@ -90,3 +93,136 @@ def test_double_precision_is_refused_by_name() -> None:
         q, k, v = qkv(Shape(T=10), dtype="float64")
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
             kp.top1_element_attention(q, k, v, implementation="triton")
+
+
+def low(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((3, *shape), jnp.bfloat16)
+
+
+def wide(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def wkv7(T: int) -> Any:
+    def call(x, hidden, matrix, vector):
+        maps = dict.fromkeys(("decay", "eta"), kp.LowRank(hidden, matrix, vector))
+        return kp.wkv7_operands(x, x, x, **maps, **dict.fromkeys(("k_k_D", "k_a_D", "r_k_D"), vector))
+
+    return call, (low(T, 16, 128), low(T, 32), wide(32, 2048), wide(2048))
+
+
+def shift(T: int) -> Any:
+    moves = jax.ShapeDtypeStruct((2, 3, T, 2048), jnp.bfloat16)
+    return lambda x, mu, moves: kp.token_shift(x, None, (mu, mu), moves), (low(T, 2048), wide(2048), moves)
+
+
+def walk(T: int) -> Any:
+    chunks = [jax.ShapeDtypeStruct((T // 128, 3, 16, 128, dim), jnp.bfloat16) for dim in (64, 64, 64)]
+    own = wide(T // 128, 3, 16, 128, 64), wide(T // 128, 3, 16, 128)
+    product = jax.ShapeDtypeStruct((T // 128, 3, 16, 64, 64), jnp.bfloat16)
+    return lambda *xs: kp.path_walk(*xs[:4], own=xs[4:]), (*chunks, product, *own)
+
+
+def states(T: int) -> Any:
+    square = wide(T // 128, 3, 16, 128, 128)
+    scan = partial(kp.state_scan, precision=jax.lax.Precision.HIGHEST)
+    return scan, (wide(T // 128, 3, 16, 1), square, square, wide(3, 16, 128, 128))
+
+
+M = 2**20  # tokens: with 16 heads of 128, exactly 2^31 elements
+# Op -> a function of the number of tokens that gives a call, and the most tokens that kernels with 32-bit offsets take;
+# None where it is no matter, since offsets are 64-bit.
+ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
+    "causal_attention": (lambda T: (kp.causal_attention, (low(T, 16, 128), *[low(T, 2, 128)] * 2, wide(3, T, 16))), M),
+    "cross_entropy": (
+        lambda T: (
+            partial(kp.cross_entropy, dtype=jnp.dtype("bfloat16")),
+            (wide(3, T, 2**17), jax.ShapeDtypeStruct((3, T), jnp.int32), wide(3, T)),
+        ),
+        None,
+    ),
+    # of pairs of positions within chunks of 64
+    "delta_rule": (lambda T: (partial(kp.delta_rule, chunk_size=64), (*[low(T, 16, 32)] * 3, wide(3, T, 16))), 2 * M),
+    "delta_rule, wide values": (
+        lambda T: (partial(kp.delta_rule, chunk_size=64), (*[low(T, 16, 64)] * 2, low(T, 16, 256), wide(3, T, 16))),
+        M // 2,
+    ),
+    "head_norm": (lambda T: (lambda x, g: kp.head_norm(x, gain_HV=g, eps=1e-5), (low(T, 16, 128), wide(16, 128))), M),
+    "linear_attention": (
+        lambda T: (partial(kp.linear_attention, chunk_size=64), (*[low(T, 16, 16)] * 3, wide(3, T, 16, 16))),
+        2 * M,
+    ),
+    "path_walk": (walk, None),
+    "select_chunk": (lambda T: (kp.select_chunk, (low(T, 16, 128), low(T, 2, 128))), M),
+    "selective_scan": (
+        lambda T: (
+            kp.selective_scan,
+            (low(T, 2048), wide(3, T, 2048), wide(2048, 16), *[low(T, 16)] * 2, wide(2048), wide(3, 2048, 16)),
+        ),
+        M,
+    ),
+    "short_conv": (lambda T: (partial(kp.short_conv, silu=True), (low(T, 2048), wide(2048, 4))), M),
+    "ssd": (
+        lambda T: (
+            partial(kp.ssd, chunk_size=128),
+            (low(T, 16, 128), wide(3, T, 16), *[low(T, 64)] * 2, wide(3, 16, 64, 128)),
+        ),
+        M,
+    ),
+    "state_scan": (states, None),
+    "state_scan, elementwise": (
+        lambda T: (
+            kp.state_passing,
+            (wide(3, T // 128, 16, 1, 1), wide(3, T // 128, 16, 128, 128), wide(3, 16, 128, 128)),
+        ),
+        None,
+    ),
+    "token_shift": (shift, M),
+    "top1_chunk_attention": (lambda T: (kp.top1_chunk_attention, (low(T, 16, 128), *[low(T, 2, 128)] * 2)), M),
+    "top1_chunk_decode": (
+        lambda T: (
+            partial(kp.top1_chunk_decode, length=T, selection="best_key"),
+            (low(16, 128), *[low(T, 16, 128)] * 2),
+        ),
+        M,
+    ),
+    "top1_element_attention": (lambda T: (kp.top1_element_attention, (low(T, 16, 128), *[low(T, 2, 128)] * 2)), M),
+    "top1_element_decode": (
+        lambda T: (partial(kp.top1_element_decode, length=T), (low(16, 128), *[low(T, 16, 128)] * 2)),
+        M,
+    ),
+    "wkv7_operands": (wkv7, M),
+}
+
+
+def test_every_op_is_among_them() -> None:
+    assert {name.partition(",")[0] for name in ENTRIES} == set(outside.OPS)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entries_that_32_bit_offsets_do_not_reach_are_refused(name, anywhere, monkeypatch) -> None:
+    """Of the operands as the op has them, for whatever it writes beside its results."""
+
+    class PickedError(Exception):
+        pass
+
+    others = backend.pick
+
+    def pick(op, backends, implementation, operands, options, **_):
+        if op != name.partition(",")[0]:
+            return others(op, backends, "xla", operands, options)
+        (triton,) = (one for one in backends if one.name == "triton")
+        shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
+        raise PickedError(triton.refusal(backend.Problem("gpu", shapes, options, is_named=True)))
+
+    monkeypatch.setattr(backend, "pick", pick)
+    call, most = ENTRIES[name]
+    for n_tokens in (M // 4, *((16 * M,) if most is None else (most, most + 128, 16 * M))):
+        function, operands = call(n_tokens)
+        with pytest.raises(PickedError) as picked:
+            jax.eval_shape(function, *operands)
+        refusal = picked.value.args[0]
+        if most is None or n_tokens <= most:
+            assert refusal is None or "its backward pass would take" in refusal, n_tokens
+        else:
+            assert "elements, and 32-bit offsets reach 2,147,483,648" in refusal

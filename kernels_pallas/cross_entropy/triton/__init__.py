@@ -7,10 +7,10 @@ from kernels_pallas.triton import limits
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, the dtypes, or a vocabulary that devices share."""
-    reason = limits.machine(problem)
+    logits, targets, weights = problem.operands
+    reason = limits.machine(problem, entry=logits.shape[-1])  # offsets are 32-bit within the logits of a token
     if reason is not None:
         return reason
-    logits, targets, weights = problem.operands
     if limits.dtype_names(logits, weights) != ["float32"] or limits.dtype_names(targets) != ["int32"]:
         names = " and ".join(limits.dtype_names(logits, weights, targets))
         return f"operands are {names}; logits and weights must be float32, targets int32"

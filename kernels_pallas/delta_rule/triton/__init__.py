@@ -9,10 +9,10 @@ MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; Gated 
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, the dtypes (k and v follow q), or a head's dims."""
-    reason = limits.machine(problem)
+    q, _, v, *wide = problem.operands
+    reason = limits.machine(problem, entry=limits.with_pairs(q, v))
     if reason is not None:
         return reason
-    q, _, v, *wide = problem.operands
     if set(limits.dtype_names(q)) - set(limits.DTYPES) or limits.dtype_names(*wide) != ["float32"]:
         names = " and ".join(limits.dtype_names(q, *wide))
         return f"operands are {names}; q may be {', '.join(limits.DTYPES)}, beta, decays and states float32"

@@ -10,10 +10,10 @@ MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; GLA ha
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, the dtypes (r and k follow v), or a head's dims."""
-    reason = limits.machine(problem)
+    r, _, v, *wide = problem.operands
+    reason = limits.machine(problem, entry=limits.with_pairs(r, v))
     if reason is not None:
         return reason
-    r, _, v, *wide = problem.operands
     if set(limits.dtype_names(v)) - set(DTYPES) or limits.dtype_names(*wide) != ["float32"]:
         names = " and ".join(limits.dtype_names(v, *wide))
         return f"operands are {names}; v may be {', '.join(DTYPES)}, decays, u and states float32"

@@ -13,7 +13,7 @@ MOST_GIB = 16.0
 
 def refusal(problem: Problem) -> str | None:
     """Say why Triton refuses: the machine, dtypes, the head dim, the chunks, or the memory of the backward pass."""
-    refused = limits.attention(problem)
+    refused = limits.attention(problem, entry=0)  # of one chunk, which its limits bound
     if refused is not None:
         return refused
     dim = max(x.shape[-1] for x in problem.operands)

@@ -1,5 +1,7 @@
 """The `triton` backend of the states at chunk starts: sm80 and later."""
 
+import math
+
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.state_scan.interface import StateScan
 from kernels_pallas.triton import limits
@@ -7,7 +9,7 @@ from kernels_pallas.triton import limits
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, a dtype but float32, or a state whose rows do not fit a program's registers."""
-    reason = limits.machine(problem)
+    reason = limits.machine(problem, entry=math.prod(problem.operands[-1].shape[1:]))  # of one chunk
     if reason is not None:
         return reason
     if (names := limits.dtype_names(*problem.operands)) != ["float32"]:

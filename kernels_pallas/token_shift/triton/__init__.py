@@ -1,5 +1,7 @@
 """The `triton` backend of the token shift: sm80 and later."""
 
+import math
+
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.token_shift.interface import TokenShift
 from kernels_pallas.triton import limits
@@ -10,10 +12,10 @@ LEAST_LENGTH = 16  # positions; below that (a decoding step has one) XLA joins i
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, the dtype, the number of branches, or a short sequence."""
-    reason = limits.machine(problem)
+    x, branches = problem.operands[0], problem.options["branches"]
+    reason = limits.machine(problem, entry=math.prod(x.shape[1:]))  # the batch is the second axis of the moves
     if reason is not None:
         return reason
-    x, branches = problem.operands[0], problem.options["branches"]
     if x.dtype.name not in limits.DTYPES:
         return f"x is {x.dtype.name}; it may be {', '.join(limits.DTYPES)}"
     if branches > MAX_BRANCHES:
