@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import grain
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 from seqjax.data import blocks
 from seqjax.utils import UserError, end_with_parent
@@ -47,6 +47,9 @@ class TrainIterator(grain.DatasetIterator):
 
     def _require_same(self, saved: Mapping[str, Any]) -> None:
         """Raise `UserError` if a position belongs to other data or another division of it."""
+        if "text" in self._identity and "text" not in saved:  # Earlier versions did not write it.
+            logging.warning("The checkpoint has no hash of its text; it was not checked that the text is the same.")
+            saved = {**saved, "text": self._identity["text"]}
         changed = [
             f"{key}: {saved.get(key)!r} -> {self._identity.get(key)!r}"
             for key in sorted(saved.keys() | self._identity.keys())

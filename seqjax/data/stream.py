@@ -8,7 +8,8 @@ order of the shards per epoch and the documents of a shard within windows of 1,0
 A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
 five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the window.
 Readers are divided over processes and workers by shard if there are enough of them, otherwise by document. This
-division determines the order, so a checkpoint cannot be resumed with another number of processes or workers.
+division determines the order, so a checkpoint cannot be resumed with another number of processes or workers. The
+position is saved with a hash of parts of the shards, 64 MiB together, so that a run does not resume on other text.
 
 Natural shares cannot be counted in advance: without weights, SlimPajama's published shares are used, or the shares of
 bytes if each file holds one domain. For long runs or uneven mixtures, prepare blocks: they are shuffled globally and
@@ -16,6 +17,7 @@ need a tenth of the CPU time.
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ import grain
 import numpy as np
 from absl import logging
 
+from seqjax import store
 from seqjax.config import DataConfig
 from seqjax.data import document_index, document_sources, pipeline, regimes, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
@@ -191,6 +194,7 @@ def _windows(shard: Shard, layout: Layout) -> Iterator[list[Record]]:
 
 
 PREFETCH_BATCHES = 4
+SAMPLED_SHARDS, SAMPLED_BYTES, SAMPLED_PIECE = 64, 64 << 20, 64 << 10  # for the hash of the text
 
 
 class FirstBlocks(NamedTuple):
@@ -220,6 +224,7 @@ class StreamCorpus(Corpus):
         self._layout = self._shards[0].layout
         train, evaluate = self._domains(config)
         self._seed, self._workers = config.seed, config.workers
+        self._hash = ""
         self._read: dict[tuple[str, str], tuple[int, FirstBlocks]] = {}  # requested count, blocks
         shares, origin = slimpajama.SHARES, "SlimPajama's published ones"
         if not self._layout.is_slimpajama:
@@ -297,8 +302,16 @@ class StreamCorpus(Corpus):
             iter(pipeline.with_workers(batches, self._workers)),
             # Each process and worker reads its own shards, so the place in them belongs to their number.
             identity=pipeline.identity(self.manifest_hash, batch_size=batch_size, seed=self._seed, weights=self.weights)
-            | {"process_count": process_count, "workers": self._workers},
+            | {"process_count": process_count, "workers": self._workers, "text": self._text_hash()},
         )
+
+    def _text_hash(self) -> str:
+        """Return a hash of parts of the shards, which tells most other texts of the same names and sizes."""
+        if not self._hash:
+            chosen = [self._shards[i] for i in _spaced(len(self._shards), SAMPLED_SHARDS)]
+            parts = store.in_threads(functools.partial(_parts_hash, most=SAMPLED_BYTES // len(chosen)), chosen)
+            self._hash = hashlib.sha256(b"".join(parts)).hexdigest()
+        return self._hash
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
         """Return the first `count` blocks of a domain, at least one, whatever the seed; they are read once and kept.
@@ -375,6 +388,24 @@ class StreamCorpus(Corpus):
         lengths = np.array([len(piece) for piece in pieces], np.int64)
         owners = document_index.block_documents(lengths, block=block, n_blocks=n_blocks)
         return FirstBlocks(stream[: n_blocks * block].reshape(n_blocks, block), owners, sources)
+
+
+def _spaced(total: int, count: int) -> list[int]:
+    """Return at most `count` of `total` indices, evenly spaced, with the first and the last."""
+    count = min(total, count)
+    return sorted({i * (total - 1) // max(1, count - 1) for i in range(count)})
+
+
+def _parts_hash(shard: Shard, *, most: int) -> bytes:
+    """Return the SHA-256 of at most `most` bytes of a file, in evenly spaced pieces."""
+    digest = hashlib.sha256()
+    with store.reading(shard.url) as file:
+        total = file.seek(0, 2)
+        pieces = -(-total // SAMPLED_PIECE)
+        for i in _spaced(pieces, max(2, most // SAMPLED_PIECE)):
+            file.seek(i * SAMPLED_PIECE)
+            digest.update(file.read(SAMPLED_PIECE))
+    return digest.digest()
 
 
 def _to_batch(rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -206,3 +206,28 @@ def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
     assert "1 texts of the validation split" in summary(manifest)
     (tmp_path / "source" / "val.jsonl").write_text(json.dumps({"text": "x y z 1 2 3 4 5 6 7"}) + "\n")
     assert "in_two_splits" not in prepared(tmp_path / "source", tmp_path / "other", layout=LAYOUT)
+
+
+def test_a_stream_does_not_resume_on_other_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Of equal names and sizes; a position of an earlier version, without a hash of the text, is read."""
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.jsonl").write_bytes(b"".join(row("c4", f"{split} {i:03d} words") for i in range(300)))
+    config = DataConfig(corpus="stream", path=str(tmp_path), train_domains=("c4",), eval_domains=("c4",))
+
+    def iterator() -> Any:
+        return open_corpus(config, seq_len=16, vocab_size=258).train_iterator(batch_size=2)
+
+    begun = iterator()
+    next(begun)
+    state = begun.get_state()
+    begun.close()
+    iterator().set_state(state)
+    path = tmp_path / "train" / "a.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"150 words", b"150 sword"))
+    with pytest.raises(UserError, match="text: "):
+        iterator().set_state(state)
+    del state["identity"]["text"]
+    caplog.clear()
+    iterator().set_state(state)
+    assert len([record for record in caplog.records if "not checked" in record.getMessage()]) == 1
