@@ -87,7 +87,7 @@ def tokens(
         mesh: The mesh over which the parameters are spread, if they are; every device then has the whole cache.
         timing: Receives the time of both phases.
 
-    Raises `UserError` for more tokens than a position table has.
+    Raises `UserError` for more tokens than a position table has, and for logits that are NaN or infinite.
     """
     timing = Timing() if timing is None else timing
     on_mesh = contextlib.nullcontext if mesh is None else functools.partial(jax.set_mesh, mesh)
@@ -111,18 +111,24 @@ def tokens(
         jax.block_until_ready(logits_BO)
     timing.prefill.tokens += n_batch * n_shared
     n_steps = n_prompt - n_shared + n_new
-    following_B = None
+    following_B = is_finite = None
     for i in range(n_steps):
         with _measured(timing, timing.decode), on_mesh():
             if i == 0:
-                following_B = call(_sample, logits_BO, key, np.int32(0), sampling=sampling)
-            token_B, at = following_B, n_shared + i
+                following_B, is_finite = call(_sample, logits_BO, key, np.int32(0), sampling=sampling)
+            token_B, was_finite, at = following_B, is_finite, n_shared + i
             if at < n_prompt:
                 token_B = call(_own_or_drawn, prompt_BT[:, at], lengths_B > at, token_B)
             if i + 1 < n_steps:
                 logits_BO, cache = call(_step, params, token_B, np.int32(at), cache, model=model)
-                following_B = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
-            found_B = jax.device_get(token_B)
+                following_B, is_finite = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
+            found_B, was_finite = jax.device_get((token_B, was_finite))
+        if not was_finite:
+            raise UserError(
+                f"The logits after {at} tokens are NaN or infinite, so the model has no next token: its weights "
+                "diverged, are damaged, or overflow. Take an earlier checkpoint, or train again with a lower "
+                "config.optim.lr."
+            )
         timing.decode.tokens += n_batch
         yield found_B
 
@@ -172,7 +178,8 @@ def _step(params: Params, token_B: Array, position: Array, cache: Cache, *, mode
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> Array:
+def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> tuple[Array, Array]:
+    """Return the tokens, and whether the largest logit of every row is finite, which it is not if any is NaN."""
     token_B = sample(
         logits_BO,
         jax.random.fold_in(key, i),
@@ -180,7 +187,7 @@ def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> 
         top_k=sampling.top_k,
         top_p=sampling.top_p,
     )
-    return replicate(token_B)
+    return replicate((token_B, jnp.isfinite(logits_BO.max(axis=-1)).all()))
 
 
 @jax.jit

@@ -24,7 +24,7 @@ from seqjax.training import eval_losses, metrics, origin
 from seqjax.training.schedule import segments
 from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
-from seqjax.utils import MissingPackageError, StatusLine, UserError, duration, replacing
+from seqjax.utils import StatusLine, UserError, duration, replacing
 
 
 def write(
@@ -132,7 +132,7 @@ def of_run(
         key = jax.random.wrap_key_data(jax.device_get(rng))
         try:
             sample = prompt + "".join(stream(model, params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh))
-        except MissingPackageError as error:  # Only a sample of text needs a tokenizer.
+        except UserError as error:  # The results need no sample, nor the package of a tokenizer.
             StatusLine().say(f"No sample of text: {error}")
     metadata = read_json(mirror.directory / "run.json", RUN)
     text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))

@@ -70,6 +70,20 @@ def test_prompts_of_two_lengths_share_a_batch(new):
     np.testing.assert_array_equal(both[0, :31], np.asarray(support.random_tokens((2, 200)))[0, 70:101])
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_give_no_token(bad, temperature):
+    """The most likely of them would be the token 0."""
+    model = support.tiny_model("transformer_pp", "window")
+    params = support.random_params(model)
+    params["norm"]["g"] = params["norm"]["g"].at[3].set(bad)
+    drawn = tokens(
+        params, np.ones((2, 5)), jax.random.key(0), model=model, n_new=3, sampling=Sampling(temperature=temperature)
+    )
+    with pytest.raises(UserError, match="The logits after 5 tokens are NaN or infinite"):
+        next(drawn)
+
+
 def test_nothing_is_compiled_per_token_or_for_another_length(new, events):
     new(163)  # two pieces of 64, one of 32, steps
     before = events.copy()

@@ -16,8 +16,9 @@ from seqjax.commands import generate
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.training import evaluate
 from seqjax.utils import UserError
-from tests import extras
+from tests import extras, support
 from tests.end_to_end.conftest import Run, write_checkpoint
+from tests.support import random_params as params_of
 
 PROMPT = "qwerty "
 N_NEW = 20  # with BOS and prompt 28 of the 32 positions that the model has
@@ -205,6 +206,24 @@ def test_python_takes_the_same_arguments(rough: Run, continuation: Continuation)
     for bad in ({"top_p": 0.0}, {"stop": ""}, {"max_new_tokens": 0}, {"prefill_chunk": -1}):
         with pytest.raises(UserError, match=rf"^{next(iter(bad))}"):
             m.stream(PROMPT, **bad)  # at once, not at the first part
+
+
+def test_weights_that_are_not_numbers_are_an_error(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(support, "random_params", lambda model: jax.tree.map(lambda x: x * np.nan, params_of(model)))
+    run = write_checkpoint(tmp_path / "run", config, 1)
+    with pytest.raises(UserError, match=r"logits after .* are NaN"):
+        command(run, capsys, temperature=0)
+    assert capsys.readouterr().out == PROMPT
+    with pytest.raises(UserError, match=r"logits after .* are NaN"):
+        seqjax.load(run.workdir).generate(PROMPT)
+
+
+def test_a_terminal_gets_no_control_characters(rough: Run, capsys, monkeypatch):
+    """A file gets the text as it is."""
+    monkeypatch.setattr(generate, "stream", lambda *args, **options: iter(["a\x1b[2J", "\x00b\n"]))
+    assert command(rough, capsys, prompt="\x9b") == "\x9ba\x1b[2J\x00b\n\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert command(rough, capsys, prompt="\x9b") == "\\x9ba\\x1b[2J\\x00b\n\n"
 
 
 @extras.mark("sentencepiece", "mistral_common")
