@@ -22,6 +22,9 @@ from fsspec import config as fsspec_config
 from seqjax.utils import DISK_FULL, UserError, temporary_beside
 
 WORKDIRS = ("gs",)  # schemes where a run can be kept: Orbax writes checkpoints there itself
+# Schemes of fsspec that may run code which the content of a file or server chooses. The path of a run's data is a part
+# of its config.json, which may be a stranger's.
+REFUSED = ("dask", "generic", "reference")
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
@@ -43,7 +46,12 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def location(text: str) -> str | Path:
-    """Return the value of an option that takes a path or a URL: the URL as text, or the path."""
+    """Return the value of an option that takes a path or a URL: the URL as text, or the path.
+
+    Raises `UserError` for an empty text, which `Path` would take for the current directory.
+    """
+    if not text:
+        raise UserError("An empty text, as in --workdir=, is no path or URL; the current directory is `.`.")
     return url_of(text) or Path(text)
 
 
@@ -81,7 +89,11 @@ class StoreError(UserError):
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it; raise `UserError` if its package is missing."""
+    """Return fsspec's file system of a URL, and the path in it.
+
+    Raises `UserError` if its package is missing, and for the schemes that are `REFUSED`.
+    """
+    _require_data(url)
     key = (os.getpid(), *url_of(url).split("/")[:3:2])
     try:
         # fsspec has one for every thread, and each of them connects anew.
@@ -99,6 +111,16 @@ def filesystem(url: str) -> tuple[Any, str]:
     except Exception as error:  # Some file systems connect here, or look for credentials.
         raise _named(url, error) from error
     return fs, cast(str, path)
+
+
+def _require_data(url: str) -> None:
+    """Raise `UserError` if a part of a URL, of which fsspec joins several by `::`, has a scheme that is `REFUSED`."""
+    for part in url.split("::"):
+        if (found := re.match(r"[\w+.-]+(?=://|$)", part)) and found[0].lower() in REFUSED:
+            raise UserError(
+                f"{url}: the scheme {found[0]} may run code that the data chooses, so it is not opened. Copy the data "
+                "to a directory or a bucket."
+            )
 
 
 def orbax_path(url: str) -> epath.Path:
@@ -213,6 +235,7 @@ def read(url: str) -> bytes | None:
 @contextlib.contextmanager
 def reading(url: str) -> Iterator[Any]:
     """Return a context that opens a file or object to read bytes; a store that fails raises a `StoreError`."""
+    _require_data(url)
     if not is_remote(url):
         with cast(Any, fsspec.open(url, "rb")) as file:
             yield file

@@ -17,6 +17,7 @@ import multiprocessing.connection
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -314,6 +315,16 @@ def command_parser(
     return parser
 
 
+def find_in_current_directory() -> None:
+    """Let Python find modules in the current directory, after installed ones, for a mixer or config of the user.
+
+    Nothing else looks there: it may be a stranger's directory, with modules named like packages that are not installed.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
 def is_text(text: str) -> bool:
     """Return whether an argument can be written as UTF-8: bytes that the locale does not know are halves of pairs."""
     try:
@@ -345,10 +356,20 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-def remove_temporaries(directory: Path) -> None:
-    """Remove the temporary files below a directory that a process left when it was killed."""
-    for leftover in directory.rglob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+TEMPORARY = re.compile(r"\..+\.([0-9a-f]{32}|\d+)\.tmp")
+
+
+def remove_temporaries(directory: Path, *, below: bool = True) -> None:
+    """Remove the temporary files in and `below` a directory that a process left when it was killed.
+
+    These are files of this user with a name that `temporary_beside` makes, or earlier versions made.
+    """
+    for leftover in directory.rglob(".*.tmp") if below else directory.glob(".*.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it
+            found = leftover.lstat()
+            is_own = found.st_uid == os.getuid() if hasattr(os, "getuid") else True
+            if TEMPORARY.fullmatch(leftover.name) and stat.S_ISREG(found.st_mode) and is_own:
+                leftover.unlink()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ A command's module is imported when it runs, so that `seqjax --help` answers at 
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import seqjax
@@ -58,12 +57,7 @@ def run(argv: list[str] | None = None) -> None:
         if name not in COMMANDS:
             raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
 
-    def main(arguments: list[str]) -> None:
-        # A user's mixer is found in the current directory, as with `python -m`; installed packages come first.
-        sys.path.append(str(Path.cwd()))
-        _module(name).main(arguments)
-
-    run_command(main, rest)
+    run_command(lambda arguments: _module(name).main(arguments), rest)
 
 
 def _module(name: str) -> Any:

@@ -35,7 +35,7 @@ from seqjax import mixers
 from seqjax.config.parse import assign, complete, read
 from seqjax.config.settings import Config, DataConfig
 from seqjax.fields import hints_of, is_group
-from seqjax.utils import UserError, nearest
+from seqjax.utils import UserError, find_in_current_directory, nearest
 
 REGIMES: tuple[str, ...] = typing.get_args(hints_of(DataConfig)["regime"])
 PAPER_TOKENS = 100_000_000_000
@@ -295,8 +295,11 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
 
 def is_shipped(name: str | Path) -> bool:
     """Return whether a config, given as for `find`, is one of the shipped ones."""
-    path = find(name).resolve()
-    return any(path.is_relative_to(directory.resolve()) for directory in directories())
+    return _is_shipped(find(name))
+
+
+def _is_shipped(path: Path) -> bool:
+    return any(path.resolve().is_relative_to(directory.resolve()) for directory in directories())
 
 
 def sets_mlp_dim(flag: str) -> bool:
@@ -323,6 +326,8 @@ def load(name: str | Path) -> ModuleType:
 def load_file(path: str | Path) -> ModuleType:
     """Return the module in the config or study file at `path`, which need not be importable by name."""
     path = Path(path)
+    if not _is_shipped(path):
+        find_in_current_directory()
     spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -24,6 +24,9 @@ Positive = Annotated[int, Bounds(1)]
 PositiveOrNone = Annotated[int | None, Bounds(1)]
 NotNegative = Annotated[int, Bounds(0)]
 CanonPlaces = Literal["none", "A", "C", "D", "AC", "AD", "CD", "ACD"]
+Size = Annotated[int, Bounds(1, 1 << 31)]  # an axis of an array
+SizeOrNone = Annotated[int | None, Bounds(1, 1 << 31)]
+MOST_TOKENS = 1 << 28  # of a batch
 Seed = Annotated[int, Bounds(0, 1 << 32)]  # the number of bits of a seed that JAX uses
 
 
@@ -32,7 +35,7 @@ class MlpConfig:
     """The MLP of a block."""
 
     kind: Literal["geglu", "swiglu", "gelu", "none"] = "geglu"
-    dim: PositiveOrNone = None  # inner width; None = 8/3 of the model width for gated kinds, 4 times for gelu
+    dim: SizeOrNone = None  # inner width; None = 8/3 of the model width for gated kinds, 4 times for gelu
     bias: bool = False
     approximate_gelu: bool = False  # tanh form; the default is the exact erf
     rescale_init: bool = True  # the matrix that writes to the residual stream starts 1 / sqrt(2 L) smaller
@@ -42,9 +45,9 @@ class MlpConfig:
 class ModelConfig:
     """The model."""
 
-    vocab_size: Positive
-    dim: Positive
-    n_layers: Positive
+    vocab_size: Size
+    dim: Size
+    n_layers: Annotated[int, Bounds(1, 10_001)]
     # The frozen `Config` of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
     mixer: Annotated[Any, MIXER]
     mlp: MlpConfig = MlpConfig()
@@ -122,8 +125,8 @@ class TrainConfig:
     # Shares of `steps` at which the run ends, each after a cooldown of its own from a trunk with a constant rate; the
     # last is 1. Empty: one end, with a linear decay over the whole run, as in the paper.
     ends: tuple[float, ...] = ()
-    batch_size: Positive  # sequences per optimiser step, over all devices
-    seq_len: Positive  # T: tokens per sequence that are predicted; a block holds T + 1
+    batch_size: Size  # sequences per optimiser step, over all devices
+    seq_len: Size  # T: tokens per sequence that are predicted; a block holds T + 1
     per_device_batch_size: PositiveOrNone = None  # sequences on a device at a time, at most; None = no limit
     accumulate: PositiveOrNone = None  # micro-batches per step; None = as few as per_device_batch_size allows
     seed: Seed = 0  # of the initial parameters and of the sample at the end
@@ -252,6 +255,12 @@ def check(config: Any) -> None:
             f"config.train.batch_size={train.batch_size} must be a multiple of "
             f"config.train.accumulate={train.accumulate}."
         )
+    for key, batch in (("train.batch_size", train.batch_size), ("eval.batch_size", config.eval.batch_size or 1)):
+        if batch * train.seq_len >= MOST_TOKENS:
+            raise UserError(
+                f"config.{key}={batch} sequences of config.train.seq_len={train.seq_len} are more than {MOST_TOKENS:,} "
+                "tokens, which no machine holds as a batch; give fewer."
+            )
     if data.corpus in ("blocks", "stream") and not data.path:
         raise UserError(
             f"config.data.corpus={data.corpus!r} needs config.data.path: the directory that "

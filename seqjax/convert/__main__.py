@@ -41,6 +41,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     used = store.sizes(mirror.url) if mirror.url else (here / "config.json").exists() or (here / "checkpoints").exists()
     if used:
         raise UserError(f"{mirror} holds a run; import into a --workdir of its own.")
+    workdirs.require_inside(here)
     mirror.pull()  # Local files of a run that was deleted in the store are removed.
     files = fetched(weights)
     source = directory.holding(files)
@@ -115,7 +116,7 @@ def main(argv: list[str]) -> None:
     )
     export_parser = commands.add_parser("export", help="workdir -> public model")
     workdirs.add_arguments(export_parser)
-    export_parser.add_argument("--out", required=True, type=Path, help="the directory to write")
+    export_parser.add_argument("--out", required=True, type=store.location, help="the directory to write")
     export_parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     export_parser.add_argument(
         "--weights_only", action="store_true", help="write no tokenizer; its ids in config.json are then null"

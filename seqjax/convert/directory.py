@@ -156,6 +156,8 @@ def fetched(weights: str | os.PathLike[str]) -> Path:
     `UserError` if the package is missing, the service does not answer or the model does not exist.
     """
     text = os.fspath(weights)
+    if not text:
+        raise UserError("An empty text names no model: give a directory (the current one is `.`) or hf://OWNER/NAME.")
     if not text.startswith(SCHEME):
         return Path(text)
     name, _, revision = text.removeprefix(SCHEME).partition("@")

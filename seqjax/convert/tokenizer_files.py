@@ -16,7 +16,7 @@ from seqjax.config import DataConfig
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
 from seqjax.reading import read_json
-from seqjax.utils import UserError
+from seqjax.utils import UserError, replacing
 
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
 CONFIG = "tokenizer_config.json"
@@ -66,7 +66,8 @@ def copy(source: Path, destination: Path) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     for name in (*FILES, "config.json"):
         if (source / name).is_file():
-            shutil.copyfile(source / name, destination / name)
+            with (source / name).open("rb") as file, replacing(destination / name) as copied:
+                shutil.copyfileobj(file, copied)
 
 
 # -------------------------------------------------------------------------------------------------------------- export

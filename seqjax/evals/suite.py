@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax import store
 from seqjax.escape import markdown as escaped
 from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
@@ -56,8 +57,10 @@ RUN = {
 def main(argv: list[str]) -> None:
     """Write the page."""
     parser = command_parser("evals.suite", description=__doc__)
-    parser.add_argument("--out", required=True, type=Path, help="the directory of the runs")
+    parser.add_argument("--out", required=True, type=store.location, help="the directory of the runs")
     out = parser.parse_args(argv).out
+    store.require_local(out, "--out")
+    out = Path(out)
     kept = out / "runs.json"
     fix = "delete it: the runs whose directories are there are read again"
     stored = read_json(kept, {"runs": [RUN]}, fix=fix)["runs"] if kept.is_file() else []

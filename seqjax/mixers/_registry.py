@@ -17,7 +17,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.nn.params import Template
 from seqjax.types import Layer
-from seqjax.utils import UserError, nearest
+from seqjax.utils import UserError, find_in_current_directory, nearest
 
 M = TypeVar("M")
 PACKAGE = "seqjax.mixers"
@@ -86,6 +86,8 @@ def load(name: str) -> type[base.Mixer]:
         )
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserError(f"{where} is not the name of a Python module; write package.module.")
+    if is_foreign(name):
+        find_in_current_directory()
     try:
         module = importlib.import_module(name if "." in name else f"{PACKAGE}.{name}")
     except ModuleNotFoundError as error:

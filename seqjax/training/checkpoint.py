@@ -66,6 +66,8 @@ class Checkpoints:
         self._is_remote = bool(url)
         self._path: Path | epath.Path = store.orbax_path(f"{url}/{DIRECTORY}") if url else Path(workdir) / DIRECTORY
         self._path = self._path if url else self._path.absolute()
+        if isinstance(self._path, Path):
+            _require_files(self._path)
         _hide_noise()
         # Process 0 calls it when all items are written, before the directory is renamed.
         checksums = None if read_only or url else self._write_checksums
@@ -277,6 +279,23 @@ class Checkpoints:
         )
 
 
+def _require_files(directory: Path) -> None:
+    """Raise `UserError` unless everything in a directory of checkpoints is a regular file or a directory.
+
+    Orbax would wait for a pipe for ever, and follow a link to anywhere.
+    """
+    # None yet, or another run removes it.
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _require_files(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                raise UserError(
+                    f"{entry.path} is not a file but a link, a pipe or a device, which no checkpoint has. Put back a "
+                    "copy of the checkpoint, or delete it."
+                )
+
+
 def has_checkpoint(workdir: str | os.PathLike[str], step: int) -> bool:
     """Return whether a run has a complete checkpoint of a step."""
     if url := Mirror(workdir).url:
@@ -366,6 +385,8 @@ def _is_whole(directory: Path | epath.Path, names: Sequence[str]) -> bool:
 
 def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
     """Return a description of the damage to a file, or ""."""
+    if not path.isprintable() or {"", ".", ".."} & {*path.split("/")}:
+        return f"{CHECKSUMS} names {path!r}, which is no file of the checkpoint"
     try:
         found, found_crc = measure(directory / path)
     except OSError as error:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from seqjax import store
 from seqjax.escape import message
-from seqjax.reading import parse_json
+from seqjax.reading import content, parse_json
 from seqjax.utils import UserError
 
 FILE = "run.lock"
@@ -226,7 +226,8 @@ def _create(lock: str, content: bytes) -> bool:
 def _read(lock: str) -> Holder | None:
     """Return the holder of a lock, or None if there is no lock or its content is not (yet) complete."""
     try:
-        found = parse_json(store.read(lock) or b"", Holder.__annotations__, lock)
+        text = store.read(lock) or b"" if store.url_of(lock) else content(lock)
+        found = parse_json(text, Holder.__annotations__, lock)
     except UserError:
         return None
     return Holder(*(found[field] for field in Holder._fields))

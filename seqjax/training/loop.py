@@ -120,6 +120,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
         mirror.pull()
         workdirs.check_config(mirror, config)
         metrics.require_checkpoint(mirror)
+        mirror.remove_temporaries()
         extended = workdirs.extension(mirror, config)
     setup = _set_up(config, mirror)
     checkpoints = _checkpoints(config, mirror)

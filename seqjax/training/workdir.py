@@ -27,9 +27,11 @@ from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.reading import read_json
 from seqjax.training.lock import WorkdirLock, locked
-from seqjax.training.schedule import Segment, end_steps
+from seqjax.training.schedule import ENDS, Segment, end_steps
 from seqjax.utils import UserError, cache_directory, is_text, remove_temporaries, write_json
 
+RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "report.md")  # which only a run with a config.json has
+TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
 NOT_READ = re.compile(r"tensorboard/|profile/|wandb/")  # by seqjax
@@ -40,6 +42,7 @@ class Mirror:
 
     def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
         """Raise `UserError` if no run can be kept in `workdir`: a URL, or no text. Nothing is read or written."""
+        workdir = store.location(os.fspath(workdir))
         if not is_text(os.fspath(workdir)):
             raise UserError(
                 f"{os.fspath(workdir)!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or "
@@ -64,8 +67,20 @@ class Mirror:
         # A scheduler may restart a run before the lock of its first start is stale.
         again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
         with locked(str(self), wait=again) as self._lock:
-            remove_temporaries(self.directory)
             yield
+
+    def remove_temporaries(self) -> None:
+        """Remove what a killed process of this run left; call it when the run has been found to be the user's.
+
+        Other directories below the workdir may be of other runs, which write at this moment.
+        """
+        if not (self.directory / "run.json").is_file():
+            return
+        remove_temporaries(self.directory, below=bool(self.url))  # a mirror has only files of the run
+        for directory in _own_directories(self.directory):
+            for place in (directory, directory / "eval_losses"):
+                if place.is_dir():
+                    remove_temporaries(place, below=False)
 
     def check_lock(self, *, look: bool = False) -> None:
         """Raise `UserError` if another run has taken the workdir (`WorkdirLock.check`)."""
@@ -105,6 +120,27 @@ class Mirror:
             if say is None:
                 raise store.StoreError(f"{error} The same command goes on from the last checkpoint.") from error
             say(str(error))
+
+
+def _own_directories(workdir: Path) -> list[Path]:
+    """Return the directories with rows of a run: its own, and one for each of its ends."""
+    return [workdir, *(end for end in sorted((workdir / ENDS).glob("*")) if end.name.isdecimal())]
+
+
+# What a run writes to, or removes from, by its name; other files are replaced as a whole.
+WRITTEN = ("checkpoints", "ends", "eval_losses", "metrics.jsonl", "profile", "tensorboard", "wandb", TOKENIZER)
+
+
+def require_inside(workdir: Path) -> None:
+    """Raise `UserError` if a run in `workdir` would write to, or remove, what lies elsewhere: a link leads there."""
+    root = workdir.resolve()
+    for directory in _own_directories(workdir):
+        for path in (directory, *(directory / name for name in WRITTEN)):
+            if path != workdir and path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UserError(
+                    f"{path} is a link to {path.resolve()}, which is outside the workdir, so a run does not write "
+                    f"there. Move {path.name} into the workdir, or make the workdir itself a link."
+                )
 
 
 def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> Path:
@@ -168,9 +204,6 @@ MAY_CHANGE = (
 LENGTH = ("train.steps:", "train.ends:")  # of a run with ends, they may grow (`_extends`)
 
 
-TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
-
-
 def fresh(config: Config) -> Path:
     """Create and return `runs/<config>-<size>-<time>`, the default workdir of a run.
 
@@ -195,6 +228,7 @@ def fresh(config: Config) -> Path:
 def check_config(workdir: str | Path | Mirror, config: Config) -> None:
     """Raise `UserError` if `workdir` holds a run with other settings, or of unknown ones. Nothing is written."""
     called, workdir = _called_and_read(workdir)
+    require_inside(workdir)
     if (workdir / "config.json").exists():
         # The user who resumes the run has named the mixers of `config`, and no others.
         own = [mixer.name for mixer in config.model.mixers]
@@ -212,8 +246,10 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
             raise UserError(f"{called} holds a run with another config: {'; '.join(changed)}. {fix}")
     elif workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={called} is a file; give a directory.")
-    elif any((workdir / "checkpoints").glob("*")):  # A run that ended before its first step leaves it empty.
-        raise UserError(f"{called} has checkpoints but no config.json, so what made them is unknown. Give another one.")
+    # A run that ended before its first step leaves the first directory empty.
+    elif found := [name for name in RESULTS if any(workdir.glob(name))]:
+        what = found[0].partition("/")[0]
+        raise UserError(f"{called} has {what} but no config.json, so what made them is unknown. Give another one.")
 
 
 def _extends(before: Config, config: Config) -> bool:
@@ -305,7 +341,19 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
         config = from_config_dict(values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return _with_own_tokenizer(config, workdir)
+    return _with_known_cache(_with_own_tokenizer(config, workdir))
+
+
+def _with_known_cache(config: Config) -> Config:
+    """Return the config without `data.cache_dir`, unless seqjax has kept something in that directory before.
+
+    Evaluating a run of a stranger must not write to a directory that its config chooses.
+    """
+    directory = Path(config.data.cache_dir)
+    kept = (path for name in ("blocks", "builtin-*") for path in directory.glob(name) if not path.is_symlink())
+    if not config.data.cache_dir or any(path.is_dir() for path in kept):
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=""))
 
 
 def _require_known(version: Any, *, where: str) -> None:

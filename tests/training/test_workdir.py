@@ -1,6 +1,7 @@
 """Whose a directory is, which settings may change in it, and the two kinds of errors of a command."""
 
 import concurrent.futures
+import dataclasses
 import errno
 import json
 import os
@@ -37,13 +38,87 @@ def test_runs_that_start_in_the_same_second_have_directories_of_their_own(config
     assert made == [first, f"{first}-2", f"{first}-3", f"{first}-4"]
 
 
+PLACES = ("", "eval_losses/", "ends/4/", "ends/4/eval_losses/")
+
+
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
-    left, kept = utils.temporary_beside(tmp_path / "ends/4/eval_losses/classes.npz"), tmp_path / "metrics.jsonl"
-    left.parent.mkdir(parents=True)
-    for path in (left, kept):
+    """And nothing else: other runs below the directory may be writing theirs."""
+    left = [utils.temporary_beside(tmp_path / f"{place}classes.npz") for place in PLACES]
+    named = f".x.{'0' * 32}.tmp"
+    kept = [
+        tmp_path / name for name in ("metrics.jsonl", ".x.tmp", ".x.y.tmp", "x.tmp", f"notes/{named}", f"a/{named}")
+    ]
+    kept += [tmp_path / "ends" / "other" / named, tmp_path / "checkpoints" / "4" / named]
+    for path in (*left, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    with workdirs.Mirror(tmp_path).locked():
-        assert kept.exists() and not left.exists()
+    link = tmp_path / f".link.{'1' * 32}.tmp"
+    link.symlink_to(kept[0])
+    mirror = workdirs.Mirror(tmp_path)
+    with mirror.locked():
+        mirror.remove_temporaries()
+        assert all(path.exists() for path in left), "without run.json it is no run"
+        (tmp_path / "run.json").touch()
+        mirror.remove_temporaries()
+        assert not any(path.exists() for path in left)
+        assert all(path.exists() for path in (*kept, link))
+
+
+def test_files_of_another_user_stay(tmp_path, monkeypatch):
+    theirs = utils.temporary_beside(tmp_path / "x")
+    theirs.touch()
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    utils.remove_temporaries(tmp_path)
+    assert theirs.exists()
+    monkeypatch.undo()
+    utils.remove_temporaries(tmp_path)
+    assert not theirs.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "metrics.jsonl", "eval_losses", "tensorboard", "ends/4", "ends/4/wandb"]
+)
+def test_a_run_does_not_write_through_links(config, tmp_path, name):
+    (tmp_path / "outside").mkdir()
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match=rf"{link} is a link to .*outside, which is outside the workdir"):
+        workdirs.check_config(tmp_path / "run", config)
+    link.unlink()
+    (tmp_path / "run" / "inside").mkdir()
+    link.symlink_to(tmp_path / "run" / "inside")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    workdirs.require_inside(tmp_path / "run")
+    workdirs.require_inside(tmp_path / "link")
+
+
+@pytest.mark.parametrize("name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md"])
+def test_results_of_unknown_settings_are_not_mixed_with_those_of_a_run(config, tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    with pytest.raises(UserError, match=f"has {name.partition('/')[0]} but no config.json"):
+        workdirs.check_config(tmp_path, config)
+
+
+def test_a_cache_that_a_config_names_is_used_if_it_is_one(config, tmp_path):
+    """A stranger's config would otherwise choose where the data of an evaluation is written."""
+    data = dataclasses.replace(config.data, cache_dir=str(tmp_path / "cache"))
+    config = dataclasses.replace(config, data=data)
+    workdirs.save_config(tmp_path / "run", config)
+    assert workdirs.load_config(tmp_path / "run").data.cache_dir == ""
+    (tmp_path / "cache" / "other").mkdir(parents=True)
+    (tmp_path / "cache" / "blocks").symlink_to(tmp_path / "cache" / "other")
+    assert workdirs.load_config(tmp_path / "run").data.cache_dir == ""
+    (tmp_path / "cache" / "builtin-byte-0123").mkdir()
+    assert workdirs.load_config(tmp_path / "run") == config
+
+
+def test_no_text_is_no_directory():
+    """Path takes it for the current one."""
+    with pytest.raises(UserError, match="empty text"):
+        workdirs.Mirror("")
 
 
 def test_no_fresh_directory_where_runs_is_a_file(config, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--batch_tokens", default=0, type=int, help="tokens of a batch; 0 = 16,384, or 4,096 on a CPU (0)"
     )
-    parser.add_argument("--out", type=Path, help="where results go (WORKDIR/harness)")
+    parser.add_argument("--out", type=store.location, help="where results go (WORKDIR/harness)")
     parser.add_argument("--again", action="store_true", help="measure tasks that have a result already, too")
     args = parser.parse_args(argv)
     for name in ("limit", "num_fewshot", "max_length", "batch_tokens"):
@@ -51,7 +51,10 @@ def main(argv: list[str]) -> None:
         raise UserError("--tasks: give paper, local, or names of tasks with commas.")
     if args.out is None and store.url_of(args.workdir):
         raise UserError(f"--workdir={args.workdir}: give a directory of this machine for the results as --out.")
-    out = args.out or Path(args.workdir) / "harness"
+    store.require_local(args.out or "", "--out")
+    out = Path(args.out or Path(args.workdir) / "harness")
+    if args.out is None and out.is_symlink():
+        raise UserError(f"{out} is a link to {out.resolve()}: give the directory of the results as --out.")
     with _as_in_seqjax():
         _run(args, out)
 
