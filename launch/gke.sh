@@ -32,6 +32,9 @@ done
 [[ " $* " =~ " --config=" && " $* " =~ " --workdir=" ]] ||
   { echo "error: give --config=... and --workdir=... after --." >&2; exit 2; }
 
+# Words for another shell, which parses them once more.
+quoted() { local word; for word; do printf "'%s' " "${word//\'/\'\\\'\'}"; done; }
+
 # GPUs are requested with another flag of xpk, and counted in nodes.
 case $device in
   h100-* | h200-* | b200-* | a100-* | l4-*) kind=(--device-type="$device" --num-nodes="$slices") ;;
@@ -40,7 +43,7 @@ esac
 # A restarted workload goes on in its workdir, so a preempted machine costs the steps since the last checkpoint. Pods wait
 # for one another, because each of them may have to fetch the image first.
 command=(xpk workload create --cluster "$cluster" --workload "$workload" "${kind[@]}" --docker-image "$image"
-  --max-restarts 10 --command "python -m seqjax.main --distributed --start_timeout=600 $(printf '%q ' "$@")")
+  --max-restarts 10 --command "python -m seqjax.main --distributed --start_timeout=600 $(quoted "$@")")
 if $dry_run; then
   printf '%q ' "${command[@]}"; echo
 else

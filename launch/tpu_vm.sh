@@ -32,14 +32,16 @@ done
 [[ " $* " =~ " --config=" && " $* " =~ " --workdir=" ]] ||
   { echo "error: give --config=... and --workdir=... after --." >&2; exit 2; }
 
+# Words for another shell, which parses them once more.
+quoted() { local word; for word; do printf "'%s' " "${word//\'/\'\\\'\'}"; done; }
 run() { if $dry_run; then printf '%q ' "$@"; echo; else "$@"; fi; }
 tpu=(gcloud compute tpus tpu-vm)
 on_all=("${tpu[@]}" ssh "$name" "--zone=$zone" --worker=all --command)
 
 run "${tpu[@]}" create "$name" "--zone=$zone" "--accelerator-type=$type" "--version=$version"
 run "${tpu[@]}" scp "$wheel" "$name:/tmp/" "--zone=$zone" --worker=all
-run "${on_all[@]}" "python3 -m venv ~/seqjax && ~/seqjax/bin/pip install '/tmp/$(basename "$wheel")[tpu]'"
+run "${on_all[@]}" "python3 -m venv ~/seqjax && ~/seqjax/bin/pip install $(quoted "/tmp/$(basename -- "$wheel")[tpu]")"
 # --distributed: a slice has one process per worker; TPU metadata tells each of the others. They wait for one another,
 # because gcloud reaches them one after the other.
-run "${on_all[@]}" "\$HOME/seqjax/bin/python -m seqjax.main --distributed --start_timeout=600 $(printf '%q ' "$@")"
-echo "Delete the machine when it is no longer needed: gcloud compute tpus tpu-vm delete $name --zone=$zone"
+run "${on_all[@]}" "\$HOME/seqjax/bin/python -m seqjax.main --distributed --start_timeout=600 $(quoted "$@")"
+echo "Delete the machine when it is no longer needed: gcloud compute tpus tpu-vm delete $(quoted "$name" "--zone=$zone")"

@@ -128,9 +128,38 @@ def test_tpu_vm_creates_installs_and_trains_on_every_worker():
     assert create == [*tpu, "create", "n", "--zone=z", "--accelerator-type=v5litepod-16", "--version=v2"]
     assert copy == [*tpu, "scp", "dist/seqjax-1-py3-none-any.whl", "n:/tmp/", "--zone=z", "--worker=all"]
     assert install[:8] == train[:8] == [*tpu, "ssh", "n", "--zone=z", "--worker=all"]
-    assert install[-1].endswith("'/tmp/seqjax-1-py3-none-any.whl[tpu]'")
+    assert shlex.split(install[-1])[-1] == "/tmp/seqjax-1-py3-none-any.whl[tpu]"
     assert shlex.split(train[-1])[1:] == ["-m", "seqjax.main", "--distributed", "--start_timeout=600", *RUN]
     assert "delete" in advice
+
+
+@pytest.mark.parametrize("word", ["a b", "a'; touch x; 'b", '$(touch x) `touch x` "', "a\tb", "é", "*", "a\\'b", "-n"])
+def test_words_for_another_shell_stay_one_word(word, tmp_path):
+    """The text that a remote machine or a pod gets is parsed by its own shell, sh at least."""
+    run = (*RUN, f"--config.data.path={word}")
+    wheel = f"--wheel=dist/{word}.whl"
+    on_all = launch("tpu_vm.sh", "--name=n", "--zone=z", "--type=t", "--version=v", wheel, "--dry_run", "--", *run)
+    where = ("--cluster=c", "--workload=w", "--device=d", "--image=i")
+    on_gke = launch("gke.sh", *where, "--dry_run", "--", *run)
+
+    def parsed(line: str) -> list[str]:
+        """The arguments that the last word of a printed command has for a shell."""
+        text = bash_words(line)[-1].rpartition("pip install ")[2].rpartition("--start_timeout=600 ")[2]
+        script = f"set -- {text}; for word; do printf '%s\\0' \"$word\"; done"
+        done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.split("\0")[:-1]
+
+    install, train = on_all.stdout.splitlines()[2:4]
+    assert parsed(install) == [f"/tmp/{word}.whl[tpu]"]
+    assert parsed(train) == parsed(on_gke.stdout) == list(run)
+    assert not list(tmp_path.iterdir())
+
+
+def bash_words(line: str) -> list[str]:
+    """The words of a line that `printf %q` printed."""
+    script = f"for word in {line.removesuffix(chr(10))}\ndo printf '%s\\0' \"$word\"; done"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
 
 
 @pytest.mark.parametrize(
