@@ -19,6 +19,7 @@ from seqjax.convert.directory import load as load_public
 from seqjax.convert.weights import families_of
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
+from seqjax.escape import message
 from seqjax.mixers import base, name_of
 from seqjax.models import Model, flops
 from seqjax.nn.params import names
@@ -44,7 +45,7 @@ class Pretrained:
     def __repr__(self) -> str:
         """Return three lines: what it is, its sizes, and its data."""
         config, data, n = self.config.model, self.config.data, flops.n_params(self.model)
-        return (
+        return message(
             f"{self.config.name}, size {self.config.size}, step {self.step}: {n:,} parameters\n"
             f"{config.n_layers} layers of width {config.dim}, mixer {config.mixer_names}, vocabulary "
             f"{config.vocab_size:,}\n"

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from seqjax import escape
@@ -51,8 +52,7 @@ def test_passwords_of_urls_are_masked(url):
 
 @pytest.mark.parametrize("text", [*MARKUP, *CONTROLS, "a\nb", "\n\n# a", "a\n| b | c |"])
 def test_markdown_shows_the_text_itself(text):
-    markdown_it = pytest.importorskip("markdown_it")
-    render = markdown_it.MarkdownIt("commonmark").enable("table").enable("strikethrough").render
+    render = MarkdownIt("commonmark").enable("table").enable("strikethrough").render
     shown = Content(render(f"* {escape.markdown(text)}\n"))
     assert shown.tags == ["ul", "li"]
     assert shown.text.strip() == escape.line(text).strip()

@@ -33,17 +33,18 @@ from jax.experimental import multihost_utils
 
 from seqjax import store
 from seqjax.data.pipeline import TrainIterator
-from seqjax.reading import parse_json
+from seqjax.reading import MOST_JSON, parse_json
 from seqjax.training.step import TrainState
 from seqjax.training.workdir import Mirror
 from seqjax.types import Params
-from seqjax.utils import DISK_FULL, UserError, first_line, measure, write_json
+from seqjax.utils import DISK_FULL, UserError, first_line, measure, size, write_json
 
 DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
 CHECKSUMS = "checksums.json"
 CHECKSUMMED = {"checksums": "crc32"}  # in METADATA, of a checkpoint that has CHECKSUMS
 METADATA = "_CHECKPOINT_METADATA"  # Orbax's; it is written once more when the checkpoint is renamed
+DESCRIBING = (".json", "metadata", "_METADATA", "_sharding")  # ends of the names of files that describe arrays
 STORE_MARKER = "commit_success.txt"  # Orbax's, of a complete checkpoint on gs://
 PARAMS = ("params",)
 STATE = ("data", "meta", "params", "rest")
@@ -282,7 +283,7 @@ class Checkpoints:
 def _require_files(directory: Path) -> None:
     """Raise `UserError` unless everything in a directory of checkpoints is a regular file or a directory.
 
-    Orbax would wait for a pipe for ever, and follow a link to anywhere.
+    Orbax would wait for a pipe for ever, follow a link to anywhere, and read metadata of any size.
     """
     # None yet, or another run removes it.
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -293,6 +294,11 @@ def _require_files(directory: Path) -> None:
                 raise UserError(
                     f"{entry.path} is not a file but a link, a pipe or a device, which no checkpoint has. Put back a "
                     "copy of the checkpoint, or delete it."
+                )
+            elif entry.name.endswith(DESCRIBING) and entry.stat().st_size > MOST_JSON:
+                raise UserError(
+                    f"{entry.path} has {size(entry.stat().st_size)}, more than any description of a checkpoint. Put "
+                    "back a copy of the checkpoint, or delete it."
                 )
 
 

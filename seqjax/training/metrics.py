@@ -22,6 +22,7 @@ from absl import logging
 
 from seqjax.config import Config, to_dict
 from seqjax.data import EvalBlocks
+from seqjax.escape import masked
 from seqjax.models import flops
 from seqjax.reading import Float, read_json, read_json_lines
 from seqjax.training import eval_losses
@@ -333,7 +334,7 @@ class TrainLog:
                 position=state["metrics"],
                 step=step,
                 tensorboard=self._config.log.tensorboard,
-                wandb=WandbRun(self._workdir, project, settings=to_dict(self._config)) if project else None,
+                wandb=WandbRun(self._workdir, project, settings=_public(to_dict(self._config))) if project else None,
             )
             eval_losses.start(self._workdir, blocks, step=step)
 
@@ -392,6 +393,15 @@ class TrainLog:
 
     def __exit__(self, *exc: object) -> None:
         self._writer.close()
+
+
+def _public(settings: Any) -> Any:
+    """Return settings without the passwords in their URLs."""
+    if isinstance(settings, dict):
+        return {key: _public(value) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [_public(value) for value in settings]
+    return masked(settings) if isinstance(settings, str) else settings
 
 
 def not_finite(

@@ -170,7 +170,8 @@ def test_a_file_without_prompts_is_refused(tmp_path):
 
 def test_text_is_shown_as_it_comes_and_the_speed_apart(rough: Run, continuation: Continuation, capsys, monkeypatch):
     want, writes = continuation(temperature=0.0), []
-    shown = type("Shown", (), {"write": lambda _, text: writes.append(text), "flush": lambda _: writes.append(None)})()
+    methods = {"write": lambda _, text: writes.append(text), "flush": lambda _: writes.append(None)}
+    shown = type("Shown", (), methods | {"isatty": lambda _: False})()
     with monkeypatch.context() as patch:
         patch.setattr(generate.sys, "stdout", shown)
         argv = [f"--workdir={rough.workdir}", f"--prompt={PROMPT}", f"--max_new_tokens={N_NEW}", "--temperature=0"]
@@ -215,7 +216,7 @@ def test_weights_that_are_not_numbers_are_an_error(config, tmp_path, capsys, mon
         command(run, capsys, temperature=0)
     assert capsys.readouterr().out == PROMPT
     with pytest.raises(UserError, match=r"logits after .* are NaN"):
-        seqjax.load(run.workdir).generate(PROMPT)
+        seqjax.load(run.workdir).generate(PROMPT, max_new_tokens=3)
 
 
 def test_a_terminal_gets_no_control_characters(rough: Run, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """One page of what every window says of several runs."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -70,6 +71,31 @@ def test_the_page_has_what_is_there_and_a_dash_for_what_is_not(tmp_path, capsys)
     suite.main([f"--out={tmp_path}"])
     again = (tmp_path / "report.md").read_text()
     assert "| a | 1,234 | 128 | 2.0000 |" in again and "| b | 1,234 | 64 | 9.0000 |" in again
+
+
+def test_texts_of_files_are_words_on_the_page(tmp_path) -> None:
+    texts = ("<script>", "a | b", "$x$", "**a**", "\x1b[2J", "a\n# b")
+    for i, text in enumerate(texts):
+        run(tmp_path, f"<b>{i}|", losses=[3.0], tasks={f"task{i}": {f"{text},none": 0.5}})
+        path = tmp_path / f"<b>{i}|" / "metrics.jsonl"
+        path.write_text(path.read_text().replace("eval/c4/", f"eval/{json.dumps(text)[1:-1]}/"))
+        for name in ("run.json", f"harness/task{i}.json"):
+            path = tmp_path / f"<b>{i}|" / name
+            path.write_text(path.read_text().replace("NVIDIA", json.dumps(text)[1:-1]))
+    suite.main([f"--out={tmp_path}"])
+    page = (tmp_path / "report.md").read_text()
+    assert not re.search(r"(?<!\\)[<$]|\x1b|\*\*a\*\*|\n# b", page)
+    for table in re.findall(r"(?:^\|.*\n)+", page, re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_a_link_in_place_of_the_page_is_replaced(tmp_path) -> None:
+    run(tmp_path / "out", "a", losses=[3.0])
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out" / "report.md").symlink_to(tmp_path / "mine")
+    suite.main([f"--out={tmp_path / 'out'}"])
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (tmp_path / "out" / "report.md").read_text().startswith("# Evaluation suite")
 
 
 def test_evaluations_without_results_are_left_out(tmp_path) -> None:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from seqjax.commands import train as train_command
@@ -130,6 +132,63 @@ def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):
 def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):
     rows(tmp_path, losses=(3e4, 2e4))
     assert "Report:" in report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)
+
+
+# As the name of a config, a size, a domain, a device, a data path and a generated text.
+ATTACKS = {
+    "formula": "$^$",
+    "script": "<script>alert(1)</script>",
+    "table": "a | b |\n| c | d |",
+    "fence": "````\n# a\n```",
+    "terminal": "\x1b[2J\x9b1m\r\x00",
+    "link": "![a](http://host/) [b](javascript:c) <http://host>",
+    "password": "https://user:pw@host/a?token=pw",
+    "shell": "a; touch /tmp/x; $(touch y) `touch z`",
+}
+
+
+def markup(page: str) -> list[str]:
+    """The elements of a page: its headings, lists, tables and blocks of code, and pictures, links and HTML in them."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(page)
+    found = [token.type for token in tokens if token.type != "inline"]
+    found += [
+        child.type for token in tokens for child in token.children or () if child.type not in ("text", "softbreak")
+    ]
+    return [kind for kind in found if kind != "text_special"]  # an escaped character
+
+
+@pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
+def test_texts_of_strangers_are_words_in_a_report(tmp_path, corpus, blocks_dir, text):
+    """Of any of them the page has the same elements, and no control characters."""
+    config = support.run_config(blocks_dir)
+    pages, shown = {}, ""
+    for name in ("plain", text):
+        rows(tmp_path)
+        path = tmp_path / "metrics.jsonl"
+        path.write_text(path.read_text().replace("eval/arxiv/", f"eval/{json.dumps(name)[1:-1]}/"))
+        corpus.eval_domains, corpus.name, corpus.natural_shares = ("c4", name), name, {"c4": 3.0, name: 1.0}
+        data = dataclasses.replace(config.data, path=name)
+        named = dataclasses.replace(config, name=name, size=name, data=data)
+        metadata = RUN | {"device": name, "commit": name, "versions": {name: name}, "backends": {"op": name}}
+        shown = report.write(tmp_path, named, corpus, metadata=metadata, sample=f"a {name} b", called=name)
+        pages[name] = (tmp_path / "report.md").read_text()
+    assert markup(pages[text]) == markup(pages["plain"])
+    assert "pw" not in pages[text]
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", pages[text])
+    assert f"--workdir={text}" in shlex.split(shown.partition("Try next:")[2])
+
+
+def test_a_report_does_not_follow_links(tmp_path, corpus, blocks_dir):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run").mkdir()
+    rows(tmp_path / "run")
+    for name in ("report.md", "report.png"):
+        (tmp_path / "outside" / name).write_text("mine")
+        (tmp_path / "run" / name).symlink_to(tmp_path / "outside" / name)
+    report.write(tmp_path / "run", support.run_config(blocks_dir), corpus, metadata=RUN)
+    for name in ("report.md", "report.png"):
+        assert (tmp_path / "outside" / name).read_text() == "mine"
+        assert (tmp_path / "run" / name).is_file() and not (tmp_path / "run" / name).is_symlink()
 
 
 @pytest.mark.parametrize(

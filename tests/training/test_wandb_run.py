@@ -98,6 +98,14 @@ def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_d
     assert len((workdir / "metrics.jsonl").read_text().splitlines()) == 5
 
 
+def test_passwords_of_the_config_stay_here(stand_in, workdir, blocks_dir):
+    settings = {"data__path": "https://user:pw@host/a", "eval__path": ("https://host/a?token=pw",)}
+    with log_of(workdir, blocks_dir, log__wandb="my_project", **settings) as log:
+        log.start(0, None, {})
+    sent = recorded(workdir)[0]["init"]["config"]
+    assert (sent["data"]["path"], sent["eval"]["path"]) == ("https://***@host/a", ["https://host/a?token=***"])
+
+
 def test_only_process_0_writes(stand_in, workdir, blocks_dir):
     with log_of(workdir, blocks_dir, lead=False, log__wandb="my_project") as log:
         log.start(0, None, {})
