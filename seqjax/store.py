@@ -75,6 +75,8 @@ def require_workdir(url: str) -> None:
         )
     if not url.partition("://")[2].strip("/"):
         raise UserError(f"--workdir={url} names no bucket: write {scheme(url)}://BUCKET/PATH.")
+    if {".", ".."} & {*url.split("/")}:  # the copy of its files would be in another directory of the cache
+        raise UserError(f"--workdir={url}: write the path without `.` and `..`.")
 
 
 Result = TypeVar("Result")

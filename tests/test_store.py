@@ -72,6 +72,33 @@ def test_objects_of_a_server(server, tmp_path):
         store.sizes(server.url.replace(object_servers.BUCKET, "another-bucket"))
 
 
+@pytest.mark.parametrize("url", ["gs://bucket/..", "gs://bucket/a/../b", "gs://bucket/."])
+def test_a_workdir_does_not_lead_out_of_the_cache(url):
+    with pytest.raises(UserError, match=r"without `\.` and `\.\.`"):
+        store.require_workdir(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["reference://::/x", "dask://host:1/x", "zip://a::DASK://host", "file://a::reference://b"]
+)
+def test_schemes_that_run_code_are_refused(url):
+    for operation in (store.read, store.sizes, store.filesystem):
+        with pytest.raises(UserError, match="may run code that the data chooses"):
+            operation(url)
+    with pytest.raises(UserError, match="may run code"), store.reading(url):
+        pass
+
+
+def test_passwords_are_not_in_the_errors_of_a_store(monkeypatch):
+    def refused(url):
+        raise PermissionError(f"no access to {url}")
+
+    monkeypatch.setattr(store.fsspec.core, "url_to_fs", refused)
+    with pytest.raises(store.StoreError, match=r"^https://\*\*\*@host/x.* Check the credentials") as caught:
+        store.read("https://user:pw@host/x?token=pw")
+    assert "pw" not in str(caught.value)
+
+
 def test_names_do_not_lead_out_of_a_directory(memory, monkeypatch):
     fs, path = store.filesystem(memory)
     names = ["a/b", "../c", "a/../../d", "a//e", "./f", ".g"]

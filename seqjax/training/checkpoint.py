@@ -17,6 +17,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging as standard_logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -199,7 +200,12 @@ class Checkpoints:
         step = self.latest
         assert step is not None
         try:
+            if not self._is_remote:
+                for name in {*names} & {"params", "rest"}:
+                    _require_chunks(self._of(step) / name)
             return self._manager.restore(step, args=items)
+        except DamagedError as error:
+            raise self._damaged(step, str(error), names) from None
         except (UserError, jax.errors.JaxRuntimeError):  # other data; no memory
             raise
         except Exception as error:
@@ -278,6 +284,15 @@ class Checkpoints:
         return UserError(
             f"Writing to {self._path.parent} failed; {last}. {fix}, then run the same command again. Cause: {error}"
         )
+
+
+def _require_chunks(item: Path | epath.Path) -> None:
+    """Raise `DamagedError` for an array stored in chunks larger than itself, whose zeros would unpack to gigabytes."""
+    described: Any = ocp.StandardCheckpointHandler().metadata(epath.Path(item))
+    for array in jax.tree.leaves(described.tree, is_leaf=lambda x: hasattr(x, "storage")):
+        chunk = array.storage.chunk_shape if array.storage is not None else None
+        if chunk is not None and math.prod(chunk) > max(1, math.prod(array.shape)):
+            raise DamagedError(f"the array {array.name} {[*array.shape]} is stored in chunks of {[*chunk]}")
 
 
 def _require_files(directory: Path) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tensorstore
 
 import seqjax
 from seqjax.commands import cli, evaluate, generate, train
 from seqjax.convert import __main__ as convert
 from seqjax.evals import repeats, suite
-from seqjax.training import loop
+from seqjax.training import checkpoint, loop
 from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.conftest import Run
@@ -109,6 +110,18 @@ def test_checksums_name_files_of_the_checkpoint(workdir, name):
     with in_time(), pytest.raises(UserError, match=r"checksums\.json names") as caught:
         seqjax.load(workdir)
     assert str(caught.value).isprintable()
+
+
+def test_chunks_are_not_larger_than_their_array(workdir):
+    """A chunk of zeros has a few bytes on the disk, and is unpacked as a whole."""
+    step = workdir / "checkpoints" / "7"
+    stored = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{step / 'params'}/"}).result()
+    name = next(key for key in stored.list().result() if key.endswith(b"mlp.gate.w/.zarray"))
+    described = json.loads(stored.read(name).result().value)
+    stored.write(name, json.dumps(described | {"chunks": [1, 1 << 12, 1 << 12]}).encode()).result()
+    checkpoint.write_checksums(step)
+    with pytest.raises(UserError, match=r"mlp\.gate\.w \[.*\] is stored in chunks of \[1, 4096, 4096\]"):
+        seqjax.load(workdir)
 
 
 def test_results_do_not_follow_links(workdir, outside):
