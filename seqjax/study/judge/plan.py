@@ -183,7 +183,6 @@ class Runs:
         models = {entry["model"] for entry in self._entries.values()}
         text = STUDY.format(
             title=title(plan),
-            out=plan.out,
             judged=plan.judged,
             rates=self.rates,
             runs="\n".join(f"    {label!r}: {entry!r}," for label, entry in self._entries.items()),
@@ -201,10 +200,7 @@ def title(plan: Plan) -> str:
     return f"{plan.model} judged at {plan.config.size}"
 
 
-STUDY = '''"""{title}.
-
-Written by `seqjax judge`, which appends runs and never changes the index of one. Results: {out}
-"""
+STUDY = '''"""The runs of a judgement, written by `seqjax judge`, which appends runs and keeps their indices."""
 
 JUDGED = {judged}
 RATES = {rates}

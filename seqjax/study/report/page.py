@@ -59,7 +59,7 @@ def write(path: str | Path, records: Records, *, text: str, compared: Compared |
             "pip install 'seqjax[study]'."
         ) from error
     compared = compared or leaderboard.compared(records)
-    html = markdown_it.MarkdownIt("commonmark").enable("table").render(text)
+    html = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     html = html.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
     clicks = " ".join([CLICKS, OTHERS, ZOOM] if len(_groups(records)) > len(records.models) else [CLICKS, ZOOM])
     pictures = {
@@ -148,7 +148,7 @@ def _forest(go: Any, records: Records, compared: Compared) -> Any:
 
 
 def _of_mark(mark: forest.Mark, records: Records) -> str:
-    return f"<b>{mark.model}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.what}"
+    return f"<b>{escape(mark.model)}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.what}"
 
 
 def _quantities(records: Records) -> dict[str, list[str]]:
@@ -215,7 +215,11 @@ def _range(values: Iterable[np.ndarray]) -> list[float]:
 
 
 def _hover(run: Record, p: Point) -> str:
-    lines = [f"<b>{run.label}</b>", f"step {p.step:,}, {p.tokens / 1e6:,.1f}M tokens", f"training {p.train_loss:.3f}"]
+    lines = [
+        f"<b>{escape(run.label)}</b>",
+        f"step {p.step:,}, {p.tokens / 1e6:,.1f}M tokens",
+        f"training {p.train_loss:.3f}",
+    ]
     return "<br>".join([*lines, *(f"{domain} {loss:.3f}" for domain, loss in p.domains.items())])
 
 
@@ -224,7 +228,7 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
     values = {name: {name: Estimate(0.0)} | leaderboard.shown(rows) for name, rows in compared.items()}
     titles = {name: f"{leaderboard.what_is_shown(rows, name)} ({records.unit.name})" for name, rows in compared.items()}
     models = [name for name in records.models if name in speeds]
-    figure, first = go.Figure(), next(iter(compared))
+    figure, first, unit = go.Figure(), next(iter(compared)), records.unit.name
     for model in models:
         estimate = values[first].get(model)
         figure.add_scatter(
@@ -233,7 +237,7 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
             error_y={"type": "data", "array": [estimate and estimate.half]},
             mode="markers",
             name=model,
-            hovertemplate=f"<b>{model}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {records.unit.name}<extra></extra>",
+            hovertemplate=f"<b>{escape(model)}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {unit}<extra></extra>",
             **_look(records, gaps.shown_runs(records, model)[0]),
         )
     buttons = []

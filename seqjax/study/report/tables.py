@@ -32,9 +32,17 @@ FAMILIES = {
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Return a table whose first `left` columns are aligned to the left, the others to the right."""
+    """Return a table whose first `left` columns are aligned to the left, the others to the right.
+
+    A cell may hold Markdown, such as bold text, but no new cell and no HTML.
+    """
     rules = ["---"] * left + ["---:"] * (len(header) - left)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rules, *rows)) + "\n"
+    lines = (header, rules, *rows)
+    return "\n".join(f"| {' | '.join(map(_in_cell, cells))} |" for cells in lines) + "\n"
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<").replace("\n", " ")
 
 
 def cell(estimate: Estimate | None) -> str:

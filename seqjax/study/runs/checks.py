@@ -3,10 +3,19 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from seqjax import escape
 from seqjax.study.runs.record import Record
+from seqjax.utils import UserError
 
 # Settings of the optimiser that are not the learning rate, and do not tell what the optimiser is.
 NOT_OPTIMISER = ("lr", "warmup_steps", "final_lr", "cooldown")
+
+
+def require_plain(names: Iterable[str], where: str) -> None:
+    """Raise `UserError` for a name with a line feed or another control character, which would forge rows of tables."""
+    for name in names:
+        if (shown := escape.terminal(name).replace("\n", "\\n").replace("\t", "\\t")) != name:
+            raise UserError(f"{where}: the name '{shown:.60}' has control characters; leave them out.")
 
 
 def remarks(runs: Sequence[Record]) -> list[str]:

@@ -308,11 +308,13 @@ def read(directory: str | Path) -> Records:
     about, runs, n_rows = _read_runs(directory)
     study = about["study"]
     references, domains, against = study["references"], study["domains"], study["against"]
+    named = [name for run in runs for name in (run.label, run.model)]
+    checks.require_plain([study["title"], *references, *domains, *named], f"{directory}/runs.json")
     if not domains or not any(run.model in references for run in runs):
         raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
-    named = dict.fromkeys((*domains, *against))
+    wanted = dict.fromkeys((*domains, *against))
     for run in runs:
-        lacking = [d for d in named if not run.points or any(d not in p.domains for p in run.points)]
+        lacking = [d for d in wanted if not run.points or any(d not in p.domains for p in run.points)]
         if lacking:
             raise UserError(f"{directory}/points.csv lacks losses of {run.label!r} on {', '.join(lacking)}; {FIX}.")
     kept = _read_arrays(directory / "blocks.npz", n_rows)
@@ -326,7 +328,7 @@ def read(directory: str | Path) -> Records:
         against=tuple(against),
         runs=merged(runs),
         missing=about["missing"],
-        blocks=None if kept is None else _blocks(*kept, list(named), directory),
+        blocks=None if kept is None else _blocks(*kept, list(wanted), directory),
         speeds=speeds,
         conditions=conditions,
         unit=UNITS[study.get("unit", "nats")],

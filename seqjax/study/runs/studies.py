@@ -38,6 +38,7 @@ from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
 from seqjax.reading import check
+from seqjax.study.runs import checks
 from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.utils import UserError
@@ -63,13 +64,12 @@ class Study:
     sweep: str = ""
 
 
-WRITTEN = '''"""{title}.
+WRITTEN = '''"""A study of several configs, written by `seqjax study --configs`.
 
-Written by `seqjax study --configs`; edit it, and run it:
-
-    seqjax study --study={path} --out=DIR
+Edit it, and run it: seqjax study --study=FILE --out=DIR
 """
 
+WORKDIRS = {runs!r}
 CONFIGS = {configs}  # the first model is the reference
 SEEDS = {seeds}  # of the parameters and of the order of the data, the same order for all models
 
@@ -82,7 +82,7 @@ def get_study():
             label = model if SEEDS == 1 else f"{{model}}, seed {{seed}}"
             start = f"{{config}}," if ":" in config else f"{{config}}:"
             runs[label] = {{
-                "workdir": f"{runs}/{{len(runs):02d}}",
+                "workdir": f"{{WORKDIRS}}/{{len(runs):02d}}",
                 "config": f"{{start}}train.seed={{seed}},data.seed={{seed}}",
                 "model": model,
                 "seed": seed,
@@ -128,10 +128,9 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     path, models = out / "study.py", _names(configs)
     text = WRITTEN.format(
         title=f"{', '.join(models)}, {seeds} seed{'s' * (seeds > 1)}",
-        path=path,
         configs=dict(zip(models, with_ends, strict=True)),
         seeds=seeds,
-        runs=out / "runs",
+        runs=str(out / "runs"),
         against=tuple(name for name in corpus.eval_domains if name in corpus.in_domain),
         domains=domains,
     )
@@ -185,6 +184,8 @@ def load_study(text: str | Path) -> Study:
         problem = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
         raise UserError(f"{path}: get_study() {problem}; its fields are {', '.join(FIELDS)}.")
     runs = [make_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
+    named = [name for run in runs for name in (run.label, run.model)]
+    checks.require_plain([str(study["title"]), *named], str(path))
     _check(path, study, runs)
     unit = study.get("unit", "nats")
     if unit not in UNITS:

@@ -165,3 +165,12 @@ def test_the_pictures_of_the_committed_studies_can_be_read(name, composed):
     assert {*found.models} - {*found.references} <= {*lines} | {
         row.model for row in gaps.compare(found, found.references[0]) if row.at_equal_tokens is None
     }
+
+
+def test_a_dollar_in_a_name_starts_no_formula(tmp_path):
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().set_title("$^$")
+    figures.save(figure, tmp_path / "a.png")
+    assert (tmp_path / "a.svg").is_file()

@@ -139,3 +139,8 @@ def test_the_section_on_classes(tmp_path, blocks_dir):
     assert tables.of_classes(study, {}, "reference") == ""
     with pytest.raises(UserError, match="no model 'y'"):
         tables.of_classes(study, sums, "y")
+
+
+def test_a_name_makes_no_cell_and_no_markup():
+    text = tables.markdown(["model"], [["a | b"], ["<script>x</script>"], ["c\nd"]])
+    assert text.splitlines()[2:] == [r"| a \| b |", r"| \<script>x\</script> |", "| c d |"]

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from seqjax.study.runs import checks
+from seqjax.utils import UserError
 from tests.study.gaps.studies import TOKENS, run
 
 ADAM = {"optim": {"b1": 0.9, "lr": 1e-3, "warmup_steps": 10}, "train": {"ends": [1.0]}}
@@ -31,3 +32,10 @@ def test_equal_runs_have_no_remark():
 def test_a_difference_is_one_sentence_that_names_the_models(changed, named):
     (remark,) = checks.remarks([with_config(run("a")), changed])
     assert named in remark and remark.count(". ") == 0
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\tb"])
+def test_a_name_with_control_characters_is_refused(name):
+    with pytest.raises(UserError, match="control characters"):
+        checks.require_plain(["fine", name], "study.py")
+    checks.require_plain(["Mamba-2, $^$ | <b>, é"], "study.py")
