@@ -56,7 +56,7 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
         domain = ("commoncrawl", "c4")[index % 2]
         path = out / "train" / f"{domain}-{index:05d}.array_record"
         tokens = rng.integers(0, tokenizer.vocab_size, (records, SEQ_LEN + 1), np.uint16)
-        digest = blocks.write_records(path, iter([tokens]))
+        digest, _ = blocks.write_records(path, iter([tokens]))
         entry = entries.setdefault(domain, {"blocks": 0, "files": []})
         entry["blocks"] += records
         size = path.stat().st_size

@@ -236,7 +236,7 @@ def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_tr
             text = b"".join(words[j] for j in rng.integers(0, len(words), count * seq_len))
             rows = np.frombuffer(text, np.uint8)[: count * (seq_len + 1)].reshape(count, -1).astype(np.uint16)
             path = f"{split}/{domain}-00000.array_record"
-            digest = blocks.write_records(directory / path, iter([rows]))
+            digest, _ = blocks.write_records(directory / path, iter([rows]))
             file = {"path": path, "blocks": count, "sha256": digest, "bytes": (directory / path).stat().st_size}
             lengths[f"{split}/{domain}"] = np.full(count, seq_len + 1)
             splits[split][domain] = {"files": [file], "blocks": count, "tokens": rows.size, "bytes": rows.size}
