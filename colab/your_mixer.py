@@ -185,9 +185,9 @@ print("The " + m.generate("The ", max_new_tokens=100, seed=1))
 # %% [markdown]
 # ## Judge it
 #
-# `seqjax.judge` answers with a sentence: it trains the mixer and attention at the same learning rates, and compares them
-# at equal in-domain loss (`docs/judge.md`). Every run is a separate process, so the mixer goes into a file: the cell
-# above and a config. One seed, models of this size and 20 steps show how to read a judgement and nothing about the
+# `seqjax.judge` answers with a sentence: it trains the mixer and attention at the same learning rates, and compares
+# them at equal in-domain loss (`docs/judge.md`). Every run is a separate process, so the mixer goes into a file: the
+# cell above and a config. One seed, models of this size and 20 steps show how to read a judgement and nothing about the
 # mixer. `JUDGED = "demo"` and `SEEDS = 3` take about an hour on two CPU cores.
 
 # %%

@@ -56,7 +56,9 @@ def test_it_is_built_without_a_warning(tmp_path):
     result = support.run([sys.executable, "-m", "sphinx", *args])
     assert result.returncode == 0, result.stderr
     assert not list((tmp_path / "out" / "results").rglob("leaderboard.html")), "a study has one page"
-    assert len(list((tmp_path / "out" / "_downloads").rglob("leaderboard.md"))) == len(list(DOCS.rglob("leaderboard.md")))
+    assert len(list((tmp_path / "out" / "_downloads").rglob("leaderboard.md"))) == len(
+        list(DOCS.rglob("leaderboard.md"))
+    )
     page = (tmp_path / "out" / "api.html").read_text()
     for name in kernels_pallas.__all__:
         assert f'id="kernels_pallas.{name}"' in page, name

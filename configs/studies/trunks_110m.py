@@ -149,7 +149,7 @@ def get_study():
     first = [(model, rate, 0, ends) for model, of_rate in ENDS.items() for rate, ends in of_rate.items()]
     best = (*BEST.items(), *MORE.items())
     more = [(model, rate, seed, ends) for seed in SEEDS for model, (rate, ends) in best]
-    references = [(*run, NEW_ENDS) for run in REFERENCES]
+    references = [(model, rate, seed, NEW_ENDS) for model, rate, seed in REFERENCES]
     for model, rate, seed, ends in first + more + references:
         label = f"{model}, rate {rate * LR:g}" + (f", seed {seed}" if seed else "")
         own = f"optim.lr={rate * LR:g},train.seed={seed},data.seed={seed},train.ends={ends}"

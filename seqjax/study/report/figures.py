@@ -136,7 +136,7 @@ def _by_model(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
     n_columns = -(-len(runs) // n_rows)
     width = max(2.0, 0.066 * max(map(len, runs)))  # for the longest name over a panel
     figure = Figure(figsize=(width * n_columns + 0.6, 1.45 * n_rows + 1.2), layout="constrained")
-    block = figure.subfigures()  # its labels leave room for the legend of the figure
+    block: Any = figure.subfigures()  # its labels leave room for the legend of the figure
     axes = block.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
     lines = {name: [_line(records, run, records.domains, limit) for run in of_model] for name, of_model in runs.items()}
     for panel in axes.flat[len(runs) :]:
@@ -148,7 +148,8 @@ def _by_model(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
         others = [of_model[0].points for other, of_model in lines.items() if other != name]
         path = [part for points in others for part in (points, np.full((1, 2), np.nan))]
         dot = "o" if all(len(points) == 1 for points in others) else ""  # lines of one point do not show
-        panel.plot(*np.concatenate(path).T, color="0.85", linewidth=0.7, marker=dot, markersize=3, zorder=1)
+        x, y = np.concatenate(path).T
+        panel.plot(x, y, color="0.85", linewidth=0.7, marker=dot, markersize=3, zorder=1)
         for i, line in enumerate(lines[name]):
             _draw(panel, line, styles[name] | {"markersize": 3}, plain=bool(i))
         panel.set_title(name, loc="left", fontsize=8.5, color=styles[name]["color"], pad=3)
@@ -168,7 +169,8 @@ def _by_model(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
 def _draw(panel: Axes, line: Line, look: dict[str, Any], *, plain: bool = False) -> None:
     """Draw a run in the style of its model and its seed; a `plain` line has no markers, unless it is one point."""
     look = look | line_style(line.run)
-    panel.plot(*line.points.T, **look | ({"marker": ""} if plain and len(line.points) > 1 else {}), zorder=3)
+    look_of_line: dict[str, Any] = look | ({"marker": ""} if plain and len(line.points) > 1 else {})
+    panel.plot(*line.points.T, **look_of_line, zorder=3)
     if len(line.ends):
         panel.plot(*line.ends.T, **ENDS | {"color": look["color"], "markersize": look["markersize"] + 5}, zorder=3)
 
