@@ -71,18 +71,25 @@ class HuggingFaceTokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.n_bytes = _n_bytes(spec, vocabulary)
-        first = self._tokenizer.encode("a", add_special_tokens=False).tokens[:1]
+        self._file = directory / FILE
+        first = self._encoded("a").tokens[:1]
         self.adds_space = bool(first) and first[0].startswith((_SPACE, "Ġ"))
         self._dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")  # `tokenizer.id_dtype`
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of `text`, [n], without the special tokens that the file would add."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
+        return np.array(self._encoded(text).ids, self._dtype)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return `encode` of each text."""
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, self._dtype) for one in encoded]
+        return [np.array(one.ids, self._dtype) for one in self._encoded(list(texts))]
+
+    def _encoded(self, text: str | list[str]) -> Any:
+        encode = self._tokenizer.encode if isinstance(text, str) else self._tokenizer.encode_batch
+        try:
+            return encode(text, add_special_tokens=False)
+        except Exception as error:  # of a vocabulary without a token for unknown words
+            raise UserError(f"{self._file} cannot encode a text ({error}); fetch it again.") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""

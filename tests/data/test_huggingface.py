@@ -116,6 +116,15 @@ def tokenizers():
     return extras.package("tokenizers")
 
 
+def test_a_vocabulary_that_lacks_words_is_named(tokenizers, tmp_path):
+    write(tmp_path, config={"eos_token_id": 2})
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    model = {"type": "WordLevel", "vocab": {"</s>": 2}, "unk_token": "<unk>"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | {"model": model, "added_tokens": []}))
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot encode a text"):
+        load_tokenizer("huggingface", tmp_path)
+
+
 def test_text_to_ids_and_back(tokenizers, tmp_path):
     tokenizer = load_tokenizer("huggingface", write(tmp_path, more=["<new>"], config={"eos_token_id": 2}))
     ids = tokenizer.encode("ab a\u00e9c")
