@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 _LINE = re.compile(r"[\n\t]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,3}[^\s'\"<>]*")
 _PASSWORD = re.compile(r"(:/{1,3})[^/?#]*:[^/?#]*@")
-_TOKEN_AS_USER = re.compile(r"^(https?:/{1,3})[^/?#]*@", re.IGNORECASE)
+_TOKEN_AS_USER = re.compile(r"(https?:/{1,3})[^/?#]*@", re.IGNORECASE)
 _SECRET = re.compile(r"([?&;][^=&;]*(?:token|sig|key|secret|pass|pwd|auth|cred)[^=&;]*=)[^&;#]*", re.IGNORECASE)
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|^[-+](?![\d.])|^#|#$")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
@@ -51,7 +51,7 @@ def line(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Return text as plain words of Markdown on a single line, for a paragraph, a list, a heading or a cell."""
-    return _NUMBERED.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", line(text)))
+    return _NUMBERED.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", line(text).strip()))
 
 
 def fenced(text: object, language: str = "") -> str:

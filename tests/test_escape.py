@@ -23,6 +23,8 @@ URLS = {
     "https://gh_pw@host/a": "https://***@host/a",
     "cannot read 'https:/user:pw@host/a'.": "cannot read 'https:/***@host/a'.",
     "simplecache::ftp://user:pw@host": "simplecache::ftp://***@host",
+    "zip://a::https://gh_pw@host": "zip://a::https://***@host",
+    "http://[::1]/a?token=pw": "http://[::1]/a?token=***",
     "https://host/a?sig=pw&part=1": "https://host/a?sig=***&part=1",
     "https://host/a?X-Amz-Signature=pw#end": "https://host/a?X-Amz-Signature=***#end",
     "abfss://container@account.dfs.core.windows.net/a": "abfss://container@account.dfs.core.windows.net/a",
@@ -50,7 +52,7 @@ def test_passwords_of_urls_are_masked(url):
     assert "pw" not in escape.message(url) + escape.markdown(url) + escape.fenced(url) + escape.html(url)
 
 
-@pytest.mark.parametrize("text", [*MARKUP, *CONTROLS, "a\nb", "\n\n# a", "a\n| b | c |"])
+@pytest.mark.parametrize("text", [*MARKUP, *CONTROLS, "a\nb", "\n\n# a", "a\n| b | c |", "    a"])
 def test_markdown_shows_the_text_itself(text):
     render = MarkdownIt("commonmark").enable("table").enable("strikethrough").render
     shown = Content(render(f"* {escape.markdown(text)}\n"))
