@@ -2,7 +2,7 @@
 
     x_* = lerp(x; mu_*) for r, w, k, v, a, g;   r, k, v = x_r W_r, x_k W_k, x_v W_v
     lw = -e^{-1/2} sigmoid(w0 + tanh(x_w w1) w2);   eta = sigmoid(a0 + (x_a a1) a2);   g = sigmoid(x_g g1) g2
-    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first, whose v is v_first
+    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first RWKV-7 layer, whose v is v_first
     kappa = normalize_per_head(k * k_k);   k = k * (1 + (eta - 1) * k_a)
     S_t = diag(e^{lw}) S_{t-1} + kappa*eta (-kappa^T S_{t-1}) + k v^T;   y = S^T r                  (ops/wkv7.py)
     out = ((GroupNorm(y) + (sum_n r k r_k) v) * g) W_o

@@ -48,7 +48,7 @@ def _at(h_BTD: Array, positions_BA: Array | None) -> Array:
 
 
 def _first_like(block: type[Block], pattern: Sequence[type[Block]]) -> int:
-    """Return the index of the first block that carries the same arrays to later layers: their `init_carry` is one."""
+    """Return the index of the first block that carries the same arrays to later layers, by the same `init_carry`."""
     return next(i for i, kind in enumerate(pattern) if kind.init_carry is block.init_carry)
 
 
