@@ -14,7 +14,7 @@ copyright = "the seqjax authors"
 version = release = seqjax.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["results/*/leaderboard.md", "results/*/report.md", "results/*/*/report.md"]
+exclude_patterns = ["results/*/leaderboard.md", "results/*/classes.md", "results/*/report.md", "results/*/*/report.md"]
 html_theme = "furo"
 html_title = f"seqjax {release}"
 

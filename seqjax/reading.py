@@ -19,6 +19,7 @@ before anything is read, because a few megabytes of zeros unpack to gigabytes.
 
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -106,9 +107,13 @@ def _is_kind(value: Any, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-def _is_deep(value: Any, room: int) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return room == 0 or any(_is_deep(part, room - 1) for part in parts)
+def _is_deep(value: Any) -> bool:
+    """Return whether a JSON value has `DEEPEST` levels; one after the other, as a file may have millions of lists."""
+    level = [value]
+    for _ in range(DEEPEST):
+        parts = itertools.chain.from_iterable(v.values() if isinstance(v, dict) else v for v in level)
+        level = [part for part in parts if isinstance(part, dict | list)]
+    return bool(level)
 
 
 def content(path: str | Path, *, most: int = MOST_JSON, fix: str = FIX) -> bytes:
@@ -133,7 +138,7 @@ def parse_json(content: bytes | str, form: Any, where: str | Path, *, fix: str =
         value = json.loads(text)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-        if text.count("[") + text.count("{") > DEEPEST and _is_deep(value, DEEPEST):
+        if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
             raise RecursionError(f"more than {DEEPEST} levels")
     except (ValueError, RecursionError) as error:
         raise _error(f"{where} is not JSON ({first_line(error)})", fix) from error
@@ -190,16 +195,16 @@ def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
     most = max(MOST_ARRAYS, PACKED * len(packed))
     arrays: dict[str, np.ndarray] = {}
     try:
-        with zipfile.ZipFile(io.BytesIO(packed)) as file:
-            if (declared := sum(member.file_size for member in file.infolist())) > most:
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            if (declared := sum(member.file_size for member in archive.infolist())) > most:
                 raise ValueError(f"its {size(len(packed))} would unpack to {size(declared)}")
-            for member in file.infolist():
+            for member in archive.infolist():
                 name = member.filename.removesuffix(".npy")
                 if name in arrays:
                     raise ValueError(f"two arrays are named {name!r}")
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # numpy writes no others
                     raise ValueError(f"{name!r} is packed by method {member.compress_type}")
-                with file.open(member) as opened:
+                with archive.open(member) as opened:
                     # All of it, so that zipfile compares the checksum; without a size it unpacks more than is declared.
                     arrays[name] = _array(name, opened.read(member.file_size))
     except Exception as error:  # Damaged bytes raise nearly anything in zipfile, zlib and numpy.

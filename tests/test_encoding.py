@@ -19,7 +19,11 @@ def without_encoding(source: str) -> list[int]:
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        of_module = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") in ("os", "fsspec")
+        of_module = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") in (
+            "os",
+            "fsspec",
+            "archive",
+        )
         modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         binary = name == "open" and any("b" in mode for mode in modes)
         if name in TEXT and not of_module and not binary and "encoding" not in [k.arg for k in node.keywords]:
@@ -30,7 +34,13 @@ def without_encoding(source: str) -> list[int]:
 def test_what_the_check_finds():
     lines = ["p.read_text()", "p.open()", "open(p)", "p.open('w')", "p.write_text(x)"]
     assert without_encoding("\n".join(lines)) == [1, 2, 3, 4, 5]
-    fine = ["p.open('rb')", "os.open(p, 3)", "p.read_text(encoding='utf-8')", "p.open('w', encoding='utf-8')"]
+    fine = [
+        "p.open('rb')",
+        "os.open(p, 3)",
+        "archive.open(member)",
+        "p.read_text(encoding='utf-8')",
+        "p.open('w', encoding='utf-8')",
+    ]
     assert without_encoding("\n".join(fine)) == []
 
 

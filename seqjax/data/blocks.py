@@ -142,8 +142,8 @@ class RecordBlocks:
     def __getitem__(self, index: int) -> bytes:
         file = bisect.bisect_right(self._ends, index)
         if file not in self._compared:
-            self._compared.add(file)
             self._compare(file, self._sampled[file][:1])
+            self._compared.add(file)  # afterwards: another thread compares as well, and reads nothing unchecked
         return self._record(index)
 
     @property

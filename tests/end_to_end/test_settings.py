@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -97,7 +98,9 @@ def test_the_profile_has_the_steps_that_were_asked_for(run: Run):
 
 def test_the_sample_has_the_length_that_was_asked_for(run: Run):
     text = (run.workdir / "report.md").read_text()
-    sample = text.split("````text\n")[1].split("\n````")[0]
+    found = re.search(r"^(`{3,})text\n(.*?)\n\1$", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    sample = found[2]
     assert sample.startswith("The ")
     assert 0 < len(sample) - len("The ") <= SETTINGS["log__sample_tokens"]
 

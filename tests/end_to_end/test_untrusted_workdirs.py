@@ -15,7 +15,7 @@ import tensorstore
 import seqjax
 from seqjax.commands import cli, evaluate, generate, train
 from seqjax.convert import __main__ as convert
-from seqjax.evals import repeats, suite
+from seqjax.evals import niah, suite
 from seqjax.training import checkpoint, loop
 from seqjax.utils import UserError
 from tests import support
@@ -67,7 +67,6 @@ def commands(workdir: Path) -> dict:
         "evaluate": lambda: evaluate.main([of_run, "--tokens=64"]),
         "export": lambda: convert.main(["export", of_run, f"--out={workdir.parent / 'out'}"]),
         "load": lambda: seqjax.load(workdir),
-        "repeats": lambda: repeats.main([of_run, "--lengths=64", "--samples=1"]),
         "init_from": lambda: train.main([CONFIG, f"--init_from={workdir}", f"--workdir={workdir.parent / 'new'}"]),
     }
 
@@ -127,14 +126,13 @@ def test_chunks_are_not_larger_than_their_array(workdir):
 def test_results_do_not_follow_links(workdir, outside):
     """A result replaces the link."""
     (workdir / "evaluation.json").symlink_to(outside / "a.txt")
-    (workdir / "repeats.json").symlink_to(outside / "new")
+    (workdir / "niah.json").symlink_to(outside / "new")
     commands(workdir)["evaluate"]()
-    commands(workdir)["repeats"]()
+    niah.save(workdir / "niah.json", {"lengths": {}})
     assert json.loads((workdir / "evaluation.json").read_text())["step"] == 7
-    assert not (workdir / "evaluation.json").is_symlink() and not (workdir / "repeats.json").is_symlink()
+    assert not (workdir / "evaluation.json").is_symlink() and not (workdir / "niah.json").is_symlink()
     (workdir.parent / "report.md").symlink_to(outside / "a.txt")
-    for name, content in {"run.json": {"device": "a", "devices": 1, "parameters": 1}}.items():
-        (workdir / name).write_text(json.dumps(content))
+    (workdir / "run.json").write_text(json.dumps({"device": "a", "devices": 1, "parameters": 1}))
     (workdir / "metrics.jsonl").write_text("")
     suite.main([f"--out={workdir.parent}"])
     assert (workdir.parent / "report.md").read_text().startswith("# Evaluation suite")

@@ -1,5 +1,6 @@
 """leaderboard.md: the tables of a study in Markdown."""
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,7 +43,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 
 
 def _in_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "\\<").replace("\n", " ")
+    return re.sub(r"\||<(?=[A-Za-z/!?])", r"\\\g<0>", text).replace("\n", " ")
 
 
 def cell(estimate: Estimate | None) -> str:
