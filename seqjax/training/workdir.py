@@ -30,7 +30,7 @@ from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import ENDS, Segment, end_steps
 from seqjax.utils import UserError, cache_directory, is_text, remove_temporaries, write_json
 
-RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "report.md")  # which only a run with a config.json has
+RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "report.*")  # which only a run with a config.json has
 TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -248,8 +248,10 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
         raise UserError(f"--workdir={called} is a file; give a directory.")
     # A run that ended before its first step leaves the first directory empty.
     elif found := [name for name in RESULTS if any(workdir.glob(name))]:
-        what = found[0].partition("/")[0]
+        what = next(workdir.glob(found[0].partition("/")[0])).name
         raise UserError(f"{called} has {what} but no config.json, so what made them is unknown. Give another one.")
+    elif (workdir / "run.json").exists():  # It is written first.
+        read_json(workdir / "run.json", RUN, fix="it is not of a run, so give another --workdir")
 
 
 def _extends(before: Config, config: Config) -> bool:

@@ -93,13 +93,21 @@ def test_a_run_does_not_write_through_links(config, tmp_path, name):
     workdirs.require_inside(tmp_path / "link")
 
 
-@pytest.mark.parametrize("name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md"])
+@pytest.mark.parametrize("name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md", "report.png"])
 def test_results_of_unknown_settings_are_not_mixed_with_those_of_a_run(config, tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     with pytest.raises(UserError, match=f"has {name.partition('/')[0]} but no config.json"):
         workdirs.check_config(tmp_path, config)
+
+
+def test_a_run_json_that_no_run_wrote_is_not_replaced(config, tmp_path):
+    (tmp_path / "run.json").write_text('{"mine": 1}')
+    with pytest.raises(UserError, match=r"run\.json: versions is missing; it is not of a run"):
+        workdirs.check_config(tmp_path, config)
+    (tmp_path / "run.json").write_text(json.dumps(workdirs.run_metadata(parameters=1)))
+    workdirs.check_config(tmp_path, config)
 
 
 def test_a_cache_that_a_config_names_is_used_if_it_is_one(config, tmp_path):
