@@ -8,14 +8,13 @@ an import restores it instead of a copy that needs another package.
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from seqjax.config import DataConfig
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
-from seqjax.reading import read_json
+from seqjax.reading import content, read_json
 from seqjax.utils import UserError, replacing
 
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
@@ -47,7 +46,7 @@ def find(directory: Path) -> tuple[str, str] | None:
     model = directory / SENTENCEPIECE
     if (directory / huggingface.FILE).is_file():
         ours = _read(directory / CONFIG).get(OURS) or {}
-        unchanged = ours.get("sha256") == hashlib.sha256((directory / huggingface.FILE).read_bytes()).hexdigest()
+        unchanged = ours.get("sha256") == hashlib.sha256(content(directory / huggingface.FILE)).hexdigest()
         if unchanged and ours.get("tokenizer") in (ByteTokenizer.name, MixtralTokenizer.name):
             return ours["tokenizer"], str(model) if model.is_file() else ""
         return HUGGINGFACE, str(directory)
@@ -66,8 +65,8 @@ def copy(source: Path, destination: Path) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     for name in (*FILES, "config.json"):
         if (source / name).is_file():
-            with (source / name).open("rb") as file, replacing(destination / name) as copied:
-                shutil.copyfileobj(file, copied)
+            with replacing(destination / name) as copied:
+                copied.write(content(source / name))
 
 
 # -------------------------------------------------------------------------------------------------------------- export
@@ -87,13 +86,13 @@ def files_of(data: DataConfig, *, max_length: int | None) -> dict[str, bytes]:
     """
     if data.tokenizer == HUGGINGFACE:
         source = huggingface.directory_of(data.tokenizer_path)
-        return {name: (source / name).read_bytes() for name in FILES if (source / name).is_file()}
+        return {name: content(source / name) for name in FILES if (source / name).is_file()}
     tokenizer = load_tokenizer(data.tokenizer, data.tokenizer_path)
     out: dict[str, bytes] = {}
     if isinstance(tokenizer, MixtralTokenizer):
         spec, special = _sentencepiece(tokenizer)
         if data.tokenizer_path:
-            out[SENTENCEPIECE] = Path(data.tokenizer_path).read_bytes()
+            out[SENTENCEPIECE] = content(data.tokenizer_path)
     else:
         spec, special = _bytes(tokenizer)
     out[huggingface.FILE] = (json.dumps(spec, ensure_ascii=False) + "\n").encode()

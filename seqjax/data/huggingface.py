@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.reading import read_json
+from seqjax.reading import content, read_json
 from seqjax.utils import MissingPackageError, UserError
 
 FILE = "tokenizer.json"
@@ -113,7 +113,8 @@ def directory_of(path: str | Path) -> Path:
 def hash_of(path: str | Path) -> str:
     """Return the sha256 that identifies a tokenizer: of its `tokenizer.json` and its start and end tokens."""
     directory = directory_of(path)
-    return hashlib.sha256((directory / FILE).read_bytes() + repr(special_ids(directory)).encode()).hexdigest()
+    file = content(directory / FILE, fix="fetch it again")
+    return hashlib.sha256(file + repr(special_ids(directory)).encode()).hexdigest()
 
 
 def special_ids(directory: Path) -> tuple[int | None, int | None]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from seqjax.data.huggingface import HuggingFaceTokenizer
+from seqjax.reading import content
 from seqjax.utils import MissingPackageError, UserError, nearest
 
 MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
@@ -118,7 +119,7 @@ class MixtralTokenizer:
             raise UserError(
                 f"config.data.tokenizer_path: no file {file}; give a sentencepiece model or leave it empty."
             )
-        model = file.read_bytes()
+        model = content(file, fix="give a sentencepiece model as config.data.tokenizer_path")
         self.hash = hashlib.sha256(model).hexdigest()
         if not path and self.hash != MIXTRAL_SHA256:
             raise UserError(

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 import seqjax
+from seqjax import reading
 from seqjax.config import from_config_dict, presets
-from seqjax.convert import directory, files, public_config
+from seqjax.convert import directory, files, public_config, tokenizer_files
 from seqjax.data import huggingface
 from seqjax.utils import UserError
 from tests.convert.cases import CASES, GOLDEN, copied
@@ -125,6 +126,18 @@ def test_a_tokenizer_of_another_form_is_refused_by_its_file(file, change, tmp_pa
     (tmp_path / file).write_text(json.dumps(content | change))
     with pytest.raises(UserError, match=file):
         huggingface.special_ids(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_tokenizer_of_gigabytes(name, tmp_path):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(reading.MOST_JSON + 1)
+    read = {
+        "tokenizer.json": lambda: tokenizer_files.find(tmp_path),
+        "tokenizer.model": lambda: tokenizer_files.copy(tmp_path, tmp_path / "copy"),
+    }
+    with pytest.raises(UserError, match=f"{name} has 64"):
+        read[name]()
 
 
 def test_a_config_that_is_no_file_is_no_model(tmp_path):
