@@ -62,8 +62,13 @@ class Checkpoints:
         keep: int = 2,
         keep_period: int | None = None,
         read_only: bool = False,
+        identity: str | None = None,
     ):
-        """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
+        """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given.
+
+        Saved checkpoints name `identity` (seqjax/training/identity.py), and restored ones must, unless it is None.
+        """
+        self.identity = identity
         url = store.url_of(workdir)
         self._is_remote = bool(url)
         self._path: Path | epath.Path = store.orbax_path(f"{url}/{DIRECTORY}") if url else Path(workdir) / DIRECTORY
@@ -129,7 +134,7 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()  # before `_saving` changes, as in `save`
             self._saving = step
-            custom = {} if self._is_remote else CHECKSUMMED
+            custom = ({} if self._is_remote else CHECKSUMMED) | ({"identity": self.identity} if self.identity else {})
             self._manager.save(step, args=items, custom_metadata=custom, force=True)
         except Exception as error:
             raise self._not_written(error) from error
@@ -148,6 +153,12 @@ class Checkpoints:
             return tuple(sorted(_metadata(self._of(step))["item_handlers"])) == PARAMS
         except DamagedError as error:
             raise self._damaged(step, str(error), STATE) from None
+
+    @property
+    def named(self) -> str:
+        """The identity that the newest checkpoint names, or ""."""
+        step = self.latest
+        return "" if step is None else _metadata(self._of(step))["custom_metadata"].get("identity", "")
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings.
@@ -218,7 +229,13 @@ class Checkpoints:
         assert step is not None
         fault = ""
         try:
-            check(self._of(step), names, part=jax.process_index(), parts=jax.process_count())
+            check(
+                self._of(step),
+                names,
+                identity=self.identity,
+                part=jax.process_index(),
+                parts=jax.process_count(),
+            )
         except DamagedError as error:
             fault = str(error)
         if jax.process_count() > 1:  # Either all processes continue or none does.
@@ -262,7 +279,7 @@ class Checkpoints:
         `names` are the items that are needed.
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
-        good = next((s for s in earlier if _is_whole(self._of(s), names)), None)
+        good = next((s for s in earlier if _is_whole(self._of(s), names, self.identity)), None)
         text = f"The checkpoint {self._of(step)} is damaged: {fault}."
         if good is None:
             return UserError(
@@ -366,19 +383,30 @@ class DamagedError(Exception):
 
 def write_checksums(directory: Path) -> None:
     """Write `checksums.json` for the items in the directory of a checkpoint that is not yet renamed into place."""
-    paths = [path for item in directory.iterdir() if item.is_dir() for path in item.rglob("*") if path.is_file()]
+    paths = [path for item in directory.iterdir() if item.is_dir() for path in _files(item)]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(measure, paths)
         sums = {path.relative_to(directory).as_posix(): list(pair) for path, pair in zip(paths, found, strict=True)}
     write_json(directory / CHECKSUMS, {"crc32": sums}, sort_keys=True)
 
 
-def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, parts: int = 1) -> None:
+def check(
+    directory: Path | epath.Path,
+    names: Sequence[str],
+    *,
+    identity: str | None = None,
+    part: int = 0,
+    parts: int = 1,
+) -> None:
     """Raise `DamagedError` unless the items `names` of a checkpoint exist and their files are unchanged.
 
-    Part `part` of `parts` of the files is read, so that several processes can share the work.
+    A checkpoint with another `identity` is refused, unless it has parameters only or `identity` is None. Part `part` of
+    `parts` of the files is read, so that several processes can share the work.
     """
     metadata = _metadata(directory)
+    is_of_run = tuple(metadata["item_handlers"]) != PARAMS
+    if identity is not None and is_of_run and metadata["custom_metadata"].get("identity", "") != identity:
+        raise DamagedError("it belongs to another run, because its identity differs from the one in run.json")
     for name in names:
         if name not in metadata["item_handlers"]:
             raise DamagedError(f"it was written without the item {name!r}")
@@ -388,6 +416,9 @@ def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, 
         return
     sums = _read_json(directory / CHECKSUMS, {"crc32": {str: [int]}})["crc32"]
     files = sorted((path, *sums[path]) for path in sums if path.partition("/")[0] in names)
+    present = {path.relative_to(directory).as_posix() for name in names for path in _files(directory / name)}
+    if unknown := present - {path for path, *_ in files}:
+        raise DamagedError(f"{CHECKSUMS} does not name {min(unknown)}")
     if any(len(file) != 3 for file in files):
         raise DamagedError(f"{CHECKSUMS} is damaged (a file has one length and one checksum)")
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
@@ -396,9 +427,13 @@ def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, 
                 raise DamagedError(fault)
 
 
-def _is_whole(directory: Path | epath.Path, names: Sequence[str]) -> bool:
+def _files(item: Path | epath.Path) -> list[Path]:
+    return [path for path in Path(item).rglob("*") if path.is_file()]
+
+
+def _is_whole(directory: Path | epath.Path, names: Sequence[str], identity: str | None) -> bool:
     try:
-        check(directory, names)
+        check(directory, names, identity=identity)
     except DamagedError:
         return False
     return True

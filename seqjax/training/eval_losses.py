@@ -37,6 +37,7 @@ import numpy as np
 
 from seqjax.data import Corpus, EvalBlocks
 from seqjax.reading import Arrays, read_arrays
+from seqjax.training import identity
 from seqjax.training.schedule import ENDS
 from seqjax.training.workdir import readable
 from seqjax.utils import UserError, replacing
@@ -88,7 +89,31 @@ def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray
 
 def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
     """Write the losses of one evaluation, "DOMAIN" -> [n], in nats per token."""
-    _save(path(workdir, step), {domain: loss.astype(np.float32) for domain, loss in losses.items()})
+    arrays = {domain: loss.astype(np.float32) for domain, loss in losses.items()}
+    _save(path(workdir, step), arrays | _seal(workdir, step, arrays))
+
+
+def _seal(workdir: Path, step: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays that mark a file as the run's and as unchanged; {} if the run has no identity."""
+    own = identity.recorded(workdir)
+    return {"run/identity": np.array(own), "run/sha256": np.array(_digest(step, arrays))} if own else {}
+
+
+def _digest(step: int, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(str(step).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _foreign(arrays: Arrays, own: str | None, step: int) -> str:
+    """Return what is wrong with the seal of a file's arrays, or "", and remove it; `own` is the run's identity."""
+    named, digest = (str(arrays.take(key, "U")) if key in arrays else "" for key in ("run/identity", "run/sha256"))
+    for key in ("run/identity", "run/sha256"):
+        arrays.pop(key, None)
+    if own is not None and named != own:
+        return "is of another run: it has another identity than run.json"
+    return "" if not named or digest == _digest(step, arrays) else "is not as it was written: it was edited, or renamed"
 
 
 def path(workdir: Path, step: int) -> Path:
@@ -102,6 +127,9 @@ def fault(path: Path) -> str:
         return "is missing"
     try:
         found, blocks = read_arrays(path), path.with_name("blocks.npz")
+        step = int(path.stem) if path.stem.isdecimal() else int(found.take("step", "iu"))
+        if foreign := _foreign(found, identity.recorded(path.parents[1]), step):
+            return foreign
         without = domains_of(read_arrays(blocks)) - found.keys() if blocks.is_file() and path.stem.isdecimal() else ()
     except UserError:
         return "is damaged"
@@ -135,12 +163,20 @@ def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str
     for domain in domains_of(blocks):
         if f"{domain}/{SOURCES}" in blocks:
             blocks.take(f"{domain}/{SOURCES}", "iu", len(blocks.take(f"{domain}/documents", "iu", None)))
-    losses = {}
+    losses, own = {}, identity.recorded(directory.parent)
     for path in sorted(path for path in directory.glob("[0-9]*.npz") if path.stem.isdecimal()):
-        losses[int(path.stem)] = of_step = read_arrays(path, fix=FIX)
+        losses[int(path.stem)] = of_step = _own(path, own, int(path.stem))
         for domain in domains_of(blocks) | of_step.keys():
             of_step.take(domain, "f", len(blocks.take(f"{domain}/documents", "iu", None)))
     return blocks, losses
+
+
+def _own(path: Path, own: str | None, step: int | None = None) -> Arrays:
+    """Return the arrays of a file of the run with the identity `own`; raise `UserError` if it is another run's."""
+    arrays = read_arrays(path, fix=FIX)
+    if foreign := _foreign(arrays, own, int(arrays.take("step", "iu")) if step is None else step):
+        raise UserError(f"{path} {foreign}; {FIX}.")
+    return arrays
 
 
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -256,6 +292,7 @@ def write_classes(
                 f"{domain}/{family}/losses": found.losses[family],
                 f"{domain}/{family}/tokens": found.tokens[family],
             }
+    arrays |= _seal(workdir, step, arrays)
     with replacing(workdir / DIRECTORY / CLASSES) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -268,7 +305,7 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
     found = [path for path in paths if path.exists()]
     if not found:
         return None
-    arrays = read_arrays(found[-1], fix=FIX)
+    arrays = _own(found[-1], identity.recorded(found[-1].parents[1]))
     names = class_names(arrays)
     domains = {}
     for key in arrays:

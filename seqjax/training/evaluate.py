@@ -22,7 +22,7 @@ from seqjax.data import Corpus, EvalBlocks
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
-from seqjax.training import eval_losses, metrics, origin
+from seqjax.training import eval_losses, identity, metrics, origin
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.schedule import Segment, keeps_checkpoint, segments
@@ -250,7 +250,10 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:
         mesh = make_mesh()  # The run's mesh needs other devices, e.g. those of a pod.
-    rules = origin.read(workdirs.readable(workdir))["rules"]
+    files = workdirs.readable(workdir)
+    if not identity.require(files, called=str(workdir)) and (files / "run.json").is_file():
+        StatusLine().say(f"{workdir}: {identity.NOT_CHECKED}.")
+    rules = origin.read(files)["rules"]
     model = Model(config.model, max_len=config.train.seq_len, carry_from_zero=rules == 1)
     target = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -269,7 +272,9 @@ def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Pa
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     try:
-        checkpoints = Checkpoints(trained(config, workdir), read_only=True)
+        directory = trained(config, workdir)
+        own = identity.recorded(workdirs.readable(directory))
+        checkpoints = Checkpoints(directory, read_only=True, identity=own)
         found = checkpoints.restore_params(target)
         checkpoints.close()
     finally:

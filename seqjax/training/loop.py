@@ -22,7 +22,7 @@ from seqjax.data import Corpus, TrainIterator, open_corpus
 from seqjax.models import Model, flops
 from seqjax.nn.params import fingerprint
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
-from seqjax.training import eval_losses, metrics, origin, report, schedule
+from seqjax.training import eval_losses, identity, metrics, origin, report, schedule
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints, has_any
 from seqjax.training.evaluate import Evaluation, is_complete, mend, say_lost
@@ -77,11 +77,13 @@ class Weights(NamedTuple):
     read: Callable[[Config, Params], tuple[Params, int]]
 
 
-def train(config: Config, workdir: str | Path, *, weights: Weights | None = None) -> bool:
+def train(config: Config, workdir: str | Path, *, weights: Weights | None = None, manifest: str = "") -> bool:
     """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
 
     A new run begins with `weights`, if they are given. A run that has a checkpoint goes on from it and does not look at
     them. A run with ends may get more steps and ends than it has had (docs/protocol.md).
+
+    A new run takes the built-in text with the hash `manifest` if it is still kept, as a resumed run does.
 
     On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
     has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
@@ -101,7 +103,7 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
         )
     with mirror.locked():
         try:
-            return _train_segments(config, mirror, weights)
+            return _train_segments(config, mirror, weights, manifest=manifest)
         except FileNotFoundError as error:
             mirror.check_lock(look=True)  # says so if the workdir was moved or deleted
             if not Path(str(error.filename)).absolute().is_relative_to(mirror.directory.absolute()):
@@ -112,7 +114,7 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
             ) from error
 
 
-def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | None) -> bool:
+def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | None, *, manifest: str) -> bool:
     """Train every segment that is not complete, then report the run; return False if it was stopped early."""
     say = StatusLine(quiet=jax.process_index() != 0).say
     extended: dict[str, Any] = {}
@@ -122,8 +124,9 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
         metrics.require_checkpoint(mirror)
         mirror.remove_temporaries()
         extended = workdirs.extension(mirror, config)
-    setup = _set_up(config, mirror)
-    checkpoints = _checkpoints(config, mirror)
+        identity.require(mirror.directory, called=str(mirror))
+    setup = _set_up(config, mirror, manifest=manifest)
+    checkpoints = _checkpoints(config, mirror, setup.origin.get("identity"))
     if weights is not None and checkpoints.latest is not None:
         say(f"{mirror} has weights of its own and goes on with them; --init_from={weights.source} is not read.")
     trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints, weights)
@@ -139,14 +142,15 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
                     trunk = place = _train(setup, segment, trunk, mirror, checkpoints, stop=stop)
             elif not is_complete(config, segment, mirror.directory):
                 there = mirror.of_end(segment)
-                of_end = _checkpoints(config, there)
+                of_end = _checkpoints(config, there, identity.of_segment(setup.origin.get("identity"), segment))
                 place = _restored(setup, of_end, there) or _branch(trunk)
                 say(f"Cooling down from step {place.step} to the end at step {segment.end} in {there}")
                 place = _train(setup, segment, place, there, of_end, stop=stop)
                 of_end.wait()
                 of_end.close()
             elif has_any(there := segment.directory(mirror.directory)):
-                Checkpoints(there, read_only=True).require_whole()
+                own = identity.of_segment(setup.origin.get("identity"), segment)
+                Checkpoints(there, read_only=True, identity=own).require_whole()
             if stop.agreed_on:
                 break
     checkpoints.wait()
@@ -166,9 +170,9 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
     return True
 
 
-def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
+def _set_up(config: Config, mirror: workdirs.Mirror, *, manifest: str) -> Setup:
     """Open the data, build the model and its steps; nothing is compiled or written yet."""
-    recorded = workdirs.recorded_manifest(mirror.directory)
+    recorded = workdirs.recorded_manifest(mirror.directory) or manifest
     seq_len = config.train.seq_len
     # ------------------------------------------------------------------------------------------------ mesh, data
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
@@ -207,8 +211,9 @@ def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
     )
 
 
-def _checkpoints(config: Config, mirror: workdirs.Mirror) -> Checkpoints:
-    return Checkpoints(str(mirror), keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
+def _checkpoints(config: Config, mirror: workdirs.Mirror, own: str | None) -> Checkpoints:
+    keep, period = config.checkpoint.keep, config.checkpoint.keep_period
+    return Checkpoints(str(mirror), keep=keep, keep_period=period, identity=own)
 
 
 def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -> Place | None:
@@ -232,6 +237,7 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -
             f"{mirror}/run.json is missing or belongs to another run: the checkpoint of step {step} has other rules. "
             "Put back a copy of run.json."
         )
+    setup.origin.setdefault("identity", checkpoints.named)  # run.json is lost, or this process has no files of a store
     return Place(step, state, setup.iterator.get_state(), log)
 
 
@@ -251,6 +257,9 @@ def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> P
         )
     else:
         state = setup.init()
+    corpus, begun = setup.corpus, setup.origin
+    own = identity.of(setup.config, manifest=corpus.manifest_hash, test_sets=corpus.test_sets, origin=begun)
+    checkpoints.identity = begun.setdefault("identity", own)
     return Place(0, state, setup.iterator.get_state(), None)
 
 
@@ -291,6 +300,8 @@ def _description(setup: Setup, start: Place) -> list[str]:
     if start.step:
         lines = [f"Going on from step {start.step} of {steps} in {mirror}"]
     lines += [f"This run {line}" for line in origin.lines(setup.origin)]
+    if setup.origin.get("identity") == "":
+        lines.append(f"{mirror}: {identity.NOT_CHECKED}.")
     if setup.n_micro > 1 or config.train.accumulate is not None:
         lines.append(f"Each step: {division(config.train, setup.mesh)}")
     tokens_per_step = config.train.batch_size * config.train.seq_len
@@ -317,7 +328,8 @@ def _train(
     config, mesh, corpus, iterator, evaluation, model = setup[:6]
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
-    identity = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}
+    belongs_to = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}
+    own = identity.of_segment(setup.origin["identity"], segment)
     rate_of = schedule.rates(config.optim, segment)
     state, step = start.state, start.step
     iterator.set_state(start.data)
@@ -351,11 +363,13 @@ def _train(
                     # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
                     # that its error tells the user to change.
                     jax.block_until_ready(device_metrics)
-                    # Before config.json, which makes it a run: nobody takes it for another one than it is.
-                    write_json(workdir / "run.json", metadata | setup.origin)
+                    # Before config.json, which makes it a run.
+                    write_json(workdir / "run.json", metadata | setup.origin | identity.entry(workdir, config, own))
                     workdirs.save_config(mirror, config)
                     if segment.is_cooldown:  # Its run may have been extended by this end alone.
-                        origin.save(setup.mirror.directory, setup.origin)
+                        trunk = setup.mirror.directory
+                        of_trunk = identity.entry(trunk, config, setup.origin["identity"])
+                        origin.save(trunk, setup.origin | of_trunk)
                         workdirs.save_config(setup.mirror, config)
                     mirror.push()
 
@@ -397,10 +411,10 @@ def _train(
                     log.sync()
                     mirror.push()  # the rows that this checkpoint relies on
                     with jax.transfer_guard("allow"):
-                        checkpoints.save(step, state, iterator, log.state | identity)
+                        checkpoints.save(step, state, iterator, log.state | belongs_to)
             if stopping:
                 break
-        return Place(step, state, iterator.get_state(), log.state | identity)
+        return Place(step, state, iterator.get_state(), log.state | belongs_to)
 
 
 def log_step(

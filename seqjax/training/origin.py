@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.reading import read_json
+from seqjax.training import identity
 from seqjax.utils import UserError, write_json
 
 RULES = 2
@@ -21,21 +22,24 @@ FORM = {
     "rules?": int,
     "init_from?": {"path": str, "step": int, "sha256": str},  # `--init_from`, and the digest of the parameters
     "extended?": [{"step": int, "steps": int, "ends": [int]}],  # where the trunk was, and what the run had until then
-}
+} | identity.FORM
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """Return the origin of the run in a local directory: its `rules`, `init_from` and `extended`, if it has them."""
+    """Return the origin of the run in a local directory: `rules`, `identity`, `init_from`, `extended`, if it has them.
+
+    The identity of a run that began without one is "".
+    """
     path = workdir / "run.json"
     if not path.is_file():
         return {"rules": RULES}
-    found = read_json(path, FORM)
+    found = {"identity": ""} | read_json(path, FORM)
     if found.setdefault("rules", 1) not in range(1, RULES + 1):
         raise UserError(
             f"{path}: the run began with rules {found['rules']}, and this seqjax knows those up to {RULES}. Update "
             "seqjax to go on with it."
         )
-    return {key: found[key] for key in ("rules", "init_from", "extended") if key in found}
+    return {key: found[key] for key in ("rules", "identity", "init_from", "extended") if key in found}
 
 
 def save(workdir: Path, origin: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ import kernels_pallas
 from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.reading import read_json
+from seqjax.training.identity import LENGTH, MAY_CHANGE
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import ENDS, Segment, end_steps
 from seqjax.utils import UserError, cache_directory, is_text, remove_temporaries, write_json
@@ -186,23 +187,6 @@ def _stamps(directory: Path) -> dict[str, tuple[int, int]]:
 # version 4, that of seqjax 0.1.0, stay readable; those of lower versions are refused.
 VERSION = 4
 
-# Settings that change at most the order of sums in a run's results; a resumed run may change them.
-MAY_CHANGE = (
-    "log.",
-    "checkpoint.",
-    "mesh.",
-    "train.per_device_batch_size",
-    "train.accumulate",
-    "data.path",
-    "data.workers",  # a stream depends on it and says so itself
-    "data.cache_dir",
-    "data.tokenizer_path",
-    "eval.classes",
-    "eval.entropy_tokens",
-)
-
-LENGTH = ("train.steps:", "train.ends:")  # of a run with ends, they may grow (`_extends`)
-
 
 def fresh(config: Config) -> Path:
     """Create and return `runs/<config>-<size>-<time>`, the default workdir of a run.
@@ -333,7 +317,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
             f"makes one of it, and in Python seqjax.load({called!r}) opens it."
         )
     _require_known(values.pop("version", None), where=str(path))
-    for name in _mixer_names(values):
+    for name in mixer_names(values):
         if mixers.is_foreign(name) and name not in allow_code:
             raise UserError(
                 f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
@@ -381,7 +365,7 @@ def _with_own_tokenizer(config: Config, workdir: Path) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_path=str(path)))
 
 
-def _mixer_names(values: dict[str, Any]) -> list[str]:
+def mixer_names(values: dict[str, Any]) -> list[str]:
     """Return the names of the mixers in settings that have not been checked."""
     model = values.get("model")
     mixer = model.get("mixer") if isinstance(model, dict) else None

@@ -182,11 +182,12 @@ def test_the_sums_of_a_run_are_the_losses_of_its_last_evaluation(run):
 
 
 def test_of_several_ends_the_last_counts(run, tmp_path):
+    with np.load(run / eval_losses.DIRECTORY / eval_losses.CLASSES) as file:
+        arrays = {name: array for name, array in file.items() if not name.startswith("run/")}  # of no run
     for step in (9, 10):
         directory = tmp_path / schedule.ENDS / str(step) / eval_losses.DIRECTORY
         directory.mkdir(parents=True)
-        with np.load(run / eval_losses.DIRECTORY / eval_losses.CLASSES) as file:
-            np.savez(directory / eval_losses.CLASSES, allow_pickle=False, **dict(file) | {"step": np.array(step)})
+        np.savez(directory / eval_losses.CLASSES, allow_pickle=False, **arrays | {"step": np.array(step)})
     found = eval_losses.read_classes(tmp_path)
     assert found is not None
     assert found.step == 10
