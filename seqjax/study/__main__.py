@@ -26,7 +26,7 @@ from pathlib import Path
 
 from seqjax import store
 from seqjax.study.report import results
-from seqjax.study.runs import estimate, runner
+from seqjax.study.runs import estimate, identity, runner
 from seqjax.study.runs.studies import load_study, write_study
 from seqjax.utils import UserError, command_parser, run_command
 
@@ -110,6 +110,8 @@ def main(argv: list[str]) -> None:
             raise UserError("--partial compares the finished runs and writes into --out=DIR; leave out --only.")
         results.write_results(study, out, missing=results.unfinished(study), latex=args.latex)
         return
+    for run in chosen:  # before hours of training
+        identity.require(run)
     try:
         failed = runner.train_all(args.study, chosen, jobs=args.jobs)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from typing import Any
 from seqjax.config import Config, differences, to_dict
 from seqjax.study import gaps
 from seqjax.study.gaps.heights import FEWEST
-from seqjax.study.runs import files
+from seqjax.study.runs import files, identity
 from seqjax.study.runs.record import NATS, Record, Records
 from seqjax.utils import UserError
 
@@ -139,10 +139,9 @@ def _names(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the name of each model in the judgement, and remarks on models that do not join."""
     names, remarks = {}, []
-    settings = {reference: to_dict(made)["model"] for reference, made in references.items()}
     for model in records.models:
-        recorded = records.of_model(model)[0].metadata["config"]["model"]
-        reference = next((name for name, ours in settings.items() if _same(recorded, ours)), None)
+        recorded = records.of_model(model)[0].metadata["config"]
+        reference = next((name for name, ours in references.items() if _same(recorded, ours)), None)
         if reference is None or reference in names.values() or reference in taken:
             is_taken = model in taken or model in references
             names[model] = f"{model} ({directory.resolve().name})" if is_taken else model
@@ -159,12 +158,9 @@ def _names(
     return names, remarks
 
 
-def _same(recorded: Any, ours: Any) -> bool:
-    """Return whether settings of a model agree, but for `implementation` and for keys that one side lacks."""
-    if isinstance(recorded, dict) and isinstance(ours, dict):
-        keys = (recorded.keys() & ours.keys()) - {"implementation", "loss_implementation"}
-        return all(_same(recorded[key], ours[key]) for key in keys)
-    return recorded == ours
+def _same(recorded: Mapping[str, Any], ours: Config) -> bool:
+    """Return whether a recorded config has the model of a reference; a setting that it lacks has its default."""
+    return not any(text.startswith("model.") for text in identity.changed(recorded, ours))
 
 
 def _other(run: Record, config: Config, domains: Sequence[str], manifest: str) -> str:

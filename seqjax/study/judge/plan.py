@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import pprint
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from seqjax.data import open_corpus
 from seqjax.study.judge import joined, matching
 from seqjax.study.judge.joined import UNIT, Joined, rounded
 from seqjax.study.judge.matching import Match
+from seqjax.study.runs import identity
 from seqjax.study.runs.runner import Run
 from seqjax.study.runs.studies import ENDS, make_run
 from seqjax.training import schedule
@@ -98,8 +100,12 @@ class Plan:
     @property
     def judged(self) -> dict[str, Any]:
         """The identity of the judgement: a directory holds one, to which rates, seeds and joined runs may be added."""
-        settings = hashlib.sha256(json.dumps(to_dict(self.config), sort_keys=True).encode()).hexdigest()[:16]
-        return {"config": self.text, "settings": settings, "manifest": self.manifest}
+        return {
+            "model": self.model,
+            "config": self.text,
+            "settings": to_dict(self.config),
+            "manifest": self.manifest,
+        }
 
     def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
         """Return the entry of a run. The workdir of a reference is in the cache."""
@@ -128,12 +134,8 @@ class Runs:
         before: Sequence[float] = ()
         if plan.study.is_file():
             module = presets.load_file(plan.study)
-            found = getattr(module, "JUDGED", None)
-            if found != plan.judged:
-                other = f"judges {found['config']}" if isinstance(found, dict) else "was not written by seqjax judge"
-                raise UserError(
-                    f"--out={plan.out}: its study.py {other}, with other settings than {plan.text}; give another --out."
-                )
+            if other := _other(plan, _judged(plan.out)):
+                raise UserError(f"--out={plan.out}: its study.py {other}. Give another --out.")
             self._entries |= module.RUNS
             before = module.RATES
         self.rates = sorted({*before, *plan.rates})
@@ -183,7 +185,7 @@ class Runs:
         models = {entry["model"] for entry in self._entries.values()}
         text = STUDY.format(
             title=title(plan),
-            judged=plan.judged,
+            judged=pprint.pformat(plan.judged, width=118, compact=True, sort_dicts=False),
             rates=self.rates,
             runs="\n".join(f"    {label!r}: {entry!r}," for label, entry in self._entries.items()),
             # A study has a reference; here they may all come from joined studies.
@@ -193,6 +195,30 @@ class Runs:
         )
         with replacing(plan.study) as file:
             file.write(text.encode())
+
+
+def _judged(out: Path) -> dict[str, Any]:
+    """Return the identity of the judgement in a directory; {} if it has none."""
+    path = out / "study.py"
+    found = getattr(presets.load_file(path), "JUDGED", None) if path.is_file() else None
+    return found if isinstance(found, dict) and {"config", "settings", "manifest"} <= found.keys() else {}
+
+
+def _other(plan: Plan, judged: Mapping[str, Any]) -> str:
+    """Return how a judgement that has begun differs from a plan; "" if it is the same."""
+    if not judged:
+        return "was not written by seqjax judge"
+    settings = judged["settings"]
+    if isinstance(settings, str):  # Earlier versions wrote a hash.
+        whole = json.dumps(to_dict(plan.config), sort_keys=True)
+        is_same = settings == hashlib.sha256(whole.encode()).hexdigest()[:16]
+        settings = to_dict(plan.config if is_same else read(judged["config"]))
+    changed = identity.changed(settings, plan.config, may_grow=False)
+    if (name := judged.get("model", plan.model)) != plan.model:
+        changed.insert(0, f"model: {name} -> {plan.model}")
+    if judged["manifest"] != plan.manifest:
+        changed.append(f"data: manifest {judged['manifest'][:16]} -> {plan.manifest[:16]}")
+    return f"judges {judged['config']}, and this command has other settings ({'; '.join(changed)})" if changed else ""
 
 
 def title(plan: Plan) -> str:
@@ -259,7 +285,13 @@ def make_plan(
     name = _name(own, argument)
     own = f"{own},{common}"
     config = read(_text(own, rate=UNIT, seed=0))
-    corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    # A judgement keeps its built-in text when other packages are installed.
+    corpus = open_corpus(
+        config.data,
+        seq_len=config.train.seq_len,
+        vocab_size=config.model.vocab_size,
+        recorded=_judged(Path(out)).get("manifest", ""),
+    )
     against = tuple(name for name in corpus.eval_domains if name in corpus.in_domain)
     domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
     if not domains or not against:

@@ -20,7 +20,7 @@ from seqjax.study.judge.page import Judgement
 from seqjax.study.judge.plan import SAME_BLOCK, Plan, Runs, make_plan, title
 from seqjax.study.judge.soundness import require_sound
 from seqjax.study.report.results import analyse
-from seqjax.study.runs import estimate, files, runner
+from seqjax.study.runs import estimate, files, identity, runner
 from seqjax.study.runs.collect import collect, read_points
 from seqjax.study.runs.record import in_domain
 from seqjax.study.runs.runner import Run
@@ -285,6 +285,8 @@ def _train(
 ) -> None:
     """Train the runs that are not complete; raise `UserError` if one fails but for a loss that is not finite."""
     runs.write()
+    for run in chosen:
+        identity.require(run)
     left = [run for run in chosen if not run.complete and not has_diverged(run) and not may_stop(run)]
     if not left:
         return

@@ -1,22 +1,19 @@
 """The results of a study: its data from the runs, and its tables and pictures from the data."""
 
 import dataclasses
-import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-from seqjax.config import differences, to_dict
 from seqjax.data import regimes
 from seqjax.data.builtin import corpus as builtin
 from seqjax.reading import read_json
 from seqjax.study import gaps
 from seqjax.study.gaps import classes
 from seqjax.study.report import figures, forest, leaderboard, page, points, tables, words
-from seqjax.study.runs import collect, files
+from seqjax.study.runs import collect, files, identity
 from seqjax.study.runs.record import NATS, UNITS, Record
 from seqjax.study.runs.runner import FORM, Run
 from seqjax.study.runs.studies import Study
@@ -71,34 +68,20 @@ def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
 def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Record]:
     """Return the records in `out` of the runs with these labels.
 
-    Raises `UserError` if one was made with other settings of model, training or optimiser than the study's.
+    Raises `UserError` if one was made with other settings than the study's.
     """
     if not (out / "runs.json").is_file():
         return {}
     stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
-        if run.label in stored and run.config is not None:
-            recorded = stored[run.label].metadata.get("config", {})
-            now = json.loads(json.dumps(to_dict(run.config)))
-            for group in ("model", "train", "optim"):
-                was = recorded.get(group, {})
-                found = differences(was, _settings_of(now[group], was), f"{group}.")
-                # The backend is no setting of a model: it differs between machines, and a default may change.
-                if changed := [text for text in found if not text.split(": ")[0].endswith("implementation")]:
-                    raise UserError(
-                        f"{out} has results of {run.label!r} with other settings: {'; '.join(changed)}. Give the "
-                        "study's results another --out, or the run another label."
-                    )
+        if run.label not in stored or run.config is None:
+            continue
+        if changed := identity.changed(stored[run.label].metadata.get("config", {}), run.config):
+            raise UserError(
+                f"{out} has results of {run.label!r} with other settings: {'; '.join(changed)}. Give the "
+                "study's results another --out, or the run another label."
+            )
     return {run.label: stored[run.label] for run in study.runs if run.label in stored}
-
-
-def _settings_of(now: Any, was: Any) -> Any:
-    """Return `now`, of groups in lists as well, without the settings that did not exist when `was` was recorded."""
-    if isinstance(now, dict) and isinstance(was, dict):
-        return {key: _settings_of(value, was[key]) for key, value in now.items() if key in was}
-    if isinstance(now, list) and isinstance(was, list) and len(now) == len(was):
-        return [_settings_of(*pair) for pair in zip(now, was, strict=True)]
-    return now
 
 
 # --------------------------------------------------------------------------------------- from data to tables, pictures

@@ -11,7 +11,7 @@ import jax
 from seqjax.config import Config
 from seqjax.models import Model, flops
 from seqjax.reading import Float, check, read_json
-from seqjax.study.runs import runner
+from seqjax.study.runs import identity, runner
 from seqjax.study.runs.record import NATS, Point, Record, Unit
 from seqjax.study.runs.runner import Run
 from seqjax.training import metrics, origin, schedule
@@ -110,12 +110,14 @@ def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
 
 
 def _collect(run: Run, unit: Unit) -> Record:
+    identity.require(run)
     metadata: dict[str, Any] = {}
     files, ends = run.files, run.ends
     for name in ("run.json", "config.json"):
         if (files / name).is_file():
             value = read_json(files / name, METADATA if name == "run.json" else runner.FORM)
             metadata |= value if name == "run.json" else {"config": value}
+    metadata.pop("settings", None)  # a hash of config.json, which the metadata has
     if run.config is not None:
         metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
     last = run.last_row()

@@ -75,8 +75,10 @@ def write(
         arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
         for run in (run for run in runs if run.label in workdirs):
             messages += _lost(run, of_run[run.label], workdirs[run.label])
+            _require_means(run, of_run[run.label][1], workdirs[run.label])
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
+    messages += _unchecked(runs)
     rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out))
     out.mkdir(parents=True, exist_ok=True)
     _write_tables(out, runs, study=study, missing=missing, arrays=arrays)
@@ -184,6 +186,26 @@ def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: st
     return (
         [f"No loss of every block, and so no interval, of {run.label} where these are lost: {names}."] if lost else []
     )
+
+
+def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
+    """Raise `UserError` if a loss in `metrics.jsonl` is not the mean of its blocks: one of the files was exchanged."""
+    for point in run.points:
+        for domain, of_blocks in losses.get(point.step, {}).items():
+            loss, mean = point.domains.get(domain), float(of_blocks.astype(float).mean())
+            if loss is not None and np.isfinite(mean) and abs(loss - mean) > ROUNDING[of_blocks.dtype]:
+                raise UserError(
+                    f"{workdir}: metrics.jsonl has {domain} {loss:.6f} after step {point.step}, and its blocks in "
+                    f"eval_losses have the mean {mean:.6f}; one of the files was edited or exchanged: "
+                    f"{eval_losses.FIX}."
+                )
+
+
+def _unchecked(runs: Sequence[Record]) -> list[str]:
+    """Return a message about the runs that began before there were identities."""
+    labels = [run.label for run in runs if not run.metadata.get("identity")]
+    named = ", ".join(labels[:3]) + f" and {len(labels) - 3} others" * (len(labels) > 3)
+    return [f"Not checked, because they began before runs had identities: {named}."] if labels else []
 
 
 def _gather_metrics(

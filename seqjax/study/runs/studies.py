@@ -38,7 +38,7 @@ from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
 from seqjax.reading import check
-from seqjax.study.runs import checks
+from seqjax.study.runs import checks, identity
 from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.utils import UserError
@@ -247,3 +247,4 @@ def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
         if key in seen:
             raise UserError(f"{path}: {seen[key]!r} and {run.label!r} have the same model, seed, rate and schedule.")
         seen[key] = run.label
+    identity.require_distinct(runs, str(path))

@@ -11,6 +11,7 @@ import threading
 
 from absl import logging
 
+from seqjax.study.runs.identity import manifest_of_others
 from seqjax.study.runs.studies import load_study
 from seqjax.training.loop import train
 from seqjax.training.processes import joined
@@ -39,9 +40,10 @@ def main(argv: list[str]) -> None:
 
 def train_one(study: str, index: int) -> bool:
     """Train or resume run `index` of a study; return True if it is complete and False if it was stopped early."""
-    run = load_study(study).runs[index]
+    runs = load_study(study).runs
+    run = runs[index]
     assert run.config is not None, "the runner starts only what can be trained"
-    return train(run.config, run.workdir)
+    return train(run.config, run.workdir, manifest=manifest_of_others(run, runs))
 
 
 def _stop_with_stdin() -> None:

@@ -386,7 +386,7 @@ def test_two_models_of_runs_that_have_finished(models, out, tmp_path, capsys):
     assert capsys.readouterr().out == f"{expected}\n"
     entries = {label: dict(entry) for label, entry in models.items()}
     for label in ("dear x1 1", "dear x1 2"):
-        entries[label]["workdir"] = str(tmp_path / "absent")
+        entries[label]["workdir"] = str(tmp_path / "absent" / label)
     write_study(path, entries)
     study.main([f"--study={path}", "--compare", "dear", "slow"])
     assert "(1 and 3 seeds)" in capsys.readouterr().out

@@ -21,7 +21,12 @@ def runs(tmp_path):
     config = f"{support.ROOT}/configs/transformer_pp.py:{SETTINGS}"
     entries = {
         "slow": {"workdir": str(write_run(tmp_path / "slow", [5.0, 4.0, 3.0])), "config": config},
-        "slow, seed 1": {"workdir": str(tmp_path / "new"), "config": config, "model": "slow", "seed": 1},
+        "slow, seed 1": {
+            "workdir": str(tmp_path / "new"),
+            "config": f"{config},train.seed=1,data.seed=1",
+            "model": "slow",
+            "seed": 1,
+        },
         "other": {"workdir": str(tmp_path / "other"), "config": config.replace("transformer_pp", "mamba2")},
         "read": {"workdir": str(write_run(tmp_path / "read", [5.0, 4.0, 3.0]))},
     }

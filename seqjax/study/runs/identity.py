@@ -1,0 +1,116 @@
+"""Whether the files in the workdir of a run are of the run that a study names: the same settings, data and seed."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from seqjax import mixers, store
+from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.reading import read_json
+from seqjax.study.runs.runner import Run
+from seqjax.training import identity, workdir
+from seqjax.utils import UserError
+
+# Settings that do not change results: names and places, whose content has hashes of its own.
+LABELS = ("name", "size", "eval.path", *identity.MAY_CHANGE)
+
+
+def changed(recorded: Mapping[str, Any], config: Config, *, may_grow: bool = True) -> list[str]:
+    """Return how the settings in a config.json differ from a config, as "optim.lr: 0.001 -> 0.002".
+
+    A setting that did not exist when the file was written has its default value. The backend of a kernel is no setting
+    of a model: it differs between machines. Runs with ends may have other steps and ends if they `may_grow`.
+    """
+    was = {key: value for key, value in recorded.items() if key != "version"}
+    known = {mixer.name for mixer in config.model.mixers}
+    # Importing a mixer runs code, which the file may not choose.
+    if all(name in known or not mixers.is_foreign(name) for name in workdir.mixer_names(was)):
+        with contextlib.suppress(UserError):  # settings of an earlier version
+            was = to_dict(from_config_dict(was))
+    now = _shared(to_dict(config), was)
+    has_ends = config.train.ends and was.get("train", {}).get("ends")
+    length = identity.LENGTH if may_grow and has_ends else ()
+    found = differences(_shared(was, now), now)
+    keys = [text.split(": ")[0] for text in found]
+    kept = [not key.startswith((*LABELS, *length)) and not key.endswith("implementation") for key in keys]
+    return [text for text, is_kept in zip(found, kept, strict=True) if is_kept]
+
+
+def _shared(values: Any, others: Any) -> Any:
+    """Return `values`, of groups in lists as well, without the settings that `others` lacks."""
+    if isinstance(values, dict) and isinstance(others, dict):
+        return {key: _shared(value, others[key]) for key, value in values.items() if key in others}
+    if isinstance(values, list) and isinstance(others, list) and len(values) == len(others):
+        return [_shared(*pair) for pair in zip(values, others, strict=True)]
+    return values
+
+
+def require(run: Run) -> bool:
+    """Raise `UserError` if the workdir of a run holds another run; return whether all of its files were checked.
+
+    A run from before identities has its settings compared, if it has a config.json.
+    """
+    files, called = run.files, str(run.workdir)
+    path = files / "config.json"
+    if not path.is_file():
+        return False
+    if run.config is not None and (found := changed(read_json(path), run.config)):
+        raise UserError(
+            f"{run.label}: {called} holds a run with other settings: {'; '.join(found)}. Give this run another workdir "
+            "in the study file, or put back the settings."
+        )
+    return identity.require(files, called=called)
+
+
+def require_distinct(runs: Sequence[Run], where: str) -> None:
+    """Raise `UserError` if two runs of a study are one run, or their seeds and rates are not as in their configs."""
+    _require_one({run.label: _place(run) for run in runs}, "the same workdir", where)
+    configs = {run.label: run.config for run in runs if run.config is not None}
+    _require_one({label: _settings(config) for label, config in configs.items()}, "the same settings", where)
+    orders: dict[int, tuple[int, str]] = {}
+    scales: dict[str, tuple[float, str]] = {}
+    for run in runs:
+        if run.config is None:
+            continue
+        order, scale = run.config.data.seed, float(f"{run.config.optim.lr / run.rate:.6g}")
+        if (first := orders.setdefault(run.seed, (order, run.label)))[0] != order:
+            raise UserError(
+                f"{where}: {first[1]!r} and {run.label!r} both have seed {run.seed}, but data.seed is {first[0]} and "
+                f"{order}: runs with one seed read the data in one order."
+            )
+        if (first := scales.setdefault(run.model, (scale, run.label)))[0] != scale:
+            raise UserError(
+                f"{where}: the rate of {run.label!r} is {run.rate:g} and its optim.lr {run.config.optim.lr:g}, which "
+                f"does not agree with {first[1]!r}. `rate` is the multiple of the study's common learning rate."
+            )
+
+
+def _place(run: Run) -> str:
+    return store.url_of(run.workdir) or str(workdir.Mirror(run.workdir).directory.absolute())
+
+
+def _settings(config: Config) -> str:
+    values = to_dict(config) | {"name": "", "size": ""}
+    return json.dumps([identity.settings_of(values), values["train"], config.data.path])
+
+
+def _require_one(of_run: Mapping[str, str], what: str, where: str) -> None:
+    seen: dict[str, str] = {}
+    for label, value in of_run.items():
+        if (first := seen.setdefault(value, label)) != label:
+            raise UserError(f"{where}: {first!r} and {label!r} have {what}; each run needs its own.")
+
+
+def manifest_of_others(run: Run, runs: Iterable[Run]) -> str:
+    """Return the data hash of a run of the study that has begun on the same data; "" if there is none.
+
+    A study keeps its built-in text even if other packages are installed between its runs.
+    """
+    assert run.config is not None, "a run that is only read has no settings of data"
+    same = [other for other in runs if other.config is not None and _data(other.config) == _data(run.config)]
+    return next(filter(None, (workdir.recorded_manifest(other.workdir) for other in same)), "")
+
+
+def _data(config: Config) -> dict[str, Any]:
+    return to_dict(config)["data"] | {"seed": 0}
