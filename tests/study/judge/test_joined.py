@@ -47,9 +47,14 @@ def test_settings_that_one_side_lacks_do_not_make_another_model(read, lab):
     (directory / "runs.json").write_text(json.dumps(text))
     assert SAME_BLOCK in read(directory).records.models
     for run in text["runs"].values():
+        run["config"]["model"]["mixer"].pop("conv", None)  # from before there was the setting
+    (directory / "runs.json").write_text(json.dumps(text))
+    models = read(directory).records.models
+    assert SAME_BLOCK not in models and PUBLISHED in models
+    for run in text["runs"].values():
         run["config"]["model"]["mixer"]["qk_norm"] = False
     (directory / "runs.json").write_text(json.dumps(text))
-    assert SAME_BLOCK not in read(directory).records.models
+    assert not {SAME_BLOCK, PUBLISHED} & {*read(directory).records.models}
 
 
 @pytest.mark.parametrize(

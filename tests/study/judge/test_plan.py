@@ -1,9 +1,13 @@
 """The configs and the runs of a judgement."""
 
 import dataclasses
+import hashlib
+import json
+from types import SimpleNamespace
 
 import pytest
 
+from seqjax.config import to_dict
 from seqjax.study.judge import plan
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK, Runs
 from seqjax.study.runs.studies import ENDS
@@ -78,6 +82,50 @@ def test_a_directory_keeps_its_runs_and_takes_more_rates(trainer, tmp_path):
     assert second.tried("mamba2") == [HIGH, 2e-3]
     with pytest.raises(UserError, match=r"its study\.py judges mamba2:debug"):
         Runs(plan_of(tmp_path, "mamba2:debug,train.steps=40"))
+
+
+def test_a_judgement_of_other_settings_is_refused_by_the_key(trainer, tmp_path):
+    Runs(plan_of(tmp_path)).write()
+    for settings, key in (
+        ("eval.tokens=512", "eval.tokens"),
+        ("optim.b2=0.9", "optim.b2"),
+        ("train.steps=40", "steps"),
+    ):
+        with pytest.raises(UserError, match=key):
+            Runs(plan_of(tmp_path, f"mamba2:debug,{settings}"))
+    with pytest.raises(UserError, match="model: mamba2 -> gla"):
+        Runs(plan_of(tmp_path, "gla:debug"))
+
+
+def test_a_judgement_keeps_its_text(trainer, tmp_path, monkeypatch):
+    """It depends on the installed packages, as long as the text of before is kept."""
+    Runs(plan_of(tmp_path)).write()
+
+    def opened(*args, recorded, **kwargs):
+        return SimpleNamespace(**vars(trainer.corpus) | {"manifest_hash": recorded or "new"})
+
+    monkeypatch.setattr(plan, "open_corpus", opened)
+    assert Runs(plan_of(tmp_path)).plan.manifest == "m"
+    assert plan.make_plan("mamba2:debug", out=tmp_path / "other", cache=tmp_path / "cache").manifest == "new"
+    trainer.corpus.manifest_hash = "new"
+    monkeypatch.setattr(plan, "open_corpus", lambda *args, **kwargs: trainer.corpus)
+    with pytest.raises(UserError, match="manifest m -> new"):
+        Runs(plan_of(tmp_path))
+
+
+def test_a_judgement_of_an_earlier_version_goes_on(trainer, tmp_path):
+    """It has a hash in place of its settings."""
+    made = plan_of(tmp_path)
+    runs = Runs(made)
+    index = runs.run("mamba2", HIGH).index
+    runs.write()
+    settings = hashlib.sha256(json.dumps(to_dict(made.config), sort_keys=True).encode()).hexdigest()[:16]
+    text, judged = made.study.read_text(), {"config": made.text, "settings": settings, "manifest": made.manifest}
+    start, end = text.index("JUDGED = "), text.index("RATES = ")
+    made.study.write_text(f"{text[:start]}JUDGED = {judged!r}\n{text[end:]}")
+    assert Runs(plan_of(tmp_path)).run("mamba2", HIGH).index == index
+    with pytest.raises(UserError, match=r"eval\.tokens"):
+        Runs(plan_of(tmp_path, "mamba2:debug,eval.tokens=512"))
 
 
 def test_a_dropped_run_ends_where_it_is(trainer, tmp_path):

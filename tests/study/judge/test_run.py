@@ -111,6 +111,17 @@ def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
     assert len(trainer.trained) == 5 and all(label.startswith("deltanet") for label in trainer.trained)
 
 
+def test_a_cached_reference_of_other_settings_is_refused(judged, trainer, tmp_path):
+    """Two workdirs in the cache were exchanged."""
+    judged(seeds=1)
+    one, other, *_ = sorted((tmp_path / "cache").iterdir())
+    one.rename(tmp_path / "cache" / "between")
+    other.rename(one)
+    (tmp_path / "cache" / "between").rename(other)
+    with pytest.raises(UserError, match=r"cache/transformer.* holds a run with other settings: "):
+        judged("deltanet:debug", seeds=1, out=tmp_path / "other")
+
+
 def test_more_seeds_and_rates_reuse_what_ran(judged, trainer, tmp_path):
     trainer.best[""] = 32e-3
     found = judged(seeds=1)

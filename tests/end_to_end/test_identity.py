@@ -1,0 +1,264 @@
+"""Files of another run, exchanged files and edited ones: every command that would take them for the run's refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import seqjax
+from seqjax.config import Config
+from seqjax.study.runs import collect, files
+from seqjax.study.runs.runner import Run
+from seqjax.training import eval_losses, identity
+from seqjax.training.loop import train
+from seqjax.utils import UserError
+from tests import support
+
+STEPS, FIRST = 8, 4
+SETTINGS = {
+    "train__steps": STEPS,
+    "train__ends": (0.5, 1.0),
+    "optim__cooldown": 0.5,
+    "optim__warmup_steps": 1,
+    "checkpoint__every": 2,
+    "checkpoint__ends": "all",
+    "eval__every": 2 * 8 * support.SEQ_LEN,
+    "eval__tokens": 4 * support.SEQ_LEN,
+    "eval__classes": True,
+    "model__n_layers": 1,
+}
+LINEAR = SETTINGS | {"train__ends": (), "train__steps": 6}
+DOMAINS = ["commoncrawl", "c4", "arxiv", "github", "stackexchange"]
+
+
+class Trained(NamedTuple):
+    """A finished run with ends, the same with another seed, one with a linear decay and the same with another seed."""
+
+    config: Config
+    linear_config: Config
+    mine: Path
+    theirs: Path
+    linear: Path
+    other_linear: Path
+
+
+@pytest.fixture(scope="module")
+def trained(blocks_dir, tmp_path_factory) -> Trained:
+    root = tmp_path_factory.mktemp("identity")
+    for name, settings, seed in (("mine", SETTINGS, 0), ("theirs", SETTINGS, 1), ("a", LINEAR, 0), ("b", LINEAR, 1)):
+        config = support.run_config(blocks_dir, "transformer_pp", **settings, train__seed=seed, data__seed=seed)
+        assert train(config, root / name) is True
+    config, linear = (support.run_config(blocks_dir, "transformer_pp", **s) for s in (SETTINGS, LINEAR))
+    return Trained(config, linear, *(root / name for name in ("mine", "theirs", "a", "b")))
+
+
+def run_of(config: Config, workdir: Path) -> Run:
+    return Run(0, "mine", workdir, config, "mine")
+
+
+def of_study(config: Config, workdir: Path, out: Path) -> None:
+    """What `seqjax study` does with a finished run."""
+    run = run_of(config, workdir)
+    records = collect.collect([run], DOMAINS)
+    study = {"title": "t", "references": ["mine"], "domains": DOMAINS[2:], "against": DOMAINS[:2]}
+    files.write(out, records, study=study, missing={}, workdirs={"mine": workdir})
+    assert eval_losses.read_classes(workdir) is not None
+
+
+def replace(path: Path, other: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(other, path) if other.is_dir() else shutil.copy(other, path)
+
+
+def edit_losses(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    arrays = dict(np.load(path))
+    change(arrays)
+    np.savez(path, allow_pickle=False, **arrays)
+
+
+def edit_json(path: Path, change: Callable[[dict], None]) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def losses_of(directory: Path, step: int) -> Path:
+    return eval_losses.path(directory, step)
+
+
+def halves(arrays: dict[str, np.ndarray]) -> None:
+    """Exchange the losses of two blocks: their mean stays."""
+    arrays["arxiv"][[0, 1]] = arrays["arxiv"][[1, 0]]
+
+
+def emptied(checkpoint: Path) -> None:
+    (checkpoint / "checksums.json").write_text('{"crc32": {}}')
+
+
+# What is done to a run with ends, and the file that the refusal names.
+OF_ENDS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "an end of another seed": (lambda m, t: replace(m / "ends/4", t / "ends/4"), "ends/4"),
+    "another end": (lambda m, t: replace(m / "ends/4", m / "ends/8"), "ends/4"),
+    "an end that is the trunk": (lambda m, t: replace(m / "ends/4/run.json", m / "run.json"), "ends/4"),
+    "the settings of another run": (lambda m, t: replace(m / "config.json", t / "config.json"), r"config|data\.seed"),
+    "the metadata of another run": (lambda m, t: replace(m / "run.json", t / "run.json"), "run.json"),
+    "the settings of an end": (
+        lambda m, t: edit_json(m / "ends/8/config.json", lambda c: c["optim"].update(lr=0.5)),
+        "ends/8/config.json",
+    ),
+}
+OF_LOSSES: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "losses of another run": (
+        lambda m, t: replace(losses_of(m / "ends/4", 4), losses_of(t / "ends/4", 4)),
+        "ends/4/eval_losses/00000004.npz",
+    ),
+    "losses of the trunk": (
+        lambda m, t: replace(losses_of(m / "ends/4", 4), losses_of(m, 4)),
+        "ends/4/eval_losses/00000004.npz",
+    ),
+    "losses of another end": (
+        lambda m, t: replace(losses_of(m / "ends/4", 4), losses_of(m / "ends/8", 8)),
+        "ends/4/eval_losses/00000004.npz",
+    ),
+    "edited losses": (
+        lambda m, t: edit_losses(losses_of(m / "ends/8", 8), lambda a: a["c4"].__iadd__(0.1)),
+        "ends/8/eval_losses/00000008.npz",
+    ),
+    "exchanged blocks": (lambda m, t: edit_losses(losses_of(m / "ends/8", 8), halves), "00000008.npz"),
+    "losses without a run": (
+        lambda m, t: edit_losses(losses_of(m / "ends/8", 8), lambda a: [a.pop(k) for k in [*a] if k[:4] == "run/"]),
+        "00000008.npz",
+    ),
+    "classes of another run": (
+        lambda m, t: replace(m / "ends/8/eval_losses/classes.npz", t / "ends/8/eval_losses/classes.npz"),
+        "ends/8/eval_losses/classes.npz",
+    ),
+    "edited classes": (
+        lambda m, t: edit_losses(m / "ends/8/eval_losses/classes.npz", lambda a: a["c4/repeat/losses"].__imul__(0.9)),
+        "ends/8/eval_losses/classes.npz",
+    ),
+    "rows of another run": (
+        lambda m, t: replace(m / "ends/8/metrics.jsonl", t / "ends/8/metrics.jsonl"),
+        "metrics.jsonl",
+    ),
+}
+
+
+def copies(trained: Trained, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of the two runs with ends."""
+    shutil.copytree(trained.mine, tmp_path / "mine")
+    shutil.copytree(trained.theirs, tmp_path / "theirs")
+    return tmp_path / "mine", tmp_path / "theirs"
+
+
+def test_what_a_run_wrote_is_its_own(trained, tmp_path):
+    """An undamaged run is read, and has other identities than a run with another seed, down to its ends."""
+    mine, theirs = copies(trained, tmp_path)
+    assert identity.require(mine) and identity.require(theirs)
+    of_study(trained.config, mine, tmp_path / "out")
+    assert seqjax.load(mine).step == STEPS
+    assert train(trained.config, mine) is True
+    directories = [root / part for root in (mine, theirs) for part in ("", "ends/4", "ends/8")]
+    assert len({identity.recorded(directory) for directory in directories}) == 6
+
+
+def test_the_same_run_again_has_the_same_identity(trained, blocks_dir, tmp_path):
+    """It depends on settings and data alone, not on the place or on what a resumed run may change."""
+    settings = LINEAR | {"mesh__data": 4, "mesh__fsdp": 2, "log__every": 3, "checkpoint__every": 3}
+    config = support.run_config(blocks_dir, "transformer_pp", **settings)
+    assert train(config, tmp_path / "again") is True
+    assert identity.recorded(tmp_path / "again") == identity.recorded(trained.linear)
+
+
+@pytest.mark.parametrize("what", OF_ENDS)
+def test_directories_of_another_run(what, trained, tmp_path):
+    mine, theirs = copies(trained, tmp_path)
+    change, named = OF_ENDS[what]
+    change(mine, theirs)
+    for command in (
+        lambda: train(trained.config, mine),
+        lambda: seqjax.load(mine),
+        lambda: of_study(trained.config, mine, tmp_path / "out"),
+    ):
+        with pytest.raises(UserError, match=named):
+            command()
+
+
+@pytest.mark.parametrize("what", OF_LOSSES)
+def test_losses_of_another_run(what, trained, tmp_path):
+    mine, theirs = copies(trained, tmp_path)
+    change, named = OF_LOSSES[what]
+    change(mine, theirs)
+    with pytest.raises(UserError, match=named):
+        of_study(trained.config, mine, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mine, theirs: replace(mine / "checkpoints/6", theirs / "checkpoints/6"),
+        lambda mine, theirs: emptied(mine / "checkpoints/6"),
+        lambda mine, theirs: (mine / "checkpoints/6/params/more").write_text("x"),
+    ],
+    ids=["another run", "no checksums", "a file that nobody wrote"],
+)
+def test_checkpoints_of_another_run(change, trained, tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    shutil.copytree(trained.linear, mine)
+    shutil.copytree(trained.other_linear, theirs)
+    change(mine, theirs)
+    for command in (lambda: train(trained.linear_config, mine), lambda: seqjax.load(mine)):
+        with pytest.raises(UserError, match=r"checkpoints/6 is damaged: .*step 4 before it is whole"):
+            command()
+    shutil.rmtree(mine / "checkpoints/6")  # as the error says
+    assert train(trained.linear_config, mine) is True
+
+
+def test_a_run_of_other_settings_in_a_workdir_of_the_study(trained, blocks_dir, tmp_path):
+    """The study file was edited after the run."""
+    for key, value in (("optim__lr", 0.005), ("train__seed", 2), ("model__mlp__dim", 48), ("eval__seed", 3)):
+        config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS | {key: value})
+        with pytest.raises(UserError, match=key.replace("__", ".")):
+            of_study(config, trained.mine, tmp_path / "out")
+    other = support.run_config(blocks_dir, "transformer", **SETTINGS)
+    with pytest.raises(UserError, match=r"model\.mixer\.name: 'transformer_pp' -> 'transformer'"):
+        of_study(other, trained.mine, tmp_path / "out")
+
+
+def test_a_lost_run_json_does_not_end_the_run(trained, tmp_path):
+    """The identity is taken from the checkpoint."""
+    shutil.copytree(trained.linear, tmp_path / "mine")
+    before = identity.recorded(tmp_path / "mine")
+    (tmp_path / "mine" / "run.json").unlink()
+    shutil.rmtree(tmp_path / "mine" / "checkpoints" / "6")
+    assert train(trained.linear_config, tmp_path / "mine") is True
+    assert identity.recorded(tmp_path / "mine") == before
+
+
+def test_an_extended_run_keeps_its_identity(trained, blocks_dir, tmp_path):
+    shutil.copytree(trained.mine, tmp_path / "mine")
+    settings = SETTINGS | {"train__steps": 12, "train__ends": (1 / 3, 2 / 3, 1.0)}
+    assert train(support.run_config(blocks_dir, "transformer_pp", **settings), tmp_path / "mine") is True
+    assert identity.recorded(tmp_path / "mine") == identity.recorded(trained.mine)
+    assert identity.require(tmp_path / "mine")
+
+
+def test_files_from_before_identities_are_read_with_one_line(trained, tmp_path, capsys):
+    mine = tmp_path / "mine"
+    shutil.copytree(trained.linear, mine)
+    edit_json(mine / "run.json", lambda values: [values.pop(key) for key in ("identity", "settings")])
+    for checkpoint in (mine / "checkpoints").iterdir():
+        edit_json(checkpoint / "_CHECKPOINT_METADATA", lambda values: values["custom_metadata"].pop("identity"))
+    for path in (mine / "eval_losses").glob("*.npz"):
+        edit_losses(path, lambda arrays: [arrays.pop(key) for key in [*arrays] if key.startswith("run/")])
+    capsys.readouterr()
+    assert seqjax.load(mine).step == 6
+    assert capsys.readouterr().err.count(identity.NOT_CHECKED) == 1
+    shutil.rmtree(mine / "checkpoints" / "6")
+    assert train(trained.linear_config, mine) is True
+    assert capsys.readouterr().err.count(identity.NOT_CHECKED) == 1
+    assert not identity.require(mine)

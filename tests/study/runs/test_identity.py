@@ -1,0 +1,109 @@
+"""A study's runs are what it says of them: own workdirs, settings, seeds and learning rates, and one text."""
+
+import dataclasses
+import json
+
+import pytest
+
+from seqjax.config import presets, to_dict
+from seqjax.study.judge.plan import read
+from seqjax.study.runs import identity, train_run
+from seqjax.study.runs.studies import load_study
+from seqjax.training.loop import train
+from seqjax.utils import UserError
+from tests import support
+from tests.study.synthetic import write_run, write_study
+
+CONFIG = "transformer_pp:debug"
+
+
+def entry(workdir, settings="", **fields):
+    config = f"{CONFIG},{settings}" if settings else CONFIG
+    return {"workdir": str(workdir), "config": config} | fields
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"workdir": "same"}, "the same workdir"),
+        ({"workdir": "./same/"}, "the same workdir"),
+        ({"config": CONFIG, "model": "other"}, "the same settings"),
+        ({"seed": 1}, "the same settings"),
+        ({"config": f"{CONFIG},train.seed=1", "seed": 1, "model": "slow"}, ""),
+        ({"config": f"{CONFIG},data.seed=1", "model": "other"}, "data.seed"),
+        ({"config": f"{CONFIG},optim.lr=0.5", "rate": 2.0, "model": "slow"}, "`rate`"),
+    ],
+)
+def test_two_runs_of_a_study_are_two_runs(change, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = {"slow": entry("same"), "second": entry("second") | change}
+    path = write_study(tmp_path / "study.py", runs)
+    if not said:
+        assert len(load_study(str(path)).runs) == 2
+        return
+    with pytest.raises(UserError, match=said):
+        load_study(str(path))
+
+
+@pytest.mark.parametrize("name", presets.names("studies"))
+def test_shipped_studies_are_accepted(name):
+    assert load_study(name).runs
+
+
+def test_a_setting_that_a_record_lacks_has_its_default():
+    plain, conv = (read(f"{CONFIG}{settings}") for settings in ("", ",model.mixer.conv=True"))
+    recorded = to_dict(plain)
+    del recorded["model"]["mixer"]["conv"]
+    assert identity.changed(recorded, plain) == []
+    assert identity.changed(recorded, conv) == ["model.mixer.conv: False -> True"]
+
+
+def test_names_places_and_backends_are_no_settings():
+    config = read(CONFIG)
+    changes = {"name": "x", "size": "y"}
+    other = dataclasses.replace(config, **changes, data=dataclasses.replace(config.data, path="elsewhere"))
+    recorded = to_dict(other)
+    recorded["model"]["mixer"]["implementation"] = "xla"
+    assert identity.changed(recorded, config) == []
+
+
+def test_a_mixer_of_a_stranger_is_compared_without_its_code(tmp_path, monkeypatch):
+    (tmp_path / "stranger.py").write_text("raise AssertionError('this code ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    recorded = to_dict(read(CONFIG))
+    recorded["model"]["mixer"] = {"name": "stranger.Mixer", "width": 3}
+    assert "model.mixer.name: 'stranger.Mixer' -> 'transformer_pp'" in identity.changed(recorded, read(CONFIG))
+
+
+def test_an_edited_study_does_not_rename_old_runs(tmp_path):
+    """The workdir is from another config than the study has now."""
+    workdir = write_run(tmp_path / "run", [5.0, 4.0])
+    (workdir / "config.json").write_text(json.dumps(to_dict(read(CONFIG))))
+    path = write_study(tmp_path / "study.py", {"slow": entry(workdir)})
+    assert identity.require(load_study(str(path)).runs[0]) is False  # of before identities
+    for settings, said in (("optim.lr=0.5", "optim.lr"), ("train.seed=3", "train.seed"), ("model.dim=32", "model.dim")):
+        write_study(path, {"slow": entry(workdir, settings)})
+        with pytest.raises(UserError, match=f"slow: .*run holds .*{said}"):
+            identity.require(load_study(str(path)).runs[0])
+
+
+def test_a_study_keeps_its_text_when_packages_are_installed(blocks_dir, tmp_path, monkeypatch):
+    """A new run gets the data hash of a run that has begun on the same data."""
+    settings = {"train__steps": 4, "eval__every": 0, "model__n_layers": 1}
+    config = support.run_config(blocks_dir, "transformer_pp", **settings)
+    assert train(config, tmp_path / "first") is True
+    manifest = json.loads((tmp_path / "first" / "run.json").read_text())["manifest"]
+    runs = {
+        "slow": {"workdir": str(tmp_path / "first"), "config": to_dict(config)},
+        "second": {"workdir": str(tmp_path / "second"), "config": to_dict(dataclasses.replace(config, name="x"))},
+    }
+    runs["second"]["config"]["train"]["seed"] = 1
+    runs["other data"] = runs["second"] | {"workdir": str(tmp_path / "third")}
+    runs["other data"]["config"] = json.loads(json.dumps(runs["second"]["config"]))
+    runs["other data"]["config"]["data"] |= {"corpus": "builtin", "path": ""}
+    path = write_study(tmp_path / "study.py", runs)
+    seen = []
+    monkeypatch.setattr(train_run, "train", lambda config, workdir, *, manifest: bool(seen.append(manifest)))
+    for index in range(3):
+        train_run.train_one(str(path), index)
+    assert seen == [manifest, manifest, ""]
