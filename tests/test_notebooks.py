@@ -160,7 +160,7 @@ def test_your_mixer(corpus_cache, tmp_path, monkeypatch):
 
 def check_study(text: str) -> None:
     """The study of the repository (docs/results/trunks_110m)."""
-    assert "87 runs of 31 models" in text
+    assert "97 runs of 31 models" in text
     assert "Verdict on Gated DeltaNet against Transformer++, QK norm, conv: costs." in text
     assert re.search(r"^Gated DeltaNet +in domain -0\.\d+ ± 0\.\d+, gap \+0\.276 ± 0\.\d+: costs$", text, re.M)
     assert (
