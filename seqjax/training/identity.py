@@ -121,6 +121,6 @@ def _require_settings(directory: Path, called: str) -> None:
     path = directory / "config.json"
     if settings and path.is_file() and settings_of(read_json(path)) not in settings:
         raise UserError(
-            f"{called}/config.json has other settings than the run began with: it was edited, or belongs to another "
-            "run. Put back a copy of it; other settings need another --workdir."
+            f"{called}/config.json and run.json do not belong together: one was edited, or is of another run. Put back "
+            "a copy of it; other settings need another --workdir."
         )

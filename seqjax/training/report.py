@@ -19,7 +19,7 @@ from seqjax.decoding import stream
 from seqjax.escape import fenced, markdown, picture
 from seqjax.models import Model
 from seqjax.pictures import COLORS, End, label_ends
-from seqjax.reading import read_json
+from seqjax.reading import Float, check, read_json
 from seqjax.training import eval_losses, metrics, origin
 from seqjax.training.schedule import segments
 from seqjax.training.workdir import RUN, Mirror
@@ -50,6 +50,10 @@ def write(
     evals = [row for d in directories for row in _evaluations(d)[-1:]] if directories else _evaluations(workdir)
     if not train or not evals:
         raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
+    losses = dict.fromkeys((f"eval/{name}/loss" for name in corpus.eval_domains), float)
+    for row, form in [*((row, {}) for rows in curves for row in rows), *((row, losses) for row in evals)]:
+        where = f"metrics.jsonl of {called}, step {row['step']}"
+        check(row, {"tokens": int, "train/loss": Float} | form, where, fix="put back a copy of it")
     bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
     _plot(workdir / "report.png", config, corpus, curves, evals, bigram)
 

@@ -15,6 +15,7 @@ from seqjax.config import from_config_dict, presets
 from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.training import report
+from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 
@@ -201,3 +202,13 @@ def test_a_report_does_not_follow_links(tmp_path, corpus, blocks_dir):
 )
 def test_the_next_command_can_open_the_run(names, following):
     assert report._generate(Path("runs/x"), names) == following
+
+
+@pytest.mark.parametrize("field", ["train/loss", "eval/c4/loss", "tokens"])
+def test_rows_without_a_loss_are_named(field, tmp_path, corpus, blocks_dir):
+    rows(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    kept = [{key: x for key, x in json.loads(line).items() if key != field} for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    with pytest.raises(UserError, match=rf"metrics\.jsonl of .*, step \d+.*{field}"):
+        report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)
