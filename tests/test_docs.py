@@ -16,7 +16,7 @@ from seqjax.evals.recall import report
 from seqjax.models import Model
 from seqjax.study.report import figures
 from tests import support
-from tests.evals.test_foretell import result
+from tests.evals.recall_results import result
 from tests.pictures import assert_readable, overlapping
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -14,12 +14,13 @@ from seqjax.commands import generate
 from seqjax.config import from_config_dict, presets, to_dict
 from seqjax.data import blocks, document_index, stored_tokenizer
 from seqjax.data.builtin import corpus as builtin
-from seqjax.evals import suite
+from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.recall import report as recall
 from seqjax.reading import Float, check, read_json, read_json_lines
 from seqjax.study import __main__ as study
 from seqjax.study.gaps import classes
+from seqjax.study.runs import collect
 from seqjax.study.runs import files as of_study
 from seqjax.training import checkpoint, eval_losses, lock, metrics, workdir
 from seqjax.utils import UserError
@@ -127,7 +128,10 @@ CHECKPOINT = {
 # name -> the file that is damaged, all files, and their reader
 FILES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
     "config of a run": ("config.json", OF_RUN, workdir.load_config),
-    **{name: (name, OF_RUN, suite.read) for name in ("run.json", "metrics.jsonl", "niah.json", "harness/copy.json")},
+    "run.json": ("run.json", OF_RUN, lambda directory: read_json(directory / "run.json", collect.METADATA)),
+    "metrics.jsonl": ("metrics.jsonl", OF_RUN, metrics.read),
+    "niah.json": ("niah.json", OF_RUN, lambda directory: niah.found_before(directory / "niah.json", {}, niah.FORM)),
+    "harness/copy.json": ("harness/copy.json", OF_RUN, lambda directory: results.read(directory / "harness")),
     **{name: (name, OF_STUDY, analyse) for name in OF_STUDY},
     **{
         f"losses {name}": (f"eval_losses/{name}", {f"eval_losses/{n}": a for n, a in LOSSES.items()}, eval_losses.read)
@@ -211,7 +215,7 @@ def test_a_line_that_is_not_a_json_object(tmp_path: Path, name: str, damage: str
 # The keys that lead to a value, by file.
 KEYS = {
     "config of a run": ("model.dim", "version"),
-    "run.json": ("parameters", "device"),
+    "run.json": ("device",),
     "niah.json": ("lengths.4096", "lengths.4096.accuracy"),
     "harness/copy.json": (f"{results.KEY}.task", f"{results.KEY}.step"),
     "runs.json": ("study", "study.domains", "missing", "runs.a 0", "runs.a 0.model", "runs.a 0.rate"),
@@ -219,6 +223,8 @@ KEYS = {
     "built-in": ("hash", "splits.train.prose", "splits.validation.prose.tokens"),
     "checksums": ("crc32",),
 }
+# Keys that may be missing, or are one of several.
+OPTIONAL = ("model.dim", "device", "lengths.4096", f"{results.KEY}.step")
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in KEYS.items() for key in keys])
@@ -232,7 +238,7 @@ def test_a_key_is_missing_or_of_another_type(tmp_path: Path, name: str, key: str
     inner[last] = value
     if value == "missing":
         del inner[last]
-        if key in ("model.dim", "lengths.4096", f"{results.KEY}.step"):  # may be missing, or is one of several
+        if key in OPTIONAL:
             return
     require_one_sentence(name, tmp_path, content)
 

@@ -5,7 +5,7 @@ answered before JAX is loaded.
 """
 
 import argparse
-import sys
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,9 +16,13 @@ UNRECORDED = Path("runs/benchmarks")  # git ignores it
 
 
 def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.ArgumentParser:
-    """A parser whose help is a docstring, with `--json` if the script writes, and `--quick` if that has a help text."""
+    """A parser whose help is a docstring, with `--json` if the script writes, and `--quick` if that has a help text.
+
+    The docstring shows the command, `python -m ...`, which the parser names in its messages.
+    """
+    prog = re.search(r"python -m [\w.]+", doc or "")
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}",
+        prog=prog[0] if prog else None,
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -16,31 +16,37 @@ from seqjax import presets
 from seqjax.utils import UserError
 from tests import support
 
-SCRIPTS = sorted(p.stem for p in (support.ROOT / "benchmarks").glob("*.py") if p.stem != "__init__")
-
 ASK_FOR_HELP = """
 import runpy, sys
-for script in sys.argv[1:]:
-    sys.argv = ["benchmarks/" + script + ".py", "--help"]
+for module in sys.argv[1:]:
+    sys.argv[1:] = ["--help"]
     try:
-        runpy.run_module("benchmarks." + script, run_name="__main__")
+        runpy.run_module(module, run_name="__main__")
     except SystemExit as end:
-        assert end.code == 0, (script, end.code)
+        assert end.code == 0, (module, end.code)
     else:
-        raise AssertionError(script + " ignores --help")
+        raise AssertionError(module + " ignores --help")
     heavy = {"jax", "numpy", "matplotlib", "flax", "grain", "torch"} & set(sys.modules)
-    assert not heavy, (script, heavy)
+    assert not heavy, (module, heavy)
 """
 
 
-def test_help_of_every_script_loads_nothing_heavy() -> None:
+def require_light_help(folder: str) -> None:
+    """Every script in a folder of the repository answers `--help` with its usage before it loads anything heavy."""
+    names = sorted(path.stem for path in (support.ROOT / folder).glob("*.py") if path.stem != "__init__")
+    modules = [f"{folder.replace('/', '.')}.{name}" for name in names]
+    assert modules
     done = subprocess.run(
-        [sys.executable, "-c", ASK_FOR_HELP, *SCRIPTS], cwd=support.ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ASK_FOR_HELP, *modules], cwd=support.ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for script in SCRIPTS:
-        assert f"usage: python -m benchmarks.{script} " in done.stdout
-        assert re.search(rf"    python -m benchmarks\.{script} (--(data|run)=[A-Z]+ )?\[", done.stdout), script
+    for module in modules:
+        assert f"usage: python -m {module} " in done.stdout
+        assert re.search(rf"    python -m {re.escape(module)} (--(data|run)=[A-Z]+ )?\[", done.stdout), module
+
+
+def test_help_of_every_script_loads_nothing_heavy() -> None:
+    require_light_help("benchmarks")
 
 
 def test_flags_of_lists_and_unknown_words() -> None:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import profile_step, train_step
+from benchmarks import train_step
 from benchmarks.harness import report
 from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh
@@ -102,12 +102,3 @@ def test_more_devices_than_there_are_are_refused() -> None:
 def test_over_budget_is_said(tmp_path, capsys) -> None:
     train_step.main(["--mixers=mamba2", "--seconds=-1", f"--json={tmp_path}/x.json"])
     assert "--seconds=-1.0 are over" in capsys.readouterr().out
-
-
-def test_operations_of_a_profile_by_part() -> None:
-    assert profile_step.part("jit(train_step)/jvp(mixer)/dot_general") == "mixer, forward"
-    assert profile_step.part("jit(train_step)/transpose(jvp(mlp))/dot_general") == "mlp, backward"
-    assert profile_step.part("jit(train_step)/transpose(jvp(mlp))/rematted_computation/mul") == "mlp, again"
-    assert profile_step.part("jit(train_step)/optimizer/add") == "optimizer"
-    hlo = '  %fusion.3 = f32[8,16]{1,0} fusion(%a), kind=kLoop, metadata={op_name="jit(f)/mixer/add"}\n'
-    assert profile_step.instructions(hlo) == {"fusion.3": ("jit(f)/mixer/add", "f32[8,16]")}

@@ -172,14 +172,14 @@ def untrained(*_: Any, dim: int, runs: list[tuple[float, int]]) -> list[dict[str
 def test_results_of_another_task_or_size_are_refused(tiny, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(command, "train", untrained)
     command._train(tiny, list(command._runs(tiny, ["Based"], ["s5"])), tmp_path, until=math.inf)
-    command._require_asked(tiny, tmp_path)
+    command.require_asked(tiny, tmp_path)
     longer = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], train=(S5(length=5),)),))
     with pytest.raises(UserError, match=r"runs\.jsonl holds results of s5 of another --size, or with other sequences"):
-        command._require_asked(longer, tmp_path)
+        command.require_asked(longer, tmp_path)
     with pytest.raises(UserError, match=r"results of s5 of another --size"):
         command.main(["--size=small", f"--out={tmp_path}"])
     with pytest.raises(UserError, match=r"results of s5 of another --size"):
-        command._require_asked(dataclasses.replace(tiny, tasks=()), tmp_path)
+        command.require_asked(dataclasses.replace(tiny, tasks=()), tmp_path)
 
 
 def test_a_line_that_was_cut_is_named(tiny, tmp_path) -> None:
@@ -486,8 +486,8 @@ def test_results_by_an_earlier_rule_are_reported_and_not_extended(tmp_path, monk
 
 def test_labels_hold_commas() -> None:
     given = "Transformer++, QK norm,Mamba-2;Top-1 Chunk, exact,Transformer++"
-    assert command._labels(given) == ["Transformer++, QK norm", "Mamba-2", "Top-1 Chunk, exact", "Transformer++"]
-    assert command._labels("Transformr,x") == ["Transformr", "x"]
+    assert command.labels(given) == ["Transformer++, QK norm", "Mamba-2", "Top-1 Chunk, exact", "Transformer++"]
+    assert command.labels("Transformr,x") == ["Transformr", "x"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 import os
 import re
 import shlex
-import signal
 import subprocess
-import time
 
 import pytest
 
@@ -39,71 +37,6 @@ def test_local_starts_one_process_on_the_gpus_that_are_asked_for():
     assert command[2] == "CUDA_VISIBLE_DEVICES=0,1,2,3"
     (command,) = commands("local.sh", "--gpus=2", *RUN, CUDA_VISIBLE_DEVICES="3,5,7")
     assert command[2] == "CUDA_VISIBLE_DEVICES=3,5"
-
-
-def test_the_suite_trains_looks_at_and_compares_every_config():
-    lines = launch("suite.sh", "--dry_run", "--out=a b", "--configs=mamba2,rwkv7", "--config.train.steps=3").stdout
-    first, needle, tasks, second, *_, recall, page = [shlex.split(line)[4:] for line in lines.splitlines()]
-    assert first == ["--config=mamba2:demo", "--workdir=a b/mamba2", "--config.train.steps=3"]
-    assert needle == ["--workdir=a b/mamba2", "--lengths=1024", "--samples=100", "--batch_size=32"]
-    assert tasks == ["--workdir=a b/mamba2", "--tasks=local"]
-    assert second[:2] == ["--config=rwkv7:demo", "--workdir=a b/rwkv7"]
-    recalled = ["--size=demo", "--models=Transformer++;Top-1 Chunk, exact;Mamba-2", "--jobs=1", "--out=a b/recall"]
-    assert recall == recalled and page == ["--out=a b"]
-
-
-@pytest.fixture
-def pretended(tmp_path) -> dict[str, str]:
-    """An environment in which `python` writes its arguments and its GPU to a file, and fails at a config `bad`."""
-    said = tmp_path / "said"
-    script = f"""#!/bin/sh
-echo "$2 ${{3#--}} gpu $CUDA_VISIBLE_DEVICES $XLA_PYTHON_CLIENT_MEM_FRACTION" >> '{said}'
-case "$*" in *config=bad*) echo it is bad; exit 3 ;; *config=long*) sleep 60; echo late >> '{said}' ;; esac
-"""
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"
-    python.write_text(script)
-    python.chmod(0o755)
-    return {"PATH": f"{python.parent}:{os.environ['PATH']}"}
-
-
-def test_the_suite_gives_jobs_at_a_time_a_gpu_each_or_a_share(tmp_path, pretended):
-    result = launch(
-        "suite.sh", f"--out={tmp_path}/o", "--configs=a,b,c", "--jobs=3", CUDA_VISIBLE_DEVICES="4,7", **pretended
-    )
-    assert result.returncode == 0, result.stderr
-    said = (tmp_path / "said").read_text().splitlines()
-    assert sorted(line for line in said if line.startswith("seqjax.main")) == [
-        "seqjax.main config=a:demo gpu 4 .45",
-        "seqjax.main config=b:demo gpu 7 .45",
-        "seqjax.main config=c:demo gpu 4 .45",
-    ]
-    assert sum("evals.niah" in line for line in said) == 3 and len(said) == 11
-    assert said[-2].startswith("seqjax.evals.recall size=demo gpu 4,7")
-    assert "+ python -m seqjax.main --config=b:demo" in (tmp_path / "o" / "b.log").read_text()
-
-
-def test_the_suite_says_which_config_failed_and_ends_the_others_first(tmp_path, pretended):
-    result = launch("suite.sh", f"--out={tmp_path}/o", "--configs=a,bad", "--jobs=2", **pretended)
-    assert result.returncode == 1
-    assert "it is bad" in result.stderr and "failed: bad;" in result.stderr
-    said = (tmp_path / "said").read_text()
-    assert said.count("niah") == 1 and "recall" not in said
-
-
-@pytest.mark.usefixtures("heeded")
-def test_a_stopped_suite_stops_what_it_started(tmp_path, pretended):
-    command = ["bash", str(LAUNCH / "suite.sh"), f"--out={tmp_path}/o", "--configs=long,long2", "--jobs=2"]
-    said = tmp_path / "said"
-    with subprocess.Popen(command, env=os.environ | pretended, stdout=subprocess.DEVNULL) as process:
-        start = time.monotonic()
-        while not (said.exists() and said.read_text().count("main") == 2):
-            assert time.monotonic() - start < 30, "both have started"
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
-    assert time.monotonic() - start < 50, "sooner than the two would have ended"
-    assert "late" not in said.read_text() and "niah" not in said.read_text()
 
 
 def test_slurm_starts_a_task_per_gpu_and_a_run_per_array_index():
@@ -184,9 +117,6 @@ def test_gke_asks_xpk_for_tpus_or_gpus(device, kind):
         ("local.sh", (), "say what to train"),
         ("local.sh", ("--gpus=two", *RUN), "--gpus=two is not a number"),
         ("slurm.sbatch", RUN[1:], "--config= is missing"),
-        ("suite.sh", ("--configs=mamba2",), "say where results go"),
-        ("suite.sh", ("--out=a", "--steps=3"), "--steps=3 is not an option"),
-        ("suite.sh", ("--out=a", "--jobs=0"), "--jobs=0 is not a number of processes"),
         ("slurm_study.sbatch", (), "say which study"),
         ("slurm_study.sbatch", ("--study=my.py",), "submit an array"),
         ("tpu_vm.sh", ("--name=n", "--", *RUN), "--zone= is missing"),

@@ -5,7 +5,6 @@
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
     seqjax recall --size=small --seeds=3 --widths=128      three seeds at the best rate, at one width
     seqjax recall --size=small --report                    the report of what is there; nothing is trained
-    seqjax recall --size=small --foretell=STUDY            which task foretells the losses of a study
 
 Every model is trained on every task for every width and learning rate of the size, ordered by width and rate. Further
 seeds follow, at the rate that is best on sequences that no test has, compared on the seeds that all rates have. Each
@@ -14,21 +13,23 @@ run's result is a line of OUT/runs.jsonl, added as it ends. Finished runs are no
 after an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
+import argparse
 import dataclasses
 import itertools
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
-from seqjax.evals.recall import foretell_page, report
+from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import train
@@ -54,20 +55,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
     parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
-    parser.add_argument(
-        "--foretell",
-        type=Path,
-        metavar="STUDY",
-        action="append",
-        help="train nothing; write OUT/foretell: which task foretells the losses in this directory of `seqjax study`; "
-        "give it again for mixers of another",
-    )
+    parser.add_argument("--foretell", action="append", default=[], help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
-    models = _known("models", _labels(args.models), MODELS)
-    tasks = _known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
+    if args.foretell:
+        given = {"size": [args.size], "models": [args.models] * bool(args.models), "out": [args.out]}
+        words = [f"--{name}={value}" for name, values in (given | {"study": args.foretell}).items() for value in values]
+        raise UserError(f"--foretell has moved. Run this in a clone: python -m lab.foretell {shlex.join(words)}")
+    setup = SETUPS[known("size", [args.size], SETUPS)[0]]
+    models = known("models", labels(args.models), MODELS)
+    tasks = known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
     dims = [str(dim) for dim in dict.fromkeys(dim for dim, _ in setup.rounds)]
-    widths = _known("widths", [word for word in args.widths.split(",") if word], dims)
+    widths = known("widths", [word for word in args.widths.split(",") if word], dims)
     for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
@@ -75,13 +73,7 @@ def main(argv: list[str]) -> None:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
-    _require_asked(setup, out)
-    if args.foretell is not None:
-        for study in args.foretell:
-            store.require_local(study, "--foretell")
-        written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
-        sys.stdout.write(f"Wrote {written}\n")
-        return
+    require_asked(setup, out)
     setup = dataclasses.replace(setup, rounds=tuple(pair for pair in setup.rounds if str(pair[0]) in widths))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
@@ -158,26 +150,27 @@ def _done(out: Path) -> set[Run]:
     return {Run(*(result[field] for field in Run._fields)) for result in report.results(out)}
 
 
-def _labels(text: str) -> list[str]:
+def labels(text: str) -> list[str]:
     """Return the labels in `text`, between commas or semicolons; some hold a comma themselves."""
-    labels, rest = [], text.strip()
+    found, rest = [], text.strip()
     while rest:
-        known = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
-        label = max(known, key=len) if known else rest.partition(",")[0]
-        labels.append(label)
+        fitting = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
+        label = max(fitting, key=len) if fitting else rest.partition(",")[0]
+        found.append(label)
         rest = rest[len(label) :].lstrip(",; ")
-    return labels
+    return found
 
 
-def _known(option: str, given: list[str], known) -> list[str]:
+def known(option: str, given: list[str], names: Iterable[str]) -> list[str]:
     """Return the given names, or all if there are none; raise `UserError` for an unknown name."""
+    every = list(names)
     for word in given:
-        if word not in known:
-            raise UserError(f"--{option}={word}: there is no such thing.{nearest(word, list(known))}")
-    return given or list(known)
+        if word not in every:
+            raise UserError(f"--{option}={word}: there is no such thing.{nearest(word, every)}")
+    return given or every
 
 
-def _require_asked(setup: Setup, out: Path) -> None:
+def require_asked(setup: Setup, out: Path) -> None:
     """Raise `UserError` if a result is of another size, or the task's sequences, tests or steps have changed."""
     asked = {task.name: setup.asked(task.name) for task in setup.tasks}
     for result in report.results(out):

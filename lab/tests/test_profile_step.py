@@ -1,8 +1,8 @@
-"""benchmarks.profile_step: what a step's time is added up from."""
+"""lab.benchmarks.profile_step: what a step's time is added up from."""
 
 import pytest
 
-from benchmarks.profile_step import Kernel, covered_ms, instructions, part
+from lab.benchmarks.profile_step import Kernel, covered_ms, instructions, part
 
 MS = 1e6
 
@@ -25,8 +25,10 @@ def test_collectives_are_told_by_their_instruction(name):
 
 
 def test_parts_say_the_direction():
+    assert part("jit(f)/jvp(mixer)/dot_general") == "mixer, forward"
     assert part("jit(f)/transpose(jvp(mixer))/dot_general") == "mixer, backward"
     assert part("jit(f)/rematted_computation/mlp/add") == "mlp, again"
+    assert part("jit(f)/transpose(jvp(mlp))/rematted_computation/mul") == "mlp, again"
     assert part("jit(f)/optimizer/mul") == "optimizer"
 
 
@@ -36,3 +38,8 @@ def test_an_instruction_with_many_results():
     line = f'  %triton.7 = ({types}) custom-call(%a, %b), metadata={{op_name="jit(f)/transpose(jvp(mixer))/keys"}}'
     shape = f"({', '.join(['bf16[2,4]'] * 5)}, f32[8])"
     assert instructions(line) == {"triton.7": ("jit(f)/transpose(jvp(mixer))/keys", shape)}
+
+
+def test_an_instruction_of_a_fusion():
+    hlo = '  %fusion.3 = f32[8,16]{1,0} fusion(%a), kind=kLoop, metadata={op_name="jit(f)/mixer/add"}\n'
+    assert instructions(hlo) == {"fusion.3": ("jit(f)/mixer/add", "f32[8,16]")}

@@ -1,6 +1,6 @@
 """A short real run of every architecture: does it learn, how fast, in how much memory?
 
-    python -m benchmarks.short_runs --data=DIR [--size=debug|110m] [--steps=200] [--mixers=a,b] [--set=key=value,...]
+    python -m lab.benchmarks.short_runs --data=DIR [--size=debug|110m] [--steps=200] [--mixers=a,b] [--set=KEY=VALUE]
 
 Each is `seqjax.main` in a process of its own, limited regime, on blocks that `seqjax.data.prepare` made (with
 --seq_len of the size: 128 for debug, 2,048 for 110m), then read from its metrics.jsonl: loss per domain at the end, the
@@ -39,7 +39,7 @@ from seqjax.reading import read_json
 from seqjax.training import metrics
 from seqjax.utils import run_command
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def train(name: str, workdir: Path, settings: list[str], *, size: str, timeout: float) -> str | None:

@@ -1,13 +1,13 @@
-"""benchmarks.table3 with a model of the debug size."""
+"""lab.benchmarks.table3 with a model of the debug size."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import table3
 from benchmarks.harness import plot
 from benchmarks.harness.configs import configured
+from lab.benchmarks import table3
 from seqjax.models import Model
 
 

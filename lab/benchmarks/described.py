@@ -1,7 +1,7 @@
 """XLA's compiled training step for GPUs of another machine: memory and bytes exchanged per GPU:
 
-    python -m benchmarks.described [--devices=4] [--mixers=a,b]
-    python -m benchmarks.described --devices=8 --layouts=fsdp --size=1b3 --batch=4
+    python -m lab.benchmarks.described [--devices=4] [--mixers=a,b]
+    python -m lab.benchmarks.described --devices=8 --layouts=fsdp --size=1b3 --batch=4
 
 For a machine without a GPU, with `pip install 'seqjax[cuda13]'`. The step of `benchmarks.train_step`, with its flags,
 is lowered with the fused kernels and compiled ahead of time for virtual H200s, for one of them and for N. Products are

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import pytest
 
-from benchmarks import tune
+from lab.benchmarks import tune
 from tests import extras, support
 
 extras.need("torch", "triton")

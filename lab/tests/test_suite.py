@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from seqjax.evals import suite
+from lab.suite import __main__ as suite
 from seqjax.utils import UserError
 from tests import support
 
@@ -112,6 +112,14 @@ def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
     (tmp_path / "recall" / "report.md").touch()
     suite.main([f"--out={tmp_path}"])
     assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
+
+
+def test_a_run_without_its_facts_is_named(tmp_path) -> None:
+    run(tmp_path, "a", losses=[3.0])
+    path = tmp_path / "a" / "run.json"
+    path.write_text(json.dumps({key: x for key, x in json.loads(path.read_text()).items() if key != "parameters"}))
+    with pytest.raises(UserError, match=r"run\.json: parameters is missing"):
+        suite.main([f"--out={tmp_path}"])
 
 
 def test_a_directory_without_runs_is_refused(tmp_path) -> None:

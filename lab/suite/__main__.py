@@ -1,6 +1,6 @@
-"""The evaluation suite of several runs on one page: `python -m seqjax.evals.suite --out=DIR`.
+"""The evaluation suite of several runs on one page: `python -m lab.suite --out=DIR`.
 
-This is the last command of launch/suite.sh. It reads the runs in DIR, one directory each, with the available losses
+This is the last command of lab/suite/suite.sh. It reads the runs in DIR, one directory each, with the available losses
 (metrics.jsonl), S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json). It keeps them in DIR/runs.json
 and writes DIR/report.md, which links to the report of the recall tasks in DIR/recall. Runs of runs.json whose
 directories are gone stay in the report.
@@ -56,7 +56,8 @@ RUN = {
 
 def main(argv: list[str]) -> None:
     """Write the page."""
-    parser = command_parser("evals.suite", description=__doc__)
+    parser = command_parser("suite", description=__doc__)
+    parser.prog = "python -m lab.suite"
     parser.add_argument("--out", required=True, type=store.location, help="the directory of the runs")
     out = parser.parse_args(argv).out
     store.require_local(out, "--out")
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> None:
     known = [Run(*(run[field] for field in Run._fields)) for run in stored]
     found = {run.name: run for run in (*known, *(read(path.parent) for path in out.glob("*/metrics.jsonl")))}
     if not found:
-        raise UserError(f"{out} has no directory with a run; give the --out of launch/suite.sh.")
+        raise UserError(f"{out} has no directory with a run; give the --out of lab/suite/suite.sh.")
     runs = [found[name] for name in sorted(found)]
     write_json(kept, {"runs": [run._asdict() for run in runs]})
     path = out / "report.md"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import plan
+from lab.benchmarks import plan
 from seqjax.utils import UserError
 from tests import support
 

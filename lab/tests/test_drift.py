@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import drift
+from lab.benchmarks import drift
 from seqjax import presets
 
 

@@ -1,4 +1,4 @@
-"""`seqjax recall --foretell`: scores of tasks against the losses of a study whose correlations are known."""
+"""`python -m lab.foretell`: scores of tasks against the losses of a study whose correlations are known."""
 
 import csv
 import dataclasses
@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.foretell import __main__ as command
+from lab.foretell import foretell
+from lab.foretell import page as foretell_page
+from lab.foretell.foretell import LATER, PRIMARY, Mixer, Scores
 from seqjax.config import presets
-from seqjax.evals.recall import __main__ as command
-from seqjax.evals.recall import foretell, foretell_page, report
-from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer, Scores
-from seqjax.evals.recall.setups import MODELS, SETUPS
+from seqjax.evals.recall import report
+from seqjax.evals.recall.setups import MODELS
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import load_study
 from seqjax.utils import UserError
 from tests import support
+from tests.evals.recall_results import SMALL, result, write_results
 from tests.pictures import assert_readable, overlapping
 
-SMALL = SETUPS["small"]
 LABELS = list(MODELS)[:20]
 
 
@@ -51,21 +53,6 @@ def write_study(directory: Path, z: np.ndarray, u: np.ndarray, *, labels=LABELS,
     return directory
 
 
-def result(model: str, task: str, accuracy: float, *, rate=1e-3, seed=0, **more: Any) -> dict[str, Any]:
-    """A line of results whose tests all have the same numbers."""
-    setup = SMALL.task(task)
-    test = {"accuracy": accuracy, "whole": 0.0, "bits": 1.0, "score": accuracy}
-    common = {"model": model, "task": task, "asked": SMALL.asked(task), "dim": 128, "rate": rate, "seed": seed}
-    common |= {"parameters": 1000, "chance": setup.floor, "state": dict.fromkeys(setup.tests, 8), "seconds": 1.0}
-    return common | {"tests": {name: dict(test) for name in setup.tests}, "validation": test} | more
-
-
-def write_results(directory: Path, lines: list[dict[str, Any]]) -> Path:
-    directory.mkdir(exist_ok=True)
-    (directory / report.RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return directory
-
-
 def shares(values: np.ndarray) -> np.ndarray:
     """Accuracies from 20 to 80% in the order of values."""
     return 0.2 + 0.6 * values.argsort().argsort() / (len(values) - 1)
@@ -91,7 +78,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(foretell_page.figures, "save", lambda figure, path: drawn.append((figure, path)))
     monkeypatch.setattr(foretell, "DRAWS", 200)
-    command.main(["--size=small", f"--foretell={study}", f"--out={out}"])
+    command.main(["--size=small", f"--study={study}", f"--out={out}"])
     assert str(out / "foretell" / "report.md") in capsys.readouterr().out
     page = (out / "foretell" / "report.md").read_text()
     assert "**`mqar` foretells base capabilities best** (rho -0." in page
@@ -140,7 +127,7 @@ def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
 @pytest.mark.slow
 def test_few_mixers_are_not_correlated(known) -> None:
     study, out = known
-    command.main(["--size=small", f"--foretell={study}", f"--out={out}", f"--models={';'.join(LABELS[:9])}"])
+    command.main(["--size=small", f"--study={study}", f"--out={out}", f"--models={';'.join(LABELS[:9])}"])
     page = (out / "foretell" / "report.md").read_text()
     assert "**Nobody can tell yet: 9 mixers are in both the study and these results, which is too few.**" in page
     assert "rho -0" not in page and "rho +0" not in page
@@ -178,7 +165,7 @@ def test_mixers_of_a_second_study_are_added(known, tmp_path, monkeypatch) -> Non
     labels = [*LABELS[:2], "Mamba-3"]
     other = write_study(tmp_path / "other", np.full(3, 5.0), np.ones(3), labels=labels)
     write_results(out, [*report.results(out), result("Mamba-3", "mqar", 0.5)])
-    command.main(["--size=small", f"--foretell={study}", f"--foretell={other}", f"--out={out}"])
+    command.main(["--size=small", f"--study={study}", f"--study={other}", f"--out={out}"])
     page = (out / "foretell" / "report.md").read_text()
     assert "21 mixers of **t and t**" in page
     losses = {line.split(" | ")[0].strip("| "): line.split(" | ")[2] for line in page.splitlines() if " | " in line}

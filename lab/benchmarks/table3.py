@@ -1,6 +1,6 @@
 """The paper's table 3: the models of figure 7 at 102,400 tokens, training and inference, relative to full attention:
 
-    python -m benchmarks.table3 [--quick] [--models="RWKV-7;Mamba-2"]
+    python -m lab.benchmarks.table3 [--quick] [--models="RWKV-7;Mamba-2"]
 
 Training is the step of `benchmarks.train_step` at size 135m_100k, one sequence of 102,400 tokens. Inference is that of
 the paper: prompts of 50,000 tokens, 5,000 new ones for each, 64 sequences, of which as many at a time as fit into the

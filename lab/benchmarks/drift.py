@@ -1,6 +1,6 @@
 """How far bfloat16 compute is from float32, per architecture:
 
-    python -m benchmarks.drift [--mixers=a,b] [--size=debug]
+    python -m lab.benchmarks.drift [--mixers=a,b] [--size=debug]
 
 The same float32 parameters and tokens, once with `model.dtype` float32 (and the highest matmul precision) and once with
 bfloat16. Reported: the difference of the mean loss in nats, and of logits and gradients |x_bf16 - x_fp32| / |x_fp32|

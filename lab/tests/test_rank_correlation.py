@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from seqjax.evals.recall import rank_correlation
-from seqjax.evals.recall.rank_correlation import Means, interval, least, p_values, reliability, told_apart
+from lab.foretell import rank_correlation
+from lab.foretell.rank_correlation import Means, interval, least, p_values, reliability, told_apart
 
 
 def rho(*values):

@@ -1,11 +1,11 @@
-"""What benchmarks.power makes of the samples of a meter."""
+"""What lab.benchmarks.power makes of the samples of a meter."""
 
 import sys
 import time
 
 import pytest
 
-from benchmarks import power
+from lab.benchmarks import power
 
 
 def test_power_is_the_mean_of_what_the_meter_says(monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """How many chunks a shortlist must hold, on queries and keys of a trained run:
 
-    python -m benchmarks.shortlists --run=WORKDIR [--domain=arxiv] [--blocks=4] [--groups=32] [--seq_len=102400]
+    python -m lab.benchmarks.shortlists --run=WORKDIR [--domain=arxiv] [--blocks=4] [--groups=32] [--seq_len=102400]
 
 Top-1 Chunk must find the chunk with the most mass ("exact") or with the best key ("best_key") among all past ones. A
 shortlist takes the first m chunks by a table of a few numbers per chunk, and looks at the keys of those alone. For

@@ -10,10 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from seqjax.escape import markdown as escaped
-from seqjax.escape import picture
-from seqjax.evals.recall import report
-from seqjax.evals.recall.foretell import (
+from lab.foretell.foretell import (
     FOUND_WITH,
     LATER,
     LEAST,
@@ -26,7 +23,10 @@ from seqjax.evals.recall.foretell import (
     read_study,
     with_scores,
 )
-from seqjax.evals.recall.rank_correlation import Found, least, p_text
+from lab.foretell.rank_correlation import Found, least, p_text
+from seqjax.escape import markdown as escaped
+from seqjax.escape import picture
+from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import Setup
 from seqjax.pictures import COLORS, Named, label_points
 from seqjax.study.gaps import estimates, shown_runs

@@ -1,6 +1,6 @@
 """Which task of minutes foretells base capabilities: its score against the losses of a study, over mixers.
 
-    seqjax recall --size=small --foretell=docs/results/trunks_110m --foretell=docs/results/hybrids
+    python -m lab.foretell --size=small --study=lab/results/trunks_110m --study=lab/results/hybrids
 
 The five tasks and their scores were fixed before anything was run (`PRIMARY`), one more when seed 0 had been seen, for
 the other seeds alone (`LATER`), which is tested again on the mixers that had not run then. The unit is a mixer. x is
@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seqjax.config import presets
-from seqjax.evals.recall import report
-from seqjax.evals.recall.rank_correlation import (
+from lab.foretell.rank_correlation import (
     Found,
     Means,
     interval,
@@ -32,6 +30,8 @@ from seqjax.evals.recall.rank_correlation import (
     reliability,
     told_apart,
 )
+from seqjax.config import presets
+from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import MODELS, Setup
 from seqjax.reading import Float, check
 from seqjax.study.gaps import shown_runs

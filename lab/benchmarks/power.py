@@ -1,6 +1,6 @@
 """Measure the power and energy of kernels that neither FLOPs, bytes nor exponentials bound, on a GPU:
 
-    python -m benchmarks.power [--length=102400] [--seconds=3]
+    python -m lab.benchmarks.power [--length=102400] [--seconds=3]
 
 Exact and approx selection and cuDNN's attention (12 heads of 64, bf16, one sequence of normalised random q and k) and,
 for comparison, one large matrix product, each repeated for some seconds: milliseconds per call as sustained, power and
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
     """Measure, print, write."""
     given = FLAGS.parse_args(argv)
     if jax.default_backend() != "gpu":
-        raise UserError("benchmarks.power asks nvidia-smi, and JAX sees no GPU here; run it on a machine with one.")
+        raise UserError("power asks nvidia-smi, and JAX sees no GPU here; run it on a machine with one.")
     n = limits.Sizes(1, given.length, 12, 64)
     q, k, v, _ = kernels.operands(n, "bfloat16")
     a = jax.random.normal(jax.random.key(1), (PRODUCT, PRODUCT), jnp.bfloat16)

@@ -1,6 +1,6 @@
 """Where a training step's time goes:
 
-    python -m benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12] [--devices=4 [--layout=seq]]
+    python -m lab.benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12] [--devices=4 [--layout=seq]]
 
 Runs the step of `benchmarks.train_step` under JAX's profiler and adds up the device's kernels: first by part of the
 model (the named scopes mixer, mlp, loss, optimizer; forward, backward, or computed again for it), then the kernels that

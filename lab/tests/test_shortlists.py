@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import shortlists
+from lab.benchmarks import shortlists
 from seqjax.training.loop import train
 from seqjax.utils import UserError
 from tests import support

@@ -1,15 +1,15 @@
 """Tile sizes of the Triton kernels of Top-1 Element, two recurrences, what is around them, and the loss:
 
-    python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
-    python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
-    python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
-    python -m benchmarks.tune --kernels=channel_state,channel_out,channel_d_scores,channel_keys [--kda]
-    python -m benchmarks.tune --kernels=selective,selective_bwd
-    python -m benchmarks.tune --kernels=conv,conv_bwd
-    python -m benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
-    python -m benchmarks.tune --kernels=operands_forward,operands_backward
-    python -m benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
-    python -m benchmarks.tune --kernels=loss
+    python -m lab.benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
+    python -m lab.benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
+    python -m lab.benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
+    python -m lab.benchmarks.tune --kernels=channel_state,channel_out,channel_d_scores,channel_keys [--kda]
+    python -m lab.benchmarks.tune --kernels=selective,selective_bwd
+    python -m lab.benchmarks.tune --kernels=conv,conv_bwd
+    python -m lab.benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
+    python -m lab.benchmarks.tune --kernels=operands_forward,operands_backward
+    python -m lab.benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
+    python -m lab.benchmarks.tune --kernels=loss
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
@@ -350,7 +350,7 @@ def main(argv: list[str]) -> None:
     options.check_known("kernels", given.kernels, known)
     capability = device.compute_capability()
     if capability is None:
-        raise UserError("benchmarks.tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
+        raise UserError("tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
     args, calls = (), {}
     if set(given.kernels) & set(KERNELS):
         args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")

@@ -1,4 +1,4 @@
-"""`benchmarks.described`: what a step takes on GPUs that are not here. That XLA compiles for them is not tested."""
+"""`lab.benchmarks.described`: what a step takes on GPUs that are not here. That XLA compiles for them is not tested."""
 
 import json
 
@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from benchmarks import described
+from lab.benchmarks import described
 from seqjax.utils import UserError
 
 

@@ -2,7 +2,7 @@
 # The evaluation suite: trains several architectures and evaluates each by the loss by domain, a needle in a text (S-NIAH),
 # tasks of lm-evaluation-harness that need no network, and small models of the same mixers on recall and state tasks.
 #
-#   launch/suite.sh --out=DIR [--configs=a,b] [--size=demo] [--jobs=N] [--lengths=512,1024] [--samples=N] [--tasks=local]
+#   lab/suite/suite.sh --out=DIR [--configs=a,b] [--size=demo] [--jobs=N] [--lengths=512,1024] [--samples=N] [--tasks=local]
 #                     [--recall=MODELS] [--recall_size=demo] [--dry_run] [--config.KEY=VALUE ...]
 #
 # --configs      configs to train (transformer_pp,top1_chunk,mamba2)
@@ -17,6 +17,7 @@
 # the details; with --jobs, what a config's commands say goes to DIR/CONFIG.log. The same command goes on after an
 # interruption.
 set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
 
 out="" configs=transformer_pp,top1_chunk,mamba2 size=demo jobs=1 lengths=1024 samples=100 tasks=local
 recall="Transformer++;Top-1 Chunk, exact;Mamba-2" recall_size=demo dry_run=false settings=()
@@ -34,11 +35,11 @@ for argument in "$@"; do
     --recall_size=*) recall_size=$value ;;
     --dry_run) dry_run=true ;;
     --config.*=*) settings+=("$argument") ;;
-    *) echo "error: $argument is not an option; launch/suite.sh says at its top which there are." >&2; exit 2 ;;
+    *) echo "error: $argument is not an option; lab/suite/suite.sh says at its top which there are." >&2; exit 2 ;;
   esac
 done
 if [[ -z $out ]]; then
-  echo "error: say where results go: launch/suite.sh --out=runs/suite" >&2
+  echo "error: say where results go: lab/suite/suite.sh --out=runs/suite" >&2
   exit 2
 fi
 if [[ ! $jobs =~ ^[1-9][0-9]*$ ]]; then
@@ -105,4 +106,4 @@ else
   fi
 fi
 run python -m seqjax.evals.recall --size="$recall_size" --models="$recall" --jobs="$jobs" --out="$out/recall"
-run python -m seqjax.evals.suite --out="$out"
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} run python -m lab.suite --out="$out"

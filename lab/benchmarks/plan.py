@@ -1,6 +1,6 @@
 """How long would a run take on machines that never ran it? A plan on paper from speeds that were measured:
 
-    python -m benchmarks.plan [--record=train_step_1b3_4_devices.json] [--tokens=1e11]
+    python -m lab.benchmarks.plan [--record=train_step_1b3_4_devices.json] [--tokens=1e11]
 
 Takes the tokens per second and device of every model in a record of `benchmarks.train_step`, on its largest number of
 devices, and prints hours and device hours for eight of the same. For devices that were never measured it scales by
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from seqjax.models.flops import PEAK_TFLOPS
 from seqjax.utils import UserError, run_command
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[2] / options.RECORDED
 ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form where the record's GPU had a kernel
 
 

@@ -1,0 +1,1 @@
+"""The notebook of the project: runs, tables, one-off scripts. It uses the library; nothing imports it."""

@@ -1,0 +1,40 @@
+"""Compare scores of recall tasks with the losses of finished studies.
+
+    python -m lab.foretell --size=small --out=runs/recall --study=lab/results/trunks_110m --study=lab/results/hybrids
+
+Reads the results of `seqjax recall --size=SIZE --out=OUT` and the studies, whose models have the labels of `seqjax
+recall`. Writes report.md, foretell.csv and foretell.png to OUT/foretell. Nothing is trained.
+"""
+
+import sys
+from pathlib import Path
+
+from lab.foretell import page
+from seqjax import store
+from seqjax.evals.recall.__main__ import known, labels, require_asked
+from seqjax.evals.recall.setups import MODELS, SETUPS
+from seqjax.utils import command_parser, run_command
+
+
+def main(argv: list[str]) -> None:
+    """Write the report."""
+    parser = command_parser("foretell", description=__doc__)
+    parser.prog = "python -m lab.foretell"
+    parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
+    parser.add_argument("--out", default="runs/recall", help="the directory of the recall results (runs/recall)")
+    parser.add_argument("--models", default="", help="labels with ; or , between them (all models of the studies)")
+    help_text = "results of `seqjax study`; repeat it to add the models of another study"
+    parser.add_argument("--study", type=Path, action="append", required=True, help=help_text)
+    args = parser.parse_args(argv)
+    setup = SETUPS[known("size", [args.size], SETUPS)[0]]
+    chosen = known("models", labels(args.models), MODELS) if args.models else None
+    store.require_local(store.location(args.out), "--out")
+    for study in args.study:
+        store.require_local(study, "--study")
+    out = Path(args.out)
+    require_asked(setup, out)
+    sys.stdout.write(f"Wrote {page.write(out, args.study, setup, chosen=chosen)}\n")
+
+
+if __name__ == "__main__":
+    run_command(main)

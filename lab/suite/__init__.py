@@ -1,0 +1,1 @@
+"""The evaluation suite of several runs: suite.sh trains and evaluates them, `python -m lab.suite` writes the page."""
