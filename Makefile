@@ -8,13 +8,17 @@ VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import s
 CONSTRAINTS := $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
-.PHONY: demo test test-slow test-gpu lint format bench docs constraints resolve notebooks clean
+.PHONY: demo test test-slow test-gpu test-lab lint format bench docs constraints resolve notebooks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m seqjax.main --config=configs/top1_chunk.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
+
+# The tests of lab/, our runs and one-off scripts, which `make test` leaves out.
+test-lab: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" lab/tests
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"

@@ -74,7 +74,7 @@ def test_imports_run_one_way(path):
     name = module_name(path)
     for other in imported(path):
         top = other.split(".")[0]
-        assert top not in ("configs", "tests", "benchmarks", "launch"), f"{name} imports {other}"
+        assert top not in ("configs", "tests", "benchmarks", "launch", "lab"), f"{name} imports {other}"
         if name.startswith("kernels_pallas"):
             assert top != "seqjax", f"{name} imports {other}: the kernels are a package of their own"
         elif top == "seqjax" and name != "seqjax":
@@ -92,6 +92,15 @@ def test_imports_run_one_way(path):
             # `utils` reports what no kernel can run (BackendError), `training` which kernels run.
             allowed = ("seqjax.nn", "seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.utils")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for layers, ops and mixers"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "colab", "configs", "docs", "tests"])
+def test_nothing_outside_the_lab_imports_it(folder):
+    """The lab itself may import everything."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        assert not {name for name in imported(path) if name.split(".")[0] == "lab"}, f"{path} imports the lab"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if module_name(p).startswith("seqjax.")], ids=module_name)
@@ -112,6 +121,7 @@ def test_the_layers_name_what_exists():
     assert {"seqjax.nn", "seqjax.mixers", "seqjax.models", "seqjax.data", "kernels_pallas.backend"} <= units
     assert "seqjax.mixers" in imported(ROOT / "seqjax" / "models" / "language_model.py")
     assert "seqjax.training.workdir" in imported(ROOT / "seqjax" / "training" / "loop.py")
+    assert "lab.foretell.page" in imported(ROOT / "lab" / "foretell" / "__main__.py")
     assert level("seqjax.nn.layers") < level("seqjax.mixers._attention") < level("seqjax.models.language_model")
 
 

@@ -70,6 +70,7 @@ def test_every_module_is_in_a_package_of_the_wheel():
         "seqjax/configs/studies",
         "kernels_pallas/top1_chunk/xla",
     } < packages
+    assert not {name for name in packages if name.split("/")[0] not in ("seqjax", "kernels_pallas")}, "as the lab"
 
 
 def test_the_version_and_the_command_have_one_source():

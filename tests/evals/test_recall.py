@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shlex
 import shutil
 import subprocess
 import sys
@@ -482,6 +483,14 @@ def test_results_by_an_earlier_rule_are_reported_and_not_extended(tmp_path, monk
         command.main(arguments)
     (tmp_path / "runs.jsonl").write_text(json.dumps(line | {"rules": RULES}) + "\n")
     command.main(arguments)
+
+
+def test_a_moved_option_names_the_command_of_a_clone(tmp_path) -> None:
+    given = ["--size=small", "--foretell=a b", "--foretell=c", "--models=Based;KDA", f"--out={tmp_path}"]
+    with pytest.raises(UserError, match="--foretell has moved. Run this in a clone: python -m lab.foretell ") as caught:
+        command.main(given)
+    told = shlex.split(str(caught.value).partition("lab.foretell ")[2])
+    assert told == ["--size=small", "--models=Based;KDA", f"--out={tmp_path}", "--study=a b", "--study=c"]
 
 
 def test_labels_hold_commas() -> None:
