@@ -137,7 +137,7 @@ for i, (color, name) in enumerate(PACKAGES):
         box(108, y - 2.6, 13.5, 8.6, KERNEL, "kernels_pallas", ("a package apart,", "knows no seqjax"), size=8.6)
         arrow((104.2, y + 1.3), (107.8, y + 1.3))
     if name == "commands":
-        box(108, y - 3.2, 13.5, 7.6, FILE, "lab", ("not in the wheel,", "nothing imports it"), size=8.6)
+        box(108, y - 4.9, 13.5, 7.6, FILE, "lab", ("not in the wheel,", "nothing imports it"), size=8.6)
         arrow((107.8, y + 1.3), (104.2, y + 1.3))
     if name == "mixers":
         arrow((104.2, y + 1.3), (107.8, y + 1.3))
