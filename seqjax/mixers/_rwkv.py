@@ -158,7 +158,7 @@ class RwkvBlock(base.Block):
         continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        with jax.named_scope("mixer"):  # the names in profiles (benchmarks.profile_step)
+        with jax.named_scope("mixer"):  # the names in profiles (lab.benchmarks.profile_step)
             x_BTD, h_BTD = residual_norm(self.norm1, x_BTD, dtype)
             y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
             x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)

@@ -58,7 +58,7 @@ class PreNormBlock(Block):
     ) -> tuple[Array, Cache]:
         """Apply the layer, with `mix` as the form of the mixer, to [B, T, D] or [B, D]; `cache` is None in training."""
         last = cache if isinstance(cache, PreNormCache) else PreNormCache(cache)
-        with jax.named_scope("mixer"):  # the names in profiles (benchmarks.profile_step)
+        with jax.named_scope("mixer"):  # the names in profiles (lab.benchmarks.profile_step)
             x, h, a_BWD, shift_BWD = self._mixer_input(x, last, dtype)
             y, mixer = mix(h, last.mixer)
             x = x + constrain_batch(y).astype(x.dtype)
