@@ -8,7 +8,7 @@ VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import s
 CONSTRAINTS := $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
-.PHONY: demo test test-slow test-gpu test-lab lint format bench docs constraints resolve notebooks clean
+.PHONY: demo test test-slow test-gpu test-lab lint format bench docs constraints resolve notebooks release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m seqjax.main --config=configs/top1_chunk.py
@@ -78,6 +78,10 @@ $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 $(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) -e '.[docs]'
 	@touch $@ $(VENV)/.installed
+
+# The wheel from a clean clone in dist/, checked in new environments (docs/release.md).
+release:
+	PYTHON="$(PYTHON)" .ci/release
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ them small; all else is what a reader runs.
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import jupytext
@@ -47,14 +48,16 @@ def test_every_notebook_has_both_halves():
     assert len(NAMES) == 4
 
 
-def test_the_address_of_the_repository_is_a_placeholder_in_one_place():
+ADDRESS = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+def test_the_address_of_the_repository_is_in_one_place():
     """In the first cell, which is the same in all notebooks."""
     first = {code(read(name))[0] for name in NAMES}
     assert len(first) == 1
-    line = 'REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here'
-    assert line in first.pop().splitlines()
+    assert f'\nREPOSITORY = "{ADDRESS}"' in first.pop()
     for name in NAMES:
-        assert (COLAB / f"{name}.py").read_text().count("OWNER") == 1
+        assert (COLAB / f"{name}.py").read_text().count(ADDRESS) == 1
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
@@ -69,7 +72,7 @@ def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, tmp_path, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     exec(cell, {})
     extra = "[cuda12]" if has_gpu else ""
-    assert commands == [f"seqjax{extra} @ git+https://github.com/OWNER/seqjax"]
+    assert commands == [f"seqjax{extra} @ git+{ADDRESS}"]
     wheel = tmp_path / "seqjax-0.1.0-py3-none-any.whl"
     wheel.touch()
     exec(cell, {})

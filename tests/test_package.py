@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tomllib
 import zipfile
 
 import pytest
+import yaml
 
 import seqjax
 from tests import support
@@ -86,6 +88,38 @@ def test_the_version_and_the_command_have_one_source():
     }
     literal = f'\n__version__ = "{seqjax.__version__}"\n'
     assert literal in (ROOT / "seqjax" / "__init__.py").read_text(), "setuptools reads it without importing"
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere():
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    notebooks = [f"colab/{path.name}" for path in (ROOT / "colab").iterdir() if path.suffix in (".py", ".ipynb")]
+    places = [path for kind in ("*.md", "*.cff", "docs/*.md", ".github/**/*.y*ml") for path in ROOT.glob(kind)]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in [*places, *(ROOT / name for name in notebooks)]}
+    texts.pop("CHANGELOG.md")
+    texts["docs/release.md"] = re.sub(r"(?m)^git grep .*$", "", texts["docs/release.md"])  # names the next address
+    found = {name: set(re.findall(r"https://github\.com/[\w.-]+/seqjax\b", text)) for name, text in texts.items()}
+    assert {name for name, addresses in found.items() if addresses} >= {
+        "CITATION.cff",
+        "docs/quickstart.md",
+        *notebooks,
+    }
+    assert {name: addresses for name, addresses in found.items() if addresses - {address}} == {}
+
+
+def test_the_software_is_the_preferred_citation():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    preferred = cited["preferred-citation"]
+    assert (preferred["type"], preferred["title"]) == ("software", cited["title"])
+    (paper,) = cited["references"]
+    assert paper["identifiers"][0]["value"] == "arXiv:2505.18522"
+
+
+def test_a_release_runs_the_commands_of_its_page():
+    page, script = (ROOT / "docs" / "release.md").read_text(), (ROOT / ".ci" / "release").read_text()
+    commands = re.findall(r"^ +(seqjax .*)$", page, re.M)
+    assert len(commands) == 4
+    for command in commands:
+        assert f"  run {command}\n" in script
 
 
 def test_the_core_dependencies():
