@@ -1,3 +1,4 @@
-"""Give the lab tests the environment, hooks and fixtures of `tests/conftest.py`."""
+"""Lab tests run under the settings and fixtures of the other tests."""
 
-from tests.conftest import *  # noqa: F403 - hooks and fixtures are found by name
+from tests.conftest import *  # noqa: F403
+from tests.study.conftest import composed, undrawn_pictures  # noqa: F401
