@@ -124,7 +124,6 @@ def test_the_layers_name_what_exists():
     assert {"seqjax.nn", "seqjax.mixers", "seqjax.models", "seqjax.data", "kernels_pallas.backend"} <= units
     assert "seqjax.mixers" in imported(ROOT / "seqjax" / "models" / "language_model.py")
     assert "seqjax.training.workdir" in imported(ROOT / "seqjax" / "training" / "loop.py")
-    assert "lab.foretell.page" in imported(ROOT / "lab" / "foretell" / "__main__.py")
     assert level("seqjax.nn.layers") < level("seqjax.mixers._attention") < level("seqjax.models.language_model")
 
 
