@@ -111,8 +111,8 @@ def _foreign(arrays: Arrays, own: str | None, step: int) -> str:
     named, digest = (str(arrays.take(key, "U")) if key in arrays else "" for key in ("run/identity", "run/sha256"))
     for key in ("run/identity", "run/sha256"):
         arrays.pop(key, None)
-    if own is not None and named != own:
-        return "is of another run: it has another identity than run.json"
+    if named != (own or ""):
+        return "is of another run: run.json " + ("is missing" if own is None else "has another identity")
     return "" if not named or digest == _digest(step, arrays) else "is not as it was written: it was edited, or renamed"
 
 

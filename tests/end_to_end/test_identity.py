@@ -188,6 +188,15 @@ def test_directories_of_another_run(what, trained, tmp_path):
             command()
 
 
+@pytest.mark.parametrize("name", ["run.json", "config.json"])
+def test_what_says_which_run_it_is_was_lost(name, trained, tmp_path):
+    mine, _ = copies(trained, tmp_path)
+    (mine / "ends/4" / name).unlink()
+    (mine / name).unlink()
+    with pytest.raises(UserError, match=f"{name.replace('.', '[.]')} is missing"):
+        of_study(trained.config, mine, tmp_path / "out")
+
+
 @pytest.mark.parametrize("what", OF_LOSSES)
 def test_losses_of_another_run(what, trained, tmp_path):
     mine, theirs = copies(trained, tmp_path)

@@ -54,6 +54,8 @@ def require(run: Run) -> bool:
     files, called = run.files, str(run.workdir)
     path = files / "config.json"
     if not path.is_file():
+        if identity.recorded(files):
+            raise UserError(f"{run.label}: {called}/config.json is missing; put back a copy of it.")
         return False
     if run.config is not None and (found := changed(read_json(path), run.config)):
         raise UserError(
