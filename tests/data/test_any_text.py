@@ -362,3 +362,24 @@ def test_train_and_test_without_validation(tmp_path: Path):
     assert found["test/x"] == len(TEXTS) + 1
     assert found["train/x"] + found["validation/x"] == len(many)
     assert 1 <= found["validation/x"] <= 20
+
+
+def test_arrow_files_without_validation(tmp_path: Path):
+    """They give the same blocks as lines, for folders of splits and for files whose names say the split."""
+    extras.need("pyarrow")
+    import pyarrow.ipc
+
+    many = [f"{i} {some_text(np.random.default_rng(i), 6)}" for i in range(400)]
+    for split, texts in {"train": many, "test": TEXTS}.items():
+        table = pyarrow.Table.from_pylist([{"text": text} for text in texts])
+        for path in (tmp_path / "saved" / split / "data.arrow", tmp_path / "cached" / f"news-{split}.arrow"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table, max_chunksize=7)
+        write_gzip(tmp_path / "lines" / f"{split}.jsonl.gz", lines(texts))
+    names = ("lines", "saved", "cached")
+    made = [prepared(tmp_path / name, tmp_path / f"{name}-out", layout=Layout(domain="x")) for name in names]
+    held = sum(hold_out.text_hash(text) < hold_out.SHARE * hold_out.HASHES for text in many)
+    assert count(made[0]) == {"test/x": len(TEXTS), "train/x": len(many) - held, "validation/x": held}
+    assert held >= 1
+    assert made[1]["splits"] == made[2]["splits"] == made[0]["splits"]

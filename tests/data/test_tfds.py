@@ -252,6 +252,19 @@ def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
         prepared(datasets / "news_old", tmp_path / "old")
 
 
+def test_a_dataset_without_validation_is_prepared(tmp_path: Path):
+    """Documents of the train split are held out, and the test split stays whole."""
+    for split, n in {"train": 400, "test": 60}.items():
+        write_shard(tmp_path / "in" / split / "a.jsonl.zst", [row("c4", f"{split} {i} words") for i in range(n)])
+    source.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path}", "--domains=c4"])
+    manifest = prepared(tmp_path / "slim_pajama", tmp_path / "out")
+    found = {split: of["c4"]["documents"] for split, of in manifest["splits"].items()}
+    trained = in_order(tmp_path / "slim_pajama" / "c4" / "1.0.0", "train")
+    held = sum(hold_out.text_hash(text) < hold_out.SHARE * hold_out.HASHES for text in trained)
+    assert found == {"train": 400 - held, "validation": held, "test": 60}
+    assert held >= 1
+
+
 def test_a_directory_of_a_dataset_is_streamed(datasets: Path, cache: str):
     by_path = DataConfig(corpus="stream", path=str(datasets / "slim_pajama" / "c4"))
     by_name = open_tfds(datasets, cache, "slim_pajama/c4")
