@@ -45,7 +45,7 @@ def find(directory: Path) -> tuple[str, str] | None:
     """
     model = directory / SENTENCEPIECE
     if (directory / huggingface.FILE).is_file():
-        ours = _read(directory / CONFIG).get(OURS) or {}
+        ours = _ours(directory / CONFIG)
         unchanged = ours.get("sha256") == hashlib.sha256(content(directory / huggingface.FILE)).hexdigest()
         if unchanged and ours.get("tokenizer") in (ByteTokenizer.name, MixtralTokenizer.name):
             return ours["tokenizer"], str(model) if model.is_file() else ""
@@ -223,9 +223,9 @@ def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or an empty dict if it is missing or not JSON."""
+def _ours(path: Path) -> dict[str, Any]:
+    """Return the entry of ours in a tokenizer_config.json, or an empty dict if there is none that an export writes."""
     try:
-        return read_json(path)
+        return read_json(path, {OURS: {"tokenizer": str, "sha256": str}})[OURS]
     except UserError:
         return {}

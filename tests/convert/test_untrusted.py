@@ -102,6 +102,12 @@ def test_a_header_that_is_longer_than_the_file(tmp_path):
             directory.load(tmp_path)
 
 
+@pytest.mark.parametrize("value", [["byte"], "byte", 1, {"tokenizer": ["byte"]}, {"sha256": 1}], ids=str)
+def test_an_entry_of_another_form_does_not_name_a_tokenizer_of_ours(value, tmp_path):
+    write_tokenizer(tmp_path, tokenizer_config={"seqjax": value})
+    assert tokenizer_files.find(tmp_path) == (huggingface.HuggingFaceTokenizer.name, str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("file", "change"),
     [
