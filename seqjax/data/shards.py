@@ -24,6 +24,7 @@ from seqjax.utils import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_ALIKE = 1000  # names printed that look like a split
+LEAST_COUNTED = 64  # bytes of a record: a few kilobytes can unpack to a billion empty lines
 MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
 
 
@@ -202,7 +203,7 @@ def records(
         length = len(text) if isinstance(text, bytes | str) else 0
         if length > sources.MOST_TEXT:
             raise sources.too_long(f"{shard.name}: record {number}")
-        total += 1 + length
+        total += max(length, LEAST_COUNTED)
         if total > most:
             raise sources.too_large(shard.url)
         yield record

@@ -66,6 +66,14 @@ def test_a_file_unpacks_to_so_many_bytes(tmp_path: Path, limits: None, ending: s
         open_corpus(config, seq_len=1 << 22, vocab_size=258)
 
 
+@pytest.mark.parametrize("line", [b"\n", b"{}\n", b"1\n"])
+def test_a_file_unpacks_to_so_many_short_lines(tmp_path: Path, limits: None, line: bytes):
+    """Which take more time than their bytes say."""
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(line * (LIMIT // 8)))
+    with pytest.raises(UserError, match="unpacks to more than"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
 def test_little_is_held_of_a_long_line(tmp_path: Path, pack: Callable[[bytes], bytes]):
     """Of 1 GiB of zeros, without patched limits, half of which two copies of a line may be."""
