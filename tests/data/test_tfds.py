@@ -150,6 +150,7 @@ def test_a_split_without_the_domain_is_left_out(tmp_path: Path, capsys):
     [
         (["--domains=arxive"], "'arxive' is not one of SlimPajama's. Did you mean 'arxiv'"),
         (["--source=/nowhere"], "--source=/nowhere: no such directory"),
+        ([f"--data_dir={__file__}"], "is a file; give a directory"),
         ([], r"holds no .*jsonl\.zst"),
     ],
 )

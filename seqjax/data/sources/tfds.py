@@ -396,6 +396,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--domains: {unknown[0]!r} is not one of SlimPajama's.{nearest(unknown[0], slimpajama.NAMES)}")
     if not Path(given.source).is_dir():
         raise UserError(f"--source={given.source}: no such directory; give the directory of the shards.")
+    if Path(given.data_dir).exists() and not Path(given.data_dir).is_dir():
+        raise UserError(f"--data_dir={given.data_dir} is a file; give a directory.")
     for domain in given.domains:
         sys.stdout.write(build(given.source, given.data_dir, domain) + "\n")
 
