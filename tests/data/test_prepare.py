@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -147,7 +146,7 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
     prepared(corpus_dir, out)
     wanted = contents(out)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *a, **k: None)
+        patch.setattr(run, "_remove", lambda parts: None)
         prepared(corpus_dir, tmp_path / "kept")
     kept = tmp_path / "kept"
     (kept / "manifest.json").unlink()
@@ -191,7 +190,7 @@ def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, fi
     """A power failure may cut or zero a file that was said to be finished."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *a, **k: None)
+        patch.setattr(run, "_remove", lambda parts: None)
         prepared(corpus_dir, out)
     (out / "manifest.json").unlink()
     wanted = {name: was for name, was in contents(out).items() if not name.startswith(".parts")}

@@ -17,7 +17,7 @@ import pytest
 import seqjax
 from seqjax.data import shards
 from seqjax.data.layout import Layout
-from seqjax.data.prepare import cluster, progress
+from seqjax.data.prepare import cluster, progress, run
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.reading import read_json
 from seqjax.utils import UserError, write_json
@@ -121,7 +121,7 @@ def test_a_cluster_goes_on_with_what_this_machine_began_and_the_reverse(tmp_path
         assert sorted(path.name for path in (out / ".parts").glob("*.json"))[0] == "000000.json"  # and no marker
         finished = (out / ".parts" / "000000.json").stat().st_mtime_ns
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shutil.rmtree", lambda *a, **k: None)
+            patch.setattr(run, "_remove", lambda parts: None)
             prepared(source, out, executor=second, workers=int(second == "local"))
         assert (out / ".parts" / "000000.json").stat().st_mtime_ns == finished
     for name in ("train/c4-00000.array_record", "documents.npz", "manifest.json"):
