@@ -31,7 +31,8 @@ from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import ENDS, Segment, end_steps
 from seqjax.utils import UserError, cache_directory, is_text, remove_temporaries, write_json
 
-RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "report.*")  # which only a run with a config.json has
+# Only a run with a config.json has these.
+RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "metrics.jsonl", "report.*")
 TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -230,12 +231,16 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
             raise UserError(f"{called} holds a run with another config: {'; '.join(changed)}. {fix}")
     elif workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={called} is a file; give a directory.")
-    # A run that ended before its first step leaves the first directory empty.
-    elif found := [name for name in RESULTS if any(workdir.glob(name))]:
+    # A run that ended before its first step leaves the first directory and the rows empty.
+    elif found := [name for name in RESULTS if any(map(_has_content, workdir.glob(name)))]:
         what = next(workdir.glob(found[0].partition("/")[0])).name
         raise UserError(f"{called} has {what} but no config.json, so what made them is unknown. Give another one.")
     elif (workdir / "run.json").exists():  # It is written first.
         read_json(workdir / "run.json", RUN, fix="it is not of a run, so give another --workdir")
+
+
+def _has_content(path: Path) -> bool:
+    return path.name != "metrics.jsonl" or path.stat().st_size > 0
 
 
 def _extends(before: Config, config: Config) -> bool:

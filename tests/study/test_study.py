@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,17 @@ def of_configs(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
     more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
     configs = f"transformer_pp:debug,{tiny};{second}:debug,{tiny},model.mixer.chunk_size=8{more}"
     return [f"--configs={configs}", f"--seeds={seeds}", f"--out={out}"]
+
+
+NAMES = ("x'''", 'x"""', "x\\", "x{}", "x\nRUNS = 1", "x#'", "x\u202e")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_path_is_a_value_in_a_written_study_file(name, blocks_dir, tmp_path):
+    """It is Python source, which runs when it is read."""
+    study.main([*of_configs(blocks_dir, tmp_path / name), "--list"])
+    for run in load_study(tmp_path / name / "study.py").runs:
+        assert Path(run.workdir).parent == tmp_path / name / "runs"
 
 
 def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):

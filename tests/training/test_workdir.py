@@ -93,11 +93,13 @@ def test_a_run_does_not_write_through_links(config, tmp_path, name):
     workdirs.require_inside(tmp_path / "link")
 
 
-@pytest.mark.parametrize("name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md", "report.png"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md", "metrics.jsonl"]
+)
 def test_results_of_unknown_settings_are_not_mixed_with_those_of_a_run(config, tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    path.write_text("mine")
     with pytest.raises(UserError, match=f"has {name.partition('/')[0]} but no config.json"):
         workdirs.check_config(tmp_path, config)
 
