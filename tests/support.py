@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -296,6 +297,12 @@ def command(blocks_dir: Path, workdir: Path, mixer: str = "top1_chunk", **overri
         f"--config={ROOT / 'configs' / mixer}.py:debug,{argument}",
         f"--workdir={workdir}",
     ]
+
+
+def page_block(page: str, text: str) -> str:
+    """The Python block of a page that holds `text`."""
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S) if text in block]
+    return block
 
 
 def run(args: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

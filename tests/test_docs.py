@@ -24,8 +24,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """The first code block is the mixer, the second its config; the mixer is brought by a dotted name."""
-    mixer, config = re.findall(r"```python\n(.*?)```", (DOCS / "add_a_mixer.md").read_text(), re.S)[:2]
+    """The mixer and the config that the page contributes to seqjax; here the mixer has a dotted name."""
+    page = "docs/add_a_mixer.md"
+    mixer, config = support.page_block(page, "class Ema("), support.page_block(page, 'name="ema"')
     package = tmp_path / "brought_along"
     package.mkdir()
     (package / "__init__.py").touch()

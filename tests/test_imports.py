@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("seqjax.escape",),
     ("seqjax", "seqjax.types", "seqjax.utils"),
-    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
+    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store", "seqjax.user_code"),
     ("seqjax.sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),

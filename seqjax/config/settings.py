@@ -284,14 +284,8 @@ def check(config: Any) -> None:
     _check_block(model)
     # A mixer checks its own settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
-        try:
-            mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len)
-        except UserError as error:
-            if not isinstance(model.mixer, tuple):
-                raise
-            # The mixer does not know its index among several.
-            text = str(error).replace("config.model.mixer.", f"config.model.mixer[{i}].")
-            raise UserError(text) from error
+        path = f"config.model.mixer[{i}]" if isinstance(model.mixer, tuple) else "config.model.mixer"
+        mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len, path=path)
 
 
 def _check_block(model: Any) -> None:

@@ -150,7 +150,9 @@ class AttentionMixer(base.Mixer):
                 f"rope_base must be positive and finite, not {rope_base}; without rotation is position=none."
             )
         if head_dim is None and dim % heads:
-            raise UserError(f"heads={heads} does not divide dim={dim}; choose heads that do, or set head_dim.")
+            raise UserError(
+                f"heads={heads} does not divide {base.size(dim=dim)}; choose heads that do, or set head_dim."
+            )
         if kv_heads and heads % kv_heads:
             raise UserError(f"kv_heads={kv_heads} must divide heads={heads}.")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads

@@ -157,8 +157,8 @@ class NSA(AttentionMixer):
         base.at_least(1, window=window)
         if not 1 <= block_size <= layer.max_len:
             raise UserError(
-                f"block_size={block_size} does not fit max_len={layer.max_len}: choose blocks of 1 to {layer.max_len} "
-                "tokens (the paper: 64), or longer sequences."
+                f"block_size={block_size} does not fit {base.size(max_len=layer.max_len)}: choose blocks of 1 "
+                f"to {layer.max_len} tokens (the paper: 64), or longer sequences."
             )
         if blocks < 3:
             raise UserError(

@@ -64,7 +64,7 @@ class RWKV5(base.RecurrentMixer):
         rngs: nnx.Rngs,
     ):
         if head_dim < 1 or dim % head_dim:
-            raise UserError(f"head_dim={head_dim} must divide dim={dim}.")
+            raise UserError(f"head_dim={head_dim} must divide {base.size(dim=dim)}.")
         base.at_least(1, chunk_size=chunk_size)
         self.dim, self.heads, self.head_dim = dim, dim // head_dim, head_dim
         self.chunk_size, self.implementation = chunk_size, implementation

@@ -81,7 +81,7 @@ class RWKV7(TimeMix):
         rngs: nnx.Rngs,
     ):
         if heads < 1 or dim % heads:
-            raise UserError(f"heads={heads} does not divide dim={dim}; choose heads that do.")
+            raise UserError(f"heads={heads} does not divide {base.size(dim=dim)}; choose heads that do.")
         ranks = {"decay_rank": decay_rank, "eta_rank": eta_rank, "value_rank": value_rank, "gate_rank": gate_rank}
         base.at_least(1, **ranks)
         if not 1 <= chunk_size <= 128:

@@ -242,10 +242,12 @@ def trained(config: Config, workdir: str | Path) -> str | Path:
 def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
     """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
 
-    For a run with several ends it is the checkpoint of the last end that has one. `allow_code` names the modules
-    outside seqjax that a mixer may be imported from (`workdirs.load_config`).
+    For a run with several ends it is the checkpoint of the last end that has one. `allow_code` names the mixers whose
+    code from outside seqjax may be run (`workdirs.load_config`). Raises `UserError` for a name that the run does not
+    have.
     """
     config = workdirs.load_config(workdir, allow_code=allow_code)
+    workdirs.require_named(workdir, config, allow_code)
     try:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from seqjax import mixers
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
 from seqjax.models import Model, flops
@@ -363,6 +364,8 @@ def _train(
                     # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
                     # that its error tells the user to change.
                     jax.block_until_ready(device_metrics)
+                    hashes = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
+                    metadata |= {"mixers": hashes} if hashes else {}
                     # Before config.json, which makes it a run.
                     write_json(workdir / "run.json", metadata | setup.origin | identity.entry(workdir, config, own))
                     workdirs.save_config(mirror, config)

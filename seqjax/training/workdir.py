@@ -23,16 +23,17 @@ from typing import Any
 import jax
 
 import kernels_pallas
-from seqjax import mixers, store
+from seqjax import mixers, store, user_code
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.reading import read_json
 from seqjax.training.identity import LENGTH, MAY_CHANGE
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import ENDS, Segment, end_steps
-from seqjax.utils import UserError, cache_directory, is_text, remove_temporaries, write_json
+from seqjax.utils import UserError, cache_directory, is_text, nearest, remove_temporaries, replacing, write_json
 
 # Only a run with a config.json has these.
 RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "metrics.jsonl", "report.*")
+MIXERS = "mixers"  # the directory in a workdir with copies of the files of the user that define its mixers
 TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -130,7 +131,7 @@ def _own_directories(workdir: Path) -> list[Path]:
 
 
 # What a run writes to, or removes from, by its name; other files are replaced as a whole.
-WRITTEN = ("checkpoints", "ends", "eval_losses", "metrics.jsonl", "profile", "tensorboard", "wandb", TOKENIZER)
+WRITTEN = ("checkpoints", "ends", "eval_losses", "metrics.jsonl", MIXERS, "profile", "tensorboard", "wandb", TOKENIZER)
 
 
 def require_inside(workdir: Path) -> None:
@@ -218,6 +219,7 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
         # The user who resumes the run has named the mixers of `config`, and no others.
         own = [mixer.name for mixer in config.model.mixers]
         before = _loaded(workdir, called, allow_code=own)
+        _require_same_code(workdir, called, config)
         changed = [d for d in differences(to_dict(before), to_dict(config)) if not d.startswith(MAY_CHANGE)]
         in_length = all(d.startswith(LENGTH) for d in changed)
         if changed and not (in_length and _extends(before, config)):
@@ -268,11 +270,15 @@ def recorded_manifest(workdir: str | Path) -> str:
 
 
 def save_config(workdir: str | Path | Mirror, config: Config) -> None:
-    """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
+    """Create `workdir`, copy the files of the user that define mixers, and write `config.json`.
+
+    Raises `UserError` if it holds a run with other settings or other code.
+    """
     check_config(workdir, config)
     workdir = workdir.directory if isinstance(workdir, Mirror) else Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
+        _copy_mixers(workdir, config)
         write_json(workdir / "config.json", {"version": VERSION, **to_dict(config)})
     except OSError as error:
         raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
@@ -281,20 +287,35 @@ def save_config(workdir: str | Path | Mirror, config: Config) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
     parser.add_argument("--workdir", required=True, type=store.location, help="the directory of a run, also gs://")
+    add_allow_code(parser)
+
+
+def add_allow_code(parser: argparse.ArgumentParser) -> None:
+    """Add `--allow-code` to the parser of a command."""
     parser.add_argument(
         "--allow-code",
         action="append",
         default=[],
-        metavar="MODULE",
-        help="import the run's mixer from this module, which is not seqjax's; may be given several times",
+        metavar="MIXER",
+        help="run the code of this mixer, which is not seqjax's: its name in the run; may be given several times",
     )
+
+
+def require_named(workdir: str | Path, config: Config, allow_code: Collection[str]) -> None:
+    """Raise `UserError` for a name in `allow_code` that no mixer of the run has, and for code that has changed."""
+    called, directory = _called_and_read(workdir)
+    _require_same_code(directory, called, config)
+    for name in allow_code:
+        if name not in (known := [mixer.name for mixer in config.model.mixers]):
+            raise UserError(f"--allow-code={name}: {called} has no such mixer.{nearest(name, known)}")
 
 
 def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
     """Return the config of the run in `workdir`; raise `UserError` if it does not hold one.
 
-    A config names the modules of its mixers, which the author of the workdir chose. A module from outside seqjax is
-    therefore imported only if `allow_code` holds its name; otherwise a `UserError` is raised. A workdir may be a URL.
+    The author of the workdir chose the mixers and their code. Code from outside seqjax, a dotted module or the copy of
+    a file in the workdir, is therefore run only if `allow_code` holds the name of the mixer; otherwise a `UserError` is
+    raised. A copy must have the hash in run.json. A workdir may be a URL.
     """
     called, directory = _called_and_read(workdir)
     return _loaded(directory, called, allow_code=allow_code)
@@ -322,17 +343,71 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
             f"makes one of it, and in Python seqjax.load({called!r}) opens it."
         )
     _require_known(values.pop("version", None), where=str(path))
-    for name in mixer_names(values):
-        if mixers.is_foreign(name) and name not in allow_code:
-            raise UserError(
-                f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
-                f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
-            )
+    for name in dict.fromkeys(mixer_names(values)):
+        if mixers.is_foreign(name):
+            _allow_mixer(name, workdir, called, allow_code)
     try:
         config = from_config_dict(values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return _with_known_cache(_with_own_tokenizer(config, workdir))
+
+
+def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[str]) -> None:
+    """Register the copy of a mixer's file; raise `UserError` unless its name is allowed and its hash is recorded."""
+    recorded = recorded_mixers(workdir).get(name)
+    if recorded is None and not mixers.is_dotted(name):
+        raise UserError(
+            f"{called} names the mixer {name!r}, of whose code it has no copy: the class was in a notebook or a "
+            f"script. Register the class in Python, then call seqjax.load({called!r})."
+        )
+    if name not in allow_code:
+        raise UserError(
+            f"{called} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
+            f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., allow_code={name!r})."
+        )
+    if mixers.is_dotted(name):
+        return
+    copy = user_code.read(workdir / MIXERS / mixers.file_name(name))
+    if copy.sha256 != recorded:
+        raise UserError(
+            f"{copy.path} is not the file that {called} was trained with: its SHA-256 begins with {copy.sha256[:12]}, "
+            f"and run.json has {str(recorded)[:12]}. Put back the file."
+        )
+    mixers.load_copy(name, copy)
+
+
+def recorded_mixers(workdir: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files of a run's mixers from outside seqjax, by name, as run.json has them."""
+    path = workdir / "run.json"
+    return read_json(path, {"mixers?": {str: str}}).get("mixers", {}) if path.is_file() else {}
+
+
+def _require_same_code(workdir: Path, called: str, config: Config) -> None:
+    """Raise `UserError` if this process has a mixer of the run from a file with other content than the run had."""
+    recorded = recorded_mixers(workdir)
+    for name, source in mixers.sources(mixer.name for mixer in config.model.mixers).items():
+        if recorded.get(name, source.sha256) != source.sha256:
+            raise UserError(
+                f"{called} was trained with another content of the mixer {name!r} than {source.path} has, see the copy "
+                f"{workdir / MIXERS / mixers.file_name(name)}. Put that content back, or use another --workdir."
+            )
+
+
+def _copy_mixers(workdir: Path, config: Config) -> None:
+    """Copy the files of the user that define mixers of a config, as they were when they were run, into the workdir."""
+    files: dict[str, user_code.Source] = {}
+    for name, source in mixers.sources(mixer.name for mixer in config.model.mixers).items():
+        other = files.setdefault(mixers.file_name(name), source)
+        if other.content != source.content:
+            raise UserError(
+                f"{other.path} and {source.path} would have the same copy {MIXERS}/{mixers.file_name(name)} in the "
+                "workdir. Rename one of the mixers."
+            )
+    for file, source in files.items():
+        (workdir / MIXERS).mkdir(exist_ok=True)
+        with replacing(workdir / MIXERS / file) as copy:
+            copy.write(source.content)
 
 
 def _with_known_cache(config: Config) -> Config:

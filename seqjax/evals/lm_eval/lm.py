@@ -57,7 +57,7 @@ class SeqjaxLM(TemplateLM):
             batch_tokens: Tokens of a batch; 0 = 16,384, or 4,096 on a CPU.
             add_bos_token: Whether texts begin with BOS, as documents do in training.
             seed: Seed of texts sampled with a temperature.
-            allow_code: Modules from outside seqjax that the run's mixer may be imported from.
+            allow_code: Names of mixers of the run whose code from outside seqjax may be run.
             batch_size: lm_eval passes 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
             max_batch_size: None; as `batch_size`.
             device: None, or cuda:0, the default of lm_eval's command; JAX chooses the device (JAX_PLATFORMS).

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import seqjax
+from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.config.settings import to_dict
 from seqjax.data import open_corpus
@@ -105,7 +106,13 @@ class Plan:
             "config": self.text,
             "settings": to_dict(self.config),
             "manifest": self.manifest,
+            "code": self.code,
         }
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The SHA-256 of the files of the judged mixers that are not seqjax's, by name."""
+        return mixers.source_hashes(mixer.name for mixer in self.config.model.mixers)
 
     def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
         """Return the entry of a run. The workdir of a reference is in the cache."""
@@ -397,8 +404,14 @@ def _own_text(text: str) -> tuple[str, str]:
         raise
     size, regime, overrides = presets.split(argument)
     size, regime = (size, regime) if argument else (default.size, default.data.regime)
-    words = [size, regime, *(f"{key}={value}" for key, value in overrides)]
+    words = [size, regime, *(f"{key}={_absolute(value)}" for key, value in overrides)]
     return f"{name}:{','.join(words)}", argument
+
+
+def _absolute(value: str) -> str:
+    """Return the value of a setting, with an absolute path if it is the FILE.py:CLASS of a mixer."""
+    file, colon, cls = value.partition(":")
+    return f"{Path(file).resolve()}:{cls}" if colon and file.endswith(".py") and Path(file).is_file() else value
 
 
 def _name(text: str, argument: str) -> str:

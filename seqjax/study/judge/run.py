@@ -25,6 +25,7 @@ from seqjax.study.runs.collect import collect, read_points
 from seqjax.study.runs.record import in_domain
 from seqjax.study.runs.runner import Run
 from seqjax.training import schedule
+from seqjax.training.workdir import recorded_mixers
 from seqjax.utils import UserError
 
 BEHIND = 0.1  # nats in domain at the first end: a learning rate that is further behind another is dropped
@@ -299,6 +300,12 @@ def _train(
             f"{', '.join(run.label for run in broken)} failed; {broken[0].log} says why. Then go on with the same "
             "command."
         )
+    for run in left:
+        recorded = recorded_mixers(run.files) if run.model == runs.plan.model else runs.plan.code
+        if recorded != runs.plan.code and not may_stop(run):
+            raise UserError(
+                f"{run.label}: the file of the mixer changed while it was judged. Judge it again with another --out."
+            )
 
 
 def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
