@@ -97,11 +97,8 @@ def test_what_each_part_gives_is_that_of_the_results():
     assert lost == pytest.approx(ends[0] - ends[1], abs=2e-4), "positive: the loss is lower with the part"
 
 
-def test_every_mixer_has_a_row_and_no_number_that_was_not_measured(all_mixers):
+def test_a_row_has_no_number_that_was_not_measured(all_mixers):
     script, known = all_mixers
-    models = [config.model for config in known.configs.values()]
-    for name in presets.names():
-        assert from_config_dict(presets.read_config(f"{name}:110m")).model in models, name
     gaps, costs, tasks = tables(script["page"](known))
     trained = {run.model for run in known.study.runs}
     for label in known.configs:

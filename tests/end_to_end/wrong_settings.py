@@ -115,7 +115,7 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
     "evaluate": {
         "workdir": ["/nowhere", "", "/dev/null", "{root}/blocks", "{root}", "zzz://a/b", "gs://"],
         "tokens": NUMBERS, "data": ["/nowhere", "/dev/null", "{root}/text", "{root}/finished", "{held},{held}"],
-        "allow-code": [],
+        "allow-code": ["zzz", ""],
     },
     "generate": {
         "workdir": ["/nowhere", "", "/dev/null", "{root}/public"],
