@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from seqjax.reading import content
 from seqjax.utils import UserError
 
 
@@ -34,10 +35,7 @@ _sources: dict[str, Source] = {}  # name of a module -> its file, for modules th
 def read(path: str | Path) -> Source:
     """Return the file at `path`; raise `UserError` if it cannot be read."""
     path = Path(path).resolve()
-    try:
-        return Source(path, path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}). Give the path of a Python file.") from error
+    return Source(path, content(path, fix="give the path of a Python file"))
 
 
 def run(source: Source, name: str) -> ModuleType:

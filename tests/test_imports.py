@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("seqjax.escape",),
     ("seqjax", "seqjax.types", "seqjax.utils"),
-    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store", "seqjax.user_code"),
-    ("seqjax.sharding",),
+    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
+    ("seqjax.sharding", "seqjax.user_code"),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
     ("seqjax.config",),

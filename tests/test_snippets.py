@@ -33,7 +33,7 @@ ELSEWHERE = {
 }
 WRONG_ON_PURPOSE = {"docs/troubleshooting.md"}  # tests/test_troubleshooting.py runs its commands
 # Configs that a reader is told to write, and words that stand for one.
-OWN = ("NAME", "NAME_OR_FILE", "configs/x.py", "/path/to/my_config.py", "ema", "./gema.py")
+OWN = ("NAME", "NAME_OR_FILE", "configs/x.py", "/path/to/my_config.py", "ema", "./gema.py", "./gated_ema.py")
 
 
 def blocks(page: str) -> list[re.Match]:

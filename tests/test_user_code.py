@@ -46,5 +46,5 @@ def test_an_error_names_its_line_and_leaves_no_module(tmp_path, text, match):
     with pytest.raises(UserError, match=match):
         run(tmp_path / "own.py", text, "seqjax_broken_file")
     assert "seqjax_broken_file" not in sys.modules
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="give the path of a Python file"):
         user_code.read(tmp_path / "none.py")

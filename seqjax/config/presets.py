@@ -353,11 +353,10 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if colon and not takes_arg:
         raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
     file = Path(str(module.__file__))
+    given = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
     with mixers.reading(module) if not _is_shipped(file) else contextlib.nullcontext():
         with user_code.naming_the_line(file):
-            values = (
-                module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
-            )
+            values = module.get_config(*given)
         if not is_group(values):
             raise UserError(f"--config: get_config of {file} must return a ConfigDict or a dict, not {values!r}.")
         values = _with_located_mixers(_with_named_mixers(ConfigDict(values).to_dict(), overrides))

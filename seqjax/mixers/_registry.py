@@ -64,7 +64,7 @@ def known() -> list[str]:
 
 def is_shipped(name: str) -> bool:
     """Return whether mixer `name` is a part of seqjax."""
-    return name in names() or name.startswith(f"{PACKAGE}.")
+    return name in names() or (is_dotted(name) and name.startswith(f"{PACKAGE}."))
 
 
 def is_dotted(name: str) -> bool:
@@ -106,8 +106,8 @@ def _enter(name: str, mixer: Any) -> Any:
     """Register a class, or return the class of that name if it came from a file with the same content."""
     source, before = user_code.source_of(mixer), _registered.get(name)
     was = _sources.get(before) if before is not None else None
-    if before is not None and source is not None and was is not None and before.__name__ == mixer.__name__:
-        if was.content == source.content:
+    if before is not None and source is not None and was is not None:
+        if was.content == source.content and before.__name__ == mixer.__name__:
             return before
         _require_one_file(name, was, source)
     _registered[name] = mixer
@@ -170,7 +170,8 @@ def name_of(mixer: type[base.Mixer]) -> str:
 def use(mixers: Iterable[type[base.Mixer]]) -> None:
     """Register classes that a user has given by the names that configs select them by."""
     for mixer in mixers:
-        _registered.setdefault(name_of(mixer), mixer)
+        if not is_shipped(name := name_of(mixer)):
+            _registered.setdefault(name, mixer)
 
 
 def class_named(name: str) -> type[base.Mixer] | None:
@@ -285,12 +286,12 @@ def load_copy(name: str, copy: Source) -> None:
 
 def file_name(name: str) -> str:
     """Return the name of the file that a run keeps of mixer `name`, which is no dotted module."""
-    return label(name).partition(":")[0] if ":" in name else f"{name}.py"
+    return Path(name.partition(":")[0] if ":" in name else f"{name}.py").name
 
 
 def sources(used: Iterable[str]) -> dict[str, Source]:
     """Return the files of the user that define the mixers of these names, as they were when they were run."""
-    found = {name: _sources.get(_registered[name]) for name in used if name in _registered}
+    found = {name: _sources.get(_registered[name]) for name in used if name in _registered and not is_dotted(name)}
     return {name: source for name, source in found.items() if source is not None}
 
 

@@ -153,9 +153,8 @@ def _evaluations(workdir: Path) -> list[dict[str, Any]]:
 def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
     outside = [name for name in used if not mixers.is_shipped(name)]
-    if any(
-        not mixers.is_dotted(name) for name in {*outside} - {*mixers.sources(outside)}
-    ):  # registered in this process alone
+    without_file = {*outside} - {*mixers.sources(outside)}
+    if any(not mixers.is_dotted(name) for name in without_file):  # registered in this process
         return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"
     allowed = "".join(f" --allow-code={shlex.quote(name)}" for name in outside)
     return f'seqjax generate --workdir={shlex.quote(str(workdir))} --prompt="def "{allowed}'

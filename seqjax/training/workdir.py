@@ -355,7 +355,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
 
 def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[str]) -> None:
     """Register the copy of a mixer's file; raise `UserError` unless its name is allowed and its hash is recorded."""
-    recorded = recorded_mixers(workdir).get(name)
+    recorded = recorded_mixers(workdir).get(name) if mixers.label(name) == name else None
     if recorded is None and not mixers.is_dotted(name):
         raise UserError(
             f"{called} names the mixer {name!r}, of whose code it has no copy: the class was in a notebook or a "

@@ -83,8 +83,22 @@ def test_without_its_name_no_code_of_a_workdir_runs(moved, monkeypatch):
     with pytest.raises(UserError, match=r"mixers/gema\.py is not the file that .* was trained with"):
         seqjax.load(moved, allow_code="gema")
     (moved / "mixers" / "gema.py").unlink()
-    with pytest.raises(UserError, match=r"gema\.py cannot be read"):
+    with pytest.raises(UserError, match=r"gema\.py.*give the path"):
         seqjax.load(moved, allow_code="gema")
+
+
+@pytest.mark.parametrize("name", ["seqjax.mixers.gema.py:GatedEma", "gema", "../gema.py:GatedEma", "gema.py:GatedEma"])
+def test_a_name_in_a_workdir_never_leads_to_a_file_elsewhere(moved, name):
+    """Neither without permission nor, where the run has no copy, with it."""
+    for place in (Path(), moved / "mixers", moved):
+        (place / "gema.py").write_text("raise SystemExit('code ran')")
+        (place / "seqjax.mixers.gema.py").write_text("raise SystemExit('code ran')")
+    values = json.loads((moved / "config.json").read_text())
+    values["model"]["mixer"]["name"] = name
+    (moved / "config.json").write_text(json.dumps(values))
+    for allow_code in ((), name):
+        with pytest.raises(UserError, match=r"has no copy|--allow-code=gema|is not the file"):
+            seqjax.load(moved, allow_code=allow_code)
 
 
 def test_allowed_it_is_evaluated_generated_from_loaded_and_checked(moved, capsys, monkeypatch):

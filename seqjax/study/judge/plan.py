@@ -223,6 +223,9 @@ def _other(plan: Plan, judged: Mapping[str, Any]) -> str:
     changed = identity.changed(settings, plan.config, may_grow=False)
     if (name := judged.get("model", plan.model)) != plan.model:
         changed.insert(0, f"model: {name} -> {plan.model}")
+    if (code := judged.get("code", plan.code)) != plan.code:  # earlier versions did not record it
+        files = [name for name in plan.code if code.get(name) != plan.code[name]]
+        changed.append(f"code: {', '.join(files)} was edited")
     if judged["manifest"] != plan.manifest:
         changed.append(f"data: manifest {judged['manifest'][:16]} -> {plan.manifest[:16]}")
     return f"judges {judged['config']}, and this command has other settings ({'; '.join(changed)})" if changed else ""
