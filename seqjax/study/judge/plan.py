@@ -92,6 +92,7 @@ class Plan:
     match: Match | None = None
     joined: Joined = dataclasses.field(default_factory=Joined)
     remarks: tuple[str, ...] = ()
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict)  # mixer of the user -> SHA-256 of its file
 
     @property
     def study(self) -> Path:
@@ -106,13 +107,8 @@ class Plan:
             "config": self.text,
             "settings": to_dict(self.config),
             "manifest": self.manifest,
-            "code": self.code,
+            "code": dict(self.code),
         }
-
-    @property
-    def code(self) -> dict[str, str]:
-        """The SHA-256 of the files of the judged mixers that are not seqjax's, by name."""
-        return mixers.source_hashes(mixer.name for mixer in self.config.model.mixers)
 
     def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
         """Return the entry of a run. The workdir of a reference is in the cache."""
@@ -338,6 +334,7 @@ def make_plan(
         match=matched,
         joined=join,
         remarks=(*remarks, *join.remarks),
+        code=mixers.source_hashes(mixer.name for mixer in config.model.mixers),
     )
 
 
