@@ -316,7 +316,7 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
 def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
     """Whatever it was about to write; a file that is missing elsewhere is not taken for that."""
 
-    def writes(*_, path, deleted: bool):
+    def writes(*_, path, deleted: bool, manifest: str):
         if deleted:
             shutil.rmtree(workdir)
         path.open("ab")
