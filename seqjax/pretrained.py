@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from seqjax.command_line import use_safe_fusions
 from seqjax.config import Config, differences, to_dict
 from seqjax.convert import public_config
 from seqjax.convert.directory import fetched, is_public
@@ -19,6 +20,7 @@ from seqjax.convert.directory import load as load_public
 from seqjax.convert.weights import families_of
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
+from seqjax.errors import UserError
 from seqjax.escape import message
 from seqjax.mixers import base, use
 from seqjax.models import Model, flops
@@ -29,7 +31,6 @@ from seqjax.training.evaluate import read_params, restore, trained
 from seqjax.training.loop import Weights
 from seqjax.training.workdir import load_config
 from seqjax.types import Array, Params
-from seqjax.utils import UserError, use_safe_fusions
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

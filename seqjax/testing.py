@@ -17,14 +17,15 @@ import numpy as np
 import optax
 
 from kernels_pallas import counting
+from seqjax.command_line import use_safe_fusions
 from seqjax.config import from_config_dict, presets
+from seqjax.errors import UserError, first_line, nearest
 from seqjax.mixers import as_registered, base, name_of
 from seqjax.models import Model, flops
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.training.step import TrainState, init_state, make_train_step
 from seqjax.types import Array, Params
-from seqjax.utils import UserError, first_line, nearest, use_safe_fusions
 
 BATCH = 8
 LENGTH = 23  # tokens; a prime, so that no chunk divides it

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from seqjax.errors import UserError
 from seqjax.reading import content
-from seqjax.utils import UserError
 
 
 class Source(NamedTuple):

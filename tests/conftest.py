@@ -72,7 +72,7 @@ import pytest
 from flax import nnx
 
 from seqjax import store
-from seqjax.training import report, workdir
+from seqjax.training import mirrors, report
 from tests import object_servers, support
 
 # Here a small program is compiled in less time than it is written; the processes that tests start share all of theirs.
@@ -215,7 +215,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of this test's own, as on a machine that has not seen a store; a store that fails is not tried again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "RETRY_SECONDS", ())
-    monkeypatch.setattr(workdir, "_read", {})
+    monkeypatch.setattr(mirrors, "_read", {})
     return tmp_path / "cache"
 
 

@@ -12,8 +12,10 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax.escape",),
-    ("seqjax", "seqjax.types", "seqjax.utils"),
-    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
+    ("seqjax", "seqjax.types", "seqjax.errors"),
+    ("seqjax.terminal",),
+    ("seqjax.files",),
+    ("seqjax.command_line", "seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
     ("seqjax.sharding", "seqjax.user_code"),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
@@ -84,13 +86,13 @@ def test_imports_run_one_way(path):
                 assert unit(name) not in SINGLE, f"{name} imports {other}"
         elif top == "kernels_pallas":
             if other == "kernels_pallas.cpu_compiler":  # for what a program calls first, before JAX starts
-                assert name in ("seqjax.training.dry_run", "seqjax.utils"), f"{name} imports {other}"
+                assert name in ("seqjax.training.dry_run", "seqjax.command_line"), f"{name} imports {other}"
                 continue
             if other == "kernels_pallas.counting":
                 assert unit(name) == "seqjax.testing", f"{name} imports {other}"
                 continue
-            # `utils` reports what no kernel can run (BackendError), `training` which kernels run.
-            allowed = ("seqjax.nn", "seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.utils")
+            # `command_line` reports what no kernel can run (BackendError), `training` which kernels run.
+            allowed = ("seqjax.nn", "seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.command_line")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for layers, ops and mixers"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import seqjax
-from seqjax import utils
+from seqjax import command_line
 from seqjax.commands import cli, train
 from seqjax.config import from_config_dict, presets
 from tests import support
@@ -112,14 +112,14 @@ def take(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a command line to the parser of its command; raise what the parser raises."""
     if words[0] in ("--help", "--version"):
         return
-    parse = utils.Parser.parse_args
+    parse = command_line.Parser.parse_args
 
     def parse_alone(self, args=None, namespace=None):
         parse(self, args, namespace)
         raise TakenError
 
     with monkeypatch.context() as patch, contextlib.suppress(TakenError):
-        patch.setattr(utils.Parser, "parse_args", parse_alone)
+        patch.setattr(command_line.Parser, "parse_args", parse_alone)
         if words[1:] != ["--help"]:
             module = cli.COMMANDS[words[0]][0] if words[0] in cli.COMMANDS else words[0]
             importlib.import_module(module).main(words[1:])

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers, testing
+from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
 from seqjax.nn import Linear, constant, param
-from seqjax.utils import UserError
 
 
 class Sum(NamedTuple):

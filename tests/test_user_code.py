@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from seqjax import user_code
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 
 def run(path, text, name="seqjax_test_file"):

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 
 from seqjax import store
+from seqjax.command_line import command_parser, words
 from seqjax.data import open_corpus, open_test_sets
+from seqjax.errors import UserError
 from seqjax.escape import line
+from seqjax.files import as_json, write_json
 from seqjax.models.entropy import require_entropy
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import Evaluation, restore
-from seqjax.utils import UserError, as_json, command_parser, words, write_json
 
 
 def main(argv: list[str]) -> None:

@@ -12,8 +12,8 @@ import typing
 from typing import Any, TypeVar
 
 from seqjax import mixers
+from seqjax.errors import UserError, nearest
 from seqjax.fields import build, checked, hints_of, is_group, optional
-from seqjax.utils import UserError, nearest
 
 T = TypeVar("T")
 

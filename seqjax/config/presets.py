@@ -32,8 +32,9 @@ from ml_collections import ConfigDict
 from seqjax import mixers, user_code
 from seqjax.config.parse import assign, complete, read
 from seqjax.config.settings import Config, DataConfig
+from seqjax.errors import UserError, nearest
 from seqjax.fields import hints_of, is_group
-from seqjax.utils import UserError, find_in_current_directory, nearest
+from seqjax.files import find_in_current_directory
 
 REGIMES: tuple[str, ...] = typing.get_args(hints_of(DataConfig)["regime"])
 PAPER_TOKENS = 100_000_000_000

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from seqjax import mixers
 from seqjax.config.parse import MIXER, is_mixer, parse
+from seqjax.errors import UserError
 from seqjax.fields import Bounds, hints_of, plain
-from seqjax.utils import UserError
 
 Share = Annotated[float, Bounds(0, 1)]
 Positive = Annotated[int, Bounds(1)]

@@ -14,8 +14,9 @@ from typing import Any
 from seqjax.config import DataConfig
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.reading import content, read_json
-from seqjax.utils import UserError, replacing
 
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
 CONFIG = "tokenizer_config.json"

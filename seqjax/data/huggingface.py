@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.reading import content, read_json
-from seqjax.utils import MissingPackageError, UserError
 
 FILE = "tokenizer.json"
 # Files that name the special tokens, in order of precedence: by their text, then by their ids.

@@ -20,7 +20,7 @@ from seqjax import store
 from seqjax.data import sources, splits
 from seqjax.data.layout import SLIMPAJAMA, BadLineError, Document, Layout, field_of, shown
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_ALIKE = 1000  # names printed that look like a split

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import seqjax
+from seqjax.command_line import command_parser, run_command
 from seqjax.decoding import Sampling, encode
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.evals.generation import Prompt, generate
 from seqjax.evals.scoring import bucket_of
+from seqjax.files import write_json
 from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
 from seqjax.reading import read_json
 from seqjax.training.workdir import add_allow_code
-from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, write_json
 
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic numbers for {key} is: {value}."

@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import seqjax
+from seqjax.command_line import command_parser, run_command
 from seqjax.data import Corpus, open_corpus
+from seqjax.errors import UserError
 from seqjax.evals import niah
 from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
 from seqjax.training.workdir import add_allow_code
-from seqjax.utils import UserError, command_parser, run_command
 
 PASSAGE, CUE = 64, 8  # tokens of a passage, and of those that tell which one it is
 

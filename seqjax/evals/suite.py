@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
+from seqjax.errors import UserError
 from seqjax.escape import markdown as escaped
 from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.lm_eval.table import Value, values
+from seqjax.files import replacing, write_json
 from seqjax.reading import read_json
 from seqjax.study.report.tables import DASH, markdown
 from seqjax.training import metrics
-from seqjax.utils import UserError, command_parser, replacing, run_command, write_json
 
 
 class Run(NamedTuple):

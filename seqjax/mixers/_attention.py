@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
@@ -29,7 +30,6 @@ from seqjax.nn.short_conv import Canon
 from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 # Projections, a cache (or None) and gates to the attention's output [B, T, H, K] and the cache with the new tokens.
 Attend = Callable[..., tuple[Array, Any]]

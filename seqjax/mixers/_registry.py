@@ -25,11 +25,12 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from seqjax import user_code
+from seqjax.errors import UserError, nearest
+from seqjax.files import find_in_current_directory
 from seqjax.mixers import base
 from seqjax.nn.params import Template
 from seqjax.types import Layer
 from seqjax.user_code import Source
-from seqjax.utils import UserError, find_in_current_directory, nearest
 
 M = TypeVar("M")
 PACKAGE = "seqjax.mixers"

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.params import param
 from seqjax.types import Array
-from seqjax.utils import UserError
 
 
 def out_init(width: int, n_branches: int) -> Any:

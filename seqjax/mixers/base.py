@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError, nearest
 from seqjax.fields import checked
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm, residual_norm
 from seqjax.types import Array, Cache, Layer
-from seqjax.utils import UserError, nearest
 
 Carry = dict[str, Any]
 

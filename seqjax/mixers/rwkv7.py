@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, first_values, rank
@@ -30,7 +31,6 @@ from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 def lora_ranks(

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.ops.attention import in_groups
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class Top1Cache(NamedTuple):

@@ -25,10 +25,11 @@ import sys
 from pathlib import Path
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
+from seqjax.errors import UserError
 from seqjax.study.report import results
 from seqjax.study.runs import estimate, identity, runner
 from seqjax.study.runs.studies import load_study, write_study
-from seqjax.utils import UserError, command_parser, run_command
 
 
 def main(argv: list[str]) -> None:

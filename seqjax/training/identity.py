@@ -16,9 +16,9 @@ from typing import Any
 
 from seqjax import mixers
 from seqjax.config import Config, to_dict
+from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.training.schedule import ENDS, Segment
-from seqjax.utils import UserError
 
 # Settings that change at most the order of sums in a run's results; a resumed run may change them.
 MAY_CHANGE = (

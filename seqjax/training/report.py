@@ -16,15 +16,18 @@ from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import Corpus
 from seqjax.decoding import stream
+from seqjax.errors import UserError
 from seqjax.escape import fenced, markdown, picture
+from seqjax.files import replacing
 from seqjax.models import Model
 from seqjax.pictures import COLORS, End, label_ends
 from seqjax.reading import Float, check, read_json
-from seqjax.training import eval_losses, metrics, origin
+from seqjax.terminal import StatusLine, duration
+from seqjax.training import eval_losses, metrics, origin, token_classes
+from seqjax.training.mirrors import Mirror
+from seqjax.training.provenance import RUN
 from seqjax.training.schedule import segments
-from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
-from seqjax.utils import StatusLine, UserError, duration, replacing
 
 
 def write(
@@ -142,7 +145,7 @@ def of_run(
     text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
     for directory in {segment.directory(mirror.directory) for segment in segments(config)}:
         eval_losses.read(directory)
-    eval_losses.read_classes(mirror.directory)
+    token_classes.read_classes(mirror.directory)
     return text
 
 

@@ -11,7 +11,7 @@ from seqjax import reading
 from seqjax.config import from_config_dict, presets
 from seqjax.convert import directory, files, public_config, tokenizer_files
 from seqjax.data import huggingface
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests.convert.cases import CASES, GOLDEN, copied
 from tests.data.test_huggingface import write as write_tokenizer
 

@@ -17,7 +17,7 @@ from seqjax.data.layout import Layout
 from seqjax.data.prepare import tokenize
 from seqjax.data.sources import arrow as arrow_source
 from seqjax.data.sources import parquet
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import extras
 
 from .conftest import prepared, row

@@ -19,8 +19,9 @@ from seqjax.data import shards
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import cluster, progress, run
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.reading import read_json
-from seqjax.utils import UserError, write_json
 from tests import extras
 
 from .conftest import contents, prepared, row, write_corpus, write_shard

@@ -14,7 +14,7 @@ from seqjax.data import blocks
 from seqjax.data.prepare import executors, run
 from seqjax.data.prepare import manifest as manifests
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -24,7 +24,7 @@ BYTE = ByteTokenizer()
 LIMITED = """
 import resource, signal, sys
 from seqjax.data import prepare
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for limit in sys.argv[3:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))

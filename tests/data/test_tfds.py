@@ -17,8 +17,8 @@ from seqjax.data import Corpus, hold_out, open_corpus, shards
 from seqjax.data.layout import Layout
 from seqjax.data.sources import tfds as source
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.training.loop import train
-from seqjax.utils import MissingPackageError, UserError
 from tests import extras, support
 from tests.end_to_end.kills import fingerprint
 

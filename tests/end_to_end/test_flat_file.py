@@ -16,10 +16,10 @@ import seqjax
 from seqjax import testing
 from seqjax.commands import evaluate, generate
 from seqjax.config import from_config_dict, presets
+from seqjax.errors import UserError
 from seqjax.mixers import _registry
 from seqjax.training import workdir as workdirs
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.test_outside_mixer import SMALL
 

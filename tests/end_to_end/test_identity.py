@@ -11,11 +11,11 @@ import pytest
 
 import seqjax
 from seqjax.config import Config
+from seqjax.errors import UserError
 from seqjax.study.runs import collect, files
 from seqjax.study.runs.runner import Run
-from seqjax.training import eval_losses, identity
+from seqjax.training import eval_losses, identity, token_classes
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 
 STEPS, FIRST = 8, 4
@@ -66,7 +66,7 @@ def of_study(config: Config, workdir: Path, out: Path) -> None:
     records = collect.collect([run], DOMAINS)
     study = {"title": "t", "references": ["mine"], "domains": DOMAINS[2:], "against": DOMAINS[:2]}
     files.write(out, records, study=study, missing={}, workdirs={"mine": workdir})
-    assert eval_losses.read_classes(workdir) is not None
+    assert token_classes.read_classes(workdir) is not None
 
 
 def replace(path: Path, other: Path) -> None:

@@ -21,10 +21,10 @@ from seqjax import testing
 from seqjax.commands import evaluate, generate
 from seqjax.config import from_config_dict, presets
 from seqjax.convert import __main__ as convert
+from seqjax.errors import UserError
 from seqjax.mixers import _registry
 from seqjax.models import flops
 from seqjax.training import workdir as workdirs
-from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.conftest import write_checkpoint
 

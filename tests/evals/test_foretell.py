@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from seqjax.config import presets
+from seqjax.errors import UserError
 from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import foretell, foretell_page, report
 from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer, Scores
 from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import load_study
-from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 

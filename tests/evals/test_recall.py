@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from seqjax.config import OptimConfig
+from seqjax.errors import UserError
 from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import report, setups, train
 from seqjax.evals.recall.setups import Setup
@@ -26,7 +27,6 @@ from seqjax.mixers import _registry
 from seqjax.models import Model
 from seqjax.training.origin import RULES
 from seqjax.training.schedule import optimizer as make_optimizer
-from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 

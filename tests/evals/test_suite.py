@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.evals import suite
-from seqjax.utils import UserError
 from tests import support
 
 

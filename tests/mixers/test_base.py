@@ -9,9 +9,9 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.models import Model
-from seqjax.utils import UserError
 from tests import support
 from tests.mixers import layer_probe
 

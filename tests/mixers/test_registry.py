@@ -6,8 +6,8 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.errors import UserError
 from seqjax.mixers import _registry
-from seqjax.utils import UserError
 from tests import support
 
 EXAMPLE = support.page_block("docs/add_a_mixer.md", "class GatedEma(")

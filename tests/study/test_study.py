@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study.report import leaderboard
 from seqjax.study.runs import collect, files, runner
@@ -17,7 +18,6 @@ from seqjax.study.runs.studies import ENDS, load_study
 from seqjax.training import eval_losses, metrics
 from seqjax.training.lock import Holder
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 

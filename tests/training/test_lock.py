@@ -19,11 +19,11 @@ import jax
 import pytest
 
 from seqjax import store
+from seqjax.errors import UserError
 from seqjax.training import lock
 from seqjax.training import loop as train_module
 from seqjax.training import workdir as workdir_module
 from seqjax.training.lock import locked
-from seqjax.utils import UserError
 from tests import support
 
 HOLD = """

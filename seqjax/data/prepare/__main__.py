@@ -15,13 +15,14 @@ A preparation that was stopped goes on when the same command is run again. docs/
 
 import sys
 
+from seqjax.command_line import Parser, command_parser, run_command, words
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
 from seqjax.data.prepare.manifest import summary, training_command
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
-from seqjax.utils import Parser, UserError, command_parser, nearest, run_command, words
+from seqjax.errors import UserError, nearest
 
 
 def parser() -> Parser:

@@ -29,7 +29,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqjax import store
-from seqjax.data import blocks, document_index, document_sources, hold_out, shards, slimpajama, stored_tokenizer
+from seqjax.data import (
+    blocks,
+    document_index,
+    document_sources,
+    hold_out,
+    manifests,
+    shards,
+    slimpajama,
+    stored_tokenizer,
+)
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
@@ -38,7 +47,9 @@ from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, plan_fi
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.tokenize import ShardJob, TextJob, compare_text, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
-from seqjax.utils import TEMPORARY, StatusLine, UserError, nearest, remove_temporaries, write_json
+from seqjax.errors import UserError, nearest
+from seqjax.files import TEMPORARY, remove_temporaries, write_json
+from seqjax.terminal import StatusLine
 
 Job = TypeVar("Job")
 
@@ -206,7 +217,7 @@ def _finished(
     """Return the manifest of a finished preparation; raise `UserError` if its text or blocks have changed."""
     if not (out / stored_tokenizer.FILE).is_file():  # It was damaged and deleted, as its error says.
         stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
-    manifest = blocks.read_manifest(out)
+    manifest = manifests.read_manifest(out)
     if hashes := manifest.get("text_sha256"):
         texts = _text_jobs(jobs, out, workers=workers, verify=verify, hashes=hashes)
     else:
@@ -217,7 +228,7 @@ def _finished(
         with executors.opened(executor, workers=workers, needs=needs) as pool:
             _compare_texts(pool, texts)
     if verify:
-        blocks.compare_all(out, manifest)
+        manifests.compare_all(out, manifest)
     _remove(needs.parts)
     return manifest
 

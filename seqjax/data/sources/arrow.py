@@ -16,7 +16,7 @@ from seqjax.data import sources
 from seqjax.data.layout import SLIMPAJAMA, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
 from seqjax.data.sources.parquet import Parquet, columns_of, rows_of
-from seqjax.utils import UserError, first_line
+from seqjax.errors import UserError, first_line
 
 DICTIONARY, RECORDS = 2, 3  # kinds of messages with buffers
 

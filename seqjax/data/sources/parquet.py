@@ -8,7 +8,7 @@ from seqjax import store
 from seqjax.data import sources
 from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, SOURCE_FIELD, URL_FIELDS, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
-from seqjax.utils import MissingPackageError, UserError, first_line
+from seqjax.errors import MissingPackageError, UserError, first_line
 
 BATCH_ROWS = 256
 BATCH_BYTES = 256 << 20  # of the rows read together, at most

@@ -22,10 +22,11 @@ from typing import Any
 
 from absl import logging
 
+from seqjax.command_line import command_parser, run_command, words
 from seqjax.data import hold_out, shards, slimpajama, splits
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.sources import Shard, ignore
-from seqjax.utils import MissingPackageError, UserError, command_parser, first_line, nearest, run_command, words
+from seqjax.errors import MissingPackageError, UserError, first_line, nearest
 
 OWN = "slim_pajama"
 FORMAT = "array_record"

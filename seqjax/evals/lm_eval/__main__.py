@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command, words
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.escape import line
 from seqjax.training import workdir as workdirs
-from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, words
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity; that of a mean is computed
 

@@ -20,12 +20,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 import seqjax
 from seqjax.convert.directory import fetched, is_public
 from seqjax.decoding import Sampling, encode
+from seqjax.errors import UserError
 from seqjax.evals.generation import Prompt, generate
 from seqjax.evals.scoring import score
 from seqjax.nn.params import count, fingerprint
 from seqjax.pretrained import Pretrained, load
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError
 
 MAX_NEW_TOKENS = 256  # default of a task without the setting, as in lm_eval's `hf` model
 UNKNOWN_LENGTH = 2048  # of a public model without a position table, as in lm_eval

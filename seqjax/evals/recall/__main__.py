@@ -28,14 +28,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
+from seqjax.errors import UserError, nearest
 from seqjax.evals.recall import foretell_page, report
 from seqjax.evals.recall.setups import MODELS, SETUPS, Setup, is_file
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import code_of, train
 from seqjax.study.runs.runner import visible_gpus
+from seqjax.terminal import duration
 from seqjax.training.origin import RULES
 from seqjax.training.processes import use_compile_cache
-from seqjax.utils import UserError, command_parser, duration, nearest, run_command
 
 
 def main(argv: list[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqjax.config import presets
+from seqjax.errors import UserError
 from seqjax.evals.recall import report
 from seqjax.evals.recall.rank_correlation import (
     Found,
@@ -38,7 +39,6 @@ from seqjax.study.gaps import shown_runs
 from seqjax.study.gaps.statistics import LEVEL
 from seqjax.study.runs import record
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError
 
 
 class Primary(NamedTuple):

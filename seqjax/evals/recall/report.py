@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from seqjax.escape import markdown as escaped
 from seqjax.evals.recall.setups import MODELS, is_file
 from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.files import replacing
 from seqjax.pictures import COLORS
 from seqjax.reading import Float, check, read_json_lines
 from seqjax.study.report import figures
 from seqjax.study.report.tables import markdown
-from seqjax.utils import replacing
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 

@@ -12,10 +12,10 @@ the time at recorded speeds, and trains nothing.
 import sys
 from pathlib import Path
 
+from seqjax.command_line import command_parser, run_command, words
 from seqjax.study.judge import page
 from seqjax.study.judge.matching import NONE, PARAMS
 from seqjax.study.judge.run import checked_jobs, dry_run, plan_of, run
-from seqjax.utils import command_parser, run_command, words
 
 
 def main(argv: list[str]) -> None:

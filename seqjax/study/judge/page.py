@@ -18,7 +18,7 @@ from seqjax.study.report.words import verdict
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 from seqjax.study.runs.runner import Run
-from seqjax.utils import size
+from seqjax.terminal import size
 
 FILE = "judge.md"
 SMOKE_TESTS = ("demo", "debug")  # sizes

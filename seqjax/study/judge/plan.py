@@ -22,6 +22,8 @@ from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.config.settings import to_dict
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.study.judge import joined, matching
 from seqjax.study.judge.joined import UNIT, Joined, rounded
 from seqjax.study.judge.matching import Match
@@ -29,7 +31,6 @@ from seqjax.study.runs import identity
 from seqjax.study.runs.runner import Run
 from seqjax.study.runs.studies import ENDS, make_run
 from seqjax.training import schedule
-from seqjax.utils import UserError, replacing
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 REFERENCES = {

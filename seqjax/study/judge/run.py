@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from seqjax import store
+from seqjax.errors import UserError
 from seqjax.study.gaps import classes
 from seqjax.study.gaps.rates import NEAR
 from seqjax.study.judge import costs, page
@@ -26,7 +27,6 @@ from seqjax.study.runs.record import in_domain
 from seqjax.study.runs.runner import Run
 from seqjax.training import schedule
 from seqjax.training.workdir import recorded_mixers
-from seqjax.utils import UserError
 
 BEHIND = 0.1  # nats in domain at the first end: a learning rate that is further behind another is dropped
 

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from seqjax import mixers, testing
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.study.judge.plan import Plan, read
-from seqjax.utils import UserError
 
 # Not of whether the mixer is a sound one: FLOPs in loops that XLA cannot count, and a chunk that is part of the model.
 UNCHECKED = ("flops", "chunk_size")

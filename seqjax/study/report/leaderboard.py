@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqjax.errors import UserError
 from seqjax.reading import read_table
 from seqjax.study import gaps
 from seqjax.study.gaps import Row
@@ -21,7 +22,6 @@ from seqjax.study.gaps.rows import PARTS
 from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError
 
 FILE = "leaderboard.csv"
 FIX = "restore it, or make it again with `seqjax study --analyse=DIR`"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import UserError
 from seqjax.pictures import COLORS
 from seqjax.study import gaps
 from seqjax.study.gaps.statistics import Estimate
@@ -21,7 +22,6 @@ from seqjax.study.report import forest, leaderboard, points
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.report.words import in_words
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
-from seqjax.utils import UserError
 
 # plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the shown one
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seqjax.data import regimes
 from seqjax.data.builtin import corpus as builtin
+from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.study import gaps
 from seqjax.study.gaps import classes
@@ -17,7 +18,6 @@ from seqjax.study.runs import collect, files, identity
 from seqjax.study.runs.record import NATS, UNITS, Record
 from seqjax.study.runs.runner import FORM, Run
 from seqjax.study.runs.studies import Study
-from seqjax.utils import UserError
 
 DATA = ("runs.json", "points.csv", "blocks.npz", "metrics.npz", classes.FILE)  # all that an analysis may read
 OLD_TABLES = "gaps.md"  # which earlier versions wrote in place of leaderboard.md

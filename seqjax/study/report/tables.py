@@ -12,7 +12,7 @@ from seqjax.study.report import leaderboard
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.runs.record import Records, in_domain
 from seqjax.training import origin
-from seqjax.training.eval_losses import ClassSums
+from seqjax.training.token_classes import ClassSums
 
 DASH = "-"
 SIZE = 0.03  # a larger difference in parameters is marked

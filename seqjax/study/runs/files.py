@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import UserError
+from seqjax.files import replacing, write_json
 from seqjax.reading import Float, read_arrays, read_json, read_table
 from seqjax.study.runs import checks, runner
 from seqjax.study.runs.collect import METADATA, read_points
 from seqjax.study.runs.record import SPEEDS, UNITS, Blocks, Point, Record, Records, speed_tables
 from seqjax.training import eval_losses, metrics, origin, schedule
-from seqjax.training.workdir import readable
-from seqjax.utils import UserError, replacing, write_json
+from seqjax.training.mirrors import readable
 
 COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
 COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}

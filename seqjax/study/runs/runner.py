@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.config import Config
+from seqjax.errors import UserError
 from seqjax.reading import read_json
+from seqjax.terminal import duration
 from seqjax.training import metrics, schedule
 from seqjax.training.checkpoint import has_checkpoint
-from seqjax.training.workdir import LOG, Mirror, readable
-from seqjax.utils import UserError, duration
+from seqjax.training.mirrors import LOG, Mirror, readable
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0

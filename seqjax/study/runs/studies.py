@@ -37,12 +37,12 @@ from typing import Any
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.reading import check
 from seqjax.study.runs import checks, identity
 from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.user_code import naming_the_line
-from seqjax.utils import UserError
 
 # Shares of the steps at which a new run ends: gaps at equal in-domain loss need ends that reach up to the reference's.
 ENDS = (0.5, 0.65, 0.8, 1.0)

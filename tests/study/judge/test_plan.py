@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from seqjax.config import to_dict
+from seqjax.errors import UserError
 from seqjax.mixers import _registry
 from seqjax.study.judge import plan
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK, Runs
 from seqjax.study.runs.studies import ENDS
-from seqjax.utils import UserError
 from tests import support
 from tests.study.judge.conftest import HIGH, LOW
 

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.escape import picture
 from seqjax.study import gaps
 from seqjax.study.report import figures, forest, leaderboard, points
 from seqjax.study.runs import files
-from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 from tests.study.gaps.studies import records

@@ -7,11 +7,11 @@ import pytest
 
 from seqjax.config import DataConfig
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import classes
 from seqjax.study.report import leaderboard, tables
-from seqjax.training import eval_losses
-from seqjax.utils import UserError
+from seqjax.training import eval_losses, token_classes
 from tests import support
 from tests.study.gaps.studies import records
 from tests.study.report.conftest import side
@@ -114,7 +114,7 @@ def write_classes(workdir, corpus, seed):
     blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("c4", "arxiv")}
     rng = np.random.default_rng(seed)
     losses = {d: rng.random((len(of.tokens), support.SEQ_LEN)).astype(np.float32) for d, of in blocks.items()}
-    eval_losses.write_classes(workdir, 2, losses, blocks, corpus)
+    token_classes.write_classes(workdir, 2, losses, blocks, corpus)
     return losses
 
 
