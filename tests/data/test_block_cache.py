@@ -9,7 +9,7 @@ import pytest
 
 from seqjax import store
 from seqjax.config import DataConfig
-from seqjax.data import block_cache, blocks, manifests, open_corpus, open_test_sets
+from seqjax.data import block_cache, manifests, open_corpus, open_test_sets
 from seqjax.data.shards import Skipped, documents, find_shards
 from seqjax.data.slimpajama import NAMES
 from seqjax.errors import UserError
@@ -96,7 +96,7 @@ def test_what_is_wrong_in_the_store_is_named(memory, blocks_dir, monkeypatch):
         open_corpus(config(f"{memory}/empty"), **SIZES)
     url = put(blocks_dir, f"{memory}/blocks")
     with monkeypatch.context() as patch:
-        patch.setattr(blocks.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
+        patch.setattr(block_cache.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
         with pytest.raises(
             UserError, match=rf"reads of {url} take 0\.0 GB, 0\.0 GB are free in .*config.data.cache_dir"
         ):

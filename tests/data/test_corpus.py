@@ -190,7 +190,7 @@ def test_bigram_of_a_corpus(blocks_dir: Path):
     train = np.concatenate([corpus.train_sample(d, count=10**6) for d in corpus.train_domains])
     tests = {d: corpus.eval_blocks(d, count=50).tokens for d in corpus.eval_domains}
     inside = np.concatenate([rows for d, rows in tests.items() if d in corpus.in_domain])
-    loss = bigram.bigram_loss(max_tokens=max_tokens)
+    loss = corpus.bigram_loss(max_tokens=max_tokens)
     assert loss is not None
     shuffled = np.random.default_rng(1).permutation(train)
     tenth = len(shuffled) // 10
@@ -201,7 +201,7 @@ def test_bigram_of_a_corpus(blocks_dir: Path):
     mixed = own_bigram_losses(train, np.concatenate(list(tests.values())), 258)
     assert min(abs(x - loss) for x in mixed.values()) > 1e-3, "text out of domain would make no difference"
     corpus.tokenizer = type("Large", (), {"vocab_size": 32_000})()
-    assert bigram.bigram_loss() is None
+    assert corpus.bigram_loss() is None
 
 
 def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
