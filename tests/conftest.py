@@ -116,7 +116,7 @@ LONG_FILES = [
         "end_to_end/test_ends", "kernels/test_triton_compiles", "data/test_builtin", "end_to_end/test_outside_mixer",
         "end_to_end/test_resume", "study/test_study", "end_to_end/test_run_errors", "test_testing",
         "end_to_end/test_processes", "end_to_end/test_train", "convert/test_transformers", "end_to_end/test_generate",
-        "benchmarks/test_train_step", "data/test_tfds", "test_dry_run", "end_to_end/test_evaluate",
+        "benchmarks/test_train_step", "data/test_sources_tfds", "test_dry_run", "end_to_end/test_evaluate",
         "evals/test_harness_command", "benchmarks/test_kernels", "test_package", "end_to_end/test_commands",
     )
 ]  # fmt: skip

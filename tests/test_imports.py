@@ -130,3 +130,19 @@ def test_nnx_only_declares(path):
             assert not any(alias.name.startswith("flax") for alias in node.names), f"{path}:{node.lineno}"
     if module_name(path).startswith("kernels_pallas"):
         assert not any(name.startswith("flax") for name in imported(path))
+
+
+@pytest.mark.parametrize("package", ["data", "training", "study/gaps", "study/judge", "study/report", "study/runs"])
+def test_test_files_carry_the_name_of_their_module(package):
+    """tests/PACKAGE/test_MODULE.py or test_MODULE_TOPIC.py."""
+    modules = {path.stem for path in (ROOT / "seqjax" / package).iterdir() if path.stem != "__init__"}
+    for path in (ROOT / "tests" / package).glob("test_*.py"):
+        words = path.stem.removeprefix("test_").split("_")
+        assert any("_".join(words[: n + 1]) in modules for n in range(len(words))), path.name
+
+
+def test_the_long_files_exist():
+    """They start first; a renamed one would start last."""
+    from tests.conftest import LONG_FILES
+
+    assert not [name for name in LONG_FILES if not (ROOT / name).is_file()]

@@ -23,7 +23,7 @@ from seqjax.study.runs.runner import Run
 from seqjax.training import checkpoint, evaluate
 from seqjax.training.loop import train
 from tests import object_servers, support
-from tests.end_to_end.kills import assert_equal_runs, finish
+from tests.chaos.kills import assert_equal_runs, finish
 
 STEPS, PATIENCE = 40, 120.0
 SETTINGS = {"train__steps": STEPS, "log__tensorboard": True, "eval__classes": True}

@@ -20,7 +20,7 @@ from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import MissingPackageError, UserError
 from seqjax.training.loop import train
 from tests import extras, support
-from tests.end_to_end.kills import fingerprint
+from tests.chaos.kills import fingerprint
 
 from .conftest import assert_resumes, prepared, row, write_corpus, write_shard
 

@@ -1,4 +1,4 @@
-"""What `tests.end_to_end.attacks` attacks: small runs, blocks and results, and a command on a copy of some of them."""
+"""What `tests.chaos.attacks` attacks: small runs, blocks and results, and a command on a copy of some of them."""
 
 import hashlib
 import json
@@ -23,9 +23,9 @@ from seqjax.training import eval_losses, metrics, token_classes
 from seqjax.training import loop as train_module
 from seqjax.training.evaluate import restore
 from tests import support
+from tests.chaos import damage, kills
+from tests.chaos.outcomes import start
 from tests.data.conftest import write_corpus
-from tests.end_to_end import damage, kills
-from tests.end_to_end.outcomes import start
 
 MARKS = ("Training ", "Going on ")  # begin what a run says before it compiles
 STEPS, STOP, EVERY = 24, 15, 6
