@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.errors import UserError
+from seqjax import escape
 from seqjax.reading import read_table
 from seqjax.study import gaps
 from seqjax.study.gaps import Row
@@ -178,7 +179,7 @@ def escaped(text: str) -> str:
 def latex(records: Records, of_references: Compared) -> str:
     r"""Return the leaderboard as a LaTeX table; it needs \usepackage{booktabs}."""
     lines = [
-        f"% {records.name or 'leaderboard'}: {records.title}".replace("\n", " "),
+        escape.line(f"% {records.name or 'leaderboard'}: {records.title}"),
         r"\begin{tabular}{lrrlrl}",
         r"\toprule",
         rf"model & parameters (M) & seeds & learning rates & gap ({escaped(records.unit.name)}) & verdict \\",

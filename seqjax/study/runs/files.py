@@ -332,7 +332,8 @@ def read(directory: str | Path) -> Records:
     study = about["study"]
     references, domains, against = study["references"], study["domains"], study["against"]
     named = [name for run in runs for name in (run.label, run.model)]
-    checks.require_plain([study["title"], *references, *domains, *named], f"{directory}/runs.json")
+    named += [study["title"], *references, *domains, *against, *study.get("speeds", {}), *about["missing"]]
+    checks.require_plain(named, f"{directory}/runs.json")
     if not domains or not any(run.model in references for run in runs):
         raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
     wanted = dict.fromkeys((*domains, *against))
