@@ -140,3 +140,8 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
+def tell(text: object) -> None:
+    """Print text on standard output without the control characters and passwords of names, paths and files in it."""
+    sys.stdout.write(message(text) + "\n")

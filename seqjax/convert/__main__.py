@@ -10,7 +10,6 @@ transformers (or fla) opens.
 """
 
 import shlex
-import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from seqjax.convert.files import PICKLED
 from seqjax.convert.weights import family_of
 from seqjax.errors import UserError
 from seqjax.nn.params import count
+from seqjax.terminal import tell
 from seqjax.training import mirrors
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
@@ -59,11 +59,11 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     checkpoints.wait()
     checkpoints.close()
     named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
-    sys.stdout.write(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    tell(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.")
     for line in _next_commands(mirror.url or str(here.absolute()), argument) if tokenizer else ():
-        sys.stdout.write(f"  {line}\n")
+        tell(f"  {line}")
     if argument and not tokenizer:
-        sys.stdout.write(f"The model as a --config, to which the tokenizer and settings can be added: {argument}\n")
+        tell(f"The model as a --config, to which the tokenizer and settings can be added: {argument}")
 
 
 def _next_commands(workdir: str, argument: str) -> Iterator[str]:
@@ -98,7 +98,7 @@ def to_directory(
     config, _, params, step, _ = restore(workdir, allow_code=allow_code)
     directory.export(params, config, target, dtype=dtype, with_tokenizer=with_tokenizer)
     tokenizer = f"tokenizer {config.data.tokenizer}" if with_tokenizer else "no tokenizer"
-    sys.stdout.write(f"{target}: {family.name}, step {step} of {workdir}, {dtype}, {tokenizer}.\n")
+    tell(f"{target}: {family.name}, step {step} of {workdir}, {dtype}, {tokenizer}.")
 
 
 def main(argv: list[str]) -> None:

@@ -6,7 +6,6 @@ and writes DIR/report.md, which links to the report of the recall tasks in DIR/r
 directories are gone stay in the report.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from seqjax.evals.lm_eval.table import Value, values
 from seqjax.files import replacing, write_json
 from seqjax.reading import read_json
 from seqjax.study.report.tables import DASH, markdown
+from seqjax.terminal import tell
 from seqjax.training import metrics
 
 
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
     path = out / "report.md"
     with replacing(path) as file:
         file.write(page(runs, recall=(out / "recall" / "report.md").is_file()).encode())
-    sys.stdout.write(f"Wrote {path}\n")
+    tell(f"Wrote {path}")
 
 
 def read(workdir: Path) -> Run:

@@ -23,6 +23,7 @@ from seqjax.data.prepare.manifest import summary, training_command
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
 from seqjax.errors import UserError, nearest
+from seqjax.terminal import tell
 
 
 def parser() -> Parser:
@@ -109,8 +110,8 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
         sys.exit(130)
-    sys.stdout.write(summary(manifest) + "\n")
-    sys.stdout.write(f"To train on it:\n  {training_command(manifest, given.out, tokenizer_path=tokenizer_path)}\n")
+    tell(summary(manifest))
+    tell(f"To train on it:\n  {training_command(manifest, given.out, tokenizer_path=tokenizer_path)}")
 
 
 if __name__ == "__main__":

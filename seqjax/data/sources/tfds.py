@@ -15,7 +15,6 @@ The book domain contains books3; a config of its own keeps it out of everything 
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from seqjax.data import hold_out, shards, slimpajama, splits
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.sources import Shard, ignore
 from seqjax.errors import MissingPackageError, UserError, first_line, nearest
+from seqjax.terminal import tell
 
 OWN = "slim_pajama"
 FORMAT = "array_record"
@@ -400,7 +400,7 @@ def main(argv: list[str]) -> None:
     if Path(given.data_dir).exists() and not Path(given.data_dir).is_dir():
         raise UserError(f"--data_dir={given.data_dir} is a file; give a directory.")
     for domain in given.domains:
-        sys.stdout.write(build(given.source, given.data_dir, domain) + "\n")
+        tell(build(given.source, given.data_dir, domain))
 
 
 if __name__ == "__main__":

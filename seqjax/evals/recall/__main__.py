@@ -35,7 +35,7 @@ from seqjax.evals.recall.setups import MODELS, SETUPS, Setup, is_file
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import code_of, train
 from seqjax.study.runs.runner import visible_gpus
-from seqjax.terminal import duration
+from seqjax.terminal import duration, tell
 from seqjax.training.origin import RULES
 from seqjax.training.processes import use_compile_cache
 
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
         for study in args.foretell:
             store.require_local(study, "--foretell")
         written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
-        sys.stdout.write(f"Wrote {written}\n")
+        tell(f"Wrote {written}")
         return
     setup = dataclasses.replace(setup, rounds=tuple(pair for pair in setup.rounds if str(pair[0]) in widths))
     until = time.time() + 60 * args.minutes
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"{out / report.RESULTS} has no result to report; without --report the command trains the runs."
         )
-    sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
+    tell(f"Wrote {written}" if written else f"No results in {out}")
     if failed:
         raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
 

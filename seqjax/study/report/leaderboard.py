@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax.errors import UserError
 from seqjax import escape
+from seqjax.errors import UserError
 from seqjax.reading import read_table
 from seqjax.study import gaps
 from seqjax.study.gaps import Row

@@ -18,7 +18,7 @@ from seqjax.study.runs import collect, files, identity
 from seqjax.study.runs.record import NATS, UNITS, Record
 from seqjax.study.runs.runner import FORM, Run
 from seqjax.study.runs.studies import Study
-from seqjax.utils import UserError, tell
+from seqjax.terminal import tell
 
 DATA = ("runs.json", "points.csv", "blocks.npz", "metrics.npz", classes.FILE)  # all that an analysis may read
 OLD_TABLES = "gaps.md"  # which earlier versions wrote in place of leaderboard.md
