@@ -51,7 +51,9 @@ class HuggingFaceTokenizer:
             ) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / FILE))
-        except Exception as error:
+        except BaseException as error:  # a panic of its Rust code is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             raise UserError(
                 f"{directory / FILE} is not read by tokenizers {tokenizers.__version__} ({error})."
             ) from None

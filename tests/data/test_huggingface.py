@@ -217,3 +217,13 @@ def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, c
     flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=8", "--workers=1"]
     prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={tmp_path / 'out'}", *flags])
     assert "stand for 30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
+    """A panic of Rust code is no `Exception`; here, two letters are merged to a piece that is missing."""
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"})
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    spec["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(UserError, match="is not read by tokenizers"):
+        huggingface.HuggingFaceTokenizer(tmp_path)
