@@ -31,11 +31,13 @@ import zstandard
 
 from benchmarks.harness import report
 from benchmarks.harness.machine import machine
+from seqjax.command_line import run_command
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, load_tokenizer, open_corpus, prepare, slimpajama
+from seqjax.data import blocks, document_index, load_tokenizer, manifests, open_corpus, prepare, slimpajama
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.utils import UserError, run_command, write_json
+from seqjax.errors import UserError
+from seqjax.files import write_json
 
 SEQ_LEN = 2048
 BATCH = 64
@@ -64,7 +66,7 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
             {"path": path.relative_to(out).as_posix(), "blocks": records, "sha256": digest, "bytes": size}
         )
     identity = {"name": tokenizer.name, "sha256": tokenizer.hash}
-    manifest = {"format": blocks.FORMAT, "block": SEQ_LEN + 1, "tokenizer": identity}
+    manifest = {"format": manifests.FORMAT, "block": SEQ_LEN + 1, "tokenizer": identity}
     lengths = {
         domain: np.full(entry["blocks"], SEQ_LEN + 1) for domain, entry in entries.items()
     }  # blocks are documents
@@ -130,7 +132,7 @@ def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
         vocabulary = byte
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        files, records, seconds = (2, 2_000, 0.5) if quick else (12, blocks.MAX_RECORDS, 4.0)
+        files, records, seconds = (2, 2_000, 0.5) if quick else (12, manifests.MAX_RECORDS, 4.0)
         write_blocks(scratch / "blocks", byte, files=files, records=records)
         reading = read_rates(scratch / "blocks", byte, runs=3 if quick else 5, seconds=seconds)
         if not source:

@@ -32,8 +32,8 @@ import kernels_pallas as kp
 from benchmarks.harness import limits, plot, report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import time_ms
+from seqjax.command_line import run_command
 from seqjax.ops.attention import attention_step
-from seqjax.utils import run_command
 
 LAYERS = 12
 CHUNK_CASES = ("exact", "best_key", "best_key-top4", "approx", "approx-top4", "shortlist")

@@ -48,8 +48,8 @@ from kernels_pallas.select_chunk import xla as select_xla
 from kernels_pallas.top1_chunk import api as chunk_api
 from kernels_pallas.top1_chunk.xla.attention import MASKED, SORTED
 from seqjax import pictures
+from seqjax.command_line import run_command
 from seqjax.ops.attention import causal_attention
-from seqjax.utils import run_command
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)

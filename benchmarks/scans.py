@@ -56,8 +56,8 @@ from kernels_pallas import (
     token_shift,
     wkv7_operands,
 )
+from seqjax.command_line import run_command
 from seqjax.ops.path_attention import path_attention
-from seqjax.utils import run_command
 
 CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
 CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152}  # channels

@@ -53,12 +53,13 @@ from benchmarks.harness.configs import chosen, configured, label
 from benchmarks.harness.machine import machine
 from benchmarks.harness.program import work
 from benchmarks.harness.timing import seconds_per_call
+from seqjax.command_line import run_command
 from seqjax.config import Config
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
-from seqjax.training import schedule, workdir
+from seqjax.training import provenance, schedule
 from seqjax.training.step import TrainState, init_state, jit_train_step, micro_batches, state_shardings
-from seqjax.utils import UserError, run_command
 
 TABLE = report.Table(
     30,
@@ -131,13 +132,13 @@ class Stepper:
 
 def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | None = None) -> dict[str, Any]:
     """Compile one step on these devices, or all, and run it `repeats` times `steps` times."""
-    train, before = config.train, workdir.device_peak_bytes()
+    train, before = config.train, provenance.device_peak_bytes()
     stepper, n_devices = Stepper(config, devices), len(devices or jax.devices())
     seconds_per_call(stepper, calls=2, repeats=1)
     times = seconds_per_call(stepper, calls=steps, repeats=repeats)
     rates = [train.batch_size * train.seq_len / seconds for seconds in times]
 
-    after, per_token = workdir.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
+    after, per_token = provenance.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
     rate = statistics.median(rates)
     return {
         "tokens_per_s": rate,

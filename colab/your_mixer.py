@@ -218,7 +218,7 @@ for remark in judged.remarks:
 # %% [markdown]
 # ## From here
 #
-# * A mixer in a file of its own trains by its dotted name: `seqjax train --config=transformer_pp
-#   --config.model.mixer.name=my_package.ema`.
+# * A mixer in a file trains and is evaluated from any directory: `seqjax train --config=./gated_ema.py:debug`, and
+#   `seqjax evaluate --workdir=DIR --allow-code=gated_ema`.
 # * `docs/add_a_mixer.md`: the contract in full, blocks of another shape, axes and kernels of your own.
 # * `SIZE = "demo"` gives models of a size where the gaps between architectures begin to show.

@@ -122,7 +122,7 @@ PACKAGES = [
     (MODEL, "mixers"),
     (MODEL, "ops   nn"),
     (FILE, "sharding"),
-    (FILE, "types  utils  fields  store"),
+    (FILE, "types  errors  files  store"),
 ]
 for i, (color, name) in enumerate(PACKAGES):
     y = 39.6 - 3.72 * i

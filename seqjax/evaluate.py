@@ -1,6 +1,7 @@
 """`python -m seqjax.evaluate`, the same as `seqjax evaluate`."""
 
-from seqjax.utils import ended_by_ctrl_c, run_command
+from seqjax.command_line import run_command
+from seqjax.terminal import ended_by_ctrl_c
 
 with ended_by_ctrl_c():
     from seqjax.commands.evaluate import main

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from seqjax.utils import UserError, nearest
+from seqjax.errors import UserError, nearest
 
 T = TypeVar("T")
 

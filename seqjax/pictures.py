@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
 from seqjax.escape import picture
@@ -75,6 +75,10 @@ def _lay_out(panels: Iterable[Axes]) -> None:
     for panel in list(panels)[:1]:
         figure = panel.get_figure(root=True)
         assert figure is not None
+        for text in figure.findobj(Text):  # titles and labels may hold names that are not escaped
+            assert isinstance(text, Text)
+            is_tick = text.get_text().startswith(r"$\mathdefault")
+            text.set_parse_math(is_tick or "$" not in text.get_text().replace(r"\$", ""))
         figure.draw_without_rendering()
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from seqjax.command_line import use_safe_fusions
 from seqjax.config import Config, differences, to_dict
 from seqjax.convert import public_config
 from seqjax.convert.directory import fetched, is_public
@@ -19,8 +20,9 @@ from seqjax.convert.directory import load as load_public
 from seqjax.convert.weights import families_of
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
+from seqjax.errors import UserError
 from seqjax.escape import message
-from seqjax.mixers import base, name_of
+from seqjax.mixers import base, use
 from seqjax.models import Model, flops
 from seqjax.nn.params import names
 from seqjax.sharding import make_mesh, shardings
@@ -29,7 +31,6 @@ from seqjax.training.evaluate import read_params, restore, trained
 from seqjax.training.loop import Weights
 from seqjax.training.workdir import load_config
 from seqjax.types import Array, Params
-from seqjax.utils import UserError, use_safe_fusions
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -147,24 +148,31 @@ def _mean_loss(params: Params, tokens_BT1: Array, weights_BT: Array, *, model: M
     return total / count
 
 
-def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = ()) -> Pretrained:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    mixers: Sequence[type[base.Mixer]] = (),
+    allow_code: str | Collection[str] = (),
+) -> Pretrained:
     """Return the newest checkpoint of the run in the directory `path`, or the public model there.
 
     Args:
         path: The `--workdir` of a training run or of `seqjax.convert import`, also gs://; a Hugging Face directory
             with config.json, .safetensors and tokenizer (docs/convert.md); or hf://OWNER/NAME, which is
             fetched.
-        mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer; other
-            modules are not imported, because their code is not trusted.
+        mixers: Classes of mixers from outside seqjax that the run may use.
+        allow_code: Names of mixers from outside seqjax whose code may be run, as the run names them: the copy of the
+            file that the run keeps, or a dotted module. Other code is not run, because it is not trusted.
 
-    Raises `UserError` if the run or model does not exist, its mixer is from outside seqjax and not among `mixers`, or
-    seqjax does not compute the public model.
+    Raises `UserError` if the run or model does not exist, its mixer is from outside seqjax and not allowed, a name in
+    `allow_code` is not a mixer of the run, or seqjax does not compute the public model.
     """
     use_safe_fusions()  # as the commands do
     directory = fetched(path)
     if is_public(directory):
         return _public(directory)
-    allowed = [name_of(mixer) for mixer in mixers]
+    use(mixers)
+    allowed = (allow_code,) if isinstance(allow_code, str) else allow_code
     config, model, params, step, mesh = restore(directory, allow_code=allowed)
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)
 

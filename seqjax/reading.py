@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.utils import UserError, first_line, size
+from seqjax.errors import UserError, first_line
+from seqjax.terminal import size
 
 FIX = "restore it, or create it again elsewhere"
 DEEPEST = 100  # levels of JSON: code that follows a value down recurses as well

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from seqjax.errors import UserError
 from seqjax.types import Array, Params
-from seqjax.utils import UserError
 
 AXES = ("data", "fsdp", "seq", "tensor")
 # Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole.

@@ -19,7 +19,8 @@ import fsspec
 from etils import epath
 from fsspec import config as fsspec_config
 
-from seqjax.utils import DISK_FULL, UserError, temporary_beside
+from seqjax.errors import UserError
+from seqjax.files import DISK_FULL, temporary_beside
 
 WORKDIRS = ("gs",)  # schemes where a run can be kept: Orbax writes checkpoints there itself
 # Schemes of fsspec that may run code which the content of a file or server chooses. The path of a run's data is a part

@@ -17,14 +17,15 @@ import numpy as np
 import optax
 
 from kernels_pallas import counting
+from seqjax.command_line import use_safe_fusions
 from seqjax.config import from_config_dict, presets
-from seqjax.mixers import base, name_of
+from seqjax.errors import UserError, first_line, nearest
+from seqjax.mixers import as_registered, base, name_of
 from seqjax.models import Model, flops
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.training.step import TrainState, init_state, make_train_step
 from seqjax.types import Array, Params
-from seqjax.utils import UserError, first_line, nearest, use_safe_fusions
 
 BATCH = 8
 LENGTH = 23  # tokens; a prime, so that no chunk divides it
@@ -354,7 +355,7 @@ def check_mixer(
     """Run the contract tests on a mixer and return the names of those that ran.
 
     Args:
-        mixer: A registered class (`seqjax.mixers.register`), or the only mixer of a file that has been imported.
+        mixer: A registered class (`seqjax.mixers.register`), or one of a file that has been imported.
         settings: Settings of the mixer that differ from the defaults of its constructor.
         dim: Width of the model.
         n_params: Number of parameters that one mixer should have at that width, if you know it.
@@ -372,12 +373,13 @@ def check_mixer(
         if name not in CHECKS:
             raise UserError(f"skip: {name!r} is not a check.{nearest(name, CHECKS)}")
     changes = {"vocab_size": VOCABULARY, "dim": dim, "mlp.dim": dim + 16, "dtype": "float32", "loss_chunk": 32}
-    config = presets.get_config(
-        "debug",
-        name="check",
-        mixer={"name": name_of(mixer), **(settings or {})},
-        settings={f"model.{key}": value for key, value in changes.items()} | {"train.seq_len": LENGTH},
-    )
+    with as_registered():
+        config = presets.get_config(
+            "debug",
+            name="check",
+            mixer={"name": name_of(mixer), **(settings or {})},
+            settings={f"model.{key}": value for key, value in changes.items()} | {"train.seq_len": LENGTH},
+        )
     model = Model(from_config_dict(config).model, max_len=LENGTH)
     inapplicable = set(skip)
     if not hasattr(model.config.mixer, "chunk_size"):

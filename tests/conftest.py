@@ -72,7 +72,7 @@ import pytest
 from flax import nnx
 
 from seqjax import store
-from seqjax.training import report, workdir
+from seqjax.training import mirrors, report
 from tests import object_servers, support
 
 # Here a small program is compiled in less time than it is written; the processes that tests start share all of theirs.
@@ -116,7 +116,7 @@ LONG_FILES = [
         "end_to_end/test_ends", "kernels/test_triton_compiles", "data/test_builtin", "end_to_end/test_outside_mixer",
         "end_to_end/test_resume", "study/test_study", "end_to_end/test_run_errors", "test_testing",
         "end_to_end/test_processes", "end_to_end/test_train", "convert/test_transformers", "end_to_end/test_generate",
-        "benchmarks/test_train_step", "data/test_tfds", "test_dry_run", "end_to_end/test_evaluate",
+        "benchmarks/test_train_step", "data/test_sources_tfds", "test_dry_run", "end_to_end/test_evaluate",
         "evals/test_harness_command", "benchmarks/test_kernels", "test_package", "end_to_end/test_commands",
     )
 ]  # fmt: skip
@@ -215,7 +215,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of this test's own, as on a machine that has not seen a store; a store that fails is not tried again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "RETRY_SECONDS", ())
-    monkeypatch.setattr(workdir, "_read", {})
+    monkeypatch.setattr(mirrors, "_read", {})
     return tmp_path / "cache"
 
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,13 +21,13 @@ import pytest
 
 from seqjax import mixers, store
 from seqjax.config import Config, from_config_dict
-from seqjax.data import blocks, document_index
+from seqjax.data import blocks, document_index, manifests
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.testing import random_params as random_params  # for the tests, as support.random_params
 from seqjax.training import metrics
-from seqjax.utils import write_json
 
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32
@@ -241,7 +242,7 @@ def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_tr
             lengths[f"{split}/{domain}"] = np.full(count, seq_len + 1)
             splits[split][domain] = {"files": [file], "blocks": count, "tokens": rows.size, "bytes": rows.size}
     tokenizer = {"name": "byte", "sha256": ByteTokenizer.hash}
-    manifest = {"format": blocks.FORMAT, "tokenizer": tokenizer, "block": seq_len + 1, "splits": splits}
+    manifest = {"format": manifests.FORMAT, "tokenizer": tokenizer, "block": seq_len + 1, "splits": splits}
     document_index.write(directory / document_index.FILE, lengths)
     write_json(directory / "manifest.json", manifest)
     return directory
@@ -296,6 +297,12 @@ def command(blocks_dir: Path, workdir: Path, mixer: str = "top1_chunk", **overri
         f"--config={ROOT / 'configs' / mixer}.py:debug,{argument}",
         f"--workdir={workdir}",
     ]
+
+
+def page_block(page: str, text: str) -> str:
+    """The Python block of a page that holds `text`."""
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S) if text in block]
+    return block
 
 
 def run(args: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

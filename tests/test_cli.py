@@ -14,8 +14,8 @@ from kernels_pallas import BackendError
 from seqjax.commands import cli, train
 from seqjax.config import Config, settings
 from seqjax.config.parse import is_mixer
+from seqjax.errors import UserError
 from seqjax.fields import hints_of
-from seqjax.utils import UserError
 from tests import support
 
 MINE = """
@@ -289,7 +289,7 @@ def test_an_interrupt_during_the_imports_is_one_line(where, tmp_path):
 
 
 IN_CALLBACK = """
-from seqjax.utils import run_command
+from seqjax.command_line import run_command
 
 def main(argv):
     import jax

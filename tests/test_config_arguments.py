@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqjax.config import Config, from_config_dict, to_dict
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests.test_configs import get, load
 
 
@@ -73,7 +73,7 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("data.corpus=blocks", ["config.data.path", "seqjax prepare"]),
         ("model.mixer.name=top1_chnk", ["config.model.mixer.name", "Did you mean 'top1_chunk'", "transformer_pp"]),
         ("model.mixer.name=no.such.module", ["no module 'no'"]),
-        ("model.mixer.name=seqjax.utils", ["must define one class that derives from seqjax.mixers.base.Mixer"]),
+        ("model.mixer.name=seqjax.files", ["must define one class that derives from seqjax.mixers.base.Mixer"]),
         ("model.mixer.name=transformer_pp,model.mixer.chunk_size=4", ["no setting 'chunk_size'", "rope_base"]),
         ("model.mixer=({'name':'mamba1'},{'nam':'mamba2'})", ["config.model.mixer.name must name a mixer"]),
         ("model.mixer=()", ["config.model.mixer is empty"]),

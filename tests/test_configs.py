@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from seqjax.config import differences, from_config_dict, to_dict
 from seqjax.config.presets import REGIMES, SIZES
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
-from seqjax.utils import UserError
 from tests import support
 from tests.models.test_settings import MIXERS
 from tests.support import ROOT

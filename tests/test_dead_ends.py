@@ -11,14 +11,15 @@ from typing import Any
 import jax
 import pytest
 
-from seqjax import utils
+from seqjax import command_line, files
 from seqjax.commands import cli, generate
 from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.errors import UserError
 from seqjax.models import Model
+from seqjax.terminal import StatusLine
 from seqjax.training import lock, loop
 from seqjax.training.checkpoint import Checkpoints
-from seqjax.training.workdir import Mirror
-from seqjax.utils import StatusLine, UserError
+from seqjax.training.mirrors import Mirror
 
 CONFIG = from_config_dict(presets.get_config("debug", name="transformer_pp", mixer={"name": "transformer_pp"}))
 CONFIG_DICT = to_dict(CONFIG)
@@ -35,7 +36,9 @@ def test_a_status_line_without_a_reader_goes_on():
 
 
 def test_a_command_runs_without_stderr():
-    code = "import os, sys; from seqjax import utils; utils.run_command(lambda _: print(os.fstat(2).st_rdev), [])"
+    code = (
+        "import os; from seqjax.command_line import run_command; run_command(lambda _: print(os.fstat(2).st_rdev), [])"
+    )
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -45,7 +48,7 @@ def test_a_command_runs_without_stderr():
 
 def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path):
     (tmp_path / "x").write_text("before")
-    with pytest.raises(OSError, match="full"), utils.replacing(tmp_path / "x") as file:
+    with pytest.raises(OSError, match="full"), files.replacing(tmp_path / "x") as file:
         file.write(b"after")
         raise OSError("full")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -53,7 +56,9 @@ def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path):
 
 
 def test_a_command_runs_without_stdout():
-    code = "import sys; from seqjax import utils; utils.run_command(lambda _: sys.stdout.write('text'), [])"
+    code = (
+        "import sys; from seqjax import command_line; command_line.run_command(lambda _: sys.stdout.write('text'), [])"
+    )
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code], stderr=subprocess.PIPE, text=True, check=False
     )
@@ -75,11 +80,11 @@ def test_a_platform_that_is_not_there(monkeypatch):
     def devices() -> Any:
         raise AssertionError
 
-    with pytest.raises(AssertionError), utils.explained():  # JAX has started: another error
+    with pytest.raises(AssertionError), command_line.explained():  # JAX has started: another error
         assert jax.devices() == 0
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setattr(jax, "devices", devices)
-    with pytest.raises(UserError, match=r"JAX_PLATFORMS=cuda .* Unset it"), utils.explained():
+    with pytest.raises(UserError, match=r"JAX_PLATFORMS=cuda .* Unset it"), command_line.explained():
         jax.devices()
 
 
@@ -90,7 +95,7 @@ def test_an_implementation_that_cannot_run_is_named_by_its_setting(setting):
         config.update_from_flattened_dict({f"model.{setting}": "nowhere"})
     model = Model(from_config_dict(config).model, max_len=128)
     tokens = jax.ShapeDtypeStruct((1, 129), "int32")
-    with pytest.raises(UserError, match=rf"Give another config\.model\.{setting};"), utils.explained():
+    with pytest.raises(UserError, match=rf"Give another config\.model\.{setting};"), command_line.explained():
         jax.eval_shape(model.loss, model.shapes, tokens)
 
 

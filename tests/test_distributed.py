@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from seqjax.command_line import LOST
 from seqjax.commands import train
+from seqjax.errors import UserError
 from seqjax.training import processes
 from seqjax.training.processes import banner
-from seqjax.utils import LOST, UserError
 from tests import support
 
 SLURM = {
@@ -81,7 +82,7 @@ REFUSED = (
 )
 REFUSE = f"""
 from seqjax.training.processes import initialize
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 for place in {[place for place, _ in REFUSED]}:
     try:
@@ -194,7 +195,7 @@ def start(code, log, *, index, port, count=2, platform="cpu"):
 
 MEET = """
 from seqjax.training.processes import joined
-from seqjax.utils import run_command
+from seqjax.command_line import run_command
 
 def main(argv):
     with joined(start_seconds=1):

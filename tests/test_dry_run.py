@@ -11,10 +11,10 @@ import pytest
 
 from seqjax.commands import train
 from seqjax.config import from_config_dict, presets
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.training import dry_run
 from seqjax.training import workdir as workdirs
-from seqjax.utils import UserError
 from tests import support
 
 ARGUMENT = "debug,train.batch_size=8"

@@ -57,7 +57,7 @@ def say(argv: list[str]) -> None:
 
 
 def test_a_terminal_that_cannot_print_a_character_shows_its_code():
-    code = "from tests.test_encoding import say; from seqjax.utils import run_command; run_command(say, [])"
+    code = "from tests.test_encoding import say; from seqjax.command_line import run_command; run_command(say, [])"
     environment = support.environment() | {"PYTHONIOENCODING": "ascii"}
     args = [sys.executable, "-c", code]
     result = subprocess.run(args, env=environment, cwd=support.ROOT, capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from seqjax import escape
+from seqjax.terminal import tell
 
 WORDS = ("top1_chunk", "Top-1 Chunk, k=4", "a & b", "-0.5", "2.5", "C++", "x_1", "1 of 3")
 MARKUP = (
@@ -111,3 +112,8 @@ def test_a_picture_shows_the_text_itself(text):
     shown, is_formula = title._preprocess_math(title.get_text())
     assert shown.strip() == escape.message(text) and not is_formula
     assert len(legend.get_texts()) == 1
+
+
+def test_tell_prints_names_without_control_characters_and_passwords(capsys):
+    tell("runs/\x1b[2Ja\nhttps://user:pw@host/b")
+    assert capsys.readouterr().out == "runs/\\x1b[2Ja\nhttps://***@host/b\n"

@@ -12,9 +12,11 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax.escape",),
-    ("seqjax", "seqjax.types", "seqjax.utils"),
-    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
-    ("seqjax.sharding",),
+    ("seqjax", "seqjax.types", "seqjax.errors"),
+    ("seqjax.terminal",),
+    ("seqjax.files",),
+    ("seqjax.command_line", "seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
+    ("seqjax.sharding", "seqjax.user_code"),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
     ("seqjax.config",),
@@ -84,13 +86,13 @@ def test_imports_run_one_way(path):
                 assert unit(name) not in SINGLE, f"{name} imports {other}"
         elif top == "kernels_pallas":
             if other == "kernels_pallas.cpu_compiler":  # for what a program calls first, before JAX starts
-                assert name in ("seqjax.training.dry_run", "seqjax.utils"), f"{name} imports {other}"
+                assert name in ("seqjax.training.dry_run", "seqjax.command_line"), f"{name} imports {other}"
                 continue
             if other == "kernels_pallas.counting":
                 assert unit(name) == "seqjax.testing", f"{name} imports {other}"
                 continue
-            # `utils` reports what no kernel can run (BackendError), `training` which kernels run.
-            allowed = ("seqjax.nn", "seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.utils")
+            # `command_line` reports what no kernel can run (BackendError), `training` which kernels run.
+            allowed = ("seqjax.nn", "seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.command_line")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for layers, ops and mixers"
 
 
@@ -140,3 +142,19 @@ def test_nnx_only_declares(path):
             assert not any(alias.name.startswith("flax") for alias in node.names), f"{path}:{node.lineno}"
     if module_name(path).startswith("kernels_pallas"):
         assert not any(name.startswith("flax") for name in imported(path))
+
+
+@pytest.mark.parametrize("package", ["data", "training", "study/gaps", "study/judge", "study/report", "study/runs"])
+def test_test_files_carry_the_name_of_their_module(package):
+    """tests/PACKAGE/test_MODULE.py or test_MODULE_TOPIC.py."""
+    modules = {path.stem for path in (ROOT / "seqjax" / package).iterdir() if path.stem != "__init__"}
+    for path in (ROOT / "tests" / package).glob("test_*.py"):
+        words = path.stem.removeprefix("test_").split("_")
+        assert any("_".join(words[: n + 1]) in modules for n in range(len(words))), path.name
+
+
+def test_the_long_files_exist():
+    """They start first; a renamed one would start last."""
+    from tests.conftest import LONG_FILES
+
+    assert not [name for name in LONG_FILES if not (ROOT / name).is_file()]

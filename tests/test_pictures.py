@@ -120,3 +120,16 @@ def test_a_name_stands_closest_to_its_own_point_where_there_is_room():
         distances = {name: np.hypot(*(panel.transData.transform(at) - centre)) for name, at in points.items()}
         assert min(distances, key=distances.__getitem__) == text.get_text()
     assert len(panel.lines) == 3, "no line to a name that is close"
+
+
+@pytest.mark.parametrize("text", ["$^$", "$$1 and $x_{", r"\$ $^$"])
+def test_a_title_starts_no_formula(text):
+    """Before the figure is saved, while names are placed."""
+    figure = Figure()
+    panel = figure.subplots()
+    figure.suptitle(text)
+    panel.set_ylabel(text)
+    panel.plot([0, 1], [0, 1])
+    pictures.label_points({panel: {text: pictures.Named([(0, 0)], "black")}})
+    pictures.label_ends({panel: [pictures.End(1, 1, text, "black")]})
+    assert panel.texts[0].get_text().count("$") == text.count("$")

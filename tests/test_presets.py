@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from seqjax.config import from_config_dict, presets, to_dict
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests.support import ROOT
 
 MINE = """

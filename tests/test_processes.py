@@ -17,7 +17,7 @@ PATIENCE = 120.0  # seconds; far longer than it takes
 # A module, because a spawned process imports the one with its function.
 PARENT = """
 import multiprocessing, time
-from seqjax.utils import end_with_parent
+from seqjax.terminal import end_with_parent
 
 def work():
     end_with_parent()

@@ -12,8 +12,9 @@ import pytest
 
 from seqjax.commands import generate
 from seqjax.config import from_config_dict, presets, to_dict
-from seqjax.data import blocks, document_index, stored_tokenizer
+from seqjax.data import document_index, manifests, stored_tokenizer
 from seqjax.data.builtin import corpus as builtin
+from seqjax.errors import UserError
 from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.recall import report as recall
@@ -22,8 +23,7 @@ from seqjax.study import __main__ as study
 from seqjax.study.gaps import classes
 from seqjax.study.runs import collect
 from seqjax.study.runs import files as of_study
-from seqjax.training import checkpoint, eval_losses, lock, metrics, workdir
-from seqjax.utils import UserError
+from seqjax.training import checksums, eval_losses, lock, metrics, token_classes, workdir
 
 Arrays = dict[str, np.ndarray]
 CONFIG = {
@@ -33,7 +33,7 @@ CONFIG = {
 RUN = {"device": "cpu", "devices": 1, "parameters": 10}
 FILE = {"path": "train/c4-0.array_record", "blocks": 2, "bytes": 3, "sha256": "5"}
 PREPARED = {
-    "format": blocks.FORMAT,
+    "format": manifests.FORMAT,
     "tokenizer": {"name": "byte", "sha256": "1"},
     "block": 9,
     "splits": {"train": {"c4": {"blocks": 2, "files": [FILE]}}},
@@ -137,8 +137,8 @@ FILES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
         f"losses {name}": (f"eval_losses/{name}", {f"eval_losses/{n}": a for n, a in LOSSES.items()}, eval_losses.read)
         for name in LOSSES
     },
-    "sums": ("eval_losses/classes.npz", {"eval_losses/classes.npz": CLASSES}, eval_losses.read_classes),
-    "manifest": ("manifest.json", {"manifest.json": PREPARED, FILE["path"]: b"abc"}, blocks.read_manifest),
+    "sums": ("eval_losses/classes.npz", {"eval_losses/classes.npz": CLASSES}, token_classes.read_classes),
+    "manifest": ("manifest.json", {"manifest.json": PREPARED, FILE["path"]: b"abc"}, manifests.read_manifest),
     "built-in": (
         "manifest.json",
         {
@@ -161,7 +161,7 @@ FILES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
         {"tokenizer.npz": TOKENIZER},
         lambda directory: stored_tokenizer.read(directory / "tokenizer.npz", why=""),
     ),
-    "checksums": ("checksums.json", CHECKPOINT, lambda directory: checkpoint.check(directory, ["params"])),
+    "checksums": ("checksums.json", CHECKPOINT, lambda directory: checksums.check(directory, ["params"])),
     "recall": ("runs.jsonl", {"runs.jsonl": [RECALL]}, recall.results),
 }
 JSON = [name for name, (file, *_) in FILES.items() if Path(file).suffix == ".json"]
@@ -186,7 +186,7 @@ def require_one_sentence(name: str, tmp_path: Path, content: Any) -> None:
         save(tmp_path / each, whole)
     reader(tmp_path)
     save(tmp_path / file, content)
-    with pytest.raises((UserError, checkpoint.DamagedError), match=Path(file).name) as caught:
+    with pytest.raises((UserError, checksums.DamagedError), match=Path(file).name) as caught:
         reader(tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from seqjax import reading
+from seqjax.errors import UserError
 from seqjax.reading import read_arrays, read_json, read_json_lines, read_table
-from seqjax.utils import UserError
 
 READERS = {
     "json": lambda path: read_json(path),

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from seqjax import sharding
+from seqjax.errors import UserError
 from seqjax.sharding import AXES, RULES, batch_sharding, constrain_batch, make_mesh, replicated, shardings
-from seqjax.utils import UserError
 from tests import support
 
 pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")

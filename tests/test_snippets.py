@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import seqjax
-from seqjax import utils
+from seqjax import command_line
 from seqjax.commands import cli, train
 from seqjax.config import from_config_dict, presets
 from tests import support
@@ -28,12 +28,12 @@ FENCE = re.compile(
 # Blocks that another test runs with what they need: how many, and where.
 ELSEWHERE = {
     "README.md": (3, "tests/end_to_end/test_outside_mixer.py"),
-    "docs/add_a_mixer.md": (5, "tests/end_to_end/test_outside_mixer.py"),
+    "docs/add_a_mixer.md": (7, "tests/end_to_end/test_flat_file.py"),
     "docs/add_a_kernel_backend.md": (2, "tests/kernels/test_backend.py"),
 }
 WRONG_ON_PURPOSE = {"docs/troubleshooting.md"}  # tests/test_troubleshooting.py runs its commands
 # Configs that a reader is told to write, and words that stand for one.
-OWN = ("NAME", "NAME_OR_FILE", "configs/x.py", "/path/to/my_config.py", "ema")
+OWN = ("NAME", "NAME_OR_FILE", "configs/x.py", "/path/to/my_config.py", "ema", "./gema.py", "./gated_ema.py")
 
 
 def blocks(page: str) -> list[re.Match]:
@@ -112,14 +112,14 @@ def take(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a command line to the parser of its command; raise what the parser raises."""
     if words[0] in ("--help", "--version"):
         return
-    parse = utils.Parser.parse_args
+    parse = command_line.Parser.parse_args
 
     def parse_alone(self, args=None, namespace=None):
         parse(self, args, namespace)
         raise TakenError
 
     with monkeypatch.context() as patch, contextlib.suppress(TakenError):
-        patch.setattr(utils.Parser, "parse_args", parse_alone)
+        patch.setattr(command_line.Parser, "parse_args", parse_alone)
         if words[1:] != ["--help"]:
             module = cli.COMMANDS[words[0]][0] if words[0] in cli.COMMANDS else words[0]
             importlib.import_module(module).main(words[1:])
@@ -167,5 +167,5 @@ def test_settings_of_commands_exist(page):
         name = next((word.partition("=")[2] for word in remaining if word.startswith("--config=")), "...")
         if name.partition(":")[0] in OWN or "..." in name:
             continue
-        foreign = [pair for pair in overrides if pair[1].startswith("my_package.") or pair[0] == "a.b"]
+        foreign = [pair for pair in overrides if pair[1].startswith(("my_package.", "gema.py")) or pair[0] == "a.b"]
         from_config_dict(presets.read_config(name, [pair for pair in overrides if pair not in foreign]))

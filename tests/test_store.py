@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqjax import store
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import object_servers
 
 

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers, testing
+from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
 from seqjax.nn import Linear, constant, param
-from seqjax.utils import UserError
 
 
 class Sum(NamedTuple):
@@ -230,8 +230,9 @@ def test_wrong_arguments_are_named():
         testing.check_mixer(Sound, skip=["casuality"])
     with pytest.raises(UserError, match=r"window is not a setting"):
         testing.check_mixer(Sound, settings={"window": 3})
+    nowhere = type("Nowhere", (Sound,), {"__module__": "__main__"})  # of no file
     with pytest.raises(UserError, match=re.escape("put @seqjax.mixers.register('a_name') above the class")):
-        testing.check_mixer(Forgetful)
+        testing.check_mixer(nowhere)
 
 
 def test_the_flops_of_a_variant_of_mamba1():

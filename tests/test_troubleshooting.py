@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
+from seqjax.command_line import run_command
 from seqjax.commands import cli
 from seqjax.config import from_config_dict, presets
 from seqjax.training import workdir as workdirs
 from seqjax.training.lock import locked
-from seqjax.utils import run_command
 from tests import support
 
 PAGE = support.ROOT / "docs" / "troubleshooting.md"

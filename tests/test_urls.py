@@ -8,8 +8,8 @@ from seqjax import store
 from seqjax.commands.train import main
 from seqjax.data.prepare import prepare
 from seqjax.data.shards import find_shards
-from seqjax.training.workdir import Mirror
-from seqjax.utils import UserError
+from seqjax.errors import UserError
+from seqjax.training.mirrors import Mirror
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from seqjax.training.workdir import installed_versions, run_metadata
+from seqjax.training.provenance import installed_versions, run_metadata
 
 # Packages that affect the speed but are not among the versions of a run.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda13-plugin", "array_record", "sentencepiece", "zstandard")

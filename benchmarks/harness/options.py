@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from seqjax.utils import UserError, nearest
+from seqjax.errors import UserError, nearest
 
 RECORDED = Path("benchmarks/results")
 UNRECORDED = Path("runs/benchmarks")  # git ignores it

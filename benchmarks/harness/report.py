@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax.files import write_json
 from seqjax.reading import read_json
-from seqjax.utils import write_json
 
 
 class Column(NamedTuple):

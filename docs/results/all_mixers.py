@@ -1,7 +1,8 @@
 """Write docs/results/all_mixers.md and its picture, what is known of every mixer: `python docs/results/all_mixers.py`.
 
 Every number is read from recorded results or counted from a model's shapes: losses, gaps and verdicts of trunks_110m,
-speed, memory and kernels of `benchmarks/results`, scores of recall. A row is a shipped config or a model of that study.
+speed, memory and kernels of `benchmarks/results`, scores of recall. A row is a model of that study, or a shipped config
+with a recorded speed or score.
 After any of these has changed the same command brings the page up to date.
 """
 
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer
 
 from seqjax.config import Config, from_config_dict, presets, to_dict
 from seqjax.evals.recall import foretell, report
-from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer
 from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.evals.recall.train import state_size
@@ -81,9 +82,10 @@ class Known(NamedTuple):
 def read() -> Known:
     """Return what is recorded."""
     study, configs = files.read(HERE / "trunks_110m"), _configs()
-    speeds = _speeds(SPEEDS, configs)
+    speeds, long_speeds, scores = _speeds(SPEEDS, configs), _speeds(LONG_SPEEDS, configs), _scores(configs)
     of_gaps = _order(study)
-    others = sorted((label for label in configs if label not in of_gaps), key=lambda label: _slowness(speeds, label))
+    recorded = {*speeds, *long_speeds, *(label for of_task in scores.values() for label in of_task)}
+    others = sorted(recorded - {*of_gaps}, key=lambda label: _slowness(speeds, label))
     configs = {label: configs[label] for label in (*of_gaps, *others)}
     models = {label: Model(config.model, max_len=SHORT) for label, config in configs.items()}
     states = {
@@ -91,7 +93,7 @@ def read() -> Known:
         for label, model in models.items()
     }
     parameters = {label: flops.n_params(model) for label, model in models.items()}
-    return Known(configs, study, speeds, _speeds(LONG_SPEEDS, configs), parameters, states, _scores(configs))
+    return Known(configs, study, speeds, long_speeds, parameters, states, scores)
 
 
 def _order(study: Records) -> list[str]:
@@ -232,7 +234,8 @@ learning rates tried.
 def page(known: Known) -> str:
     """Return what the file holds."""
     trained = known.study.models
-    counts = {"configs": len(presets.names()), "rows": len(known.configs), "trained": len(trained)}
+    shipped = [name for name in presets.names() if _config(name).model in [c.model for c in known.configs.values()]]
+    counts = {"configs": len(shipped), "rows": len(known.configs), "trained": len(trained)}
     about = ABOUT.format(**counts, reference=known.study.references[-1])
     sections = [
         about,

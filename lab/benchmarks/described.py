@@ -28,8 +28,9 @@ from benchmarks import train_step
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, configured
 from benchmarks.harness.machine import machine
+from seqjax.command_line import run_command
+from seqjax.errors import UserError
 from seqjax.sharding import make_mesh
-from seqjax.utils import UserError, run_command
 
 CAPABILITY = 90
 H200 = """

@@ -34,10 +34,10 @@ import numpy as np
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen
 from benchmarks.harness.machine import machine
+from seqjax.command_line import run_command
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.models import Model
 from seqjax.types import Array, Params
-from seqjax.utils import run_command
 
 U = 2.0**-8  # unit roundoff of bfloat16
 # In a row, per layer: norm, projection, position or convolution, core, norm or gate, output, residual; norm, up,

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax.command_line import run_command
+from seqjax.errors import UserError
 from seqjax.models.flops import PEAK_TFLOPS
-from seqjax.utils import UserError, run_command
 
 RESULTS = Path(__file__).parents[2] / options.RECORDED
 ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form where the record's GPU had a kernel

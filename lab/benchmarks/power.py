@@ -29,7 +29,8 @@ from benchmarks import kernels
 from benchmarks.harness import limits, report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import calls_within
-from seqjax.utils import UserError, run_command
+from seqjax.command_line import run_command
+from seqjax.errors import UserError
 
 PRODUCT = 8192  # rows and columns of the matrices that are multiplied
 QUERY = [

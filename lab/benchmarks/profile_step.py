@@ -42,7 +42,7 @@ from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, configured
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
-from seqjax.utils import run_command
+from seqjax.command_line import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")

@@ -33,11 +33,11 @@ from typing import Any
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, label
 from benchmarks.harness.machine import machine
+from seqjax.command_line import run_command
 from seqjax.data.regimes import REGIMES
 from seqjax.data.slimpajama import NAMES
 from seqjax.reading import read_json
 from seqjax.training import metrics
-from seqjax.utils import run_command
 
 ROOT = Path(__file__).parents[2]
 

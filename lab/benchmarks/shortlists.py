@@ -47,10 +47,11 @@ import kernels_pallas
 from benchmarks.harness import plot, report
 from benchmarks.harness.machine import machine
 from kernels_pallas.select_chunk.tables import rows, run_means, score
+from seqjax.command_line import run_command
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.training.evaluate import restore
 from seqjax.types import Array
-from seqjax.utils import UserError, run_command
 
 GROUP = 64  # neighbouring queries, at most: all of one chunk
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # of shortlists

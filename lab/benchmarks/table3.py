@@ -41,9 +41,9 @@ from benchmarks.harness.configs import configured
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
 from seqjax import presets
+from seqjax.command_line import run_command
 from seqjax.models import Model
 from seqjax.types import Array, Cache, Params
-from seqjax.utils import run_command
 
 FIGURE = presets.load("studies/figure7")
 # Speed of training relative to full attention in table 3, on 8 A100s; Mamba-2's is not legible in our copy.

@@ -53,7 +53,8 @@ from benchmarks.harness.timing import time_ms
 from benchmarks.kernels import operands
 from kernels_pallas import device
 from kernels_pallas.top1_element.triton import tile_sizes
-from seqjax.utils import UserError, run_command
+from seqjax.command_line import run_command
+from seqjax.errors import UserError
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lab.foretell import page
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
 from seqjax.evals.recall.__main__ import known, labels, require_asked
 from seqjax.evals.recall.setups import MODELS, SETUPS
-from seqjax.utils import command_parser, run_command
 
 
 def main(argv: list[str]) -> None:

@@ -31,6 +31,7 @@ from lab.foretell.rank_correlation import (
     told_apart,
 )
 from seqjax.config import presets
+from seqjax.errors import UserError
 from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import MODELS, Setup
 from seqjax.reading import Float, check
@@ -38,7 +39,6 @@ from seqjax.study.gaps import shown_runs
 from seqjax.study.gaps.statistics import LEVEL
 from seqjax.study.runs import record
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError
 
 
 class Primary(NamedTuple):

@@ -24,17 +24,18 @@ from lab.foretell.foretell import (
     with_scores,
 )
 from lab.foretell.rank_correlation import Found, least, p_text
+from seqjax.errors import UserError
 from seqjax.escape import markdown as escaped
 from seqjax.escape import picture
 from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import Setup
+from seqjax.files import replacing
 from seqjax.pictures import COLORS, Named, label_points
 from seqjax.study.gaps import estimates, shown_runs
 from seqjax.study.report import figures
 from seqjax.study.report.tables import DASH, markdown
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError, replacing
 
 FOLDER, TABLE, PICTURE = "foretell", "foretell.csv", "foretell.png"
 ABOUT = (

@@ -6,20 +6,22 @@ and writes DIR/report.md, which links to the report of the recall tasks in DIR/r
 directories are gone stay in the report.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
+from seqjax.errors import UserError
 from seqjax.escape import markdown as escaped
 from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.lm_eval.table import Value, values
+from seqjax.files import replacing, write_json
 from seqjax.reading import read_json
 from seqjax.study.report.tables import DASH, markdown
+from seqjax.terminal import tell
 from seqjax.training import metrics
-from seqjax.utils import UserError, command_parser, replacing, run_command, write_json
 
 
 class Run(NamedTuple):
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> None:
     path = out / "report.md"
     with replacing(path) as file:
         file.write(page(runs, recall=(out / "recall" / "report.md").is_file()).encode())
-    sys.stdout.write(f"Wrote {path}\n")
+    tell(f"Wrote {path}")
 
 
 def read(workdir: Path) -> Run:

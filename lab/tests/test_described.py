@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import topologies
 
 from lab.benchmarks import described
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 
 def test_without_the_plugin_for_cuda_it_says_what_is_missing(monkeypatch) -> None:

@@ -14,11 +14,11 @@ from lab.foretell import foretell
 from lab.foretell import page as foretell_page
 from lab.foretell.foretell import LATER, PRIMARY, Mixer, Scores
 from seqjax.config import presets
+from seqjax.errors import UserError
 from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import MODELS
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import load_study
-from seqjax.utils import UserError
 from tests import support
 from tests.evals.recall_results import SMALL, result, write_results
 from tests.pictures import assert_readable, overlapping

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lab.benchmarks import plan
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from lab.benchmarks import shortlists
+from seqjax.errors import UserError
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 
 

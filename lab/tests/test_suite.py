@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from lab.suite import __main__ as suite
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 

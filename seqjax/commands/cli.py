@@ -8,7 +8,9 @@ import sys
 from typing import Any
 
 import seqjax
-from seqjax.utils import UserError, ended_by_ctrl_c, nearest, reporting, run_command
+from seqjax.command_line import reporting, run_command
+from seqjax.errors import UserError, nearest
+from seqjax.terminal import ended_by_ctrl_c
 
 # The modules and their purpose. Each has a `main(argv)`, and also runs as `python -m MODULE`.
 COMMANDS = {

@@ -11,12 +11,15 @@ from typing import Any
 import jax
 
 from seqjax import store
+from seqjax.command_line import command_parser, words
 from seqjax.data import open_corpus, open_test_sets
+from seqjax.errors import UserError
 from seqjax.escape import line
+from seqjax.files import as_json, write_json
 from seqjax.models.entropy import require_entropy
+from seqjax.terminal import tell
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import Evaluation, restore
-from seqjax.utils import UserError, as_json, command_parser, words, write_json
 
 
 def main(argv: list[str]) -> None:
@@ -65,18 +68,18 @@ def main(argv: list[str]) -> None:
         }
         if args.entropy:
             result |= evaluation.entropy(params)
-    sys.stdout.write(f"{args.workdir}, step {step}, nats per token, data {corpus.manifest_hash[:16]}\n")
+    tell(f"{args.workdir}, step {step}, nats per token, data {corpus.manifest_hash[:16]}")
     for name, loss in result["loss"].items():
         side = corpus.side(name)
         spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
         spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
         per_byte = result["bits_per_byte"][name]  # None for a tokenizer that cannot count bytes
         bits = "" if per_byte is None else f"{per_byte:7.4f} bits per byte"
-        sys.stdout.write(f"  {line(name):16s} {loss:8.4f}  {bits}  {side:13s}{spread}".rstrip() + "\n")
+        tell(f"  {line(name):16s} {loss:8.4f}  {bits}  {side:13s}{spread}".rstrip())
     for name, loss in result["mean"].items():
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
-        sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
+        tell(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}")
     name = "test_sets.json" if args.data else "evaluation.json"
     try:
         if url := store.url_of(args.workdir):

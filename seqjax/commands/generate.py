@@ -9,13 +9,15 @@ from pathlib import Path
 
 import jax
 
+from seqjax.command_line import command_parser
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
+from seqjax.errors import UserError, first_line
 from seqjax.escape import terminal
+from seqjax.files import is_text
 from seqjax.reading import parse_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError, command_parser, first_line, is_text
 
 
 def read_prompts(path: str | Path) -> list[str]:

@@ -18,12 +18,14 @@ import jax
 from absl import logging
 
 from seqjax import store
+from seqjax.command_line import Parser, command_parser
 from seqjax.config import Config, from_config_dict, presets, settings
 from seqjax.config.parse import keys_named
+from seqjax.errors import UserError
 from seqjax.escape import message
 from seqjax.sharding import make_mesh
+from seqjax.terminal import ended_by_ctrl_c
 from seqjax.training.processes import START_SECONDS, banner, hosts, joined, require_one_process
-from seqjax.utils import Parser, UserError, command_parser, ended_by_ctrl_c
 
 GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
 

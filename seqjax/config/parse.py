@@ -12,8 +12,8 @@ import typing
 from typing import Any, TypeVar
 
 from seqjax import mixers
+from seqjax.errors import UserError, nearest
 from seqjax.fields import build, checked, hints_of, is_group, optional
-from seqjax.utils import UserError, nearest
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def _mixer(value: Any, path: str) -> Any:
     name = value.get("name") if is_group(value) else None
     if not isinstance(name, str):
         raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.known())}")
-    return parse(mixers.settings_class(name), value, path)
+    return parse(mixers.settings_class(name), dict(value.items()) | {"name": mixers.label(name)}, path)
 
 
 # ------------------------------------------------------------------------------------------------------------- defaults

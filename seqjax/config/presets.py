@@ -19,23 +19,22 @@ paper's. Values not given in the paper: eps 1e-8, no weight decay, clip 1.0, fin
 
 import contextlib
 import dataclasses
-import importlib.util
 import inspect
 import re
-import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from seqjax import mixers
+from seqjax import mixers, user_code
 from seqjax.config.parse import assign, complete, read
 from seqjax.config.settings import Config, DataConfig
+from seqjax.errors import UserError, nearest
 from seqjax.fields import hints_of, is_group
-from seqjax.utils import UserError, find_in_current_directory, nearest
+from seqjax.files import find_in_current_directory
 
 REGIMES: tuple[str, ...] = typing.get_args(hints_of(DataConfig)["regime"])
 PAPER_TOKENS = 100_000_000_000
@@ -181,8 +180,9 @@ def _with_size_defaults(mixer: Any, size: Size) -> Any:
         return tuple(_with_size_defaults(m, size) for m in mixer)
     if not is_group(mixer) or not isinstance(mixer.get("name"), str):
         return mixer  # The check of the config reports what is wrong with it.
+    mixer = dict(mixer) | {"name": mixers.locate(mixer["name"])}
     known = hints_of(mixers.settings_class(mixer["name"]))
-    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
+    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | mixer
 
 
 def _selects_mixer(key: str) -> bool:
@@ -219,6 +219,16 @@ def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, st
             mixer = _with_mixer_override(values["model"]["mixer"], key, text)
             size = SIZES.get(str(values.get("size")))
             values["model"]["mixer"] = mixer if size is None else _with_size_defaults(mixer, size)
+    return values
+
+
+def _with_located_mixers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's values whose mixers have the names that this process knows them by (`mixers.locate`)."""
+    model = values.get("model")
+    mixer = model.get("mixer") if isinstance(model, dict) else None
+    for group in mixer if isinstance(mixer, list | tuple) else (mixer,):
+        if isinstance(group, dict) and isinstance(group.get("name"), str):
+            group["name"] = mixers.locate(group["name"])
     return values
 
 
@@ -288,6 +298,8 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
                 return shipped
     kind = flag.lstrip("-")
     lie = "" if folder else " Studies and ablations lie in folders: ablations/window."
+    if Path(f"{name}.py").is_file():
+        lie = f" For the file in this directory write {flag}={name}.py."
     raise UserError(
         f"{flag}: there is no Python file {name} and no {kind} of that name.{nearest(stem, names(folder))}{lie}"
     )
@@ -328,27 +340,7 @@ def load_file(path: str | Path) -> ModuleType:
     path = Path(path)
     if not _is_shipped(path):
         find_in_current_directory()
-    spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with naming_the_line(path):
-        spec.loader.exec_module(module)
-    return module
-
-
-@contextlib.contextmanager
-def naming_the_line(path: Path) -> Iterator[None]:
-    """Turn an error in the user's file at `path` into a `UserError` that names its line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except SyntaxError as error:
-        raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}. Correct the file.") from error
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}, line {lines[-1]}" if lines else f"{path}"
-        raise UserError(f"{where}: {type(error).__name__}: {error}. Correct the file.") from error
+    return user_code.run(user_code.read(path), f"seqjax_config_{path.stem}")
 
 
 def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
@@ -361,13 +353,15 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     takes_arg = bool(inspect.signature(module.get_config).parameters)
     if colon and not takes_arg:
         raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
-    with naming_the_line(Path(module.__file__ or name)):
-        values = module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
-    if not is_group(values):
-        raise UserError(
-            f"--config: get_config of {module.__file__} must return a ConfigDict or a dict, not {values!r}."
-        )
-    config = ConfigDict(complete(Config, _with_named_mixers(ConfigDict(values).to_dict(), overrides)))
+    file = Path(str(module.__file__))
+    given = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
+    with mixers.reading(module) if not _is_shipped(file) else contextlib.nullcontext():
+        with user_code.naming_the_line(file):
+            values = module.get_config(*given)
+        if not is_group(values):
+            raise UserError(f"--config: get_config of {file} must return a ConfigDict or a dict, not {values!r}.")
+        values = _with_located_mixers(_with_named_mixers(ConfigDict(values).to_dict(), overrides))
+    config = ConfigDict(complete(Config, values))
     for key, text in overrides:
         if not _selects_mixer(key):
             override(config, key, text)

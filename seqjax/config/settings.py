@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from seqjax import mixers
 from seqjax.config.parse import MIXER, is_mixer, parse
+from seqjax.errors import UserError
 from seqjax.fields import Bounds, hints_of, plain
-from seqjax.utils import UserError
 
 Share = Annotated[float, Bounds(0, 1)]
 Positive = Annotated[int, Bounds(1)]
@@ -284,14 +284,8 @@ def check(config: Any) -> None:
     _check_block(model)
     # A mixer checks its own settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
-        try:
-            mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len)
-        except UserError as error:
-            if not isinstance(model.mixer, tuple):
-                raise
-            # The mixer does not know its index among several.
-            text = str(error).replace("config.model.mixer.", f"config.model.mixer[{i}].")
-            raise UserError(text) from error
+        path = f"config.model.mixer[{i}]" if isinstance(model.mixer, tuple) else "config.model.mixer"
+        mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len, path=path)
 
 
 def _check_block(model: Any) -> None:

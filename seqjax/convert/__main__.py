@@ -10,24 +10,26 @@ transformers (or fla) opens.
 """
 
 import shlex
-import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from absl import logging
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.convert import directory, tokenizer_files
 from seqjax.convert.directory import fetched
 from seqjax.convert.files import PICKLED
 from seqjax.convert.weights import family_of
+from seqjax.errors import UserError
 from seqjax.nn.params import count
+from seqjax.terminal import tell
+from seqjax.training import mirrors
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.evaluate import restore
-from seqjax.training.workdir import Mirror
-from seqjax.utils import UserError, command_parser, run_command
+from seqjax.training.mirrors import Mirror
 
 
 def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
@@ -41,7 +43,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     used = store.sizes(mirror.url) if mirror.url else (here / "config.json").exists() or (here / "checkpoints").exists()
     if used:
         raise UserError(f"{mirror} holds a run; import into a --workdir of its own.")
-    workdirs.require_inside(here)
+    mirrors.require_inside(here)
     mirror.pull()  # Local files of a run that was deleted in the store are removed.
     files = fetched(weights)
     source = directory.holding(files)
@@ -49,7 +51,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     config, params = directory.load(files, config=config)
     tokenizer = tokenizer_files.find(source)
     if tokenizer and tokenizer[1]:
-        tokenizer_files.copy(source, here / workdirs.TOKENIZER)
+        tokenizer_files.copy(source, here / mirrors.TOKENIZER)
     workdirs.save_config(mirror, config)
     mirror.push()
     checkpoints = Checkpoints(str(mirror))
@@ -57,11 +59,11 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     checkpoints.wait()
     checkpoints.close()
     named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
-    sys.stdout.write(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    tell(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.")
     for line in _next_commands(mirror.url or str(here.absolute()), argument) if tokenizer else ():
-        sys.stdout.write(f"  {line}\n")
+        tell(f"  {line}")
     if argument and not tokenizer:
-        sys.stdout.write(f"The model as a --config, to which the tokenizer and settings can be added: {argument}\n")
+        tell(f"The model as a --config, to which the tokenizer and settings can be added: {argument}")
 
 
 def _next_commands(workdir: str, argument: str) -> Iterator[str]:
@@ -96,7 +98,7 @@ def to_directory(
     config, _, params, step, _ = restore(workdir, allow_code=allow_code)
     directory.export(params, config, target, dtype=dtype, with_tokenizer=with_tokenizer)
     tokenizer = f"tokenizer {config.data.tokenizer}" if with_tokenizer else "no tokenizer"
-    sys.stdout.write(f"{target}: {family.name}, step {step} of {workdir}, {dtype}, {tokenizer}.\n")
+    tell(f"{target}: {family.name}, step {step} of {workdir}, {dtype}, {tokenizer}.")
 
 
 def main(argv: list[str]) -> None:

@@ -25,7 +25,7 @@ from seqjax.convert.rules import (
     norm,
     sizes,
 )
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 # MLP kind and tanh form -> hidden_act
 GATES = {("swiglu", False): "silu", ("geglu", False): "gelu", ("geglu", True): "gelu_pytorch_tanh"}

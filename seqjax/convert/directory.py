@@ -16,8 +16,9 @@ from seqjax.convert.rules import Family
 from seqjax.convert.tokenizer_files import FILES
 from seqjax.convert.weights import FAMILIES, export_weights, family_of, import_weights
 from seqjax.data import huggingface, load_tokenizer
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.types import Params
-from seqjax.utils import UserError, replacing
 
 WEIGHTS = "model.safetensors"
 

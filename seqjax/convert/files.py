@@ -8,8 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from seqjax.errors import UserError
+from seqjax.files import temporary_beside
 from seqjax.reading import read_json
-from seqjax.utils import UserError, size, temporary_beside
+from seqjax.terminal import size
 
 MOST_HEADER = 32 << 20  # bytes of the JSON before the tensors of a file, of which public files have less than 1 MiB
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly

@@ -29,8 +29,8 @@ from seqjax.convert.rules import (
     norm,
     sizes,
 )
+from seqjax.errors import UserError
 from seqjax.mixers.rwkv7 import lora_ranks
-from seqjax.utils import UserError
 
 
 # -------------------------------------------------------------------------------------------------------------- RWKV-7

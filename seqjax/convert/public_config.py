@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from seqjax import reading
 from seqjax.config import Config
 from seqjax.convert.rules import ALSO_READ, ANY, MISSING, SIZE, Family
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 FIX = "fix it, or remove it to skip the check"
 NOT_HERE = " and cannot have that"

@@ -14,8 +14,9 @@ from typing import Any
 from seqjax.config import DataConfig
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.reading import content, read_json
-from seqjax.utils import UserError, replacing
 
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
 CONFIG = "tokenizer_config.json"
@@ -45,7 +46,7 @@ def find(directory: Path) -> tuple[str, str] | None:
     """
     model = directory / SENTENCEPIECE
     if (directory / huggingface.FILE).is_file():
-        ours = _read(directory / CONFIG).get(OURS) or {}
+        ours = _ours(directory / CONFIG)
         unchanged = ours.get("sha256") == hashlib.sha256(content(directory / huggingface.FILE)).hexdigest()
         if unchanged and ours.get("tokenizer") in (ByteTokenizer.name, MixtralTokenizer.name):
             return ours["tokenizer"], str(model) if model.is_file() else ""
@@ -223,9 +224,9 @@ def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or an empty dict if it is missing or not JSON."""
+def _ours(path: Path) -> dict[str, Any]:
+    """Return the entry of ours in a tokenizer_config.json, or an empty dict if there is none that an export writes."""
     try:
-        return read_json(path)
+        return read_json(path, {OURS: {"tokenizer": str, "sha256": str}})[OURS]
     except UserError:
         return {}

@@ -14,10 +14,11 @@ from seqjax.convert.attention import GPT2, LLAMA, QWEN2, QWEN3
 from seqjax.convert.linear_attention import DELTANET, GATED_DELTANET, RWKV7
 from seqjax.convert.mamba import MAMBA, MAMBA2
 from seqjax.convert.rules import Family
+from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.nn.params import names
 from seqjax.types import Params
-from seqjax.utils import UserError, write_json
 
 FAMILIES: dict[str, tuple[Family, ...]] = {  # by the name of the mixer
     "transformer": (GPT2,),

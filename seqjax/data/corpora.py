@@ -16,14 +16,15 @@ from absl import logging
 
 from seqjax import store
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, document_sources, regimes, stored_tokenizer
-from seqjax.data.blocks import RecordBlocks, allow_open_files, manifest_hash, read_manifest
+from seqjax.data import block_cache, blocks, document_index, document_sources, manifests, regimes, stored_tokenizer
+from seqjax.data.blocks import RecordBlocks, allow_open_files
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
+from seqjax.data.manifests import manifest_hash, read_manifest
 from seqjax.data.pipeline import TrainIterator
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
-from seqjax.utils import MissingPackageError, UserError
+from seqjax.errors import MissingPackageError, UserError
 
 
 class TestedCorpus(Corpus):
@@ -139,7 +140,7 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer:
         if config.corpus != "blocks":
             raise
         manifest = read_manifest(config.path)  # A complete lack of blocks is reported first.
-        path = blocks.small_files(config.path, manifest, cache_dir=config.cache_dir) / stored_tokenizer.FILE
+        path = block_cache.small_files(config.path, manifest, cache_dir=config.cache_dir) / stored_tokenizer.FILE
         if not path.is_file():
             raise
         stored = stored_tokenizer.read(path, why=str(error))
@@ -209,7 +210,7 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
 
 def _compare(directory: Path, manifest: dict[str, Any], sources: Sequence[RecordBlocks]) -> None:
     """Compare the files beside the manifest and a few blocks with it; raise `UserError` if they are others."""
-    blocks.compare_beside(directory, manifest)
+    manifests.compare_beside(directory, manifest)
     for source in sources:
         source.compare(max(1, blocks.CHECKED_FILES // len(sources)))
     if not all(source.has_checksums for source in sources):
@@ -229,7 +230,7 @@ def _block_corpus(
 ) -> Corpus:
     splits = manifest["splits"]
     used = {*train, *evaluate}
-    directory = blocks.copied(config.path, manifest, used, cache_dir=config.cache_dir)
+    directory = block_cache.copied(config.path, manifest, used, cache_dir=config.cache_dir)
     sources = {
         split: {
             domain: RecordBlocks(

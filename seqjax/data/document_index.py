@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.reading import Arrays, read_arrays
-from seqjax.utils import UserError, replacing
 
 FILE = "documents.npz"
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.files import replacing
 from seqjax.reading import Arrays, read_arrays
-from seqjax.utils import replacing
 
 FILE = "sources.npz"
 UNKNOWN = (1 << 32) - 1

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.reading import content, read_json
-from seqjax.utils import MissingPackageError, UserError
 
 FILE = "tokenizer.json"
 # Files that name the special tokens, in order of precedence: by their text, then by their ids.
@@ -51,7 +51,9 @@ class HuggingFaceTokenizer:
             ) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / FILE))
-        except Exception as error:
+        except BaseException as error:  # a panic of its Rust code is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             raise UserError(
                 f"{directory / FILE} is not read by tokenizers {tokenizers.__version__} ({error})."
             ) from None

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from seqjax.data import slimpajama, splits
+from seqjax.errors import UserError
 from seqjax.reading import KINDS
-from seqjax.utils import UserError
 
 SET_NAME_FIELD = "meta.redpajama_set_name"
 SOURCE_FIELD, URL_FIELDS = "meta.source", ("meta.url", "url")

@@ -21,7 +21,8 @@ import numpy as np
 from absl import flags, logging
 
 from seqjax.data import blocks
-from seqjax.utils import UserError, end_with_parent
+from seqjax.errors import UserError
+from seqjax.terminal import end_with_parent
 
 ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
 READ_THREADS = 2

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from seqjax.config import DataConfig
 from seqjax.data import slimpajama
-from seqjax.utils import UserError, nearest
+from seqjax.errors import UserError, nearest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,11 @@ from seqjax import store
 from seqjax.data import sources, splits
 from seqjax.data.layout import SLIMPAJAMA, BadLineError, Document, Layout, field_of, shown
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_ALIKE = 1000  # names printed that look like a split
+LEAST_COUNTED = 256  # bytes of a record: a few kilobytes can unpack to a billion empty lines, microseconds each
 MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
 
 
@@ -202,7 +203,7 @@ def records(
         length = len(text) if isinstance(text, bytes | str) else 0
         if length > sources.MOST_TEXT:
             raise sources.too_long(f"{shard.name}: record {number}")
-        total += 1 + length
+        total += max(length, LEAST_COUNTED)
         if total > most:
             raise sources.too_large(shard.url)
         yield record

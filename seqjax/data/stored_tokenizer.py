@@ -12,8 +12,9 @@ import numpy as np
 
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import Tokenizer
+from seqjax.errors import MissingPackageError
+from seqjax.files import replacing
 from seqjax.reading import read_arrays
-from seqjax.utils import MissingPackageError, replacing
 
 FILE = "tokenizer.npz"
 

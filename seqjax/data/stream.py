@@ -34,7 +34,7 @@ from seqjax.data.layout import SLIMPAJAMA, BadLineError, Layout
 from seqjax.data.sources import Shard, TornShardError, tfds
 from seqjax.data.splits import SPLITS
 from seqjax.data.tokenizer import Tokenizer, id_dtype, with_specials
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 WINDOW = 1024  # records shuffled together, fewer where they are long
 WINDOW_BYTES = 32 << 20

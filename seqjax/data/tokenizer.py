@@ -19,8 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from seqjax.data.huggingface import HuggingFaceTokenizer
+from seqjax.errors import MissingPackageError, UserError, nearest
 from seqjax.reading import content
-from seqjax.utils import MissingPackageError, UserError, nearest
 
 MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
 NAMES = ("byte", "mixtral", "huggingface")

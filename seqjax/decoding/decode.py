@@ -18,10 +18,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from seqjax.decoding.sampling import Sampling, sample
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.sharding import replicate
 from seqjax.types import Array, Cache, Params, PRNGKey
-from seqjax.utils import UserError
 
 PREFILL_CHUNK = 256  # tokens of a prompt that are fed at a time
 SMALL_PIECE = 32

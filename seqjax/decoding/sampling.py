@@ -6,8 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from seqjax.errors import UserError
 from seqjax.types import Array, PRNGKey
-from seqjax.utils import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

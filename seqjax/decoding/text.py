@@ -8,9 +8,9 @@ from jax.sharding import Mesh
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.decoding.decode import PREFILL_CHUNK, Timing, tokens
 from seqjax.decoding.sampling import Sampling
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.types import Params, PRNGKey
-from seqjax.utils import UserError
 
 _INVALID = "\ufffd"  # the decoding of bytes that are not, or not yet, a character
 

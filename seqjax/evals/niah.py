@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import seqjax
+from seqjax.command_line import command_parser, run_command
 from seqjax.decoding import Sampling, encode
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.evals.generation import Prompt, generate
 from seqjax.evals.scoring import bucket_of
+from seqjax.files import write_json
 from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
 from seqjax.reading import read_json
-from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, write_json
+from seqjax.training.workdir import add_allow_code
 
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic numbers for {key} is: {value}."
@@ -155,12 +158,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--prefill_chunk", type=int, default=1024, help="tokens of a prompt fed at a time; 0 = all (1024)"
     )
+    add_allow_code(parser)
     args = parser.parse_args(argv)
     lengths = lengths_of(args.lengths)
     for name in ("samples", "batch_size"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name}={getattr(args, name)}: give at least 1.")
-    m = seqjax.load(args.workdir)
+    m = seqjax.load(args.workdir, allow_code=args.allow_code)
     if m.model.longest and m.model.longest < max(lengths) + 1:
         raise UserError(f"--lengths: this model has a table of {m.model.longest} positions; give shorter ones.")
     path = Path(args.workdir) / "niah.json"

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import seqjax
+from seqjax.command_line import command_parser, run_command
 from seqjax.data import Corpus, open_corpus
+from seqjax.errors import UserError
 from seqjax.evals import niah
 from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
-from seqjax.utils import UserError, command_parser, run_command
+from seqjax.training.workdir import add_allow_code
 
 PASSAGE, CUE = 64, 8  # tokens of a passage, and of those that tell which one it is
 
@@ -109,11 +111,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the passages (0)")
     parser.add_argument("--batch_size", type=int, default=4, help="sequences at a time (4)")
     parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
+    add_allow_code(parser)
     args = parser.parse_args(argv)
     for name in ("samples", "batch_size"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name}={getattr(args, name)}: give at least 1.")
-    m = seqjax.load(args.workdir)
+    m = seqjax.load(args.workdir, allow_code=args.allow_code)
     config = m.config
     lengths = niah.lengths_of(args.lengths or str(config.train.seq_len))
     if min(lengths) < 2 * PASSAGE:

@@ -3,23 +3,35 @@
     mixer = seqjax.mixers.Top1Chunk(dim=512, heads=8, chunk_size=64, rngs=nnx.Rngs(0))
     y_BTD = mixer(x_BTD)
 
-A config selects one by the name of its file (`load`); a class of your own gets a name by `register`.
+A config selects one by the name of its file (`load`); a class of your own gets a name by `register`, or is named by its
+file, `gema.py:GatedEma`.
 """
 
 from typing import TYPE_CHECKING
 
 from seqjax.mixers import base
 from seqjax.mixers._registry import (
+    as_registered,
     build,
     check,
     class_named,
+    file_name,
+    is_dotted,
     is_foreign,
+    is_shipped,
     known,
+    label,
     load,
+    load_copy,
+    locate,
     name_of,
     names,
+    reading,
     register,
     settings_class,
+    source_hashes,
+    sources,
+    use,
 )
 
 if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these and new ones by their files.
@@ -48,16 +60,27 @@ if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these 
     from seqjax.mixers.transformer_pp import TransformerPP as TransformerPP
 
 __all__ = [
+    "as_registered",
     "base",
     "build",
     "check",
+    "file_name",
+    "is_dotted",
     "is_foreign",
+    "is_shipped",
     "known",
+    "label",
     "load",
+    "load_copy",
+    "locate",
     "name_of",
     "names",
+    "reading",
     "register",
     "settings_class",
+    "source_hashes",
+    "sources",
+    "use",
 ]
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
@@ -29,7 +30,6 @@ from seqjax.nn.short_conv import Canon
 from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 # Projections, a cache (or None) and gates to the attention's output [B, T, H, K] and the cache with the new tokens.
 Attend = Callable[..., tuple[Array, Any]]
@@ -150,7 +150,9 @@ class AttentionMixer(base.Mixer):
                 f"rope_base must be positive and finite, not {rope_base}; without rotation is position=none."
             )
         if head_dim is None and dim % heads:
-            raise UserError(f"heads={heads} does not divide dim={dim}; choose heads that do, or set head_dim.")
+            raise UserError(
+                f"heads={heads} does not divide {base.size(dim=dim)}; choose heads that do, or set head_dim."
+            )
         if kv_heads and heads % kv_heads:
             raise UserError(f"kv_heads={kv_heads} must divide heads={heads}.")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads

@@ -1,28 +1,45 @@
-"""Mixers by name: the files of this package, a file named with a dot, or a class that was registered."""
+"""Mixers by name: a file of this package, a registered class, a file of the user, or a dotted module.
 
+    mamba2               the file of that name in this package
+    gema                 the class that `register("gema")` named, or the only mixer in a file gema.py
+    gema.py:GatedEma     a class in a file; the file may have a directory, `mine/gema.py:GatedEma`
+    my_package.gema      the only mixer of an importable module
+
+A file is searched beside the config that is read and in the current directory. Afterwards its mixer has a name without
+the directory, `gema` or `gema.py:GatedEma`, in this process, in config.json and in the copy that a run keeps.
+"""
+
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import importlib
 import inspect
 import pkgutil
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from flax import nnx
 
+from seqjax import user_code
+from seqjax.errors import UserError, nearest
+from seqjax.files import find_in_current_directory
 from seqjax.mixers import base
 from seqjax.nn.params import Template
 from seqjax.types import Layer
-from seqjax.utils import UserError, find_in_current_directory, nearest
+from seqjax.user_code import Source
 
 M = TypeVar("M")
 PACKAGE = "seqjax.mixers"
 
 _registered: dict[str, type[base.Mixer]] = {}
+_sources: dict[type, Source] = {}  # of registered classes, as they were when they were registered
+_by_file: set[str] = set()  # registered names that `register` has not given
+_reading: contextvars.ContextVar[ModuleType | None] = contextvars.ContextVar("_reading", default=None)
+_searching = contextvars.ContextVar("_searching", default=True)
 
 
 def names() -> list[str]:
@@ -42,13 +59,23 @@ def _names_in(directory: Path, changed: int) -> tuple[str, ...]:
 
 
 def known() -> list[str]:
-    """Return the names that need no dot: those of shipped and of registered mixers."""
+    """Return the names that need no search: those of shipped and of registered mixers."""
     return sorted({*names(), *_registered})
 
 
+def is_shipped(name: str) -> bool:
+    """Return whether mixer `name` is a part of seqjax."""
+    return name in names() or (is_dotted(name) and name.startswith(f"{PACKAGE}."))
+
+
+def is_dotted(name: str) -> bool:
+    """Return whether `name` is that of an importable module, with a dot."""
+    return "." in name and ":" not in name and not name.endswith(".py")
+
+
 def is_foreign(name: str) -> bool:
-    """Return whether loading mixer `name` imports a file from outside seqjax."""
-    return "." in name and not name.startswith(f"{PACKAGE}.")
+    """Return whether loading mixer `name` would run a file from outside seqjax that this process has not run."""
+    return not is_shipped(name) and name not in _registered
 
 
 # ---------------------------------------------------------------------------------------------------- names and classes
@@ -61,32 +88,53 @@ def register(name: str) -> Callable[[M], M]:
             ...
 
     A config then selects it with `mixer={"name": "ema"}`. Another class of that name, as when a notebook's cell runs
-    again, replaces it. Raises `UserError` for a name that cannot be used and a class that breaks the contract.
+    again, replaces it. A file that is run again without a change keeps its class. Raises `UserError` for a name that
+    cannot be used, a class that breaks the contract, and two files that register one name.
     """
     if name in names() or not name.isidentifier():
         taken = "belongs to a mixer that ships with seqjax" if name in names() else "is not a Python identifier"
         raise UserError(f"A mixer cannot be registered as {name!r}, which {taken}; choose another name.")
 
     def decorate(mixer: M) -> M:
-        _registered[name] = _checked(mixer, f"The class registered as {name!r}")
-        return mixer
+        checked: Any = _checked(mixer, f"The class registered as {name!r}")
+        _by_file.discard(name)
+        return _enter(name, checked)
 
     return decorate
 
 
+def _enter(name: str, mixer: Any) -> Any:
+    """Register a class, or return the class of that name if it came from a file with the same content."""
+    source, before = user_code.source_of(mixer), _registered.get(name)
+    was = _sources.get(before) if before is not None else None
+    if before is not None and source is not None and was is not None:
+        if was.content == source.content and before.__name__ == mixer.__name__:
+            return before
+        _require_one_file(name, was, source)
+    _registered[name] = mixer
+    if source is not None:
+        _sources[mixer] = source
+    return mixer
+
+
+def _require_one_file(name: str, first: Source, second: Source) -> None:
+    if first.path != second.path and first.content != second.content:
+        raise UserError(
+            f"The mixer {name!r} is in two files with different content, {first.path} and {second.path}. Rename one of "
+            "them and its mixer, or use them in separate processes."
+        )
+
+
 def load(name: str) -> type[base.Mixer]:
-    """Return the class of mixer `name`: registered, or of a shipped file or, with a dot, of a file imported by it."""
+    """Return the class of mixer `name`: registered, shipped, in a file of the user, or in a dotted module."""
     if name in _registered:
         return _registered[name]
     where = f"config.model.mixer.name={name!r}"
-    if "." not in name and name not in names():
-        raise UserError(
-            f"{where} is not a mixer. One of your own is registered first, or its file is named with a dot "
-            f"(docs/add_a_mixer.md).{nearest(name, known())}"
-        )
+    if not is_dotted(name) and name not in names():
+        return _registered[locate(name)]
     if not all(part.isidentifier() for part in name.split(".")):
-        raise UserError(f"{where} is not the name of a Python module; write package.module.")
-    if is_foreign(name):
+        raise UserError(f"{where} is not the name of a Python module; write package.module, or FILE.py:CLASS.")
+    if not is_shipped(name):
         find_in_current_directory()
     try:
         module = importlib.import_module(name if "." in name else f"{PACKAGE}.{name}")
@@ -97,29 +145,34 @@ def load(name: str) -> type[base.Mixer]:
                 "the command runs."
             ) from error
         raise
-    found = _mixers_of(module)
-    if len(found) != 1:
-        which = ", ".join(mixer.__name__ for mixer in found) or "none"
-        raise UserError(
-            f"{where}: {module.__file__} must define one class that derives from seqjax.mixers.base.Mixer, not {which} "
-            "(docs/add_a_mixer.md); the name of one that is only a base begins with an underscore."
-        )
-    return _checked(found[0], f"{where}: {found[0].__name__} of {module.__file__}")
+    return _only_mixer(module, where)
 
 
 def name_of(mixer: type[base.Mixer]) -> str:
-    """Return the name by which a config selects a class, which is registered or the only mixer of its file."""
+    """Return the name by which a config selects a class: registered, or found in a file that has been imported."""
     for name, registered in _registered.items():
         if registered is mixer:
             return name
     module = sys.modules.get(getattr(mixer, "__module__", ""))
-    if module is not None and _mixers_of(module) == [mixer]:
+    if module is not None and _mixers_of(module) == [mixer] and "." in module.__name__:
         return module.__name__.removeprefix(f"{PACKAGE}.")
-    name = getattr(mixer, "__name__", repr(mixer))
-    raise UserError(
-        f"{name} has no name that a config could select it by: put @seqjax.mixers.register('a_name') above the class, "
-        "or write it into a file of its own (docs/add_a_mixer.md)."
-    )
+    name, source = getattr(mixer, "__name__", repr(mixer)), user_code.source_of(mixer) if module else None
+    if source is None:
+        raise UserError(
+            f"{name} has no name that a config could select it by: put @seqjax.mixers.register('a_name') above the "
+            "class, or write it into a file of its own (docs/add_a_mixer.md)."
+        )
+    called = f"{source.path.name}:{name}"
+    _enter(called, _checked(mixer, f"The class {name}"))
+    _by_file.add(called)
+    return called
+
+
+def use(mixers: Iterable[type[base.Mixer]]) -> None:
+    """Register classes that a user has given by the names that configs select them by."""
+    for mixer in mixers:
+        if not is_shipped(name := name_of(mixer)):
+            _registered.setdefault(name, mixer)
 
 
 def class_named(name: str) -> type[base.Mixer] | None:
@@ -134,6 +187,18 @@ def _mixers_of(module: ModuleType) -> list[type[base.Mixer]]:
     return [x for x in own if issubclass(x, base.Mixer) and not x.__name__.startswith("_")]
 
 
+def _only_mixer(module: ModuleType, where: str) -> type[base.Mixer]:
+    found = _mixers_of(module)
+    if len(found) != 1:
+        which = ", ".join(mixer.__name__ for mixer in found) or "none"
+        raise UserError(
+            f"{where}: {module.__file__} must define one class that derives from seqjax.mixers.base.Mixer, not {which} "
+            "(docs/add_a_mixer.md). Name one of several as FILE.py:CLASS, and let the name of a mere base class begin "
+            "with an underscore."
+        )
+    return _checked(found[0], f"{where}: {found[0].__name__} of {module.__file__}")
+
+
 def _checked(mixer: Any, who: str) -> type[base.Mixer]:
     if not (isinstance(mixer, type) and issubclass(mixer, base.Mixer)):
         raise UserError(f"{who} must derive from seqjax.mixers.base.Mixer (docs/add_a_mixer.md).")
@@ -144,6 +209,142 @@ def _checked(mixer: Any, who: str) -> type[base.Mixer]:
             "name (docs/add_a_mixer.md)."
         )
     return mixer
+
+
+# --------------------------------------------------------------------------------------------------- files of the user
+@contextlib.contextmanager
+def reading(config: ModuleType) -> Iterator[None]:
+    """Return a context in which files are also searched beside a config, which may itself define a mixer."""
+    token = _reading.set(config)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+@contextlib.contextmanager
+def as_registered() -> Iterator[None]:
+    """Return a context in which no file is searched, so that a registered class is used as it is."""
+    token = _searching.set(False)
+    try:
+        yield
+    finally:
+        _searching.reset(token)
+
+
+def label(name: str) -> str:
+    """Return the name of a mixer without the directory of its file: `gema.py:GatedEma` for `mine/gema.py:GatedEma`."""
+    return Path(name).name if ":" in name else name
+
+
+def locate(name: str) -> str:
+    """Return the label of a mixer whose name a user has written; its file is read, and run if it is new or changed.
+
+    Raises `UserError` if there is no such file or class, or several files of that name with different content.
+    """
+    where, config = f"config.model.mixer.name={name!r}", _reading.get()
+    if name in names() and config is not None and Path(str(config.__file__)).stem == name and _mixers_of(config):
+        raise UserError(
+            f"{config.__file__} defines a mixer, but {where} is the mixer that ships with seqjax. Rename the file and "
+            "its mixer."
+        )
+    if name in names() or is_dotted(name):
+        return name
+    file, _, cls = name.partition(":")
+    if file.endswith(".py") != bool(cls) or not (cls or file).isidentifier():
+        raise UserError(f"{where}: write FILE.py:CLASS, or the name of a mixer.{nearest(name, known())}")
+    called = label(name)
+    before = _registered.get(called)
+    found = _current(called, file if cls else f"{file}.py", where)
+    if found is None and before is None:
+        raise UserError(_no_such(name, file, cls))
+    was = _sources.get(before) if before is not None else None
+    if found is None or (was is not None and was.content == found.content):
+        return called
+    if was is not None:
+        _require_one_file(called, was, found)
+        del _registered[called]
+    module = config if config is not None and user_code.is_of(config, found) else _run(found)
+    _take(module, called, cls, where)
+    return called
+
+
+def _current(called: str, file: str, where: str) -> Source | None:
+    """Return what the file of a mixer holds now; None if its class was registered without a file, or there is none."""
+    before = _registered.get(called)
+    if before is None or (_searching.get() and called in _by_file):
+        return _find(file, where)
+    was = _sources.get(before)
+    if was is None or not (_searching.get() and user_code.has_run(before) and was.path.is_file()):
+        return was
+    return user_code.read(was.path)  # `register` named the class, wherever its file is
+
+
+def load_copy(name: str, copy: Source) -> None:
+    """Register mixer `name` of a run from the copy of its file; raise `UserError` if the file does not define it."""
+    _take(_run(copy), name, name.partition(":")[2], f"config.model.mixer.name={name!r}")
+
+
+def file_name(name: str) -> str:
+    """Return the name of the file that a run keeps of mixer `name`, which is no dotted module."""
+    return Path(name.partition(":")[0] if ":" in name else f"{name}.py").name
+
+
+def sources(used: Iterable[str]) -> dict[str, Source]:
+    """Return the files of the user that define the mixers of these names, as they were when they were run."""
+    found = {name: _sources.get(_registered[name]) for name in used if name in _registered and not is_dotted(name)}
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def source_hashes(used: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of the files of mixers from outside seqjax, also of dotted modules, by name."""
+    used = [name for name in dict.fromkeys(used) if not is_shipped(name)]
+    found = {name: user_code.source_of(load(name)) for name in used} | sources(used)
+    return {name: source.sha256 for name, source in found.items() if source is not None}
+
+
+def _run(source: Source) -> ModuleType:
+    find_in_current_directory()
+    return user_code.run(source, f"seqjax_mixer_{source.path.stem}")
+
+
+def _take(module: ModuleType, name: str, cls: str, where: str) -> None:
+    """Register the class `cls` of a module as mixer `name`, or its only mixer if the module has not registered one."""
+    if not cls:
+        if name not in _registered:
+            _enter(name, _only_mixer(module, where))
+            _by_file.add(name)
+        return
+    if not hasattr(module, cls):
+        classes = [mixer.__name__ for mixer in _mixers_of(module)]
+        raise UserError(f"{where}: {module.__file__} has no class {cls!r}.{nearest(cls, classes)}")
+    _enter(name, _checked(getattr(module, cls), f"{where}: {cls} of {module.__file__}"))
+    _by_file.add(name)
+
+
+def _find(file: str, where: str) -> Source | None:
+    """Return the file of that name beside the config that is read or in the current directory, if there is one."""
+    config = _reading.get()
+    places = [] if config is None else [Path(str(config.__file__)).parent]
+    files = {(place / file).resolve() for place in (*places, Path.cwd())}
+    first, *others = [user_code.read(path) for path in sorted(files) if path.is_file()] or [None]
+    for other in others:
+        if first is not None and other is not None and first.content != other.content:
+            raise UserError(
+                f"{where} is in two files with different content, {first.path} and {other.path}. Write the path of "
+                "the file."
+            )
+    return first
+
+
+def _no_such(name: str, file: str, cls: str) -> str:
+    where = f"config.model.mixer.name={name!r}"
+    if cls:
+        return f"{where}: there is no file {file}, neither beside the config nor in the current directory."
+    return (
+        f"{where} is not a mixer, and there is no {file}.py beside the config or in the current directory "
+        f"(docs/add_a_mixer.md).{nearest(name, known())}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- settings of a config
@@ -170,14 +371,19 @@ def build(settings: Any, dim: int, *, layer: Layer, rngs: nnx.Rngs) -> base.Mixe
     return mixer(dim, **own, rngs=rngs)
 
 
-def check(settings: Any, *, dim: int, n_layers: int, seq_len: int) -> None:
-    """Raise `UserError` where the settings of a config do not fit each other or the model; no array is made."""
+def check(settings: Any, *, dim: int, n_layers: int, seq_len: int, path: str = "config.model.mixer") -> None:
+    """Raise `UserError` where the settings of a config do not fit each other or the model; no array is made.
+
+    The error names a setting by its full key; `path` is the key of the mixer's group.
+    """
     layer = Layer(n_layers=n_layers, max_len=seq_len)
+    token = base.KEYS.set({"dim": "config.model.dim", "max_len": "config.train.seq_len"})
     try:
         _check(settings, load(settings.name), dim, layer)
     except UserError as error:
-        text = re.sub(r"(?<!\w)dim=", "config.model.dim=", str(error)).replace("max_len=", "config.train.seq_len=")
-        raise UserError(f"config.model.mixer.{text}") from error
+        raise UserError(f"{path}.{error}") from error
+    finally:
+        base.KEYS.reset(token)
 
 
 @functools.lru_cache(maxsize=512)

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
+from seqjax.mixers import base
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.params import param
 from seqjax.types import Array
-from seqjax.utils import UserError
 
 
 def out_init(width: int, n_branches: int) -> Any:
@@ -26,8 +27,8 @@ def n_heads(dim: int, *, expand: int, head_dim: int) -> int:
     """Return the number of heads in the inner width; raise `UserError` if they do not divide it."""
     if expand * dim % head_dim:
         raise UserError(
-            f"head_dim={head_dim} does not divide the inner width {expand * dim} (expand={expand} times dim={dim}); "
-            "choose one that does."
+            f"head_dim={head_dim} does not divide the inner width {expand * dim} (expand={expand} times "
+            f"{base.size(dim=dim)}); choose one that does."
         )
     return expand * dim // head_dim
 

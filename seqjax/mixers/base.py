@@ -10,20 +10,21 @@ or not.
 """
 
 import abc
+import contextvars
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError, nearest
 from seqjax.fields import checked
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm, residual_norm
 from seqjax.types import Array, Cache, Layer
-from seqjax.utils import UserError, nearest
 
 Carry = dict[str, Any]
 
@@ -53,7 +54,7 @@ class Mixer(nnx.Module):
 
     @abc.abstractmethod
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
-        """Return an empty cache for `max_len` tokens: a NamedTuple of arrays with the batch axis first."""
+        """Return an empty cache for `max_len` tokens: an array or a NamedTuple of arrays, with the batch axis first."""
 
     @abc.abstractmethod
     def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:
@@ -114,11 +115,20 @@ class Mixer(nnx.Module):
 
 
 class RecurrentMixer(Mixer):
-    """A mixer whose parallel form continues from any cache, so that a subclass need only define `prefill`."""
+    """A mixer that continues from any cache: a subclass defines `init_cache`, and `step` or `prefill`.
 
-    @abc.abstractmethod
+    With `step` alone, all forms follow from it token by token. They are right and slow: training takes T steps one
+    after another. With `prefill`, the parallel form from any cache, all forms follow from that.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if cls.step is RecurrentMixer.step and cls.prefill is RecurrentMixer.prefill:
+            raise UserError(f"{cls.__name__} derives from RecurrentMixer and must define step or prefill.")
+
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form after the tokens that `cache` has seen; by default token by token."""
+        return super().prefill_next(x_BTD, cache)
 
     def prefill_next(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
@@ -129,7 +139,7 @@ class RecurrentMixer(Mixer):
         return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
 
     def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Apply the parallel form to a sequence of one token."""
+        """Apply the recurrent form to one token; by default the parallel form to a sequence of one token."""
         y_BTD, cache = self.prefill(x_BD[:, None], cache)
         return y_BTD[:, 0], cache
 
@@ -224,6 +234,16 @@ class Block(nnx.Module):
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
     """Return a norm over the model's width, of the kind that the model's config selects."""
     return NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
+
+
+# The keys by which errors call sizes that a mixer is given: {} where a mixer is built alone.
+KEYS: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("KEYS")
+
+
+def size(**value: int) -> str:
+    """Return `dim=64` for an error about settings, or `config.model.dim=64` where a config is checked."""
+    ((name, number),) = value.items()
+    return f"{KEYS.get({}).get(name, name)}={number}"
 
 
 def at_least(low: int, **sizes: int | None) -> None:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class TaylorCache(NamedTuple):
@@ -38,7 +38,7 @@ class BasedLinear(base.RecurrentMixer):
     ):
         base.at_least(1, heads=heads, feature_dim=feature_dim, chunk_size=chunk_size)
         if dim % heads:
-            raise UserError(f"heads={heads} does not divide dim={dim}; choose heads that do.")
+            raise UserError(f"heads={heads} does not divide {base.size(dim=dim)}; choose heads that do.")
         self.dim, self.heads, self.feature_dim, self.chunk_size = dim, heads, feature_dim, chunk_size
         axes = ("embed", "heads")
         self.q = Linear(dim, heads * feature_dim, axes=axes, rngs=rngs)

@@ -23,13 +23,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from seqjax.errors import UserError
 from seqjax.mixers._attention import Attend, AttentionMixer, positions_of_slots
 from seqjax.mixers._rwkv import token_shift
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention, in_groups
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class FoXCache(NamedTuple):

@@ -27,13 +27,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers._delta import DeltaMixer
 from seqjax.nn.initializers import constant, dt_bias, log_uniform
 from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7, wkv7_step
 from seqjax.types import Array
-from seqjax.utils import UserError
 
 
 class KDA(DeltaMixer):

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._ssm import n_heads, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
@@ -39,7 +40,6 @@ from seqjax.nn.params import param
 from seqjax.ops.ssd import ssd_of_heads
 from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 LEAST_RATE = 1e-4
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import constant, normal, values
 from seqjax.nn.layers import Linear, project_float32, save_inputs
@@ -24,7 +25,6 @@ from seqjax.nn.params import param
 from seqjax.ops.head_norm import head_norm
 from seqjax.ops.linear_attention import wkv6
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class MlstmCache(NamedTuple):

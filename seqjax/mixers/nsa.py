@@ -31,12 +31,12 @@ from flax import nnx
 from jax import lax
 
 import kernels_pallas
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._attention import Attend, AttentionMixer
 from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.ops.attention import attention_at, causal_attention, in_groups
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 PIECE = 1024  # queries whose scores of means exist at once
 ALWAYS = 2.0  # the score of a block that is always read; a mean of probabilities is at most 1
@@ -157,8 +157,8 @@ class NSA(AttentionMixer):
         base.at_least(1, window=window)
         if not 1 <= block_size <= layer.max_len:
             raise UserError(
-                f"block_size={block_size} does not fit max_len={layer.max_len}: choose blocks of 1 to {layer.max_len} "
-                "tokens (the paper: 64), or longer sequences."
+                f"block_size={block_size} does not fit {base.size(max_len=layer.max_len)}: choose blocks of 1 "
+                f"to {layer.max_len} tokens (the paper: 64), or longer sequences."
             )
         if blocks < 3:
             raise UserError(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, RwkvBlock, depth, group_norm_gain, lerps, ramp
 from seqjax.nn.initializers import constant, orthogonal, values
@@ -20,7 +21,6 @@ from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK, wkv6
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class RwkvCache(NamedTuple):
@@ -64,7 +64,7 @@ class RWKV5(base.RecurrentMixer):
         rngs: nnx.Rngs,
     ):
         if head_dim < 1 or dim % head_dim:
-            raise UserError(f"head_dim={head_dim} must divide dim={dim}.")
+            raise UserError(f"head_dim={head_dim} must divide {base.size(dim=dim)}.")
         base.at_least(1, chunk_size=chunk_size)
         self.dim, self.heads, self.head_dim = dim, dim // head_dim, head_dim
         self.chunk_size, self.implementation = chunk_size, implementation

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, first_values, rank
@@ -30,7 +31,6 @@ from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 def lora_ranks(
@@ -81,7 +81,7 @@ class RWKV7(TimeMix):
         rngs: nnx.Rngs,
     ):
         if heads < 1 or dim % heads:
-            raise UserError(f"heads={heads} does not divide dim={dim}; choose heads that do.")
+            raise UserError(f"heads={heads} does not divide {base.size(dim=dim)}; choose heads that do.")
         ranks = {"decay_rank": decay_rank, "eta_rank": eta_rank, "value_rank": value_rank, "gate_rank": gate_rank}
         base.at_least(1, **ranks)
         if not 1 <= chunk_size <= 128:

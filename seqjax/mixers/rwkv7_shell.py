@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
@@ -27,7 +28,6 @@ from seqjax.mixers.transformer_pp import TransformerPP
 from seqjax.nn.initializers import constant, orthogonal
 from seqjax.nn.layers import Linear
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class ShellCache(NamedTuple):

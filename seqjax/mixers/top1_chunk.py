@@ -20,10 +20,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
+from seqjax.errors import UserError
+from seqjax.mixers import base
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.ops.attention import in_groups
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class Top1Cache(NamedTuple):
@@ -71,8 +72,8 @@ class Top1Chunk(AttentionMixer):
     ):
         if not 1 <= chunk_size <= layer.max_len:
             raise UserError(
-                f"chunk_size={chunk_size} does not fit max_len={layer.max_len}: choose a chunk of 1 to {layer.max_len} "
-                "tokens (the paper: 128), or longer sequences."
+                f"chunk_size={chunk_size} does not fit {base.size(max_len=layer.max_len)}: choose a chunk "
+                f"of 1 to {layer.max_len} tokens (the paper: 128), or longer sequences."
             )
         if top_k < 1:
             raise UserError(
@@ -108,8 +109,9 @@ class Top1Chunk(AttentionMixer):
         past = max(1, (seq_len - 1) // self.chunk_size)  # before the last query's own
         if self.top_k > past:
             raise UserError(
-                f"top_k={self.top_k} is more than the {past} past chunks of chunk_size={self.chunk_size} in max_len="
-                f"{seq_len}: choose at most {past}, or smaller chunks; all of them are full attention, transformer_pp."
+                f"top_k={self.top_k} is more than the {past} past chunks of chunk_size={self.chunk_size} in "
+                f"{base.size(max_len=seq_len)}: choose at most {past}, or smaller chunks; all of them are full "
+                "attention, transformer_pp."
             )
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:

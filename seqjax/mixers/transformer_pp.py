@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._attention import AttentionMixer, positions_of_slots
 from seqjax.nn.initializers import normal
@@ -25,7 +26,6 @@ from seqjax.ops.positions import RopeScaling
 from seqjax.ops.shared_attention import shared_attention
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class Table(nnx.Module):

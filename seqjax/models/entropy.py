@@ -7,11 +7,11 @@ that of training; queries and keys of all layers exist at once, so they are for 
 import jax
 import jax.numpy as jnp
 
+from seqjax.errors import UserError
 from seqjax.models.language_model import Model, State
 from seqjax.nn.params import unstack
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Params
-from seqjax.utils import UserError
 
 
 def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from seqjax import mixers
 from seqjax.config import ModelConfig
+from seqjax.errors import UserError
 from seqjax.mixers.base import Block, Carry
 from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
@@ -29,7 +30,6 @@ from seqjax.ops.cross_entropy import (
 )
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer, Params, PRNGKey
-from seqjax.utils import UserError
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
 State = tuple[Array, Carry]

@@ -15,10 +15,10 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from seqjax.errors import UserError
 from seqjax.nn.initializers import Init
 from seqjax.sharding import is_axes
 from seqjax.types import Array, Params, PRNGKey
-from seqjax.utils import UserError
 
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
 

@@ -25,10 +25,12 @@ import sys
 from pathlib import Path
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
+from seqjax.errors import UserError
 from seqjax.study.report import results
 from seqjax.study.runs import estimate, identity, runner
 from seqjax.study.runs.studies import load_study, write_study
-from seqjax.utils import UserError, command_parser, run_command
+from seqjax.terminal import tell
 
 
 def main(argv: list[str]) -> None:
@@ -67,14 +69,14 @@ def main(argv: list[str]) -> None:
     if args.reference and (args.analyse is None or args.page):
         raise UserError("--reference=MODEL prints the gaps of a finished study: --analyse=DIR --reference=MODEL.")
     if args.compare:
-        sys.stdout.write(_compare(args) + "\n")
+        tell(_compare(args))
         return
     if args.analyse is not None:
         store.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR; leave out the other arguments.")
         if args.reference:
-            sys.stdout.write(results.gaps_to(args.analyse, args.reference))
+            tell(results.gaps_to(args.analyse, args.reference).rstrip("\n"))
             return
         results.analyse(args.analyse, others=args.runs, latex=args.latex, html=args.page)
         return
@@ -95,10 +97,10 @@ def main(argv: list[str]) -> None:
     study = load_study(args.study)
     chosen = runner.select(study.runs, args.only)
     if args.list:
-        sys.stdout.write(runner.table(chosen) + "\n")
+        tell(runner.table(chosen))
         return
     if args.dry_run:
-        sys.stdout.write(estimate.report(chosen, jobs=args.jobs) + "\n")
+        tell(estimate.report(chosen, jobs=args.jobs))
         return
     out: Path | None = args.out
     if out is not None:

@@ -13,7 +13,6 @@ Checkpoints on gs://, whose objects have checksums of their own, have neither th
 their items are checked, their bytes are not.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import logging as standard_logging
@@ -34,22 +33,30 @@ from jax.experimental import multihost_utils
 
 from seqjax import store
 from seqjax.data.pipeline import TrainIterator
-from seqjax.reading import MOST_JSON, parse_json
+from seqjax.errors import UserError, first_line
+from seqjax.files import DISK_FULL
+from seqjax.reading import MOST_JSON
+from seqjax.terminal import size
+from seqjax.training.checksums import (
+    CHECKSUMMED,
+    METADATA,
+    PARAMS,
+    DamagedError,
+    check,
+    is_whole,
+    read_metadata,
+    read_object,
+    write_checksums,
+)
+from seqjax.training.mirrors import Mirror
 from seqjax.training.step import TrainState
-from seqjax.training.workdir import Mirror
 from seqjax.types import Params
-from seqjax.utils import DISK_FULL, UserError, first_line, measure, size, write_json
 
 DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
-CHECKSUMS = "checksums.json"
-CHECKSUMMED = {"checksums": "crc32"}  # in METADATA, of a checkpoint that has CHECKSUMS
-METADATA = "_CHECKPOINT_METADATA"  # Orbax's; it is written once more when the checkpoint is renamed
 DESCRIBING = (".json", "metadata", "_METADATA", "_sharding")  # ends of the names of files that describe arrays
 STORE_MARKER = "commit_success.txt"  # Orbax's, of a complete checkpoint on gs://
-PARAMS = ("params",)
 STATE = ("data", "meta", "params", "rest")
-THREADS = 4
 
 
 class Checkpoints:
@@ -103,7 +110,7 @@ class Checkpoints:
         except (ValueError, RecursionError) as error:  # in the metadata of a checkpoint; it reads those of all
             for step in self._steps():
                 try:
-                    _metadata(self._of(step))
+                    read_metadata(self._of(step))
                 except DamagedError as fault:
                     raise self._damaged(step, str(fault), STATE) from None
             raise UserError(
@@ -150,7 +157,7 @@ class Checkpoints:
         if step is None:
             return False
         try:
-            return tuple(sorted(_metadata(self._of(step))["item_handlers"])) == PARAMS
+            return tuple(sorted(read_metadata(self._of(step))["item_handlers"])) == PARAMS
         except DamagedError as error:
             raise self._damaged(step, str(error), STATE) from None
 
@@ -158,7 +165,7 @@ class Checkpoints:
     def named(self) -> str:
         """The identity that the newest checkpoint names, or ""."""
         step = self.latest
-        return "" if step is None else _metadata(self._of(step))["custom_metadata"].get("identity", "")
+        return "" if step is None else read_metadata(self._of(step))["custom_metadata"].get("identity", "")
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings.
@@ -279,7 +286,7 @@ class Checkpoints:
         `names` are the items that are needed.
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
-        good = next((s for s in earlier if _is_whole(self._of(s), names, self.identity)), None)
+        good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
         text = f"The checkpoint {self._of(step)} is damaged: {fault}."
         if good is None:
             return UserError(
@@ -356,7 +363,7 @@ def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
     paths = list((checkpoint / "data").glob("process_0-of-*.json"))
     if len(paths) != 1:
         raise DamagedError("the item 'data' has no place in the data")
-    return _read_json(paths[0], dict)
+    return read_object(paths[0], dict)
 
 
 def _require_as_many_processes(checkpoint: Path | epath.Path) -> None:
@@ -377,95 +384,6 @@ def _abstract(tree: Any) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------------- checksums
-class DamagedError(Exception):
-    """A checkpoint differs from what was written; the message names the file and the damage."""
-
-
-def write_checksums(directory: Path) -> None:
-    """Write `checksums.json` for the items in the directory of a checkpoint that is not yet renamed into place."""
-    paths = [path for item in directory.iterdir() if item.is_dir() for path in _files(item)]
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(measure, paths)
-        sums = {path.relative_to(directory).as_posix(): list(pair) for path, pair in zip(paths, found, strict=True)}
-    write_json(directory / CHECKSUMS, {"crc32": sums}, sort_keys=True)
-
-
-def check(
-    directory: Path | epath.Path,
-    names: Sequence[str],
-    *,
-    identity: str | None = None,
-    part: int = 0,
-    parts: int = 1,
-) -> None:
-    """Raise `DamagedError` unless the items `names` of a checkpoint exist and their files are unchanged.
-
-    A checkpoint with another `identity` is refused, unless it has parameters only or `identity` is None. Part `part` of
-    `parts` of the files is read, so that several processes can share the work.
-    """
-    metadata = _metadata(directory)
-    is_of_run = tuple(metadata["item_handlers"]) != PARAMS
-    if identity is not None and is_of_run and metadata["custom_metadata"].get("identity", "") != identity:
-        raise DamagedError("it belongs to another run, because its identity differs from the one in run.json")
-    for name in names:
-        if name not in metadata["item_handlers"]:
-            raise DamagedError(f"it was written without the item {name!r}")
-        if not (directory / name).is_dir():
-            raise DamagedError(f"the item {name!r} is missing")
-    if "checksums" not in metadata["custom_metadata"] and not (directory / CHECKSUMS).exists():
-        return
-    sums = _read_json(directory / CHECKSUMS, {"crc32": {str: [int]}})["crc32"]
-    files = sorted((path, *sums[path]) for path in sums if path.partition("/")[0] in names)
-    present = {path.relative_to(directory).as_posix() for name in names for path in _files(directory / name)}
-    if unknown := present - {path for path, *_ in files}:
-        raise DamagedError(f"{CHECKSUMS} does not name {min(unknown)}")
-    if any(len(file) != 3 for file in files):
-        raise DamagedError(f"{CHECKSUMS} is damaged (a file has one length and one checksum)")
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        for fault in pool.map(lambda file: _fault(directory, *file), files[part::parts]):
-            if fault:
-                raise DamagedError(fault)
-
-
-def _files(item: Path | epath.Path) -> list[Path]:
-    return [path for path in Path(item).rglob("*") if path.is_file()]
-
-
-def _is_whole(directory: Path | epath.Path, names: Sequence[str], identity: str | None) -> bool:
-    try:
-        check(directory, names, identity=identity)
-    except DamagedError:
-        return False
-    return True
-
-
-def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
-    """Return a description of the damage to a file, or ""."""
-    if not path.isprintable() or {"", ".", ".."} & {*path.split("/")}:
-        return f"{CHECKSUMS} names {path!r}, which is no file of the checkpoint"
-    try:
-        found, found_crc = measure(directory / path)
-    except OSError as error:
-        return f"{path} cannot be read ({error.strerror})"
-    if found != size:
-        return f"{path} has {found} bytes, {size} were written"
-    return "" if found_crc == crc else f"{path} was changed: its checksum is not the one that was written"
-
-
-def _metadata(directory: Path | epath.Path) -> dict[str, Any]:
-    """Return the metadata of a checkpoint; raise `DamagedError` if it is missing."""
-    found = _read_json(directory / METADATA, {"item_handlers": dict, "custom_metadata": (dict, None)})
-    return {"item_handlers": found["item_handlers"], "custom_metadata": found["custom_metadata"] or {}}
-
-
-def _read_json(path: Path | epath.Path, form: Any) -> dict[str, Any]:
-    """Return the object in a file of a checkpoint; raise `DamagedError` if it is missing or has another form."""
-    try:
-        return parse_json(path.read_bytes(), form, path.name, fix="")
-    except FileNotFoundError:
-        raise DamagedError(f"{path.name} is missing") from None
-    except (OSError, UserError) as error:
-        raise DamagedError(f"{path.name} is damaged ({error})") from None
 
 
 # ------------------------------------------------------------------------------------------------- Orbax's messages

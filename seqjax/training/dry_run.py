@@ -22,11 +22,14 @@ import numpy as np
 from kernels_pallas import cpu_compiler
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.nn.params import GROUPS, names
 from seqjax.reading import read_json
 from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
+from seqjax.terminal import duration, size
 from seqjax.training.checkpoint import has_any
+from seqjax.training.mirrors import readable
 from seqjax.training.origin import RULES
 from seqjax.training.origin import read as read_origin
 from seqjax.training.schedule import end_steps, segments
@@ -40,8 +43,7 @@ from seqjax.training.step import (
     parameter_table,
     state_shardings,
 )
-from seqjax.training.workdir import check_config, extension, readable
-from seqjax.utils import UserError, duration, size
+from seqjax.training.workdir import check_config, extension
 
 PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent / "benchmarks" / "results"

@@ -19,17 +19,18 @@ from jax.sharding import Mesh
 
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
-from seqjax.training import eval_losses, identity, metrics, origin
+from seqjax.terminal import StatusLine
+from seqjax.training import eval_losses, identity, metrics, mirrors, origin, token_classes
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.mirrors import Mirror
 from seqjax.training.schedule import Segment, keeps_checkpoint, segments
 from seqjax.training.step import eval_batch_size, make_entropy_step
-from seqjax.training.workdir import Mirror
 from seqjax.types import Params
-from seqjax.utils import StatusLine, UserError
 
 ENTROPY_TOKENS = 1_048_576  # per domain, if neither the config nor --tokens sets a number
 
@@ -123,7 +124,7 @@ class Evaluation:
             parts = [self._token_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
             found[name] = np.concatenate(jax.device_get(parts))[: len(domain.blocks.tokens)]
         if jax.process_index() == 0:
-            eval_losses.write_classes(workdir, step, found, self.blocks, self._corpus)
+            token_classes.write_classes(workdir, step, found, self.blocks, self._corpus)
 
     def entropy(self, params: Params) -> dict[str, dict[str, float]]:
         """Return {"entropy": nats per domain, "entropy_relative": its share of ln(i + 1) per domain}.
@@ -193,7 +194,7 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
     again, is damaged: a study reads them all.
     """
     workdir, lead = mirror.directory, jax.process_index() == 0
-    path, classes = eval_losses.path(workdir, step), workdir / eval_losses.DIRECTORY / eval_losses.CLASSES
+    path, classes = eval_losses.path(workdir, step), workdir / eval_losses.DIRECTORY / token_classes.CLASSES
     faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
     again = np.array([bool(fault) for fault in faults])
     if jax.process_count() > 1:  # All evaluate, or none does.
@@ -242,15 +243,17 @@ def trained(config: Config, workdir: str | Path) -> str | Path:
 def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
     """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
 
-    For a run with several ends it is the checkpoint of the last end that has one. `allow_code` names the modules
-    outside seqjax that a mixer may be imported from (`workdirs.load_config`).
+    For a run with several ends it is the checkpoint of the last end that has one. `allow_code` names the mixers whose
+    code from outside seqjax may be run (`workdirs.load_config`). Raises `UserError` for a name that the run does not
+    have.
     """
     config = workdirs.load_config(workdir, allow_code=allow_code)
+    workdirs.require_named(workdir, config, allow_code)
     try:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:
         mesh = make_mesh()  # The run's mesh needs other devices, e.g. those of a pod.
-    files = workdirs.readable(workdir)
+    files = mirrors.readable(workdir)
     if not identity.require(files, called=str(workdir)) and (files / "run.json").is_file():
         StatusLine().say(f"{workdir}: {identity.NOT_CHECKED}.")
     rules = origin.read(files)["rules"]
@@ -273,7 +276,7 @@ def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Pa
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     try:
         directory = trained(config, workdir)
-        own = identity.recorded(workdirs.readable(directory))
+        own = identity.recorded(mirrors.readable(directory))
         checkpoints = Checkpoints(directory, read_only=True, identity=own)
         found = checkpoints.restore_params(target)
         checkpoints.close()

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from seqjax import mixers
 from seqjax.config import Config, to_dict
+from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.training.schedule import ENDS, Segment
-from seqjax.utils import UserError
 
 # Settings that change at most the order of sums in a run's results; a resumed run may change them.
 MAY_CHANGE = (
@@ -42,9 +43,11 @@ def of(config: Config, *, manifest: str, test_sets: Mapping[str, str], origin: M
     """Return the identity of a new run, 64 hexadecimal digits.
 
     `manifest` and `test_sets` are the hashes of its data, and `origin` says how it began (seqjax/training/origin.py).
+    The files of the user that define mixers are part of the settings.
     """
     weights = origin.get("init_from", {}).get("sha256", "")
-    return _digest([settings_of(to_dict(config)), manifest, dict(test_sets), origin["rules"], weights])
+    code = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
+    return _digest([settings_of(to_dict(config)), manifest, dict(test_sets), origin["rules"], weights, code])
 
 
 def of_segment(identity: str | None, segment: Segment) -> str | None:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seqjax import store
+from seqjax.errors import UserError
 from seqjax.escape import message
 from seqjax.reading import content, parse_json
-from seqjax.utils import UserError
 
 FILE = "run.lock"
 STALE_SECONDS = 180.0  # without a sign of life, after which a run that cannot be seen from here is taken for dead

@@ -17,12 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from seqjax import mixers
+from seqjax.command_line import use_safe_fusions
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
+from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.models import Model, flops
 from seqjax.nn.params import fingerprint
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
-from seqjax.training import eval_losses, identity, metrics, origin, report, schedule
+from seqjax.terminal import StatusLine
+from seqjax.training import eval_losses, identity, metrics, mirrors, origin, provenance, report, schedule, train_log
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints, has_any
 from seqjax.training.evaluate import Evaluation, is_complete, mend, say_lost
@@ -37,7 +42,6 @@ from seqjax.training.step import (
     state_shardings,
 )
 from seqjax.types import Params
-from seqjax.utils import StatusLine, UserError, use_safe_fusions, write_json
 
 
 class Setup(NamedTuple):
@@ -54,7 +58,7 @@ class Setup(NamedTuple):
     tokens: jax.sharding.NamedSharding  # of a batch [A, B, T + 1]
     n_micro: int  # A
     train_step: Any
-    mirror: workdirs.Mirror
+    mirror: mirrors.Mirror
     origin: dict[str, Any]  # for run.json (seqjax/training/origin.py)
 
 
@@ -88,14 +92,14 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
     On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
     has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
 
-    `workdir` may be in a store, gs://BUCKET/PATH (seqjax/training/workdir.py).
+    `workdir` may be in a store, gs://BUCKET/PATH (seqjax/training/mirrors.py).
 
     Raises `UserError` if another run is writing to `workdir` or the run cannot be trained.
     """
     use_safe_fusions()  # as the commands do
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError("Training compiles its steps, which JAX_DISABLE_JIT forbids; unset it.")
-    mirror = workdirs.Mirror(workdir)
+    mirror = mirrors.Mirror(workdir)
     if mirror.url and config.train.ends:
         raise UserError(
             f"--workdir={mirror}: a run with config.train.ends has a directory for each end and cannot be kept in a "
@@ -114,7 +118,7 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
             ) from error
 
 
-def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | None, *, manifest: str) -> bool:
+def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | None, *, manifest: str) -> bool:
     """Train every segment that is not complete, then report the run; return False if it was stopped early."""
     say = StatusLine(quiet=jax.process_index() != 0).say
     extended: dict[str, Any] = {}
@@ -170,7 +174,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
     return True
 
 
-def _set_up(config: Config, mirror: workdirs.Mirror, *, manifest: str) -> Setup:
+def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
     """Open the data, build the model and its steps; nothing is compiled or written yet."""
     recorded = workdirs.recorded_manifest(mirror.directory) or manifest
     seq_len = config.train.seq_len
@@ -211,12 +215,12 @@ def _set_up(config: Config, mirror: workdirs.Mirror, *, manifest: str) -> Setup:
     )
 
 
-def _checkpoints(config: Config, mirror: workdirs.Mirror, own: str | None) -> Checkpoints:
+def _checkpoints(config: Config, mirror: mirrors.Mirror, own: str | None) -> Checkpoints:
     keep, period = config.checkpoint.keep, config.checkpoint.keep_period
     return Checkpoints(str(mirror), keep=keep, keep_period=period, identity=own)
 
 
-def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -> Place | None:
+def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) -> Place | None:
     """Return the place of the newest checkpoint; None if no checkpoint can be resumed."""
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
@@ -319,7 +323,7 @@ def _train(
     setup: Setup,
     segment: schedule.Segment,
     start: Place,
-    mirror: workdirs.Mirror,
+    mirror: mirrors.Mirror,
     checkpoints: Checkpoints,
     *,
     stop: StopRequest,
@@ -333,7 +337,7 @@ def _train(
     rate_of = schedule.rates(config.optim, segment)
     state, step = start.state, start.step
     iterator.set_state(start.data)
-    log = metrics.TrainLog(
+    log = train_log.TrainLog(
         workdir, config, end=segment.end, lead=lead, flops_per_token=flops.flops_per_token(model, config.train.seq_len)
     )
     pending = None  # the newest step, whose metrics are still on the device
@@ -354,7 +358,7 @@ def _train(
                 log_step(*pending, log, mirror, checkpoints)
             pending = (step, device_metrics, batch)
             if step == start.step + 1:  # The step has been traced, so the backends of its kernels are known.
-                metadata = workdirs.run_metadata(
+                metadata = provenance.run_metadata(
                     manifest=corpus.manifest_hash, test_sets=corpus.test_sets, parameters=flops.n_params(model)
                 )
                 if used := metadata["backends"]:
@@ -363,6 +367,8 @@ def _train(
                     # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
                     # that its error tells the user to change.
                     jax.block_until_ready(device_metrics)
+                    hashes = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
+                    metadata |= {"mixers": hashes} if hashes else {}
                     # Before config.json, which makes it a run.
                     write_json(workdir / "run.json", metadata | setup.origin | identity.entry(workdir, config, own))
                     workdirs.save_config(mirror, config)
@@ -421,8 +427,8 @@ def log_step(
     step: int,
     device_metrics: dict[str, jax.Array],
     batch: np.ndarray,
-    log: metrics.TrainLog,
-    mirror: workdirs.Mirror,
+    log: train_log.TrainLog,
+    mirror: mirrors.Mirror,
     checkpoints: Checkpoints,
 ) -> None:
     """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite."""

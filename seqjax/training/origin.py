@@ -13,9 +13,10 @@ scratch, and its extensions. `rules` is the version of the rules below. A run ke
 from pathlib import Path
 from typing import Any
 
+from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.reading import read_json
 from seqjax.training import identity
-from seqjax.utils import UserError, write_json
 
 RULES = 2
 FORM = {

@@ -27,7 +27,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from seqjax.utils import LOST, UserError, explained, first_line, leave, reporting
+from seqjax.command_line import LOST, explained, reporting
+from seqjax.errors import UserError, first_line
+from seqjax.terminal import leave
 
 START_SECONDS = 60.0
 HEARTBEAT_SECONDS = 30

@@ -16,15 +16,18 @@ from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import Corpus
 from seqjax.decoding import stream
+from seqjax.errors import UserError
 from seqjax.escape import fenced, markdown, picture
+from seqjax.files import replacing
 from seqjax.models import Model
 from seqjax.pictures import COLORS, End, label_ends
 from seqjax.reading import Float, check, read_json
-from seqjax.training import eval_losses, metrics, origin
+from seqjax.terminal import StatusLine, duration
+from seqjax.training import eval_losses, metrics, origin, token_classes
+from seqjax.training.mirrors import Mirror
+from seqjax.training.provenance import RUN
 from seqjax.training.schedule import segments
-from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
-from seqjax.utils import StatusLine, UserError, duration, replacing
 
 
 def write(
@@ -142,7 +145,7 @@ def of_run(
     text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
     for directory in {segment.directory(mirror.directory) for segment in segments(config)}:
         eval_losses.read(directory)
-    eval_losses.read_classes(mirror.directory)
+    token_classes.read_classes(mirror.directory)
     return text
 
 
@@ -152,9 +155,11 @@ def _evaluations(workdir: Path) -> list[dict[str, Any]]:
 
 def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
-    if any("." not in name and name not in mixers.names() for name in used):  # registered, in this process alone
+    outside = [name for name in used if not mixers.is_shipped(name)]
+    without_file = {*outside} - {*mixers.sources(outside)}
+    if any(not mixers.is_dotted(name) for name in without_file):  # registered in this process
         return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"
-    allowed = "".join(f" --allow-code={shlex.quote(name)}" for name in used if mixers.is_foreign(name))
+    allowed = "".join(f" --allow-code={shlex.quote(name)}" for name in outside)
     return f'seqjax generate --workdir={shlex.quote(str(workdir))} --prompt="def "{allowed}'
 
 

@@ -16,12 +16,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from seqjax.config import TrainConfig
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy
 from seqjax.nn.params import names
 from seqjax.sharding import replicated, shardings
+from seqjax.terminal import size
 from seqjax.types import Array, Params, PRNGKey
-from seqjax.utils import UserError, size
 
 LONGEST = 60  # characters of a path in the table
 TITLES = ("parameter", "shape", "axes", "split over", "per device")

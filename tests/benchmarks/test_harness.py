@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection
 from benchmarks.harness import configs, options, plot, report, timing
 from benchmarks.harness.machine import machine
 from seqjax import presets
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 ASK_FOR_HELP = """

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import train_step
 from benchmarks.harness import report
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh
 from seqjax.training import schedule
 from seqjax.training.step import init_state, make_train_step
-from seqjax.utils import UserError
 
 SMALL = ":model.n_layers=1,model.vocab_size=64"
 

@@ -24,10 +24,10 @@ from seqjax.convert import directory, export_weights, import_weights, tokenizer_
 from seqjax.convert.directory import fetched
 from seqjax.data import load_tokenizer
 from seqjax.data.builtin import extract
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn.params import fingerprint
 from seqjax.training import workdir as workdirs
-from seqjax.utils import UserError
 from tests import extras
 from tests.convert.cases import CASES, GOLDEN, config_of, copied
 from tests.data.test_tokenizer import needs_mixtral

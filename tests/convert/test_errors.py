@@ -13,9 +13,9 @@ from seqjax.config import from_config_dict
 from seqjax.convert import __main__ as command
 from seqjax.convert import export_weights, import_weights
 from seqjax.convert.weights import FAMILIES
+from seqjax.errors import UserError
 from seqjax.training import evaluate
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 from tests.convert.cases import CASES, GOLDEN, config_of, copied
 

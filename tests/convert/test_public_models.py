@@ -13,8 +13,8 @@ import safetensors.numpy
 
 from seqjax.config import Config
 from seqjax.convert import export_weights, import_weights
+from seqjax.errors import UserError
 from seqjax.models import Model
-from seqjax.utils import UserError
 from tests.convert.cases import CASES, GOLDEN, assert_equal_trees, config_of, copied
 
 

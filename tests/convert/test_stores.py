@@ -3,8 +3,8 @@
 import pytest
 
 from seqjax.convert.__main__ import to_directory, to_workdir
+from seqjax.errors import UserError
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError
 from tests import support
 from tests.convert.cases import GOLDEN
 

@@ -18,8 +18,8 @@ from seqjax.convert import __main__ as command
 from seqjax.convert import directory, tokenizer_files
 from seqjax.data import load_tokenizer
 from seqjax.decoding import Sampling, tokens
+from seqjax.errors import UserError
 from seqjax.models import Model
-from seqjax.utils import UserError
 from tests import extras, support
 from tests.convert.cases import config_of
 from tests.data.test_tokenizer import needs_mixtral

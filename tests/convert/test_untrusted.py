@@ -11,7 +11,7 @@ from seqjax import reading
 from seqjax.config import from_config_dict, presets
 from seqjax.convert import directory, files, public_config, tokenizer_files
 from seqjax.data import huggingface
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests.convert.cases import CASES, GOLDEN, copied
 from tests.data.test_huggingface import write as write_tokenizer
 
@@ -100,6 +100,12 @@ def test_a_header_that_is_longer_than_the_file(tmp_path):
         path.write_bytes(length.to_bytes(8, "little") + content[8:])
         with pytest.raises(UserError, match="its header would have"):
             directory.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [["byte"], "byte", 1, {"tokenizer": ["byte"]}, {"sha256": 1}], ids=str)
+def test_an_entry_of_another_form_does_not_name_a_tokenizer_of_ours(value, tmp_path):
+    write_tokenizer(tmp_path, tokenizer_config={"seqjax": value})
+    assert tokenizer_files.find(tmp_path) == (huggingface.HuggingFaceTokenizer.name, str(tmp_path))
 
 
 @pytest.mark.parametrize(

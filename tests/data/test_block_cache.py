@@ -9,10 +9,10 @@ import pytest
 
 from seqjax import store
 from seqjax.config import DataConfig
-from seqjax.data import blocks, open_corpus, open_test_sets
+from seqjax.data import block_cache, manifests, open_corpus, open_test_sets
 from seqjax.data.shards import Skipped, documents, find_shards
 from seqjax.data.slimpajama import NAMES
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests.data.conftest import contents, prepared
 from tests.support import put
 
@@ -96,7 +96,7 @@ def test_what_is_wrong_in_the_store_is_named(memory, blocks_dir, monkeypatch):
         open_corpus(config(f"{memory}/empty"), **SIZES)
     url = put(blocks_dir, f"{memory}/blocks")
     with monkeypatch.context() as patch:
-        patch.setattr(blocks.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
+        patch.setattr(block_cache.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
         with pytest.raises(
             UserError, match=rf"reads of {url} take 0\.0 GB, 0\.0 GB are free in .*config.data.cache_dir"
         ):
@@ -118,7 +118,7 @@ def test_a_test_set_is_named_after_its_url(memory, blocks_dir):
 
 def copy(url: str, cache: str) -> None:
     """Of a process of its own."""
-    blocks.copied(url, blocks.read_manifest(url), NAMES, cache_dir=cache)
+    block_cache.copied(url, manifests.read_manifest(url), NAMES, cache_dir=cache)
 
 
 @pytest.mark.slow  # Three processes start.

@@ -14,7 +14,7 @@ from seqjax.data import document_sources, open_corpus, pipeline
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 

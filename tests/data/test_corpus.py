@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import Corpus, blocks, corpus, open_corpus, prepare, slimpajama
-from seqjax.utils import UserError
+from seqjax.data import Corpus, bigram, blocks, open_corpus, prepare, slimpajama
+from seqjax.errors import UserError
 
 from .conftest import row, some_text, write_shard
 
@@ -112,12 +112,12 @@ def test_bigram_is_a_distribution_and_learns():
     rng = np.random.default_rng(0)
     steps = rng.choice([1, 2], size=(60, 50), p=[0.9, 0.1])
     rows = np.cumsum(steps, axis=1) % 7  # the next token is one or two further
-    loss = corpus.bigram_loss(rows[:50], rows[50:], vocab_size=7)
+    loss = bigram.bigram_loss(rows[:50], rows[50:], vocab_size=7)
     entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
     assert loss == pytest.approx(entropy, abs=0.05)
-    table = corpus.smoothed(corpus.bigram_counts(rows, vocab_size=7), strength=3.0)
+    table = bigram.smoothed(bigram.bigram_counts(rows, vocab_size=7), strength=3.0)
     np.testing.assert_allclose(np.exp(table).sum(1), 1)
-    assert corpus.bigram_loss(rows[:1], rows[50:], vocab_size=7) < np.log(50)  # hardly any training data
+    assert bigram.bigram_loss(rows[:1], rows[50:], vocab_size=7) < np.log(50)  # hardly any training data
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def own_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> d
         follows[b] += n
     total = sum(follows.values())
     losses = {}
-    for k in corpus.STRENGTHS:
+    for k in bigram.STRENGTHS:
         nats = [
             -math.log((pairs[a, b] + k * (follows[b] + 1) / (total + vocab_size)) / (leads[a] + k))
             for block in test.tolist()

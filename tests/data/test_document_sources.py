@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqjax.config import DataConfig
-from seqjax.data import Corpus, blocks, document_sources, open_corpus
+from seqjax.data import Corpus, document_sources, manifests, open_corpus
 from seqjax.data.document_sources import UNKNOWN, number
 from seqjax.data.layout import Layout, source_of
 from seqjax.data.prepare import run, tokenize
 from seqjax.data.prepare.reports import read_report, write_report
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import extras
 from tests.golden import make_blocks, make_losses
 
@@ -124,8 +124,8 @@ def test_sources_change_neither_the_manifest_nor_the_blocks(tmp_path: Path):
         name: prepared(tmp_path / name, tmp_path / f"{name}-out", seq_len=make_blocks.SEQ_LEN)
         for name in ("plain", "named")
     }
-    wanted = blocks.manifest_hash(blocks.read_manifest(golden))
-    assert [blocks.manifest_hash(manifest) for manifest in made.values()] == [wanted, wanted]
+    wanted = manifests.manifest_hash(manifests.read_manifest(golden))
+    assert [manifests.manifest_hash(manifest) for manifest in made.values()] == [wanted, wanted]
     plain, named = (contents(tmp_path / f"{name}-out") for name in made)
     assert named.keys() - plain.keys() == {document_sources.FILE}
     assert [name for name in plain if plain[name] != named[name]] == ["manifest.json"]  # the sizes of the shards
@@ -173,7 +173,7 @@ def test_a_resumed_preparation_records_the_same_sources(tmp_path: Path, source: 
     prepared(source, whole)
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *a, **k: None)
+        patch.setattr(run, "_remove", lambda parts: None)
         prepared(source, out)
     for path in (out / "manifest.json", out / document_sources.FILE):
         path.unlink()

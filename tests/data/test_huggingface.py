@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, huggingface, load_tokenizer, open_corpus
+from seqjax.data import huggingface, load_tokenizer, manifests, open_corpus
 from seqjax.data.prepare import __main__ as prepare_command
-from seqjax.utils import MissingPackageError, UserError
+from seqjax.errors import MissingPackageError, UserError
 from tests import extras
 
 from .conftest import row, write_shard
@@ -164,7 +164,7 @@ def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
     out = tmp_path / "out"
     flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=10", "--workers=1"]
     prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={out}", *flags])
-    manifest = blocks.read_manifest(out)
+    manifest = manifests.read_manifest(out)
     assert manifest["dtype"] == "uint32"
     assert manifest["token_bytes"] == dict.fromkeys(("text", "by_tokens"), 40 * len(text.encode()))
     document = [2, *tokenizer.encode(text).tolist(), 2]
@@ -217,3 +217,13 @@ def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, c
     flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=8", "--workers=1"]
     prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={tmp_path / 'out'}", *flags])
     assert "stand for 30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
+    """A panic of Rust code is no `Exception`; here, two letters are merged to a piece that is missing."""
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"})
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    spec["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(UserError, match="is not read by tokenizers"):
+        huggingface.HuggingFaceTokenizer(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from seqjax.config import DataConfig
 from seqjax.data import Corpus, open_corpus, pipeline
 from seqjax.data.blocks import FlatBlocks
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 from .conftest import assert_resumes, restore, save

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +19,11 @@ from hypothesis import strategies as st
 
 from seqjax.commands import train as train_command
 from seqjax.config import from_config_dict, presets
-from seqjax.data import blocks, open_corpus, shards, slimpajama
+from seqjax.data import blocks, manifests, open_corpus, shards, slimpajama
 from seqjax.data.prepare import __main__ as prepare
 from seqjax.data.prepare import pack, run
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -64,7 +63,7 @@ def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
             assert entry["documents"] == len(texts) == sum(entry["documents_by_log2_tokens"])
             assert entry["bytes"] == sum(len(text.encode()) for text in texts)
     assert not (tmp_path / "out" / ".parts").exists()
-    assert blocks.read_manifest(tmp_path / "out") == manifest
+    assert manifests.read_manifest(tmp_path / "out") == manifest
 
 
 @settings(deadline=None, max_examples=25)
@@ -100,7 +99,7 @@ def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, rec
 
 def test_files_hold_at_most_so_many_records(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = prepared(corpus_dir, tmp_path / "whole")
-    monkeypatch.setattr(blocks, "MAX_RECORDS", 50)
+    monkeypatch.setattr(manifests, "MAX_RECORDS", 50)
     split = prepared(corpus_dir, tmp_path / "split")
     files = split["splits"]["train"]["c4"]["files"]
     assert [file["blocks"] for file in files[:-1]] == [50] * (len(files) - 1)
@@ -147,7 +146,7 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
     prepared(corpus_dir, out)
     wanted = contents(out)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *a, **k: None)
+        patch.setattr(run, "_remove", lambda parts: None)
         prepared(corpus_dir, tmp_path / "kept")
     kept = tmp_path / "kept"
     (kept / "manifest.json").unlink()
@@ -191,7 +190,7 @@ def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, fi
     """A power failure may cut or zero a file that was said to be finished."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *a, **k: None)
+        patch.setattr(run, "_remove", lambda parts: None)
         prepared(corpus_dir, out)
     (out / "manifest.json").unlink()
     wanted = {name: was for name, was in contents(out).items() if not name.startswith(".parts")}
@@ -231,7 +230,7 @@ def test_a_directory_per_domain_gives_the_same(tmp_path: Path):
     plain = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
     write_shard(tmp_path / "by_directory" / "train" / "RedPajamaArXiv" / "chunk_1.jsonl.zst", plain)
     one, two = prepared(tmp_path / "by_meta", tmp_path / "one"), prepared(tmp_path / "by_directory", tmp_path / "two")
-    assert blocks.manifest_hash(one) == blocks.manifest_hash(two)
+    assert manifests.manifest_hash(one) == manifests.manifest_hash(two)
 
 
 def test_chosen_domains_and_lengths(corpus_dir: Path, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -15,10 +16,12 @@ import pytest
 
 import seqjax
 from seqjax.data import shards
-from seqjax.data.prepare import cluster, progress
+from seqjax.data.layout import Layout
+from seqjax.data.prepare import cluster, progress, run
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.reading import read_json
-from seqjax.utils import UserError, write_json
 from tests import extras
 
 from .conftest import contents, prepared, row, write_corpus, write_shard
@@ -94,6 +97,21 @@ def test_the_same_bytes_as_here(tmp_path: Path, executor: str, capsys):
     assert "write 14/14 100%" in said
 
 
+def test_a_source_without_validation_on_a_cluster(tmp_path: Path, executor: str):
+    """Documents of the train split are held out, and the test split stays whole."""
+    for split, n in {"train": 400, "test": 60}.items():
+        lines = [json.dumps({"text": f"{split} {i} some words"}).encode() + b"\n" for i in range(n)]
+        write_shard(tmp_path / "source" / f"{split}.jsonl.zst", lines)
+    options: dict[str, Any] = {"layout": Layout(domain="x")}
+    here = prepared(tmp_path / "source", tmp_path / "here", **options)
+    assert prepared(tmp_path / "source", tmp_path / "there", executor=executor, workers=0, **options) == here
+    found = {split: of["x"]["documents"] for split, of in here["splits"].items()}
+    assert found["test"] == 60
+    assert found["train"] + found["validation"] == 400
+    assert 1 <= found["validation"] <= 20
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
 def test_a_cluster_goes_on_with_what_this_machine_began_and_the_reverse(tmp_path: Path, executor: str):
     source = write_corpus(tmp_path / "source", documents=5, shards=2)
     write_shard(source / "train" / "z_last.jsonl.zst", [b"{not json\n"])
@@ -104,7 +122,7 @@ def test_a_cluster_goes_on_with_what_this_machine_began_and_the_reverse(tmp_path
         assert sorted(path.name for path in (out / ".parts").glob("*.json"))[0] == "000000.json"  # and no marker
         finished = (out / ".parts" / "000000.json").stat().st_mtime_ns
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shutil.rmtree", lambda *a, **k: None)
+            patch.setattr(run, "_remove", lambda parts: None)
             prepared(source, out, executor=second, workers=int(second == "local"))
         assert (out / ".parts" / "000000.json").stat().st_mtime_ns == finished
     for name in ("train/c4-00000.array_record", "documents.npz", "manifest.json"):

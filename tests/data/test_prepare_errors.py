@@ -14,7 +14,7 @@ from seqjax.data import blocks
 from seqjax.data.prepare import executors, run
 from seqjax.data.prepare import manifest as manifests
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -24,7 +24,7 @@ BYTE = ByteTokenizer()
 LIMITED = """
 import resource, signal, sys
 from seqjax.data import prepare
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for limit in sys.argv[3:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
@@ -179,6 +179,32 @@ def test_a_foreign_directory_is_left_alone(corpus_dir: Path, tmp_path: Path):
         prepared(corpus_dir, tmp_path)
     with pytest.raises(UserError, match="Did you mean 'arxiv'"):
         prepared(corpus_dir, tmp_path / "out", domains=["arxive"])
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "000000.txt", "sub/000000.json", ".mine.tmp"])
+def test_foreign_files_among_the_parts_are_left_alone(corpus_dir: Path, tmp_path: Path, name: str):
+    path = tmp_path / "out" / ".parts" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(UserError, match="files that no preparation wrote"):
+        prepared(corpus_dir, tmp_path / "out")
+    assert path.read_text() == "mine"
+    prepared(corpus_dir, tmp_path / "other")
+    path = tmp_path / "other" / ".parts" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    prepared(corpus_dir, tmp_path / "other")
+    assert path.read_text() == "mine"
+
+
+def test_parts_are_not_behind_a_link(corpus_dir: Path, tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "settings.txt").touch()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".parts").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="is a link"):
+        prepared(corpus_dir, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["settings.txt"]
 
 
 def test_no_room_on_the_disk(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from seqjax.data import shards, sources
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 from .conftest import row, write_shard
 

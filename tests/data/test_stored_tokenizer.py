@@ -7,7 +7,7 @@ import pytest
 
 from seqjax.config import DataConfig
 from seqjax.data import load_tokenizer, open_corpus, stored_tokenizer
-from seqjax.utils import MissingPackageError, UserError
+from seqjax.errors import MissingPackageError, UserError
 from tests import extras, support
 from tests.data.conftest import prepared
 from tests.import_filter import finders

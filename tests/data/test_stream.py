@@ -10,7 +10,7 @@ import pytest
 from seqjax.config import DataConfig
 from seqjax.data import Corpus, open_corpus, shards, stream
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 from .conftest import assert_resumes, restore, row, save, some_text, write_corpus, write_shard
 

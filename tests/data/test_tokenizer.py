@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seqjax.data import tokenizer
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, load_tokenizer
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import extras
 
 needs_mixtral = extras.mark("sentencepiece", "mistral_common")

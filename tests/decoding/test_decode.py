@@ -8,7 +8,7 @@ import pytest
 
 from seqjax.decoding import Phase, Sampling, Timing, tokens
 from seqjax.decoding.decode import _pieces
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 TRACE, COMPILE = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seqjax.decoding import Sampling, sample
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 P = np.array([0.15, 0.5, 0.05, 0.3])
 N_DRAWN = 4000

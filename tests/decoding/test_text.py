@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 from seqjax.decoding import StopStrings, TextDecoder
 from seqjax.decoding.text import encode
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import extras
 
 needs_mixtral = extras.mark("sentencepiece", "mistral_common")

@@ -13,11 +13,11 @@ import shutil
 import jax
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.sharding import make_mesh
 from seqjax.training import dry_run
 from seqjax.training import loop as train_module
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 
 STEPS, MIDDLE, BATCH = 8, 4, 8

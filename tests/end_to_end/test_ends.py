@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.training import eval_losses
 from seqjax.training.loop import train
 from seqjax.training.schedule import end_steps, segments, shares_of_steps, steps_of_shares
-from seqjax.utils import UserError
 from tests import support
-from tests.end_to_end.kills import fingerprint
+from tests.chaos.kills import fingerprint
 
 STEPS, WARMUP, LR = 24, 3, 0.01
 # Cooldowns of a half, so that they share batches: from 6 to 12, from 9 to 18, from 12 to 24.

@@ -11,9 +11,9 @@ import pytest
 
 from seqjax.commands import evaluate as evaluate_command
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.models.entropy import mean_entropy
 from seqjax.training import evaluate, metrics
-from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.conftest import Run
 from tests.end_to_end.reference import mean_loss

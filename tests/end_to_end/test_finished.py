@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study.runs.collect import read_points
 from seqjax.training import eval_losses
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 
 STEPS = 4

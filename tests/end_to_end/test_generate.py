@@ -14,8 +14,8 @@ import pytest
 import seqjax
 from seqjax.commands import generate
 from seqjax.data.tokenizer import load_tokenizer
+from seqjax.errors import UserError
 from seqjax.training import evaluate
-from seqjax.utils import UserError
 from tests import extras, support
 from tests.end_to_end.conftest import Run, write_checkpoint
 from tests.support import random_params as params_of

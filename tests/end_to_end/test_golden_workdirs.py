@@ -15,11 +15,11 @@ import jax
 import pytest
 
 import seqjax
+from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.sharding import make_mesh
 from seqjax.training import loop, origin
 from seqjax.training import workdir as workdirs
-from seqjax.utils import UserError
 from tests.golden import commands, make_losses, make_workdirs
 
 GOLDEN = make_workdirs.read()["workdirs"]

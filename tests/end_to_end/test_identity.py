@@ -11,11 +11,11 @@ import pytest
 
 import seqjax
 from seqjax.config import Config
+from seqjax.errors import UserError
 from seqjax.study.runs import collect, files
 from seqjax.study.runs.runner import Run
-from seqjax.training import eval_losses, identity
+from seqjax.training import eval_losses, identity, token_classes
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 
 STEPS, FIRST = 8, 4
@@ -66,7 +66,7 @@ def of_study(config: Config, workdir: Path, out: Path) -> None:
     records = collect.collect([run], DOMAINS)
     study = {"title": "t", "references": ["mine"], "domains": DOMAINS[2:], "against": DOMAINS[:2]}
     files.write(out, records, study=study, missing={}, workdirs={"mine": workdir})
-    assert eval_losses.read_classes(workdir) is not None
+    assert token_classes.read_classes(workdir) is not None
 
 
 def replace(path: Path, other: Path) -> None:
@@ -186,6 +186,15 @@ def test_directories_of_another_run(what, trained, tmp_path):
     ):
         with pytest.raises(UserError, match=named):
             command()
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json"])
+def test_what_says_which_run_it_is_was_lost(name, trained, tmp_path):
+    mine, _ = copies(trained, tmp_path)
+    (mine / "ends/4" / name).unlink()
+    (mine / name).unlink()
+    with pytest.raises(UserError, match=f"{name.replace('.', '[.]')} is missing"):
+        of_study(trained.config, mine, tmp_path / "out")
 
 
 @pytest.mark.parametrize("what", OF_LOSSES)

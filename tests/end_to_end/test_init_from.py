@@ -7,12 +7,12 @@ import pytest
 
 from seqjax import pretrained
 from seqjax.commands import train as command
+from seqjax.errors import UserError
 from seqjax.nn.params import fingerprint
 from seqjax.study.report.tables import remarks
 from seqjax.study.runs.record import Record, Records
 from seqjax.training import evaluate
 from seqjax.training.checkpoint import Checkpoints
-from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.conftest import write_checkpoint
 

@@ -1,12 +1,12 @@
-"""A mixer from outside seqjax as README and docs/add_a_mixer.md show it: trained, refused where it is not named.
+"""A mixer of an importable module, as README and docs/add_a_mixer.md show it: trained, refused where it is not named.
 
 The text of the pages is what runs; only lengths and the place of the built-in corpus are made small.
 """
 
 import contextlib
+import hashlib
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +21,10 @@ from seqjax import testing
 from seqjax.commands import evaluate, generate
 from seqjax.config import from_config_dict, presets
 from seqjax.convert import __main__ as convert
+from seqjax.errors import UserError
 from seqjax.mixers import _registry
 from seqjax.models import flops
 from seqjax.training import workdir as workdirs
-from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.conftest import write_checkpoint
 
@@ -44,7 +44,9 @@ def snippets(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (support.ROOT / page).read_text(), re.S)
 
 
-FILE, _, CELL, TRAIN, LOAD = snippets("docs/add_a_mixer.md")
+PAGE = "docs/add_a_mixer.md"
+FILE, CELL, TRAIN = (support.page_block(PAGE, text) for text in ("class Ema(", "class SlowEma(", 'name="slow_ema"'))
+LOAD = 'm = seqjax.load("runs/ema", mixers=(ema.Ema,))'
 README_LOAD, README_MIXER, README_OWN = snippets("README.md")
 QUICKSTART, _ = snippets("docs/quickstart.md")
 
@@ -87,17 +89,18 @@ def here(place, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(place, corpus_cache):
+def test_the_command_trains_the_mixer_with_its_own_settings(place, corpus_cache):
     """In a process of its own; what it leaves is loaded once the mixer is allowed."""
-    page = (support.ROOT / "docs/add_a_mixer.md").read_text()
-    (line,) = re.findall(rf"^seqjax train .*{NAME}$", page, re.M)
     small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
-    command = [sys.executable, "-m", "seqjax", *shlex.split(line)[1:], *small, "--workdir=runs/trained"]
+    command = [sys.executable, "-m", "seqjax", "train", "--config=transformer_pp", f"--config.model.mixer.name={NAME}"]
+    command += [*small, "--workdir=runs/trained"]
     done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
     assert done.returncode == 0, done.stderr
     run = place / "runs" / "trained"
     mixer = json.loads((run / "config.json").read_text())["model"]["mixer"]
     assert mixer == {"name": NAME, "expand": 2}
+    content = (place / "my_package" / "ema.py").read_bytes()
+    assert json.loads((run / "run.json").read_text())["mixers"] == {NAME: hashlib.sha256(content).hexdigest()}
     assert (run / "report.md").is_file()
     with importable(place):
         from my_package import ema
@@ -128,7 +131,7 @@ def test_a_run_with_foreign_code_is_refused_and_nothing_of_it_is_imported(run, h
         # training another mixer in this workdir does not run it either
         lambda: workdirs.save_config(run, from_config_dict(presets.read_config("mamba2:debug"))),
     ):
-        with pytest.raises(UserError, match=rf"names the mixer '{NAME}'.*--allow-code={NAME}.*mixers=\("):
+        with pytest.raises(UserError, match=rf"names the mixer '{NAME}'.*--allow-code={NAME}.*allow_code='{NAME}'"):
             command()
     assert not any(name.startswith("my_package") for name in sys.modules)
 
@@ -171,7 +174,7 @@ def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cac
     assert m.step == 2
     assert m.params["blocks"]["0"]["mixer"]["rate_E"].mean() > 3
     monkeypatch.setattr(_registry, "_registered", {})
-    with pytest.raises(UserError, match=r"'slow_ema' is not a mixer. One of your own is registered first"):
+    with pytest.raises(UserError, match=r"'slow_ema', of whose code it has no copy"):
         seqjax.load("runs/slow_ema")
 
 

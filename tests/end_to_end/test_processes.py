@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
+from seqjax.command_line import LOST
 from seqjax.data import open_corpus
 from seqjax.reading import read_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.workdir import load_config
-from seqjax.utils import LOST
 from tests import support
 from tests.end_to_end.reference import Reference
 

@@ -14,7 +14,7 @@ import pytest
 
 from seqjax.commands import train
 from tests import support
-from tests.end_to_end.kills import assert_equal_runs, fingerprint
+from tests.chaos.kills import assert_equal_runs, fingerprint
 
 pytestmark = pytest.mark.slow  # a run of a minute, killed and stopped; test_ends.py kills one in the fast set
 STEPS = 40

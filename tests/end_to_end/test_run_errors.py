@@ -14,16 +14,16 @@ import pytest
 
 from seqjax.commands import evaluate, generate
 from seqjax.commands import train as train_command
+from seqjax.errors import UserError
 from seqjax.training import loop as train_module
-from seqjax.training import metrics
+from seqjax.training import metrics, mirrors
 from seqjax.training import step as step_module
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import locked
 from seqjax.training.loop import train
-from seqjax.training.metrics import Metrics
 from seqjax.training.step import make_train_step
-from seqjax.utils import UserError
+from seqjax.training.writers import Metrics
 from tests import support
 from tests.golden import commands
 
@@ -267,7 +267,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_over(blocks_dir, workdi
         train(config, workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == before
     (workdir / "metrics.jsonl").rename(workdir / "before.jsonl")
-    metrics.require_checkpoint(workdirs.Mirror(workdir))  # the way out that the error names
+    metrics.require_checkpoint(mirrors.Mirror(workdir))  # the way out that the error names
 
 
 def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
@@ -316,7 +316,7 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
 def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
     """Whatever it was about to write; a file that is missing elsewhere is not taken for that."""
 
-    def writes(*_, path, deleted: bool):
+    def writes(*_, path, deleted: bool, manifest: str):
         if deleted:
             shutil.rmtree(workdir)
         path.open("ab")

@@ -17,13 +17,13 @@ import pytest
 
 import seqjax
 from seqjax import store
+from seqjax.errors import UserError
 from seqjax.nn.params import fingerprint
 from seqjax.study.runs.runner import Run
 from seqjax.training import checkpoint, evaluate
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import object_servers, support
-from tests.end_to_end.kills import assert_equal_runs, finish
+from tests.chaos.kills import assert_equal_runs, finish
 
 STEPS, PATIENCE = 40, 120.0
 SETTINGS = {"train__steps": STEPS, "log__tensorboard": True, "eval__classes": True}
@@ -42,7 +42,7 @@ async def hang_before_the_commit(self, *args, **options):
         hang()
     return await finalize(self, *args, **options)
 atomicity.CommitFileTemporaryPath.finalize = hang_before_the_commit
-from seqjax.utils import run_command
+from seqjax.command_line import run_command
 from seqjax.commands.train import main
 run_command(main)
 """

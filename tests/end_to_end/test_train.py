@@ -13,7 +13,7 @@ from seqjax.commands import evaluate as evaluate_command
 from seqjax.commands import generate
 from seqjax.data import open_corpus
 from seqjax.decoding import Sampling, tokens
-from seqjax.training import eval_losses, evaluate, metrics
+from seqjax.training import evaluate, metrics, token_classes
 from seqjax.training import workdir as workdirs
 from seqjax.training.loop import train
 from tests import support
@@ -37,7 +37,7 @@ def test_what_a_workdir_holds(run):
     workdir, config = run
     files = {"config.json", "run.json", "metrics.jsonl", "report.md", "report.png"}
     assert {p.name for p in workdir.iterdir()} == files | {"checkpoints", "eval_losses", "tensorboard"}
-    assert not config.eval.classes and eval_losses.read_classes(workdir) is None
+    assert not config.eval.classes and token_classes.read_classes(workdir) is None
     assert workdirs.load_config(workdir) == config
     assert support.checkpoint_steps(workdir) == [25, 30]  # `keep` is 2
     metadata = json.loads((workdir / "run.json").read_text())

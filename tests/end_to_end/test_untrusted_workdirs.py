@@ -15,9 +15,9 @@ import tensorstore
 import seqjax
 from seqjax.commands import cli, evaluate, generate, train
 from seqjax.convert import __main__ as convert
+from seqjax.errors import UserError
 from seqjax.evals import niah
-from seqjax.training import checkpoint, loop
-from seqjax.utils import UserError
+from seqjax.training import checksums, loop
 from tests import support
 from tests.end_to_end.conftest import Run
 
@@ -118,7 +118,7 @@ def test_chunks_are_not_larger_than_their_array(workdir):
     name = next(key for key in stored.list().result() if key.endswith(b"mlp.gate.w/.zarray"))
     described = json.loads(stored.read(name).result().value)
     stored.write(name, json.dumps(described | {"chunks": [1, 1 << 12, 1 << 12]}).encode()).result()
-    checkpoint.write_checksums(step)
+    checksums.write_checksums(step)
     with pytest.raises(UserError, match=r"mlp\.gate\.w \[.*\] is stored in chunks of \[1, 4096, 4096\]"):
         seqjax.load(workdir)
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.evals.lm_eval import __main__ as command
 from seqjax.evals.lm_eval import results
-from seqjax.utils import UserError
 from tests import extras, support
 from tests.end_to_end.conftest import write_checkpoint
 

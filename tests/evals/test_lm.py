@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.evals.scoring import Score
 from seqjax.models import Model
 from seqjax.pretrained import Pretrained
 from seqjax.sharding import make_mesh
-from seqjax.utils import UserError
 from tests import extras, support
 from tests.end_to_end.conftest import write_checkpoint
 

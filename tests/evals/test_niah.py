@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from seqjax.data.tokenizer import load_tokenizer
+from seqjax.errors import UserError
 from seqjax.evals import generation, niah
 from seqjax.models import Model
 from seqjax.pretrained import Pretrained
 from seqjax.sharding import make_mesh
-from seqjax.utils import UserError
 from tests import extras, support
 
 BYTES = load_tokenizer("byte")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from seqjax.config import OptimConfig
+from seqjax.errors import UserError
 from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import report, setups, train
 from seqjax.evals.recall.setups import Setup
@@ -23,10 +24,10 @@ from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, TaskSetup
 from seqjax.evals.recall.tasks.capacity import Capacity
 from seqjax.evals.recall.tasks.s5 import S5
 from seqjax.evals.recall.tasks.toposort import TopoSort
+from seqjax.mixers import _registry
 from seqjax.models import Model
 from seqjax.training.origin import RULES
 from seqjax.training.schedule import optimizer as make_optimizer
-from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 
@@ -491,6 +492,32 @@ def test_a_moved_option_names_the_command_of_a_clone(tmp_path) -> None:
         command.main(given)
     told = shlex.split(str(caught.value).partition("lab.foretell ")[2])
     assert told == ["--size=small", "--models=Based;KDA", f"--out={tmp_path}", "--study=a b", "--study=c"]
+
+
+@pytest.mark.slow  # compiles the example; the refusals need no training
+def test_a_mixer_in_a_file_is_trained_and_reported(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(_registry, "_registered", {})
+    monkeypatch.chdir(tmp_path)
+    example = support.page_block("docs/add_a_mixer.md", "class GatedEma(")
+    (tmp_path / "gema.py").write_text(example)
+    arguments = ["--size=demo", "--models=./gema.py", f"--out={tmp_path}"]
+    command.main(arguments)
+    (result, _) = report.results(tmp_path)
+    assert (result["model"], set(result["mixers"])) == ("./gema.py", {"gema"})
+    assert "./gema.py" in (tmp_path / "report.md").read_text()
+
+
+def test_a_changed_file_does_not_join_its_results(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(_registry, "_registered", {})
+    monkeypatch.chdir(tmp_path)
+    line = {"model": "gema.py", "task": "s5", "asked": tiny.asked("s5"), "dim": 32, "seed": 0, "rate": 1e-3}
+    line |= {"seconds": 1.0, "tests": {}, "rules": RULES, "mixers": {"gema": "0" * 64}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "gema.py").write_text(support.page_block("docs/add_a_mixer.md", "class GatedEma("))
+    with pytest.raises(UserError, match=r"holds results of gema\.py with other code"):
+        command.main(["--size=demo", "--models=gema.py", f"--out={tmp_path}"])
+    with pytest.raises(UserError, match=r"no Python file none\.py"):
+        command.main(["--size=demo", "--models=none.py", f"--out={tmp_path}"])
 
 
 def test_labels_hold_commas() -> None:

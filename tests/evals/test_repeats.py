@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.evals import repeats
 from seqjax.evals.repeats import CUE, PASSAGE
 from seqjax.models import Model
 from seqjax.pretrained import Pretrained
 from seqjax.sharding import make_mesh
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 
 

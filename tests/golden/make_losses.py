@@ -104,7 +104,7 @@ def read_rows(workdir: Path) -> list[dict[str, Any]]:
 
 
 def measure(names: Iterable[str], *, flags: str = commands.XLA_FLAGS, jobs: int = 1) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each case, without bits per byte: they have tests/training/test_bits_per_byte.py."""
+    """The rows of each case, without bits per byte: they have tests/training/test_evaluate.py."""
     names = list(names)
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)

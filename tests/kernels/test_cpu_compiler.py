@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from kernels_pallas import cpu_compiler
+from seqjax.command_line import run_command
 from seqjax.config import from_config_dict, presets
+from seqjax.errors import UserError
 from seqjax.training.loop import train
-from seqjax.utils import UserError, run_command
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from seqjax import testing
+from seqjax.errors import UserError
 from seqjax.mixers._attention import ConvKVCache, KVCache
 from seqjax.mixers.top1_chunk import Top1Cache
 from seqjax.models import flops
 from seqjax.nn import params as params_lib
 from seqjax.ops import attention
-from seqjax.utils import UserError
 from tests import support
 
 T = 23

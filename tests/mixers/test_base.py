@@ -9,9 +9,9 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.models import Model
-from seqjax.utils import UserError
 from tests import support
 from tests.mixers import layer_probe
 
@@ -99,7 +99,7 @@ def test_another_class_is_refused_with_the_contract_s_name(monkeypatch):
     several = {"LayerProbe": own, "Second": type("Second", (own,), {"__module__": PROBE})}
     for name, mixer in several.items():
         monkeypatch.setattr(layer_probe, name, mixer, raising=False)
-    with pytest.raises(UserError, match=rf"{PROBE}.*one class .*, not LayerProbe, Second .*begins with an underscore"):
+    with pytest.raises(UserError, match=rf"{PROBE}.*one class .*, not LayerProbe, Second .*with an underscore"):
         mixers.load(PROBE)
 
 

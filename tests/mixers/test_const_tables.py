@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from seqjax.decoding import Sampling, tokens
+from seqjax.errors import UserError
 from seqjax.ops.attention import causal_attention
 from seqjax.ops.positions import alibi_slopes
 from seqjax.ops.shared_attention import shared_attention
-from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 T = 23

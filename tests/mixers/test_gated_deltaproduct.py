@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers
+from seqjax.errors import UserError
 from seqjax.nn.params import Template
-from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 

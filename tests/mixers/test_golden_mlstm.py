@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers
+from seqjax.errors import UserError
 from seqjax.nn.params import Template
-from seqjax.utils import UserError
 from tests import support
 
 NAMES = {

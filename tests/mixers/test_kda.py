@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers
+from seqjax.errors import UserError
 from seqjax.nn.params import Template
 from seqjax.ops import gated_delta_rule
-from seqjax.utils import UserError
 from tests.models import oracle
 
 DIM, HEADS, T = 16, 2, 70  # a chunk of 64 and a part of one

@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers
+from seqjax.errors import UserError
 from seqjax.mixers import mamba3
 from seqjax.nn.params import Template
 from seqjax.ops import ssd
-from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 

@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from seqjax import mixers
+from seqjax.errors import UserError
 from seqjax.mixers.nsa import compressed_attention
 from seqjax.ops.attention import causal_attention
-from seqjax.utils import UserError
 from tests import support
 
 HEADS, GROUPS, K = 6, 2, 8

@@ -18,9 +18,9 @@ import seqjax
 from seqjax import mixers
 from seqjax.config import from_config_dict
 from seqjax.config.presets import get_config
+from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
 from seqjax.models import Model
-from seqjax.utils import UserError
 from tests import support
 
 CLASSES = {mixers.load(name).__name__: name for name in mixers.names()}

@@ -20,6 +20,8 @@ LOOK = (
     "tests/test_package.py",
     "tests/test_docs.py",
     "tests/test_dry_run.py",
+    "tests/test_snippets.py",
+    "tests/end_to_end/test_golden_losses.py",
     "tests/mixers/test_base.py",
     "tests/mixers/test_standalone.py",
     "tests/models/test_against_numpy.py",
@@ -36,9 +38,9 @@ def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
     tree = tmp_path / "tree"
     not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", "*.egg-info")
     shutil.copytree(support.ROOT, tree, ignore=not_code)
-    mixer, config = re.findall(r"```python\n(.*?)```", (support.ROOT / "docs/add_a_mixer.md").read_text(), re.S)[:2]
-    (tree / "seqjax/mixers/ema.py").write_text(mixer)
-    (tree / "configs/ema.py").write_text(config)
+    page = "docs/add_a_mixer.md"
+    (tree / "seqjax/mixers/ema.py").write_text(support.page_block(page, "class Ema("))
+    (tree / "configs/ema.py").write_text(support.page_block(page, 'name="ema"'))
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
@@ -50,7 +52,4 @@ def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
     ran = run("tests/mixers/test_contract.py", "-k", "ema", "-rA")
     for check in ("a_token_changes_nothing_before_it", "step_equals_the_parallel_form", "flops_against_xla"):
         assert re.search(rf"PASSED .*{check}.*\[ema-", ran), check
-    # As the page says, for the row on the page of all mixers.
-    page = [sys.executable, "docs/results/all_mixers.py"]
-    subprocess.run(page, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, check=True)
     run("-m", "not slow and not gpu", *LOOK)

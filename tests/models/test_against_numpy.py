@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from seqjax.config import from_config_dict
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy, queries_and_keys
-from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 from tests.models.test_settings import MIXERS

@@ -13,12 +13,12 @@ from seqjax import mixers
 from seqjax.commands import evaluate as evaluate_command
 from seqjax.config import from_config_dict
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy, require_entropy
 from seqjax.ops.attention import attention_entropy
 from seqjax.training import evaluate, metrics
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 

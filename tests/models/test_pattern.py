@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from seqjax.config import Config, from_config_dict, to_dict
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
-from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 

@@ -13,6 +13,7 @@ import pytest
 from kernels_pallas import batching
 from seqjax import sharding
 from seqjax.config import from_config_dict
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
 from seqjax.sharding import (
@@ -30,7 +31,6 @@ from seqjax.sharding import (
 from seqjax.testing import loss_and_grads
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.training.step import init_state, make_entropy_step, make_train_step, state_shardings
-from seqjax.utils import UserError
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
 from tests.models.test_model import ZERO

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from seqjax import testing
+from seqjax.errors import UserError
 from seqjax.mixers._rwkv import lerps
 from seqjax.models import flops
 from seqjax.models.block import PreNormCache
 from seqjax.nn import params as params_lib
 from seqjax.nn.short_conv import TokenShift
-from seqjax.utils import UserError
 from tests import support
 from tests.models.test_sequence_split import B, assert_one_device_is_equalled, mesh_of
 from tests.models.test_sequence_split import T as EVEN

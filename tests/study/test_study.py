@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study.report import leaderboard
 from seqjax.study.runs import collect, files, runner
@@ -16,7 +18,6 @@ from seqjax.study.runs.studies import ENDS, load_study
 from seqjax.training import eval_losses, metrics
 from seqjax.training.lock import Holder
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 
@@ -81,6 +82,17 @@ def of_configs(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
     more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
     configs = f"transformer_pp:debug,{tiny};{second}:debug,{tiny},model.mixer.chunk_size=8{more}"
     return [f"--configs={configs}", f"--seeds={seeds}", f"--out={out}"]
+
+
+NAMES = ("x'''", 'x"""', "x\\", "x{}", "x\nRUNS = 1", "x#'", "x\u202e")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_path_is_a_value_in_a_written_study_file(name, blocks_dir, tmp_path):
+    """It is Python source, which runs when it is read."""
+    study.main([*of_configs(blocks_dir, tmp_path / name), "--list"])
+    for run in load_study(tmp_path / name / "study.py").runs:
+        assert Path(run.workdir).parent == tmp_path / name / "runs"
 
 
 def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):

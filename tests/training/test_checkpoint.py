@@ -13,10 +13,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from seqjax.data.pipeline import StreamIterator
-from seqjax.training import checkpoint
+from seqjax.errors import UserError
+from seqjax.training import checkpoint, checksums
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.step import TrainState
-from seqjax.utils import UserError
 from tests import support
 
 
@@ -206,14 +206,14 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_damage(workdir, mo
     """As by a run that saves beside this process: then the newest one there is by now is read."""
     reader = Checkpoints(workdir, read_only=True)
     newest, other = workdir / "checkpoints" / "9", workdir / "checkpoints" / "12"
-    check = checkpoint.check
+    check = checksums.check
 
     def slow_check(directory, names, **options):
         if directory.name == "9":
             newest.rename(other)
         check(directory, names, **options)
 
-    monkeypatch.setattr(checkpoint, "check", slow_check)
+    monkeypatch.setattr(checksums, "check", slow_check)
     params, step = reader.restore_params(state(0).params)
     reader.close()
     assert step == 12

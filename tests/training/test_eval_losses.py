@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from seqjax.data import EvalBlocks
-from seqjax.training import eval_losses
-from seqjax.utils import UserError
+from seqjax.errors import UserError
+from seqjax.training import eval_losses, token_classes
 
 
 @pytest.fixture
@@ -102,4 +102,4 @@ def test_the_losses_of_a_domain_are_missed(workdir):
 def test_a_directory_in_place_of_the_sums_of_classes_is_named(workdir):
     (workdir / "eval_losses" / "classes.npz").mkdir()
     with pytest.raises(UserError, match=r"classes\.npz"):
-        eval_losses.read_classes(workdir)
+        token_classes.read_classes(workdir)

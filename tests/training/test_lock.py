@@ -19,11 +19,10 @@ import jax
 import pytest
 
 from seqjax import store
-from seqjax.training import lock
+from seqjax.errors import UserError
+from seqjax.training import lock, mirrors
 from seqjax.training import loop as train_module
-from seqjax.training import workdir as workdir_module
 from seqjax.training.lock import locked
-from seqjax.utils import UserError
 from tests import support
 
 HOLD = """
@@ -133,7 +132,7 @@ def test_training_waits_if_a_scheduler_may_have_started_it_again(blocks_dir, mon
         asked.append(wait)
         raise UserError("in use")
 
-    monkeypatch.setattr(workdir_module, "locked", refuse)
+    monkeypatch.setattr(mirrors, "locked", refuse)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     if restarts is not None:

@@ -7,8 +7,9 @@ import pytest
 from tensorboardX import record_writer
 from tensorboardX.proto.event_pb2 import Event
 
-from seqjax.training.metrics import Metrics, read
-from seqjax.utils import UserError
+from seqjax.errors import UserError
+from seqjax.training.metrics import read
+from seqjax.training.writers import Metrics
 
 
 def write(workdir, steps, **options):

@@ -14,8 +14,8 @@ from seqjax.commands import train as train_command
 from seqjax.config import from_config_dict, presets
 from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
 from seqjax.training import report
-from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 

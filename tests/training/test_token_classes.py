@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as st_numpy
 from seqjax.config import DataConfig
 from seqjax.data import EvalBlocks, open_corpus
 from seqjax.data.corpora import TestedCorpus
-from seqjax.training import eval_losses, schedule
+from seqjax.training import eval_losses, schedule, token_classes
 from seqjax.training.loop import train
 from tests import support
 
@@ -48,7 +48,7 @@ def by_hand(tokens: np.ndarray, rates: np.ndarray, t: int) -> dict[str, str]:
 
 
 def assert_classes_are_those_by_hand(rows: np.ndarray, rates: np.ndarray):
-    found, names = eval_losses.classify(rows, rates), eval_losses.names(rows.shape[1] - 1)
+    found, names = token_classes.classify(rows, rates), token_classes.names(rows.shape[1] - 1)
     assert tuple(found) == FAMILIES == tuple(names)
     for n, tokens in enumerate(rows):
         for t in range(1, len(tokens)):
@@ -77,7 +77,7 @@ def test_classes_of_long_blocks():
     for at, distance in repeats.items():
         tokens[at - 2 : at + 1] = tokens[at - 2 - distance : at + 1 - distance]
     assert_classes_are_those_by_hand(tokens[None], np.full(1500, 2.0))
-    found = eval_losses.classify(tokens[None], np.full(1500, 2.0))
+    found = token_classes.classify(tokens[None], np.full(1500, 2.0))
     counts = np.bincount(found["distance"][0], minlength=6)
     np.testing.assert_array_equal(counts[1:], [1, 2, 2, 2, 1])
 
@@ -87,16 +87,16 @@ def test_classes_of_blocks_beyond_4096_tokens():
     tokens = np.arange(10, 5010, dtype=np.uint32)
     for at, distance in ((4500, 4095), (4600, 4096)):
         tokens[at - 2 : at + 1] = tokens[at - 2 - distance : at + 1 - distance]
-    found, names = eval_losses.classify(tokens[None], None), eval_losses.names(4999)
+    found, names = token_classes.classify(tokens[None], None), token_classes.names(4999)
     assert [names["distance"][found["distance"][0, at - 1]] for at in (4500, 4600)] == list(names["distance"][-2:])
     assert names["distance"][-2:] == names["position"][-2:] == ("1,024 to 4,095", "4,096 and more")
     assert [names["position"][found["position"][0, t]] for t in (4095, 4096)] == list(names["position"][-2:])
-    assert eval_losses.names(4096)["position"][-1] == "1,024 and more"
-    assert eval_losses.names(102_400)["distance"][-3:] == ("4,096 to 16,383", "16,384 to 65,535", "65,536 and more")
+    assert token_classes.names(4096)["position"][-1] == "1,024 and more"
+    assert token_classes.names(102_400)["distance"][-3:] == ("4,096 to 16,383", "16,384 to 65,535", "65,536 and more")
 
 
 def test_without_rates_there_is_no_class_of_frequency():
-    found = eval_losses.classify(np.zeros((1, 9), np.uint16), None)
+    found = token_classes.classify(np.zeros((1, 9), np.uint16), None)
     assert "frequency" not in found and len(found) == 3
 
 
@@ -106,7 +106,7 @@ def test_sums_are_those_of_the_blocks_of_each_document():
     documents = np.array([30, 4, 4, 9, 30, 30, 9])
     losses = rng.random((7, 40)).astype(np.float32)
     blocks = EvalBlocks(tokens, np.arange(7), documents, np.full(7, 40))
-    found = eval_losses.sums(losses, blocks, np.array([0.5, 5.0, 50.0, 5e5]))
+    found = token_classes.sums(losses, blocks, np.array([0.5, 5.0, 50.0, 5e5]))
     np.testing.assert_array_equal(found.documents, [4, 9, 30])
     np.testing.assert_array_equal(found.blocks, [2, 2, 3])
     want = [losses[documents == d].astype(np.float64).sum() for d in (4, 9, 30)]
@@ -163,7 +163,7 @@ def run(blocks_dir, tmp_path_factory):
 
 
 def test_the_sums_of_a_run_are_the_losses_of_its_last_evaluation(run):
-    found = eval_losses.read_classes(run)
+    found = token_classes.read_classes(run)
     assert found is not None
     assert (found.step, tuple(found.names)) == (8, FAMILIES)
     described, losses = eval_losses.read(run)
@@ -182,12 +182,12 @@ def test_the_sums_of_a_run_are_the_losses_of_its_last_evaluation(run):
 
 
 def test_of_several_ends_the_last_counts(run, tmp_path):
-    with np.load(run / eval_losses.DIRECTORY / eval_losses.CLASSES) as file:
+    with np.load(run / eval_losses.DIRECTORY / token_classes.CLASSES) as file:
         arrays = {name: array for name, array in file.items() if not name.startswith("run/")}  # of no run
     for step in (9, 10):
         directory = tmp_path / schedule.ENDS / str(step) / eval_losses.DIRECTORY
         directory.mkdir(parents=True)
-        np.savez(directory / eval_losses.CLASSES, allow_pickle=False, **arrays | {"step": np.array(step)})
-    found = eval_losses.read_classes(tmp_path)
+        np.savez(directory / token_classes.CLASSES, allow_pickle=False, **arrays | {"step": np.array(step)})
+    found = token_classes.read_classes(tmp_path)
     assert found is not None
     assert found.step == 10

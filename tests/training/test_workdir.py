@@ -10,10 +10,12 @@ import sys
 
 import pytest
 
-from seqjax import utils
+from seqjax import command_line, files
+from seqjax.command_line import run_command
 from seqjax.config import from_config_dict, to_dict
+from seqjax.errors import UserError, nearest
+from seqjax.training import mirrors, provenance
 from seqjax.training import workdir as workdirs
-from seqjax.utils import UserError, nearest, run_command
 from tests import support
 
 
@@ -43,7 +45,7 @@ PLACES = ("", "eval_losses/", "ends/4/", "ends/4/eval_losses/")
 
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     """And nothing else: other runs below the directory may be writing theirs."""
-    left = [utils.temporary_beside(tmp_path / f"{place}classes.npz") for place in PLACES]
+    left = [files.temporary_beside(tmp_path / f"{place}classes.npz") for place in PLACES]
     named = f".x.{'0' * 32}.tmp"
     kept = [
         tmp_path / name for name in ("metrics.jsonl", ".x.tmp", ".x.y.tmp", "x.tmp", f"notes/{named}", f"a/{named}")
@@ -54,7 +56,7 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
         path.touch()
     link = tmp_path / f".link.{'1' * 32}.tmp"
     link.symlink_to(kept[0])
-    mirror = workdirs.Mirror(tmp_path)
+    mirror = mirrors.Mirror(tmp_path)
     with mirror.locked():
         mirror.remove_temporaries()
         assert all(path.exists() for path in left), "without run.json it is no run"
@@ -65,13 +67,13 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
 
 
 def test_files_of_another_user_stay(tmp_path, monkeypatch):
-    theirs = utils.temporary_beside(tmp_path / "x")
+    theirs = files.temporary_beside(tmp_path / "x")
     theirs.touch()
     monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
-    utils.remove_temporaries(tmp_path)
+    files.remove_temporaries(tmp_path)
     assert theirs.exists()
     monkeypatch.undo()
-    utils.remove_temporaries(tmp_path)
+    files.remove_temporaries(tmp_path)
     assert not theirs.exists()
 
 
@@ -89,15 +91,17 @@ def test_a_run_does_not_write_through_links(config, tmp_path, name):
     (tmp_path / "run" / "inside").mkdir()
     link.symlink_to(tmp_path / "run" / "inside")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    workdirs.require_inside(tmp_path / "run")
-    workdirs.require_inside(tmp_path / "link")
+    mirrors.require_inside(tmp_path / "run")
+    mirrors.require_inside(tmp_path / "link")
 
 
-@pytest.mark.parametrize("name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md", "report.png"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/4/x", "ends/4", "eval_losses/00000004.npz", "report.md", "metrics.jsonl"]
+)
 def test_results_of_unknown_settings_are_not_mixed_with_those_of_a_run(config, tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    path.write_text("mine")
     with pytest.raises(UserError, match=f"has {name.partition('/')[0]} but no config.json"):
         workdirs.check_config(tmp_path, config)
 
@@ -106,7 +110,7 @@ def test_a_run_json_that_no_run_wrote_is_not_replaced(config, tmp_path):
     (tmp_path / "run.json").write_text('{"mine": 1}')
     with pytest.raises(UserError, match=r"run\.json: versions is missing; it is not of a run"):
         workdirs.check_config(tmp_path, config)
-    (tmp_path / "run.json").write_text(json.dumps(workdirs.run_metadata(parameters=1)))
+    (tmp_path / "run.json").write_text(json.dumps(provenance.run_metadata(parameters=1)))
     workdirs.check_config(tmp_path, config)
 
 
@@ -126,7 +130,7 @@ def test_a_cache_that_a_config_names_is_used_if_it_is_one(config, tmp_path):
 def test_no_text_is_no_directory():
     """Path takes it for the current one."""
     with pytest.raises(UserError, match="empty text"):
-        workdirs.Mirror("")
+        mirrors.Mirror("")
 
 
 def test_no_fresh_directory_where_runs_is_a_file(config, tmp_path, monkeypatch):
@@ -228,7 +232,7 @@ def test_a_full_disk_is_no_bug_of_ours(capsys):
 
 def test_an_interrupt_has_the_status_of_the_shell(capsys, monkeypatch):
     """The process ends at once, which is not for the tests."""
-    monkeypatch.setattr(utils, "leave", sys.exit)
+    monkeypatch.setattr(command_line, "leave", sys.exit)
     with pytest.raises(SystemExit) as caught:
         run_command(command_that_raises(KeyboardInterrupt()), [])
     assert caught.value.code == 130

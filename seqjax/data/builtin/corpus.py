@@ -28,8 +28,9 @@ from seqjax.data import blocks, document_index, document_sources, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.errors import UserError, first_line
+from seqjax.files import cache_directory, replacing, write_json
 from seqjax.reading import read_json
-from seqjax.utils import UserError, cache_directory, first_line, replacing, write_json
 
 VERSION = 1  # increment when the text or its order changes
 CONTENT = ("tokenizer", "splits", "version")  # keys of the manifest that its hash is of

@@ -15,13 +15,15 @@ A preparation that was stopped goes on when the same command is run again. docs/
 
 import sys
 
+from seqjax.command_line import Parser, command_parser, run_command, words
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
 from seqjax.data.prepare.manifest import summary, training_command
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
-from seqjax.utils import Parser, UserError, command_parser, nearest, run_command, words
+from seqjax.errors import UserError, nearest
+from seqjax.terminal import tell
 
 
 def parser() -> Parser:
@@ -108,8 +110,8 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
         sys.exit(130)
-    sys.stdout.write(summary(manifest) + "\n")
-    sys.stdout.write(f"To train on it:\n  {training_command(manifest, given.out, tokenizer_path=tokenizer_path)}\n")
+    tell(summary(manifest))
+    tell(f"To train on it:\n  {training_command(manifest, given.out, tokenizer_path=tokenizer_path)}")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,10 @@ import seqjax
 from seqjax.data import shards
 from seqjax.data.prepare import progress
 from seqjax.data.tokenizer import load_tokenizer
+from seqjax.errors import MissingPackageError, UserError
+from seqjax.files import write_json
 from seqjax.reading import read_json
-from seqjax.utils import MissingPackageError, StatusLine, UserError, write_json
+from seqjax.terminal import StatusLine
 
 SAMPLES = 5  # source files that a worker opens to see whether it can
 

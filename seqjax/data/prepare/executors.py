@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from seqjax.data.prepare import cluster, progress
 from seqjax.data.prepare.cluster import Needs
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 LOCAL = "local"
 DASK = "dask:"  # and the address of the scheduler

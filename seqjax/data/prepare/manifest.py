@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.data import blocks, shards
+from seqjax.data import manifests, shards
 from seqjax.data.layout import ordered
 from seqjax.data.prepare.pack import Planned, Portion
 from seqjax.data.prepare.reports import read_report, skipped_lines
 from seqjax.data.prepare.tokenize import HISTOGRAM
 from seqjax.data.splits import SPLITS
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 
 def make_manifest(
@@ -58,12 +58,12 @@ def make_manifest(
     bytes_read = [report["token_bytes"] for report in reports if "token_bytes" in report]
     token_bytes = {key: sum(each[key] for each in bytes_read) for key in ("text", "by_tokens")}
     return {
-        "format": blocks.FORMAT,
+        "format": manifests.FORMAT,
         **settings,
         **({"token_bytes": token_bytes} if bytes_read else {}),
         "splits": splits,
         "text_sha256": [report["text_sha256"] for report in reports],
-        "beside": blocks.beside(out),
+        "beside": manifests.beside(out),
         "too_short": sum(report["too_short"] for report in reports),
         "skipped": skipped,
     }
@@ -116,7 +116,7 @@ def summary(manifest: dict[str, Any]) -> str:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in skipped["by_reason"].items())
         lines.append(f"{skipped['count']} lines skipped ({reasons}), the first:")
         lines += [f"  {line['file']}:{line['line']}: {line['reason']}" for line in skipped["first"][:5]]
-    lines.append(f"manifest hash {blocks.manifest_hash(manifest)[:16]}")
+    lines.append(f"manifest hash {manifests.manifest_hash(manifest)[:16]}")
     return "\n".join(lines)
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.data import blocks, document_index, document_sources, hold_out
+from seqjax.data import blocks, document_index, document_sources, hold_out, manifests
 from seqjax.data.layout import ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
 from seqjax.data.prepare.tokenize import SOURCES, TEXTS, ShardJob, histogram
-from seqjax.utils import UserError, measure
+from seqjax.errors import UserError
+from seqjax.files import measure
 
 Segment = tuple[Path, int, int]  # file, first token, tokens
 
@@ -168,7 +169,7 @@ def plan_files(
     files: list[Planned] = []
     for (split, domain), segments in sorted(streams.items()):
         total = sum(tokens for _, _, tokens in segments) // block * block
-        size = blocks.MAX_RECORDS * block
+        size = manifests.MAX_RECORDS * block
         for index, start in enumerate(range(0, total, size)):
             name = f"{split}/{domain}-{index:05d}.array_record"
             pieces = cut(segments, start, min(start + size, total))

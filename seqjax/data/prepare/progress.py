@@ -8,7 +8,7 @@ import threading
 import time
 from types import TracebackType
 
-from seqjax.utils import LOG_SECONDS, StatusLine, duration, end_with_parent
+from seqjax.terminal import LOG_SECONDS, StatusLine, duration, end_with_parent
 
 REDRAW_SECONDS = 0.5
 

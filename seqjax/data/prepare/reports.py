@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.data.layout import Layout
+from seqjax.errors import UserError, nearest
+from seqjax.files import measure, write_json
 from seqjax.reading import read_json
-from seqjax.utils import UserError, measure, nearest, write_json
 
 CHECK = "report_crc32"  # in a report, of the rest of it
 # Of the settings of a preparation, and of its manifest.

@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +29,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqjax import store
-from seqjax.data import blocks, document_index, document_sources, hold_out, shards, slimpajama, stored_tokenizer
+from seqjax.data import (
+    blocks,
+    document_index,
+    document_sources,
+    hold_out,
+    manifests,
+    shards,
+    slimpajama,
+    stored_tokenizer,
+)
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
@@ -37,7 +47,9 @@ from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, plan_fi
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.tokenize import ShardJob, TextJob, compare_text, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
-from seqjax.utils import StatusLine, UserError, nearest, remove_temporaries, write_json
+from seqjax.errors import UserError, nearest
+from seqjax.files import TEMPORARY, remove_temporaries, write_json
+from seqjax.terminal import StatusLine
 
 Job = TypeVar("Job")
 
@@ -188,7 +200,7 @@ def prepare(
     if twice := in_two_splits(jobs):
         manifest["in_two_splits"] = twice
     write_json(out / "manifest.json", manifest, sort_keys=True)
-    shutil.rmtree(parts)
+    _remove(parts)
     return manifest
 
 
@@ -205,7 +217,7 @@ def _finished(
     """Return the manifest of a finished preparation; raise `UserError` if its text or blocks have changed."""
     if not (out / stored_tokenizer.FILE).is_file():  # It was damaged and deleted, as its error says.
         stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
-    manifest = blocks.read_manifest(out)
+    manifest = manifests.read_manifest(out)
     if hashes := manifest.get("text_sha256"):
         texts = _text_jobs(jobs, out, workers=workers, verify=verify, hashes=hashes)
     else:
@@ -216,8 +228,8 @@ def _finished(
         with executors.opened(executor, workers=workers, needs=needs) as pool:
             _compare_texts(pool, texts)
     if verify:
-        blocks.compare_all(out, manifest)
-    shutil.rmtree(needs.parts, ignore_errors=True)
+        manifests.compare_all(out, manifest)
+    _remove(needs.parts)
     return manifest
 
 
@@ -319,9 +331,30 @@ def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shar
     return share
 
 
+# What a preparation writes to its directory of parts.
+OWN = re.compile(
+    r"settings\.json|cluster-[0-9a-f]{32}\.json"
+    r"|\d{6}(\.bin|\.npz|\.sources\.npz|\.texts|\.json)"
+    r"|(train|validation|test)-.+-\d{5}\.json"
+)
+
+
+def _is_foreign(path: Path) -> bool:
+    return not (OWN.fullmatch(path.name) or TEMPORARY.fullmatch(path.name)) or path.is_dir()
+
+
+def _remove(parts: Path) -> None:
+    """Remove the files of a preparation from its directory of parts, and the directory if nothing else is in it."""
+    for path in () if parts.is_symlink() else parts.glob("*"):
+        if not _is_foreign(path):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        parts.rmdir()
+
+
 def _abandon(out: Path, parts: Path) -> None:
     """Remove the files made so far, and the directory if nothing else is in it."""
-    shutil.rmtree(parts, ignore_errors=True)
+    _remove(parts)
     with contextlib.suppress(OSError):
         out.rmdir()
 
@@ -339,10 +372,10 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
             raise UserError(
                 f"{out} is not empty, and its manifest.json is missing or not one of this command; give another --out."
             )
+        if parts.is_symlink() or any(_is_foreign(path) for path in parts.glob("*")):
+            raise UserError(f"{parts} has files that no preparation wrote, or is a link; give another --out.")
         try:
-            shutil.rmtree(
-                parts, ignore_errors=True
-            )  # without settings.json nobody knows of which settings its parts are
+            _remove(parts)  # without settings.json nobody knows of which settings its parts are
             parts.mkdir(parents=True, exist_ok=True)
             write_json(parts / "settings.json", settings)
         except OSError as error:

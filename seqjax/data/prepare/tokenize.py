@@ -26,7 +26,8 @@ from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
 from seqjax.data.sources import CHUNK
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
-from seqjax.utils import UserError, measure, replacing
+from seqjax.errors import UserError
+from seqjax.files import measure, replacing
 
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000

@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from seqjax import store, utils
+from seqjax import store, terminal
 from seqjax.data.layout import SLIMPAJAMA, Layout
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 CHUNK = 1 << 18
 MOST_TEXT = 128 << 20  # bytes of a document, or of the line that holds it
@@ -38,15 +38,15 @@ class TornShardError(Exception):
 def too_long(where: str) -> UserError:
     """Return the error for a document that is too long."""
     return UserError(
-        f"{where} has more than {utils.size(MOST_TEXT)}, the most that a document can have; split or remove it."
+        f"{where} has more than {terminal.size(MOST_TEXT)}, the most that a document can have; split or remove it."
     )
 
 
 def too_large(url: str) -> UserError:
     """Return the error for a file that unpacks to too much."""
     return UserError(
-        f"{url} unpacks to more than {utils.size(MOST_UNPACKED)} and more than {PACKED} times its size; remove it, or, "
-        "if it is text, store it without compression."
+        f"{url} unpacks to more than {terminal.size(MOST_UNPACKED)} and more than {PACKED} times its size; remove it, "
+        "or, if it is text, store it without compression."
     )
 
 

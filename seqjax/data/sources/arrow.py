@@ -1,12 +1,24 @@
-"""Arrow files, as `save_to_disk` of Hugging Face datasets writes them, read by pyarrow (the extra `parquet`)."""
+"""Arrow files, as `save_to_disk` of Hugging Face datasets writes them, read by pyarrow (the extra `parquet`).
 
+A file is a sequence of messages: the schema, then dictionaries and record batches, whose buffers may be compressed.
+https://arrow.apache.org/docs/format/Columnar.html describes their metadata, a table of FlatBuffers, and says that each
+compressed buffer begins with its unpacked size. pyarrow allocates that much and checks no offsets inside a buffer, so
+this module checks both.
+"""
+
+import io
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from seqjax import store
+from seqjax.data import sources
 from seqjax.data.layout import SLIMPAJAMA, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
-from seqjax.data.sources.parquet import BATCH_ROWS, Parquet
+from seqjax.data.sources.parquet import Parquet, columns_of, rows_of
+from seqjax.errors import UserError, first_line
+
+DICTIONARY, RECORDS = 2, 3  # kinds of messages with buffers
 
 
 class Arrow(Shard):
@@ -19,24 +31,105 @@ class Arrow(Shard):
         self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
     ) -> Iterator[dict[str, Any]]:
         """Yield the rows; raise `TornShardError` at the end of the readable part of a damaged file."""
-        del layout  # all columns are read from the file anyway
         self.require()
-        import pyarrow  # pyright: ignore[reportMissingImports]
         import pyarrow.ipc  # pyright: ignore[reportMissingImports]
 
         told = 0
         with store.reading(self.url) as file:
             try:
-                for batch in pyarrow.ipc.open_stream(file):
-                    for start in range(0, batch.num_rows, BATCH_ROWS):
-                        yield from batch.slice(start, BATCH_ROWS).to_pylist()
+                table = pyarrow.ipc.open_stream(_Messages(pyarrow.ipc.MessageReader.open_stream(file), self.url))
+                names = table.schema.names
+                # Of `meta.source` the whole column `meta` is used.
+                heads = {head for name in columns_of(layout, names) or names for head in (name, name.partition(".")[0])}
+                for batch in table:
+                    used = batch.select([i for i, name in enumerate(names) if name in heads])
+                    used.validate(full=True)
+                    yield from rows_of(used)
                     now = file.tell()
                     on_read(now - told)
                     told = now
-            except (pyarrow.ArrowException, OSError) as error:
-                raise TornShardError(f"damaged Arrow data ({error})") from None
+            except UserError:
+                raise
+            except Exception as error:  # Damaged bytes raise nearly anything, also a MemoryError.
+                raise TornShardError(f"damaged Arrow data ({first_line(error)})") from None
 
     @classmethod
     def require(cls) -> None:
         """Raise `MissingPackageError` if pyarrow is not installed."""
         Parquet.require()
+
+
+class _Messages(io.RawIOBase):
+    """The messages of a file as a file; raises `UserError` for a message that would unpack to too much."""
+
+    def __init__(self, messages: Any, url: str):
+        super().__init__()
+        self._messages, self._url = messages, url
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return whether this can be read: pyarrow asks."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next `size` bytes, fewer only at the end."""
+        if not self._rest:
+            try:
+                message = self._messages.read_next_message()
+            except StopIteration:
+                return b""
+            body = memoryview(message.body or b"")
+            unpacked = _unpacked(memoryview(message.metadata), body)
+            if unpacked > max(sources.MOST_UNPACKED, sources.PACKED * len(body)):
+                raise sources.too_large(self._url)
+            self._rest = memoryview(message.serialize())
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found.tobytes()
+
+
+def _unpacked(metadata: memoryview, body: memoryview) -> int:
+    """Return how many bytes the compressed buffers in the body of a message take; 0 if none is compressed.
+
+    The numbers of fields are those in Message.fbs of Arrow, whose structs Buffer are an offset and a length.
+    """
+    message = _Table(metadata, struct.unpack_from("<I", metadata)[0])
+    kind = metadata[message.place(1)] if message.place(1) else 0
+    if kind not in (DICTIONARY, RECORDS):
+        return 0
+    batch = message.table(2)
+    if kind == DICTIONARY:
+        batch = batch.table(1)
+    if not batch.place(3):  # the compression
+        return 0
+    first, total = batch.target(2), 0
+    for i in range(struct.unpack_from("<I", metadata, first)[0]):
+        offset, length = struct.unpack_from("<qq", metadata, first + 4 + 16 * i)
+        if length > 0:
+            total += max(length, struct.unpack_from("<q", body, offset)[0])  # -1: stored as it is
+    return total
+
+
+class _Table:
+    """A table of FlatBuffers, whose fields are found by the offsets in its vtable."""
+
+    def __init__(self, data: memoryview, at: int):
+        self._data, self._at = data, at
+        self._offsets = at - struct.unpack_from("<i", data, at)[0]
+        self._n_fields = struct.unpack_from("<H", data, self._offsets)[0] // 2 - 2
+
+    def place(self, field: int) -> int:
+        """Return where a field is, or 0 if it is left out."""
+        if field >= self._n_fields:
+            return 0
+        offset = struct.unpack_from("<H", self._data, self._offsets + 4 + 2 * field)[0]
+        return self._at + offset if offset else 0
+
+    def target(self, field: int) -> int:
+        """Return the place that a field points to; raise `struct.error` if it is left out."""
+        if not (at := self.place(field)):
+            raise struct.error(f"a message lacks field {field}")
+        return at + struct.unpack_from("<I", self._data, at)[0]
+
+    def table(self, field: int) -> "_Table":
+        """Return the table that a field points to."""
+        return _Table(self._data, self.target(field))

@@ -1,13 +1,14 @@
 """Parquet files, a document per row, read by the package pyarrow (the extra `parquet`)."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import io
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, BinaryIO
 
 from seqjax import store
 from seqjax.data import sources
 from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, SOURCE_FIELD, URL_FIELDS, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
-from seqjax.utils import MissingPackageError
+from seqjax.errors import MissingPackageError, UserError, first_line
 
 BATCH_ROWS = 256
 BATCH_BYTES = 256 << 20  # of the rows read together, at most
@@ -27,32 +28,24 @@ class Parquet(Shard):
         If the file lacks a field of the layout, its rows have all columns, so that an error can list them.
         """
         self.require()
-        import pyarrow  # pyright: ignore[reportMissingImports]
         import pyarrow.parquet  # pyright: ignore[reportMissingImports]
 
-        fields = [layout.text_field]
-        if not layout.reads_whole_files:
-            fields.append(layout.domain_field or SET_NAME_FIELD)
         with store.reading(self.url) as file:
             try:
                 table = pyarrow.parquet.ParquetFile(file)
-                present = table.schema_arrow.names
-                # `meta.source` is the column of that name, or the field `source` of the column `meta`.
-                columns = {field if field in present else field.partition(".")[0] for field in fields}
-                told = done = 0
-                if columns <= set(present):  # Names of columns that the file lacks select nothing.
-                    columns |= {f for f in (SOURCE_FIELD, *URL_FIELDS) if f.partition(".")[0] not in columns}
-                    chosen = sorted(columns)
-                else:
-                    chosen = None
-                for batch in table.iter_batches(batch_size=_batch_rows(table.metadata, self.url), columns=chosen):
-                    yield from batch.to_pylist()
+                rows = _batch_rows(table.metadata, self.url, size=self.size)
+                table = pyarrow.parquet.ParquetFile(_Pages(file, table.metadata), metadata=table.metadata)
+                chosen, told, done = columns_of(layout, table.schema_arrow.names), 0, 0
+                for batch in table.iter_batches(batch_size=rows, columns=chosen):
+                    yield from rows_of(batch)
                     done += batch.num_rows
                     now = self.size * done // max(1, table.metadata.num_rows)
                     on_read(now - told)
                     told = now
-            except (pyarrow.ArrowException, OSError) as error:
-                raise TornShardError(f"damaged parquet data ({error})") from None
+            except UserError:
+                raise
+            except Exception as error:  # Damaged bytes raise nearly anything, also a MemoryError.
+                raise TornShardError(f"damaged parquet data ({first_line(error)})") from None
 
     @classmethod
     def require(cls) -> None:
@@ -65,17 +58,166 @@ class Parquet(Shard):
             ) from None
 
 
-def _batch_rows(metadata: Any, url: str) -> int:
-    """Return how many rows to read together; raise `UserError` if a column would unpack to too much.
+def columns_of(layout: Layout, names: Collection[str]) -> list[str] | None:
+    """Return the columns to read of those called `names`; None for all if a field of the layout is missing."""
+    fields = [layout.text_field]
+    if not layout.reads_whole_files:
+        fields.append(layout.domain_field or SET_NAME_FIELD)
+    # `meta.source` is the column of that name, or the field `source` of the column `meta`.
+    columns = {field if field in names else field.partition(".")[0] for field in fields}
+    if not columns <= set(names):
+        return None
+    # Names of columns that the file lacks select nothing.
+    return sorted(columns | {f for f in (SOURCE_FIELD, *URL_FIELDS) if f.partition(".")[0] not in columns})
+
+
+def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch, one at a time: a value that is stored once may be in every row."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for i in range(batch.num_rows):
+        yield {name: _value(column[i]) for name, column in columns.items()}
+
+
+def _value(scalar: Any) -> Any:
+    """Return a value; None if Python has none like it, such as a date after the year 9999."""
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "surrogateescape")  # `Layout.document` refuses it
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _chunks(metadata: Any) -> Iterator[Any]:
+    """Yield the metadata of every column in every group of rows."""
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        yield from map(group.column, range(metadata.num_columns))
+
+
+def _batch_rows(metadata: Any, url: str, *, size: int) -> int:
+    """Return how many rows to read together; raise `UserError` if a column would unpack to too much for a file's size.
 
     A value is stored once for all rows that have it, so each row may be as long as its column.
     """
     longest = 1
-    for i in range(metadata.num_row_groups):
-        group = metadata.row_group(i)
-        for column in map(group.column, range(metadata.num_columns)):
-            unpacked = column.total_uncompressed_size
-            if unpacked > max(sources.MOST_UNPACKED, sources.PACKED * column.total_compressed_size):
-                raise sources.too_large(url)
-            longest = max(longest, unpacked)
+    for column in _chunks(metadata):
+        unpacked, packed = column.total_uncompressed_size, min(column.total_compressed_size, size)
+        if unpacked > max(sources.MOST_UNPACKED, sources.PACKED * packed):
+            raise sources.too_large(url)
+        longest = max(longest, unpacked)
     return min(BATCH_ROWS, max(1, BATCH_BYTES // longest))
+
+
+class _Pages(io.RawIOBase):
+    """A parquet file that compares the sizes in its pages with the sizes in its metadata, which `_batch_rows` uses.
+
+    pyarrow reads all pages of a column and group of rows at once. It does not unpack more than the header of each page
+    declares. A read raises `ValueError` if these headers declare more than the metadata.
+    """
+
+    def __init__(self, file: BinaryIO, metadata: Any):
+        super().__init__()
+        self._file = file
+        self._sizes: dict[int, tuple[int, int]] = {}  # by offset: packed, unpacked
+        for column in _chunks(metadata):
+            starts = (column.dictionary_page_offset, column.data_page_offset)
+            sizes = (column.total_compressed_size, column.total_uncompressed_size)
+            self._sizes[min(filter(None, starts), default=0)] = sizes
+
+    def readable(self) -> bool:
+        """Return whether this can be read: pyarrow asks."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return whether this can be searched: pyarrow asks."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to an offset."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the offset."""
+        return self._file.tell()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next `size` bytes."""
+        at = self._file.tell()
+        data = self._file.read(size)
+        packed, declared = self._sizes.get(at, (0, 0))
+        unpacked = _unpacked(data[:packed])  # pyarrow may read a little more
+        if unpacked > max(declared, BATCH_BYTES // BATCH_ROWS):
+            raise ValueError(f"a column has {unpacked} bytes, not {declared} as in the metadata")
+        return data
+
+
+def _unpacked(pages: bytes) -> int:
+    """Return how many bytes pages take by their headers, which are structs PageHeader in Thrift's compact protocol.
+
+    Field 2 is the unpacked size, field 3 the size in the file.
+    https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+    """
+    at = total = 0
+    while at < len(pages):
+        sizes, at = _struct(pages, at)
+        total += max(0, sizes.get(2, 0))
+        at += max(0, sizes.get(3, 0))
+    return total
+
+
+def _struct(data: bytes, at: int) -> tuple[dict[int, int], int]:
+    """Return the integers of a struct by the numbers of their fields, and the end of the struct."""
+    integers: dict[int, int] = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _integer(data, at)
+        kind = head & 15
+        if kind in (4, 5, 6):
+            integers[number], at = _integer(data, at)
+        elif kind > 2:  # true and false have no more bytes
+            at = _skipped(data, at, kind)
+    return integers, at + 1
+
+
+def _skipped(data: bytes, at: int, kind: int) -> int:
+    """Return the end of a value of a kind of Thrift's compact protocol."""
+    if kind in (1, 2, 3):
+        return at + 1
+    if kind in (4, 5, 6):
+        return _integer(data, at)[1]
+    if kind == 7:
+        return at + 8
+    if kind == 8:
+        length, at = _varint(data, at)
+        return at + length
+    if kind in (9, 10):
+        n, kind, at = data[at] >> 4, data[at] & 15, at + 1
+        if n == 15:
+            n, at = _varint(data, at)
+        for _ in range(n):
+            at = _skipped(data, at, kind)
+        return at
+    if kind == 12:
+        return _struct(data, at)[1]
+    raise ValueError(f"a header of a page has a value of kind {kind}")
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return value >> 1 ^ -(value & 1), at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number in groups of 7 bits, the lowest first, and its end."""
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return value, at
+        shift += 7

@@ -15,17 +15,18 @@ The book domain contains books3; a config of its own keeps it out of everything 
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import logging
 
+from seqjax.command_line import command_parser, run_command, words
 from seqjax.data import hold_out, shards, slimpajama, splits
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.sources import Shard, ignore
-from seqjax.utils import MissingPackageError, UserError, command_parser, first_line, nearest, run_command, words
+from seqjax.errors import MissingPackageError, UserError, first_line, nearest
+from seqjax.terminal import tell
 
 OWN = "slim_pajama"
 FORMAT = "array_record"
@@ -396,8 +397,10 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--domains: {unknown[0]!r} is not one of SlimPajama's.{nearest(unknown[0], slimpajama.NAMES)}")
     if not Path(given.source).is_dir():
         raise UserError(f"--source={given.source}: no such directory; give the directory of the shards.")
+    if Path(given.data_dir).exists() and not Path(given.data_dir).is_dir():
+        raise UserError(f"--data_dir={given.data_dir} is a file; give a directory.")
     for domain in given.domains:
-        sys.stdout.write(build(given.source, given.data_dir, domain) + "\n")
+        tell(build(given.source, given.data_dir, domain))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command, words
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.escape import line
+from seqjax.terminal import tell
 from seqjax.training import workdir as workdirs
-from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, words
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity; that of a mean is computed
 
@@ -95,7 +97,7 @@ def _run(args: Any, out: Path) -> None:
                 f"{line(v.task):24} {line(v.metric):16} {table.number(v.value):>10}{error}  of {v.n:,}{had}\n"
             )
         sys.stdout.flush()
-    sys.stdout.write(f"{table.write(out, found, name=str(args.workdir))} has them all.\n")
+    tell(f"{table.write(out, found, name=str(args.workdir))} has them all.")
 
 
 def _add_texts(identities: Mapping[str, dict[str, Any]], local: Sequence[str], cache_dir: str) -> None:

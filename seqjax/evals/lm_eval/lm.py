@@ -20,12 +20,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 import seqjax
 from seqjax.convert.directory import fetched, is_public
 from seqjax.decoding import Sampling, encode
+from seqjax.errors import UserError
 from seqjax.evals.generation import Prompt, generate
 from seqjax.evals.scoring import score
 from seqjax.nn.params import count, fingerprint
 from seqjax.pretrained import Pretrained, load
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError
 
 MAX_NEW_TOKENS = 256  # default of a task without the setting, as in lm_eval's `hf` model
 UNKNOWN_LENGTH = 2048  # of a public model without a position table, as in lm_eval
@@ -57,7 +57,7 @@ class SeqjaxLM(TemplateLM):
             batch_tokens: Tokens of a batch; 0 = 16,384, or 4,096 on a CPU.
             add_bos_token: Whether texts begin with BOS, as documents do in training.
             seed: Seed of texts sampled with a temperature.
-            allow_code: Modules from outside seqjax that the run's mixer may be imported from.
+            allow_code: Names of mixers of the run whose code from outside seqjax may be run.
             batch_size: lm_eval passes 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
             max_batch_size: None; as `batch_size`.
             device: None, or cuda:0, the default of lm_eval's command; JAX chooses the device (JAX_PLATFORMS).

@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.reading import check, read_json
-from seqjax.utils import UserError, write_json
 
 KEY = "seqjax"
 FORM = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from seqjax.escape import markdown as escaped
 from seqjax.evals.lm_eval.results import KEY
 from seqjax.evals.lm_eval.tasks import PAPER
-from seqjax.utils import replacing
+from seqjax.files import replacing
 
 SOURCE = "arXiv 2505.18522, table {table}, models of 1.3B parameters"
 # Percent, by model; columns as in `tasks.PAPER`.

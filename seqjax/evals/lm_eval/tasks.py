@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lm_eval.tasks import TaskManager
 
-from seqjax.utils import UserError, nearest
+from seqjax.errors import UserError, nearest
 
 LOCAL = Path(__file__).parent / "local"
 

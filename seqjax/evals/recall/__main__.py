@@ -29,14 +29,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
+from seqjax.command_line import command_parser, run_command
+from seqjax.errors import UserError, nearest
 from seqjax.evals.recall import report
-from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
+from seqjax.evals.recall.setups import MODELS, SETUPS, Setup, is_file
 from seqjax.evals.recall.tasks import kinds
-from seqjax.evals.recall.train import train
+from seqjax.evals.recall.train import code_of, train
 from seqjax.study.runs.runner import visible_gpus
+from seqjax.terminal import duration, tell
 from seqjax.training.origin import RULES
 from seqjax.training.processes import use_compile_cache
-from seqjax.utils import UserError, command_parser, duration, nearest, run_command
 
 
 def main(argv: list[str]) -> None:
@@ -44,7 +46,11 @@ def main(argv: list[str]) -> None:
     names = ", ".join(kind.name for kind in kinds())
     parser = command_parser("recall", description=__doc__)
     parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
-    parser.add_argument("--models", default="", help=f"labels with ; or , between them: {'; '.join(MODELS)} (all)")
+    parser.add_argument(
+        "--models",
+        default="",
+        help=f"labels, or FILE.py[:SETTINGS] of your own, with ; or , between them: {'; '.join(MODELS)} (all)",
+    )
     parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
     parser.add_argument("--widths", default="", help="numbers with commas, of the widths of the size (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
@@ -62,7 +68,8 @@ def main(argv: list[str]) -> None:
         words = [f"--{name}={value}" for name, values in (given | {"study": args.foretell}).items() for value in values]
         raise UserError(f"--foretell has moved. Run this in a clone: python -m lab.foretell {shlex.join(words)}")
     setup = SETUPS[known("size", [args.size], SETUPS)[0]]
-    models = known("models", labels(args.models), MODELS)
+    named = labels(args.models)
+    models = known("models", named, [*MODELS, *filter(is_file, named)])
     tasks = known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
     dims = [str(dim) for dim in dict.fromkeys(dim for dim, _ in setup.rounds)]
     widths = known("widths", [word for word in args.widths.split(",") if word], dims)
@@ -74,6 +81,7 @@ def main(argv: list[str]) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
     require_asked(setup, out)
+    _require_same_code(models, out)
     setup = dataclasses.replace(setup, rounds=tuple(pair for pair in setup.rounds if str(pair[0]) in widths))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
@@ -99,7 +107,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"{out / report.RESULTS} has no result to report; without --report the command trains the runs."
         )
-    sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
+    tell(f"Wrote {written}" if written else f"No results in {out}")
     if failed:
         raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
 
@@ -181,6 +189,17 @@ def require_asked(setup: Setup, out: Path) -> None:
             )
 
 
+def _require_same_code(models: Sequence[str], out: Path) -> None:
+    """Raise `UserError` if a config in a file of the user cannot be read, or had another mixer in an earlier result."""
+    for model in filter(is_file, models):
+        code = code_of(model)
+        if any(result.get("mixers", {}) != code for result in report.results(out) if result["model"] == model):
+            raise UserError(
+                f"{out / report.RESULTS} holds results of {model} with other code than its mixer has now; give another "
+                "--out, or delete those lines."
+            )
+
+
 def _require_rules(out: Path) -> None:
     """Raise `UserError` if a result was made by other rules than now, which further results would not compare with."""
     if any(result.get("rules", 1) != RULES for result in report.results(out)):
@@ -205,7 +224,9 @@ def _train(
         if not taken:
             continue
         first, settings = taken[0], [(run.rate, run.seed) for run in taken]
-        results = train(MODELS[first.model], setup.task(first.task), setup, dim=first.dim, runs=settings)
+        results = train(
+            MODELS.get(first.model, first.model), setup.task(first.task), setup, dim=first.dim, runs=settings
+        )
         for run, result in zip(taken, results, strict=True):
             _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
         done = _done(out)  # other processes' as well
@@ -242,7 +263,7 @@ def _append(out: Path, result: Mapping[str, Any]) -> None:
 
 
 def _claim(run: Run) -> str:
-    return "_".join(map(str, run))
+    return "_".join(map(str, run)).replace("/", "_")
 
 
 def _taken(path: Path) -> bool:

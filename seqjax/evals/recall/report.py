@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from seqjax.escape import markdown as escaped
-from seqjax.evals.recall.setups import MODELS
+from seqjax.evals.recall.setups import MODELS, is_file
 from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.files import replacing
 from seqjax.pictures import COLORS
 from seqjax.reading import Float, check, read_json_lines
 from seqjax.study.report import figures
 from seqjax.study.report.tables import markdown
-from seqjax.utils import replacing
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 
@@ -42,7 +42,7 @@ def results(directory: Path) -> list[dict[str, Any]]:
 def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
     """Return the results of a task: for every model and width, those of the rate that `validated_rate` chooses."""
     chosen: dict[str, list[Mapping[str, Any]]] = {}
-    for label in MODELS:
+    for label in dict.fromkeys([*MODELS, *(result["model"] for result in found if is_file(result["model"]))]):
         of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
         dims = sorted({result["dim"] for result in of_model})
         if dims:

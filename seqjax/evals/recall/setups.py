@@ -113,3 +113,8 @@ SETUPS = {
         tasks=of_size("small"),
     ),
 }
+
+
+def is_file(label: str) -> bool:
+    """Return whether a label is a config in a file of the user, `FILE.py[:SETTINGS]`."""
+    return label.partition(":")[0].endswith(".py")

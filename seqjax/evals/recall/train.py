@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from seqjax import mixers
 from seqjax.config import ModelConfig, OptimConfig, from_config_dict, presets
 from seqjax.evals.recall.setups import Setup
 from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, Task, TaskSetup
@@ -49,6 +50,11 @@ def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> Mod
     given = ",".join(f"model.{key}={value}" for key, value in sized.items())
     config: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings, given)))}")
     return from_config_dict(config).model
+
+
+def code_of(text: str) -> dict[str, str]:
+    """Return the SHA-256 of the files of a config's mixers from outside seqjax, by name."""
+    return mixers.source_hashes(mixer.name for mixer in model_config(text, dim=64, vocab_size=8).mixers)
 
 
 def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 0, answers: int = 0) -> Iterator[Batch]:
@@ -190,6 +196,7 @@ def train(
         "chance": task.floor,
         "device": jax.devices()[0].device_kind,
         "together": len(runs),
+        **({"mixers": code} if (code := code_of(text)) else {}),
         "train_seconds": (time.perf_counter() - start) / len(runs),
     }
     answers, results = make_answers(model), []

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.reading import read_arrays
 from seqjax.study.gaps import statistics
 from seqjax.study.gaps.statistics import Estimate, Part
 from seqjax.study.runs.files import FIX
-from seqjax.training import eval_losses
-from seqjax.training.eval_losses import ClassSums, DomainSums
-from seqjax.utils import UserError, replacing
+from seqjax.training import token_classes
+from seqjax.training.token_classes import ClassSums, DomainSums
 
 FILE = "classes.npz"
 MAX_GROUPS = 256  # of documents per domain in a study's file, which is committed with the results
@@ -52,7 +53,7 @@ def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], l
 
     Raises `UserError` if two runs have sums of different tokens.
     """
-    of_run = {label: eval_losses.read_classes(workdir) for label, workdir in workdirs.items()}
+    of_run = {label: token_classes.read_classes(workdir) for label, workdir in workdirs.items()}
     found = {label: sums for label, sums in of_run.items() if sums is not None}
     without = [label for label in of_run if label not in found]
     _require_same(found)
@@ -188,7 +189,7 @@ def read(directory: str | Path) -> dict[str, ClassSums]:
     if not path.is_file():
         return {}
     arrays = read_arrays(path, fix=FIX)
-    families = eval_losses.class_names(arrays)
+    families = token_classes.class_names(arrays)
     domains = [key.removesuffix("/blocks") for key in arrays if key.endswith("/blocks")]
     labels = arrays.take("runs", "U", None)
     found = {}

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from seqjax.errors import UserError
 from seqjax.study.gaps import classes, documents, heights, statistics, tokens, trend, verdicts
 from seqjax.study.gaps.classes import ClassSums
 from seqjax.study.gaps.heights import Ends, Gaps, ModelGap
@@ -27,7 +28,6 @@ from seqjax.study.gaps.statistics import Estimate, Part, Spread
 from seqjax.study.gaps.tokens import Difference, SpeedUp
 from seqjax.study.gaps.verdicts import Candidate, Verdict
 from seqjax.study.runs.record import Record, Records
-from seqjax.utils import UserError
 
 ENOUGH, SEEDS = 5, 3  # models with so many seeds that tell how far the verdict of one seed may be trusted
 PARTS = ("seeds", "reference", "rate", "beyond", "text")

@@ -12,10 +12,11 @@ the time at recorded speeds, and trains nothing.
 import sys
 from pathlib import Path
 
+from seqjax.command_line import command_parser, run_command, words
 from seqjax.study.judge import page
 from seqjax.study.judge.matching import NONE, PARAMS
 from seqjax.study.judge.run import checked_jobs, dry_run, plan_of, run
-from seqjax.utils import command_parser, run_command, words
+from seqjax.terminal import tell
 
 
 def main(argv: list[str]) -> None:
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> None:
     plan = plan_of(args.config, args.out, args.references, args.seeds, words(args.rates), args.match, args.runs)
     jobs = checked_jobs(args.jobs)
     if args.dry_run:
-        sys.stdout.write(dry_run(plan, jobs=jobs) + "\n")
+        tell(dry_run(plan, jobs=jobs))
         return
     try:
         found = run(plan, jobs=jobs)
@@ -51,8 +52,8 @@ def main(argv: list[str]) -> None:
         sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
         sys.exit(130)
     for remark in found.remarks:
-        sys.stdout.write(f"* {remark}\n")
-    sys.stdout.write(f"\n{found.sentence}\nWritten: {found.out / page.FILE}\n")
+        tell(f"* {remark}")
+    tell(f"\n{found.sentence}\nWritten: {found.out / page.FILE}")
 
 
 if __name__ == "__main__":

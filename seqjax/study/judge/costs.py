@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from seqjax.config import Config
+from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.reading import read_json
 from seqjax.study.judge.plan import Plan, read
 from seqjax.study.runs.runner import Run
-from seqjax.utils import write_json
 
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.config import Config, differences, to_dict
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps.heights import FEWEST
 from seqjax.study.runs import files, identity
 from seqjax.study.runs.record import NATS, Record, Records
-from seqjax.utils import UserError
 
 DATA = (
     *("train.steps", "train.batch_size", "train.seq_len", "model.vocab_size"),

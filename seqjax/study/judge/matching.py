@@ -8,8 +8,8 @@ import dataclasses
 from typing import NamedTuple
 
 from seqjax.config import Config, MlpConfig, presets
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
-from seqjax.utils import UserError
 
 COARSE, FINE = 64, 16
 PARAMS, NONE = "params", "none"

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from seqjax.escape import markdown as escaped
 from seqjax.study import gaps
 from seqjax.study.gaps import classes, heights
 from seqjax.study.gaps.rows import Row
@@ -18,7 +19,7 @@ from seqjax.study.report.words import verdict
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 from seqjax.study.runs.runner import Run
-from seqjax.utils import size
+from seqjax.terminal import size
 
 FILE = "judge.md"
 SMOKE_TESTS = ("demo", "debug")  # sizes
@@ -98,7 +99,7 @@ def write(
         *_head(plan, judgement),
         "## Base capabilities\n",
         _readings(rows),
-        *(f"**Against {IN_WORDS[name]}** ({name}). {verdict(found, plan.model, name)}\n" for name in rows),
+        *(f"**Against {IN_WORDS[name]}** ({name}). {escaped(verdict(found, plan.model, name))}\n" for name in rows),
         "A gap is in nats per token OOD at the same in-domain loss, positive where the mixer is worse "
         "(docs/protocol.md). All columns are in [leaderboard.csv](leaderboard.csv).\n",
         "![gaps at equal in-domain loss](gaps.png)\n" if (plan.out / "gaps.png").is_file() else "",
@@ -246,7 +247,7 @@ def _remedies(
 
 def _head(plan: Plan, judgement: Judgement) -> list[str]:
     smoke = [f"{smoke_test(plan)}\n"] if plan.config.size in SMOKE_TESTS else []
-    return [*smoke, f"# {judgement.model}\n", f"**{judgement.sentence}**\n"]
+    return [*smoke, f"# {escaped(judgement.model)}\n", f"**{escaped(judgement.sentence)}**\n"]
 
 
 def _foot(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> list[str]:
@@ -260,7 +261,7 @@ def _foot(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> list[str]
 
 
 def _list(lines: Iterable[str]) -> str:
-    return "".join(f"* {line}\n" for line in lines)
+    return "".join(f"* {escaped(line)}\n" for line in lines)
 
 
 def _readings(rows: Mapping[str, Row]) -> str:
@@ -292,7 +293,7 @@ def _cost_table(plan: Plan, judgement: Judgement) -> str:
         half, full = found.state_bytes[length // 2], found.state_bytes[length]
         table.append(
             [
-                model,
+                escaped(model),
                 DASH if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f}",
                 DASH if ratio is None else f"{ratio:.2f}",
                 DASH if found.peak_gib is None else f"{found.peak_gib:.1f} GiB",

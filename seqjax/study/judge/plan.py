@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import seqjax
+from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.config.settings import to_dict
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
+from seqjax.files import replacing
 from seqjax.study.judge import joined, matching
 from seqjax.study.judge.joined import UNIT, Joined, rounded
 from seqjax.study.judge.matching import Match
@@ -28,7 +31,6 @@ from seqjax.study.runs import identity
 from seqjax.study.runs.runner import Run
 from seqjax.study.runs.studies import ENDS, make_run
 from seqjax.training import schedule
-from seqjax.utils import UserError, replacing
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 REFERENCES = {
@@ -91,6 +93,7 @@ class Plan:
     match: Match | None = None
     joined: Joined = dataclasses.field(default_factory=Joined)
     remarks: tuple[str, ...] = ()
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict)  # mixer of the user -> SHA-256 of its file
 
     @property
     def study(self) -> Path:
@@ -105,6 +108,7 @@ class Plan:
             "config": self.text,
             "settings": to_dict(self.config),
             "manifest": self.manifest,
+            "code": dict(self.code),
         }
 
     def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
@@ -216,6 +220,9 @@ def _other(plan: Plan, judged: Mapping[str, Any]) -> str:
     changed = identity.changed(settings, plan.config, may_grow=False)
     if (name := judged.get("model", plan.model)) != plan.model:
         changed.insert(0, f"model: {name} -> {plan.model}")
+    if (code := judged.get("code", plan.code)) != plan.code:  # earlier versions did not record it
+        files = [name for name in plan.code if code.get(name) != plan.code[name]]
+        changed.append(f"code: {', '.join(files)} was edited")
     if judged["manifest"] != plan.manifest:
         changed.append(f"data: manifest {judged['manifest'][:16]} -> {plan.manifest[:16]}")
     return f"judges {judged['config']}, and this command has other settings ({'; '.join(changed)})" if changed else ""
@@ -328,6 +335,7 @@ def make_plan(
         match=matched,
         joined=join,
         remarks=(*remarks, *join.remarks),
+        code=mixers.source_hashes(mixer.name for mixer in config.model.mixers),
     )
 
 
@@ -397,8 +405,14 @@ def _own_text(text: str) -> tuple[str, str]:
         raise
     size, regime, overrides = presets.split(argument)
     size, regime = (size, regime) if argument else (default.size, default.data.regime)
-    words = [size, regime, *(f"{key}={value}" for key, value in overrides)]
+    words = [size, regime, *(f"{key}={_absolute(value)}" for key, value in overrides)]
     return f"{name}:{','.join(words)}", argument
+
+
+def _absolute(value: str) -> str:
+    """Return the value of a setting, with an absolute path if it is the FILE.py:CLASS of a mixer."""
+    file, colon, cls = value.partition(":")
+    return f"{Path(file).resolve()}:{cls}" if colon and file.endswith(".py") and Path(file).is_file() else value
 
 
 def _name(text: str, argument: str) -> str:

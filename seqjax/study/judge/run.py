@@ -5,13 +5,13 @@ then further seeds at one rate that suits all. If joined studies tell the slope 
 model's seeds run at its own best rate, and the references need not be trained if the studies have them.
 """
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from seqjax import store
+from seqjax.errors import UserError
 from seqjax.study.gaps import classes
 from seqjax.study.gaps.rates import NEAR
 from seqjax.study.judge import costs, page
@@ -24,8 +24,9 @@ from seqjax.study.runs import estimate, files, identity, runner
 from seqjax.study.runs.collect import collect, read_points
 from seqjax.study.runs.record import in_domain
 from seqjax.study.runs.runner import Run
+from seqjax.terminal import tell
 from seqjax.training import schedule
-from seqjax.utils import UserError
+from seqjax.training.workdir import recorded_mixers
 
 BEHIND = 0.1  # nats in domain at the first end: a learning rate that is further behind another is dropped
 
@@ -192,7 +193,8 @@ def run(plan: Plan, *, jobs: int) -> Judgement:
     signal has ended all of them.
     """
     runs = Runs(plan)
-    sys.stdout.write("".join(f"{line}\n" for line in page.head(plan)))
+    for line in page.head(plan):
+        tell(line)
     if not plan.study.is_file():
         require_sound(plan)
     losses, rates = Losses(runs), list(runs.rates)
@@ -290,7 +292,7 @@ def _train(
     left = [run for run in chosen if not run.complete and not has_diverged(run) and not may_stop(run)]
     if not left:
         return
-    sys.stdout.write(f"Training {doing}: {len(left)} run{'s' * (len(left) > 1)}.\n")
+    tell(f"Training {doing}: {len(left)} run{'s' * (len(left) > 1)}.")
     for run in left:
         costs.note_jobs(run, jobs=min(jobs, len(left)))
     failed = runner.train_all(str(runs.plan.study), left, jobs=jobs, may_stop=may_stop)
@@ -299,6 +301,12 @@ def _train(
             f"{', '.join(run.label for run in broken)} failed; {broken[0].log} says why. Then go on with the same "
             "command."
         )
+    for run in left:
+        recorded = recorded_mixers(run.files) if run.model == runs.plan.model else runs.plan.code
+        if recorded != runs.plan.code and not may_stop(run):
+            raise UserError(
+                f"{run.label}: the file of the mixer changed while it was judged. Judge it again with another --out."
+            )
 
 
 def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
@@ -322,7 +330,8 @@ def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
             own = {run.label.partition(": ")[2]: run.label for run in joined if run.model in plan.references}
             sums |= {own[label]: of for label, of in classes.read(directory).items() if label in own}
     classes.write(plan.out, sums)
-    sys.stdout.write("".join(f"{message}\n" for message in messages))
+    for message in messages:
+        tell(message)
     analyse(plan.out, quiet=True)
 
 

@@ -7,9 +7,10 @@ import sys
 from typing import Any
 
 from seqjax import mixers, testing
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.study.judge.plan import Plan, read
-from seqjax.utils import UserError
+from seqjax.terminal import tell
 
 # Not of whether the mixer is a sound one: FLOPs in loops that XLA cannot count, and a chunk that is part of the model.
 UNCHECKED = ("flops", "chunk_size")
@@ -25,7 +26,7 @@ CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(s
 
 def require_sound(plan: Plan) -> None:
     """Raise `UserError` unless every mixer of the config passes the contract tests (seqjax/testing.py)."""
-    sys.stdout.write(f"Checking the mixer of {plan.model}: causality, decoding, gradients.\n")
+    tell(f"Checking the mixer of {plan.model}: causality, decoding, gradients.")
     sys.stdout.flush()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

@@ -216,7 +216,10 @@ def save(figure: Figure, path: str | Path) -> None:
     path, png, svg = Path(path), io.BytesIO(), io.StringIO()
     for text in figure.findobj(Text):  # a `$` in a name starts no formula; ticks are the only ones here
         assert isinstance(text, Text)
-        text.set_parse_math(text.get_text().startswith(r"$\mathdefault"))
+        is_formula = text.get_text().startswith(r"$\mathdefault")
+        text.set_parse_math(is_formula)
+        if not is_formula:
+            text.set_text(text.get_text().replace(r"\$", "$"))  # escaped while it might have been one
     figure.savefig(png, format="png", dpi=130)
     # With a palette the PNG has a third of the bytes; an SVG needs no more than hundredths of a point, nor indents.
     PngImageFile(io.BytesIO(png.getvalue())).convert("RGB").quantize(256).save(path, optimize=True)

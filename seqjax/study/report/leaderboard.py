@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqjax import escape
+from seqjax.errors import UserError
 from seqjax.reading import read_table
 from seqjax.study import gaps
 from seqjax.study.gaps import Row
@@ -21,7 +23,6 @@ from seqjax.study.gaps.rows import PARTS
 from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError
 
 FILE = "leaderboard.csv"
 FIX = "restore it, or make it again with `seqjax study --analyse=DIR`"
@@ -178,7 +179,7 @@ def escaped(text: str) -> str:
 def latex(records: Records, of_references: Compared) -> str:
     r"""Return the leaderboard as a LaTeX table; it needs \usepackage{booktabs}."""
     lines = [
-        f"% {records.name or 'leaderboard'}: {records.title}".replace("\n", " "),
+        escape.line(f"% {records.name or 'leaderboard'}: {records.title}"),
         r"\begin{tabular}{lrrlrl}",
         r"\toprule",
         rf"model & parameters (M) & seeds & learning rates & gap ({escaped(records.unit.name)}) & verdict \\",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import UserError
 from seqjax.pictures import COLORS
 from seqjax.study import gaps
 from seqjax.study.gaps.statistics import Estimate
@@ -21,7 +22,6 @@ from seqjax.study.report import forest, leaderboard, points
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.report.words import in_words
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
-from seqjax.utils import UserError
 
 # plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the shown one
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
@@ -126,10 +126,13 @@ def _forest(go: Any, records: Records, compared: Compared) -> Any:
                 xaxis=f"x{axis}",
                 yaxis=f"y{axis}",
             )
-        x_title = f"{leaderboard.what_is_shown(rows, reference)} ({records.unit.name})"
+        x_title = f"{escape(leaderboard.what_is_shown(rows, reference))} ({records.unit.name})"
         x_axis = {"title": x_title, "zeroline": True, "zerolinecolor": "#888"}
         x_axis |= {"domain": [i * width, (i + 0.96) * width], "anchor": f"y{axis}"}
-        y_axis = {"tickvals": list(range(len(lines))), "ticktext": lines if i == 0 else [""] * len(lines)}
+        y_axis = {
+            "tickvals": list(range(len(lines))),
+            "ticktext": [*map(escape, lines)] if i == 0 else [""] * len(lines),
+        }
         y_axis |= {"range": [len(lines) - 0.4, -0.6], "anchor": f"x{axis}", "zeroline": False, "ticklabelstandoff": 6}
         if i:
             y_axis["matches"] = "y"
@@ -187,7 +190,7 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
                 text=[_hover(run, p) for p in run.points],
                 hoverinfo="text",
                 mode="lines+markers",
-                name=name,
+                name=escape(name),
                 legendgroup=name,
                 showlegend=k == 0,
                 visible=True if name == run.model else "legendonly",
@@ -197,7 +200,9 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
     buttons = []
     for name, of_runs in choices.items():
         axis = {"yaxis.range": _range(of_runs)}
-        buttons.append({"label": name, "method": "update", "args": [{"y": [y.tolist() for y in of_runs]}, axis]})
+        buttons.append(
+            {"label": escape(name), "method": "update", "args": [{"y": [y.tolist() for y in of_runs]}, axis]}
+        )
     unit = records.unit.name
     _finish(figure, f"{IN_DOMAIN} ({unit})" if x_title == IN_DOMAIN else x_title, f"loss ({unit})", buttons)
     figure.update_yaxes(range=buttons[0]["args"][1]["yaxis.range"])
@@ -220,15 +225,16 @@ def _hover(run: Record, p: Point) -> str:
         f"step {p.step:,}, {p.tokens / 1e6:,.1f}M tokens",
         f"training {p.train_loss:.3f}",
     ]
-    return "<br>".join([*lines, *(f"{domain} {loss:.3f}" for domain, loss in p.domains.items())])
+    return "<br>".join([*lines, *(f"{escape(domain)} {loss:.3f}" for domain, loss in p.domains.items())])
 
 
 def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float]) -> Any:
     """Return a figure with every model's gap over its speed, and a menu of the references."""
+    unit = records.unit.name
     values = {name: {name: Estimate(0.0)} | leaderboard.shown(rows) for name, rows in compared.items()}
-    titles = {name: f"{leaderboard.what_is_shown(rows, name)} ({records.unit.name})" for name, rows in compared.items()}
+    titles = {name: f"{escape(leaderboard.what_is_shown(rows, name))} ({unit})" for name, rows in compared.items()}
     models = [name for name in records.models if name in speeds]
-    figure, first, unit = go.Figure(), next(iter(compared)), records.unit.name
+    figure, first = go.Figure(), next(iter(compared))
     for model in models:
         estimate = values[first].get(model)
         figure.add_scatter(
@@ -236,7 +242,7 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
             y=[estimate and estimate.value],
             error_y={"type": "data", "array": [estimate and estimate.half]},
             mode="markers",
-            name=model,
+            name=escape(model),
             hovertemplate=f"<b>{escape(model)}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {unit}<extra></extra>",
             **_look(records, gaps.shown_runs(records, model)[0]),
         )
@@ -247,7 +253,9 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
             "y": [[estimate and estimate.value] for estimate in of_model],
             "error_y": [{"type": "data", "array": [estimate and estimate.half]} for estimate in of_model],
         }
-        buttons.append({"label": f"gap to {name}", "method": "update", "args": [data, {"yaxis.title.text": title}]})
+        buttons.append(
+            {"label": f"gap to {escape(name)}", "method": "update", "args": [data, {"yaxis.title.text": title}]}
+        )
     _finish(figure, "training speed (tokens/s)", titles[first], buttons)
     return figure
 

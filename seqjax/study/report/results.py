@@ -2,13 +2,14 @@
 
 import dataclasses
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from seqjax.data import regimes
 from seqjax.data.builtin import corpus as builtin
+from seqjax.errors import UserError
+from seqjax.escape import markdown
 from seqjax.reading import read_json
 from seqjax.study import gaps
 from seqjax.study.gaps import classes
@@ -17,7 +18,7 @@ from seqjax.study.runs import collect, files, identity
 from seqjax.study.runs.record import NATS, UNITS, Record
 from seqjax.study.runs.runner import FORM, Run
 from seqjax.study.runs.studies import Study
-from seqjax.utils import UserError
+from seqjax.terminal import tell
 
 DATA = ("runs.json", "points.csv", "blocks.npz", "metrics.npz", classes.FILE)  # all that an analysis may read
 OLD_TABLES = "gaps.md"  # which earlier versions wrote in place of leaderboard.md
@@ -33,7 +34,7 @@ def write_results(
     gone. Raises `UserError` if no reference has results, or kept ones were made with other settings than the study's.
     """
     for message in _write_data(study, Path(out), missing):
-        sys.stdout.write(message + "\n")
+        tell(message)
     analyse(out, quiet=quiet, latex=latex)
 
 
@@ -102,12 +103,12 @@ def analyse(
     records, sums = files.read(directory), classes.read(directory)
     measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in records.runs)
     if not sums and measured and records.unit == NATS:
-        sys.stdout.write(f"No losses by class of token, which the runs had: {directory / classes.FILE} is missing.\n")
+        tell(f"No losses by class of token, which the runs had: {directory / classes.FILE} is missing.")
     compared = leaderboard.compared(records, sums, others=[files.read(other) for other in others])
     report = tables.report(records, compared)
     texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, compared))}
     if of_classes := [section for name in compared if (section := tables.of_classes(records, sums, name))]:
-        texts["classes.md"] = f"# {records.title}: classes of tokens\n\n" + "\n".join(of_classes)
+        texts["classes.md"] = f"# {markdown(records.title)}: classes of tokens\n\n" + "\n".join(of_classes)
     if latex:
         texts["leaderboard.tex"] = leaderboard.latex(records, compared)
     for name, text in texts.items():
@@ -129,7 +130,7 @@ def analyse(
         page.write(directory / "report.html", records, text=report, compared=compared)
     names = [*texts, *(f"{name}.{kind}" for name in pictures for kind in ("png", "svg")), *["report.html"] * html]
     if not quiet:
-        sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(names)}\n")
+        tell(f"{report}\nWritten to {directory}: {', '.join(names)}")
     return report
 
 

@@ -1,9 +1,9 @@
 """leaderboard.md: the tables of a study in Markdown."""
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from seqjax.escape import markdown as escaped
 from seqjax.study import gaps
 from seqjax.study.gaps import Row, classes
 from seqjax.study.gaps.classes import ClassPart
@@ -12,7 +12,7 @@ from seqjax.study.report import leaderboard
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.runs.record import Records, in_domain
 from seqjax.training import origin
-from seqjax.training.eval_losses import ClassSums
+from seqjax.training.token_classes import ClassSums
 
 DASH = "-"
 SIZE = 0.03  # a larger difference in parameters is marked
@@ -35,15 +35,11 @@ FAMILIES = {
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
     """Return a table whose first `left` columns are aligned to the left, the others to the right.
 
-    A cell may hold Markdown, such as bold text, but no new cell and no HTML.
+    Cells are Markdown; texts of users and files in them are escaped (`seqjax.escape.markdown`).
     """
     rules = ["---"] * left + ["---:"] * (len(header) - left)
     lines = (header, rules, *rows)
-    return "\n".join(f"| {' | '.join(map(_in_cell, cells))} |" for cells in lines) + "\n"
-
-
-def _in_cell(text: str) -> str:
-    return re.sub(r"\||<(?=[A-Za-z/!?])", r"\\\g<0>", text).replace("\n", " ")
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def cell(estimate: Estimate | None) -> str:
@@ -53,9 +49,9 @@ def cell(estimate: Estimate | None) -> str:
 
 def report(records: Records, compared: Compared) -> str:
     """Return the content of leaderboard.md."""
-    sections = [f"# {records.title}\n", _about(records), f"{COLUMNS}\n"]
+    sections = [f"# {escaped(records.title)}\n", _about(records), f"{COLUMNS}\n"]
     for reference in records.references:
-        sections.append(f"## Gaps to {reference}\n")
+        sections.append(f"## Gaps to {escaped(reference)}\n")
         if reference in compared:
             sections.append(_comparison(records, compared[reference]))
         else:
@@ -69,8 +65,8 @@ def report(records: Records, compared: Compared) -> str:
 
 def _about(records: Records) -> str:
     text = (
-        f"Losses are in {records.unit.name}; the in-domain loss is the {records.in_domain_name}. Gaps are means over "
-        f"the OOD domains {', '.join(records.domains)}. The method: docs/protocol.md."
+        f"Losses are in {records.unit.name}; the in-domain loss is the {escaped(records.in_domain_name)}. Gaps are "
+        f"means over the OOD domains {escaped(', '.join(records.domains))}. The method: docs/protocol.md."
     )
     if records.blocks is None:
         text += " Losses of single blocks are not known here, so intervals do not cover the evaluated text."
@@ -80,9 +76,11 @@ def _about(records: Records) -> str:
 def remarks(records: Records) -> str:
     """Return lines about missing runs, limits of the comparison, and runs that did not start from scratch; or ""."""
     named = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
-    lines = [f"**Missing:** {named}."] if named else []
-    lines += [f"**Note:** {remark}" for remark in records.remarks]
-    lines += [f"**{run.label}** {line}." for run in records.runs for line in origin.lines(run.metadata)]
+    lines = [f"**Missing:** {escaped(named)}."] if named else []
+    lines += [f"**Note:** {escaped(remark)}" for remark in records.remarks]
+    lines += [
+        f"**{escaped(run.label)}** {escaped(line)}." for run in records.runs for line in origin.lines(run.metadata)
+    ]
     return "".join(f"\n{line}\n" for line in lines)
 
 
@@ -115,9 +113,10 @@ def gap_table(records: Records, rows: Sequence[Row]) -> str:
 
 
 def _model(row: Row) -> str:
-    """Return the model's name, with a difference in parameters that is larger than `SIZE`."""
+    """Return the model's name as Markdown, with a difference in parameters that is larger than `SIZE`."""
     is_marked = row.size is not None and abs(row.size - 1) > SIZE
-    return f"{row.model} ({row.size - 1:+.1%} parameters)" if is_marked and row.size else row.model
+    name = escaped(row.model)
+    return f"{name} ({row.size - 1:+.1%} parameters)" if is_marked and row.size else name
 
 
 def _speed_up(row: Row) -> str:
@@ -131,17 +130,19 @@ def _speed_up(row: Row) -> str:
 def _comparison(records: Records, rows: Sequence[Row]) -> str:
     sections = [gap_table(records, rows)]
     for why in dict.fromkeys(row.why for row in rows if row.why):
-        models = [row.model for row in rows if row.why == why]
-        sections.append(f"No gap for {'all models' if len(models) == len(rows) else '; '.join(models)}: {why}.\n")
+        models = [escaped(row.model) for row in rows if row.why == why]
+        sections.append(
+            f"No gap for {'all models' if len(models) == len(rows) else '; '.join(models)}: {escaped(why)}.\n"
+        )
     if conditions := dict.fromkeys(row.speed_up.what for row in rows if row.speed_up is not None):
         sections.append(
             "Speed-up: the reference's training time over the model's, to the higher of both last OOD losses "
-            f"({'; '.join(conditions)}).\n"
+            f"({escaped('; '.join(conditions))}).\n"
         )
     known = [row for row in rows if row.gap is not None]
     if known and len(records.quantities) > 1:
-        lines = [[row.model, *(cell(row.gaps[name]) for name in records.quantities)] for row in known]
-        sections += ["The gap of each domain:\n", markdown(["model", *records.quantities], lines)]
+        lines = [[escaped(row.model), *(cell(row.gaps[name]) for name in records.quantities)] for row in known]
+        sections += ["The gap of each domain:\n", markdown(["model", *map(escaped, records.quantities)], lines)]
     return "\n".join(sections)
 
 
@@ -159,7 +160,7 @@ def _rates(records: Records) -> str:
             cells[rate] = f"**{text}**" if rate == found.best else text
         wanted = found.next_rate(preferred)
         following = DASH if wanted is None else records.rate_text(wanted)
-        rows.append([model, *(cells.get(rate, DASH) for rate in tried), found.edge or DASH, following])
+        rows.append([escaped(model), *(cells.get(rate, DASH) for rate in tried), found.edge or DASH, following])
     return (
         "Last in-domain loss and last mean OOD loss, with the number of seeds in brackets. Bold: best in domain. "
         "\\*: near-best, which gaps use. Edge: where the best rate lies in the model's grid.\n\n"
@@ -175,8 +176,8 @@ def _runs(records: Records) -> str:
         inside = in_domain([last], records.against)[0]
         tokens = f"{last.tokens / 1e6:.1f}M" if last.tokens >= 1e5 else str(last.tokens)
         losses = (f"{last.domains[domain]:.3f}" for domain in records.domains)
-        rows.append([run.label, _speed(run.metadata.get("tokens_per_s")), tokens, f"{inside:.3f}", *losses])
-    header = ["run", "tokens/s", "tokens", "in-domain loss", *records.domains]
+        rows.append([escaped(run.label), _speed(run.metadata.get("tokens_per_s")), tokens, f"{inside:.3f}", *losses])
+    header = ["run", "tokens/s", "tokens", "in-domain loss", *map(escaped, records.domains)]
     return "Losses at the last end; tokens/s as logged.\n\n" + markdown(header, rows)
 
 
@@ -193,7 +194,7 @@ def _cost(records: Records, compared: Compared) -> str:
         )
         rows.append(
             [
-                model,
+                escaped(model),
                 _speed(statistics.median(speeds) if speeds else None),
                 *(_speed(of_model.get(model)) for of_model in records.speeds.values()),
                 _number(max(peaks, default=None), 1, " GiB"),
@@ -202,8 +203,8 @@ def _cost(records: Records, compared: Compared) -> str:
                 *(cell(of_model.get(model)) for of_model in values.values()),
             ]
         )
-    names = [leaderboard.what_is_shown(rows, name) for name, rows in compared.items()]
-    header = ["model", "tokens/s", *records.speeds, "memory", "state", "GFLOPs/token", *names]
+    names = [escaped(leaderboard.what_is_shown(rows, name)) for name, rows in compared.items()]
+    header = ["model", "tokens/s", *map(escaped, records.speeds), "memory", "state", "GFLOPs/token", *names]
     return (
         "Logged training speed (median of the runs) and peak device memory (maximum); decoding state of one sequence "
         f"of the training length; FLOPs of a training step.\n\n{markdown(header, rows)}"
@@ -216,10 +217,10 @@ def _entropies(records: Records) -> str:
     rows = []
     for run in records.runs:
         if found := run.metadata.get("entropy"):
-            rows.append([run.label, *(_entropy(found.get(domain)) for domain in domains)])
+            rows.append([escaped(run.label), *(_entropy(found.get(domain)) for domain in domains)])
     return (
         "At the end of the runs that measured it, in nats; in brackets as a share of ln(i + 1), the entropy of equal "
-        "weights.\n\n" + markdown(["run", *domains], rows)
+        "weights.\n\n" + markdown(["run", *map(escaped, domains)], rows)
     )
 
 
@@ -253,22 +254,22 @@ def of_classes(records: Records, sums: Mapping[str, ClassSums], reference: str) 
     texts = [_of_model(records, ours, theirs, (model, reference)) for model, ours in sides.items() if ours and theirs]
     if not texts:
         return ""
-    inside = f" The training domains ({', '.join(records.against)}) come first." if records.against else ""
+    inside = f" The training domains ({escaped(', '.join(records.against))}) come first." if records.against else ""
     return (
-        f"## Classes of tokens: differences to {reference}\n\nEvery family of classes divides the predicted tokens of "
-        "a domain. The contributions of a family add up to the difference: a contribution is the share of the tokens "
-        "times the difference within the class. These are differences at equal tokens, so both models may differ in "
-        f"domain as well.{inside} A class that adds as much in domain as out of domain belongs to a model that has "
-        "learned less. Losses are in nats per token; ± covers documents and seeds.\n\n" + "\n".join(texts)
+        f"## Classes of tokens: differences to {escaped(reference)}\n\nEvery family of classes divides the predicted "
+        "tokens of a domain. The contributions of a family add up to the difference: a contribution is the share of "
+        "the tokens times the difference within the class. These are differences at equal tokens, so both models may "
+        f"differ in domain as well.{inside} A class that adds as much in domain as out of domain belongs to a model "
+        "that has learned less. Losses are in nats per token; ± covers documents and seeds.\n\n" + "\n".join(texts)
     )
 
 
 def _of_model(records: Records, ours: Sequence[ClassSums], theirs: Sequence[ClassSums], names: tuple[str, str]) -> str:
     known = ours[0].domains
     domains = [domain for domain in (*records.against, *records.domains) if domain in known]
-    header = ["domain", "class", "tokens", *names, "difference within", "contribution"]
+    header = ["domain", "class", "tokens", *map(escaped, names), "difference within", "contribution"]
     totals = [_of_class(domain, classes.total(ours, theirs, domain)) for domain in domains]
-    text = [f"### {names[0]}\n", markdown(header, totals, left=2)]
+    text = [f"### {escaped(names[0])}\n", markdown(header, totals, left=2)]
     for family in ours[0].names:
         rows = [_of_class(domain, part) for domain in domains for part in classes.parts(ours, theirs, domain, family)]
         text += [f"{FAMILIES[family]}\n", markdown(header, rows, left=2)]
@@ -277,4 +278,4 @@ def _of_model(records: Records, ours: Sequence[ClassSums], theirs: Sequence[Clas
 
 def _of_class(domain: str, part: ClassPart) -> list[str]:
     losses = [f"{part.ours:.3f}", f"{part.theirs:.3f}", f"{part.difference:+.3f}"]
-    return [domain, part.name, f"{part.share:.1%}", *losses, cell(part.contribution)]
+    return [escaped(domain), escaped(part.name), f"{part.share:.1%}", *losses, cell(part.contribution)]

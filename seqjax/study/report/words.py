@@ -1,9 +1,9 @@
 """A comparison in sentences: the verdict on a model, its gap, and the differences at equal tokens."""
 
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import Row
 from seqjax.study.runs.record import Records
-from seqjax.utils import UserError
 
 
 def verdict(records: Records, model: str, reference: str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from seqjax import escape
+from seqjax.errors import UserError
 from seqjax.study.runs.record import Record
-from seqjax.utils import UserError
 
 # Settings of the optimiser that are not the learning rate, and do not tell what the optimiser is.
 NOT_OPTIMISER = ("lr", "warmup_steps", "final_lr", "cooldown")

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from seqjax.config import Config
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.reading import Float, check, read_json
 from seqjax.study.runs import identity, runner
 from seqjax.study.runs.record import NATS, Point, Record, Unit
 from seqjax.study.runs.runner import Run
 from seqjax.training import metrics, origin, schedule
-from seqjax.training.workdir import readable
-from seqjax.utils import UserError
+from seqjax.training.mirrors import readable
 
 COST = ("mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEANS = ("equal", "natural")  # over the OOD domains: unweighted, and by share of the corpus

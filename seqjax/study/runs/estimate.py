@@ -11,8 +11,8 @@ from typing import NamedTuple
 from seqjax.data import regimes
 from seqjax.models import Model, flops
 from seqjax.study.runs.runner import Run
+from seqjax.terminal import duration
 from seqjax.training import dry_run
-from seqjax.utils import duration
 
 EVALUATION = 1 / 3  # share of the training time on as many tokens
 EXACTLY, ALIKE = 0.0, 0.05  # differences of parameters and FLOPs: of the same model, of one with other settings

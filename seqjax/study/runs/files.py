@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.errors import UserError
+from seqjax.files import replacing, write_json
 from seqjax.reading import Float, read_arrays, read_json, read_table
 from seqjax.study.runs import checks, runner
 from seqjax.study.runs.collect import METADATA, read_points
 from seqjax.study.runs.record import SPEEDS, UNITS, Blocks, Point, Record, Records, speed_tables
 from seqjax.training import eval_losses, metrics, origin, schedule
-from seqjax.training.workdir import readable
-from seqjax.utils import UserError, replacing, write_json
+from seqjax.training.mirrors import readable
 
 COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
 COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
@@ -331,7 +332,8 @@ def read(directory: str | Path) -> Records:
     study = about["study"]
     references, domains, against = study["references"], study["domains"], study["against"]
     named = [name for run in runs for name in (run.label, run.model)]
-    checks.require_plain([study["title"], *references, *domains, *named], f"{directory}/runs.json")
+    named += [study["title"], *references, *domains, *against, *study.get("speeds", {}), *about["missing"]]
+    checks.require_plain(named, f"{directory}/runs.json")
     if not domains or not any(run.model in references for run in runs):
         raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
     wanted = dict.fromkeys((*domains, *against))

@@ -7,10 +7,10 @@ from typing import Any
 
 from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.study.runs.runner import Run
-from seqjax.training import identity, workdir
-from seqjax.utils import UserError
+from seqjax.training import identity, mirrors, workdir
 
 # Settings that do not change results: names and places, whose content has hashes of its own.
 LABELS = ("name", "size", "eval.path", *identity.MAY_CHANGE)
@@ -54,6 +54,8 @@ def require(run: Run) -> bool:
     files, called = run.files, str(run.workdir)
     path = files / "config.json"
     if not path.is_file():
+        if identity.recorded(files):
+            raise UserError(f"{run.label}: {called}/config.json is missing; put back a copy of it.")
         return False
     if run.config is not None and (found := changed(read_json(path), run.config)):
         raise UserError(
@@ -87,7 +89,7 @@ def require_distinct(runs: Sequence[Run], where: str) -> None:
 
 
 def _place(run: Run) -> str:
-    return store.url_of(run.workdir) or str(workdir.Mirror(run.workdir).directory.absolute())
+    return store.url_of(run.workdir) or str(mirrors.Mirror(run.workdir).directory.absolute())
 
 
 def _settings(config: Config) -> str:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.config import Config
+from seqjax.errors import UserError
 from seqjax.reading import read_json
+from seqjax.terminal import duration, tell
 from seqjax.training import metrics, schedule
 from seqjax.training.checkpoint import has_checkpoint
-from seqjax.training.workdir import LOG, Mirror, readable
-from seqjax.utils import UserError, duration
+from seqjax.training.mirrors import LOG, Mirror, readable
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
@@ -253,15 +254,13 @@ def train_all(
                 if process.returncode != 0 or not (run.complete or stopping):
                     failed[index] = run
                     how = f"failed with status {process.returncode}" if process.returncode else "ended early"
-                    sys.stdout.write(f"{run.label}: {how}; {_last_output(run)}\n")
+                    tell(f"{run.label}: {how}; {_last_output(run)}")
             if time.monotonic() - last_report > REPORT_SECONDS:
                 last_report = time.monotonic()
                 eta = eta_seconds([run for run in runs if run.index not in dropped], jobs=jobs)
                 left = f", ETA {duration(eta)}" if eta is not None else ""
                 done = sum(run.complete for run in runs)
-                sys.stdout.write(
-                    f"{table(runs, running=set(active), failed=set(failed))}\n{done}/{len(runs)} complete{left}\n\n"
-                )
+                tell(f"{table(runs, running=set(active), failed=set(failed))}\n{done}/{len(runs)} complete{left}\n")
                 sys.stdout.flush()
             if active:
                 time.sleep(POLL_SECONDS)

@@ -37,11 +37,12 @@ from typing import Any
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.reading import check
 from seqjax.study.runs import checks, identity
 from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
-from seqjax.utils import UserError
+from seqjax.user_code import naming_the_line
 
 # Shares of the steps at which a new run ends: gaps at equal in-domain loss need ends that reach up to the reference's.
 ENDS = (0.5, 0.65, 0.8, 1.0)
@@ -174,7 +175,7 @@ def load_study(text: str | Path) -> Study:
         raise UserError(f"--study: {path} has no get_study(), so it is no study.")
     if size and not inspect.signature(get_study).parameters:
         raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
-    with presets.naming_the_line(path):
+    with naming_the_line(path):
         study: Any = get_study(size) if size else get_study()
     if not isinstance(study, dict):
         raise UserError(f"{path}: get_study() must return a dict, not {study!r}.")

@@ -11,11 +11,11 @@ import threading
 
 from absl import logging
 
+from seqjax.command_line import command_parser, run_command
 from seqjax.study.runs.identity import manifest_of_others
 from seqjax.study.runs.studies import load_study
 from seqjax.training.loop import train
 from seqjax.training.processes import joined
-from seqjax.utils import command_parser, run_command
 
 
 def main(argv: list[str]) -> None:

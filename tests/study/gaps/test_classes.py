@@ -6,15 +6,15 @@ from scipy import stats
 
 from seqjax.config import DataConfig
 from seqjax.data import EvalBlocks, open_corpus
+from seqjax.errors import UserError
 from seqjax.study.gaps import classes
-from seqjax.training import eval_losses
-from seqjax.training.eval_losses import ClassSums, DomainSums
-from seqjax.utils import UserError
+from seqjax.training import eval_losses, token_classes
+from seqjax.training.token_classes import ClassSums, DomainSums
 from tests import support
 from tests.study.synthetic import DOCUMENTS, DOMAINS
 
 T = support.SEQ_LEN
-NAMES = eval_losses.names(T)
+NAMES = token_classes.names(T)
 TOKENS = {d: np.random.default_rng(i).integers(0, 5, (len(n), T + 1)) for i, (d, n) in enumerate(DOCUMENTS.items())}
 RATES = np.array([0.5, 5.0, 50.0, 5e3, 5e5])
 
@@ -31,9 +31,9 @@ def sums_of(seed: int, *, extra: float = 0.0) -> ClassSums:
     domains = {}
     for domain, documents in DOCUMENTS.items():
         blocks = EvalBlocks(TOKENS[domain], np.arange(len(documents)), documents, np.zeros(len(documents), np.int64))
-        as_before = eval_losses.classify(TOKENS[domain], RATES)["repeat"] == 2
+        as_before = token_classes.classify(TOKENS[domain], RATES)["repeat"] == 2
         losses = token_losses(domain, seed) + extra * as_before * (domain in DOMAINS)
-        domains[domain] = eval_losses.sums(losses, blocks, RATES)
+        domains[domain] = token_classes.sums(losses, blocks, RATES)
     return ClassSums(3, NAMES, domains)
 
 
@@ -46,7 +46,7 @@ def test_the_parts_of_every_family_add_up_to_the_difference():
     ours, theirs = [sums_of(1, extra=0.5), sums_of(3, extra=0.5)], [sums_of(2), sums_of(4), sums_of(6)]
     for domain in DOCUMENTS:
         total = classes.total(ours, theirs, domain)
-        as_before = (eval_losses.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
+        as_before = (token_classes.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
         expected = mean_of(domain, (1, 3)) - mean_of(domain, (2, 4, 6)) + 0.5 * as_before
         assert total.contribution.value == pytest.approx(expected, abs=1e-6)
         assert (total.share, total.difference) == (1, pytest.approx(total.contribution.value))
@@ -149,7 +149,7 @@ def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_d
             corpus = open_corpus(data, seq_len=T, vocab_size=258)
             blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("commoncrawl", "c4", "arxiv")}
             losses = {domain: np.ones((len(of.tokens), T), np.float32) for domain, of in blocks.items()}
-            eval_losses.write_classes(runs[label], 2, losses, blocks, corpus)
+            token_classes.write_classes(runs[label], 2, losses, blocks, corpus)
     found, messages = classes.collect({label: runs[label] for label in ("slow", "bare")})
     assert list(found) == ["slow"] and len(messages) == 1 and "bare" in messages[0]
     with pytest.raises(UserError, match=r"x are not those of slow: .*eval\.seed"):

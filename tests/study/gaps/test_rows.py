@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import compare, rows, statistics
-from seqjax.utils import UserError
 from tests.study.gaps.studies import records, run
 
 NOISE = np.random.default_rng(0).normal(scale=0.02, size=(30, 3))

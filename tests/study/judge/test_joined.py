@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study.judge import joined, plan
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
-from seqjax.utils import UserError
 from tests.study.judge.conftest import DOMAINS, HIGH, LOW
 
 ATTENTION = "transformer_pp:debug,model.mixer.qk_norm=True,model.mixer.conv=True"

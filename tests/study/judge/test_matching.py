@@ -2,8 +2,8 @@
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study.judge import matching, plan
-from seqjax.utils import UserError
 
 REFERENCE = "transformer_pp:{},model.mixer.qk_norm=True,model.mixer.conv=True"
 MINE = """from seqjax import presets

@@ -3,15 +3,18 @@
 import dataclasses
 import hashlib
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from seqjax.config import to_dict
+from seqjax.errors import UserError
+from seqjax.mixers import _registry
 from seqjax.study.judge import plan
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK, Runs
 from seqjax.study.runs.studies import ENDS
-from seqjax.utils import UserError
+from tests import support
 from tests.study.judge.conftest import HIGH, LOW
 
 
@@ -57,6 +60,30 @@ def test_the_runs_of_references_are_named_by_data_and_settings_alone(trainer, tm
     assert not names("mamba2:debug", LOW) & usual
     trainer.corpus.manifest_hash = "other"
     assert not names("mamba2:debug") & usual
+
+
+def test_a_judgement_belongs_to_the_content_of_the_mixers_file(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(_registry, "_registered", {})
+    monkeypatch.setattr(_registry, "_by_file", set())
+    monkeypatch.chdir(tmp_path)
+    example = support.page_block("docs/add_a_mixer.md", "class GatedEma(")
+    (tmp_path / "gema.py").write_text(example)
+    made = plan_of(tmp_path, "./gema.py:debug")
+    assert set(made.code) == {"gema"} and made.judged["code"] == made.code
+    runs = Runs(made)
+    runs.run(SAME_BLOCK, HIGH)
+    runs.write()
+    Runs(made)
+    named = plan_of(tmp_path, "transformer_pp:debug,model.mixer.name=gema.py:GatedEma")
+    assert f"model.mixer.name={tmp_path}/gema.py:GatedEma" in named.text
+    (tmp_path / "gema.py").write_text(example + "# other\n")
+    changed = plan_of(tmp_path, "./gema.py:debug")
+    with pytest.raises(UserError, match="gema was edited"):
+        Runs(changed)
+    of_before = re.sub(r",\s*'code': \{[^}]*\}", "", made.study.read_text())  # of an earlier version
+    assert of_before != made.study.read_text()
+    made.study.write_text(of_before)
+    Runs(changed)
 
 
 def test_a_config_file_is_named_by_its_whole_path(trainer, tmp_path, monkeypatch):

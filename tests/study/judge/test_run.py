@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import seqjax
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import rows as gap_rows
 from seqjax.study.gaps.verdicts import COSTS, GAINS, UNDECIDED, no_cost
@@ -17,7 +18,6 @@ from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
 from seqjax.study.judge.run import beyond, common_rate
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import load_study
-from seqjax.utils import UserError
 from tests.study.judge.conftest import DOMAINS, HIGH, LOW, labels
 
 SLOW = pytest.mark.slow

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
+from seqjax.escape import picture
 from seqjax.study import gaps
 from seqjax.study.report import figures, forest, leaderboard, points
 from seqjax.study.runs import files
-from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
 from tests.study.gaps.studies import records
@@ -171,6 +172,9 @@ def test_a_dollar_in_a_name_starts_no_formula(tmp_path):
     from matplotlib.figure import Figure
 
     figure = Figure()
-    figure.subplots().set_title("$^$")
+    panel = figure.subplots()
+    panel.set_title("$^$")
+    panel.set_xlabel(picture("$^$"))  # escaped, as the labels that are placed beside lines are
     figures.save(figure, tmp_path / "a.png")
     assert (tmp_path / "a.svg").is_file()
+    assert (panel.get_title(), panel.get_xlabel()) == ("$^$", "$^$")

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import statistics
 from seqjax.study.report import leaderboard
-from seqjax.utils import UserError
 from tests.study.gaps.studies import records, run
 from tests.study.report.conftest import side
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import gaps
 from seqjax.study.report import forest, leaderboard, page, points, results, tables
 from seqjax.study.report.words import in_words
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import load_study
-from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 

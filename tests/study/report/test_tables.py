@@ -4,14 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 
 from seqjax.config import DataConfig
 from seqjax.data import open_corpus
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import classes
 from seqjax.study.report import leaderboard, tables
-from seqjax.training import eval_losses
-from seqjax.utils import UserError
+from seqjax.training import eval_losses, token_classes
 from tests import support
 from tests.study.gaps.studies import records
 from tests.study.report.conftest import side
@@ -114,7 +115,7 @@ def write_classes(workdir, corpus, seed):
     blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("c4", "arxiv")}
     rng = np.random.default_rng(seed)
     losses = {d: rng.random((len(of.tokens), support.SEQ_LEN)).astype(np.float32) for d, of in blocks.items()}
-    eval_losses.write_classes(workdir, 2, losses, blocks, corpus)
+    token_classes.write_classes(workdir, 2, losses, blocks, corpus)
     return losses
 
 
@@ -141,6 +142,23 @@ def test_the_section_on_classes(tmp_path, blocks_dir):
         tables.of_classes(study, sums, "y")
 
 
-def test_a_name_makes_no_cell_and_no_markup():
-    text = tables.markdown(["model"], [["a | b"], ["<script>x</script>"], ["c\nd"]])
-    assert text.splitlines()[2:] == [r"| a \| b |", r"| \<script>x\</script> |", "| c d |"]
+def elements(text: str) -> list[str]:
+    """The elements of a page of Markdown, without its words."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    inside = [child for token in tokens for child in token.children or ()]
+    return [token.type for token in (*tokens, *inside) if token.type not in ("text", "text_special", "softbreak")]
+
+
+@pytest.mark.parametrize(
+    "name", ["a | b", "\\\\| b", "<b>a</b>", "![a](http://b)", "[a](http://b)", "**a**", "`a`", "<http://a>"]
+)
+def test_names_are_words(name):
+    """As title, reference, model, label, speed, reason and remark, a name has the elements of a plain one."""
+    found = []
+    for text in ("plain", name):
+        runs = [*side(f"{text}1", 0.0, seeds=1), *side(f"{text}2", 0.3, seeds=1)]
+        speeds = {text: {f"{text}1": 1000.0, f"{text}2": 2000.0}}
+        about = {"title": text, "missing": {text: text}, "remarks": (text,), "speeds": speeds}
+        study = dataclasses.replace(records(runs, references=(f"{text}1",)), **about)
+        found.append(elements(report(study)))
+    assert found[0] == found[1]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.report import words
-from seqjax.utils import UserError
 
 
 def row_of(study, model):

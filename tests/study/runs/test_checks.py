@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study.runs import checks
-from seqjax.utils import UserError
 from tests.study.gaps.studies import TOKENS, run
 
 ADAM = {"optim": {"b1": 0.9, "lr": 1e-3, "warmup_steps": 10}, "train": {"ends": [1.0]}}

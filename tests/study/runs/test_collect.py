@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study.runs import collect, files
 from seqjax.study.runs.record import UNITS, in_domain, losses
 from seqjax.study.runs.studies import load_study
-from seqjax.utils import UserError
 from tests.study.synthetic import DOMAINS, write_run, write_study, write_trunk
 
 AGAINST = ("commoncrawl", "c4")

@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.study.runs import files
-from seqjax.utils import UserError
 from tests.study.gaps.studies import records, run
 
 DOMAINS = ("arxiv", "github", "c4", "web")

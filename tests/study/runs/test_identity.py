@@ -6,11 +6,11 @@ import json
 import pytest
 
 from seqjax.config import presets, to_dict
+from seqjax.errors import UserError
 from seqjax.study.judge.plan import read
 from seqjax.study.runs import identity, train_run
 from seqjax.study.runs.studies import load_study
 from seqjax.training.loop import train
-from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 

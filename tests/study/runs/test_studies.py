@@ -15,11 +15,11 @@ from seqjax.config import from_config_dict, presets
 from seqjax.data import open_corpus, regimes
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.prepare import __main__ as prepare
+from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.report import points
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import Study, load_study
-from seqjax.utils import UserError
 from tests import support
 
 SIZES = ("demo", "small", "paper")

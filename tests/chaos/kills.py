@@ -1,6 +1,6 @@
 """Kills runs at random points and compares what they end as with runs that were left alone.
 
-    python -m tests.end_to_end.kills --kills=50 [--seed=N]
+    python -m tests.chaos.kills --kills=50 [--seed=N]
 
 Runs of seconds on blocks, the built-in corpus and a stream, with and without data workers, and `seqjax prepare`, are
 sent SIGKILL while they compile, train, save, evaluate and prepare, and are started again until they are done. Where a

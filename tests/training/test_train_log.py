@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from seqjax.training.metrics import Progress
-from seqjax.utils import duration
+from seqjax.terminal import duration
+from seqjax.training.train_log import Progress
 
 
 class Stream(io.TextIOWrapper):

@@ -17,10 +17,10 @@ from seqjax.data import Corpus, hold_out, open_corpus, shards
 from seqjax.data.layout import Layout
 from seqjax.data.sources import tfds as source
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.training.loop import train
-from seqjax.utils import MissingPackageError, UserError
 from tests import extras, support
-from tests.end_to_end.kills import fingerprint
+from tests.chaos.kills import fingerprint
 
 from .conftest import assert_resumes, prepared, row, write_corpus, write_shard
 
@@ -150,6 +150,7 @@ def test_a_split_without_the_domain_is_left_out(tmp_path: Path, capsys):
     [
         (["--domains=arxive"], "'arxive' is not one of SlimPajama's. Did you mean 'arxiv'"),
         (["--source=/nowhere"], "--source=/nowhere: no such directory"),
+        ([f"--data_dir={__file__}"], "is a file; give a directory"),
         ([], r"holds no .*jsonl\.zst"),
     ],
 )
@@ -250,6 +251,19 @@ def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
     assert {domain for of in one["splits"].values() for domain in of} == {"news"}
     with pytest.raises(UserError, match="is in the file format tfrecord"):
         prepared(datasets / "news_old", tmp_path / "old")
+
+
+def test_a_dataset_without_validation_is_prepared(tmp_path: Path):
+    """Documents of the train split are held out, and the test split stays whole."""
+    for split, n in {"train": 400, "test": 60}.items():
+        write_shard(tmp_path / "in" / split / "a.jsonl.zst", [row("c4", f"{split} {i} words") for i in range(n)])
+    source.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path}", "--domains=c4"])
+    manifest = prepared(tmp_path / "slim_pajama", tmp_path / "out")
+    found = {split: of["c4"]["documents"] for split, of in manifest["splits"].items()}
+    trained = in_order(tmp_path / "slim_pajama" / "c4" / "1.0.0", "train")
+    held = sum(hold_out.text_hash(text) < hold_out.SHARE * hold_out.HASHES for text in trained)
+    assert found == {"train": 400 - held, "validation": held, "test": 60}
+    assert held >= 1
 
 
 def test_a_directory_of_a_dataset_is_streamed(datasets: Path, cache: str):

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from seqjax import mixers, testing
+from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
@@ -18,7 +19,6 @@ from seqjax.nn import param
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.training.step import init_state, make_entropy_step, make_train_step, state_shardings
-from seqjax.utils import UserError
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
 

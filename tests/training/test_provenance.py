@@ -5,7 +5,7 @@ import subprocess
 
 import jax
 
-from seqjax.training.workdir import commit_of, run_metadata
+from seqjax.training.provenance import commit_of, run_metadata
 
 
 def test_run_metadata_identifies_the_run():

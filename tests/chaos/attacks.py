@@ -1,12 +1,12 @@
 """Attacks commands at random and sorts what they do: is it right, one sentence, a traceback, silence, or endless?
 
-    python -m tests.end_to_end.attacks --attacks=400 [--seed=N]
-    python -m tests.end_to_end.attacks --only=NUMBER        # one of them again
+    python -m tests.chaos.attacks --attacks=400 [--seed=N]
+    python -m tests.chaos.attacks --only=NUMBER        # one of them again
 
 Every attack copies what it needs of small runs, blocks and results that are made once, does one damage, drawn from its
 number, and runs one command:
 
-    files        one file of them is cut, changed, lost or replaced (tests/end_to_end/damage.py)
+    files        one file of them is cut, changed, lost or replaced (tests/chaos/damage.py)
     settings     a value that must be refused, an unknown name, settings that conflict, odd sizes
     signals      a signal, or a reader of the output that leaves, at a random moment; the command is then run again
     environment  full disks, directories that are read-only or lost, HOME, TMPDIR, locales, variables of JAX
@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 import jax
 
 from tests import support
-from tests.end_to_end import wrong_environment, wrong_settings
-from tests.end_to_end.outcomes import BAD, GOOD, LIMIT_SECONDS, Ended, ask, difference, disturbed, judged, names, start
-from tests.end_to_end.scenes import MARKS, Scene, Scenes
+from tests.chaos import wrong_environment, wrong_settings
+from tests.chaos.outcomes import BAD, GOOD, LIMIT_SECONDS, Ended, ask, difference, disturbed, judged, names, start
+from tests.chaos.scenes import MARKS, Scene, Scenes
 
 REAL = 0.1  # of the commands on damaged files and settings are processes of their own
 TELLING = ("is missing", "are lost", "is damaged", "was not written")  # in what a command says that it cannot show

@@ -12,12 +12,12 @@ import pytest
 from flax import nnx
 
 from seqjax.config import OptimConfig, from_config_dict, presets
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn import constant, param
 from seqjax.nn.params import Template, names
 from seqjax.training.schedule import Segment, optimizer, rates
 from seqjax.training.step import init_state, make_train_step
-from seqjax.utils import UserError
 from tests import support
 
 

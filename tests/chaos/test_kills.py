@@ -1,4 +1,4 @@
-"""A few of the kills of `tests.end_to_end.kills`; its command makes as many as are asked for."""
+"""A few of the kills of `tests.chaos.kills`; its command makes as many as are asked for."""
 
 import random
 import signal
@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import support
-from tests.end_to_end.kills import CASES, TRAINING, sweep
+from tests.chaos.kills import CASES, TRAINING, sweep
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Command lines that must be refused, and odd ones that need not be, for `tests.end_to_end.attacks`."""
+"""Command lines that must be refused, and odd ones that need not be, for `tests.chaos.attacks`."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from typing import Any
 from seqjax.commands.cli import COMMANDS
 from seqjax.config import Config
 from seqjax.fields import Bounds, hints_of, optional, plain
-from tests.end_to_end.scenes import NIAH, Scenes
+from tests.chaos.scenes import NIAH, Scenes
 
 WRONG: dict[type, list[str]] = {
     int: ["abc", "1.5", "nan", "[1]", "{}", "1e400", str(-(2**70)), "'1'", "1,2"],
@@ -115,7 +115,7 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
     "evaluate": {
         "workdir": ["/nowhere", "", "/dev/null", "{root}/blocks", "{root}", "zzz://a/b", "gs://"],
         "tokens": NUMBERS, "data": ["/nowhere", "/dev/null", "{root}/text", "{root}/finished", "{held},{held}"],
-        "allow-code": [],
+        "allow-code": ["zzz", ""],
     },
     "generate": {
         "workdir": ["/nowhere", "", "/dev/null", "{root}/public"],

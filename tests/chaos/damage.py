@@ -1,4 +1,4 @@
-"""Damage to files for `tests.end_to_end.attacks`, drawn at random; each function says what it did.
+"""Damage to files for `tests.chaos.attacks`, drawn at random; each function says what it did.
 
 Damage that nothing can notice is not done: a digit of a number in a text file without a checksum may become another
 digit, so flipped bytes of texts become bytes that no UTF-8 text has, and lines that are lost are lost from the end.

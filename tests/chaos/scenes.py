@@ -1,4 +1,4 @@
-"""What `tests.end_to_end.attacks` attacks: small runs, blocks and results, and a command on a copy of some of them."""
+"""What `tests.chaos.attacks` attacks: small runs, blocks and results, and a command on a copy of some of them."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from seqjax.data.blocks import read_manifest
+from seqjax.data.manifests import read_manifest
 from seqjax.evals.recall import report as recall_report
 from seqjax.evals.recall.setups import SETUPS
 from seqjax.reading import read_json
 from seqjax.study.runs import collect
-from seqjax.training import eval_losses, metrics
+from seqjax.training import eval_losses, metrics, token_classes
 from seqjax.training import loop as train_module
 from seqjax.training.evaluate import restore
 from tests import support
+from tests.chaos import damage, kills
+from tests.chaos.outcomes import start
 from tests.data.conftest import write_corpus
-from tests.end_to_end import damage, kills
-from tests.end_to_end.outcomes import start
 
 MARKS = ("Training ", "Going on ")  # begin what a run says before it compiles
 STEPS, STOP, EVERY = 24, 15, 6
@@ -314,7 +314,7 @@ def get_study():
                 "losses": {f"{step}": {d: x.tolist() for d, x in of.items()} for step, of in losses.items()},
                 "files": sorted(path.name for path in (directory / "eval_losses").iterdir()),
             }
-        classes = eval_losses.read_classes(workdir)
+        classes = token_classes.read_classes(workdir)
         if classes is not None:
             sums = {d: {f: x.sum(0).tolist() for f, x in s.losses.items()} for d, s in classes.domains.items()}
             found["classes"] = {"step": classes.step, "sums": sums}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from seqjax.config import to_dict
-from seqjax.training.metrics import TrainLog
-from seqjax.utils import UserError
+from seqjax.errors import UserError
+from seqjax.training.train_log import TrainLog
 from tests import support
 
 # What seqjax uses of the package: a run's step after a resume is one more than the last step that was logged.

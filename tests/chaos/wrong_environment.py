@@ -1,4 +1,4 @@
-"""Disks, directories and variables that are not as a command expects, for `tests.end_to_end.attacks`."""
+"""Disks, directories and variables that are not as a command expects, for `tests.chaos.attacks`."""
 
 import json
 import random
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import support
-from tests.end_to_end.outcomes import LIMIT_SECONDS, difference, judged, start
-from tests.end_to_end.scenes import Scene
+from tests.chaos.outcomes import LIMIT_SECONDS, difference, judged, start
+from tests.chaos.scenes import Scene
 
 LOCALES = ["C", "POSIX", "tr_TR.UTF-8", "xx_YY", "en_US.ISO-8859-1", ""]
 # Variables that must not change a result; None is unset.

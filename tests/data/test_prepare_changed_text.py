@@ -14,7 +14,7 @@ from seqjax.data import blocks, open_corpus
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import run
 from seqjax.data.prepare.manifest import summary
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 
 from .conftest import contents, prepared, row, some_text
 

@@ -1,4 +1,4 @@
-"""Runs commands for `tests.end_to_end.attacks` in forks or as processes, and sorts how they end."""
+"""Runs commands for `tests.chaos.attacks` in forks or as processes, and sorts how they end."""
 
 import dataclasses
 import importlib

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqjax.command_line import run_command
 from seqjax.config import DataConfig
-from seqjax.data import blocks, hold_out, open_corpus, sources
+from seqjax.data import blocks, hold_out, manifests, open_corpus, sources
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.data.prepare.manifest import summary
 from seqjax.data.sources.parquet import Parquet
-from seqjax.utils import UserError, run_command
+from seqjax.errors import UserError
 from tests import extras
 
 from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
@@ -50,9 +51,9 @@ def test_slimpajama_is_prepared_as_ever(tmp_path: Path):
     source = write_corpus(tmp_path / "source", documents=5, shards=2)
     write_shard(source / "train" / "bad.jsonl.zst", [row("c4", "good"), b"{not json\n", b'{"text":"\xff"}\n'])
     everything = prepared(source, tmp_path / "all")
-    assert blocks.manifest_hash(everything).startswith("7b810448dc7f58b9")
+    assert manifests.manifest_hash(everything).startswith("7b810448dc7f58b9")
     some = prepared(source, tmp_path / "some", domains=["c4", "arxiv"], min_tokens=60, max_tokens=70)
-    assert blocks.manifest_hash(some).startswith("faf3add27e9ef7b1")
+    assert manifests.manifest_hash(some).startswith("faf3add27e9ef7b1")
     assert not {"layout", "validation", "dtype"} & everything.keys()
     assert everything["skipped"].keys() == {"count", "by_reason", "first"}
 
@@ -74,7 +75,7 @@ def test_every_format_gives_the_same(tmp_path: Path):
         made[kind] = prepared(tmp_path / kind, tmp_path / f"{kind}-out", layout=Layout(domain="news"))
         assert count(made[kind]).keys() == {"train/news", "validation/news"}
         assert sum(count(made[kind]).values()) == len(TEXTS)
-    assert len({blocks.manifest_hash(manifest) for manifest in made.values()}) == 1
+    assert len({manifests.manifest_hash(manifest) for manifest in made.values()}) == 1
     assert made["gz"]["skipped"]["by_reason"] == {"empty line": 1}
     assert made["gz"]["layout"]["domain"] == "news"
 
@@ -91,7 +92,7 @@ def test_parquet(tmp_path: Path):
     content = [json.dumps(each).encode() + b"\n" for each in rows]
     write_gzip(tmp_path / "lines" / "a.jsonl.gz", content)
     two = prepared(tmp_path / "lines", tmp_path / "two", layout=layout)
-    assert blocks.manifest_hash(one) == blocks.manifest_hash(two)
+    assert manifests.manifest_hash(one) == manifests.manifest_hash(two)
     (tmp_path / "source" / "b.parquet").write_bytes(b"PAR1 and no more")
     torn = prepared(tmp_path / "source", tmp_path / "torn", layout=layout)
     assert torn["skipped"]["by_reason"] == {"torn shard": 1}
@@ -120,7 +121,7 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path: Path):
     made = [
         prepared(tmp_path / name, tmp_path / f"{name}-out", layout=Layout(domain="x")) for name in ("source", "lines")
     ]
-    assert blocks.manifest_hash(made[0]) == blocks.manifest_hash(made[1])
+    assert manifests.manifest_hash(made[0]) == manifests.manifest_hash(made[1])
     assert count(made[0]) == {"train/x": len(TEXTS) - 5, "validation/x": 5}
     path.write_bytes(path.read_bytes()[:200])
     torn = prepared(tmp_path / "source", tmp_path / "torn", layout=Layout(domain="x"))
@@ -362,3 +363,24 @@ def test_train_and_test_without_validation(tmp_path: Path):
     assert found["test/x"] == len(TEXTS) + 1
     assert found["train/x"] + found["validation/x"] == len(many)
     assert 1 <= found["validation/x"] <= 20
+
+
+def test_arrow_files_without_validation(tmp_path: Path):
+    """They give the same blocks as lines, for folders of splits and for files whose names say the split."""
+    extras.need("pyarrow")
+    import pyarrow.ipc
+
+    many = [f"{i} {some_text(np.random.default_rng(i), 6)}" for i in range(400)]
+    for split, texts in {"train": many, "test": TEXTS}.items():
+        table = pyarrow.Table.from_pylist([{"text": text} for text in texts])
+        for path in (tmp_path / "saved" / split / "data.arrow", tmp_path / "cached" / f"news-{split}.arrow"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table, max_chunksize=7)
+        write_gzip(tmp_path / "lines" / f"{split}.jsonl.gz", lines(texts))
+    names = ("lines", "saved", "cached")
+    made = [prepared(tmp_path / name, tmp_path / f"{name}-out", layout=Layout(domain="x")) for name in names]
+    held = sum(hold_out.text_hash(text) < hold_out.SHARE * hold_out.HASHES for text in many)
+    assert count(made[0]) == {"test/x": len(TEXTS), "train/x": len(many) - held, "validation/x": held}
+    assert held >= 1
+    assert made[1]["splits"] == made[2]["splits"] == made[0]["splits"]

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from seqjax import store
-from seqjax.training import metrics, workdir
-from seqjax.training.workdir import Mirror, readable
+from seqjax.training import metrics, mirrors
+from seqjax.training.mirrors import Mirror, readable
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def machine(monkeypatch, tmp_path):
 
     def go(name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        workdir._read.clear()
+        mirrors._read.clear()
 
     return go
 

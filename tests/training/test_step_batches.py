@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import Mesh
 
 from seqjax.config import TrainConfig, from_config_dict, presets
+from seqjax.errors import UserError
 from seqjax.sharding import AXES
 from seqjax.training.step import batch_shards, division, eval_batch_size, micro_batches
-from seqjax.utils import UserError
 
 
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:

@@ -9,7 +9,7 @@ import pytest
 
 from seqjax.config import DataConfig
 from seqjax.data import open_corpus, open_test_sets, slimpajama
-from seqjax.utils import UserError
+from seqjax.errors import UserError
 from tests import support
 
 SIZES = {"seq_len": support.SEQ_LEN, "vocab_size": 258}

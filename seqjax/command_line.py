@@ -1,0 +1,227 @@
+"""Options and errors of the commands.
+
+Options have the form `--name=value`. A `UserError` becomes one line on stderr and exit status 2.
+"""
+
+import argparse
+import contextlib
+import difflib
+import errno
+import logging as standard_logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from absl import logging
+
+from seqjax.errors import UserError, first_line
+from seqjax.escape import message
+from seqjax.files import DISK_FULL
+from seqjax.terminal import end_output, ended_by_ctrl_c, leave, open_streams
+
+# Exit status of a process whose run lost another process (EX_TEMPFAIL of sysexits.h): the same command resumes the run.
+LOST = 75
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """Return a context that ends a command with one line on stderr and status 2 for user errors, 130 for an interrupt.
+
+    User errors are a `UserError`, a full disk, or a path that may not be read or written. Other errors keep their
+    traceback. Where nobody reads its output any more, as in `seqjax ... | head`, it ends with status 141.
+    """
+    open_streams()
+    logging.get_absl_logger().addFilter(_clean)
+    try:
+        yield
+        sys.stdout.flush()
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted.\n")
+        sys.exit(130)
+    except (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        _cannot_use(error)
+    except BrokenPipeError:
+        sys.exit(141)  # as a shell shows SIGPIPE
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            _cannot_use(error)
+        if error.errno not in DISK_FULL:
+            raise
+        sys.stderr.write(f"error: {message(error)}. Free some disk space, then run the same command again.\n")
+        sys.exit(2)
+    finally:
+        end_output()
+
+
+def _clean(record: standard_logging.LogRecord) -> bool:
+    """Remove control characters and passwords from a line of the log."""
+    record.msg, record.args = message(record.getMessage()), ()
+    return True
+
+
+def _cannot_use(error: OSError) -> NoReturn:
+    sys.stderr.write(f"error: {message(error)}. Give another path, or change its permissions.\n")
+    sys.exit(2)
+
+
+def use_safe_fusions() -> None:
+    """Let XLA compile sums of products right on a CPU (kernels_pallas/cpu_compiler.py); call it before JAX starts."""
+    # Imported here so that raising errors needs no JAX.
+    from kernels_pallas import cpu_compiler
+
+    cpu_compiler.use_safe_fusions()
+
+
+def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
+    """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
+    with ended_by_ctrl_c():
+        use_safe_fusions()
+        import jax  # noqa: F401 - `explained` needs it
+    with reporting():
+        try:
+            with explained():
+                _require_directory()
+                main(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            sys.stderr.write("\nInterrupted.\n")
+            leave(130)
+
+
+def _require_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("The directory that this command was started in was deleted; change to another one.") from None
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Return a context that turns kernel and device errors that the user can fix into a `UserError`.
+
+    A Ctrl-C in a callback of MLIR, while JAX compiles, is a `RuntimeError` with its traceback as the text; it is turned
+    back into a `KeyboardInterrupt`.
+    """
+    # Imported here so that raising errors needs no JAX.
+    import jax
+
+    from kernels_pallas import BackendError
+
+    try:
+        yield
+    except BackendError as error:
+        setting = "loss_implementation" if "cross_entropy" in str(error) else "mixer.implementation"
+        fix = f"Give another config.model.{setting}; None takes the fastest that can."
+        raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
+    except (AssertionError, RuntimeError) as error:
+        if "\nKeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from error
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+                "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
+                "larger config.mesh.fsdp, or config.model.remat=full; "
+                "`seqjax train --dry_run` with the same settings shows how much. Evaluation needs less with a smaller "
+                "config.eval.batch_size, generation with a smaller --batch_size or --prefill_chunk, where it has them."
+            ) from error
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        if not platforms or _has_devices():
+            raise
+        raise UserError(
+            f"JAX finds no device for JAX_PLATFORMS={platforms} ({first_line(error)}). Unset it, or install the "
+            "driver and the JAX that it needs."
+        ) from error
+
+
+def _has_devices() -> bool:
+    import jax
+
+    try:
+        return bool(jax.devices())
+    except (AssertionError, RuntimeError):  # JAX asserts that it found a platform.
+        return False
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UserError`s; `command_parser` makes one."""
+
+    settings: Sequence[str] = ()  # groups of settings that the command takes as --config.GROUP.KEY=VALUE
+    find: Callable[[str], list[str]] | None = None  # the full keys of the settings that end in a name
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; raise `OSError` if it cannot be written, which argparse would not."""
+        file = file or sys.stdout
+        file.write(self.format_help())
+        file.flush()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `UserError` where argparse would print the usage and exit."""
+        raise UserError(f"{message[:1].upper()}{message[1:]}. See `{self.prog} --help`.")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options; raise `UserError` for an invalid argument and show how to write it."""
+        given = list(sys.argv[1:] if args is None else args)
+        self._refuse_bare_word(given)
+        found, rest = self.parse_known_args(given, namespace)
+        if rest:
+            raise UserError(self._stray(rest[0]))
+        return found
+
+    def _refuse_bare_word(self, given: Sequence[str]) -> None:
+        """Raise `UserError` if the first word is not an option but, most likely, the value of the first one."""
+        options = [option for action in self._actions[1:2] for option in action.option_strings]  # after --help
+        if not given or not options or given[0].startswith("-") or any(w.startswith(options[0]) for w in given):
+            return
+        if not re.match(r"[\w.\[\]]+=", given[0]):  # `train.steps=3` already names its setting
+            raise UserError(f"{given[0]}: write {options[0]}={given[0]}. See `{self.prog} --help`.")
+
+    def _stray(self, word: str) -> str:
+        name, equals, _ = word.lstrip("-").partition("=")
+        rest = word.lstrip("-")
+        options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        see = f"every argument is --NAME=VALUE; see `{self.prog} --help`."
+        groups = self.settings
+        if groups and name.removeprefix("config.").partition(".")[0].partition("[")[0] in groups and "." in name:
+            example = "" if equals else "=VALUE"
+            return f"{word}: write --config.{rest.removeprefix('config.')}{example}."
+        if f"--{name}" in options and not word.startswith("--"):
+            return f"{word}: write --{rest}{'' if equals else '=VALUE'}."
+        keys = self.find(name) if self.find and word.startswith("--") else []
+        if keys:
+            ways = " or ".join(f"--config.{key}{equals}{rest.partition('=')[2]}" for key in keys)
+            return f"{word}: write {ways}."
+        close = difflib.get_close_matches(f"--{name}", options, n=1, cutoff=0.6) if word.startswith("-") else []
+        if close:
+            return f"{word}: there is no such option. Did you mean {close[0]}? {see[0].upper()}{see[1:]}"
+        return f"{word}: {see}"
+
+
+def command_parser(
+    command: str,
+    *,
+    description: str | None,
+    settings: Sequence[str] = (),
+    find: Callable[[str], list[str]] | None = None,
+) -> Parser:
+    """Return the parser of `seqjax COMMAND`, which shows the same help as `python -m`.
+
+    The lines of `description`, a module's docstring, stay as they are. `settings` lists the groups of settings that the
+    command takes as `--config.GROUP.KEY=VALUE`, and `find` returns the full keys that end in a name. Both are for
+    messages.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"seqjax {command}", description=description, formatter_class=formatter, allow_abbrev=False)
+    parser.settings, parser.find = tuple(settings), find
+    return parser
+
+
+def words(text: str) -> list[str]:
+    """Return the words of `a,b,c`, for an option that takes several."""
+    return [word for word in text.split(",") if word]

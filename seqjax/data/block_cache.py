@@ -1,0 +1,89 @@
+"""Copies of prepared blocks in a store, in the cache directory of this machine."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from seqjax import store
+from seqjax.data.manifests import SMALL
+from seqjax.errors import UserError
+from seqjax.files import DISK_FULL, cache_directory, remove_temporaries
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where processes may copy a file twice
+    fcntl = None
+
+
+def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:
+    """Return a local directory with the blocks of some domains: `directory` itself, or a copy.
+
+    Raises `UserError` if the store or the cache fails.
+    """
+    url = store.url_of(directory)
+    if not url:
+        return Path(directory)
+    files = [
+        file
+        for of_split in manifest["splits"].values()
+        for domain, entry in of_split.items()
+        if domain in domains
+        for file in entry["files"]
+    ]
+    return _copied(url, manifest, {file["path"]: file["bytes"] for file in files}, cache_dir=cache_dir)
+
+
+def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> Path:
+    """Return a local directory with the files beside the manifest, as `copied` does."""
+    return copied(directory, manifest, (), cache_dir=cache_dir)
+
+
+def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache_dir: str) -> Path:
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    root = cache_directory(cache_dir) / "blocks" / digest[:16]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root):
+            remove_temporaries(root)
+            there = store.sizes(url)
+            wanted |= {name: there[name] for name in SMALL if name in there}
+            missing = [
+                name
+                for name, size in wanted.items()
+                if not (root / name).is_file() or size != (root / name).stat().st_size
+            ]
+            _require_room(root, sum(there.get(name, 0) for name in missing), url)
+            if missing:
+                logging.info("Copying %d files of %s to %s.", len(missing), url, root)
+            store.in_threads(lambda name: store.download(f"{url}/{name}", root / name), missing)
+    except OSError as error:
+        if error.errno in DISK_FULL or isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
+            raise UserError(
+                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to one with enough space."
+            ) from error
+        raise
+    return root
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Return a context in which only this process copies to `root`; others wait."""
+    with (root / ".lock").open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
+        yield
+
+
+def _require_room(root: Path, needed: int, url: str) -> None:
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise UserError(
+            f"The blocks that this run reads of {url} take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in "
+            f"{root}; set config.data.cache_dir to a directory with enough space, or name fewer domains."
+        )

@@ -1,0 +1,128 @@
+"""The manifest of prepared blocks and the small files next to it."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from seqjax import store
+from seqjax.data import document_index, document_sources, stored_tokenizer
+from seqjax.errors import UserError
+from seqjax.files import measure
+from seqjax.reading import check, parse_json
+
+FORMAT = 1
+_FILE = {
+    "path": str,
+    "blocks": int,
+    "bytes?": int,
+    "crc32?": int,
+    "sha256": str,
+    "sampled?": {int: int},  # CRC-32 of some blocks, by index
+}
+MANIFEST = {
+    "format": int,
+    "tokenizer": {"name": str, "sha256": str},
+    "block": int,
+    "dtype?": str,
+    "text_sha256?": [str],  # of the text of every source file
+    "beside?": {str: {"bytes": int, "crc32": int}},  # files beside the manifest
+    "splits": {str: {str: {"blocks": int, "files": [_FILE]}}},
+}
+MAX_RECORDS = 10_000
+OTHER = "is damaged: it is not the file that was written with manifest.json."
+AGAIN = "prepare the data again into another directory (`seqjax prepare`)"
+
+
+def read_manifest(directory: str | Path) -> dict[str, Any]:
+    """Return the manifest of a directory of blocks, or of a URL; raise `UserError` for another format or lost files."""
+    url = store.url_of(directory)
+    root = url or str(directory)
+    fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
+    if url:
+        sizes = store.sizes(url)
+        fix = "make it with `seqjax prepare`, and copy all of its --out there"
+    if not (sizes if url else Path(root).is_dir()):
+        raise UserError(
+            f"config.data.path: no directory {root}; {fix}, or correct the path. "
+            "(The sizes demo and debug need no data.)"
+        )
+    path = f"{root}/manifest.json"
+    text = _text(path, is_url=bool(url))
+    if text is None:
+        unfinished = not url and (Path(root) / ".parts").is_dir()
+        state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
+        raise UserError(f"config.data.path: {root} has {state}; {fix}.")
+    again = f"it is damaged: delete the directory and {fix}"
+    manifest = parse_json(text, {"format": int}, path, fix=again)
+    if manifest["format"] != FORMAT:
+        raise UserError(
+            f"{path} has format {manifest['format']}, this seqjax reads {FORMAT}; {fix} into a new directory."
+        )
+    check(manifest, MANIFEST, path, fix=again)
+    files = [file for domains in manifest["splits"].values() for entry in domains.values() for file in entry["files"]]
+    for name, written in ((file["path"], file.get("bytes")) for file in files):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
+        size = sizes.get(name) if url else file_size(Path(root) / name)
+        if size is None:
+            raise UserError(f"{root}/{name} is missing; delete the directory and {fix}.")
+        if written is None:
+            raise UserError(f"{path} was written by a version before 0.1.0; {fix} into a new directory.")
+        if size != written:
+            raise UserError(
+                f"{root}/{name} is damaged: it has {size} bytes, {written} were written. Put back a copy of it, or "
+                f"delete {root} and {fix}."
+            )
+    return manifest
+
+
+def _text(path: str, *, is_url: bool) -> bytes | None:
+    """Return the content of a file or object, or None if there is none."""
+    if is_url:
+        return store.read(path)
+    return Path(path).read_bytes() if Path(path).is_file() else None
+
+
+def file_size(path: Path) -> int | None:
+    """Return the size of a file in bytes; None if it is missing."""
+    return path.stat().st_size if path.is_file() else None
+
+
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of the data of a run: the tokenizer, the block length and the tokens of every file."""
+    files = {
+        f"{split}/{domain}": [file["sha256"] for file in entry["files"]]
+        for split, domains in manifest["splits"].items()
+        for domain, entry in domains.items()
+    }
+    content = {"tokenizer": manifest["tokenizer"]["sha256"], "block": manifest["block"], "files": files}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+SMALL = (document_index.FILE, document_sources.FILE, stored_tokenizer.FILE)  # beside the manifest
+HASHED = (document_index.FILE, document_sources.FILE)  # with checksums in the manifest
+
+
+def beside(directory: Path) -> dict[str, dict[str, int]]:
+    """Return the sizes and checksums of the files beside a manifest, by name."""
+    found = {name: measure(directory / name) for name in HASHED if (directory / name).is_file()}
+    return {name: {"bytes": n_bytes, "crc32": crc} for name, (n_bytes, crc) in found.items()}
+
+
+def compare_beside(directory: Path, manifest: dict[str, Any]) -> None:
+    """Raise `UserError` if a file beside a manifest belongs to other blocks."""
+    for name, written in manifest.get("beside", {}).items():
+        if (directory / name).is_file() and measure(directory / name) != (written["bytes"], written["crc32"]):
+            fix = document_sources.FIX if name == document_sources.FILE else AGAIN
+            raise UserError(f"{directory / name} {OTHER} Put back a copy of it, or {fix}.")
+
+
+def compare_all(directory: Path, manifest: dict[str, Any]) -> None:
+    """Read all blocks and compare them with the manifest; raise `UserError` for the first file that differs."""
+    compare_beside(directory, manifest)
+    for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
+        for file in entry["files"]:
+            path = directory / file["path"]
+            if "crc32" in file and measure(path) != (file["bytes"], file["crc32"]):
+                raise UserError(f"{path} {OTHER} Put back a copy of it, or {AGAIN}.")

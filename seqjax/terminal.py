@@ -1,0 +1,147 @@
+"""Terminal output and the end of a process: status line, sizes, durations, Ctrl-C."""
+
+import contextlib
+import io
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from seqjax.escape import message
+
+
+def open_streams() -> None:
+    """Give this process the streams that the shell closed (`2>&-`), and let stdout print what the locale cannot."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # the next file would get its number and its text
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - while it lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as \\xe9 and the like
+
+
+def end_output() -> None:
+    """Write what stdout holds, or give it to nobody: Python's own flush at exit would report that it cannot."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once.
+
+    Python's usual shutdown destroys XLA's client, and a thread that is still compiling then crashes: an interrupt ends
+    the wait for it, not the compilation.
+    """
+    end_output()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Return a context in which Ctrl-C ends the process at once, for imports.
+
+    A `KeyboardInterrupt` in the middle of an import is a long traceback, or the crash of an extension that begins.
+    """
+
+    def end(number: int, frame: object) -> None:
+        sys.stderr.write("\nInterrupted.\n")
+        leave(130)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LOG_SECONDS = 30.0
+UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+
+
+class StatusLine:
+    """Shows a status line, and permanent lines above it."""
+
+    def __init__(self, *, stream: io.TextIOBase | None = None, quiet: bool = False, log_seconds: float = LOG_SECONDS):
+        # A notebook shows stderr as if it were an error.
+        self._stream = stream or (sys.stdout if "ipykernel" in sys.modules else sys.stderr)
+        self._quiet, self._between = quiet, log_seconds
+        self._shown = -float("inf")
+        self._width = 0
+        self.live = self._stream.isatty()
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        """Rewrite the line; a log skips it shortly after another status line, unless it is the `last`."""
+        now = time.monotonic()
+        if self._quiet or (not self.live and not last and now - self._shown < self._between):
+            return
+        self._shown, text = now, message(text)
+        if self.live:
+            self._write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._write(text + "\n")
+
+    def say(self, text: str) -> None:
+        """Print a permanent line above the status line."""
+        if self._quiet:
+            return
+        if self.live and self._width:
+            self._write("\r" + " " * self._width + "\r")
+            self._width = 0
+        self._write(message(text) + "\n")
+
+    def _write(self, text: str) -> None:
+        """Write to the stream, or to nobody from when its reader has gone: that is no reason to stop what goes on."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            with Path(os.devnull).open("wb") as nobody:
+                os.dup2(nobody.fileno(), self._stream.fileno())
+
+
+def duration(seconds: float) -> str:
+    """Format a number of seconds: 75 -> '1m15s'."""
+    minutes, s = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"
+
+
+def size(n_bytes: int) -> str:
+    """Format a number of bytes: 1536 -> '1.50 KiB'."""
+    unit, name = next(((1 << bits, name) for bits, name in UNITS if n_bytes >= 1 << bits), (1, "B"))
+    return f"{n_bytes / unit:.2f} {name}" if unit > 1 else f"{n_bytes} B"
+
+
+def end_with_parent() -> None:
+    """Let this process, which `multiprocessing` started, exit when its parent has ended, even if it was killed.
+
+    A process that is killed cannot stop its workers, and each of them holds hundreds of megabytes.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
+def tell(text: object) -> None:
+    """Print text on standard output without the control characters and passwords of names, paths and files in it."""
+    sys.stdout.write(message(text) + "\n")

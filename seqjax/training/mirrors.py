@@ -1,0 +1,173 @@
+"""The directory of a run on this machine, and its copy in a store.
+
+A run in a store, `--workdir=gs://BUCKET/PATH`, writes its small files to `Mirror.directory`. Changed files are copied
+to the store whole, because objects cannot be appended to. The store is authoritative: a run that starts makes the
+mirror equal to it. Orbax writes the checkpoints to the store itself (seqjax/training/checkpoint.py).
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+from seqjax import store
+from seqjax.errors import UserError
+from seqjax.files import cache_directory, is_text, remove_temporaries
+from seqjax.training.lock import WorkdirLock, locked
+from seqjax.training.schedule import ENDS, Segment
+
+MIXERS = "mixers"  # the directory in a workdir with copies of the files of the user that define its mixers
+TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
+LOG = "log.txt"  # The process that started a run of a study writes to it.
+NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
+NOT_READ = re.compile(r"tensorboard/|profile/|wandb/")  # by seqjax
+
+
+class Mirror:
+    """The local `directory` with a run's files, and the `url` of their store; "" if they are only local."""
+
+    def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
+        """Raise `UserError` if no run can be kept in `workdir`: a URL, or no text. Nothing is read or written."""
+        workdir = store.location(os.fspath(workdir))
+        if not is_text(os.fspath(workdir)):
+            raise UserError(
+                f"{os.fspath(workdir)!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or "
+                "LC_ALL=C.UTF-8."
+            )
+        self._lock = lock
+        self.url = store.url_of(workdir)
+        if self.url:
+            store.require_workdir(self.url)
+        self.directory = _cached("mirrors", self.url) if self.url else Path(workdir)
+        self._sent: dict[str, tuple[int, int]] = {}  # name -> time and size of what is in the store
+
+    def __str__(self) -> str:
+        return self.url or str(self.directory)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Return a context in which no other run writes to the workdir; process 0 holds the lock for all."""
+        if jax.process_index() != 0:
+            yield
+            return
+        # A scheduler may restart a run before the lock of its first start is stale.
+        again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
+        with locked(str(self), wait=again) as self._lock:
+            yield
+
+    def remove_temporaries(self) -> None:
+        """Remove what a killed process of this run left; call it when the run has been found to be the user's.
+
+        Other directories below the workdir may be of other runs, which write at this moment.
+        """
+        if not (self.directory / "run.json").is_file():
+            return
+        remove_temporaries(self.directory, below=bool(self.url))  # a mirror has only files of the run
+        for directory in _own_directories(self.directory):
+            for place in (directory, directory / "eval_losses"):
+                if place.is_dir():
+                    remove_temporaries(place, below=False)
+
+    def check_lock(self, *, look: bool = False) -> None:
+        """Raise `UserError` if another run has taken the workdir (`WorkdirLock.check`)."""
+        if self._lock is not None:
+            self._lock.check(look=look)
+
+    def of_end(self, segment: Segment) -> "Mirror":
+        """Return the directory of a run's end, which is below this one and shares its lock."""
+        return Mirror(segment.directory(self.directory), lock=self._lock)
+
+    def pull(self) -> None:
+        """Make the directory equal to the store, whose lock the caller holds; raise `UserError` if it fails."""
+        if self.url:
+            there = store.versions(self.url)
+            if "config.json" not in there and any(name.startswith("checkpoints/") for name in there):
+                raise UserError(
+                    f"{self.url} has checkpoints but no config.json, so what made them is unknown. Give another one."
+                )
+            _fetch(self.url, self.directory, {name: there[name] for name in there if name != LOG}, had={})
+            self._sent = _stamps(self.directory)
+
+    def push(self, *, say: Callable[[str], None] | None = None) -> None:
+        """Copy changed files to the store and remove those that were removed here; only process 0 does anything.
+
+        Raises `UserError` if the store cannot be reached; with `say` it only prints a message, because a later `push`
+        retries.
+        """
+        if not self.url or jax.process_index() != 0:
+            return
+        found = _stamps(self.directory)
+        changed = [name for name in found if self._sent.get(name) != found[name]]
+        try:
+            store.in_threads(lambda n: store.write(f"{self.url}/{n}", (self.directory / n).read_bytes()), changed)
+            store.in_threads(lambda n: store.remove(f"{self.url}/{n}"), self._sent.keys() - found.keys())
+            self._sent = found
+        except store.StoreError as error:
+            if say is None:
+                raise store.StoreError(f"{error} The same command goes on from the last checkpoint.") from error
+            say(str(error))
+
+
+def _own_directories(workdir: Path) -> list[Path]:
+    """Return the directories with rows of a run: its own, and one for each of its ends."""
+    return [workdir, *(end for end in sorted((workdir / ENDS).glob("*")) if end.name.isdecimal())]
+
+
+# What a run writes to, or removes from, by its name; other files are replaced as a whole.
+WRITTEN = ("checkpoints", "ends", "eval_losses", "metrics.jsonl", MIXERS, "profile", "tensorboard", "wandb", TOKENIZER)
+
+
+def require_inside(workdir: Path) -> None:
+    """Raise `UserError` if a run in `workdir` would write to, or remove, what lies elsewhere: a link leads there."""
+    root = workdir.resolve()
+    for directory in _own_directories(workdir):
+        for path in (directory, *(directory / name for name in WRITTEN)):
+            if path != workdir and path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UserError(
+                    f"{path} is a link to {path.resolve()}, which is outside the workdir, so a run does not write "
+                    f"there. Move {path.name} into the workdir, or make the workdir itself a link."
+                )
+
+
+def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> Path:
+    """Return a local directory with the files of a run, without its checkpoints: the workdir itself, or a copy.
+
+    A copy that this process made less than `fresh_seconds` ago is taken as it is. Raises `UserError` as `pull` does.
+    """
+    url = Mirror(workdir).url
+    copy = _cached("runs", url) if url else Path(workdir)
+    made, had = _read.get(copy, (None, {}))
+    if url and (made is None or time.monotonic() - made >= fresh_seconds):
+        there = {name: version for name, version in store.versions(url).items() if not NOT_READ.match(name)}
+        _fetch(url, copy, there, had=had)
+        _read[copy] = (time.monotonic(), there)
+    return copy
+
+
+_read: dict[Path, tuple[float, dict[str, str]]] = {}  # copy of a run -> when it was made, and the versions of its files
+
+
+def _cached(kind: str, url: str) -> Path:
+    return cache_directory() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]
+
+
+def _fetch(url: str, directory: Path, there: dict[str, str], *, had: dict[str, str]) -> None:
+    """Make a directory equal to the files `there`, name -> version; it already holds the versions `had`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted, here = {name for name in there if not NOT_MIRRORED.match(name)}, _stamps(directory).keys()
+    for name in here - wanted - {LOG}:
+        (directory / name).unlink(missing_ok=True)
+    new = [name for name in wanted if name not in here or had.get(name) != there[name]]
+    store.in_threads(lambda name: store.download(f"{url}/{name}", directory / name), new)
+
+
+def _stamps(directory: Path) -> dict[str, tuple[int, int]]:
+    """Return the time and size of the small files of a directory, by name."""
+    names = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and not p.is_symlink()]
+    found = {name: (directory / name).stat() for name in names if not NOT_MIRRORED.match(name)}
+    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}

@@ -1,0 +1,225 @@
+"""Writers of metrics: `metrics.jsonl`, TensorBoard and Weights & Biases.
+
+Only process 0 writes. The workdir keeps the id of the run on Weights & Biases, so a resumed run continues there. The
+package reads its own environment: `WANDB_MODE=offline` needs no account, `WANDB_ENTITY` names a team.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from seqjax.errors import UserError
+from seqjax.escape import masked
+from seqjax.files import write_json
+from seqjax.reading import read_json
+
+
+class WandbRun:
+    """A run on Weights & Biases."""
+
+    def __init__(self, workdir: Path, project: str, *, settings: dict[str, Any]):
+        """Begin or resume the run of `workdir` in `project`; `settings` are those of the run.
+
+        Raises `UserError` if the package is not installed or cannot begin a run.
+        """
+        try:
+            # Imported here: it takes a second, and only process 0 of a run that logs to W&B needs it.
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError:
+            raise UserError(
+                f"config.log.wandb={project!r} needs the package: pip install 'seqjax[wandb]', or set "
+                "config.log.wandb=None."
+            ) from None
+        path = workdir / FILE
+        if not path.exists():
+            write_json(path, {"id": uuid.uuid4().hex[:12]})
+        run_id = read_json(path, {"id": str}, fix="delete it to begin another run there")["id"]
+        self._error, self._failed = wandb.Error, False
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=run_id,
+                resume="allow",  # a new run, or the run with this id
+                name=workdir.absolute().name,
+                dir=str(workdir),
+                config=settings,
+            )
+        except wandb.Error as error:
+            raise UserError(
+                f"Weights & Biases did not begin a run ({error}). Log in with `wandb login`, set WANDB_MODE=offline, "
+                "or set config.log.wandb=None."
+            ) from error
+
+    def write(self, step: int, values: dict[str, int | float]) -> None:
+        """Log the values measured at a step, unless an earlier process logged them before it was killed.
+
+        A resumed run repeats the steps since its last checkpoint, with the same results.
+        """
+        if step >= self._run.step and not self._failed:
+            try:
+                self._run.log(values, step=step)
+            except (OSError, self._error) as error:
+                self._failed = True
+                logging.warning("Nothing more goes to Weights & Biases (%s); training goes on.", error)
+
+    def close(self) -> None:
+        """Wait until everything is sent, or written in offline mode."""
+        self._run.finish()
+
+
+class Events:
+    """Writes the events of TensorBoard; if that fails, it says so once, and the run goes on without them."""
+
+    def __init__(self, directory: Path, *, step: int):
+        """Begin a file in `directory`; TensorBoard no longer shows what earlier files have of steps after `step`."""
+        # Imported here: it imports torch where that is installed, which takes longer than the rest of seqjax.
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto import event_pb2
+
+        events: Any = event_pb2  # its names are made when it is imported
+        self._file, self._event, self._scalar = None, events.Event, summary.scalar
+        with self._if_it_works():
+            directory.mkdir(exist_ok=True)
+            # Not its SummaryWriter: that has a thread, and where its disk is full the thread ends and training waits.
+            self._file = event_file_writer.EventsWriter(str(directory / "events"), f".after{step}")
+            self._put(step + 1, session_log=events.SessionLog(status=events.SessionLog.START))
+            self._file.flush()
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        """Write the values measured at a step."""
+        with self._if_it_works():
+            for name, value in values.items():
+                self._put(step, summary=self._scalar(name, value))
+            if self._file is not None:
+                self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._if_it_works():
+            if self._file is not None:
+                self._file.close()
+
+    def _put(self, step: int, **content: Any) -> None:
+        if self._file is not None:
+            self._file.write_event(self._event(step=step, wall_time=time.time(), **content))
+
+    @contextlib.contextmanager
+    def _if_it_works(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._file = None
+            logging.warning("TensorBoard's events are not written any more (%s); training goes on.", error)
+
+
+class NullWriter:
+    """Replaces `Metrics` in every process but the first, and writes nothing."""
+
+    position = 0
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Metrics:
+    """Appends objects to `jsonl`; checkpoints store `position`, to which a resumed run truncates the file.
+
+    The rows that a killed process wrote after its last checkpoint are thus replaced, not repeated. The file is synced
+    before a save (`sync`), so even after a power failure it holds the rows that the checkpoint relies on. If they are
+    missing nevertheless, opening the file raises `UserError`; without any file the run starts a new one.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        position: int = 0,
+        step: int = 0,
+        tensorboard: bool = True,
+        wandb: WandbRun | None = None,
+    ):
+        self._path = workdir / "metrics.jsonl"
+        if self._path.exists():
+            self._require_rows(position, step)
+        elif position:  # moved away, as the error of `_require_rows` says, or lost
+            logging.warning("%s is gone; the run goes on without the rows up to step %d.", self._path, step)
+        self._file = self._path.open("ab")
+        # Never extend the file: a lost one would come back as zeros.
+        self._file.truncate(min(position, self._path.stat().st_size))
+        self._wandb = wandb
+        # Also at step 0: a process that was killed before its first checkpoint has left events too.
+        self._events = Events(workdir / "tensorboard", step=step) if tensorboard else None
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Append one object with the step and the values measured at it."""
+        self._file.write((json.dumps({"step": step, **values}) + "\n").encode())
+        self._file.flush()
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        if self._events is not None:
+            self._events.write(step, numbers)
+        if self._wandb is not None:
+            self._wandb.write(step, numbers)
+
+    def _require_rows(self, position: int, step: int) -> None:
+        """Raise `UserError` unless the first `position` bytes of the file are there and end a row."""
+        size = self._path.stat().st_size
+        with self._path.open("rb") as file:
+            file.seek(max(0, position - 1))
+            whole = size >= position and (position == 0 or file.read(1) == b"\n")
+        if not whole:
+            lost = f"has {size} bytes" if size < position else "has no end of a row there"
+            raise UserError(
+                f"{self._path} is not what the checkpoint of step {step} counts on: it had {position} bytes of whole "
+                f"rows then, and {lost} now. Put back a copy of it; or delete {self._path.parent}/checkpoints/{step} "
+                "to go on from the checkpoint before, whose rows may all be there; or move the file away to go on "
+                f"without the rows up to step {step}."
+            )
+
+    @property
+    def position(self) -> int:
+        """The length of `jsonl` in bytes."""
+        return self._file.tell()
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk, where a power failure cannot reach them."""
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._wandb is not None:
+            self._wandb.close()
+
+
+FILE = "wandb.json"
+
+
+def without_passwords(settings: Any) -> Any:
+    """Return settings without the passwords in their URLs."""
+    if isinstance(settings, dict):
+        return {key: without_passwords(value) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [without_passwords(value) for value in settings]
+    return masked(settings) if isinstance(settings, str) else settings

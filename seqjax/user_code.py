@@ -1,0 +1,89 @@
+"""Run a Python file of the user: a config, a study or a mixer.
+
+The module in such a file need not be importable by name. An error in the file is a `UserError` that names its line.
+`source_of` returns the file that a class came from as it was when Python ran it, so that a run can keep a copy.
+"""
+
+import contextlib
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from seqjax.errors import UserError
+from seqjax.reading import content
+
+
+class Source(NamedTuple):
+    """A Python file: its absolute path, and its content when it was run."""
+
+    path: Path
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the content."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+_sources: dict[str, Source] = {}  # name of a module -> its file, for modules that `run` made
+
+
+def read(path: str | Path) -> Source:
+    """Return the file at `path`; raise `UserError` if it cannot be read."""
+    path = Path(path).resolve()
+    return Source(path, content(path, fix="give the path of a Python file"))
+
+
+def run(source: Source, name: str) -> ModuleType:
+    """Run a file as the module `name` and return the module; raise `UserError` for an error in the file."""
+    module = ModuleType(name)
+    module.__file__ = str(source.path)
+    # Dataclasses, pickle and inspect find a class by the name of its module.
+    sys.modules[name], _sources[name] = module, source
+    try:
+        with naming_the_line(source.path):
+            exec(compile(source.content, module.__file__, "exec", dont_inherit=True), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def is_of(module: ModuleType, source: Source) -> bool:
+    """Return whether `run` made a module from that file with that content."""
+    return sys.modules.get(module.__name__) is module and _sources.get(module.__name__) == source
+
+
+def has_run(cls: type) -> bool:
+    """Return whether a class comes from a file that `run` has run, not from an import."""
+    return cls.__module__ in _sources
+
+
+def source_of(cls: type) -> Source | None:
+    """Return the file that defines a class; None for a class of a notebook, of a script or inside a function."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__ or not str(file).endswith(".py"):
+        return None
+    source = _sources.get(cls.__module__) or read(str(file))
+    # A class that a call of `type` made has the module of its caller.
+    return source if f"class {cls.__name__}".encode() in source.content else None
+
+
+@contextlib.contextmanager
+def naming_the_line(path: Path) -> Iterator[None]:
+    """Turn an error in the user's file at `path` into a `UserError` that names its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}. Correct the file.") from error
+    except Exception as error:
+        names = (str(path), str(path.resolve()))
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in names]
+        where = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        raise UserError(f"{where}: {type(error).__name__}: {error}. Correct the file.") from error

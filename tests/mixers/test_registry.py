@@ -1,0 +1,161 @@
+"""A mixer in a file of the user: how it is found, when it is run again, and what is refused."""
+
+import sys
+
+import pytest
+
+from seqjax import mixers
+from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.errors import UserError
+from seqjax.mixers import _registry
+from tests import support
+
+EXAMPLE = support.page_block("docs/add_a_mixer.md", "class GatedEma(")
+CLASS = EXAMPLE[: EXAMPLE.index("def get_config")].replace('@mixers.register("gema")\n', "")
+CONFIG = """\
+from seqjax import presets
+
+def get_config(arg=""):
+    return presets.get_config(arg, name="mine", mixer={"name": "NAME", "expand": 1})
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty current directory, and a process that has seen no mixer."""
+    monkeypatch.setattr(_registry, "_registered", {})
+    monkeypatch.setattr(_registry, "_by_file", set())
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    yield place
+    sys.modules.pop("gema", None)
+
+
+def read(flag, **settings):
+    return from_config_dict(presets.read_config(flag, [(k.replace("__", "."), v) for k, v in settings.items()]))
+
+
+def mixer_of(config):
+    return to_dict(config)["model"]["mixer"]
+
+
+def test_the_example_is_a_config_and_is_at_most_30_lines(here):
+    assert len(EXAMPLE.splitlines()) <= 30
+    (here / "gema.py").write_text(EXAMPLE)
+    assert mixer_of(read("gema.py:debug")) == {"name": "gema", "expand": 2}
+    assert mixers.load("gema").__name__ == "GatedEma"
+
+
+@pytest.mark.parametrize("name", ["plain", "plain.py:GatedEma"])
+def test_a_class_is_found_beside_the_config_and_in_the_current_directory(here, tmp_path, name):
+    (tmp_path / "plain.py").write_text(CLASS)
+    (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", name))
+    assert mixer_of(read("../mine.py:debug")) == {"name": name, "expand": 1}
+    found = mixers.load(name)
+    (here / "plain.py").write_text(CLASS)  # the same file
+    assert mixer_of(read("transformer_pp:debug", model__mixer__name=name)) == {"name": name, "expand": 2}
+    assert mixers.load(name) is found
+
+
+def test_a_directory_is_no_part_of_the_name(tmp_path):
+    (tmp_path / "plain.py").write_text(CLASS)
+    for path in ("../plain.py", str(tmp_path / "plain.py")):
+        config = read("transformer_pp:debug", model__mixer__name=f"{path}:GatedEma")
+        assert mixer_of(config)["name"] == "plain.py:GatedEma"
+        direct = presets.get_config("debug", name="x", mixer={"name": f"{path}:GatedEma"})
+        assert from_config_dict(direct).model.mixer == config.model.mixer
+
+
+def test_a_file_that_is_read_as_config_and_as_module_registers_once(here, monkeypatch):
+    (here / "gema.py").write_text(EXAMPLE)
+    config = read("gema.py:debug")
+    cls = mixers.load("gema")
+    monkeypatch.syspath_prepend(str(here))
+    import gema  # pyright: ignore[reportMissingImports]
+
+    assert gema.GatedEma is cls
+    assert read("gema.py:debug").model.mixer == config.model.mixer
+    assert read("transformer_pp:debug", model__mixer__name="gema.py:GatedEma").model.mixer.expand == 2
+    assert mixers.load("gema.py:GatedEma") is mixers.load("gema") is cls
+
+
+def test_an_edited_file_is_run_again_when_a_config_is_read(here):
+    (here / "plain.py").write_text(CLASS)
+    read("transformer_pp:debug", model__mixer__name="plain")
+    (here / "plain.py").write_text(CLASS.replace("expand: int = 2", "expand: int = 3"))
+    assert mixers.settings_class("plain")(name="plain").expand == 2  # of a model that is in use
+    assert read("transformer_pp:debug", model__mixer__name="plain").model.mixer.expand == 3
+
+
+def test_hashes_are_of_files_from_outside(here):
+    (here / "gema.py").write_text(EXAMPLE)
+    read("gema.py:debug")
+    support_file = "tests.mixers.layer_probe"
+    hashes = mixers.source_hashes(["mamba2", "gema", support_file])
+    assert set(hashes) == {"gema", support_file}
+    assert hashes["gema"] == mixers.sources(["gema", "mamba2"])["gema"].sha256
+
+
+def test_a_class_of_an_imported_file_has_a_name(here, monkeypatch):
+    (here / "gema.py").write_text(CLASS + CLASS[CLASS.index("class GatedEma") :].replace("GatedEma", "Second"))
+    monkeypatch.syspath_prepend(str(here))
+    import gema  # pyright: ignore[reportMissingImports]
+
+    assert mixers.name_of(gema.GatedEma) == "gema.py:GatedEma"
+    assert mixers.load("gema.py:GatedEma") is gema.GatedEma
+
+
+TWO = CLASS + "\n\nclass Second(GatedEma):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("gema", "", r"gema\.py must define one class that derives from seqjax\.mixers\.base\.Mixer, not none"),
+        ("gema", TWO, r"must define one class .*not GatedEma, Second"),
+        ("gema", "def f(:\n", r"gema\.py, line 1: "),
+        ("gema", "\nimport no_such_package\n", r"gema\.py, line 2: ModuleNotFoundError"),
+        ("gema.py:Other", CLASS, r"has no class 'Other'.*Known: GatedEma"),
+        ("gema.py:jnp", CLASS, r"jnp of .*gema\.py must derive from seqjax\.mixers\.base\.Mixer"),
+        ("gema.py", CLASS, r"'gema\.py': write FILE\.py:CLASS"),
+        ("gema.py:", CLASS, r"'gema\.py:': write FILE\.py:CLASS"),
+        ("none.py:GatedEma", CLASS, r"there is no file none\.py"),
+        ("gemma", CLASS, r"'gemma' is not a mixer, and there is no gemma\.py"),
+        ("../gema", CLASS, r"'\.\./gema'"),
+    ],
+)
+def test_a_wrong_file_or_name_is_refused_in_a_line(here, name, text, match):
+    (here / "gema.py").write_text(text)
+    with pytest.raises(UserError, match=match) as error:
+        read("transformer_pp:debug", model__mixer__name=name)
+    assert "\n" not in str(error.value)
+
+
+def test_the_name_of_a_shipped_mixer_is_refused(here):
+    (here / "mamba2.py").write_text(EXAMPLE.replace('"gema"', '"mamba2"'))
+    with pytest.raises(UserError, match="'mamba2', which belongs to a mixer that ships"):
+        read("./mamba2.py:debug")
+    (here / "mamba2.py").write_text(CLASS + CONFIG.replace("NAME", "mamba2"))
+    with pytest.raises(UserError, match=r"mamba2\.py defines a mixer, but .*ships with seqjax"):
+        read("./mamba2.py:debug")
+
+
+def test_two_files_of_one_name_and_different_content_are_refused(here, tmp_path):
+    (tmp_path / "gema.py").write_text(EXAMPLE)
+    (here / "gema.py").write_text(EXAMPLE + "# other\n")
+    (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", "gema"))
+    with pytest.raises(UserError, match=r"is in two files with different content, .* Write the path"):
+        read("../mine.py:debug")
+    read("../gema.py:debug")
+    with pytest.raises(UserError, match=r"'gema' is in two files with different content"):
+        read("gema.py:debug")
+    (here / "gema.py").write_text(CLASS)
+    with pytest.raises(UserError, match=r"is in two files with different content"):
+        read("transformer_pp:debug", model__mixer="({'name':'../gema.py:GatedEma'},{'name':'gema.py:GatedEma'})")
+
+
+def test_a_config_without_its_suffix_is_told_how_to_name_the_file(here):
+    (here / "gema.py").write_text(EXAMPLE)
+    with pytest.raises(UserError, match=r"write --config=gema\.py"):
+        presets.read_config("gema:debug")
