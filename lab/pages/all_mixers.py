@@ -1,4 +1,4 @@
-"""Write docs/results/all_mixers.md and its picture, what is known of every mixer: `python docs/results/all_mixers.py`.
+"""Write lab/results/all_mixers.md and its picture, what is known of every mixer: `python lab/pages/all_mixers.py`.
 
 Every number is read from recorded results or counted from a model's shapes: losses, gaps and verdicts of trunks_110m,
 speed, memory and kernels of `benchmarks/results`, scores of recall. A row is a shipped config or a model of that study.
@@ -194,7 +194,7 @@ def _mean_accuracies(results: Sequence[Mapping[str, Any]], task: TaskSetup, labe
 ABOUT = """\
 # All mixers: gaps, speed, memory, state and tasks
 
-    python docs/results/all_mixers.py       # this page and its picture again, from recorded results alone
+    python lab/pages/all_mixers.py       # this page and its picture again, from recorded results alone
 
 ![gaps, speed, memory, state and task scores of every mixer](all_mixers.png)
 

@@ -1,8 +1,8 @@
-"""Write docs/results/switches/parts.md and .png, what each part of a block gives five models.
+"""Write lab/results/switches/parts.md and .png, what each part of a block gives five models.
 
-    python docs/results/parts.py
+    python lab/pages/parts.py
 
-Five models of the study in docs/results/switches are compared with a version that has one part more or one part less.
+Five models of the study in lab/results/switches are compared with a version that has one part more or one part less.
 A positive number is a lower loss with the part.
 """
 

@@ -1,4 +1,4 @@
-"""Draw docs/results/selection.png, what each rule of Top-1 Chunk loses and gains: `python docs/results/selection.py`.
+"""Draw lab/results/selection.png, what each rule of Top-1 Chunk loses and gains: `python lab/pages/selection.py`.
 
 The speeds are those of one run of `benchmarks.train_step`, the gaps those of trunks_110m (2,048 tokens), the losses
 those of books_100k. A rule without a speed or without a loss is not drawn.

@@ -1,4 +1,4 @@
-"""The gaps of docs/results/trunks_110m, against numbers that other code made from the same files.
+"""The gaps of lab/results/trunks_110m, against numbers that other code made from the same files.
 
 Runs with ends at 50, 65, 80 and 100% came later than these numbers and are left out.
 """
