@@ -31,8 +31,8 @@ from seqjax.study.report.tables import markdown
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 
-HERE = Path(__file__).parent
-BENCHMARKS = HERE.parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[1] / "results"
+BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Of the training step at these lengths, with the marks of the table; a mixer's speed is that of the first file with it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
@@ -80,7 +80,7 @@ class Known(NamedTuple):
 
 def read() -> Known:
     """Return what is recorded."""
-    study, configs = files.read(HERE / "trunks_110m"), _configs()
+    study, configs = files.read(RESULTS / "trunks_110m"), _configs()
     speeds = _speeds(SPEEDS, configs)
     of_gaps = _order(study)
     others = sorted((label for label in configs if label not in of_gaps), key=lambda label: _slowness(speeds, label))
@@ -153,7 +153,7 @@ def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
 
     The one that was fixed later is beside its task's, by its own name.
     """
-    results = report.results(HERE / "recall")
+    results = report.results(RESULTS / "recall")
     # A label's mixer may have other settings in the study: its scores are those of another mixer then.
     same = [label for label, config in configs.items() if label in MODELS and not _differs(label, config)]
     mixers = [Mixer(label, np.zeros(0), np.zeros((0, 0))) for label in same]
@@ -206,7 +206,7 @@ GAPS = """\
 ## Base capabilities
 
 The gap is the OOD loss minus the reference's at equal in-domain loss and equal learning rate
-([protocol](../protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned, each
+([protocol](../../docs/protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned, each
 side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one or at
 the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has no
 interval.
@@ -223,7 +223,7 @@ their precision.
 TASKS = f"""\
 ## Tasks of minutes
 
-Small models of width {WIDTH} ([recall](../recall.md), [all numbers](recall/report.md)), each at the best of the
+Small models of width {WIDTH} ([recall](../../docs/recall.md), [all numbers](recall/report.md)), each at the best of the
 learning rates tried.
 {{means}}
 {{untrained}}"""
@@ -452,5 +452,5 @@ def _draw_tasks(panel: Axes, known: Known, lines: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     known = read()
-    (HERE / "all_mixers.md").write_text(page(known), encoding="utf-8")
-    draw(HERE / "all_mixers.png", known)
+    (RESULTS / "all_mixers.md").write_text(page(known), encoding="utf-8")
+    draw(RESULTS / "all_mixers.png", known)

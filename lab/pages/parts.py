@@ -22,7 +22,7 @@ from seqjax.study.report.tables import DASH, markdown
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 
-HERE = Path(__file__).parent / "switches"
+HERE = Path(__file__).parents[1] / "results" / "switches"
 OTHERS = HERE.parent / "trunks_110m"  # its models with several learning rates give the rate slope
 PARTS = ("conv", "token shift", "gate", "Canon A", "Canon ACD")
 REFERENCE = "Transformer++, QK norm, conv"

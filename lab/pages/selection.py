@@ -16,8 +16,8 @@ from seqjax.study import gaps as statistic
 from seqjax.study.report import figures
 from seqjax.study.runs import files
 
-HERE = Path(__file__).parent
-SPEEDS = HERE.parents[1] / "benchmarks" / "results" / "train_step_135m_100k_selection_h100.json"
+RESULTS = Path(__file__).parents[1] / "results"
+SPEEDS = RESULTS.parents[1] / "benchmarks" / "results" / "train_step_135m_100k_selection_h100.json"
 REFERENCE = "Transformer++, QK norm"
 # The benchmark's settings of each model of the studies; full attention has no norm of q and k in it.
 RULE = "top1_chunk:model.mixer.selection="
@@ -47,14 +47,14 @@ def speeds() -> dict[str, float]:
 
 def gaps() -> dict[str, tuple[float, float]]:
     """Return each model's gap to the reference, and half the width of its interval, 0 without one."""
-    estimates = statistic.estimates(files.read(HERE / "trunks_110m"), REFERENCE)
+    estimates = statistic.estimates(files.read(RESULTS / "trunks_110m"), REFERENCE)
     of_models = {label: (estimates[label].value, estimates[label].half or 0.0) for label in STEPS if label in estimates}
     return {REFERENCE: (0.0, 0.0)} | of_models
 
 
 def losses() -> dict[str, tuple[float, float]]:
     """Return each model's last loss in domain at 102,400 tokens."""
-    study = files.read(HERE / "books_100k")
+    study = files.read(RESULTS / "books_100k")
     rates = {label: statistic.rates(study, label) for label in study.models if label in STEPS}
     return {label: (of_label.found[of_label.shown][1], 0.0) for label, of_label in rates.items()}
 
@@ -92,4 +92,4 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(HERE / "selection.png")
+    draw(RESULTS / "selection.png")
