@@ -35,36 +35,31 @@ if importlib.util.find_spec("seqjax") is None:
 # %% [markdown]
 # ## Which study
 #
-# `STUDY` is the directory of a study's results, that is, the `--out` of `seqjax study`. The one below is in the
-# repository: 31 models of 110M parameters. `MODELS` are drawn with the references; `None` draws all.
+# `STUDY` is the directory of a study's results, that is, the `--out` of `seqjax study`. Empty, it is the study that is
+# installed with seqjax: the runs of six models of a study of 31 models of 110M parameters. `MODELS` are drawn with the
+# references; `None` draws all.
 
 # %% tags=["parameters"]
-STUDY = "docs/results/trunks_110m"
+STUDY = ""
 MODELS = ["Top-1 Chunk, exact", "W=256, QK norm", "Gated DeltaNet", "Mamba-2"]
 MODEL = "Gated DeltaNet"  # about which the question is asked
 REFERENCE = "Transformer++, QK norm, conv"  # to which it is compared
-
-# %% [markdown]
-# It is looked for here and in the checkout that seqjax is installed from. An installed package has no results; then the
-# repository is cloned.
 
 # %%
 from pathlib import Path
 
 import seqjax
 
-directory = next((d for d in (Path(STUDY), Path(seqjax.__file__).parents[1] / STUDY) if d.is_dir()), None)
-if directory is None:
-    subprocess.run(["git", "clone", "--quiet", "--depth=1", REPOSITORY, "seqjax_repository"], check=True)
-    directory = Path("seqjax_repository") / STUDY
+directory = Path(STUDY) if STUDY else Path(seqjax.__file__).parent / "study" / "example"
 pictures = Path("runs/read_a_study")
 pictures.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
 # ## What is in it
 #
-# `points.csv` has a line for every run, evaluation and domain. `runs.json` says what the runs were, and `blocks.npz`
-# has the loss of every block of text. `files.read` takes all three.
+# `points.csv` has a line for every run, evaluation and domain. `runs.json` says what the runs were. `blocks.npz` has
+# the loss of every block of text, from which intervals also cover the choice of the text; it is large, and the
+# installed study has none. `files.read` reads what there is.
 
 # %%
 import itertools
@@ -146,12 +141,15 @@ for row in lower:
     gap = row.gap.text() if row.gap else "no gap"
     print(f"{row.model:<30} in domain {row.at_equal_tokens.inside.text()}, gap {gap}: {row.text}")
 n_costs = sum(row.verdict.word == "costs" for row in lower)
-print(f"\nOf {len(lower)} models with an in-domain loss not above {REFERENCE}, {n_costs} cost base capabilities.")
+print(
+    f"\nModels with an in-domain loss not above {REFERENCE}: {len(lower)}, of which {n_costs} cost base capabilities."
+)
 
 # %% [markdown]
 # ## From here
 #
-# * All tables: `leaderboard.md` in the directory of the study. How gaps are computed: `docs/protocol.md`.
+# * All tables: `seqjax study --analyse=DIR` writes `leaderboard.md` into the directory of a study. How gaps are
+#   computed: `docs/protocol.md`. All 31 models: `lab/results/trunks_110m` in the repository.
 # * A study of your own, minutes a run on two CPU cores: `seqjax study --study=figure1b:demo --out=runs/figure1b`. Then
 #   `STUDY = "runs/figure1b"`, and its models as `MODELS`, `MODEL` and `REFERENCE`.
 # * A page with lines to switch and to point at: `seqjax study --analyse=runs/figure1b --page`.

@@ -6,7 +6,7 @@ float32 residual stream.
     seqjax train --config=based
     seqjax train --config=based:110m
 
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

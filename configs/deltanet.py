@@ -3,7 +3,7 @@
     seqjax train --config=deltanet
     seqjax train --config=deltanet:110m
 
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

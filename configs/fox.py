@@ -6,7 +6,7 @@
 The paper's Pro block has keys and values mixed with those before, norms, an output gate and a smaller MLP: set
 model.mixer.kv_shift, model.mixer.qk_norm and model.mixer.output_gate to True, and model.mlp.dim to 1792 at 110m.
 
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

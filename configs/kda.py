@@ -5,7 +5,7 @@
     seqjax train --config=kda:110m,model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536
 
 The third command is Gated DeltaNet-2 (arXiv 2605.22791), of 112.0M parameters at 110m.
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

@@ -4,7 +4,7 @@
     seqjax train --config=log_linear_mamba2:110m
 
 Otherwise as Mamba-2: two mixers for each Transformer layer, no MLP, float32 residual stream.
-Results: docs/results/all_mixers.md
+Results: lab/results/all_mixers.md
 """
 
 from seqjax import presets

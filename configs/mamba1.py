@@ -3,7 +3,7 @@
     seqjax train --config=mamba1
     seqjax train --config=mamba1:110m
 
-Results: docs/results/mixers.md, docs/results/limited_110m
+Results: lab/results/mixers.md, lab/results/limited_110m
 """
 
 from seqjax import presets

@@ -6,7 +6,7 @@
 
 The SwiGLU has 11/16 of the width of Transformer++'s MLP, because the mixer is larger than attention: 109.4M parameters
 at 110m. The third command is a model without MLPs, as Mamba-2's, of 116.3M.
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

@@ -3,7 +3,7 @@
     seqjax train --config=mlstm
     seqjax train --config=mlstm:110m
 
-Results: docs/results/trunks_110m
+Results: lab/results/trunks_110m
 """
 
 from seqjax import presets

@@ -7,7 +7,7 @@ It is Top-1 Chunk's approximate selection without QK norm, with several chunks. 
 its 3 of 16 blocks, at 8,192 tokens blocks of 512, are `top_k=2` and blocks of 128 at 2,048 tokens. There is no norm of
 the output, as in the paper's code.
 
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

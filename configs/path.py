@@ -6,7 +6,7 @@
 
 The last one is the paper's PaTH-FoX, with the forget gates of FoX.
 
-Results: docs/results/all_mixers.md
+Results: lab/results/all_mixers.md
 """
 
 from seqjax import presets

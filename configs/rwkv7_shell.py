@@ -5,7 +5,7 @@ The attention is full, window, top1_exact (default), top1_best_key, top1_best_ke
     seqjax train --config=rwkv7_shell
     seqjax train --config=rwkv7_shell:135m_100k,model.mixer.core=window
 
-Results: docs/results/mixers.md, docs/results/limited_110m, docs/results/books_16k, docs/results/table3.md
+Results: lab/results/mixers.md, lab/results/limited_110m, lab/results/books_16k, lab/results/table3.md
 """
 
 from seqjax import presets

@@ -8,7 +8,7 @@ The selection is exact by default.
     seqjax train --config=top1_chunk:110m,model.mixer.chunk_size=64,model.mixer.top_k=4
     seqjax train --config=top1_chunk:110m,model.mixer.selection=shortlist,model.mixer.table=mean_eigen
 
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

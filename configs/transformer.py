@@ -3,7 +3,7 @@
     seqjax train --config=transformer
     seqjax train --config=transformer:110m
 
-Results: docs/results/mixers.md, docs/results/limited_110m
+Results: lab/results/mixers.md, lab/results/limited_110m
 """
 
 from seqjax import presets

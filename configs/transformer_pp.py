@@ -4,7 +4,7 @@
     seqjax train --config=transformer_pp:110m
     seqjax train --config=transformer_pp:110m,model.mixer.window=256
 
-Results: docs/results/mixers.md, docs/results/trunks_110m
+Results: lab/results/mixers.md, lab/results/trunks_110m
 """
 
 from seqjax import presets

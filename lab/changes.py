@@ -1,6 +1,6 @@
 """Write lab/log/leaderboard_changes.md: each gap of a study before and after gaps at matched learning rates.
 
-    python lab/changes.py [--study=docs/results/trunks_110m]
+    python lab/changes.py [--study=lab/results/trunks_110m]
 
 The earlier gaps are in the study's old_gaps.csv. Three steps lead from an earlier gap to the new one: runs of all
 near-best rates and all seeds in place of one pair of rates and paired seeds; runs that were made since; and the rate
@@ -24,7 +24,7 @@ HEADER = ["model", "earlier gap", "earlier verdict", "as tuned, the same runs", 
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, default=Path("docs/results/trunks_110m"))
+    parser.add_argument("--study", type=Path, default=Path("lab/results/trunks_110m"))
     directory = parser.parse_args().study
     records = files.read(directory)
     later = [run for run in records.runs if tuple(run.metadata["config"]["train"]["ends"]) == ENDS]

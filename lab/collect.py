@@ -22,7 +22,6 @@ from seqjax.study.runs.record import Record, Records, in_domain, losses
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "lab" / "results"
-PLACES = (RESULTS, ROOT / "docs" / "results")  # the older studies are in docs until they move
 COLUMNS: tuple[str, ...] = (
     "study",
     "run",
@@ -47,10 +46,9 @@ COMMANDS = {
 JOINED = {"switches": ("trunks_110m",), "hybrids": ("trunks_110m",)}
 
 
-def studies(places: Sequence[Path]) -> list[Path]:
-    """Return the directories of all studies, by name."""
-    found = [path.parent for place in places for path in place.glob("*/points.csv")]
-    return sorted(found, key=lambda directory: directory.name)
+def studies(place: Path) -> list[Path]:
+    """Return the directories of all studies in `place`, by name."""
+    return sorted(path.parent for path in place.glob("*/points.csv"))
 
 
 def runs(directories: Sequence[Path]) -> list[dict[str, Any]]:
@@ -104,9 +102,9 @@ def _command(name: str) -> str:
     return f"seqjax study --study={name} --out=DIR" if name in presets.names("studies") else ""
 
 
-def texts(places: Sequence[Path]) -> dict[str, str]:
-    """Return the content of both files by name, for all studies in some directories."""
-    directories = studies(places)
+def texts(place: Path) -> dict[str, str]:
+    """Return the content of both files by name, for all studies in `place`."""
+    directories = studies(place)
     of_runs = io.StringIO()
     writer = csv.DictWriter(of_runs, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -123,10 +121,10 @@ def texts(places: Sequence[Path]) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--places", type=Path, nargs="+", default=PLACES, help="directories that hold studies")
+    parser.add_argument("--place", type=Path, default=RESULTS, help="directory that holds studies (lab/results)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the two files go (lab/results)")
     args = parser.parse_args(argv)
-    for name, text in texts(args.places).items():
+    for name, text in texts(args.place).items():
         (args.out / name).write_text(text, encoding="utf-8")
 
 

@@ -73,7 +73,7 @@ from flax import nnx
 
 from seqjax import store
 from seqjax.training import mirrors, report
-from tests import object_servers, support
+from tests import object_servers, separation, support
 
 # Here a small program is compiled in less time than it is written; the processes that tests start share all of theirs.
 if os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS") == "0":
@@ -123,6 +123,7 @@ LONG_FILES = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    separation.enforce(config.args)
     if hasattr(config.option, "loadscopereorder"):  # of xdist, which may not be installed
         config.option.loadscopereorder = False
 

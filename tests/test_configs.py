@@ -73,13 +73,13 @@ def test_the_configs_of_the_tested_mixers_have_a_header():
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"ablations/{n}" for n in ABLATIONS)])
 def test_the_header_of_a_shipped_config_names_paper_command_and_results(name):
-    """Times and losses stand in docs/results alone."""
+    """Times and losses stand in lab/results alone."""
     header = header_of(name)
     if "seqjax train" not in header:
         return
     assert f"    seqjax train --config={name}\n" in header
     assert "arXiv" in header
-    pages = re.findall(r"docs/results/\w+(?:\.md)?", header)
+    pages = re.findall(r"lab/results/\w+(?:\.md)?", header)
     assert pages
     assert all((ROOT / page).exists() for page in pages)
     assert not re.search(r"\b(minutes|seconds|nats|tokens/s)\b", header)

@@ -145,40 +145,22 @@ def test_time_of_a_few_steps(report):
 
 
 def test_time_that_was_recorded(report, tmp_path, monkeypatch):
-    results = tmp_path / "results"
-    results.mkdir()
-    monkeypatch.setattr(dry_run, "RESULTS", results)
+    path = tmp_path / "speeds.json"
+    monkeypatch.setattr(dry_run, "SPEEDS", path)
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
     config = train.from_config_dict(train.presets.read_config(f"top1_chunk:{ARGUMENT}"))
     model = Model(config.model, max_len=128)
-    same = {
-        "params": flops.n_params(model),
-        "flops_per_token": flops.flops_per_token(model, 128),
-        "tokens_per_s": 64.0,
-    }
-    other, rule = same | {"flops_per_token": 1.0, "tokens_per_s": 1e9}, "model.mixer.selection"
-    settings = {"size": "debug", "seq_len": 128, "batch": 16, "remat": "none"}
-    for name, machine, length in (
-        ("a", "NVIDIA H200", 128),
-        ("b", "cpu", 2048),
-        ("before", "cpu", 128),
-        ("c", "cpu", 128),
-    ):
-        found = {"top1_chunk": same | {"tokens_per_s": 32.0} if name == "before" else other}
-        if name == "c":
-            found = {
-                f"top1_chunk:{rule}=approx": other,
-                f"top1_chunk:{rule}=exact data=2": same | {"devices": 2, "tokens_per_s": 9},
-            }
-            found |= {f"top1_chunk:{rule}=exact": same, f"top1_chunk:{rule}=best_key": same | {"tokens_per_s": 1e9}}
-        values = {"machine": {"device": machine}, "settings": settings | {"seq_len": length}, "results": found}
-        (results / f"train_step_{name}.json").write_text(json.dumps(values))
+    same = {"name": "top1_chunk", "device": "cpu", "size": "debug", "seq_len": 128, "batch": 16, "remat": "none"}
+    same |= {"params": flops.n_params(model), "flops_per_token": flops.flops_per_token(model, 128)}
+    rule = "top1_chunk:model.mixer.selection"
+    others = {"device": "NVIDIA H200"}, {"seq_len": 2048}, {"flops_per_token": 1.0}, {"name": f"{rule}=best_key"}
+    entries = [same | {"tokens_per_s": 1e9} | other for other in others]
+    entries += [same | {"tokens_per_s": 32.0}, same | {"name": f"{rule}=exact", "tokens_per_s": 64.0}]
+    entries = [entry | {"file": f"{i}.json"} for i, entry in enumerate(entries)]
+    path.write_text(json.dumps({"speeds": entries}))
     out = report()
     speed = 64 * jax.device_count()
-    assert (
-        f"at {speed:,} tokens/s (benchmarks/results/train_step_c.json, batch 16, remat none; of one device, times"
-        in out
-    )
+    assert f"at {speed:,} tokens/s (5.json, batch 16, remat none; of one device, times" in out
 
 
 def test_a_run_that_does_not_fit(report, monkeypatch):

@@ -70,5 +70,5 @@ def test_weights(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [pytest.param(str, marks=pytest.mark.slow), Path])
 def test_a_finished_study(kind, tmp_path):
-    shutil.copytree(support.ROOT / "docs" / "results" / "figure4", tmp_path / "study")
+    shutil.copytree(support.ROOT / "tests" / "golden" / "studies" / "sweep", tmp_path / "study")
     analyse(kind(tmp_path / "study"))

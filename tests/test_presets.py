@@ -79,7 +79,7 @@ def test_a_config_file_needs_nothing_but_presets(path):
     if not path.stem.startswith("_") and "seqjax " in header:  # which ones have it: tests/test_configs.py
         name = path.relative_to(ROOT / "configs").with_suffix("").as_posix().removeprefix("studies/")
         assert f"={name}" in header
-        assert "docs/results/" in header
+        assert "lab/results/" in header
 
 
 # ---------------------------------------------------------------------------------------------------------- flags

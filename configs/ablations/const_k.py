@@ -5,7 +5,7 @@ arXiv 2505.18522, section 3, figure 3(e); the study is configs/studies/figure3e.
     seqjax train --config=ablations/const_k
     seqjax train --config=ablations/const_k:110m
 
-Results: docs/results/mixers.md (demo)
+Results: lab/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -5,7 +5,7 @@ arXiv 2505.18522, section 3, figure 3(a); the study is configs/studies/figure3a.
     seqjax train --config=ablations/mamba1_no_decay_no_conv
     seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
 
-Results: docs/results/mixers.md (demo)
+Results: lab/results/mixers.md (demo)
 """
 
 from seqjax import presets

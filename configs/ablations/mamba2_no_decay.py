@@ -5,7 +5,7 @@ arXiv 2505.18522, section 3, figure 3(b); the study is configs/studies/figure3b.
     seqjax train --config=ablations/mamba2_no_decay
     seqjax train --config=ablations/mamba2_no_decay:110m
 
-Results: docs/results/mixers.md (demo)
+Results: lab/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -5,7 +5,7 @@ arXiv 2505.18522, section 3, figure 3(c); the study is configs/studies/figure3c.
     seqjax train --config=ablations/position_absolute
     seqjax train --config=ablations/position_absolute:110m
 
-Results: docs/results/mixers.md (demo)
+Results: lab/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -6,7 +6,7 @@ The entropy of the attention weights is measured at the end (figure 4).
     seqjax train --config=ablations/temperature
     seqjax train --config=ablations/temperature:110m
 
-Results: docs/results/mixers.md (demo), docs/results/figure4 (110m)
+Results: lab/results/mixers.md (demo), lab/results/figure4 (110m)
 """
 
 from seqjax import presets

@@ -6,7 +6,7 @@ A window counts the query's own position.
     seqjax train --config=ablations/window
     seqjax train --config=ablations/window:64,110m
 
-Results: docs/results/mixers.md (demo)
+Results: lab/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -9,7 +9,7 @@ Top-1 Chunk by exact selection is a reference as well: what a cheaper rule loses
 steps than there for as many tokens. What a matrix product gives is kept for the backward pass and the rest computed
 again, with which a model takes 25 to 30 GiB.
 
-Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_100k
+Paper: arXiv 2505.18522, figure 7. Results: lab/results/books_100k
 """
 
 from seqjax import presets

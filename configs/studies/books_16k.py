@@ -12,7 +12,7 @@ results has the losses by position, and by the distance of what a token repeats.
 limited_110m, has its block around attention with QK norm: what of RWKV-7's loss is the block's. Runs with the
 convolution have the rate at which attention with it is best.
 
-Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
+Paper: arXiv 2505.18522, figure 7. Results: lab/results/books_16k
 """
 
 # What differs with the length: 102M tokens, and RoPE's base between the 1e4 of 2,048 tokens and the 1e6 of 102,400.

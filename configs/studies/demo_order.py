@@ -5,7 +5,7 @@
 Each mixer has one seed at each learning rate, a grid that is extended where the best rate is at its edge, and more
 seeds at the best rate. An earlier version of `seqjax judge --config=NAME:demo` trained these runs.
 
-Results: docs/results/demo_order
+Results: lab/results/demo_order
 """
 
 LR = 4e-3

@@ -5,7 +5,7 @@
 The picture shows the mean over the domains at the training loss, as the paper does. Its runs are those of figure 8
 without Top-1 Element.
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

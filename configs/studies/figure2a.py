@@ -5,7 +5,7 @@
 Its runs are those of figure 9 without Top-1 Element. At the size `demo` they are also those of figure 1(a), as there is
 one scale.
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

@@ -4,7 +4,7 @@
 
 At the size `demo` its runs are those of figure 1(b), as there is one scale.
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

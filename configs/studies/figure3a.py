@@ -2,7 +2,7 @@
 
     seqjax study --study=figure3a:demo --out=runs/figure3a      small, paper: the same command with that size
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

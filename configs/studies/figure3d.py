@@ -5,7 +5,7 @@
 The paper's widths are not legible in our copy; these are ours. At the size `demo` the sequence has 256 tokens, else
 2,048.
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

@@ -5,7 +5,7 @@
 The paper's temperatures are not legible in our copy; these are ours. Every run ends with the entropy of its attention
 (docs/protocol.md); figure4 draws it.
 
-Paper: arXiv 2505.18522. Results: docs/results/figure4
+Paper: arXiv 2505.18522. Results: lab/results/figure4
 """
 
 from seqjax import presets

@@ -4,7 +4,7 @@
 
 The runs are those of figure 3(f); sweep.png shows the entropy of each domain and the gap over the temperature.
 
-Paper: arXiv 2505.18522. Results: docs/results/figure4
+Paper: arXiv 2505.18522. Results: lab/results/figure4
 """
 
 from seqjax import presets

@@ -4,7 +4,7 @@
 
 The size `small` takes the runs of studies/limited_110m, which also have seeds, learning rates and schedules.
 
-Paper: arXiv 2505.18522. Results: docs/results/limited_110m, docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/limited_110m, lab/results/index.md
 """
 
 from seqjax import presets

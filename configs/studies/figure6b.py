@@ -4,7 +4,7 @@
 
 It shares the runs of figure 2(b).
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

@@ -14,7 +14,7 @@ to data/mixtral-102400, that of `paper` to data/slimpajama-102400; docs/data.md 
 
 `demo` has sequences of 1,024 bytes of the built-in corpus and none of these sets.
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

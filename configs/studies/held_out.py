@@ -6,7 +6,7 @@
 The paper's limited regime changes what is trained on and what is tested at once. Here the training mix is as wide as
 it can be, and models are compared on the domain left out at the same mean loss of the others.
 
-Results: docs/results/index.md
+Results: lab/results/index.md
 """
 
 from seqjax import presets

@@ -8,7 +8,7 @@ and so has its hybrid. Kimi Linear (arXiv 2510.26692) is KDA with attention in o
 trunks_110m. The settings and the models without a change are that study's. Each hybrid has the best rate there of its
 majority mixer.
 
-Results: docs/results/hybrids
+Results: lab/results/hybrids
 """
 
 from seqjax import presets

@@ -1,11 +1,11 @@
 """Base capabilities at 110M: 17 models trained on CommonCrawl and C4, with seeds, rates and schedules.
 
-    seqjax study --study=limited_110m --out=docs/results/limited_110m --jobs=4
+    seqjax study --study=limited_110m --out=lab/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. The
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in lab/results/first_110m.md. The
 references trained for 40, 60 and 80% of the steps are earlier ends of their full runs (docs/protocol.md).
 
-Results: docs/results/limited_110m
+Results: lab/results/limited_110m
 """
 
 STEPS = 1580

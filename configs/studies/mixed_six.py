@@ -4,7 +4,7 @@
 
 Runs of figures 1(a) and 8 are shared.
 
-Results: docs/results/index.md
+Results: lab/results/index.md
 """
 
 from seqjax import presets

@@ -2,9 +2,9 @@
 
     seqjax study --study=rebuttal:demo --out=runs/rebuttal      small, paper: the same command with that size
 
-docs/results/index.md has the paper's numbers. Its runs are those of figures 8 and 9. `demo` has one scale.
+lab/results/index.md has the paper's numbers. Its runs are those of figures 8 and 9. `demo` has one scale.
 
-Paper: arXiv 2505.18522. Results: docs/results/index.md
+Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
 
 from seqjax import presets

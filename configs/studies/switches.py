@@ -5,7 +5,7 @@
 docs/mixers.md has the parts: Canon's convolutions, token shift, the output gate. The settings and the models without a
 change are those of trunks_110m, and each model has its best rate there.
 
-Results: docs/results/switches
+Results: lab/results/switches
 """
 
 from seqjax import presets

@@ -1,11 +1,11 @@
 """110M models at several learning rates, read at decayed ends: the study of protocol 2 (docs/protocol.md).
 
-    seqjax study --study=trunks_110m --out=docs/results/trunks_110m --jobs=2
+    seqjax study --study=trunks_110m --out=lab/results/trunks_110m --jobs=2
 
 The settings of limited_110m but for the schedule: a trunk with a constant rate, and a cooldown over the last fifth of
 the steps up to every end. The study grows: --partial adds the runs that have finished to those of the results.
 
-Results: docs/results/trunks_110m
+Results: lab/results/trunks_110m
 """
 
 STEPS = 1580

@@ -1,7 +1,7 @@
 """The `xla` backend of the selective scan on a CPU: one token after the other. See `api.py`.
 
 A token's states fit a core's cache, and the channels alone fill the vector units. Working on chunks side by side, as
-`xla.py` does for devices with thousands of lanes, gains nothing and takes nine times as long here (docs/log/mixers.md).
+`xla.py` does for devices with thousands of lanes, gains nothing and takes nine times as long here (lab/log/mixers.md).
 States are [B, N, E] with the channels last: a sum over the N states is then one over vectors.
 
 The forward pass keeps the state before each chunk of `chunk_size` tokens. The backward pass makes the states of a chunk

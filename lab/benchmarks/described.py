@@ -5,7 +5,7 @@
 
 For a machine without a GPU, with `pip install 'seqjax[cuda13]'`. The step of `benchmarks.train_step`, with its flags,
 is lowered with the fused kernels and compiled ahead of time for virtual H200s, for one of them and for N. Products are
-not tuned, for want of a GPU to try them on. Nothing is run, and there are no times. docs/results/devices.md compares
+not tuned, for want of a GPU to try them on. Nothing is run, and there are no times. lab/results/devices.md compares
 with what real ones said.
 """
 

@@ -43,12 +43,12 @@ def collected(tmp_path: Path) -> dict[str, list[dict[str, str]]]:
         for model, gap in {"A": 0.0, "B": 0.2}.items()
         for seed in range(2)
     }
-    write(tmp_path / "new" / "large", runs)
+    write(tmp_path / "large", runs)
     linear = {"linear": {"model": "C", "seed": 0, "gap": 0.1, "wsd": False, "seconds": 30.0}}
-    write(tmp_path / "old" / "small", {"A, seed 0": runs["A, seed 0"]} | linear)
+    write(tmp_path / "small", {"A, seed 0": runs["A, seed 0"]} | linear)
     out = tmp_path / "out"
     out.mkdir()
-    collect.main(["--places", str(tmp_path / "new"), str(tmp_path / "old"), f"--out={out}"])
+    collect.main([f"--place={tmp_path}", f"--out={out}"])
     return {path.name: table(path.read_text(encoding="utf-8")) for path in out.iterdir()}
 
 
@@ -79,7 +79,7 @@ def test_the_leaderboard_has_the_rows_of_every_study(collected) -> None:
 
 def test_the_committed_files_are_those_of_the_studies() -> None:
     """`python -m lab.collect` writes them."""
-    texts = collect.texts(collect.PLACES)
+    texts = collect.texts(collect.RESULTS)
     assert (collect.RESULTS / "runs.csv").read_text(encoding="utf-8") == texts["runs.csv"]
     committed = table((collect.RESULTS / "leaderboard.csv").read_text(encoding="utf-8"))
     found = table(texts["leaderboard.csv"])

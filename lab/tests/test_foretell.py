@@ -296,14 +296,14 @@ def test_the_tasks_and_families_are_there() -> None:
 def test_mixers_of_the_studies_are_those_of_recall() -> None:
     for name in ("trunks_110m", "hybrids"):
         assert {run.model for run in load_study(name).runs} <= set(MODELS), name
-    found = files.read(support.ROOT / "docs" / "results" / "trunks_110m")
+    found = files.read(support.ROOT / "lab" / "results" / "trunks_110m")
     labels = [mixer.label for mixer in foretell.read_study(found, None)]
     assert sorted(labels) == sorted({run.model for run in found.runs})
 
 
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(foretell_page, "draw", lambda *_, **__: None)
-    results = support.ROOT / "docs" / "results"
+    results = support.ROOT / "lab" / "results"
     write_results(tmp_path, report.results(results / "recall"))
     written = foretell_page.write(tmp_path, [results / "trunks_110m", results / "hybrids"], SMALL)
     for name in (written.name, foretell_page.TABLE):

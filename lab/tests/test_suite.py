@@ -106,7 +106,7 @@ def test_evaluations_without_results_are_left_out(tmp_path) -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
-    committed = support.ROOT / "docs" / "results" / "suite"
+    committed = support.ROOT / "lab" / "results" / "suite"
     shutil.copy(committed / "runs.json", tmp_path)
     (tmp_path / "recall").mkdir()
     (tmp_path / "recall" / "report.md").touch()

@@ -1,4 +1,4 @@
-"""The gaps of docs/results/trunks_110m, against numbers that other code made from the same files.
+"""The gaps of lab/results/trunks_110m, against numbers that other code made from the same files.
 
 Runs with ends at 50, 65, 80 and 100% came later than these numbers and are left out.
 """
@@ -11,7 +11,7 @@ import pytest
 from seqjax.study.gaps import classes, compare, with_copies
 from seqjax.study.runs import files
 
-STUDY = Path(__file__).parents[2] / "docs" / "results" / "trunks_110m"
+STUDY = Path(__file__).parents[1] / "results" / "trunks_110m"
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 # model: gap, half of its interval, as tuned, verdict, copy share, against attention with the same block; then gap, half
 # and verdict against attention as published.

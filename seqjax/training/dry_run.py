@@ -2,8 +2,8 @@
 
 The bytes of state and batch on each device are exact. Those of gradients and activations are XLA's analysis of the
 compiled training step for the devices of this machine. With `--devices=N` they are for N CPU devices that simulate
-those of another machine. Time is the speed of the same model on the same kind of device in `benchmarks/results`, or
-that of a few steps on random tokens.
+those of another machine. Time is the recorded speed of the same model on the same kind of device
+(recorded_speeds.json, which `python -m benchmarks.record` writes), or that of a few steps on random tokens.
 """
 
 import collections
@@ -45,9 +45,9 @@ from seqjax.training.step import (
 )
 from seqjax.training.workdir import check_config, extension
 
-PACKAGE = Path(__file__).parents[1]
-CHECKOUT = PACKAGE.parent / "benchmarks" / "results"
-RESULTS = CHECKOUT if CHECKOUT.is_dir() else PACKAGE / "recorded"  # the same files, installed by a wheel
+SPEEDS = Path(__file__).with_name("recorded_speeds.json")
+SPEED = {"file": str, "device": str, "size": str, "seq_len": int, "batch": int, "remat": str, "name": str}
+SPEED |= {"params": int, "flops_per_token": float, "tokens_per_s": float}
 TIMED_STEPS = 3
 # Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
 CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
@@ -262,21 +262,15 @@ def recorded_speed(
     that share. Of several records the fastest is returned, since kernels get faster.
     """
     found: list[RecordedSpeed] = []
-    for path in sorted(RESULTS.glob("train_step*.json")):
-        report = read_json(path, {"machine": {"device": str}, "settings": dict, "results": {str: dict}})
-        machine, settings = report["machine"], report["settings"]
-        if device not in (None, machine["device"]) or settings["seq_len"] != config.train.seq_len:
-            continue
-        for name, result in report["results"].items():
-            same = name.partition(":")[0] == config.name and result.get("devices", 1) == 1
-            same &= math.isclose(result.get("params", 0), n_params, rel_tol=within or 1e-9)
-            same &= math.isclose(result.get("flops_per_token", 0), per_token, rel_tol=within or 1e-9)
-            if not same or "tokens_per_s" not in result:
-                continue
-            # rules of selection, for one, have the same parameters and FLOPs
-            if within or _measured(name, settings["size"]).model.mixer == config.model.mixer:
-                source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
-                found.append(RecordedSpeed(result["tokens_per_s"], machine["device"], source))
+    for entry in read_json(SPEEDS, {"speeds": [SPEED]})["speeds"]:
+        same = entry["name"].partition(":")[0] == config.name and entry["seq_len"] == config.train.seq_len
+        same &= device in (None, entry["device"])
+        same &= math.isclose(entry["params"], n_params, rel_tol=within or 1e-9)
+        same &= math.isclose(entry["flops_per_token"], per_token, rel_tol=within or 1e-9)
+        # rules of selection, for one, have the same parameters and FLOPs
+        if same and (within or _measured(entry["name"], entry["size"]).model.mixer == config.model.mixer):
+            source = f"{entry['file']}, batch {entry['batch']}, remat {entry['remat']}"
+            found.append(RecordedSpeed(entry["tokens_per_s"], entry["device"], source))
     return max(found, default=None)
 
 

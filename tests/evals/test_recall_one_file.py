@@ -25,7 +25,7 @@ LOOK = (
 def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
     """In a copy: the command lists the page's task, tests check it, and it is trained and reported in its place."""
     tree, out = tmp_path / "tree", tmp_path / "out"
-    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", "*.egg-info")
+    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "lab", "__pycache__", "*.egg-info")
     shutil.copytree(support.ROOT, tree, ignore=not_code)
     page = (support.ROOT / "docs" / "recall.md").read_text().partition("## A task of your own")[2]
     parity = page.split("```")[1].replace("steps=400", "steps=3")
@@ -38,7 +38,7 @@ def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
         return done.stdout
 
     assert "copy, parity, s5," in " ".join(run("seqjax.evals.recall", "--help").split())
-    committed = support.ROOT / "docs" / "results" / "suite" / "recall"  # of the size demo
+    committed = support.ROOT / "tests" / "golden" / "recall"  # of the size demo
     out.mkdir()
     shutil.copy(committed / "runs.jsonl", out)
     run("seqjax.evals.recall", "--size=demo", "--tasks=parity", "--models=Transformer++", f"--out={out}")

@@ -15,7 +15,7 @@ extras.need("triton")
 
 
 # Bytes that a thread may spill, of 16-bit inputs, by kernel or in a case. Those with more are faster on an H200 than
-# tiles that spill nothing (docs/log/kernels.md); keys_kernel spills in its code for chunks that decay by more than
+# tiles that spill nothing (lab/log/kernels.md); keys_kernel spills in its code for chunks that decay by more than
 # e^-59.
 SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420, "keys_kernel": 480}
 SPILLED_IN = {"linear-attention-low-rank": 230, "linear-attention-any-decay": 1150}

@@ -36,7 +36,7 @@ LOOK = (
 def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
     """In a copy: the page's mixer passes the contract by its name alone, and the tests that look at all mixers pass."""
     tree = tmp_path / "tree"
-    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", "*.egg-info")
+    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "lab", "__pycache__", "*.egg-info")
     shutil.copytree(support.ROOT, tree, ignore=not_code)
     page = "docs/add_a_mixer.md"
     (tree / "seqjax/mixers/ema.py").write_text(support.page_block(page, "class Ema("))

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs. Those of 16 bits are the fastest of 12 on an H200, at the sizes of Gated DeltaNet,
-# but for `rows` and where more stages won little (docs/log/kernels.md). fp32, whose products are three each and hold
+# but for `rows` and where more stages won little (lab/log/kernels.md). fp32, whose products are three each and hold
 # their operands in registers, spills, most where a head has 128 keys.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),

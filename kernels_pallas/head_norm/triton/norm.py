@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 # By kernel; a tile of "all" is a token, however many channels that has. 8 channels a thread are 16 bytes of 16-bit
-# inputs at a time. The fastest of up to 81 on an H200, at the sizes of RWKV-7 and Mamba-2 (docs/log/kernels.md).
+# inputs at a time. The fastest of up to 81 on an H200, at the sizes of RWKV-7 and Mamba-2 (lab/log/kernels.md).
 TILES = {
     "forward": Tile(1024, 8, 4, 3),
     "backward": Tile(512, 16, 16, 2),

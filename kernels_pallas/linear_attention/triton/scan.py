@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Those of 16 bits are the fastest of 24
-# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md), but that of d_scores, which was not measured, and those of
+# on an H200, at the sizes of RWKV-7 (lab/log/kernels.md), but that of d_scores, which was not measured, and those of
 # `state` and `out`: the fastest over heads of 64, 96 and 128 on an H100. Those of 32 bits do not spill much, but in
 # keys.
 TILES = {

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     unroll: int
 
 
-# The fastest on an H200 at the sizes of Gated DeltaNet (docs/log/kernels.md): 4 channels a thread, so that many
+# The fastest on an H200 at the sizes of Gated DeltaNet (lab/log/kernels.md): 4 channels a thread, so that many
 # programs wait for memory at once. Longer pieces load fewer rows twice, and leave a GPU with less to do.
 TILES = {"conv": Tile(128, 512, 4, 16, 8), "conv_bwd": Tile(128, 512, 4, 32, 4)}
 

@@ -20,7 +20,7 @@ from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, padded
 
 # By kernel, and with moves. As is fastest of the convolution's, 4 channels a thread; by the compiler's report at most
-# 128 registers. No others were timed (docs/log/kernels.md).
+# 128 registers. No others were timed (lab/log/kernels.md).
 TILES = {
     "shift": Tile(128, 512, 4, 16, 8),
     "shift_bwd": Tile(128, 512, 4, 32, 2),

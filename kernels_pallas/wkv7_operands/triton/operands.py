@@ -18,7 +18,7 @@ from kernels_pallas.triton.blocks import padded
 from kernels_pallas.wkv7_operands.interface import LowRank, Operands, ValueMix, Vectors
 from kernels_pallas.wkv7_operands.triton import kernels
 
-# By kernel, as those of the norm per head. The only ones that were timed, on an H200 (docs/log/kernels.md).
+# By kernel, as those of the norm per head. The only ones that were timed, on an H200 (lab/log/kernels.md).
 TILES = {"forward": Tile(1024, 8, 4, 1), "backward": Tile(1024, 8, 16, 1)}
 
 

@@ -63,7 +63,7 @@ class Scale:
 
 
 SCALES: dict[str, Scale] = {
-    # docs/results/trunks_110m: with the convolution 2e-3 is the best of four rates, without 1e-3 the best of three, and
+    # lab/results/trunks_110m: with the convolution 2e-3 is the best of four rates, without 1e-3 the best of three, and
     # Gated DeltaNet is best at 2e-3.
     "110m": Scale(rates=(1e-3, 2e-3), batch_tokens=65_536),
     # Measured with Transformer++ and QK norm, one seed, a trunk of 150 steps with an end: loss in domain 2.185 at 2e-3,

@@ -139,12 +139,13 @@ def test_pictures_are_the_same_bytes_each_time(tmp_path):
     assert made[0]["losses.png"].startswith(b"\x89PNG")
 
 
-COMMITTED = ["books_100k", "trunks_110m", "figure4", "hybrids", "switches", "limited_110m", "first_110m", "demo_order"]
+@pytest.mark.parametrize("name", ["linear", "sweep", "wsd"])
+def test_the_pictures_of_stored_studies_can_be_read(name, composed):
+    assert_all_readable(files.read(support.ROOT / "tests" / "golden" / "studies" / name), composed)
 
 
-@pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("figure4", "demo_order"), COMMITTED))
-def test_the_pictures_of_the_committed_studies_can_be_read(name, composed):
-    found = files.read(support.ROOT / "docs" / "results" / name)
+def assert_all_readable(found, composed):
+    """Draw all pictures of a study: no texts overlap, and every model is named."""
     compared = leaderboard.compared(found)
     draw("losses", found)
     points.gap_over_speed("cost", found, compared)

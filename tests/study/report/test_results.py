@@ -347,20 +347,37 @@ def test_gaps_to_a_model_that_is_no_reference(out, capsys):
         study.main(["--study=demo_order", "--reference=dear"])
 
 
-COMMITTED = sorted(path.parent.name for path in (support.ROOT / "docs" / "results").glob("*/leaderboard.md"))
+STUDIES = Path(__file__).parents[2] / "golden" / "studies"  # one for each format that is stored
 
 
-@pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("first_110m", "figure4"), COMMITTED))
-def test_committed_results_give_the_committed_tables(name, tmp_path):
-    committed = support.ROOT / "docs" / "results" / name
-    (tmp_path / name).mkdir()  # the leaderboard has the name of the directory
+def assert_same_tables(directory, tmp_path):
+    """Analyse the data of a study again: the tables are those that it has."""
+    (tmp_path / directory.name).mkdir()  # the leaderboard has the name of the directory
     for file in results.DATA:
-        if (committed / file).exists() and file != "metrics.npz":
-            shutil.copy(committed / file, tmp_path / name)
-    others = [committed.parent / "trunks_110m"] if name in ("hybrids", "switches") else []  # as they were made
-    results.analyse(tmp_path / name, others=others, quiet=True)
+        if (directory / file).exists() and file != "metrics.npz":
+            shutil.copy(directory / file, tmp_path / directory.name)
+    results.analyse(tmp_path / directory.name, quiet=True)
     for file in TABLES:
-        assert (tmp_path / name / file).read_bytes() == (committed / file).read_bytes()
+        assert (tmp_path / directory.name / file).read_bytes() == (directory / file).read_bytes()
+
+
+@pytest.mark.parametrize("directory", sorted(STUDIES.iterdir()), ids=lambda path: path.name)
+def test_stored_studies_give_their_tables(directory, tmp_path):
+    assert_same_tables(directory, tmp_path)
+
+
+def test_stored_studies_are_of_all_formats():
+    runs, blocks = {}, {}
+    for directory in STUDIES.iterdir():
+        runs[directory.name] = json.loads((directory / "runs.json").read_text())
+        if (directory / "blocks.npz").is_file():
+            with np.load(directory / "blocks.npz") as arrays:
+                blocks[directory.name] = {arrays[key].dtype.name for key in arrays if key.endswith("/losses")}
+    assert blocks["linear"] == {"float16"} and blocks["wsd"] == {"float32"} and "without_blocks" not in blocks
+    assert all("config" not in run for run in runs["without_blocks"]["runs"].values())
+    assert runs["sweep"]["study"]["sweep"] and runs["protocol_2"]["study"]["protocol"] == 2
+    assert all(isinstance(of, int) for speeds in runs["linear"]["study"]["speeds"].values() for of in speeds.values())
+    assert all("card" in speeds for speeds in runs["wsd"]["study"]["speeds"].values())
 
 
 # -------------------------------------------------------------------------------------------------------- two models

@@ -57,28 +57,31 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
     """By name, parameters, FLOPs per token and length."""
     run = load_study(str(runs)).runs[2]
     model = Model(run.config.model, max_len=32)
-    result = {"tokens_per_s": 7.0, "params": flops.n_params(model), "flops_per_token": flops.flops_per_token(model, 32)}
-    report = {
-        "machine": {"device": "a device"},
-        "settings": {"size": "debug", "seq_len": 32, "batch": 1, "remat": "none"},
-        "results": {"transformer_pp": result, "mamba2": result},
-    }
-    (tmp_path / "train_step.json").write_text(json.dumps(report))
-    monkeypatch.setattr(dry_run, "RESULTS", tmp_path)
+    speed = {"file": "a.json", "device": "a device", "size": "debug", "seq_len": 32, "batch": 1, "remat": "none"}
+    speed |= {"tokens_per_s": 7.0, "params": flops.n_params(model)}
+    speed |= {"flops_per_token": flops.flops_per_token(model, 32)}
+    path = tmp_path / "speeds.json"
+    monkeypatch.setattr(dry_run, "SPEEDS", path)
+
+    def record(**changes):
+        entries = [speed | {"name": "transformer_pp"}, speed | {"name": "mamba2"} | changes]
+        path.write_text(json.dumps({"speeds": entries}))
+
+    record()
     found = estimate.of_run(run, [run])
     assert found.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
     assert found.source == "recorded on one a device"
     for share, seconds in ((1.04, found.seconds), (0.96, found.seconds), (1.06, None), (0.94, None)):
-        report["results"]["mamba2"] = result | {"params": round(share * result["params"])}
-        (tmp_path / "train_step.json").write_text(json.dumps(report))
+        n_params = round(share * speed["params"])
+        record(params=n_params)
         near = estimate.of_run(run, [run])
         assert near.seconds == seconds
         assert near.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
         assert (
             dry_run.recorded_speed(
                 run.config,
-                n_params=report["results"]["mamba2"]["params"] + 1,
-                per_token=result["flops_per_token"],
+                n_params=n_params + 1,
+                per_token=speed["flops_per_token"],
                 device=None,
             )
             is None

@@ -1,0 +1,460 @@
+"""Write lab/results/all_mixers.md and its picture, what is known of every mixer: `python lab/pages/all_mixers.py`.
+
+Every number is read from recorded results or counted from a model's shapes: losses, gaps and verdicts of trunks_110m,
+speed, memory and kernels of `benchmarks/results`, scores of recall. A row is a model of that study, or a shipped config
+with a recorded speed or score.
+After any of these has changed the same command brings the page up to date.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lab.foretell import foretell
+from lab.foretell.foretell import LATER, PRIMARY, Mixer
+from seqjax.config import Config, from_config_dict, presets, to_dict
+from seqjax.evals.recall import report
+from seqjax.evals.recall.setups import MODELS, SETUPS
+from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.evals.recall.train import state_size
+from seqjax.models import Model, flops
+from seqjax.pictures import COLORS, log_ticks
+from seqjax.study import gaps
+from seqjax.study.gaps import Row
+from seqjax.study.gaps.verdicts import LIMIT
+from seqjax.study.report import figures
+from seqjax.study.report.tables import markdown
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Records
+
+RESULTS = Path(__file__).parents[1] / "results"
+BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
+SHORT, LONG = 2_048, 102_400
+# Of the training step at these lengths, with the marks of the table; a mixer's speed is that of the first file with it.
+SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
+# Of another card, for what has run with the kernels of now there alone. The oldest has nothing alone.
+SPEEDS |= {
+    "train_step_h100_fox": "³",
+    "train_step_h100_path": "⁴",
+    "train_step_h100_rest": "⁵",
+    "train_step_older": "⁶",
+}
+LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
+YARDSTICK = "Transformer++"  # in every file, so that speeds of several cards compare
+SETUP = SETUPS["small"]
+WIDTH = SETUP.rounds[0][0]
+
+
+class Speed(NamedTuple):
+    """A training step: the file, tokens/s, the same over Transformer++'s of the file, reserved GiB, and kernels."""
+
+    file: str
+    tokens_per_s: float
+    ratio: float | None
+    gib: float
+    kernels: int | None
+
+
+class Score(NamedTuple):
+    """A score in a task; not `trained` are runs that failed the easiest test of their training."""
+
+    value: float
+    trained: bool = True
+
+
+class Known(NamedTuple):
+    """What is recorded, by the label of a mixer; `configs` has all of them, in the order of the rows."""
+
+    configs: dict[str, Config]
+    study: Records
+    speeds: dict[str, Speed]
+    long_speeds: dict[str, Speed]
+    parameters: dict[str, int]
+    states: dict[str, tuple[int, int]]
+    tasks: dict[str, dict[str, Score]]
+
+
+def read() -> Known:
+    """Return what is recorded."""
+    study, configs = files.read(RESULTS / "trunks_110m"), _configs()
+    speeds, long_speeds, scores = _speeds(SPEEDS, configs), _speeds(LONG_SPEEDS, configs), _scores(configs)
+    of_gaps = _order(study)
+    recorded = {*speeds, *long_speeds, *(label for of_task in scores.values() for label in of_task)}
+    others = sorted(recorded - {*of_gaps}, key=lambda label: _slowness(speeds, label))
+    configs = {label: configs[label] for label in (*of_gaps, *others)}
+    models = {label: Model(config.model, max_len=SHORT) for label, config in configs.items()}
+    states = {
+        label: (state_size(model, SHORT), state_size(Model(model.config, max_len=LONG), LONG))
+        for label, model in models.items()
+    }
+    parameters = {label: flops.n_params(model) for label, model in models.items()}
+    return Known(configs, study, speeds, long_speeds, parameters, states, scores)
+
+
+def _order(study: Records) -> list[str]:
+    """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
+    reference = study.references[-1]
+    rows = gaps.compare(study, reference)
+    values = {reference: 0.0} | {row.model: row.gap.value for row in rows if row.gap is not None}
+    return [*sorted(values, key=values.__getitem__), *(row.model for row in rows if row.model not in values)]
+
+
+def _slowness(speeds: Mapping[str, Speed], label: str) -> tuple[float, str]:
+    return -(speeds[label].ratio or 0.0) if label in speeds else 0.0, label
+
+
+def _configs() -> dict[str, Config]:
+    """Return the models of the study and, with the labels that other studies have, all other shipped configs."""
+    found = {label: _config(text) for label, text in presets.load("studies/trunks_110m").MODELS.items()}
+    of_others = presets.load("studies/limited_110m").RUNS | {
+        label: text for label, text in MODELS.items() if "n_layers" not in text
+    }
+    named = [(label, _config(text)) for label, text in of_others.items()]
+    for name in presets.names():
+        shipped = _config(name)
+        if all(shipped.model != config.model for config in found.values()):
+            label = next((label for label, config in named if config.model == shipped.model), name)
+            found[label] = shipped
+    return found
+
+
+def _config(text: str) -> Config:
+    """Return the config at the size 110m, given with that size or without, or the name of a benchmark's result."""
+    name, _, settings = text.partition(":")
+    settings = settings.removeprefix("110m").removeprefix(",")
+    return from_config_dict(presets.read_config(f"{name}:{','.join(filter(None, ('110m', settings)))}"))
+
+
+def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Speed]:
+    """Return the speeds of the mixers that one of the files has; of several backends that of the fastest."""
+    found: dict[str, Speed] = {}
+    for file in files:
+        results = _recorded(file)["results"]
+        models = {name: _config(re.sub("[,:]model.mixer.implementation=[^,]*", "", name)).model for name in results}
+        of_label = {
+            label: results[name]
+            for label, config in configs.items()
+            for name, model in sorted(models.items(), key=lambda named: results[named[0]].get("tokens_per_s", 0.0))
+            if model == config.model and "error" not in results[name]
+        }
+        yardstick = of_label.get(YARDSTICK, {}).get("tokens_per_s")
+        for label, result in of_label.items():
+            speed = result["tokens_per_s"]
+            ratio = speed / yardstick if yardstick else None
+            found.setdefault(label, Speed(file, speed, ratio, result["compiled_bytes"] / 2**30, result.get("kernels")))
+    return found
+
+
+def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
+    """Return the scores by task: the primary one where there is one, otherwise the mean accuracy of all tests.
+
+    The one that was fixed later is beside its task's, by its own name.
+    """
+    results = report.results(RESULTS / "recall")
+    # A label's mixer may have other settings in the study: its scores are those of another mixer then.
+    same = [label for label, config in configs.items() if label in MODELS and not _differs(label, config)]
+    mixers = [Mixer(label, np.zeros(0), np.zeros((0, 0))) for label in same]
+    every, passed = (
+        {mixer.label: mixer.scores for mixer in foretell.with_scores(mixers, results, SETUP, passed=passed)}
+        for passed in (False, True)
+    )
+    found: dict[str, dict[str, Score]] = {}
+    for task in SETUP.tasks:
+        of_task = [primary.name for primary in (*PRIMARY, LATER) if primary.task == task.name]
+        for name in of_task:
+            found[name] = {
+                label: Score(scores[name].mean, name in passed[label])
+                for label, scores in every.items()
+                if name in scores
+            }
+        if not of_task:
+            found[task.name] = _mean_accuracies(results, task, same)
+    return {name: scores for name, scores in found.items() if scores}
+
+
+def _differs(label: str, config: Config) -> str:
+    return foretell.other_settings(to_dict(config), label)
+
+
+def _mean_accuracies(results: Sequence[Mapping[str, Any]], task: TaskSetup, labels: Sequence[str]) -> dict[str, Score]:
+    best = report.by_model(results, task)
+    found = {}
+    for label in labels:
+        for result in best.get(label, ()):
+            if result["dim"] == WIDTH:
+                mean = np.mean([test["accuracy"] for test in result["tests"].values()]).item()
+                found[label] = Score(mean, report.passed(task, result))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+ABOUT = """\
+# All mixers: gaps, speed, memory, state and tasks
+
+    python lab/pages/all_mixers.py       # this page and its picture again, from recorded results alone
+
+![gaps, speed, memory, state and task scores of every mixer](all_mixers.png)
+
+A row is one of the {configs} shipped configs or another model of [trunks_110m](trunks_110m/README.md), all at 110M
+parameters; {trained} of {rows} have been trained there. These come first, in the order of their gap to
+{reference}. The others are in the order of their training speed. An empty cell was not measured.
+"""
+GAPS = """\
+## Base capabilities
+
+The gap is the OOD loss minus the reference's at equal in-domain loss and equal learning rate
+([protocol](../../docs/protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned, each
+side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one or at
+the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has no
+interval.
+"""
+COSTS = f"""\
+## Speed, memory and state
+
+Training steps as `python -m benchmarks.train_step` recorded them. At {SHORT:,} tokens the number in brackets is times
+{YARDSTICK} of the same run, which compares runs on several cards. At {LONG:,} tokens a step has one sequence and
+untied embeddings. GiB are what XLA reserves for the step at {SHORT:,} tokens, and kernels those that it launches. The
+state is the number of elements that decoding keeps of one sequence, convolutions and token shifts among them, whatever
+their precision.
+"""
+TASKS = f"""\
+## Tasks of minutes
+
+Small models of width {WIDTH} ([recall](../../docs/recall.md), [all numbers](recall/report.md)), each at the best of the
+learning rates tried.
+{{means}}
+{{untrained}}"""
+
+
+def page(known: Known) -> str:
+    """Return what the file holds."""
+    trained = known.study.models
+    shipped = [name for name in presets.names() if _config(name).model in [c.model for c in known.configs.values()]]
+    counts = {"configs": len(shipped), "rows": len(known.configs), "trained": len(trained)}
+    about = ABOUT.format(**counts, reference=known.study.references[-1])
+    sections = [
+        about,
+        GAPS.format(unit=known.study.unit.name),
+        _gap_table(known),
+        COSTS,
+        _cost_table(known),
+        _files(known),
+    ]
+    return "\n".join([*sections, _about_tasks(known), _task_table(known)])
+
+
+def _gap_table(known: Known) -> str:
+    study = known.study
+    rows_of = {name: {row.model: row for row in gaps.compare(study, name)} for name in study.references}
+    header = ["mixer", "rates tried", "near-best", "seeds", "in-domain loss", "OOD loss"]
+    for name in study.references:
+        header += [f"gap to {name}", "as tuned", "verdict"]
+    rows = []
+    for label in known.configs:
+        cells = [""] * 5
+        if label in study.models:
+            rates = gaps.rates(study, label)
+            seeds, inside, outside = rates.found[rates.shown]
+            tried, near = (", ".join(map(study.rate_text, which)) for which in (rates.found, rates.near))
+            cells = [tried, near, str(seeds), f"{inside:.3f}", f"{outside:.3f}"]
+        for name in study.references:
+            cells += _gap_cells(rows_of[name].get(label))
+        rows.append([label, *cells])
+    return markdown(header, rows)
+
+
+def _gap_cells(row: Row | None) -> list[str]:
+    """Return the gap of a model to a reference, the gap as tuned, and the verdict."""
+    if row is None:
+        return ["", "", ""]
+    if row.gap is None or row.as_tuned is None:
+        apart = row.at_equal_tokens
+        return ["" if apart is None else f"{apart.outside.text()} at equal tokens", "", row.text]
+    return [row.gap.text(), f"{row.as_tuned:+.3f}", row.text]
+
+
+def _cost_table(known: Known) -> str:
+    header = ["mixer", "parameters (M)", f"tokens/s at {SHORT:,}", f"at {LONG:,}", "GiB", "kernels", "layers"]
+    header += ["state of a layer (k)", f"of all at {SHORT:,} (M)", f"at {LONG:,} (M)"]
+    rows = []
+    for label, config in known.configs.items():
+        cells = [f"{known.parameters[label] / 1e6:.1f}", "", "", "", ""]
+        if speed := known.speeds.get(label):
+            times = "" if speed.ratio is None else f" ({speed.ratio:.2f})"
+            cells[1] = f"{speed.tokens_per_s / 1e3:.0f}k{times}{SPEEDS[speed.file]}"
+            cells[3:] = f"{speed.gib:.1f}", "" if speed.kernels is None else f"{speed.kernels:,}"
+        if long := known.long_speeds.get(label):
+            cells[2] = f"{long.tokens_per_s / 1e3:.0f}k"
+        layers, states = config.model.n_layers, known.states[label]
+        of_states = [f"{states[0] / layers / 1e3:,.1f}", *(f"{state / 1e6:,.2f}" for state in states)]
+        rows.append([label, *cells, str(layers), *of_states])
+    return markdown(header, rows)
+
+
+def _files(known: Known) -> str:
+    """Return the sources of the speeds."""
+    said, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
+    for file in (file for file in (*SPEEDS, *LONG_SPEEDS) if file in used):
+        recorded = _recorded(file)
+        settings, machine = recorded["settings"], recorded["machine"]
+        about = f"{settings['seq_len']:,} tokens, batch {settings['batch']}, {machine['device']}"
+        mark = f"{SPEEDS[file]} " if SPEEDS.get(file) else ""
+        said.append(f"{mark}[{file}.json](../../benchmarks/results/{file}.json) ({about})")
+    return f"Speeds are those of {'; '.join(said)}.\n"
+
+
+def _recorded(file: str) -> Any:
+    return json.loads((BENCHMARKS / f"{file}.json").read_text(encoding="utf-8"))
+
+
+def _about_tasks(known: Known) -> str:
+    tests = {primary.name: primary for primary in (*PRIMARY, LATER) if primary.tests}
+    named = [f"`{name}` ({tests[name].about})" for name in known.tasks if name in tests]
+    means = "Scores are the mean share of right answers over all tests, in percent" + (
+        f", but for {', '.join(named)}." if named else "."
+    )
+    untrained = any(not score.trained for of_task in known.tasks.values() for score in of_task.values())
+    said = "In brackets: runs that failed the easiest test of their training, so that the score says little.\n"
+    return TASKS.format(means=means, untrained=said if untrained else "")
+
+
+def _task_table(known: Known) -> str:
+    rows = [
+        [label, *(_shown(task, of_task[label]) if label in of_task else "" for task, of_task in known.tasks.items())]
+        for label in known.configs
+    ]
+    return markdown(["mixer", *known.tasks], rows)
+
+
+def _has_score(name: str) -> bool:
+    """Return whether the task of a score, after which it is named, has one of its own instead of an accuracy."""
+    return bool(SETUP.task(name.partition(",")[0]).kind.score)
+
+
+def _shown(task: str, score: Score) -> str:
+    text = f"{score.value:.3f}" if _has_score(task) else f"{100 * score.value:.0f}"
+    return text if score.trained else f"({text})"
+
+
+# ---------------------------------------------------------------------------------------------------------- the picture
+WITH_INTERVAL, ONE_SEED, AS_TUNED = "gap with its 95% interval", "gap of one seed", "gap as tuned"
+GAPS_LOOKS: dict[str, dict[str, Any]] = {
+    WITH_INTERVAL: {"color": "0.1", "marker": "o", "markersize": 6},
+    ONE_SEED: {"color": "0.1", "marker": "o", "markersize": 6, "markerfacecolor": "white"},
+    AS_TUNED: {"color": COLORS[1], "marker": "|", "markersize": 6},
+}
+LENGTHS: dict[int, dict[str, Any]] = {
+    SHORT: {"color": COLORS[0], "marker": "o", "markersize": 5.5},
+    LONG: {"color": COLORS[3], "marker": "D", "markersize": 5, "markerfacecolor": "none"},
+}
+
+
+def draw(path: Path, known: Known) -> None:
+    """Draw a row for each mixer: its gap, its costs and its scores. Writes a PNG at `path`, and an SVG beside it."""
+    lines, reference = list(known.configs), known.study.references[-1]
+    widths = (3.4, 2.3, 1.5, 2.4, 0.42 * len(known.tasks))
+    figure = Figure(figsize=(sum(widths) + 3.0, 0.27 * len(lines) + 2.2), layout="constrained")
+    panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
+    _draw_gaps(panels[0], known, lines, reference)
+    _draw_speeds(panels[1], known, lines)
+    _draw_memory(panels[2], known, lines)
+    _draw_states(panels[3], known, lines)
+    _draw_tasks(panels[4], known, lines)
+    for panel in panels[:-1]:
+        panel.grid(color="0.93")
+        panel.set_axisbelow(True)
+    for panel in panels:
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+        panel.tick_params(axis="x", labelsize=8)
+    panels[0].set_yticks(range(len(lines)), lines, fontsize=9)
+    panels[0].set_ylim(len(lines) - 0.4, -0.6)
+    looks = GAPS_LOOKS | {f"at {n:,} tokens": look for n, look in LENGTHS.items()}
+    handles = [panels[0].plot([], [], label=what, linestyle="none", **look)[0] for what, look in looks.items()]
+    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=3)
+    figure.suptitle("All mixers at 110M parameters; what is missing was not measured", x=0.01, ha="left", fontsize=11)
+    figures.save(figure, path)
+
+
+def _draw_gaps(panel: Axes, known: Known, lines: Sequence[str], reference: str) -> None:
+    """Draw the gaps to the reference."""
+    panel.axvspan(0, LIMIT, color="0.95", linewidth=0, zorder=0)
+    panel.axvline(0, color="0.6", linewidth=1)
+    for row in gaps.compare(known.study, reference):
+        y = lines.index(row.model)
+        if row.gap is not None and row.as_tuned is not None:
+            look = GAPS_LOOKS[ONE_SEED if row.gap.half is None else WITH_INTERVAL]
+            panel.errorbar(row.gap.value, y, xerr=row.gap.half, elinewidth=2, linestyle="none", **look)
+            panel.plot(row.as_tuned, y + 0.24, linestyle="none", **GAPS_LOOKS[AS_TUNED])
+    panel.plot(0, lines.index(reference), color="0.1", marker="|", markersize=10)
+    panel.set_xlabel(f"OOD loss at equal in-domain loss,\ngap to {reference} ({known.study.unit.name})", fontsize=8.5)
+
+
+def _draw_speeds(panel: Axes, known: Known, lines: Sequence[str]) -> None:
+    yardstick = known.long_speeds[YARDSTICK].tokens_per_s
+    for y, label in enumerate(lines):
+        if (speed := known.speeds.get(label)) and speed.ratio:
+            panel.plot(speed.ratio, y, **LENGTHS[SHORT])
+        if long := known.long_speeds.get(label):
+            panel.plot(long.tokens_per_s / yardstick, y, **LENGTHS[LONG])
+    panel.axvline(1, color="0.6", linewidth=1, zorder=0)
+    panel.set_xscale("log")
+    ticks = log_ticks(*panel.get_xlim())
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    panel.minorticks_off()
+    panel.set_xlabel(f"training speed, times\n{YARDSTICK} at that length", fontsize=8.5)
+
+
+def _draw_memory(panel: Axes, known: Known, lines: Sequence[str]) -> None:
+    for y, label in enumerate(lines):
+        if speed := known.speeds.get(label):
+            panel.plot(speed.gib, y, **LENGTHS[SHORT])
+    panel.set_xlabel("GiB of a step", fontsize=8.5)
+
+
+def _draw_states(panel: Axes, known: Known, lines: Sequence[str]) -> None:
+    for y, label in enumerate(lines):
+        short, long = known.states[label]
+        panel.plot([short, long], [y, y], color="0.8", linewidth=1.2, zorder=1)
+        panel.plot(short, y, **LENGTHS[SHORT])
+        if long != short:
+            panel.plot(long, y, **LENGTHS[LONG])
+    panel.set_xscale("log")
+    panel.set_xlabel("state of a sequence (elements)", fontsize=8.5)
+
+
+def _draw_tasks(panel: Axes, known: Known, lines: Sequence[str]) -> None:
+    """Draw the scores as cells, darker where they are nearer the best of the task."""
+    shades = np.full((len(lines), len(known.tasks)), np.nan)
+    for x, (task, of_task) in enumerate(known.tasks.items()):
+        values = [score.value for score in of_task.values()]
+        # Shares of right answers begin at none; other scores at the worst one.
+        low, high = (min(values), max(values)) if _has_score(task) else (0.0, 1.0)
+        for y, label in enumerate(lines):
+            if label in of_task:
+                shades[y, x] = (of_task[label].value - low) / max(high - low, 1e-9)
+                dark = shades[y, x] > 0.6
+                panel.text(
+                    x,
+                    y,
+                    _shown(task, of_task[label]),
+                    ha="center",
+                    va="center",
+                    fontsize=7.5,
+                    color="white" if dark else "0.2",
+                )
+    panel.imshow(shades, aspect="auto", cmap="Blues", vmin=0, vmax=1.15)
+    panel.set_xticks(range(len(known.tasks)), list(known.tasks), rotation=40, ha="right", rotation_mode="anchor")
+    panel.set_xlabel("scores of small models", fontsize=8.5)
+
+
+if __name__ == "__main__":
+    known = read()
+    (RESULTS / "all_mixers.md").write_text(page(known), encoding="utf-8")
+    draw(RESULTS / "all_mixers.png", known)

@@ -1,0 +1,175 @@
+"""Write lab/results/switches/parts.md and .png, what each part of a block gives five models.
+
+    python lab/pages/parts.py
+
+Five models of the study in lab/results/switches are compared with a version that has one part more or one part less.
+A positive number is a lower loss with the part.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from seqjax import presets
+from seqjax.study import gaps
+from seqjax.study.report import figures
+from seqjax.study.report.tables import DASH, markdown
+from seqjax.study.runs import files
+from seqjax.study.runs.record import Records
+
+HERE = Path(__file__).parents[1] / "results" / "switches"
+OTHERS = HERE.parent / "trunks_110m"  # its models with several learning rates give the rate slope
+PARTS = ("conv", "token shift", "gate", "Canon A", "Canon ACD")
+REFERENCE = "Transformer++, QK norm, conv"
+APART = "*"
+
+
+class Part(NamedTuple):
+    """What a part gives a model, in nats per token; positive where the loss is lower with it.
+
+    `equal_loss` is the gap between both models, None without one, and `through` the difference of their gaps to
+    REFERENCE. `losses` are the losses of the changed model, in domain and OOD.
+    """
+
+    equal_loss: float | None
+    through: float
+    outside: float
+    inside: float
+    losses: tuple[float, float]
+
+
+class Model(NamedTuple):
+    """The losses of a model, in domain and OOD, and its varied parts."""
+
+    losses: tuple[float, float]
+    parts: dict[str, Part]
+
+
+QUANTITIES: dict[str, Callable[[Part], tuple[float, str]]] = {
+    "OOD, at equal in-domain loss": lambda part: (
+        (part.through, APART) if part.equal_loss is None else (part.equal_loss, "")
+    ),
+    "OOD, at equal tokens": lambda part: (part.outside, ""),
+    "in domain, at equal tokens": lambda part: (part.inside, ""),
+}
+
+
+def read() -> dict[str, Model]:
+    """Return what each part gives each model."""
+    models, study = presets.load("studies/switches").MODELS, files.read(HERE)
+    estimates = gaps.estimates(_joined(study), REFERENCE)
+    to_reference = {REFERENCE: 0.0} | {name: gap.value for name, gap in estimates.items()}
+    found = {}
+    for model, variants in models.items():
+        rows = {row.model: row for row in gaps.compare(study, model)}
+        labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
+        if (own := f"{model}, conv") in rows:  # the second reference of the study
+            labels["conv"] = own
+        parts = {}
+        for part, label in labels.items():
+            row, sign = rows[label], 1 if ", no " in label else -1
+            assert row.at_equal_tokens is not None, f"{label} has read other tokens than {model}"
+            inside, outside = (sign * difference.value for difference in row.at_equal_tokens)
+            at_equal_loss = None if row.gap is None else sign * row.gap.value
+            through = sign * (to_reference[label] - to_reference[model])
+            parts[part] = Part(at_equal_loss, through, outside, inside, _losses(study, label))
+        found[model] = Model(_losses(study, model), parts)
+    return found
+
+
+def _joined(study: Records) -> Records:
+    """Return the study with the other models of OTHERS, so that models at different learning rates compare."""
+    more = [run for run in files.read(OTHERS).runs if run.model not in study.models]
+    return dataclasses.replace(study, runs=[*study.runs, *more], blocks=None)
+
+
+def _losses(study: Records, model: str) -> tuple[float, float]:
+    rates = gaps.rates(study, model)
+    _, inside, outside = rates.found[rates.shown]
+    return inside, outside
+
+
+def page(models: dict[str, Model]) -> str:
+    """Return the tables."""
+    text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
+    text.append(
+        "Nats per token, one seed each, at the model's best rate in trunks_110m; attention with the convolution has "
+        "its own best rate, and the gap removes the difference. A dash is a part that is not varied there."
+    )
+    text += [_about_apart(models), "![what each part gives](parts.png)"]
+    for title, quantity in QUANTITIES.items():
+        text += [
+            f"## Loss {title}",
+            _table(models, lambda part, quantity=quantity: "{:+.3f}{}".format(*quantity(part))),
+        ]
+    as_it_is = {name: "{:.3f}, {:.3f}".format(*model.losses) for name, model in models.items()}
+    text += [
+        "## Losses in domain and OOD",
+        "The convolution and the gate are Gated DeltaNet's and Mamba-2's own: their columns are without.",
+    ]
+    text.append(_table(models, lambda part: "{:.3f}, {:.3f}".format(*part.losses), as_it_is))
+    return "\n\n".join(text) + "\n"
+
+
+def _table(models: dict[str, Model], cell: Callable[[Part], str], as_it_is: dict[str, str] | None = None) -> str:
+    lines = [
+        [
+            name,
+            *([as_it_is[name]] if as_it_is else []),
+            *(cell(parts[part]) if part in parts else DASH for part in PARTS),
+        ]
+        for name, (_, parts) in models.items()
+    ]
+    return markdown(["model", *(["as it is"] if as_it_is else []), *PARTS], lines).rstrip()
+
+
+def _about_apart(models: dict[str, Model]) -> str:
+    both = [
+        abs(part.through - part.equal_loss)
+        for model in models.values()
+        for part in model.parts.values()
+        if part.equal_loss is not None
+    ]
+    return (
+        f"A number with \\{APART} is the difference of two gaps to {REFERENCE}, because the model has one end or "
+        f"another learning rate than the changed model. Where both numbers are known they differ by up to "
+        f"{max(both):.3f}."
+    )
+
+
+def draw(models: dict[str, Model], path: Path) -> None:
+    """Draw one panel for each quantity."""
+    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(QUANTITIES), sharey=True)
+    for panel, (title, quantity) in zip(panels, QUANTITIES.items(), strict=True):
+        _draw(panel, models, quantity)
+        panel.set_title(title, loc="left", fontsize=10)
+    panels[0].set_xlabel(f"{APART} difference of two gaps to {REFERENCE}", fontsize=8, color="0.3", loc="left")
+    figure.suptitle("How much lower the loss is with the part (nats per token)", x=0.01, ha="left", fontsize=11)
+    figures.save(figure, path)
+
+
+def _draw(panel: Axes, models: dict[str, Model], quantity: Callable[[Part], tuple[float, str]]) -> None:
+    values = [[math.nan] * len(PARTS) for _ in models]
+    for y, model in enumerate(models.values()):
+        for name, part in model.parts.items():
+            x, (value, mark) = PARTS.index(name), quantity(part)
+            values[y][x] = value
+            color = "w" if abs(value) > 0.25 else "0.3"
+            panel.text(x, y, f"{value:+.3f}{mark}", ha="center", va="center", fontsize=8, color=color)
+    panel.imshow(values, aspect="auto", cmap="RdBu", vmin=-0.5, vmax=0.5)
+    panel.set_xticks(range(len(PARTS)), [part.replace(" ", "\n") for part in PARTS], fontsize=8.5)
+    panel.set_yticks(range(len(models)), list(models), fontsize=8.5)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+
+
+if __name__ == "__main__":
+    known = read()
+    (HERE / "parts.md").write_text(page(known), encoding="utf-8")
+    draw(known, HERE / "parts.png")

@@ -1,0 +1,130 @@
+"""The pages that scripts of lab/pages write are those of the results, and show what was measured."""
+
+import csv
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from seqjax.config import from_config_dict, presets
+from seqjax.evals.recall import report
+from seqjax.study.report import figures
+from tests import support
+from tests.evals.recall_results import result
+from tests.pictures import assert_readable, overlapping
+
+PAGES = support.ROOT / "lab" / "pages"
+RESULTS = support.ROOT / "lab" / "results"
+
+
+@pytest.fixture(scope="module")
+def all_mixers():
+    """The script of lab/results/all_mixers.md, and what it reads."""
+    script = runpy.run_path(str(PAGES / "all_mixers.py"))
+    return script, script["read"]()
+
+
+def tables(page: str) -> list[dict[str, list[str]]]:
+    """The cells of every table by the first one of the row."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", page, re.M):
+        rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
+        found.append({row[0]: row[1:] for row in rows[2:]})
+    return found
+
+
+def test_the_page_of_all_mixers_is_that_of_the_results(all_mixers):
+    """`python lab/pages/all_mixers.py` writes it."""
+    script, known = all_mixers
+    assert (RESULTS / "all_mixers.md").read_text(encoding="utf-8") == script["page"](known)
+
+
+def test_what_each_part_gives_is_that_of_the_results():
+    """`python lab/pages/parts.py` writes it."""
+    script = runpy.run_path(str(PAGES / "parts.py"))
+    models = script["read"]()
+    assert (RESULTS / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](models)
+    lost = models["Gated DeltaNet"].parts["conv"].outside
+    lines = (RESULTS / "runs.csv").read_text(encoding="utf-8").splitlines()
+    outside = {row["run"]: float(row["loss_out_of_domain"]) for row in csv.DictReader(lines)}
+    ends = outside["Gated DeltaNet, no conv, rate 0.002"], outside["Gated DeltaNet, rate 0.002"]
+    assert lost == pytest.approx(ends[0] - ends[1], abs=2e-4), "positive: the loss is lower with the part"
+
+
+def test_every_mixer_has_a_row_and_no_number_that_was_not_measured(all_mixers):
+    script, known = all_mixers
+    models = [config.model for config in known.configs.values()]
+    for name in presets.names():
+        assert from_config_dict(presets.read_config(f"{name}:110m")).model in models, name
+    gaps, costs, tasks = tables(script["page"](known))
+    trained = {run.model for run in known.study.runs}
+    for label in known.configs:
+        assert any(gaps[label]) == (label in trained), label
+        assert any(costs[label][1:2] + costs[label][3:5]) == (label in known.speeds), label
+        assert any(tasks[label]) == any(label in of_task for of_task in known.tasks.values()), label
+    assert set(gaps) == set(costs) == set(tasks) == set(known.configs)
+
+
+def test_the_numbers_of_all_mixers_are_those_of_the_files(all_mixers):
+    _, known = all_mixers
+    speeds = json.loads((support.ROOT / "benchmarks" / "results" / "train_step.json").read_text())["results"]
+    approx = speeds["top1_chunk:model.mixer.selection=approx"]["tokens_per_s"]
+    assert known.speeds["Top-1 Chunk, approx"].tokens_per_s == approx
+    assert known.speeds["Top-1 Chunk, approx"].ratio == approx / speeds["transformer_pp"]["tokens_per_s"]
+    # Keys and values of 12 layers: of all tokens, and of a window.
+    assert known.states["Transformer++"] == (12 * 2 * 768 * 2_048, 12 * 2 * 768 * 102_400)
+    assert known.states["W=256, QK norm"] == (12 * 2 * 768 * 256, 12 * 2 * 768 * 256)
+
+
+def test_the_picture_of_selections_has_the_speeds_of_its_models(all_mixers):
+    script, known = all_mixers
+    selection = runpy.run_path(str(PAGES / "selection.py"))
+    for label, name in selection["STEPS"].items():
+        model = "Transformer++" if label == selection["REFERENCE"] else label  # timed without QK norm
+        assert script["_config"](name).model == known.configs[model].model, label
+    assert set(selection["losses"]()) < set(selection["speeds"]())
+
+
+def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(all_mixers, monkeypatch):
+    script, known = all_mixers
+    hops, noisy = result("FoX", "hops", 0.5), result("FoX", "noisy", 0.25)
+    hops["tests"]["1 of 8"]["accuracy"] = 0.79
+    noisy["tests"]["32 in 1024"]["accuracy"] = 0.5  # one of five
+    grammar = [result("KDA", "grammar", score, rate=rate) for score, rate in ((-0.25, 1e-3), (-0.5, 3e-3))]
+    for one in grammar:
+        one["tests"]["2 rules, forced"]["accuracy"] = 0.8
+    other = result("Transformer++, QK norm", "hops", 0.125)
+    monkeypatch.setattr(report, "results", lambda directory: [hops, noisy, *grammar, other])
+    configs = known.configs | {"Transformer++, QK norm": known.configs["Transformer++"]}  # without the norm
+    of_twin = {"Transformer++, QK norm": known.parameters["Transformer++"]}
+    scores = known._replace(configs=configs, parameters=known.parameters | of_twin, tasks=script["_scores"](configs))
+    [*_, shown] = tables(script["page"](scores))
+    assert shown["FoX"] == ["(30)", "(50)", ""]
+    assert shown["KDA"] == ["", "", "-0.250"] and shown["Transformer++, QK norm"] == [""] * 3
+    trained = known._replace(tasks={"mqar": known.tasks["mqar"]})
+    assert "the score says little" in script["page"](scores) and "the score says little" not in script["page"](trained)
+
+
+def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
+    """A new record has to be named in the script; one of another kind of device may be."""
+    script, _ = all_mixers
+    recorded = {path.stem: json.loads(path.read_text()) for path in script["BENCHMARKS"].glob("train_step*.json")}
+
+    def of(report):
+        return report["settings"], report["machine"]["device"]
+
+    first = of(recorded["train_step"])
+    same = {name: of(report) == first for name, report in recorded.items()}
+    assert sum(same[name] for name in script["SPEEDS"]) == sum(same.values())
+
+
+def test_the_picture_of_all_mixers_is_readable(all_mixers, monkeypatch):
+    script, known = all_mixers
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    script["draw"](Path("all_mixers.png"), known)
+    assert_readable(drawn[0], categories=True)
+    gaps = drawn[0].axes[0]
+    assert not overlapping([*gaps.get_yticklabels(), *(axis.xaxis.label for axis in drawn[0].axes)])
