@@ -27,7 +27,7 @@ FENCE = re.compile(
 )
 # Blocks that another test runs with what they need: how many, and where.
 ELSEWHERE = {
-    "README.md": (3, "tests/end_to_end/test_outside_mixer.py"),
+    "README.md": (2, "tests/end_to_end/test_outside_mixer.py"),
     "docs/add_a_mixer.md": (7, "tests/end_to_end/test_flat_file.py"),
     "docs/add_a_kernel_backend.md": (2, "tests/kernels/test_backend.py"),
 }

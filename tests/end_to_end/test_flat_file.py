@@ -61,6 +61,10 @@ def moved(trained, tmp_path, monkeypatch) -> Path:
     return tmp_path / "runs" / "x"
 
 
+def test_readme_has_the_same_example():
+    assert support.page_block("README.md", "class GatedEma(") == EXAMPLE
+
+
 def test_a_run_keeps_the_file_and_its_hash(trained):
     run = trained / "runs" / "x"
     assert (run / "mixers" / "gema.py").read_text() == EXAMPLE
