@@ -141,7 +141,9 @@ for row in lower:
     gap = row.gap.text() if row.gap else "no gap"
     print(f"{row.model:<30} in domain {row.at_equal_tokens.inside.text()}, gap {gap}: {row.text}")
 n_costs = sum(row.verdict.word == "costs" for row in lower)
-print(f"\nModels with an in-domain loss not above {REFERENCE}: {len(lower)}, of which {n_costs} cost base capabilities.")
+print(
+    f"\nModels with an in-domain loss not above {REFERENCE}: {len(lower)}, of which {n_costs} cost base capabilities."
+)
 
 # %% [markdown]
 # ## From here

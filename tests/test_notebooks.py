@@ -5,7 +5,6 @@ them small; all else is what a reader runs.
 """
 
 import re
-import subprocess
 from pathlib import Path
 
 import jupytext

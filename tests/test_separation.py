@@ -23,7 +23,9 @@ def paths_into(source: str) -> list[str]:
             found.append(f"line {node.lineno}: {node.value!r}")
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        found += [f"line {node.lineno}: import of {n}" for n in names if n.split(".")[0] in ("lab", "docs", "benchmarks")]
+        found += [
+            f"line {node.lineno}: import of {n}" for n in names if n.split(".")[0] in ("lab", "docs", "benchmarks")
+        ]
     return found
 
 

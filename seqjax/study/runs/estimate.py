@@ -1,8 +1,8 @@
 """Estimate the cost of a study before it is started: `seqjax study --study=FILE --dry_run`.
 
 The speed of a run is that of a finished run of the same model in the study, or the recorded one (`seqjax train
---dry_run`) of the same model or of its mixer with other settings. An evaluation counts as a third of the training on as many
-tokens, because it has no backward pass.
+--dry_run`) of the same model or of its mixer with other settings. An evaluation counts as a third of the training on
+as many tokens, because it has no backward pass.
 """
 
 from collections.abc import Sequence
