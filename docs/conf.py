@@ -1,7 +1,7 @@
 """Sphinx reads the pages as they are on GitHub (MyST) and the API from the docstrings: `make docs`.
 
-Warnings are errors there. The written page of a result is a page; the tables that a command generated beside it are
-files that it links to. Docstrings are plain text with code in backticks, so they are made reStructuredText first.
+Warnings are errors there. The site needs no file of the lab: its pages link to the repository. Docstrings are plain
+text with code in backticks, so they are made reStructuredText first.
 """
 
 import re
@@ -9,12 +9,13 @@ from typing import Any
 
 import seqjax
 
+REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
+
 project = "seqjax"
 copyright = "the seqjax authors"
 version = release = seqjax.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["results/*/leaderboard.md", "results/*/classes.md", "results/*/report.md", "results/*/*/report.md"]
 html_theme = "furo"
 html_title = f"seqjax {release}"
 
@@ -54,8 +55,14 @@ def escaped(line: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part) for part in parts)
 
 
+def link_lab(app: Any, docname: str, source: list[str]) -> None:
+    """Make links of a page to files of the lab links to the repository."""
+    del app, docname
+    source[0] = source[0].replace("](../lab/", f"]({REPOSITORY}/blob/main/lab/")
+
+
 def link_files(app: Any, doctree: Any) -> None:
-    """Make links to the excluded Markdown files downloads, as links to files of other kinds are."""
+    """Make links to Markdown files outside docs downloads, as links to files of other kinds are."""
     from sphinx import addnodes  # the rest of this file is tested without Sphinx
 
     for link in list(doctree.findall(addnodes.pending_xref)):
@@ -68,5 +75,6 @@ def link_files(app: Any, doctree: Any) -> None:
 
 def setup(app: Any) -> None:
     """Docstrings before napoleon reads the sections, links before Sphinx collects the files."""
+    app.connect("source-read", link_lab)
     app.connect("autodoc-process-docstring", as_restructured, priority=400)
     app.connect("doctree-read", link_files, priority=400)

@@ -28,7 +28,6 @@ NEEDS = {
     "SlimPajama": r"seqjax prepare --source=SlimPajama",
     "a package and an account": r"log\.wandb",
     "minutes, or hours of GPUs": r"seqjax (study --(study|configs)=|judge )",
-    "a name for each capital word": r"\b(DIR|NAME_OR_FILE)\b",
     "options": r"seqjax [\w ]+$",
 }
 

@@ -46,9 +46,7 @@ def tree() -> set[str]:
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, place in packages.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml") or path.name == "py.typed"
-    } | {
-        *(f"seqjax/recorded/{path.name}" for path in (ROOT / "benchmarks" / "results").glob("train_step*.json")),
+        if path.suffix in (".py", ".yaml", ".json", ".csv") or path.name == "py.typed"
     }
 
 
@@ -60,12 +58,9 @@ def test_every_module_is_in_a_package_of_the_wheel():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     given = ast.literal_eval(done.stdout)
-    assert given["package_dir"] == {
-        "seqjax.configs": "configs",
-        "seqjax.recorded": "benchmarks/results",
-    }
+    assert given["package_dir"] == {"seqjax.configs": "configs"}
     packages = {name.replace(".", "/") for name in given["packages"]}
-    assert {path.rpartition("/")[0] for path in tree()} == packages
+    assert {path.rpartition("/")[0] for path in tree() if path.endswith(".py")} == packages
     assert {
         "seqjax/configs",
         "seqjax/configs/ablations",
@@ -83,7 +78,8 @@ def test_the_version_and_the_command_have_one_source():
     assert project["tool"]["setuptools"]["package-data"] == {
         "seqjax": ["py.typed"],
         "seqjax.evals.lm_eval.local": ["*.yaml"],
-        "seqjax.recorded": ["train_step*.json"],
+        "seqjax.study": ["example/*"],
+        "seqjax.training": ["recorded_speeds.json"],
         "kernels_pallas": ["py.typed"],
     }
     literal = f'\n__version__ = "{seqjax.__version__}"\n'
@@ -139,7 +135,7 @@ def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
 def wheel(tmp_path_factory):
     """Built without a network from a copy, so that the tree stays clean."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("seqjax", "kernels_pallas", "configs", "benchmarks/results"):
+    for name in ("seqjax", "kernels_pallas", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -178,12 +174,11 @@ def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
 
     where = "import seqjax, kernels_pallas, seqjax.configs.top1_chunk as c; print(seqjax.__file__, c.__file__)"
     code = where + "; from seqjax import presets; from seqjax.training import dry_run; print(presets.directories())"
-    code += "; print(len(list(dry_run.RESULTS.glob('train_step*.json'))), 'records')"
+    code += "; print(dry_run.SPEEDS.is_file())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
     assert found.stdout.count(str(site)) == 3, found.stdout
     assert str(ROOT) + os.sep + "configs" not in found.stdout
-    recorded = list((ROOT / "benchmarks" / "results").glob("train_step*.json"))
-    assert f"{len(recorded)} records" in found.stdout
+    assert found.stdout.endswith("True\n"), "recorded speeds are installed"
     short = f"train.steps=2,data.cache_dir={corpus_cache},log.sample_tokens=0"
     done = seqjax_command("train", f"--config=top1_chunk:debug,{short}")
     assert done.returncode == 0, done.stderr

@@ -209,10 +209,10 @@ GAPS = """\
 ## Base capabilities
 
 The gap is the OOD loss minus the reference's at equal in-domain loss and equal learning rate
-([protocol](../../docs/protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned, each
-side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one or at
-the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has no
-interval.
+([protocol](../../docs/protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned,
+each side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one
+or at the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has
+no interval.
 """
 COSTS = f"""\
 ## Speed, memory and state
