@@ -216,7 +216,7 @@ class NSA(AttentionMixer):
         """Return an empty cache of `max_len` entries."""
         cache = super().init_attention_cache(batch, max_len, dtype)
         means = jax.tree.map(jnp.zeros_like, jax.eval_shape(self.means, cache.k_BSGK, cache.v_BSGK))
-        return NSACache(*cache, *means)
+        return NSACache(**cache._asdict(), k_mean_BcGK=means[0], v_mean_BcGK=means[1])
 
     def extend(self, cache: NSACache, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> NSACache:
         """Return the cache with more keys and values, and with the means of the blocks that they complete."""

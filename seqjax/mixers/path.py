@@ -124,8 +124,9 @@ class PaTH(AttentionMixer):
 
     def attend_step(self, q_BHK: Array, cache: PaTHCache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""
-        k_BSGK, v_BSGK, length, _, forgotten_BSH = cache
-        return attention_step(q_BHK.astype(k_BSGK.dtype), k_BSGK, v_BSGK, length, forgotten_BSH).astype(q_BHK.dtype)
+        q_in_cache_BHK = q_BHK.astype(cache.k_BSGK.dtype)
+        y_BHK = attention_step(q_in_cache_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, cache.forgotten_BSH)
+        return y_BHK.astype(q_BHK.dtype)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of QK^T and PV over the unmasked keys, and of the products of paths, per token.

@@ -199,12 +199,12 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
     shapes = jax.eval_shape(init)
     state, tokens = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
     return Setup(
-        config,
-        mesh,
-        corpus,
-        iterator,
-        Evaluation(model, corpus, config, mesh=mesh, rules=begun["rules"]),
-        model,
+        config=config,
+        mesh=mesh,
+        corpus=corpus,
+        iterator=iterator,
+        evaluation=Evaluation(model, corpus, config, mesh=mesh, rules=begun["rules"]),
+        model=model,
         init=jax.jit(init, out_shardings=state),
         target=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state),
         tokens=tokens,
@@ -329,7 +329,8 @@ def _train(
     stop: StopRequest,
 ) -> Place:
     """Train a segment from `start`, and return its last place: at its end, or earlier if it was stopped."""
-    config, mesh, corpus, iterator, evaluation, model = setup[:6]
+    config, mesh, corpus, model = setup.config, setup.mesh, setup.corpus, setup.model
+    iterator, evaluation = setup.iterator, setup.evaluation
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
     belongs_to = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}

@@ -210,12 +210,11 @@ class Grammar(Task):
         so that what is unlikely about these weighs on neither.
         """
         del parameters
-        inputs, positions, targets = batch
-        likelihoods = self.automaton.next_token(inputs - self.first)
-        asked = targets != IGNORED
+        likelihoods = self.automaton.next_token(batch.inputs - self.first)
+        asked = batch.targets != IGNORED
         row = np.nonzero(asked)[0]
         exact = np.zeros(bits.shape)
-        exact[asked] = -np.log2(likelihoods[row, positions[asked], targets[asked] - self.first])
+        exact[asked] = -np.log2(likelihoods[row, batch.positions[asked], batch.targets[asked] - self.first])
         return exact - bits
 
 
