@@ -108,7 +108,7 @@ def test_a_flag_sets_what_the_argument_could(key, text, value):
 
 @pytest.mark.parametrize(
     ("text", "corpus"),
-    [("", "builtin"), ("data.path=data/x", "blocks"), ("data.tfds=('slim_pajama',)", "tfds")],
+    [("", "builtin"), ("data.path=data/x", "blocks"), ("data.tfds=('lm1b',)", "tfds")],
 )
 def test_a_path_of_data_implies_prepared_blocks(text, corpus):
     config = from_config_dict(presets.read_config(",".join(["transformer_pp:demo", *filter(None, [text])])))

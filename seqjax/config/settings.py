@@ -269,7 +269,7 @@ def check(config: Any) -> None:
     if bool(data.tfds) != (data.corpus == "tfds"):
         raise UserError(
             "config.data.corpus='tfds' and config.data.tfds, the datasets that it reads, belong together: give both, "
-            "--config.data.corpus=tfds --config.data.tfds=\"('slim_pajama',)\" for instance, or neither."
+            "--config.data.corpus=tfds --config.data.tfds=\"('lm1b',)\" for instance, or neither."
         )
     if data.weights and len(data.weights) != len(data.train_domains):
         raise UserError(

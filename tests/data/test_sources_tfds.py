@@ -1,8 +1,7 @@
-"""Datasets that tensorflow-datasets really prepares, streamed and made into blocks, and the builder `slim_pajama`."""
+"""Datasets that tensorflow-datasets really prepares, streamed and made into blocks."""
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from seqjax.commands import evaluate
 from seqjax.config import DataConfig
-from seqjax.data import Corpus, hold_out, open_corpus, shards
+from seqjax.data import Corpus, hold_out, open_corpus
 from seqjax.data.layout import Layout
 from seqjax.data.sources import tfds as source
 from seqjax.data.tokenizer import ByteTokenizer
@@ -22,7 +21,7 @@ from seqjax.training.loop import train
 from tests import extras, support
 from tests.chaos.kills import fingerprint
 
-from .conftest import assert_resumes, prepared, row, write_corpus, write_shard
+from .conftest import assert_resumes, prepared, some_text, write_corpus
 
 tfds: Any = extras.package("tensorflow_datasets")
 
@@ -31,19 +30,42 @@ DOMAINS = ("commoncrawl", "c4", "arxiv")
 TOKENIZER = ByteTokenizer()
 
 
-@pytest.fixture(scope="module")
-def shards_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SlimPajama's layout, domains mixed, and some lines that are none."""
-    root = write_corpus(tmp_path_factory.mktemp("shards"), documents=20, shards=2)
-    write_shard(root / "train" / "bad.jsonl.zst", [b"{broken\n", row("arxiv", "  "), row("arxiv", "arxiv train good")])
-    return root
+def build_slim(root: Path, domain: str, texts: dict[str, list[str]]) -> None:
+    """Build a config of `slim_pajama`, which earlier versions of seqjax built; `texts` holds those of each split."""
+
+    with tfds.core.registered.skip_registration():
+
+        class SlimPajama(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.0.0")
+            BUILDER_CONFIGS = (tfds.core.BuilderConfig(name=domain),)
+            url_infos = None
+
+            def _info(self):
+                features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+                return tfds.core.DatasetInfo(builder=self, features=features)
+
+            def _split_generators(self, dl_manager):
+                return {split: self._generate_examples(of_split) for split, of_split in texts.items()}
+
+            def _generate_examples(self, of_split):
+                for i, text in enumerate(of_split):
+                    yield i, {"text": text}
+
+    builder = SlimPajama(config=domain, data_dir=str(root), file_format="array_record")
+    builder.download_and_prepare(download_dir=str(root / ".downloads"))
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory, shards_dir: Path) -> Path:
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with three domains of `slim_pajama`, and datasets with other features and splits."""
     root = tmp_path_factory.mktemp("datasets")
-    source.main([f"--source={shards_dir}", f"--data_dir={root}", f"--domains={','.join(DOMAINS)}"])
+    rng = np.random.default_rng(0)
+    for domain in DOMAINS:
+        texts = {
+            split: [f"{domain} {split} {i} {some_text(rng, int(rng.integers(1, 40)))}" for i in range(n)]
+            for split, n in (("train", 40), ("validation", 20))
+        }
+        build_slim(root, domain, texts)
 
     class NewsItems(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.2.0")
@@ -90,11 +112,6 @@ def open_slim(datasets: Path, cache: str, **settings) -> Corpus:
     return open_tfds(datasets, cache, **chosen)
 
 
-def documents_of(root: Path, split: str, domain: str) -> list[str]:
-    found = [shard for shard in shards.find_shards(str(root)) if shard.split == split]
-    return [each.text for s in found for each in shards.documents(s, (domain,), shards.Skipped(s.name))]
-
-
 def in_order(directory: Path, split: str, *path: str) -> list[str]:
     """The texts of a dataset in its order, by the package itself."""
     found = []
@@ -107,56 +124,6 @@ def in_order(directory: Path, split: str, *path: str) -> list[str]:
 
 def joined(texts: list[str]) -> np.ndarray:
     return np.concatenate([[TOKENIZER.bos, *text.encode(), TOKENIZER.eos] for text in texts])
-
-
-# ------------------------------------------------------------------------------------------------------------ builder
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_a_config_has_the_documents_of_its_domain(datasets: Path, shards_dir: Path, domain: str):
-    directory = datasets / "slim_pajama" / domain / "1.0.0"
-    for split in ("train", "validation"):
-        wanted = documents_of(shards_dir, split, domain)
-        assert sorted(in_order(directory, split)) == sorted(wanted)
-        assert len(wanted) >= 20
-    info = json.loads((directory / "dataset_info.json").read_text())
-    assert info["fileFormat"] == "array_record"
-    assert info["moduleName"] == "seqjax.data.sources.tfds"
-
-
-def test_the_package_finds_the_dataset_by_its_name(datasets: Path):
-    read = tfds.data_source("slim_pajama/arxiv", data_dir=str(datasets), split="train[:50%]")
-    assert b"arxiv train" in read[0]["text"]
-    assert "tensorflow" not in sys.modules
-
-
-def test_a_dataset_that_is_there_is_left_as_it_is(datasets: Path, capsys):
-    file = next((datasets / "slim_pajama" / "c4").rglob("*.array_record*"))
-    before = file.stat().st_mtime_ns
-    source.main(["--source=/", f"--data_dir={datasets}", "--domains=c4"])
-    assert "c4/1.0.0 was there: 40 train, 20 validation documents" in capsys.readouterr().out
-    assert file.stat().st_mtime_ns == before
-
-
-def test_a_split_without_the_domain_is_left_out(tmp_path: Path, capsys):
-    write_shard(tmp_path / "in" / "train" / "a.jsonl.zst", [row("c4", "text"), row("book", "text")])
-    write_shard(tmp_path / "in" / "validation" / "a.jsonl.zst", [row("c4", "text")])
-    source.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", "--domains=book"])
-    assert "book/1.0.0: 1 train documents" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"No shard in .* has a document of arxiv"):
-        source.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", "--domains=arxiv"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--domains=arxive"], "'arxive' is not one of SlimPajama's. Did you mean 'arxiv'"),
-        (["--source=/nowhere"], "--source=/nowhere: no such directory"),
-        ([f"--data_dir={__file__}"], "is a file; give a directory"),
-        ([], r"holds no .*jsonl\.zst"),
-    ],
-)
-def test_what_cannot_be_built(tmp_path: Path, arguments: list[str], says: str):
-    with pytest.raises(UserError, match=says):
-        source.main([f"--source={tmp_path}", f"--data_dir={tmp_path / 'out'}", *arguments])
 
 
 # -------------------------------------------------------------------------------------------------------------- corpus
@@ -255,9 +222,8 @@ def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
 
 def test_a_dataset_without_validation_is_prepared(tmp_path: Path):
     """Documents of the train split are held out, and the test split stays whole."""
-    for split, n in {"train": 400, "test": 60}.items():
-        write_shard(tmp_path / "in" / split / "a.jsonl.zst", [row("c4", f"{split} {i} words") for i in range(n)])
-    source.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path}", "--domains=c4"])
+    sizes = {"train": 400, "test": 60}
+    build_slim(tmp_path, "c4", {split: [f"{split} {i} words" for i in range(n)] for split, n in sizes.items()})
     manifest = prepared(tmp_path / "slim_pajama", tmp_path / "out")
     found = {split: of["c4"]["documents"] for split, of in manifest["splits"].items()}
     trained = in_order(tmp_path / "slim_pajama" / "c4" / "1.0.0", "train")
@@ -312,7 +278,7 @@ def test_datasets_are_mixed(datasets: Path, cache: str):
     ("names", "settings", "says"),
     [
         (("slim_pyjama",), {}, "no dataset slim_pyjama in .* Did you mean 'slim_pajama'.*download_and_prepare"),
-        (("slim_pajama/arxive",), {}, "slim_pajama/arxive is not prepared.* Did you mean 'arxiv'.*sources.tfds"),
+        (("slim_pajama/arxive",), {}, "slim_pajama/arxive is not prepared.* Did you mean 'arxiv'.*corpus=stream"),
         (("slim_pajama/arxiv:3.0.0",), {}, r"no version 3\.0\.0 of slim_pajama/arxiv, which has 1\.0\.0"),
         (("news_items/en",), {}, "news_items has no configs; write 'news_items'"),
         (("empty",), {}, "empty holds no complete dataset"),
@@ -413,10 +379,11 @@ def test_a_run_goes_on_exactly(run, tmp_path: Path):
     assert fingerprint(later) == fingerprint(workdir)
 
 
-@pytest.mark.slow  # a process of its own, as a user starts it
-def test_the_command_builds_without_tensorflow(shards_dir: Path, tmp_path: Path):
-    module = [sys.executable, "-W", "error", "-m", "seqjax.data.sources.tfds"]
-    arguments = [f"--source={shards_dir}", f"--data_dir={tmp_path}", "--domains=arxiv"]
-    done = subprocess.run([*module, *arguments], capture_output=True, text=True, check=False, cwd=support.ROOT)
-    assert done.returncode == 0, done.stderr
-    assert f"{tmp_path}/slim_pajama/arxiv/1.0.0: 41 train, 20 validation documents" in done.stdout
+def test_the_removed_command_says_what_to_run(tmp_path: Path):
+    """Both commands of the message read the shards."""
+    with pytest.raises(UserError, match=r"no longer builds slim_pajama.*corpus=stream.*seqjax prepare --source=SHARDS"):
+        source.main(["--source=SHARDS", "--data_dir=data/tfds", "--domains=arxiv"])
+    shards_dir = write_corpus(tmp_path / "shards")
+    config = DataConfig(corpus="stream", path=str(shards_dir))
+    assert "arxiv" in open_corpus(config, seq_len=T, vocab_size=258).eval_domains
+    assert "arxiv" in prepared(shards_dir, tmp_path / "out")["splits"]["train"]

@@ -1,15 +1,8 @@
-"""Datasets of tensorflow-datasets (the extra `tfds`), read without TensorFlow, and the dataset `slim_pajama`.
+"""Datasets of tensorflow-datasets (the extra `tfds`), read without TensorFlow.
 
 A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. A domain is a dataset, or one config of it.
 Its records must be in ArrayRecord files: the default of tensorflow-datasets, tfrecord, needs TensorFlow. The directory
 describes its content, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks.
-
-    python -m seqjax.data.sources.tfds --source=SHARDS --data_dir=DIR [--domains=arxiv,github]
-
-builds `slim_pajama` from local shards in SlimPajama's layout, as DIR/slim_pajama/DOMAIN/1.0.0. One process reads the
-shards, once per domain. A domain that DIR has already is left as it is.
-
-The book domain contains books3; a config of its own keeps it out of everything that does not name it.
 """
 
 import dataclasses
@@ -19,22 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import logging
-
-from seqjax.command_line import command_parser, run_command, words
-from seqjax.data import hold_out, shards, slimpajama, splits
+from seqjax.command_line import run_command
+from seqjax.data import hold_out, splits
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.sources import Shard, ignore
 from seqjax.errors import MissingPackageError, UserError, first_line, nearest
-from seqjax.terminal import tell
 
-OWN = "slim_pajama"
 FORMAT = "array_record"
 INFO = "dataset_info.json"
 READ = 64  # records read together
 LIMIT = hold_out.SHARE * hold_out.HASHES  # of the hashes of texts that are held out
 _NAME = re.compile(r"(?:(?P<domain>[^=]+)=)?(?P<name>\w+)(?:/(?P<config>[\w.+-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+REMOVED = "slim_pajama"  # built here by earlier versions
+INSTEAD = (
+    f"seqjax no longer builds {REMOVED}. Read its shards with --config.data.corpus=stream --config.data.path=SHARDS, "
+    "or make blocks of them: `seqjax prepare --source=SHARDS --out=DIR --tokenizer=byte`."
+)
 
 
 def require() -> Any:
@@ -256,9 +250,8 @@ def _versions(home: Path) -> dict[str, dict[str, Path]]:
 
 def _how_to_build(name: str, config: str | None, root: Path) -> str:
     """Return how to build a dataset in `root`, for a message."""
-    if name == OWN:
-        domains = f" --domains={config}" if config else ""
-        return f"Build it: `python -m seqjax.data.sources.tfds --source=SHARDS --data_dir={root}{domains}`."
+    if name == REMOVED:
+        return INSTEAD
     full = f"{name}/{config}" if config else name
     return (
         f"Build it, in Python: `tfds.builder({full!r}, data_dir={str(root)!r}, "
@@ -316,94 +309,12 @@ def _texts(features: Any, prefix: str) -> list[str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------- slim_pajama
-@functools.cache
-def slim_pajama() -> Any:
-    """Return the builder of `slim_pajama`, which tensorflow-datasets knows by its name once this was called."""
-    tfds = require()
-
-    class SlimPajama(tfds.core.GeneratorBasedBuilder):
-        """The documents of one domain in local shards, in an order that hashes of their places decide."""
-
-        name = OWN
-        VERSION = tfds.core.Version("1.0.0")
-        BUILDER_CONFIGS = tuple(
-            tfds.core.BuilderConfig(name=domain.name, description=f"The rows of {domain.set_name}.")
-            for domain in slimpajama.DOMAINS
-        )
-        url_infos = (
-            None  # Nothing is downloaded. The package looks for a file beside this one, which some installs lack.
-        )
-        MANUAL_DOWNLOAD_INSTRUCTIONS = "Give the directory with the *.jsonl.zst shards."
-
-        def _info(self) -> Any:
-            return tfds.core.DatasetInfo(
-                builder=self,
-                description="Documents of SlimPajama, from local shards in its layout. Licences are of the sources.",
-                features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
-                homepage="https://huggingface.co/datasets/cerebras/SlimPajama-627B",
-            )
-
-        def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[str, dict[str, str]]]]:
-            source, domain = str(dl_manager.manual_dir), self.builder_config.name
-            found = [
-                shard for shard in shards.find_shards(source) if SLIMPAJAMA.file_domain(shard.name) in (None, domain)
-            ]
-            splits = {split: [s for s in found if s.split == split] for split in dict.fromkeys(s.split for s in found)}
-            # A split without an example would end the building.
-            splits = {split: of for split, of in splits.items() if next(self._generate_examples(of), None) is not None}
-            if not splits:
-                raise UserError(
-                    f"No shard in {source} has a document of {domain}; give shards that do, or other domains."
-                )
-            return {split: self._generate_examples(members) for split, members in splits.items()}
-
-        def _generate_examples(self, members: list[Shard]) -> Iterator[tuple[str, dict[str, str]]]:
-            domain = self.builder_config.name
-            for shard in members:
-                skipped = shards.Skipped(shard.name)
-                for document in shards.documents(shard, (domain,), skipped):
-                    yield f"{shard.name}:{skipped.lines}", {"text": document.text}
-                for reason, n in skipped.reasons.items():
-                    logging.warning("%s: %d lines left out: %s.", shard.name, n, reason)
-
-    return SlimPajama
-
-
-def build(source: str, data_dir: str | Path, domain: str) -> str:
-    """Build one config from the shards below a directory, unless `data_dir` has it; return a line about it."""
-    tfds = require()
-    root = Path(data_dir).expanduser().absolute()
-    builder = slim_pajama()(config=domain, data_dir=str(root), file_format=FORMAT)
-    there = Path(builder.data_dir).is_dir()
-    if not there:
-        builder.download_and_prepare(
-            download_dir=str(root / ".downloads"),  # Nothing is downloaded, but the package makes the directory.
-            download_config=tfds.download.DownloadConfig(manual_dir=str(Path(source).absolute())),
-        )
-    counts = ", ".join(f"{info.num_examples:,} {split}" for split, info in builder.info.splits.items())
-    return f"{builder.data_dir}{' was there' if there else ''}: {counts} documents"
-
-
+# ------------------------------------------------------------------------------------------------------------- removed
 def main(argv: list[str]) -> None:
-    """Build the requested configs."""
-    parser = command_parser("prepare", description="Builds the dataset slim_pajama from local shards.")
-    parser.prog = "python -m seqjax.data.sources.tfds"
-    parser.add_argument("--source", required=True, help="directory of the shards in SlimPajama's layout")
-    parser.add_argument("--data_dir", required=True, help="directory of the datasets of tensorflow-datasets")
-    parser.add_argument("--domains", default=list(slimpajama.NAMES), type=words, help="of SlimPajama's (all)")
-    given = parser.parse_args(argv)
-    if unknown := [domain for domain in given.domains if domain not in slimpajama.NAMES]:
-        raise UserError(f"--domains: {unknown[0]!r} is not one of SlimPajama's.{nearest(unknown[0], slimpajama.NAMES)}")
-    if not Path(given.source).is_dir():
-        raise UserError(f"--source={given.source}: no such directory; give the directory of the shards.")
-    if Path(given.data_dir).exists() and not Path(given.data_dir).is_dir():
-        raise UserError(f"--data_dir={given.data_dir} is a file; give a directory.")
-    for domain in given.domains:
-        tell(build(given.source, given.data_dir, domain))
+    """Raise `UserError` that says what to run in place of the removed command."""
+    del argv
+    raise UserError(INSTEAD)
 
 
 if __name__ == "__main__":
-    from seqjax.data.sources import tfds as imported  # whose classes are those that the package knows
-
-    run_command(imported.main)
+    run_command(main)
