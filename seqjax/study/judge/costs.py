@@ -12,7 +12,7 @@ from seqjax.config import Config
 from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.reading import read_json
-from seqjax.study.judge.plan import Plan, read
+from seqjax.study.judge.plan import Plan
 from seqjax.study.runs.runner import Run
 
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
@@ -85,8 +85,7 @@ def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
 
 def of_models(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
     """Return the costs of the mixer and the references, from the runs trained here."""
-    configs = {plan.model: plan.config} | {name: read(text) for name, text in plan.references.items()}
-    return {name: cost(config, (run for run in runs if run.model == name)) for name, config in configs.items()}
+    return {name: cost(config, (run for run in runs if run.model == name)) for name, config in plan.configs.items()}
 
 
 def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from seqjax.study.judge import costs
 from seqjax.study.judge.costs import Cost
 from seqjax.study.judge.joined import UNIT, rounded
 from seqjax.study.judge.matching import parameters
-from seqjax.study.judge.plan import IN_WORDS, SAME_BLOCK, Plan, Runs, read
+from seqjax.study.judge.plan import IN_WORDS, SAME_BLOCK, Plan, Runs
 from seqjax.study.report.tables import DASH, SIZE, cell, markdown
 from seqjax.study.report.words import verdict
 from seqjax.study.runs import files
@@ -199,13 +199,12 @@ def _row(records: Records, plan: Plan, reference: str) -> Row | None:
 def _judgement(
     plan: Plan, said: str, rows: dict[str, Row], of_models: dict[str, Cost], remarks: Sequence[str]
 ) -> Judgement:
-    configs = {plan.model: plan.config} | {name: read(text) for name, text in plan.references.items()}
     return Judgement(
         model=plan.model,
         sentence=said,
         rows=rows,
         costs=of_models,
-        parameters={name: parameters(config) for name, config in configs.items()},
+        parameters={name: parameters(config) for name, config in plan.configs.items()},
         width=None if plan.match is None else plan.match.width,
         remarks=tuple(dict.fromkeys(remarks)),
         out=plan.out,

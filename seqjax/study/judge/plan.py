@@ -42,7 +42,6 @@ IN_WORDS = {SAME_BLOCK: "attention with the same block", PUBLISHED: "attention a
 # resume; decayed ends have none.
 COMMON = "eval.every=0,checkpoint.keep=1,checkpoint.ends=none,log.sample_tokens=0,log.tensorboard=False"
 SHARED = ("data", "train", "eval", "optim")  # groups of settings that the references take from the mixer's config
-OWN = ("optim.lr", "train.ends", "train.seed", "data.seed")  # written for every run
 MOST_SEEDS = 100
 
 
@@ -77,12 +76,12 @@ SCALES: dict[str, Scale] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is judged, against what, and where; the texts of configs are without rate, ends and seeds."""
+    """What is judged, against what, and where; `text` is the mixer's config as text, without rate, ends and seeds."""
 
     model: str
     text: str
     config: Config
-    references: Mapping[str, str]
+    references: Mapping[str, Config]
     domains: tuple[str, ...]
     against: tuple[str, ...]
     manifest: str
@@ -101,6 +100,11 @@ class Plan:
         return self.out / "study.py"
 
     @property
+    def configs(self) -> dict[str, Config]:
+        """The configs of the mixer's model and of the references, with the rate `UNIT` and the seed 0."""
+        return {self.model: self.config, **self.references}
+
+    @property
     def judged(self) -> dict[str, Any]:
         """The identity of the judgement: a directory holds one, to which rates, seeds and joined runs may be added."""
         return {
@@ -113,12 +117,12 @@ class Plan:
 
     def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
         """Return the entry of a run. The workdir of a reference is in the cache."""
-        text = _text(self.text if model == self.model else self.references[model], rate=rate, seed=seed)
-        entry = {"config": text, "model": model, "seed": seed, "rate": rounded(rate / UNIT)}
-        if model != self.model:
-            workdir = self.cache / workdir_name(model, read(text), manifest=self.manifest)
-            entry = {"workdir": str(workdir)} | entry
-        return entry
+        about = {"model": model, "seed": seed, "rate": rounded(rate / UNIT)}
+        if model == self.model:  # as text, which names the file with the mixer
+            return {"config": _text(self.text, rate=rate, seed=seed)} | about
+        config = _config_of_run(self.references[model], rate=rate, seed=seed)
+        workdir = self.cache / workdir_name(model, config, manifest=self.manifest)
+        return {"workdir": str(workdir), "config": to_dict(config)} | about
 
 
 def label_of(model: str, rate: float, seed: int) -> str:
@@ -178,7 +182,11 @@ class Runs:
         lacking = run.lacking
         ends = [step for step in run.ends if step not in lacking]
         shares = schedule.shares_of_steps(ends, steps=ends[-1])
-        self._entries[run.label]["config"] += f",train.steps={ends[-1]},train.ends={shares}"
+        entry = self._entries[run.label]
+        if isinstance(entry["config"], str):  # of the mixer, or of an earlier version
+            entry["config"] += f",train.steps={ends[-1]},train.ends={shares}"
+        else:
+            entry["config"]["train"] |= {"steps": ends[-1], "ends": shares}
         del self._runs[run.label]
         return self._made(run.label)
 
@@ -284,13 +292,11 @@ def make_plan(
     rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
         raise UserError("--rates are learning rates above 0, each named once.")
-    common = COMMON
+    name, own = _name(own, argument), f"{own},{COMMON}"
     if scale is not None and scale.steps is not None and given.train.steps == presets.SIZES[size].steps:
-        common += f",train.steps={scale.steps}"
+        own += f",train.steps={scale.steps}"
     if scale is not None and scale.eval_tokens is not None and given.eval.tokens == presets.SIZES[size].eval_tokens:
-        common += f",eval.tokens={scale.eval_tokens}"
-    name = _name(own, argument)
-    own = f"{own},{common}"
+        own += f",eval.tokens={scale.eval_tokens}"
     config = read(_text(own, rate=UNIT, seed=0))
     # A judgement keeps its built-in text when other packages are installed.
     corpus = open_corpus(
@@ -306,9 +312,8 @@ def make_plan(
             f"--config={text} is evaluated on {', '.join(corpus.eval_domains)}; a judgement needs domains that it is "
             "trained on and domains that it is not, as in the regime limited."
         )
-    references = {model: reference_text(config, settings, common) for model, settings in REFERENCES.items()}
-    made = {model: read(reference) for model, reference in references.items()}
-    matched = matching.match(text, config, made[SAME_BLOCK], how=match)
+    references = {model: reference(config, settings) for model, settings in REFERENCES.items()}
+    matched = matching.match(text, config, references[SAME_BLOCK], how=match)
     if matched is not None:
         own = f"{own},model.mlp.dim={matched.width}"
         config = read(_text(own, rate=UNIT, seed=0))
@@ -319,7 +324,9 @@ def make_plan(
             f"The learning rates of the size {size} were recorded with {scale.batch_tokens:,} tokens a step, and a "
             f"step has {batch:,} here; others may be better."
         )
-    join = joined.read(runs, config, made, name=name, domains=domains, against=against, manifest=corpus.manifest_hash)
+    join = joined.read(
+        runs, config, references, name=name, domains=domains, against=against, manifest=corpus.manifest_hash
+    )
     return Plan(
         model=name,
         text=own,
@@ -357,33 +364,22 @@ def workdir_name(model: str, config: Config, *, manifest: str) -> str:
     return f"{name}-{config.size}-seed{config.train.seed}-{key}"
 
 
-def reference_text(config: Config, settings: str, common: str) -> str:
-    """Return the text of a reference's config: its mixer's `settings`, and what `config` shares with it.
-
-    Raises `UserError` if a setting cannot be written on the command line.
-    """
-    text = f"transformer_pp:{config.size},{settings},{common}"
-    base, ours = _flat(read(text)), _flat(config)
-    shared = [key for key in ours if key.partition(".")[0] in SHARED and key not in OWN]
-    # Its tokenizer decides the vocabulary.
-    changes = {key: ours[key] for key in [*shared, "model.vocab_size"] if ours[key] != base[key]}
-    text = ",".join([text, *(f"{key}={value}" for key, value in changes.items())])
-    made = _flat(read(text))
-    if wrong := [key for key in changes if made[key] != ours[key]]:
-        raise UserError(
-            f"config.{wrong[0]}={ours[wrong[0]]!r} cannot be given to the references as text; choose a value "
-            "without commas or brackets."
-        )
-    return text
+def reference(config: Config, settings: str) -> Config:
+    """Return the config of a reference: its mixer's `settings`, and what it shares with `config`."""
+    base = read(f"transformer_pp:{config.size},{settings},{COMMON}")
+    # The tokenizer of `config` decides the vocabulary.
+    model = dataclasses.replace(base.model, vocab_size=config.model.vocab_size)
+    return dataclasses.replace(base, model=model, **{group: getattr(config, group) for group in SHARED})
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    """Return the settings of all groups but `model`, of which the vocabulary alone, by dotted key."""
-    found: dict[str, Any] = {"model.vocab_size": config.model.vocab_size}
-    for group in SHARED:
-        values = getattr(config, group)
-        found |= {f"{group}.{field.name}": getattr(values, field.name) for field in dataclasses.fields(values)}
-    return found
+def _config_of_run(config: Config, *, rate: float, seed: int) -> Config:
+    """Return the config of a run with a learning rate and a seed."""
+    return dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, lr=float(f"{rate:g}")),
+        train=dataclasses.replace(config.train, seed=seed),
+        data=dataclasses.replace(config.data, seed=seed),
+    )
 
 
 def _own_text(text: str) -> tuple[str, str]:

@@ -44,8 +44,7 @@ def test_the_cost_of_runs_is_the_median_of_their_rows_and_the_highest_peak(tmp_p
 
 
 def test_speeds_of_one_device_make_a_table(tmp_path):
-    references = {name: f"transformer_pp:debug,{settings}" for name, settings in plan.REFERENCES.items()}
-    made = dataclasses.replace(plan_of(), references=references)
+    made = plan_of()
     names = (made.model, SAME_BLOCK)
     runs = [Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0), None, model=name) for i, name in enumerate(names)]
     (table,) = costs.speeds(made, runs).values()

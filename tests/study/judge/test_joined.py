@@ -20,9 +20,8 @@ def read(trainer, tmp_path):
 
     def found(*directories, config="mamba2:debug", **changes):
         made = plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache")
-        references = {name: plan.read(text) for name, text in made.references.items()}
         known = {"name": "mamba2", "domains": made.domains, "against": made.against, "manifest": "m"}
-        return joined.read(directories, made.config, references, **known | changes)
+        return joined.read(directories, made.config, made.references, **known | changes)
 
     return found
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from seqjax.config import to_dict
+from seqjax.config import from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.mixers import _registry
 from seqjax.study.judge import plan
@@ -25,12 +25,12 @@ def plan_of(tmp_path, config="mamba2:debug", **options):
 def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_own(trainer, tmp_path):
     changes = "train.batch_size=8,eval.tokens=512,optim.b2=0.9,optim.clip_norm=None,model.dim=32,model.n_layers=1"
     made = plan_of(tmp_path, f"mamba2:debug,{changes},data.eval_domains=('prose','python')")
-    config = plan.read(made.entry(SAME_BLOCK, HIGH, seed=1)["config"])
+    config = from_config_dict(made.entry(SAME_BLOCK, HIGH, seed=1)["config"])
     assert (config.train.batch_size, config.eval.tokens, config.optim.b2, config.optim.clip_norm) == (8, 512, 0.9, None)
     assert config.data.eval_domains == ("prose", "python")
     assert (config.model.dim, config.model.n_layers) == (64, 2)
     assert config.model.mixer.qk_norm and config.model.mixer.conv
-    assert not plan.read(made.references[PUBLISHED]).model.mixer.conv
+    assert not made.references[PUBLISHED].model.mixer.conv
     assert config.optim.lr == HIGH and config.train.ends == ENDS
     assert config.train.seed == config.data.seed == 1
     assert (config.eval.every, config.checkpoint.ends, config.log.sample_tokens) == (0, "none", 0)
@@ -43,7 +43,7 @@ def test_the_demo_is_shorter_unless_the_config_says_how_long(trainer, tmp_path):
     scale = plan.SCALES["demo"]
     made = plan_of(tmp_path, "mamba2")
     assert (made.config.train.steps, made.config.eval.tokens) == (scale.steps, scale.eval_tokens)
-    assert plan.read(made.references[PUBLISHED]).train.steps == scale.steps
+    assert made.references[PUBLISHED].train.steps == scale.steps
     assert plan_of(tmp_path, "mamba2:demo,train.steps=400").config.train.steps == 400
 
 
@@ -141,26 +141,34 @@ def test_a_judgement_keeps_its_text(trainer, tmp_path, monkeypatch):
 
 
 def test_a_judgement_of_an_earlier_version_goes_on(trainer, tmp_path):
-    """It has a hash in place of its settings."""
+    """It has a hash in place of its settings, and configs of references as text."""
     made = plan_of(tmp_path)
     runs = Runs(made)
-    index = runs.run("mamba2", HIGH).index
+    index, reference = runs.run("mamba2", HIGH).index, runs.run(SAME_BLOCK, HIGH)
     runs.write()
+    text = made.entry("mamba2", HIGH, seed=0)["config"].removeprefix("mamba2:debug")
+    text = f"transformer_pp:debug{text},model.mixer.qk_norm=True,model.mixer.conv=True"
+    study = made.study.read_text()
+    assert study.count(repr(to_dict(reference.config))) == 1
+    made.study.write_text(study.replace(repr(to_dict(reference.config)), repr(text)))
     settings = hashlib.sha256(json.dumps(to_dict(made.config), sort_keys=True).encode()).hexdigest()[:16]
     text, judged = made.study.read_text(), {"config": made.text, "settings": settings, "manifest": made.manifest}
     start, end = text.index("JUDGED = "), text.index("RATES = ")
     made.study.write_text(f"{text[:start]}JUDGED = {judged!r}\n{text[end:]}")
-    assert Runs(plan_of(tmp_path)).run("mamba2", HIGH).index == index
+    again = Runs(plan_of(tmp_path))
+    assert again.run("mamba2", HIGH).index == index
+    assert again.run(SAME_BLOCK, HIGH).config == reference.config
     with pytest.raises(UserError, match=r"eval\.tokens"):
         Runs(plan_of(tmp_path, "mamba2:debug,eval.tokens=512"))
 
 
-def test_a_dropped_run_ends_where_it_is(trainer, tmp_path):
+@pytest.mark.parametrize("model", ["mamba2", SAME_BLOCK])
+def test_a_dropped_run_ends_where_it_is(trainer, tmp_path, model):
     runs = Runs(plan_of(tmp_path))
-    run = runs.run("mamba2", LOW)
+    run = runs.run(model, LOW)
     trainer.write(run, may_stop=lambda run: len(run.lacking) == 2)
     assert run.ends == [10, 13, 16, 20] and not run.complete
     runs.drop(run)
     runs.write()
-    again = Runs(plan_of(tmp_path)).run("mamba2", LOW)
+    again = Runs(plan_of(tmp_path)).run(model, LOW)
     assert again.ends == [10, 13] and again.complete and again.index == run.index
