@@ -5,10 +5,12 @@ text with code in backticks, so they are made reStructuredText first.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import seqjax
 
+README = Path(__file__).parents[1] / "README.md"
 REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
 
 project = "seqjax"
@@ -55,6 +57,14 @@ def escaped(line: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part) for part in parts)
 
 
+def front_page(app: Any, docname: str, source: list[str]) -> None:
+    """Put README at the beginning of the index; its links to files outside docs become links to the repository."""
+    del app
+    if docname == "index":
+        text = README.read_text(encoding="utf-8").replace("](docs/", "](")
+        source[0] = re.sub(r"\]\((?=colab/|lab/|[A-Z]+\.)", f"]({REPOSITORY}/blob/main/", text) + "\n" + source[0]
+
+
 def link_lab(app: Any, docname: str, source: list[str]) -> None:
     """Make links of a page to files of the lab links to the repository."""
     del app, docname
@@ -76,5 +86,6 @@ def link_files(app: Any, doctree: Any) -> None:
 def setup(app: Any) -> None:
     """Docstrings before napoleon reads the sections, links before Sphinx collects the files."""
     app.connect("source-read", link_lab)
+    app.connect("source-read", front_page)
     app.connect("autodoc-process-docstring", as_restructured, priority=400)
     app.connect("doctree-read", link_files, priority=400)

@@ -56,6 +56,18 @@ def test_links_to_the_lab_lead_to_the_repository():
     assert source == [f"[a]({conf().REPOSITORY}/blob/main/lab/results/runs.csv), [b](../configs/mamba2.py)"]
 
 
+def test_the_index_begins_with_readme():
+    source = ["the end"]
+    conf().front_page(None, "index", source)
+    (page,) = source
+    assert page.startswith("# seqjax\n") and page.endswith("the end") and "](docs/" not in page
+    for place in ("quickstart.md", f"{conf().REPOSITORY}/blob/main/SECURITY.md", "pictures/trunks_110m_gaps.png"):
+        assert f"]({place})" in page
+    other = ["text"]
+    conf().front_page(None, "data", other)
+    assert other == ["text"]
+
+
 @pytest.mark.slow
 def test_it_is_built_without_a_warning_and_without_the_lab(tmp_path):
     extras.need("sphinx", "myst_parser", "furo")
