@@ -1,8 +1,7 @@
 """The packages of the wheel, found in the tree so that none can be forgotten; all else is in pyproject.toml.
 
-`configs/` lies beside the code, because people read and copy it, and is installed as `seqjax.configs`. The measured
-speeds of `benchmarks/results` that `--dry_run` reads are installed as `seqjax.recorded`. A wheel also has the commit of
-its code, `seqjax/COMMIT`, which runs record.
+`configs/` lies beside the code, because people read and copy it, and is installed as `seqjax.configs`. A wheel also has
+the commit of its code, `seqjax/COMMIT`, which runs record.
 """
 
 import subprocess
@@ -33,9 +32,6 @@ class BuildWithCommit(build_py):
 
 setup(
     cmdclass={"build_py": BuildWithCommit},
-    packages=[*CODE, *CONFIGS, "seqjax.recorded"],
-    package_dir={
-        "seqjax.configs": "configs",
-        "seqjax.recorded": "benchmarks/results",
-    },
+    packages=[*CODE, *CONFIGS],
+    package_dir={"seqjax.configs": "configs"},
 )

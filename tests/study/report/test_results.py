@@ -350,13 +350,13 @@ def test_gaps_to_a_model_that_is_no_reference(out, capsys):
 STUDIES = Path(__file__).parents[2] / "golden" / "studies"  # one for each format that is stored
 
 
-def assert_same_tables(directory, tmp_path):
-    """Analyse the data of a study again: the tables are those that it has."""
+def assert_same_tables(directory, tmp_path, *, others=()):
+    """Analyse the data of a study again, joined with `others`: the tables are those that it has."""
     (tmp_path / directory.name).mkdir()  # the leaderboard has the name of the directory
     for file in results.DATA:
         if (directory / file).exists() and file != "metrics.npz":
             shutil.copy(directory / file, tmp_path / directory.name)
-    results.analyse(tmp_path / directory.name, quiet=True)
+    results.analyse(tmp_path / directory.name, others=others, quiet=True)
     for file in TABLES:
         assert (tmp_path / directory.name / file).read_bytes() == (directory / file).read_bytes()
 
