@@ -34,7 +34,7 @@ from seqjax.training.step import init_state, make_entropy_step, make_train_step,
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
 from tests.models.test_model import ZERO
-from tests.training.test_partitioning import WARNING, compile_and_listen
+from tests.training.test_step_partitioning import WARNING, compile_and_listen
 
 pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
 

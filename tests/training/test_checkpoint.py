@@ -213,7 +213,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_damage(workdir, mo
             newest.rename(other)
         check(directory, names, **options)
 
-    monkeypatch.setattr(checksums, "check", slow_check)
+    monkeypatch.setattr(checkpoint, "check", slow_check)
     params, step = reader.restore_params(state(0).params)
     reader.close()
     assert step == 12
