@@ -6,6 +6,7 @@ without a start token, such as GPT-2, starts documents with its end token.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ FILE = "tokenizer.json"
 WITH_TEXT = ("tokenizer_config.json", "special_tokens_map.json")
 WITH_IDS = ("generation_config.json", "config.json")
 
+MOST_GROWTH = 1000  # of a text by a normalizer
 MOST_IDS = 1 << 24  # of a vocabulary: arrays have an entry for every id
 ID = range(MOST_IDS)
 # The parts of a tokenizer.json that are read here, apart from the pieces of the vocabulary, which are many.
@@ -43,6 +45,11 @@ class HuggingFaceTokenizer:
     def __init__(self, path: str | Path):
         directory = directory_of(path)
         spec = _spec(directory)
+        if (growth := _growth(spec.get("normalizer"))) > MOST_GROWTH:
+            raise UserError(
+                f"{directory / FILE}: its normalizer can make a text {growth:.0e} times as long, more than "
+                f"{MOST_GROWTH:,} times. Fetch the file again."
+            )
         try:
             import tokenizers  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
@@ -198,6 +205,18 @@ def _types(node: Any) -> Iterable[str]:
         yield str(node.get("type"))
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _types(child)
+
+
+def _growth(step: Any) -> float:
+    """Return how many times as long a normalizer can make a text: the product over its steps."""
+    if not isinstance(step, dict):
+        return 1.0
+    if isinstance(steps := step.get("normalizers"), list):
+        return math.prod(map(_growth, steps))
+    pattern, added = step.get("pattern"), step.get("content", step.get("prepend", ""))
+    replaced = pattern.get("String", "") if isinstance(pattern, dict) else ""
+    sizes = [len(text) if isinstance(text, str) else 0 for text in (added, replaced)]
+    return max(1.0, sizes[0] / max(1, sizes[1]))
 
 
 def _spec(directory: Path) -> dict[str, Any]:

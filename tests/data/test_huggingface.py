@@ -227,3 +227,18 @@ def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(UserError, match="is not read by tokenizers"):
         huggingface.HuggingFaceTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("steps", [9, 3])
+def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
+    """Ten letters for one, again and again: 10^9 letters after nine steps."""
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"})
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [longer] * steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    if steps == 9:
+        with pytest.raises(UserError, match=r"tokenizer\.json: its normalizer"):
+            huggingface.HuggingFaceTokenizer(tmp_path)
+    else:
+        assert huggingface.HuggingFaceTokenizer(tmp_path).vocab_size
