@@ -4,10 +4,9 @@
 
 12 heads of 64, chunks of 128, bf16, 64 sequences: attention over the whole cache (`seqjax.ops.attention.attention_step`
 and jax.nn's, by XLA), Top-1 Element, Top-1 Chunk exact, best_key, approx (with its table of chunk means) and shortlist
-(of four, by the same table), best_key and approx also of four chunks, each by implementation. A time is that of one
-layer; caches are drawn once per layer, as many of 12 layers as fit into half of the device's memory, and a call steps
-through them one after the other, so that none is found in a cache by luck and dispatch is paid once. Beside it: bytes
-that must be read, the bandwidth that makes, and the ratio to attention.
+(four chunks, same table); best_key and approx also with four chunks, each by implementation. Times are per layer. A
+call steps through up to 12 layers, as many caches as fit into half of the device's memory. So no cache line is reused
+and dispatch is paid once. The report also has the bytes to read, the bandwidth and the ratio to attention.
 
 Writes benchmarks/results/decode.json and decode.png; a quick run writes to runs/benchmarks/.
 """

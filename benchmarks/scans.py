@@ -10,14 +10,14 @@ heads of 96 x 192) and KDA (6 of 128 x 128). short_conv is Mamba-1's and 2's con
 short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with their norm), short_conv_v that of its v (1,152
 channels). token_shift6 is RWKV-7's token shift (768 channels, 6 branches), token_shift_moved that of RWKV-6 (5
 branches, whose shares are by token). wkv7_operands is what RWKV-7 makes of its projections before the recurrence (12
-heads of 64, ranks 64, 64 and 32). norm_* are what stands behind the recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and
-7: norm, gate and what is added; norm_residual is a block's RMSNorm beside the residual stream (768 channels). path is
+heads of 64, ranks 64, 64 and 32). norm_* are the operations after the recurrences of Gated DeltaNet, Mamba-2, RWKV-6
+and 7: norm, gate and additive terms; norm_residual is a block's RMSNorm with its residual addition (768 channels). path is
 PaTH attention (12 heads of 64), of which the walk over the chunks has kernels. One layer each, 16-bit inputs where the
 mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
-largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its kernels are timed too
-(`fla`, whose difference is of results alone, and beside its times those of its kernels without the host's pauses);
-`--dim` has 768 / dim heads of so many keys and values in place of the sizes of the configs, and leaves xla's times out.
+largest entry. With the package flash-linear-attention and a torch with CUDA, its kernels are timed too (`fla`), also
+without the pauses of the host; its difference covers results only.
+`--dim` uses 768 / dim heads of this dimension instead of the configs' sizes, and omits xla's times.
 `--batch=1 --seq_len=102400` is one long sequence, of which Triton cuts the passes over time into segments; give it
 `--cases`. Writes benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """

@@ -1,7 +1,6 @@
 """Llama, Mistral, Qwen2, Qwen3 and GPT-2 under the names of transformers, as written by its `save_pretrained`.
 
-Qwen2 is a Llama with biases on q, k and v alone, Qwen3 one with an RMSNorm of every head's q and k before RoPE, whose
-eps is that of the other norms.
+Qwen2 adds biases to q, k and v. Qwen3 instead applies a per-head RMSNorm to q and k before RoPE (same eps).
 """
 
 from typing import Any

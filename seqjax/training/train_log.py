@@ -90,15 +90,15 @@ class TrainLog:
         self._loss_sum, self._loss_count = state["window"]
         self.clock.start(step, seconds=state["seconds"])
         if self._lead:
-            project = self._config.log.wandb
+            project, wandb = self._config.log.wandb, None
+            if project:
+                wandb = WandbRun(self._workdir, project, settings=without_passwords(to_dict(self._config)))
             self._writer = Metrics(
                 self._workdir,
                 position=state["metrics"],
                 step=step,
                 tensorboard=self._config.log.tensorboard,
-                wandb=WandbRun(self._workdir, project, settings=without_passwords(to_dict(self._config)))
-                if project
-                else None,
+                wandb=wandb,
             )
             eval_losses.start(self._workdir, blocks, step=step)
 

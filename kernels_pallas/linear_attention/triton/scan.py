@@ -124,7 +124,7 @@ def _forward(way: Way, r, k, v, log_w, bonus, low, initial):
     rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED * bool(low)
     body = partial(_run_forward, way=way, has_bonus=bool(bonus), n_low=len(low))
     o, last, states, *solved = fold_vmap(body, rule)(r, k, v, log_w, *bonus, *low, initial)
-    # Named as those of the other recurrences, so that one policy of rematerialisation keeps either.
+    # Same names as in the other recurrences: one rematerialisation policy keeps all of them.
     states = checkpoint_name(states, "chunk_states")
     solved = [checkpoint_name(x, name) for x, name in zip(solved, ("chunk_inverse", "chunk_states"), strict=False)]
     return (o, last), (r, k, v, log_w, bonus, low, states, solved)

@@ -15,6 +15,7 @@ import os
 import pprint
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import seqjax
@@ -142,7 +143,7 @@ class Runs:
         before: Sequence[float] = ()
         if plan.study.is_file():
             module = presets.load_file(plan.study)
-            if other := _other(plan, _judged(plan.out)):
+            if other := _other(plan, _judged(module)):
                 raise UserError(f"--out={plan.out}: its study.py {other}. Give another --out.")
             self._entries |= module.RUNS
             before = module.RATES
@@ -209,10 +210,9 @@ class Runs:
             file.write(text.encode())
 
 
-def _judged(out: Path) -> dict[str, Any]:
-    """Return the identity of the judgement in a directory; {} if it has none."""
-    path = out / "study.py"
-    found = getattr(presets.load_file(path), "JUDGED", None) if path.is_file() else None
+def _judged(study: ModuleType) -> dict[str, Any]:
+    """Return the identity of the judgement that wrote a study file; {} if none did."""
+    found = getattr(study, "JUDGED", None)
     return found if isinstance(found, dict) and {"config", "settings", "manifest"} <= found.keys() else {}
 
 
@@ -298,12 +298,14 @@ def make_plan(
     if scale is not None and scale.eval_tokens is not None and given.eval.tokens == presets.SIZES[size].eval_tokens:
         own += f",eval.tokens={scale.eval_tokens}"
     config = read(_text(own, rate=UNIT, seed=0))
+    begun = Path(out) / "study.py"
     # A judgement keeps its built-in text when other packages are installed.
+    recorded = _judged(presets.load_file(begun)).get("manifest", "") if begun.is_file() else ""
     corpus = open_corpus(
         config.data,
         seq_len=config.train.seq_len,
         vocab_size=config.model.vocab_size,
-        recorded=_judged(Path(out)).get("manifest", ""),
+        recorded=recorded,
     )
     against = tuple(name for name in corpus.eval_domains if name in corpus.in_domain)
     domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)

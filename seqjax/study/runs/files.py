@@ -203,10 +203,10 @@ def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
 
 
 def _unchecked(runs: Sequence[Record]) -> list[str]:
-    """Return a message about the runs that began before there were identities, or have lost their run.json."""
+    """Return a message about the runs that began before there were identities."""
     labels = [run.label for run in runs if not run.metadata.get("identity")]
     named = ", ".join(labels[:3]) + f" and {len(labels) - 3} others" * (len(labels) > 3)
-    return [f"Not checked, because run.json has no identity (seqjax/training/identity.py): {named}."] * bool(labels)
+    return [f"Not checked, because they began before runs had identities: {named}."] if labels else []
 
 
 def _gather_metrics(
