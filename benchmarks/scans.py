@@ -11,9 +11,9 @@ short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with their norm
 channels). token_shift6 is RWKV-7's token shift (768 channels, 6 branches), token_shift_moved that of RWKV-6 (5
 branches, whose shares are by token). wkv7_operands is what RWKV-7 makes of its projections before the recurrence (12
 heads of 64, ranks 64, 64 and 32). norm_* are the operations after the recurrences of Gated DeltaNet, Mamba-2, RWKV-6
-and 7: norm, gate and additive terms; norm_residual is a block's RMSNorm with its residual addition (768 channels). path is
-PaTH attention (12 heads of 64), of which the walk over the chunks has kernels. One layer each, 16-bit inputs where the
-mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
+and 7: norm, gate and additive terms; norm_residual is a block's RMSNorm with its residual addition (768 channels).
+path is PaTH attention (12 heads of 64), whose walk over the chunks has kernels. One layer each, 16-bit inputs where
+the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
 largest entry. With the package flash-linear-attention and a torch with CUDA, its kernels are timed too (`fla`), also
 without the pauses of the host; its difference covers results only.

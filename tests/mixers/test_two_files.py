@@ -36,11 +36,11 @@ LOOK = (
 def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
     """In a copy: the page's mixer passes the contract by its name alone, and the tests that look at all mixers pass."""
     tree = tmp_path / "tree"
-    not_code = {str(support.ROOT / name) for name in ("build", "runs", "lab", "benchmarks/results")}
+    not_code = {str(support.ROOT / name) for name in (".git", ".venv", "build", "runs", "lab", "benchmarks/results")}
 
     def ignored(directory: str, names: list[str]) -> set[str]:
-        hidden = {name for name in names if name.startswith((".", "__pycache__")) or name.endswith(".egg-info")}
-        return hidden | {name for name in names if str(Path(directory, name)) in not_code}
+        made = {name for name in names if name.endswith(("__pycache__", "_cache", ".egg-info", ".hypothesis"))}
+        return made | {name for name in names if str(Path(directory, name)) in not_code}
 
     shutil.copytree(support.ROOT, tree, ignore=ignored)
     for name in ("lab", "benchmarks/results"):  # to which pages link
