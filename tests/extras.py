@@ -71,18 +71,12 @@ class Lazy:
     """A module that is imported at its first use: workers collect every file, and run some of them."""
 
     def __init__(self, load: Callable[[], Any]):
-        vars(self)["_load"] = load
+        self._load = load
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith(("__", "_pytest", "pytest")):  # pytest asks every global of a test file
             raise AttributeError(attribute)
         return getattr(self._load(), attribute)
-
-    def __setattr__(self, attribute: str, value: Any) -> None:
-        setattr(self._load(), attribute, value)
-
-    def __delattr__(self, attribute: str) -> None:
-        delattr(self._load(), attribute)
 
 
 def lazy(name: str) -> Any:
@@ -92,13 +86,10 @@ def lazy(name: str) -> Any:
 
 
 def triton_module(name: str) -> Any:
-    """Return a module of `kernels_pallas` that imports triton; a test that uses it is skipped without triton."""
-
-    def load() -> Any:
-        need("torch", "triton")
-        return importlib.import_module(f"kernels_pallas.{name}")
-
-    return Lazy(load)
+    """Return a module of `kernels_pallas` that imports triton; without triton, a test that uses it is skipped."""
+    if lacking("torch", "triton"):
+        return Lazy(lambda: need("torch", "triton"))
+    return importlib.import_module(f"kernels_pallas.{name}")
 
 
 def mark(*packages: str) -> pytest.MarkDecorator:
