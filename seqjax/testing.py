@@ -190,10 +190,17 @@ def check_pieces(case: Case) -> None:
 
 
 def check_long_cache(case: Case) -> None:
-    """A cache may be longer than its content."""
-    tokens = case.tokens((BATCH, LENGTH - 3), seed=5)
-    logits, _ = case.prefill(case.params, tokens, case.model.init_cache(BATCH, case.model.longest or 64))
-    _assert_close(logits, case.logits(case.params, tokens)[:, -1], "prefill into a cache of 64 tokens")
+    """A cache may be longer than its content, and a full one may grow."""
+    tokens = case.tokens((BATCH, LENGTH), seed=5)
+    want, longest = np.asarray(case.logits(case.params, tokens)), case.model.longest or 64
+    n = LENGTH - 3
+    logits, _ = case.prefill(case.params, tokens[:, :n], case.model.init_cache(BATCH, longest))
+    _assert_close(logits, want[:, n - 1], f"prefill into a cache of {longest} tokens")
+    _, cache = case.prefill(case.params, tokens[:, :n], case.model.init_cache(BATCH, n))
+    cache = case.model.grow_cache(cache, BATCH, longest)
+    for t in range(n, LENGTH):
+        logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
+        _assert_close(logits, want[:, t], f"step at position {t}, after a cache of {n} tokens grew to {longest}")
 
 
 # --------------------------------------------------------------------------------------------- forms of one computation

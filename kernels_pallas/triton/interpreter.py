@@ -23,7 +23,7 @@ def is_chosen() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def host_function(kernel: Any, out_shape: tuple, grid: tuple, zeroed: tuple, constants: dict) -> Callable:
+def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -> Callable:
     """Return the host function of a call: numpy arrays alone, and never a call of jax, which could wait for itself."""
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
@@ -31,7 +31,7 @@ def host_function(kernel: Any, out_shape: tuple, grid: tuple, zeroed: tuple, con
 
         _patch_interpreter()
         inputs = [_to_torch(np.asarray(x)) for x in arrays]
-        outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype), i in zeroed)) for i, x in enumerate(out_shape)]
+        outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype))) for x in out_shape]
         with _lock, torch.no_grad(), np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # its loops turn arrays of one element into integers
             kernel[grid](*inputs, *outputs, **constants)
@@ -40,10 +40,8 @@ def host_function(kernel: Any, out_shape: tuple, grid: tuple, zeroed: tuple, con
     return run
 
 
-def _fresh(shape: tuple, dtype: np.dtype, zero: bool) -> np.ndarray:
+def _fresh(shape: tuple, dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory at its worst, so that an element nobody wrote shows: NaN, or the most negative integer."""
-    if zero:
-        return np.zeros(shape, dtype)
     return np.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)
 
 

@@ -13,14 +13,17 @@ a variant does not read is still some array.
 
 import importlib
 import importlib.util
-import warnings
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
 
 from kernels_pallas import device
 from kernels_pallas.triton import interpreter
+
+log = logging.getLogger("kernels_pallas")
 
 
 def refusal(platform: str) -> str | None:
@@ -47,7 +50,24 @@ def refusal(platform: str) -> str | None:
         return "Triton kernels need an NVIDIA GPU with CUDA, this one names no compute capability"
     if capability < device.AMPERE:
         return f"the GPU has compute capability {capability / 10}, the kernels need {device.AMPERE / 10} or later"
+    if capability > device.HOPPER:
+        _report_newer_gpu(capability)
+        return (
+            f"the GPU has compute capability {capability / 10}; the kernels are tested up to {device.HOPPER / 10}, and "
+            "Triton can compute wrong values on later GPUs (triton-lang/triton#10821)"
+        )
     return None
+
+
+@cache
+def _report_newer_gpu(capability: int) -> None:
+    """Report once per process that ops choose other backends than Triton on this GPU."""
+    log.warning(
+        "Triton kernels are off on this GPU (compute capability %s; tested up to %s, see triton-lang/triton#10821): "
+        "ops run on cuDNN or XLA, which can be slower.",
+        capability / 10,
+        device.HOPPER / 10,
+    )
 
 
 def launch(
@@ -57,7 +77,6 @@ def launch(
     grid: tuple[int, ...],
     num_warps: int = 4,
     num_stages: int = 2,
-    zeroed: tuple[int, ...] = (),
     name: str = "",
     **constants: Any,
 ) -> tuple[jax.Array, ...]:
@@ -66,36 +85,38 @@ def launch(
     Args:
       kernel: a `@triton.jit` function whose parameters are the inputs, the outputs and then constexpr ones.
       *arrays: arrays for the input pointers, row-major and contiguous.
-      out_shape: of every output. Memory is not initialised: the kernel writes it all, or it is `zeroed`.
+      out_shape: of every output. Memory is not initialised: the kernel writes all of it.
       grid: programs along up to three axes; the first may have 2^31 - 1, the others 65,535.
       num_warps: warps per program.
       num_stages: depth of the software pipeline of loops.
-      zeroed: indices of outputs that start as zeros.
       name: of the call in profiles; the kernel's own by default.
       **constants: the constexpr parameters, every one of them.
     """
     out_shape = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape)
     name = name or kernel.fn.__name__
     if interpreter.is_chosen():
-        run = interpreter.host_function(kernel, out_shape, grid, zeroed, constants)
+        run = interpreter.host_function(kernel, out_shape, grid, constants)
         outs = jax.pure_callback(run, out_shape, *arrays)
     else:
-        jax_triton: Any = importlib.import_module("jax_triton")  # on a GPU alone: pyright sees a CPU
-
-        # 0.4 renamed out_shape; 0.3 would hand the new name to the kernel
-        shape_argument = "out_type" if tuple(jax_triton.__version_info__[:2]) >= (0, 4) else "out_shape"
-        with warnings.catch_warnings():
-            # 0.4 wants mutable references in place of zeroed_outputs, 0.3 knows only the latter
-            warnings.filterwarnings("ignore", "zeroed_outputs is deprecated", DeprecationWarning)
-            outs = jax_triton.triton_call(
-                *arrays,
-                kernel=kernel,
-                grid=grid,
-                name=name,
-                num_warps=num_warps,
-                num_stages=num_stages,
-                zeroed_outputs=tuple(zeroed),
-                **{shape_argument: out_shape},
-                **constants,
-            )
+        jax_triton: Any = importlib.import_module("jax_triton")  # needs jaxlib with CUDA, which pyright does not see
+        outs = jax_triton.triton_call(
+            *arrays,
+            kernel=kernel,
+            grid=grid,
+            name=name,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            **call_options(tuple(jax_triton.__version_info__[:2]), out_shape),
+            **constants,
+        )
     return tuple(outs)
+
+
+def call_options(version: tuple[int, int], out_shape: tuple[jax.ShapeDtypeStruct, ...]) -> dict[str, Any]:
+    """Return the arguments of `triton_call` whose names depend on the version of jax_triton.
+
+    Multiply-add fusion is set because Triton 3.10 turns it off by default: kernels would be slower and their bits differ.
+    """
+    if version < (0, 4):
+        return {"out_shape": out_shape, "enable_fp_fusion": True}
+    return {"out_type": out_shape, "backend_options": {"enable_fp_fusion": True}}

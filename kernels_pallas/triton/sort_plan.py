@@ -42,7 +42,6 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
         ],
         grid=(tiles * B * H,),
         num_warps=min(tile // 32, 16) if tile > 128 else 4,
-        zeroed=(1,),
         name="top1_chunk_rank",
         T=T,
         H=H,

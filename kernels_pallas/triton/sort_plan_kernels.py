@@ -16,7 +16,7 @@ def rank_kernel(
     sel_ptr, rank_ptr, count_ptr,
     T: tl.constexpr, H: tl.constexpr, NC: tl.constexpr, TILE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Rank [B, H, T] and count [B, H, tiles, NC] int32 (zero before) from sel [B, T, H].
+    """Rank [B, H, T] and count [B, H, tiles, NC] int32 from sel [B, T, H].
 
     Rows with sel = -1 count nowhere.
     """
@@ -38,9 +38,12 @@ def rank_kernel(
         total_R += tl.sum(is_same_RS, 1)
         rank_R += tl.sum(tl.where(other_S[None, :] < here_R[:, None], is_same_RS, 0), 1)
     tl.store(rank_ptr + bh.to(tl.int64) * T + row_R, rank_R, mask=row_R < T)
+    count_ptr += (bh.to(tl.int64) * n_tiles + tile) * NC
+    for start in tl.range(0, NC, TILE):
+        tl.store(count_ptr + start + here_R, tl.zeros([TILE], tl.int32), mask=start + here_R < NC)
+    tl.debug_barrier()  # other threads of the program write the counts over these zeros
     # the last row of a chunk in this tile writes the chunk's count
-    at_R = (bh.to(tl.int64) * n_tiles + tile) * NC + sel_R
-    tl.store(count_ptr + at_R, total_R, mask=(rank_R == total_R - 1) & (sel_R >= 0))
+    tl.store(count_ptr + sel_R, total_R, mask=(rank_R == total_R - 1) & (sel_R >= 0))
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """Decode one token at a time, after a prompt that is fed in pieces.
 
 Programs are compiled for few shapes. A prompt is fed in pieces of one size, then of `SMALL_PIECE` tokens, and its
-remainder by decoding steps; caches have lengths that are powers of two. Decoding thus compiles nothing per token, and
-almost nothing for prompts of other lengths.
+remainder by decoding steps. Cache lengths are powers of two: a full cache grows to twice its length, so a token's cost
+follows the tokens so far and not the requested number. Decoding compiles nothing per token, one program per cache
+length, and almost nothing for prompts of other lengths.
 """
 
 import contextlib
@@ -97,7 +98,9 @@ def tokens(
     n_shared = int(lengths_B.min())
     call = functools.partial(_call, timing)
     with _measured(timing, timing.prefill), on_mesh():
-        cache = call(_empty_cache, model=model, batch=n_batch, max_len=_cache_length(model, n_prompt + n_new))
+        model.check_length(n_prompt + n_new)
+        length = _cache_length(model, n_prompt + min(n_new, SMALLEST_CACHE))
+        cache = call(_empty_cache, model=model, batch=n_batch, max_len=length)
         position, logits_BO = 0, None
         for size in _pieces(n_shared, prefill_chunk):
             piece_BT, at = prompt_BT[:, position : position + size], np.int32(position)
@@ -120,6 +123,9 @@ def tokens(
             if at < n_prompt:
                 token_B = call(_own_or_drawn, prompt_BT[:, at], lengths_B > at, token_B)
             if i + 1 < n_steps:
+                if at == length:
+                    length = _cache_length(model, length + 1)
+                    cache = call(_grow_cache, cache, model=model, batch=n_batch, max_len=length)
                 logits_BO, cache = call(_step, params, token_B, np.int32(at), cache, model=model)
                 following_B, is_finite = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
             found_B, was_finite = jax.device_get((token_B, was_finite))
@@ -157,6 +163,11 @@ def _cache_length(model: Model, n_tokens: int) -> int:
 @functools.partial(jax.jit, static_argnames=("model", "batch", "max_len"))
 def _empty_cache(*, model: Model, batch: int, max_len: int) -> Cache:
     return replicate(model.init_cache(batch, max_len))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "batch", "max_len"))
+def _grow_cache(cache: Cache, *, model: Model, batch: int, max_len: int) -> Cache:
+    return replicate(model.grow_cache(cache, batch, max_len))
 
 
 # The input cache is donated to the output cache, so that only one exists.

@@ -54,7 +54,11 @@ class Mixer(nnx.Module):
 
     @abc.abstractmethod
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
-        """Return an empty cache for `max_len` tokens: an array or a NamedTuple of arrays, with the batch axis first."""
+        """Return an empty cache for `max_len` tokens: an array or a NamedTuple of arrays, with the batch axis first.
+
+        A full cache grows by copying its arrays to the start of a longer empty cache (`Model.grow_cache`). Therefore a
+        longer cache has the same arrays with equal or longer axes, and each token's entry has the same index in both.
+        """
 
     @abc.abstractmethod
     def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:

@@ -104,7 +104,8 @@ class Model:
         lengths = [block.longest for block in self.abstract_blocks()]
         return min((n for n in (*lengths, self.max_len * self.config.learned_positions) if n), default=0)
 
-    def _check_length(self, n_tokens: int) -> None:
+    def check_length(self, n_tokens: int) -> None:
+        """Raise `UserError` for more tokens than the model's table of positions has."""
         if self.longest and n_tokens > self.longest:
             raise UserError(
                 f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, as many as it "
@@ -221,7 +222,7 @@ class Model:
 
     def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
         """Return the input of the first block: the embeddings [B, T, D] and the initial carry."""
-        self._check_length(tokens_BT.shape[1])
+        self.check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
         return x_BTD, self._init_carry(x_BTD)
 
@@ -254,11 +255,19 @@ class Model:
         Unlike the parameters they are not stacked: only separate arrays can be updated in place, one token at a time.
         Raises `UserError` if the model has a table of fewer positions.
         """
-        self._check_length(max_len)
+        self.check_length(max_len)
         return tuple(
             {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
             for _ in range(self.repeats)
         )
+
+    def grow_cache(self, cache: Cache, batch: int, max_len: int) -> Cache:
+        """Return `cache` with room for `max_len` tokens instead of fewer (the contract of `Mixer.init_cache`)."""
+
+        def grown(empty: Array, old: Array) -> Array:
+            return old if old.shape == empty.shape else jax.lax.dynamic_update_slice(empty, old, [0] * old.ndim)
+
+        return jax.tree.map(grown, self.init_cache(batch, max_len), cache)
 
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """Fill an empty cache with a prompt; return the float32 logits after its last token [B, O] and the cache."""
