@@ -93,6 +93,18 @@ class LateForgetful(LateLeak):
         return 0.1 * x_BTD
 
 
+class NewestLast(Sound):
+    """Keeps its tokens at the end of the cache, so that a longer cache has other places for them."""
+
+    def init_cache(self, batch, max_len, dtype):
+        return Sum(jnp.zeros((batch, max_len, self.dim), dtype))
+
+    def step(self, x_BD, cache):
+        u_BSD = jnp.concatenate([cache.total_BD[:, 1:], self.up(x_BD)[:, None]], axis=1)
+        weight_S = 0.5 ** jnp.arange(u_BSD.shape[1])[::-1]
+        return self.out(jnp.einsum("s,bsd->bd", weight_S.astype(u_BSD.dtype), u_BSD)), Sum(u_BSD)
+
+
 class Nothing(Sound):
     def __call__(self, x_BTD):
         return None
@@ -175,6 +187,7 @@ def test_a_sound_mixer_passes_all():
             marks=pytest.mark.slow,
         ),
         (Forgetful, "step", r"step at position 1 after a prompt of 0 tokens: logits differ .* by up to \d"),
+        (NewestLast, "long_cache", r"step at position 20, after a cache of 20 tokens grew to 64: logits differ"),
         (LateLeak, "long", r"changing token 129 moved the logits at position 128, before it"),
         pytest.param(
             LateGradientLeak,
