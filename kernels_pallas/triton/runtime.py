@@ -115,7 +115,7 @@ def launch(
 def call_options(version: tuple[int, int], out_shape: tuple[jax.ShapeDtypeStruct, ...]) -> dict[str, Any]:
     """Return the arguments of `triton_call` whose names depend on the version of jax_triton.
 
-    Multiply-add fusion is set because Triton 3.10 turns it off by default: kernels would be slower and their bits differ.
+    Multiply-add fusion is set because Triton 3.10 turns it off by default, which slows kernels and changes their bits.
     """
     if version < (0, 4):
         return {"out_shape": out_shape, "enable_fp_fusion": True}
