@@ -1,4 +1,4 @@
-"""The token shift with its interpolations as a differentiable function over interchangeable backends.
+"""RWKV's token shift as a differentiable op with interchangeable backends.
 
     y_n,t = x_t + (x_{t-1} - x_t) m_n,t,   m_n,t = mu_n, or mu_n + move_n,t        n = 1 ... N branches
 
@@ -7,7 +7,7 @@ With g_n the gradient of y_n,
     dx_t = sum_n (g_n,t (1 - m_n,t) + g_n,t+1 m_n,t+1),   dlast = sum_n g_n,0 m_n,0
     dmove_n,t = g_n,t (x_{t-1} - x_t),   dmu_n = sum over tokens of dmove_n,t
 
-Both backends keep the inputs alone for the backward pass.
+Both backends keep only the inputs for the backward pass.
 """
 
 from jaxtyping import Array, Float
@@ -28,21 +28,22 @@ def token_shift(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T D"], ...]:
-    """Return the interpolation of every input with the one before it, for each of the N `mus`.
+    """Return each input interpolated with the previous input, once per `mus` entry.
 
     Args:
-      x_BTD: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
-      last_BD: the input before the first; None is zero. It is rounded to the dtype of `x_BTD`, as `moves_NBTD` is.
-      mus: share of the input before, by channel; N >= 1.
-      moves_NBTD: added to `mus`, by token (RWKV-6); None is zero.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      x_BTD: inputs; fp32, bf16 or fp16 (fp64 under x64), any T >= 1.
+      last_BD: input before the first position; None means zero. It and `moves_NBTD` are rounded to the dtype of
+        `x_BTD`.
+      mus: weight of the previous input per channel, one array per branch; N >= 1.
+      moves_NBTD: per-token offsets of `mus` (RWKV-6); None means zero.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
       N arrays [B, T, D] in the dtype of `x_BTD`. triton computes in fp32 and rounds once; xla computes in that dtype.
 
     Raises:
-      ValueError: no `mus`, or shapes that disagree.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      ValueError: empty `mus`, or shapes that disagree.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: Peng et al., arXiv 2404.05892 (RWKV-5 and 6) and 2503.14456 (RWKV-7).
     """
