@@ -6,7 +6,7 @@
 
 The skip term s a adds a second operand: RWKV-7's values with a factor s = r . (k u) per token and head, or Mamba-2's
 inputs with one factor per head. Gate and skip are optional. Let u be the norm before gain and bias, r the divisor of x,
-w the gate's operand, and dw = dy act(g) (gate first: dz act(g), with dz the gradient of the norm's operand):
+w the gate's operand, and dw = dy act(g) (gate first: dz act(g), with dz the gradient for the norm's operand):
 
     dx = (dn gain - mean(dn gain) - u mean(dn gain u)) / r        the first mean only with a bias
     dgain = sum dn u,   dbias = sum dn                            dn = dw (gate first: dy), sums over tokens

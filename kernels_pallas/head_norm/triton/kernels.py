@@ -176,7 +176,7 @@ def backward_kernel(
                 w_RV += bias_RV
         if SKIP:
             w_RV += skip_RV * factor_R1
-        dw_RV = dy_RV  # gradient of the gate's result, then of its operand
+        dw_RV = dy_RV  # gradient: first for the gate's result, then for its operand
         if FIRST:
             z_RV = w_RV * active_RV if GATE else w_RV
             unit_RV, scale = normed(z_RV, is_channel_RV, EPS, BIAS, N, FIRST)
@@ -204,7 +204,7 @@ def backward_kernel(
 def store_sums(
     ptr, first, x_RV, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr
 ):
-    """Write sums over the tokens of a tile to the rows of its heads."""
+    """Write sums over a tile's tokens to the rows of its heads."""
     if TOKENS > 1:
         x_RV = tl.sum(tl.reshape(x_RV, [TOKENS, HEADS, VP]), 0)
     store_rows(ptr, first + tl.arange(0, HEADS), V, H, x_RV, V, VP)

@@ -44,7 +44,7 @@ class Rows(NamedTuple):
     warps: int
 
 
-# Keyed by kernel. A tile of an "all" kernel is one token, whatever its number of channels. 8 channels per thread load #
+# Keyed by kernel. A tile of an "all" kernel is one token with all channels. 8 channels per thread load #
 # 16 bytes of 16-bit inputs at a time. Fastest of up to 81 settings on one H200 at the sizes of RWKV-7 and Mamba-2 #
 # (lab/log/kernels.md).
 TILES = {
@@ -109,7 +109,7 @@ def forward(call: Call, *given: Any) -> tuple[Any, tuple]:
 
 
 def backward(call: Call, given: tuple, dy: Any) -> tuple:
-    """Return the gradients of the operands of `forward`."""
+    """Return the gradients of `forward`'s operands."""
     run, leaves, dims = _with_rules(_run_backward, call, given)
     of_results = dy if call.with_input else (dy,)
     gradients = run(f"{dims}{f', {_DATA}' * len(of_results)} -> {dims}")(*leaves, *of_results)
@@ -162,7 +162,7 @@ def _launch(
 ) -> tuple[Array, ...]:
     """Launch a kernel over the tokens and head groups of x.
 
-    Another operand stands in for an absent one; the kernel does not read it.
+    A placeholder, which the kernel does not read, replaces an absent operand.
     """
     x, gate, skip, gain, bias = given
     B, T, H, V = x.shape
