@@ -1,1 +1,1 @@
-"""Post-recurrence block: per-head norm, a skip connection and an output gate."""
+"""Post-recurrence block: per-head norm, optional skip term and output gate."""

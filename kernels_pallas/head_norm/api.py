@@ -111,7 +111,7 @@ def _run(
 ) -> Array | tuple[Array, Array]:
     """Run a call on the chosen backend, or on the best one that can run it."""
     if not call.eps > 0:
-        raise ValueError(f"eps must be above 0, got {call.eps}: a head of zeros has no norm without")
+        raise ValueError(f"eps must be above 0, got {call.eps}: a head of zeros would be divided by zero")
     acc = accumulation_dtype(x_BTHV)
     data = [x for x in (x_BTHV, gate_BTHV, None if skip is None else skip[0]) if x is not None]
     wide = [x.astype(acc) for x in (None if skip is None else skip[1], gain_HV, bias_HV) if x is not None]

@@ -23,7 +23,7 @@ Let L be the gradient of the state after a chunk. The gradients mirror the forwa
     d(r|k) = dO V^T,   d(r|b) = dO U^T,   d(a|k) = dY V^T,   d(a|b) = dY U^T  (none through the inverse)
     dr_i = e^{g_i} (S dO_i) + terms in d(r|k) and d(r|b), summed over j;  da likewise with dY
     dk_j = e^{g_C - g_j} (L v_j) + terms in d(r|k) and d(a|k), summed over i;  db likewise with U
-    dg adds x dx of each reader and -y dy of each writer, without the diagonal terms, which cancel. The last position
+    each reader adds x dx to dg (or dg'), each writer -y dy to dg, without the diagonal terms, which cancel. The last dg
     of a chunk adds e^{g_C} rowsum(S * L) and the sum over j of k_j e^{g_C - g_j} (L v_j) + b_j e^{g_C - g_j} (L u_j).
 
 The xla backend is array code that JAX differentiates. The triton backend defines these gradients itself, in reverse

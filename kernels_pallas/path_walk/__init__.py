@@ -1,1 +1,1 @@
-"""PaTH attention to earlier chunks, which transform each query on its way."""
+"""PaTH attention to earlier chunks; each chunk transforms the passing query."""

@@ -30,8 +30,8 @@ def path_walk(
     """Return o in float32: `own` merged with the attention to earlier chunks.
 
     Args:
-      q_cBHCK: queries as they start from their chunk, multiplied by the score scale; fp32.
-      k_cBHCK: keys at their chunk's end; fp32, bf16 or fp16. Scores use this dtype.
+      q_cBHCK: queries, transformed to the start of their chunk and multiplied by the score scale; fp32.
+      k_cBHCK: keys, transformed to the end of their chunk; fp32, bf16 or fp16. Scores use this dtype.
       v_cBHCV: values, same dtype as the keys.
       product_cBHKK: P of each chunk; fp32.
       forgotten_cBHC: c, the running sum of the log forget gates; fp32. None means no forget gates.
@@ -43,6 +43,6 @@ def path_walk(
     """
     options = {"chunks": len(q_cBHCK)}
     kernels = backend.pick("path_walk", BACKENDS, implementation, (k_cBHCK, v_cBHCV), options)
-    if len(q_cBHCK) == 1:  # after `pick`, which checks the implementation
+    if len(q_cBHCK) == 1:  # after `pick`: it checks the implementation
         return own[0]
     return kernels.run(q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, *own)

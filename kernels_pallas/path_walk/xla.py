@@ -1,8 +1,7 @@
 """The `xla` backend of PaTH's walk: a scan over the chunks, last to first.
 
 At each step all queries meet one chunk. Memory is linear in T. Scores are computed for all pairs of queries and chunks
-and masked unless the chunk is earlier.
-The backward pass computes them again.
+and masked unless the chunk is earlier. The backward pass computes them again.
 """
 
 import functools

@@ -58,9 +58,9 @@ def short_conv(
     (B, _, E), W = x_BTE.shape, w_EW.shape[1]
     for name, x, shape in (("w_EW", w_EW, (E, W)), ("b_E", b_E, (E,)), ("last_BWE", last_BWE, (B, W - 1, E))):
         if x is not None and x.shape != shape:
-            raise ValueError(f"{name} must be {shape} beside x_BTE {x_BTE.shape}; it is {x.shape}")
+            raise ValueError(f"{name} must be {shape} for x_BTE {x_BTE.shape}; it is {x.shape}")
     if l2_heads is None and scale != 1.0:
-        raise ValueError(f"scale={scale} is of normalised heads; set l2_heads, or scale the inputs")
+        raise ValueError(f"scale={scale} applies only to normalised heads; set l2_heads, or scale the outputs")
     if l2_heads is not None and (l2_heads < 1 or E % l2_heads):
         raise ValueError(f"{l2_heads} heads do not divide {E} channels")
     acc = accumulation_dtype(x_BTE)

@@ -14,8 +14,8 @@ the gradients of the results, |k k_k| = n, and parameter gradients are sums over
     dv = dv' (1 - rho),   dv_first = dv_first + dv' rho
     dbias = sum dz,   dhidden = dz matrix^T,   dmatrix = sum hidden^T dz
 
-Both backends keep the inputs for the backward pass; triton also keeps the products hidden matrix. xla writes z in
-float32. triton adds the bias in registers and writes dz in the input dtype.
+Both backends keep the inputs for the backward pass; triton also keeps the products of hidden values and matrices. xla
+writes z in float32. triton adds the bias in registers and writes dz in the input dtype.
 """
 
 from typing import Any
@@ -84,7 +84,7 @@ def wkv7_operands(
         expected |= {"mix.first_BTHK": (mix.first_BTHK, shape)}
     for name, (x, wanted) in expected.items():
         if x.shape != wanted:
-            raise ValueError(f"{name} must be {wanted} beside r_BTHK {shape}; it is {x.shape}")
+            raise ValueError(f"{name} must be {wanted} for r_BTHK {shape}; it is {x.shape}")
     given = (r_BTHK, k_BTHK, v_BTHK, *(_wide(map_, acc) for map_ in (decay, eta)))
     if mix is not None:
         is_first = jnp.asarray(mix.is_first_layer, bool)

@@ -33,8 +33,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Keyed by kernel and input bits. 16-bit entries are the fastest of 12 settings on one H200 at Gated DeltaNet's sizes, #
-# except `rows` and kernels where more stages gained little (lab/log/kernels.md). fp32 spills, most at K = 128: each #
+# Keyed by kernel and input bits. 16-bit entries are the fastest of 12 settings on one H200 at Gated DeltaNet's sizes,
+# except `rows` and kernels where more stages gained little (lab/log/kernels.md). fp32 spills, most at K = 128: each
 # product is three TF32 products with operands in registers.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),

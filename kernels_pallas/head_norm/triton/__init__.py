@@ -25,7 +25,7 @@ def refusal(problem: Problem) -> str | None:
     if channels > MAX_CHANNELS:
         return f"a norm over {channels} channels (dims padded to powers of two) is wider than {MAX_CHANNELS}"
     if problem.options["gate_first"] and problem.options["is_split"]:
-        return "devices share the channels of a norm (a mesh with tensor above 1), and it reads whole tokens"
+        return "devices share the channels of a norm (a mesh with tensor above 1), but the kernel reads whole tokens"
     return None
 
 

@@ -44,8 +44,8 @@ class Rows(NamedTuple):
     warps: int
 
 
-# Keyed by kernel. A tile of an "all" kernel is one token with all channels. 8 channels per thread load #
-# 16 bytes of 16-bit inputs at a time. Fastest of up to 81 settings on one H200 at the sizes of RWKV-7 and Mamba-2 #
+# Keyed by kernel. A tile of an "all" kernel is one token with all channels. With 8 channels, a thread loads 16 bytes of
+# 16-bit inputs at a time. The fastest of up to 81 settings on one H200, at the sizes of RWKV-7 and Mamba-2
 # (lab/log/kernels.md).
 TILES = {
     "forward": Tile(1024, 8, 4, 3),
@@ -118,7 +118,7 @@ def backward(call: Call, given: tuple, dy: Any) -> tuple:
 
 _normed.defvjp(forward, backward)
 
-# Parts of a sharding rule (batching.py). `g` names the heads, which are independent unless one norm spans all heads. #
+# Parts of a sharding rule (batching.py). `g` names the heads, which are independent unless one norm spans all heads.
 # Tokens are always independent; parameter gradients are sums over tokens.
 _DATA, _FACTORS, _PARAMETERS = "b t g v", "b t g", "b g v"
 

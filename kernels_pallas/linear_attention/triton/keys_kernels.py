@@ -86,7 +86,7 @@ def keys_kernel(
     """Compute the gradients for KEYS keys of a chunk and head.
 
     z is U; `states` are those before the chunks, `d_states` the gradients after them. Chunks with sums below -BOUND
-    take a separate branch. In a common path, their loops cost other chunks 1,000 bytes of spills and a third of all
+    take a separate branch. On a shared path, their loops cost other chunks 1,000 bytes of spills and a third of all
     instructions.
     """
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS

@@ -8,10 +8,11 @@
     mix      X (a|k) V and X a~        [B, T, H, V] and [B, T, H, K] input
     mix      X^T (r|b)^T dO and X^T b^, with REVERSE; same shapes
 
-One program handles one chunk of one head. All chunks run in parallel, which leaves `state` (kernels.py) one product per
-chunk that waits for the state. `pairs` and `solve` are separate, because `solve` inverts blocks of 16 with one warp:
-both take 0.32 ms for an RWKV-7 layer on one H200, a single kernel took 0.69 ms. TIED means that b is k, as in KDA. Then
-V + U = X (V + a~ S) replaces both V and U, and dY is also dV. Operands and flags: kernels.py.
+One program handles one chunk of one head, and all chunks run in parallel. Only one product per chunk must then wait for
+the state, in `state` (kernels.py). `pairs` and `solve` are separate, because `solve` inverts blocks of 16 with one
+warp: together they took 0.32 ms for an RWKV-7 layer on one H200, a single kernel 0.69 ms (lab/log/kernels.md). TIED
+means that b is k, as in KDA. Then V + U = X (V + a~ S) replaces both V and U, and dY is also dV. Operands and flags:
+kernels.py.
 """
 
 import triton

@@ -27,7 +27,7 @@ from kernels_pallas.state_scan.triton import segments
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
-STRONGEST = 59.0  # weight_kernels.BOUND, 86 to base 2, in base e
+STRONGEST = 59.0  # weight_kernels.BOUND (86 to base 2) in base e, rounded down
 
 
 class Tile(NamedTuple):

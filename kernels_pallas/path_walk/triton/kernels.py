@@ -8,7 +8,7 @@
     dproduct   head, chunk                                dP
 
     operand               shape                   dtype    meaning
-    q, dq                 [c, B, H, C, K]         fp32     queries at their own chunk
+    q, dq                 [c, B, H, C, K]         fp32     queries at the start of their chunk
     k, dk;  v, do, dv     [c, B, H, C, K or V]    input    keys, values
     product, dproduct     [c, B, H, K, K]         fp32     P
     gates                 [c, B, H, C]            fp32     summed log forget gates (GATES)

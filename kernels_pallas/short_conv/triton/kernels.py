@@ -8,10 +8,10 @@
 
     z_t = sum_i w_i x_{t - W + 1 + i} + b,   s = silu(z) or z,   y = s or scale s / sqrt(sum of s^2 + eps) per head
 
-One program handles K channels (one head if it is normalised), padded to KP, and R time pieces with STEPS
-positions each. It advances all pieces together, one position per step, and keeps the last W - 1 input (and gradient)
-rows in registers. Each row is therefore loaded once, and its sigmoid and head sums are computed once; only W - 1 rows
-are repeated per piece boundary. Shifted loads would compute dz, with its sigmoid and sums, W times. The loads of U
+One program handles K channels (one head if it is normalised), padded to KP, and R time pieces with STEPS positions
+each. It advances all pieces together, one position per step, and keeps the last W - 1 input (and gradient) rows in
+registers. Each row is therefore loaded once, and its sigmoid and head sums are computed once; only W - 1 rows are
+repeated per piece boundary. Shifted loads would compute dz, with its sigmoid and sums, W times. The loads of U
 positions are issued together, and no position is indexed at run time. Padding and positions outside [0, T) load as
 zero. Equations and sources: `short_conv/api.py`.
 """

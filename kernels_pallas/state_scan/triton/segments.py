@@ -1,10 +1,11 @@
 """Passes over time in segments, for too few sequences to fill the GPU.
 
-Each program of a pass takes some state columns sequentially through all chunks. With segments there are two launches:
+Each program of a pass takes some state columns sequentially through all chunks. Segments take two launches of the
+kernel, with a small scan between them:
 
-    ends      for all segments in parallel: N, the end state from zero, and M, the map from start to end state
-    starts    S <- M S + N over the segments (a small scan)
-    pass      the usual pass, for all segments in parallel, from these starts
+    ends      all segments in parallel: N, the end state from zero, and M, the map from start to end state
+    starts    S <- M S + N over the segments
+    pass      the usual pass over all segments in parallel, from these starts
 
 M is the product of the decays. If a chunk multiplies the state with a matrix, the first launch computes M from K
 additional columns that start from the identity. For one sequence of 102,400 tokens this raised Gated DeltaNet's

@@ -11,10 +11,10 @@
 
     y_n,t = x_t + (x_{t-1} - x_t) m_n,t,   m_n,t = mu_n + moves_n,t
 
-One program handles K channels (padded to KP) and R time pieces with STEPS positions each. It advances all
-pieces together, one position per step, and keeps the previous row in registers, so each row is loaded once for all
-branches; XLA uses several fusions and adds dx branch by branch. The loads of U positions are issued together. The row
-functions are shared with short_conv/triton/kernels.py. Equations and sources: `token_shift/api.py`.
+One program handles K channels (padded to KP) and R time pieces with STEPS positions each. It advances all pieces
+together, one position per step. The previous row stays in registers, and each row is loaded once for all branches; XLA
+uses several fusions and adds dx branch by branch. The loads of U positions are issued together. The row functions are
+shared with short_conv/triton/kernels.py. Equations and sources: `token_shift/api.py`.
 """
 
 import triton
@@ -92,7 +92,7 @@ def shift_bwd_kernel(
 ):  # fmt: skip
     """Compute dx, dmoves, dlast and parts of dmu for a program's channels and tile.
 
-    A position adds `own` to its input gradient and `back` to the previous input gradient. The kernel therefore writes
+    Each position adds `own` to dx at its position and `back` to dx at the previous one. The kernel therefore writes
     dx one position late. The first such row of a piece belongs to the previous piece, or to dlast; one extra step after
     the end of a piece completes its last row.
     """
