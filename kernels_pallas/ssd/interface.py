@@ -1,4 +1,4 @@
-"""Interface of the SSD backends."""
+"""Interface of the SSD (Mamba-2) backends."""
 
 from typing import Protocol, runtime_checkable
 

@@ -1,4 +1,4 @@
-"""The `xla` backend of SSD: chunked matrix products, differentiated by JAX.
+"""The `xla` backend of SSD (Mamba-2): chunked matrix products, differentiated by JAX.
 
 Let g be the running sum of log a inside a chunk, and B, C [Q, N] and X [Q, V] the chunk's rows:
 

@@ -1,4 +1,4 @@
-"""The `triton` backend of SSD, for sm80 and later."""
+"""The `triton` backend of SSD (Mamba-2), for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.ssd.interface import Ssd

@@ -1,4 +1,4 @@
-"""Triton kernels of SSD: chunk-start states and outputs; with REVERSE, L and dX.
+"""Triton kernels of SSD (Mamba-2): states, outputs; with REVERSE, L and dX.
 
     kernel          one program per batch entry and             writes; with REVERSE
     state_passing   head, BLOCK rows of S                       states, last; state gradients L
