@@ -93,7 +93,7 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("model.mixer.heads=0", ["heads", "at least 1"]),
         ("model.mixer.kv_heads=4,model.mixer.heads=2", ["kv_heads=4"]),
         ("model.mixer.kv_heads=-1", ["kv_heads"]),
-        ("model.mixer.kv_heads=0", ["at least 1", "None is for as many as heads"]),
+        ("model.mixer.kv_heads=0", ["at least 1", "None means"]),
         ("model.mixer.position=learned", ["config.model.mixer.position='learned'", "none, rope"]),
         ("model.mixer.head_dim=7", ["head width 7", "even"]),
         ("model.mixer.head_dim=-8", ["head_dim"]),

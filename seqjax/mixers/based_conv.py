@@ -1,8 +1,9 @@
-"""Based's gated short convolution, "BaseConv" (Arora et al., arXiv 2402.18668; HazyResearch/based).
+"""Based's gated short convolution, "BaseConv" (Arora et al., arXiv 2402.18668).
 
     [u_1, u_2] = x W_in + b_in;  y = (silu(conv3(u_1)) * u_2) W_out + b_out    each half `expand` times the model width
 
-The convolution has no bias, as in the unfused path of the public code (the fused path has one).
+Public implementation: HazyResearch/based. The convolution has no bias, as in the unfused path of the public code (the
+fused path has a bias).
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ class ConvCache(NamedTuple):
 
 
 class BasedConv(base.RecurrentMixer):
-    """The gated short convolution of the module's docstring."""
+    """The gated short convolution; see the module docstring."""
 
     def __init__(
         self,
