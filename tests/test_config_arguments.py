@@ -117,7 +117,7 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("model.dtype=float16", ["config.model.dtype"]),
         ("model.mlp.kind=relu", ["config.model.mlp.kind"]),
         ("model.mlp.dim=0", ["config.model.mlp.dim", "or None"]),
-        ("optim.clip_norm=0", ["config.optim.clip_norm=0", "None is for no clipping"]),
+        ("optim.clip_norm=0", ["config.optim.clip_norm=0", "None disables clipping"]),
         ("optim.clip_norm=much", ["config.optim.clip_norm must be float or None", "'much'"]),
         ("eval.batch_size=0", ["config.eval.batch_size", "or None"]),
         ("log.profile_start=0", ["config.log.profile_start", "or None"]),

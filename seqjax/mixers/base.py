@@ -339,7 +339,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
                 raise UserError(f"{name} is not a setting of {type(self).__name__}.{nearest(name, known)}")
         for name, (_, default) in known.items():
             if default is inspect.Parameter.empty and name not in settings:
-                raise UserError(f"{name} is missing; it has no default, so give it.")
+                raise UserError(f"{name} is missing; it has no default, so set it.")
         dim = settings["dim"] if "dim" in settings else args[0] if args else 1
         at_least(1, dim=checked(int, dim, "dim"))
         init(self, *args, **settings)
