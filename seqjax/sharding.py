@@ -141,7 +141,7 @@ def constrain_batch(x: Array) -> Array:
 def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
     """Return the sharding of [B, T, H, K] in a mixer's core.
 
-    None without a mesh of several devices. A dimension that its mesh axes do not divide stays whole.
+    None outside a mesh or on a single device. A dimension that its mesh axes do not divide stays whole.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or not set(AXES) <= set(mesh.shape):
@@ -159,7 +159,10 @@ def splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
 
 
 def splits_vocabulary(n_vocab: int) -> bool:
-    """Return whether the mesh splits a vocabulary, and so the logits; False outside it."""
+    """Return whether the mesh splits a vocabulary of this size, and so the logits.
+
+    False outside a mesh.
+    """
     return _splits("vocab", n_vocab)
 
 
@@ -197,7 +200,10 @@ def head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
 
 
 def replicate(tree: Any) -> Any:
-    """Constrain each array of `tree` to be the same on all devices; a no-op outside a mesh."""
+    """Constrain each array of `tree` to be the same on all devices.
+
+    It is a no-op outside a mesh.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
@@ -207,7 +213,7 @@ def replicate(tree: Any) -> Any:
 def to_devices(local: np.ndarray | np.generic, sharding: NamedSharding) -> Array:
     """Return the global array from this process's part.
 
-    This is an explicit transfer, which the transfer guard allows.
+    The transfer is explicit; the transfer guard allows it.
     """
     with jax.transfer_guard("allow"):
         return jax.make_array_from_process_local_data(sharding, np.asarray(local))
@@ -260,7 +266,10 @@ def time_to_heads(x: Array) -> Array:
 
 
 def heads_to_time(x: Array) -> Array:
-    """Exchange all of the time of some heads [B, T, H, ...] for a time piece of all heads."""
+    """Exchange all of the time of some heads for a time piece of all heads.
+
+    The array is [B, T, H, ...].
+    """
     return _exchange(x, to_heads=False)
 
 
@@ -274,7 +283,10 @@ def keep_time(x: Array) -> Array:
 
 
 def gather_time(x: Array) -> Array:
-    """Gather the time of [B, T, ...] on each `seq` device, for inputs shared by heads."""
+    """Gather the time of [B, T, ...] on each `seq` device.
+
+    This is for inputs that the heads of a mixer's core share.
+    """
     if not _is_split(x):
         return x
     mesh = jax.sharding.get_abstract_mesh()
@@ -291,9 +303,9 @@ def time_pieces(x: Array) -> int:
 
 
 def token_pieces(x: Array) -> int:
-    """Return the number of pieces into which the mesh splits the tokens of [B, T, ...].
+    """Return the number of pieces into which the mesh splits the tokens.
 
-    The split is along B and T. 1 outside a mesh.
+    The tokens are [B, T, ...], split along B and T. 1 outside a mesh.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not batch_axes(mesh, x.shape[0]):
@@ -304,8 +316,8 @@ def token_pieces(x: Array) -> int:
 def copies(w: Array, pieces: int) -> Array:
     """Return [N, ...], a copy of a parameter per token piece, on the piece's device.
 
-    The parameter's gradient is the sum of the copies' gradients, taken over devices once, even if each copy's gradient
-    is a sum of several.
+    The parameter's gradient is the sum of the copies' gradients. This sum over devices is taken once, even if a copy's
+    gradient has several terms.
     """
     return constrain_pieces(jnp.broadcast_to(w, (pieces, *w.shape)), pieces)
 
@@ -346,7 +358,10 @@ def time_to_rows(x: Array, before: Array | None = None) -> Array:
 
 
 def rows_to_time(x: Array, n_batch: int) -> Array:
-    """Return the rows of `time_to_rows` as sequences: [S * B, T / S, ...] to [B, T, ...]."""
+    """Return rows of `time_to_rows` as sequences.
+
+    [S * B, T / S, ...] becomes [B, T, ...].
+    """
     n_rows, piece, *rest = x.shape
     if n_rows == n_batch:
         return x
@@ -358,9 +373,9 @@ def layer_gradients_first(params: Params, x_BTD: Array, carry: Any) -> tuple[Par
 
     All gradients of the layer are completed before the backward pass enters the previous layer. It is a no-op unless
     `seq` splits T. Otherwise XLA's latency-hiding scheduler on GPUs may move the products for the parameter gradients
-    after the backward pass of all layers. Their operands, several arrays [B, T, D] per layer, are kept until then,
-    which costs as much memory as splitting the time saves. A scan over the layers needs no such order, because its body
-    ends with the layer.
+    after the backward pass of all layers. Their operands, several arrays [B, T, D] per layer, are kept until then. This
+    costs the memory that splitting the time saves. A scan over the layers needs no such order, because its body ends
+    with the layer.
     """
     if time_pieces(x_BTD) == 1:
         return params, x_BTD, carry

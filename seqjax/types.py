@@ -11,9 +11,9 @@ The suffix of an array's name is its shape: `x_BTD` is [batch, time, model width
 
 `x_BD` is one time step. If two arrays differ in time, S is the time that queries attend to or look up in. `x_BTE` also
 denotes a projection to all heads (E = H * K) before the heads are split. Query and key within one chunk are both C:
-`scores_cBHCC`. A digit is a size: `x_B1`, except in `tokens_BT1`, which holds T + 1 tokens. An array without a suffix
-may have any leading axes. The same holds for the matrices in `kernels_pallas.unit_lower_inverse`, which are named by
-their last two axes: `m_CC`.
+`scores_cBHCC`. A digit is a size: `x_B1`; the exception is `tokens_BT1` with T + 1 tokens. An array without a suffix
+may have any leading axes. The matrices in `kernels_pallas.unit_lower_inverse` may too; their names give the last two
+axes: `m_CC`.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ Cache = Any
 
 
 class Layer(NamedTuple):
-    """A mixer's position in a model, which initial values and position tables depend on.
+    """A mixer's position in a model, for its initial values and position tables.
 
     `index` is 0-based and may be traced (layers are initialised under `vmap`), so use it only in arithmetic. `max_len`
     is the training sequence length T. `first` is the index of the model's first layer with a block that carries the

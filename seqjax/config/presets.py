@@ -1,4 +1,4 @@
-"""Sizes, regimes and configs by name, for config files that run from any directory.
+"""Sizes, regimes and named configs, for config files that run from any directory.
 
     from seqjax import presets
 
@@ -245,7 +245,7 @@ def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, st
 
 
 def _with_located_mixers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config's values with the mixer names of this process (`mixers.locate`)."""
+    """Return a config's values with this process's mixer names (`mixers.locate`)."""
     model = values.get("model")
     mixer = model.get("mixer") if isinstance(model, dict) else None
     for group in mixer if isinstance(mixer, list | tuple) else (mixer,):
@@ -300,7 +300,7 @@ def directories() -> list[Path]:
 
 
 def names(folder: str = "") -> list[str]:
-    """Return the names of the shipped configs, of architectures or of a folder.
+    """Return the names of the shipped architecture configs, or a folder's configs.
 
     Folders are `studies` and `ablations`. Files with a leading underscore are shared code and are left out.
     """

@@ -19,7 +19,7 @@ EMBED_AXES = ("vocab", "embed")
 
 
 class Embedder(nnx.Module):
-    """The embedding with norm and positions (`encode`), the final norm, the head (`decode`).
+    """Embedding with norm and positions (`encode`), final norm and head (`decode`).
 
     If the config ties them, the head is the transpose of the embedding. `max_len` is the length of the position table.
     """

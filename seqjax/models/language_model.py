@@ -1,4 +1,4 @@
-"""The language model: embed -> blocks -> norm -> head, over plain parameter dicts.
+"""The language model: embed -> blocks -> norm -> head, over parameter dicts.
 
     params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
@@ -144,7 +144,10 @@ class Model:
             return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
     def weighted_sequence_losses(self, params: Params, tokens_BT1: Array, weights_BT: Array) -> tuple[Array, Array]:
-        """Return `sequence_losses` and the same sums with token weights, float32 [B] each."""
+        """Return `sequence_losses` and the same sums with token weights.
+
+        Both are float32 [B].
+        """
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             chunk = self.config.loss_chunk
@@ -245,7 +248,7 @@ class Model:
     def over_layers(
         self, body: Callable[[State, Params, Array], tuple[State, Any]], state: State, blocks: Params
     ) -> tuple[State, Any]:
-        """Run `body(state, layers, first_layer) -> (state, out)` for each group of layers.
+        """Run `body(state, layers, first_layer) -> (state, out)` per group of layers.
 
         A group is one repeat of the pattern: `layers` holds one layer per position in it, and `first_layer` is the
         index of the first. The `out` values are returned stacked. The loop is a scan or, with `scan_layers=False`,
@@ -295,7 +298,7 @@ class Model:
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
     def prefill_next(self, params: Params, tokens_BT: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Add prompt tokens from `position` on to a cache that contains all earlier tokens.
+        """Add prompt tokens from `position` on to a cache with all earlier tokens.
 
         Returns the float32 logits after the last token [B, O] and the cache. At position 0 the cache is empty.
         """

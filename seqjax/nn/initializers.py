@@ -27,7 +27,7 @@ def uniform(bound: float) -> Init:
 
 
 def log_uniform(low: float, high: float) -> Init:
-    """Return an initialiser that draws log A, A uniform in [low, high), at least 1e-4."""
+    """Return an initialiser for log A, A uniform in [low, high), at least 1e-4."""
     return lambda key, shape, dtype: jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, low, high), 1e-4))
 
 
@@ -37,7 +37,7 @@ def constant(value: float) -> Init:
 
 
 def values(x: Any) -> Init:
-    """Return an initialiser that broadcasts the values of `x` to the parameter's shape."""
+    """Return an initialiser that broadcasts `x` to the parameter's shape."""
     return lambda key, shape, dtype: jnp.broadcast_to(jnp.asarray(x, dtype), shape)
 
 

@@ -110,7 +110,7 @@ _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 class LayerNorm(nnx.Module):
-    """y = (x - mean) / sqrt(var + eps) * g + b over the last axis, statistics in float32."""
+    """y = (x - mean) / sqrt(var + eps) * g + b over the last axis, float32 stats."""
 
     def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
         self.eps = eps
@@ -125,7 +125,7 @@ class LayerNorm(nnx.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, g: Array, b: Array, eps: float) -> Array:
-    """Return (x - mean) / sqrt(var + eps) * g + b over the last axis; g and b are [D]."""
+    """Return (x - mean) / sqrt(var + eps) * g + b over the last axis, g and b [D]."""
     return _layer_norm_forward(x, g, b, eps)[0]
 
 
@@ -169,7 +169,7 @@ def residual_norm(norm: RMSNorm | LayerNorm, x: Array, dtype: DTypeLike) -> tupl
 
 
 def l2_normalize(x: Array) -> Array:
-    """Return x / sqrt(sum x^2 + 1e-6) over the last axis, computed and returned in float32."""
+    """Return x / sqrt(sum x^2 + 1e-6) over the last axis, in float32."""
     x32 = x.astype(jnp.float32)
     return x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True) + 1e-6)
 

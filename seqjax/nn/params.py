@@ -1,4 +1,4 @@
-"""Parameters as plain nested dicts; the only file that splits and merges nnx modules.
+"""Parameters as plain nested dicts; the only file that splits and merges modules.
 
 An `nnx.Module` declares parameters and their shapes; a `Template` holds the module's structure without arrays. After
 that the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` rebuilds the module

@@ -105,7 +105,7 @@ class Canon(ShortConv):
 
 
 class TokenShift(ShortConv):
-    """RWKV's token shift: y_t = x_t + mu (x_{t-1} - x_t), with learned mu per channel."""
+    """RWKV's token shift: y_t = x_t + mu (x_{t-1} - x_t), learned mu per channel."""
 
     def __init__(self, dim: int, *, init: Init, rngs: nnx.Rngs):
         super().__init__(dim, width=None, silu=False, rngs=rngs)

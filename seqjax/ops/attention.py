@@ -1,4 +1,4 @@
-"""Causal softmax attention, full or windowed: training, prompt pieces and decoding.
+"""Causal softmax attention, full or windowed, for training, prefill and decode.
 
     o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window
 

@@ -1,10 +1,11 @@
-"""The (gated) delta rule: linear attention with a state corrected towards each value.
+"""The (gated) delta rule: linear attention with a corrected state.
 
     S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1}),   y_t = q_t^T S_t,   S [K, V], float32
 
-See DeltaNet (arXiv 2406.06484, g = 0) and Gated DeltaNet (arXiv 2412.06464); public code: flash-linear-attention,
-`fla/ops/{delta_rule,gated_delta_rule}/naive.py`. `kernels_pallas/delta_rule` has the chunked form, its gradient, and
-the XLA and Triton backends. Decays, beta and states are float32; products use the input dtype.
+Each step corrects the state towards the value. See DeltaNet (arXiv 2406.06484, g = 0) and Gated DeltaNet (arXiv
+2412.06464); public code: flash-linear-attention, `fla/ops/{delta_rule,gated_delta_rule}/naive.py`.
+`kernels_pallas/delta_rule` has the chunked form, its gradient, and the XLA and Triton backends. Decays, beta and states
+are float32; products use the input dtype.
 """
 
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Log-linear attention: a per-head decay, with the past in blocks of a Fenwick tree.
+"""Log-linear attention: a per-head decay, the past in blocks of a Fenwick tree.
 
     y_t = sum over s <= t of m_t^(l(t, s)) exp(g_t - g_s) (c_t . b_s) x_s,   g the running sum of log a
     l(t, s) = 0 for s = t, else 1 + the number of the highest bit in which t and s differ, at most L - 1

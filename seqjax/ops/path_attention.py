@@ -1,4 +1,4 @@
-"""PaTH attention: the matrices of the tokens between key and query multiply the key.
+"""PaTH attention: later tokens' matrices multiply each key before it is scored.
 
     H_t = I - beta_t w_t w_t^T,  |w_t| = 1;   s_ij = q_i^T H_i H_{i-1} ... H_{j+1} k_j * scale + c_i - c_j
     o_i = sum_j softmax_j(s_ij) v_j   for j <= i

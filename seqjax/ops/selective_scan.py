@@ -1,10 +1,10 @@
-"""Selective scan: a linear recurrence with a decay per channel and state (Mamba-1).
+"""Selective scan: a linear recurrence with a decay per channel and state.
 
     h_t[e, n] = exp(dt_t[e] A[e, n]) h_{t-1}[e, n] + dt_t[e] x_t[e] B_t[n]
     y_t[e] = sum_n C_t[n] h_t[e, n] + D[e] x_t[e]
 
-See Gu and Dao, arXiv 2312.00752, algorithm 2. `kernels_pallas.selective_scan` has the gradient and the backends. dt, A,
-decays and states are float32 (float64 for float64 inputs).
+This is Mamba-1's recurrence: Gu and Dao, arXiv 2312.00752, algorithm 2. `kernels_pallas.selective_scan` has the
+gradient and the backends. dt, A, decays and states are float32 (float64 for float64 inputs).
 """
 
 import jax.numpy as jnp

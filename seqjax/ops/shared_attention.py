@@ -1,4 +1,4 @@
-"""Causal softmax attention with queries and keys shared by all sequences of a batch.
+"""Causal softmax attention with queries and keys shared by a whole batch.
 
     o_b = P v_b,   P = softmax(q k^T * scale) over 0 <= i - j < window, computed once
 

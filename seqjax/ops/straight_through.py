@@ -1,4 +1,4 @@
-"""Straight-through estimation: the value of one array with the gradient of another.
+"""Straight-through estimation: the value of one array, another's gradient.
 
     straight_through(hard, soft):   y = hard,  dL/dsoft = dL/dy,  dL/dhard = 0
 
@@ -39,7 +39,7 @@ straight_through.defvjp(_forward, _backward)
 
 
 def top1_straight_through(scores: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:
-    """Return the one-hot argmax along `axis` with the gradient of the float32 softmax.
+    """Return the one-hot argmax along `axis` with the float32 softmax's gradient.
 
     Ties go to the first entry.
     """

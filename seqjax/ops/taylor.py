@@ -1,11 +1,11 @@
-"""Linear attention with the exponential's second-order Taylor kernel (Based), in chunks.
+"""Linear attention with the exponential's second-order Taylor kernel, in chunks.
 
     y_i = sum_{j<=i} f(s_ij) v_j / (sum_{j<=i} f(s_ij) + eps),   f(s) = 1 + s + s^2 / 2,   s_ij = q_i . k_j / sqrt(K)
 
-See Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products x_m x_n / sqrt(2 K)]. f
-is at least 1/2, so the sums cannot vanish. Within a chunk f is computed from the scores. Across chunks the state is S =
-sum_j phi(k_j) [v_j, 1]^T; its last column is the denominator. The state is float32, because in bfloat16 it would stop
-growing after some 256 tokens.
+This is Based's attention: Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products
+x_m x_n / sqrt(2 K)]. f is at least 1/2, so the sums cannot vanish. Within a chunk f is computed from the scores. Across
+chunks the state is S = sum_j phi(k_j) [v_j, 1]^T; its last column is the denominator. The state is float32, because in
+bfloat16 it would stop growing after some 256 tokens.
 
 The products x_m x_n and x_n x_m are stored as one feature, computed as x times x rolled by 0 ... K / 2. This needs 1 +
 K + K (K/2 + 1) features instead of 1 + K + K^2 (161 instead of 273 at K = 16), without a gather.
