@@ -372,10 +372,10 @@ def layer_gradients_first(params: Params, x_BTD: Array, carry: Any) -> tuple[Par
     """Return a layer's inputs and order the backward pass layer by layer.
 
     All gradients of the layer are completed before the backward pass enters the previous layer. It is a no-op unless
-    `seq` splits T. Otherwise XLA's latency-hiding scheduler on GPUs may move the products for the parameter gradients
-    after the backward pass of all layers. Their operands, several arrays [B, T, D] per layer, are kept until then. This
-    costs the memory that splitting the time saves. A scan over the layers needs no such order, because its body ends
-    with the layer.
+    `seq` splits T. Without this order, XLA's latency-hiding scheduler on GPUs may move the products for the parameter
+    gradients after the backward pass of all layers. Their operands, several arrays [B, T, D] per layer, are kept until
+    then. This uses up the memory that splitting the time saves. A scan over the layers needs no such order, because its
+    body ends with the layer.
     """
     if time_pieces(x_BTD) == 1:
         return params, x_BTD, carry

@@ -108,7 +108,7 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
         of_field = _hint(hint, node, name)
         if dataclasses.is_dataclass(of_field):
             raise UserError(
-                f"{said}: config.{key} must be a group of settings; set them one by one, as in "
+                f"{said}: config.{key} must be a group of settings, set one by one, as in "
                 f"{key}.{next(iter(node[name]))}=..."
             )
         value = read(of_field, value)

@@ -38,7 +38,7 @@ class MlpConfig:
     dim: SizeOrNone = None  # inner width; None = 8/3 of the model width for gated kinds, 4 times for gelu
     bias: bool = False
     approximate_gelu: bool = False  # tanh form; the default is the exact erf
-    rescale_init: bool = True  # scales the matrix that writes to the residual stream by 1 / sqrt(2 L) at the start
+    rescale_init: bool = True  # initial scale 1 / sqrt(2 L) for the matrix that writes to the residual stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class ModelConfig:
 class DataConfig:
     """The training and evaluation data."""
 
-    # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: shards from tensorflow-datasets.
+    # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: tensorflow-datasets, read directly.
     # auto: blocks if there is a path, tfds if there are tfds datasets, otherwise builtin
     corpus: Literal["auto", "builtin", "blocks", "stream", "tfds"] = "builtin"
     # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = tfds's default; builtin:
@@ -280,7 +280,7 @@ def check(config: Any) -> None:
     if data.weights and len(data.weights) != len(data.train_domains):
         raise UserError(
             f"config.data.weights has {len(data.weights)} values for {len(data.train_domains)} "
-            "config.data.train_domains; name both, one weight per domain."
+            "config.data.train_domains; set both, with one weight per domain."
         )
     if model.n_layers % len(model.mixers):
         raise UserError(

@@ -323,7 +323,7 @@ class AttentionMixer(base.Mixer):
         return self.mix(self.attend_sequence, x_BTD, jnp.arange(x_BTD.shape[1]), cache)
 
     def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply the mixer to T tokens after those that `cache` has seen."""
+        """Apply the mixer to T tokens that continue the cached sequence."""
         return self.mix(self.attend_next, x_BTD, cache.length + jnp.arange(x_BTD.shape[1]), cache)
 
     def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:

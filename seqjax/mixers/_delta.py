@@ -143,7 +143,7 @@ class DeltaMixer(base.Mixer):
         return self._inputs(x_BTD, q_BTE, k_BTE, v_BTE), cache
 
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         operands, cache = self._extend(x_BTD, cache)
         o_BTHV, s_BHKV = self._recurrence(operands, cache.s_BHKV)
         return self._output(x_BTD, o_BTHV), cache._replace(s_BHKV=s_BHKV)

@@ -147,8 +147,8 @@ def load(name: str) -> type[base.Mixer]:
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
             raise UserError(
-                f"{where}: no module {error.name!r} to import. It must be installed, or lie in the directory in which "
-                "the command runs."
+                f"{where}: no module {error.name!r} to import. Install it, or run the command in the module's "
+                "directory."
             ) from error
         raise
     return _only_mixer(module, where)
@@ -168,8 +168,8 @@ def name_of(mixer: type[base.Mixer]) -> str:
     name, source = getattr(mixer, "__name__", repr(mixer)), user_code.source_of(mixer) if module else None
     if source is None:
         raise UserError(
-            f"{name} has no name that a config could select it by: put @seqjax.mixers.register('a_name') above the "
-            "class, or write it into a file of its own (docs/add_a_mixer.md)."
+            f"{name} has no name that a config can use: put @seqjax.mixers.register('a_name') above the class, or move "
+            "it to a separate file (docs/add_a_mixer.md)."
         )
     called = f"{source.path.name}:{name}"
     _enter(called, _checked(mixer, f"The class {name}"))
@@ -205,8 +205,8 @@ def _only_mixer(module: ModuleType, where: str) -> type[base.Mixer]:
         which = ", ".join(mixer.__name__ for mixer in found) or "none"
         raise UserError(
             f"{where}: {module.__file__} must define one class that derives from seqjax.mixers.base.Mixer, not {which} "
-            "(docs/add_a_mixer.md). Name one of several as FILE.py:CLASS, and let the name of a mere base class begin "
-            "with an underscore."
+            "(docs/add_a_mixer.md). Select one of several as FILE.py:CLASS, or begin the names of base classes with "
+            "an underscore."
         )
     return _checked(found[0], f"{where}: {found[0].__name__} of {module.__file__}")
 
@@ -217,8 +217,8 @@ def _checked(mixer: Any, who: str) -> type[base.Mixer]:
     parameters = inspect.signature(mixer.__init__).parameters
     if list(parameters)[:2] != ["self", "dim"] or "rngs" not in parameters or "name" in parameters:
         raise UserError(
-            f"{who} needs a constructor `def __init__(self, dim, *, SETTINGS, rngs)`, whose settings are not called "
-            "name (docs/add_a_mixer.md)."
+            f"{who} needs a constructor `def __init__(self, dim, *, SETTINGS, rngs)`, without a setting called name "
+            "(docs/add_a_mixer.md)."
         )
     return mixer
 

@@ -51,7 +51,10 @@ class Lora(nnx.Module):
         self.bias = None if bias is None else param(rngs, values(bias), (dim,), ("heads",))
 
     def __call__(self, x: Array, *, dtype: Any = jnp.float32) -> Array:
-        """Map [..., D] to [..., D] in `dtype`; float32 suits a following sigmoid."""
+        """Map [..., D] to [..., D] in `dtype`.
+
+        The default is float32, because most results enter a sigmoid.
+        """
         y = jnp.matmul(self.hidden(x), self.b[...].astype(x.dtype), preferred_element_type=dtype)
         return y if self.bias is None else y + self.bias[...]
 
@@ -155,7 +158,7 @@ class TimeMix(base.Mixer):
         return y_BTD, cache
 
     def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply a first layer to T tokens after those that `cache` has seen."""
+        """Apply a first layer to T tokens that continue the cached sequence."""
         y_BTD, _, cache = self.time_mix(x_BTD, cache, continues=True)
         return y_BTD, cache
 

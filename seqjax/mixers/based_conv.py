@@ -44,7 +44,7 @@ class BasedConv(base.RecurrentMixer):
         self.out = Linear(width, dim, axes=("mlp", "embed"), bias=True, init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         y_BTE, past_BWE = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
         return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past_BWE)
 

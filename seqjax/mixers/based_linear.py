@@ -52,7 +52,7 @@ class BasedLinear(base.RecurrentMixer):
         self.out = Linear(dim, dim, axes=("heads", "embed"), init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         shape = (*x_BTD.shape[:2], self.heads, -1)
         q_BTHK, k_BTHK, v_BTHV = (p(x_BTD).reshape(shape) for p in (self.q, self.k, self.v))
         y_BTHV, state_BHFV = taylor_linear_attention(

@@ -1,6 +1,6 @@
 """Gated DeltaProduct: Gated DeltaNet with n delta-rule steps per token.
 
-    k_j, v_j, beta_j  for j = 1..n, each with its own projection;  beta = sigmoid(x W_b), or twice that
+    k_j, v_j, beta_j  for j = 1..n, each with a separate projection;  beta = sigmoid(x W_b), or twice that
     S <- e^{g_t} S_{t-1};  S <- S + k_j (x) beta_j (v_j - k_j^T S)  for j = 1..n;  S_t = S
     y_t = RMSNorm(q_t^T S_t) * silu(x W_g)
 

@@ -62,7 +62,7 @@ class GLA(base.RecurrentMixer):
         self.out = Linear(value_dim, dim, axes=("heads", "embed"), rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: GlaCache) -> tuple[Array, GlaCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         q_BTHK, k_BTHK, v_BTHV = (self._split_heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
         result: Any = wkv6(
             q_BTHK * q_BTHK.shape[-1] ** -0.5,

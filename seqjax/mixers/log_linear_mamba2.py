@@ -7,8 +7,9 @@
 Level 0 is token t itself. Level l > 0 is the state of a block of 2^(l - 1) tokens before t, and exists if bit l - 1 of
 t is set. A sequence thus has up to log2 T + 1 states, and recent tokens are in small blocks. Levels from L - 1 on share
 one state and one weight. Guo et al., arXiv 2506.04761 (Log-Linear Attention); public implementation:
-flash-linear-attention, `fla/layers/log_linear_mamba2.py`. Like there, M starts at 1; the public code has 15 levels,
-this one 12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP): 120.3M parameters, tied.
+flash-linear-attention, `fla/layers/log_linear_mamba2.py`. As in the public code, M starts at 1. The public code has 15
+levels; the default here is 12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP): 120.3M parameters,
+tied.
 
 Only an XLA backend exists, which is slower than Mamba-2's kernels. Tokens that continue a cached sequence are processed
 one by one.

@@ -108,7 +108,7 @@ class Mamba1(base.RecurrentMixer):
         return y_BTE, jnp.moveaxis(state_BHNV[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         x_BTE, past_BWE = self.x(u_BTD), cache.x_BWE
         if self.conv is None:
             x_BTE = jax.nn.silu(x_BTE)

@@ -85,7 +85,7 @@ class Mamba2(base.RecurrentMixer):
         return jnp.zeros_like(dt_BTH)
 
     def prefill(self, u_BTD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         (x_BTHV, dt_BTH, b_BTN, c_BTN), past = self.inputs(u_BTD, cache.x_BWE, cache.bc_BWN)
         y_BTHV, state_BHNV = ssd(
             x_BTHV,

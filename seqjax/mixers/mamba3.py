@@ -102,7 +102,7 @@ class Mamba3(base.RecurrentMixer):
         )
 
     def prefill(self, u_BTD: Array, cache: Mamba3Cache) -> tuple[Array, Mamba3Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         x_BTHV = self.x(u_BTD).reshape(*u_BTD.shape[:2], self.heads, self.head_dim)
         steps = [project_float32(linear, u_BTD) for linear in (self.dt, self.rate, self.trap, self.angle)]
         operands, skip_BTH, last = save_inputs(self._operands)(x_BTHV, self.bc(u_BTD), *steps, cache)

@@ -74,7 +74,7 @@ class MLSTM(base.RecurrentMixer):
         self.out = Linear(value_dim, dim, axes=("heads", "embed"), init=out_init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: MlstmCache) -> tuple[Array, MlstmCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         q_BTHK, k_BTHK, v_BTHV = (self._split_heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
         i_BTH, f_BTH = project_float32(self.input, x_BTD), project_float32(self.forget, x_BTD)
         k_BTHK, log_w_BTHK = save_inputs(self._gated)(k_BTHK, i_BTH, f_BTH)

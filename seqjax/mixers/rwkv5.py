@@ -100,7 +100,7 @@ class RWKV5(base.RecurrentMixer):
         return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(self.omega[...])[None, None]
 
     def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, cache.last_BD)
 
         def split_heads(x: Array) -> Array:

@@ -9,7 +9,7 @@ With chunks of C tokens, query i reads its own chunk up to position i and the pa
     shortlist   best_key among the m chunks that lead a cheap table (kernels_pallas/select_chunk/tables.py)
     random      c* = hash(position, head), a control; the same in every layer
 
-Best key, shortlist and random are not in the paper. No gradient flows through the selection.
+Best key is not in the paper. No gradient flows through the selection.
 
 `top_k` selects the k chunks with the largest scores, or all past chunks of a query that has fewer. MoBA (arXiv
 2502.13189) also selects by the mean key, on queries and keys without `qk_norm`. Its top-k counts the query's chunk, so
@@ -85,7 +85,9 @@ class Top1Chunk(AttentionMixer):
                 "only, use transformer_pp with a window."
             )
         if selection == "shortlist" and shortlist < top_k:
-            raise UserError(f"shortlist={shortlist} holds no top_k={top_k} chunks: set shortlist to {top_k} or more.")
+            raise UserError(
+                f"shortlist={shortlist} holds fewer than top_k={top_k} chunks: set shortlist to {top_k} or more."
+            )
         if selection == "shortlist" and table == "sub_means" and chunk_size % 8:
             raise UserError(
                 f"table=sub_means cuts a chunk into 8 equal runs: chunk_size={chunk_size} must be a multiple of 8, or "

@@ -120,7 +120,9 @@ class TransformerPP(AttentionMixer):
         if not 0 < qk_norm_eps < 1:
             raise UserError(f"qk_norm_eps={qk_norm_eps} must be between 0 and 1.")
         if rope_scaling != "none" and position != "rope":
-            raise UserError(f"rope_scaling={rope_scaling!r} scales RoPE, which position={position!r} does not have.")
+            raise UserError(
+                f"rope_scaling={rope_scaling!r} needs position=rope, not {position!r}; set rope_scaling=none."
+            )
         scaling = _scaling(
             rope_scaling,
             factor=rope_factor,

@@ -25,7 +25,7 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
     """
     n_tokens = tokens_BT.shape[1]
     if n_tokens < 2:
-        raise UserError("Entropy needs positions with something to choose: config.train.seq_len of at least 2.")
+        raise UserError("Entropy needs a position with several keys: set a config.train.seq_len of at least 2.")
     max_entropy_T = jnp.log(jnp.arange(2, n_tokens + 1, dtype=jnp.float32))
 
     def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
@@ -44,7 +44,7 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
     if not measured:
         raise UserError(
             f"{model.config.mixer_names}: no layer has softmax weights over the past, so there is no entropy to "
-            "measure. Leave --entropy out and config.eval.entropy_tokens at 0."
+            "measure. Omit --entropy and leave config.eval.entropy_tokens at 0."
         )
     nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*measured.values(), strict=True))
     return nats_LB, relative_LB
