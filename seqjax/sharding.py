@@ -294,7 +294,7 @@ def gather_time(x: Array) -> Array:
 
 
 def time_pieces(x: Array) -> int:
-    """Return the number of pieces into which `seq` splits the time of [B, T, ...].
+    """Return the number of time pieces into which `seq` splits [B, T, ...].
 
     1 without `seq`.
     """
@@ -303,7 +303,7 @@ def time_pieces(x: Array) -> int:
 
 
 def token_pieces(x: Array) -> int:
-    """Return the number of pieces into which the mesh splits the tokens.
+    """Return the number of token pieces on the mesh.
 
     The tokens are [B, T, ...], split along B and T. 1 outside a mesh.
     """

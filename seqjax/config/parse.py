@@ -23,7 +23,7 @@ BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0":
 
 
 def is_mixer(hint: Any) -> bool:
-    """Return whether a setting holds the settings of one or several mixers."""
+    """Return whether a setting holds mixer settings, for one mixer or several."""
     return MIXER in getattr(hint, "__metadata__", ())
 
 
@@ -87,7 +87,7 @@ def _complete_mixer(value: Any) -> Any:
 def assign(cls: Any, config: Any, key: str, value: Any) -> None:
     """Set a dotted key in a complete `ConfigDict` of `cls`.
 
-    A text `value` is converted to the field's type. `model.mixer[1].window` belongs to the second of several mixers.
+    A text `value` is converted to the field's type. `model.mixer[1].window` belongs to the second mixer.
     `parse` checks types later. Raises `UserError` for a key that does not exist.
     """
     said = f"{key}={value}"
@@ -132,7 +132,7 @@ def _indexed(part: str) -> tuple[str, int | None]:
 
 
 def _hint(owner: Any, node: Any, name: str) -> Any:
-    """Return the type of the setting `name` in a group with type `owner`."""
+    """Return the type of setting `name` in a group with type `owner`."""
     if name == "name":  # text, even if no mixer has this name
         return str
     if is_mixer(owner):
@@ -154,7 +154,7 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
 
 
 def read(hint: Any, text: str) -> Any:
-    """Return `text` as the value of a setting with type `hint`.
+    """Return `text` as a setting's value with type `hint`.
 
     `parse` checks the result.
     """

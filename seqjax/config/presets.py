@@ -288,7 +288,7 @@ def parts(arg: str) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------- config files by name
 def directories() -> list[Path]:
-    """Return the directories of the shipped configs.
+    """Return the directories with shipped configs.
 
     They are inside an installed seqjax, or next to the package in a checkout.
     """
@@ -300,7 +300,7 @@ def directories() -> list[Path]:
 
 
 def names(folder: str = "") -> list[str]:
-    """Return the names of the shipped architecture configs, or a folder's configs.
+    """Return the shipped config names: architectures, or a folder's configs.
 
     Folders are `studies` and `ablations`. Files with a leading underscore are shared code and are left out.
     """
@@ -309,7 +309,7 @@ def names(folder: str = "") -> list[str]:
 
 
 def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
-    """Return the file of a config, given as a path or a shipped name.
+    """Return a config's file, given a path or a shipped name.
 
     Shipped names are like `top1_chunk` and `ablations/window`; `configs/top1_chunk.py` is found from any directory.
     `folder` is searched first: with `studies`, a study needs no folder in its name. Raises `UserError`, naming the
@@ -346,7 +346,7 @@ def _is_shipped(path: Path) -> bool:
 def sets_mlp_dim(flag: str) -> bool:
     """Return whether the config `FILE_OR_NAME[:ARG]` sets `model.mlp.dim`.
 
-    The config is read again with sizes of another width: a config that follows them does not set it.
+    The config is read again with other size widths: a config that follows them does not set it.
     """
     before = dict(SIZES)
     SIZES.update({name: dataclasses.replace(size, mlp_dim=PROBE) for name, size in before.items()})
@@ -360,7 +360,7 @@ PROBE = 10_007  # a width that no config uses
 
 
 def load(name: str | Path) -> ModuleType:
-    """Return the module of the config file from `find`."""
+    """Return the module in the config file from `find`."""
     return load_file(find(name))
 
 

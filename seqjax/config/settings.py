@@ -100,7 +100,7 @@ class DataConfig:
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
     seed: Seed = 0  # seed of the shuffle; `train.seed` does not affect the data order
     workers: Annotated[int, Bounds(0, 1025)] = 0  # Grain worker processes; 0 = threads in this process
-    cache_dir: str = ""  # directory of the built-in corpus and of copied blocks; empty = ~/.cache/seqjax
+    cache_dir: str = ""  # directory for the built-in corpus and copied blocks; empty = ~/.cache/seqjax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class OptimConfig:
     clip_norm: Annotated[float | None, Bounds(0)] = 1.0  # global norm at which gradients are clipped; None = never
     warmup_steps: NotNegative = 2500
     final_lr: Annotated[float, Bounds(0)] = 0.0  # lr decays linearly to this, over the rest of the run or a cooldown
-    cooldown: Share = 0.2  # share of the steps up to an end (train.ends) over which lr decays; unused without ends
+    cooldown: Share = 0.2  # lr decays over this share of the steps up to an end (train.ends); unused without ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class TrainConfig:
     seq_len: Size  # T: tokens per sequence that are predicted; a block holds T + 1
     per_device_batch_size: PositiveOrNone = None  # most sequences on a device at a time; None = no limit
     accumulate: PositiveOrNone = None  # micro-batches per step; None = as few as per_device_batch_size allows
-    seed: Seed = 0  # seed of the initial parameters and of the sample at the end
+    seed: Seed = 0  # seed for the initial parameters and the final sample
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class EvalConfig:
     every: NotNegative  # training tokens between evaluations of all domains; 0 = only at the end
     tokens: Positive = 262_144  # most tokens per domain, the same ones at every evaluation
     batch_size: PositiveOrNone = None  # sequences; None = the size of a training micro-batch
-    seed: Seed = 0  # seed of the choice of blocks, if a domain has more than `tokens`
+    seed: Seed = 0  # seed for choosing blocks, if a domain has more than `tokens`
     path: tuple[
         str, ...
     ] = ()  # directories of prepared blocks that are evaluated too: test sets (seqjax/data/corpora.py)
@@ -175,9 +175,9 @@ class LogConfig:
     every: Positive = 10  # steps between metric rows
     tensorboard: bool = True
     wandb: str | None = None  # Weights & Biases project (pip install 'seqjax[wandb]'); None = not logged there
-    profile_start: PositiveOrNone = None  # first step of the profile; None = no profile
+    profile_start: PositiveOrNone = None  # first profiled step; None = no profile
     profile_steps: Positive = 5
-    sample_tokens: NotNegative = 200  # tokens of the text generated at the end; 0 = none
+    sample_tokens: NotNegative = 200  # tokens generated at the end; 0 = none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
