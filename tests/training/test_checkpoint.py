@@ -39,7 +39,7 @@ def test_the_period_must_be_one_of_saved_steps(blocks_dir):
     assert support.run_config(blocks_dir, checkpoint__keep_period=10).checkpoint.keep_period == 10
     for settings in ({"checkpoint__keep_period": 12}, {"checkpoint__keep_period": 10, "checkpoint__every": 0}):
         with pytest.raises(
-            UserError, match=r"keep_period=1. keeps what is saved.*multiple of config\.checkpoint\.every"
+            UserError, match=r"keep_period=1. keeps saved checkpoints.*multiple of config\.checkpoint\.every"
         ):
             support.run_config(blocks_dir, **settings)
 
