@@ -1,4 +1,4 @@
-"""Checks of the arguments of the public functions, with messages that name the fix."""
+"""Argument checks of the public functions; each message contains the fix."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None
             raise ValueError(f"{name} must be [batch, time, heads, dim]; got {len(shape)} axes: {tuple(shape)}")
     batch, time, heads, key_dim = q_shape
     if time < 1:
-        raise ValueError(f"q has no time step: {tuple(q_shape)}")
+        raise ValueError(f"q has no time step; T must be at least 1: {tuple(q_shape)}")
     if tuple(k_shape[:2]) != (batch, time) or k_shape[3] != key_dim:
         raise ValueError(f"k must share batch, time and key dim with q: q is {tuple(q_shape)}, k is {tuple(k_shape)}")
     if v_shape is not None and tuple(v_shape[:3]) != tuple(k_shape[:3]):
@@ -23,7 +23,7 @@ def check_per_head(name: str, shape: tuple, q_shape: tuple) -> None:
     """Raise ValueError unless an operand with one number per position and query head fits q [B, T, H, K]."""
     if tuple(shape) != tuple(q_shape[:3]):
         raise ValueError(
-            f"{name} must be [batch, time, query heads] as q is: q is {tuple(q_shape)}, {name} is {tuple(shape)}"
+            f"{name} must be [batch, time, query heads] like q: q is {tuple(q_shape)}, {name} is {tuple(shape)}"
         )
 
 
@@ -56,7 +56,7 @@ def check_chunk_size(chunk_size: int) -> None:
 
 
 def check_choice(what: str, value: str, known: Iterable[str]) -> None:
-    """Raise ValueError that names the nearest known value and the list."""
+    """Raise ValueError with the nearest known value and the list of values, if `value` is unknown."""
     names = list(known)
     if value not in names:
         close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
