@@ -1,7 +1,9 @@
-"""Differentiable ops with interchangeable backends: arrays in, arrays out; needs only jax and jaxtyping.
+"""Differentiable ops with interchangeable backends: arrays in, arrays out.
 
-B batch, T time, H heads, G key-value heads (or groups), K key dim, V value dim, C chunk, c chunks, D model, E inner
-width, N state, O vocabulary, S cache length. Optional operands are in brackets.
+The package needs only jax and jaxtyping.
+
+Shapes: B batch, T time, H heads, G key-value heads (or groups), K key dim, V value dim, C chunk, c chunks, D model,
+E inner width, N state, O vocabulary, S cache length. Optional operands are in brackets.
 
     op                        operands                                              result
     top1_chunk_attention      q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]                 [B,T,H,V]

@@ -25,11 +25,17 @@ Kernels = TypeVar("Kernels")
 
 
 class BackendError(ValueError):
-    """The selected implementation cannot run this problem; the message lists each backend's reason."""
+    """The selected implementation cannot run this problem.
+
+    The message lists each backend's reason.
+    """
 
 
 class Problem(NamedTuple):
-    """The facts by which a backend accepts or refuses: platform, operand shapes and dtypes, static options."""
+    """The facts by which a backend accepts or refuses.
+
+    They are the platform, the operands' shapes and dtypes, and the op's static options.
+    """
 
     platform: str  # "cpu", "gpu", "tpu"
     operands: tuple[jax.ShapeDtypeStruct, ...]
@@ -65,7 +71,10 @@ _logged: set[tuple[str, str]] = set()
 
 
 def add_outside(op: str, backend: Backend[Any]) -> None:
-    """Register a backend from another package; `pick` tries it first, and it replaces one with the same name."""
+    """Register a backend from another package.
+
+    `pick` tries it first. It replaces a backend with the same name.
+    """
     _outside.setdefault(op, {})[backend.name] = backend
 
 
@@ -78,7 +87,7 @@ def pick(
     *,
     order: Sequence[str] = IMPLEMENTATIONS,
 ) -> Kernels:
-    """Return the kernels of the selected backend, or of the first backend that accepts the problem.
+    """Return the kernels of the selected backend, or of the first that accepts.
 
     The order is: backends from other packages, then backends that lead for this problem, then the rest in `order`.
     `order` also lists the op's valid backend names.
@@ -108,7 +117,7 @@ def pick(
 
 
 def used() -> dict[str, str]:
-    """Return {op: backend}, the latest choice for each op traced so far in this process."""
+    """Return {op: backend}, the latest choice for each op traced in this process."""
     return dict(_used)
 
 

@@ -1,4 +1,6 @@
-"""Rules for kernels under `jax.vmap`, `jax.shard_map` and automatic sharding; a custom call has none.
+"""Rules for kernels under `jax.vmap`, `jax.shard_map` and automatic sharding.
+
+A custom call has no such rules.
 
 vmap: operands and results have the batch first, so `[N, B, ...]` becomes `[N B, ...]` and back, with one launch. One
 call per mapped element would leave the device mostly idle.
@@ -29,10 +31,10 @@ from kernels_pallas.triton import interpreter
 def fold_vmap(
     f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g"), axis: int = 0
 ) -> Callable:
-    """Return `f(*arrays)` with rules for vmap and sharding; arrays and results have the batch on `axis`.
+    """Return `f(*arrays)` with rules for vmap and sharding.
 
-    `rule`, `g`, `r` and `split` are as in `partitioned`. Derivatives are not covered. Bind static arguments with a
-    `partial`.
+    Arrays and results have the batch on `axis`. `rule`, `g`, `r` and `split` are as in `partitioned`. Derivatives are
+    not covered. Bind static arguments with a `partial`.
     """
     folded = jax.custom_batching.custom_vmap(_split_over_mesh(f, rule, g=g, r=r, split=split))
 
@@ -60,7 +62,7 @@ def fold_vmap(
 
 
 def loop_vmap(f: Callable, rule: str) -> Callable:
-    """Return `f(*arrays)` with a sharding rule and a vmap rule that calls `f` once per mapped element.
+    """Return `f(*arrays)` with a sharding rule; vmap calls `f` once per element.
 
     For functions that have an operand or result without a batch axis. Otherwise as `fold_vmap`.
     """
@@ -83,13 +85,16 @@ def vary_alike(*arrays: Array) -> tuple[Array, ...]:
 
 
 def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
-    """Return a custom call's results, marked as varying over every mesh axis over which an operand varies."""
+    """Return the results of a custom call, marked as varying like its operands.
+
+    They vary over every mesh axis over which an operand varies; the call itself does not declare this.
+    """
     axes = frozenset().union(*(_varying_axes(x) for x in operands))
     return jax.tree.map(lambda x: _varying(x, axes), results)
 
 
 class Heads(TypedDict):
-    """Sizes for a sharding rule: key-value heads `g`, and query heads per key-value head `r`."""
+    """Sizes for a sharding rule: `g` key-value heads with `r` query heads each."""
 
     g: int
     r: int
@@ -102,11 +107,14 @@ def heads(per_head: Array, per_kv_head: Array) -> Heads:
 
 
 def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g")) -> Callable:
-    """Return `f` with a sharding rule: the dims listed in `split` (batch and key-value heads) may be sharded.
+    """Return `f` with a sharding rule.
 
-    `rule` lists every dim as in einops, "b t (g r) k, b t g k -> b t (g r)"; `g` and `r` are the sizes of its heads.
-    `f` must work on any share of the dims in `split`. If a result lacks such a dim, it is a sum over it, as in einsum,
-    and the devices' shares are added.
+    The dims listed in `split` (batch and key-value heads) may be sharded; `f` must work on any share of them. `rule`
+    lists every dim as in einops; `g` and `r` are the sizes of its heads. Example:
+
+        b t (g r) k, b t g k -> b t (g r)
+
+    If a result lacks a dim in `split`, it is a sum over the dim, as in einsum, and the devices' shares are added.
     """
     if r == 1 or g == 1:  # brackets may not contain a factor of size 1
         rule = rule.replace("(g r)", "g" if r == 1 else "r")
@@ -141,7 +149,10 @@ def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequen
 
 
 def _proposed(mesh: Any, given: tuple, operands: list[list[str]], split: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the mesh axes of every name in `split`, from the first operand dim that these axes divide."""
+    """Return the mesh axes of every name in `split`.
+
+    They come from the first operand dim that the axes divide.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for shape, dims in zip(given, operands, strict=True):
         for axes, dim, size in zip(getattr(shape.sharding, "spec", ()), dims, shape.shape, strict=False):
@@ -159,7 +170,10 @@ def _varying(x: Array, axes: frozenset) -> Array:
 
 
 def _varying_axes(x: Array) -> frozenset:
-    """Return the mesh axes over which x may differ under `jax.shard_map`; none outside."""
+    """Return the mesh axes over which x may differ under `jax.shard_map`.
+
+    Outside `jax.shard_map` there are none.
+    """
     aval: Any = jax.typeof(x)
     manual = getattr(aval, "manual_axis_type", None)  # jax 0.10.2 and later; `vma` in some of them
     return frozenset(getattr(aval, "vma", ()) if manual is None else manual.varying)

@@ -9,10 +9,10 @@ from kernels_pallas.selective_scan import xla, xla_cpu
 
 @contextlib.contextmanager
 def as_on_accelerators() -> Iterator[None]:
-    """Return a context in which tracing uses the accelerators' `xla` backend, to count its operations on a CPU.
+    """Return a context that traces the accelerators' `xla` backend on a CPU.
 
-    Only the selective scan differs: accelerators do the usual 9 FLOPs per channel and state. The CPU loop does 6 and an
-    exponential.
+    Use it to count operations. Only the selective scan differs: accelerators do the usual 9 FLOPs per channel and
+    state. The CPU loop does 6 and an exponential.
     """
     with mock.patch.object(xla_cpu, "forward", xla.forward):
         yield

@@ -31,10 +31,11 @@ AFFECTED = ((0, 10, 2), (0, 13, 0))  # first affected version, first version not
 
 
 def use_safe_fusions() -> None:
-    """Add the flag to XLA_FLAGS unless it is set; commands call this before JAX starts and reads XLA_FLAGS.
+    """Add the flag to XLA_FLAGS unless it is set.
 
-    Does nothing on machines with the TPU library, because it also reads XLA_FLAGS and may reject the flag. GPU programs
-    ignore the flag. Warns if JAX has already started on a CPU: then the flag has no effect.
+    Commands call this before JAX starts and reads XLA_FLAGS. Does nothing on machines with the TPU library, because it
+    also reads XLA_FLAGS and may reject the flag. GPU programs ignore the flag. Warns if JAX has already started on a
+    CPU: then the flag has no effect.
     """
     given = os.environ.get("XLA_FLAGS", "")
     if FLAG in given or importlib.util.find_spec("libtpu") is not None:
@@ -53,6 +54,9 @@ def use_safe_fusions() -> None:
 
 
 def has_started() -> bool:
-    """Return whether JAX has started its backends; every public function for this would start them."""
+    """Return whether JAX has started its backends.
+
+    This uses a private function, because every public one would start them.
+    """
     bridge = importlib.import_module("jax._src.xla_bridge")
     return getattr(bridge, "backends_are_initialized", lambda: False)()

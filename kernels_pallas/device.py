@@ -10,14 +10,20 @@ HOPPER = 90  # compute capability of the H100 and H200, which have `wgmma`
 
 
 def platform() -> str:
-    """Return the platform of an unplaced computation: JAX's default device, or the default backend."""
+    """Return the platform of an unplaced computation.
+
+    This is JAX's default device, or its default backend.
+    """
     device = getattr(jax.config, "jax_default_device", None)  # None, a Device, or a platform name
     return jax.default_backend() if device is None else getattr(device, "platform", str(device))
 
 
 @cache
 def compute_capability() -> int | None:
-    """Return the first GPU's compute capability times 10 (80: A100, 90: H100, H200); None without NVIDIA."""
+    """Return the first GPU's compute capability times 10; None without NVIDIA GPU.
+
+    80 is an A100, 90 an H100 or H200.
+    """
     try:
         major, _, minor = str(jax.devices("gpu")[0].compute_capability).partition(".")
         return 10 * int(major) + int(minor)
@@ -27,7 +33,10 @@ def compute_capability() -> int | None:
 
 @cache
 def cudnn_version() -> int | None:
-    """Return the version of cuDNN that JAX has loaded, 91002 for 9.10.2; None if there is none."""
+    """Return the version of cuDNN that JAX has loaded, or None.
+
+    91002 means 9.10.2.
+    """
     try:
         return importlib.import_module("jax._src.lib").cuda_versions.cudnn_get_version()
     except (ImportError, AttributeError, RuntimeError):

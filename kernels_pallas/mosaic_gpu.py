@@ -1,4 +1,4 @@
-"""Pallas Mosaic GPU across jax versions: check the machine, and construct a kernel."""
+"""Pallas Mosaic GPU across jax versions: machine check, kernel construction."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -10,7 +10,10 @@ from kernels_pallas import device
 
 
 def refusal(platform: str) -> str | None:
-    """Return why Pallas Mosaic GPU kernels with `wgmma` cannot run on `platform` here; None if they can."""
+    """Return why Pallas Mosaic GPU kernels cannot run on `platform`, or None.
+
+    The kernels use `wgmma`.
+    """
     if platform not in ("cpu", "gpu", "cuda"):
         return f"Pallas Mosaic GPU kernels need an NVIDIA GPU, this is a {platform}"
     try:
@@ -38,9 +41,9 @@ def kernel(
     thread_name: str,
     interpret: bool,
 ) -> Callable:
-    """Return `plgpu.kernel` of these arguments, with exp and log on the special-function unit.
+    """Return `plgpu.kernel` of these arguments.
 
-    With `interpret`, JAX's CPU interpreter runs the kernel.
+    Exponentials and logarithms use the special-function unit. With `interpret`, JAX's CPU interpreter runs the kernel.
     """
     plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # names vary by version
     params = plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane)

@@ -12,7 +12,10 @@ MASKED = -1e30
 
 
 def accumulation_dtype(*arrays: Array) -> jnp.dtype:
-    """Return the dtype for scores, states and sums: float32, or float64 for float64 inputs."""
+    """Return the dtype for scores, states and sums.
+
+    It is float32, or float64 for float64 inputs.
+    """
     return jnp.promote_types(jnp.result_type(*(x.dtype for x in arrays)), jnp.float32)
 
 

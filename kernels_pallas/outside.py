@@ -1,4 +1,7 @@
-"""Register backends from other packages; an op tries them before its built-in backends."""
+"""Register backends from other packages.
+
+An op tries them before its built-in backends.
+"""
 
 from kernels_pallas import backend
 from kernels_pallas.validation import check_choice
@@ -30,7 +33,9 @@ TAKEN = (*backend.IMPLEMENTATIONS, "cudnn", "splash", "chunked")
 
 
 def register_backend(op: str, new: backend.Backend) -> None:
-    """Register a backend from another package for `op`; it is tried before the built-in backends.
+    """Register a backend from another package for `op`.
+
+    It is tried before the built-in backends.
 
     Args:
       op: one of OPS. The kernels implement the op's Protocol, `kernels_pallas/<op>/interface.py`.

@@ -1,7 +1,8 @@
-"""Batched inverse of unit lower triangular matrices; every delta rule needs one per chunk.
+"""Invert batches of unit lower triangular matrices.
 
-X = (I + M)^{-1} for a strictly lower triangular, hence nilpotent, M. Diagonal blocks of 8 rows use the finite Neumann
-product (I - M)(I + M^2)(I + M^4). Then neighbouring blocks are merged until one is left:
+Every delta rule needs one inverse per chunk. X = (I + M)^{-1} for a strictly lower triangular, hence nilpotent, M.
+Diagonal blocks of 8 rows use the finite Neumann product (I - M)(I + M^2)(I + M^4). Then neighbouring blocks are merged
+until one is left:
 
     [[A, 0], [C, B]]^{-1} = [[A', 0], [-B' C A', B']]
 
@@ -24,7 +25,10 @@ _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def unit_lower_inverse(m_CC: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
-    """Return (I + M)^{-1} in float32 or float64; M must be strictly lower triangular (not checked)."""
+    """Return (I + M)^{-1}, float32 or float64.
+
+    M must be strictly lower triangular; this is not checked.
+    """
     x_CC: Any = _inverse(m_CC)
     return x_CC
 
@@ -50,7 +54,7 @@ def _inverse(m_CC: Array) -> Array:
 
 
 def _blocks(m_CC: Array, size: int, *, offset: int, step: int) -> Array:
-    """Return the blocks of `size` rows at every `step`-th column, [..., n, size, size].
+    """Return the blocks at every `step`-th column, [..., n, size, size].
 
     A block starts `offset` rows below the diagonal.
     """
@@ -59,7 +63,10 @@ def _blocks(m_CC: Array, size: int, *, offset: int, step: int) -> Array:
 
 
 def _neumann(m: Array) -> Array:
-    """Return (I + M)^{-1} by doubling the power of M; exact once the power reaches the matrix size."""
+    """Return (I + M)^{-1} by doubling the power of M.
+
+    The result is exact once the power reaches the matrix size.
+    """
     n = m.shape[-1]
     x, power, exponent = jnp.eye(n, dtype=m.dtype) - m, m, 2
     while exponent < n:

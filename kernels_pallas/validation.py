@@ -5,7 +5,10 @@ from collections.abc import Iterable
 
 
 def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None) -> None:
-    """Raise ValueError unless q [B, T, H, K], k [B, T, G, K], v [B, T, G, V] agree and G divides H."""
+    """Raise ValueError unless q, k and v agree and G divides H.
+
+    Shapes: q [B, T, H, K], k [B, T, G, K], v [B, T, G, V].
+    """
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if shape is not None and len(shape) != 4:
             raise ValueError(f"{name} must be [batch, time, heads, dim]; got {len(shape)} axes: {tuple(shape)}")
@@ -20,7 +23,7 @@ def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None
 
 
 def check_per_head(name: str, shape: tuple, q_shape: tuple) -> None:
-    """Raise ValueError unless an operand with one number per position and query head fits q [B, T, H, K]."""
+    """Raise ValueError unless an operand has the shape [B, T, H] of q [B, T, H, K]."""
     if tuple(shape) != tuple(q_shape[:3]):
         raise ValueError(
             f"{name} must be [batch, time, query heads] like q: q is {tuple(q_shape)}, {name} is {tuple(shape)}"
@@ -28,7 +31,10 @@ def check_per_head(name: str, shape: tuple, q_shape: tuple) -> None:
 
 
 def check_decode(q_shape: tuple, k_shape: tuple, v_shape: tuple) -> None:
-    """Raise ValueError unless q [B, H, K] and caches [B, S, G, K], [B, S, G, V] agree and G divides H."""
+    """Raise ValueError unless q and the caches agree and G divides H.
+
+    Shapes: q [B, H, K], caches [B, S, G, K] and [B, S, G, V].
+    """
     if len(q_shape) != 3 or len(k_shape) != 4 or len(v_shape) != 4:
         raise ValueError(
             "one decoding step takes q [batch, heads, dim] and caches [batch, max_len, kv heads, dim]; "
@@ -56,7 +62,10 @@ def check_chunk_size(chunk_size: int) -> None:
 
 
 def check_choice(what: str, value: str, known: Iterable[str]) -> None:
-    """Raise ValueError with the nearest known value and the list of values, if `value` is unknown."""
+    """Raise ValueError if `value` is unknown.
+
+    The message has the nearest known value and the list.
+    """
     names = list(known)
     if value not in names:
         close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)

@@ -1,8 +1,8 @@
-"""Sort rows by the chunk that they read, and cut them into blocks: a schedule with static shapes.
+"""Sort rows by the chunk that they read: a schedule with static shapes.
 
-A row is a query position and head (xla_tiles.py). For each key-value head, rows are sorted by selected chunk and cut
-into blocks of `block` rows that share a chunk. A row that selected k chunks is sorted k times. The number of blocks per
-chunk depends on the data, but the total is bounded:
+Sorted rows are cut into blocks. A row is a query position and head (xla_tiles.py). For each key-value head, rows are
+sorted by selected chunk and cut into blocks of `block` rows that share a chunk. A row that selected k chunks is sorted
+k times. The number of blocks per chunk depends on the data, but the total is bounded:
 
     sum_c ceil(count_c / block) <= floor(rows / block) + number of chunks
 
@@ -36,14 +36,18 @@ class Plan(NamedTuple):
 
 
 def count_blocks(rows: int, n_chunks: int, block: int) -> int:
-    """Return how many blocks suffice if `rows` rows select one chunk each, among `n_chunks` chunks."""
+    """Return how many blocks suffice for `rows` rows.
+
+    Each row selects one of `n_chunks` chunks.
+    """
     return rows // block + min(n_chunks, rows)
 
 
 def make_plan(sel_BGMk: Array, n_chunks: int, C: int, R: int) -> Plan | None:
-    """Return the plan of every batch entry and key-value head, or None if no row lies after the first chunk.
+    """Return the plan of every batch entry and key-value head.
 
-    Rows with sel = -1 get no slot. No query selects the last chunk, so there are n_chunks - 1 chunks to choose from.
+    It is None if no row lies after the first chunk. Rows with sel = -1 get no slot. No query selects the last chunk, so
+    there are n_chunks - 1 chunks to choose from.
     """
     B, G, M, top_k = sel_BGMk.shape
     # a row in chunk n selects at most n chunks
@@ -84,9 +88,10 @@ def _make_one(sel_Mk: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
 
 
 def scan_blocks(body: Callable, carry: Any, C: int, *operands: Array) -> tuple:
-    """Scan `body(carry, *operands of some blocks)` over axis 2, with as many blocks per step as the budget allows.
+    """Scan `body(carry, *operands of some blocks)` over axis 2.
 
-    The first operand is [B, G, n, rows, ...]. Returns the carry, and the outputs concatenated along axis 2.
+    A step takes as many blocks as `tile_elements()` scores allow. The first operand is [B, G, n, rows, ...]. Returns
+    the carry, and the outputs concatenated along axis 2.
     """
     B, G, n, rows = operands[0].shape[:4]
     steps, each = xla_tiles.segments(n, B * G * rows * C)

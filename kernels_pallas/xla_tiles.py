@@ -29,7 +29,10 @@ def tile_elements() -> int:
 
 
 class CausalTiles(NamedTuple):
-    """A square tiling of the causal half: tiles (rows[p], cols[p]), with columns ascending within a row."""
+    """A square tiling of the causal half: tiles (rows[p], cols[p]).
+
+    Columns ascend within a row.
+    """
 
     side: int  # positions per tile, a multiple of the unit
     padded: int  # length after padding: side * number of tiles
@@ -38,10 +41,11 @@ class CausalTiles(NamedTuple):
 
 
 def causal_tiles(length: int, unit: int, matrices: int, *, window: int = 0) -> CausalTiles:
-    """Return tiles for `matrices` score matrices of `length` x `length`; sides are multiples of `unit`.
+    """Return tiles for `matrices` score matrices of `length` x `length`.
 
-    With a `window`, the list omits tiles in which every key is at least `window` positions before every query. Sides
-    are then not much longer than the window, so the number of scores is linear in `length`.
+    Sides are multiples of `unit`. With a `window`, the list omits tiles in which every key is at least `window`
+    positions before every query. Sides are then not much longer than the window, so the number of scores is linear in
+    `length`.
     """
     n_units = -(-length // unit)
     most = max(1, int(math.sqrt(tile_elements() / max(1, matrices))) // unit)
@@ -58,7 +62,10 @@ def causal_tiles(length: int, unit: int, matrices: int, *, window: int = 0) -> C
 
 
 def segments(count: int, elements_each: int) -> tuple[int, int]:
-    """Return (steps, items per step) for `count` items with `tile_elements()` scores per step; the last is padded."""
+    """Return (steps, items per step) to cover `count` items.
+
+    A step has `tile_elements()` scores; the last step is padded.
+    """
     most = max(1, tile_elements() // max(1, elements_each))
     steps = -(-count // most)
     return steps, -(-count // steps)
