@@ -1,13 +1,13 @@
 """Triton kernels of Top-1 Element, forward: best key, softmax, values.
 
     s = q . k (unscaled),  m_i = argmax_{j <= i} s_ij,  o_i = v[m_i]
-    p = 2^(s LOG2_SCALE - lse),  LOG2_SCALE = scale log2(e),  soft = p v
+    p = 2^(s LOG2_SCALE - lse) (lse in base 2 here),  LOG2_SCALE = scale log2(e),  soft = p v
 
-    kernel              one program per                   writes
-    forward_kernel      BLOCK_M queries of a head         tile, lse, soft
-    evaluate_kernel     BLOCK_M queries of a head         tile
-    best_key_kernel     ROWS queries of a head            index
-    take_values_kernel  ROWS rows (position and head)     o
+    kernel              one program per               writes
+    forward_kernel      BLOCK_M queries of a head     tile, lse, soft
+    evaluate_kernel     BLOCK_M queries of a head     tile
+    best_key_kernel     ROWS queries of a head        index
+    take_values_kernel  ROWS rows (position and head)  o
 
     operand      shape         dtype
     q            [B, T, H, K]  bf16, fp16 or fp32
