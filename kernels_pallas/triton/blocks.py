@@ -11,18 +11,17 @@ CHUNK, SHORT_CHUNK = 64, 32  # maximal positions per chunk, for recurrences whos
 
 
 def longest_chunk(dtype: Any) -> int:
-    """Return the maximal chunk length of a recurrence, 64 or 32.
+    """Return a recurrence's maximal chunk length, 64 or 32.
 
-    It is 32 where the operands of matrix products lie in registers. Hopper's products read 16-bit operands from shared
-    memory. Before Hopper, and for float32 on any GPU, the operands of a 64-position chunk need more registers than
-    there are.
+    Hopper reads 16-bit matrix operands from shared memory. Before Hopper, and for float32 on any GPU, they lie in
+    registers, and a 64-position chunk needs more registers than there are.
     """
     is_hopper = (device.compute_capability() or device.AMPERE) >= device.HOPPER
     return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
 
 
 def block_of(most: int, dim: int) -> int:
-    """Return the columns per block, `most` or half of it.
+    """Return the columns per block, `most` or half.
 
     It is half where this avoids a partly empty block. Example: 96 columns are 3 blocks of 32.
     """
@@ -44,10 +43,10 @@ def precision(dtype: jnp.dtype) -> str:
 
 
 def splits(programs: int, units: int, *, least: int) -> int:
-    """Return the number of shares of the work in a decoding step.
+    """Return the number of shares in a decoding step.
 
     Each of `programs` (batch x heads) has `units` of work to share. The target is about 8,192 programs, many more than
-    a GPU runs at a time, so few programs finish late. There are at most 64 shares, each of at least `least` units (two
-    in the interpreter, where contexts are short).
+    a GPU runs at a time, so few programs finish late. There are at most 64 shares, with at least `least` units each
+    (two in the interpreter, where contexts are short).
     """
     return max(1, min(8192 // programs, 64, units // (2 if interpreter.is_chosen() else least)))

@@ -25,9 +25,9 @@ def is_chosen() -> bool:
 
 
 def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -> Callable:
-    """Return the host function of a kernel call.
+    """Return a kernel call's host function.
 
-    It uses only numpy arrays. It never calls jax, because a call of jax inside the callback could deadlock.
+    It uses only numpy arrays. It never calls jax, because jax inside the callback could deadlock.
     """
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
@@ -45,7 +45,7 @@ def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -
 
 
 def _fresh(shape: tuple, dtype: np.dtype) -> np.ndarray:
-    """Return an array full of NaN, or of the most negative integer.
+    """Return an array full of NaN, or with only the most negative integer.
 
     Tests then detect an element that the kernel did not write.
     """
@@ -71,9 +71,9 @@ def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
 def _patch_interpreter() -> None:
     """Patch three defects of triton 3.6's interpreter.
 
-    * bf16: it multiplies the bit patterns of bf16 matrices, converts 1 to the bit pattern 1, and rounds down. The patch
-      gives the GPU's results.
-    * Loop bounds are arrays of one element; numpy 2.5 and later do not convert these to integers.
+    * bf16: it multiplies bf16 bit patterns, converts 1 to the bit pattern 1, and rounds down. The patch gives the GPU's
+      results.
+    * Loop bounds are one-element arrays; numpy 2.5 and later do not convert these to integers.
     * At each function call inside a kernel it searches all names of the language for built-ins. This takes a quarter of
       a kernel's time, so the patch caches the list.
     """

@@ -1,4 +1,4 @@
-"""Check the requirements of all Triton backends, without importing Triton."""
+"""Check what all Triton backends require, without importing Triton."""
 
 import math
 
@@ -10,15 +10,15 @@ from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import CHUNK
 
 DTYPES = ("bfloat16", "float16", "float32")
-MAX_DIM = 128  # larger heads would need smaller tiles than the tables of tile sizes contain
+MAX_DIM = 128  # larger heads would need smaller tiles than the tile-size tables contain
 MAX_ENTRY = 2**31  # elements per batch entry: offsets within an entry are 32-bit (tile_io.py)
 
 
 def machine(problem: Problem, *, entry: int | None = None) -> str | None:
     """Return why Triton kernels refuse a problem on this machine, or None.
 
-    On a CPU they run only if selected by name. `entry` is the number of elements that the kernels address with 32-bit
-    offsets. With None it is the largest batch entry of an operand; the operands' first axis must then be the batch.
+    On a CPU they run only if selected by name. `entry` is how many elements the kernels address with 32-bit offsets.
+    With None it is the largest batch entry of any operand; the operands' first axis must then be the batch.
     """
     refusal = runtime.refusal(problem.platform)
     if refusal is not None:
@@ -34,8 +34,8 @@ def machine(problem: Problem, *, entry: int | None = None) -> str | None:
 def with_pairs(*operands: jax.ShapeDtypeStruct) -> int:
     """Return `entry` for kernels that also write [B, T, H, C].
 
-    These arrays have one number per pair of positions in a chunk of C. The operands are [B, T, H, dim], and C is at
-    most `CHUNK`.
+    These arrays have one number per pair of positions in a chunk. The operands are [B, T, H, dim], and C is at most
+    `CHUNK`.
     """
     return math.prod(operands[0].shape[1:3]) * max(CHUNK, *(x.shape[-1] for x in operands))
 
@@ -58,7 +58,7 @@ def attention(problem: Problem, *, entry: int | None = None) -> str | None:
 
 
 def without(problem: Problem, *selections: str) -> str | None:
-    """Return a reason if the problem's selection is one of `selections`."""
+    """Return a reason if the problem's selection is in `selections`."""
     selection = problem.options.get("selection")
     return f"it has no {selection} selection; implementation='xla' has" if selection in selections else None
 

@@ -1,7 +1,7 @@
 """Launch Triton kernels.
 
-Only this module depends on the versions of jax_triton and triton. A kernel is a plain `@triton.jit` function. `launch`
-calls it as
+Only this module depends on jax_triton and triton versions. A kernel is a plain `@triton.jit` function. `launch` calls
+it as
 
     kernel(*input pointers, *output pointers, **constants)          constants, scalars included, are constexpr
 
@@ -92,10 +92,10 @@ def launch(
       kernel: a `@triton.jit` function with the parameters inputs, outputs, then constexpr values.
       *arrays: arrays for the input pointers, row-major and contiguous.
       out_shape: shape and dtype of each output. Output memory is not initialised: the kernel must write all of it.
-      grid: number of programs on up to three axes; at most 2^31 - 1 on the first, 65,535 on the second and third.
+      grid: programs on up to three axes; at most 2^31 - 1 on the first, 65,535 on the second and third.
       num_warps: warps per program.
-      num_stages: depth of the software pipeline of loops.
-      name: name of the call in profiles; by default the kernel's name.
+      num_stages: depth of the loops' software pipeline.
+      name: the call's name in profiles; by default the kernel's name.
       **constants: all constexpr parameters.
     """
     out_shape = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape)

@@ -1,13 +1,13 @@
 """Sort rows by the chunk that they selected, and cut them into work items.
 
-Two kernels count (sort_plan_kernels.py); XLA computes the running sums between them, over arrays of tiles x chunks. An
-item has at most `size` rows that share a chunk. The number of items per chunk depends on the data, but the total is
-bounded:
+Two kernels count (sort_plan_kernels.py); XLA computes the running sums between them, over small arrays (tiles x
+chunks). An item has at most `size` rows that share a chunk. How many items a chunk gets depends on the data, but the
+total is bounded:
 
     sum_c ceil(count_c / size) <= floor(rows / size) + number of chunks
 
 Grids are therefore static, and programs after the last item return at once. A query that selects k chunks has k
-consecutive rows; T is then the number of rows.
+consecutive rows; T then counts rows.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 def make(sel_BTH: Array, n_chunks: int) -> Plan:
-    """Return the plan of every batch entry and query head.
+    """Return the plan for every batch entry and query head.
 
     The selections are among `n_chunks` chunks; -1 is none.
     """
@@ -75,7 +75,7 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
 
 
 def item_ends(plan: Plan, size: int) -> Array:
-    """Return [B, H, NC] int32: the number of items of `size` rows in chunks 0 to c."""
+    """Return [B, H, NC] int32: how many items of `size` rows chunks 0 to c have."""
     return jnp.cumsum(-(-jnp.diff(plan.first_BHc, axis=2) // size), axis=2)
 
 

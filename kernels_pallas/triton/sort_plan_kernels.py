@@ -1,14 +1,14 @@
 """Triton kernels that sort rows by the chunk that they selected: a counting sort.
 
     kernel         one program per                 reads            writes
-    rank_kernel    TILE rows of a batch and head   sel              rank, count
-    place_kernel   BLOCK rows of a batch and head  sel, rank, base  order
+    rank_kernel    batch entry, head, TILE rows    sel              rank, count
+    place_kernel   batch entry, head, BLOCK rows   sel, rank, base  order
 
     operand  shape              dtype
     sel      [B, T, H]          int32  the selected chunk, or -1
-    rank     [B, H, T]          int32  number of earlier rows in the tile that selected the same chunk
-    count    [B, H, tiles, NC]  int32  number of the tile's rows that selected each chunk
-    base     [B, H, tiles, NC]  int32  place of the tile's first row of each chunk: the running sums of count
+    rank     [B, H, T]          int32  earlier rows in the tile that selected the same chunk
+    count    [B, H, tiles, NC]  int32  the tile's rows that selected each chunk
+    base     [B, H, tiles, NC]  int32  place of the tile's first row for each chunk: running sums of count
     order    [B, H, T]          int32  the sorted rows: order[base[tile, sel] + rank] = row
 
 XLA computes base from count between the two kernels, because these arrays are small (sort_plan.py). The sort is stable
@@ -49,7 +49,7 @@ def rank_kernel(
     count_ptr += (bh.to(tl.int64) * n_tiles + tile) * NC
     for start in tl.range(0, NC, TILE):
         tl.store(count_ptr + start + here_R, tl.zeros([TILE], tl.int32), mask=start + here_R < NC)
-    tl.debug_barrier()  # other threads of the program overwrite these zeros with counts
+    tl.debug_barrier()  # other threads overwrite these zeros with counts
     # the last row of a chunk in this tile writes the chunk's count
     tl.store(count_ptr + sel_R, total_R, mask=(rank_R == total_R - 1) & (sel_R >= 0))
 
@@ -80,8 +80,8 @@ def place_kernel(
 def block_of(ends_ptr, item, NC: tl.constexpr, NCP: tl.constexpr):
     """Return the chunk of `item` and the item's number within the chunk.
 
-    `ends` [NC] has the number of items in chunks 0 to c. The chunk is NC if there are fewer items. This loads the whole
-    vector and sums, because a search would wait for memory in each step.
+    `ends` [NC] counts the items in chunks 0 to c. The chunk is NC if there are fewer items. This loads the whole vector
+    and sums, because a search would wait for memory in each step.
     """
     n = tl.arange(0, NCP)
     ends_N = tl.load(ends_ptr + n, mask=n < NC, other=2147483647)

@@ -1,6 +1,6 @@
 """Load and store tiles of `[..., rows, heads, dim]` arrays: device functions.
 
-A tile of rows is [rows, DP]: the dim D padded to DP, a power of two of at least 16, as the matrix units require.
+A tile of rows is [rows, DP]: the dim D is padded to DP, a power of two and at least 16, as the matrix units require.
 Padding is read as zero and not written. `load_tile` and `store_tile` take any two axes, in either order. Offsets within
 a batch entry are int32; the entry's base offset is int64.
 """
@@ -14,7 +14,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # converts natural logarithms to base
 
 @triton.jit
 def load_rows(ptr, row_R, stride: tl.constexpr, n_rows, D: tl.constexpr, DP: tl.constexpr, BOUNDED: tl.constexpr):
-    """Return [R, DP]: the rows `row_R` of D entries, `stride` apart.
+    """Return [R, DP]: the rows `row_R` (D entries), `stride` apart.
 
     When BOUNDED, rows from `n_rows` on are zeros.
     """

@@ -1,13 +1,13 @@
 """Invert I + A, A strictly lower triangular: device functions.
 
-Delta-rule recurrences need X = (I + A)^{-1} for every chunk. I + A is cut into blocks of SOLVE x SOLVE. Forward
-substitution gives the diagonal blocks of X; products give the blocks below the diagonal:
+Delta-rule recurrences need X = (I + A)^{-1} for every chunk. I + A is cut into SOLVE x SOLVE blocks. Forward
+substitution gives X's diagonal blocks; products give the blocks below the diagonal:
 
     X_rc = -X_rr sum_{c <= m < r} A_rm X_mc
 
 A program has one warp, so no substitution step waits for another warp. Float32 products use three TF32 products for any
 input dtype. With similar keys and beta near 2, X alternates between +-2, and a single TF32 product loses a tenth of it.
-(For beta up to 1 it loses less than the rounding of X to bf16.)
+(For beta up to 1 it loses less than rounding X to bf16 does.)
 """
 
 import triton
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels_pallas.triton.tile_io import store_tile
 
-SOLVE = tl.constexpr(16)  # rows of a block
+SOLVE = tl.constexpr(16)  # rows per block
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def product(a_RR, b_RR):
 
 @triton.jit
 def third_and_fourth_rows(x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR):
-    """Return the off-diagonal blocks in rows 2 and 3 of a 4 x 4 block inverse.
+    """Return a 4 x 4 block inverse's off-diagonal blocks in rows 2 and 3.
 
     They are left of the diagonal, in reading order. Blocks nearer to the diagonal are computed first.
     """
