@@ -19,8 +19,8 @@ def refusal(problem: Problem) -> str | None:
 
     Reasons: the machine, dtypes, head dim, odd length, ALiBi, or gates. JAX checks most of these in
     `jax._src.cudnn.fused_attention_stablehlo` when the forward or backward pass is traced, but it does not check the
-    GPU generation. A problem does not contain whether it will be differentiated, so everything that training refuses is
-    refused.
+    GPU generation. A problem does not state whether it will be differentiated, so this refuses everything that training
+    refuses.
     """
     capability = device.compute_capability() if problem.platform == "gpu" else None
     if capability is None:

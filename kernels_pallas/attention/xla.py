@@ -17,7 +17,7 @@ LONGEST = 256
 
 
 def refusal(problem: Problem) -> str | None:
-    """Refuse long sequences, for which `chunked` is faster, unless selected by name."""
+    """Refuse long sequences unless selected by name: `chunked` runs them."""
     if problem.is_named or problem.operands[0].shape[1] <= LONGEST:
         return None
     return f"holds the scores of all pairs: above {LONGEST} tokens it runs only when selected by name"

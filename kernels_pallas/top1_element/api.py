@@ -5,7 +5,7 @@
 
 The straight-through matrix is stop_gradient(onehot - p) + p (arXiv 2505.18522, Top-1 Element). A literal implementation
 needs O(T^2) memory, and in bf16 1 - p + p is not 1; here the forward pass copies a row of v. The paper does not define
-the gradient of v. "hard" is the derivative of this expression and the true derivative of the forward function. "soft"
+the gradient of v. "hard" is the derivative of the straight-through expression, and also of the forward function. "soft"
 applies the estimator to the output, so values that no query chose also learn.
 
 Without differentiation, the op skips the softmax and its product with v. With differentiation, the residuals have
