@@ -7,7 +7,7 @@ scan goes over whole patterns. `Model` holds only the structure; every method ta
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -29,7 +29,7 @@ from seqjax.ops.cross_entropy import (
     weighted_sequence_losses,
 )
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, Layer, Params, PRNGKey
+from seqjax.types import Array, Cache, Layer, Params, PRNGKey, require_array
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
 State = tuple[Array, Carry]
@@ -125,12 +125,14 @@ class Model:
 
     def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
     def weighted_sequence_losses(self, params: Params, tokens_BT1: Array, weights_BT: Array) -> tuple[Array, Array]:
         """Return `sequence_losses` and the same sums with a weight for every predicted token, float32 [B] both."""
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             chunk = self.config.loss_chunk
@@ -138,6 +140,7 @@ class Model:
 
     def token_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the loss in nats of every predicted token of blocks of T + 1 tokens, float32 [B, T]."""
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return token_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
@@ -147,6 +150,7 @@ class Model:
 
         With `weights_BT`, float32, it is the weighted sum over the predicted tokens and the sum of the weights.
         """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         return self.target_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:], weights_BT)
 
     def target_loss(
@@ -165,6 +169,8 @@ class Model:
         """
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
+        elif jnp.shape(weights_BT) != targets_BT.shape:
+            raise ValueError(f"weights_BT has the shape {jnp.shape(weights_BT)} instead of {targets_BT.shape}.")
         embedder = self._embedder(params)
         embed_NOD = embedder.copies(inputs_BT) if positions_BA is None else None
         h_BTD = self._hidden(params, self.initial_state(params, inputs_BT, embed_NOD=embed_NOD))
@@ -221,6 +227,7 @@ class Model:
 
     def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
         """Return the input of the first block: the embeddings [B, T, D] and the initial carry."""
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         self._check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
         return x_BTD, self._init_carry(x_BTD)
@@ -262,6 +269,7 @@ class Model:
 
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """Fill an empty cache with a prompt; return the float32 logits after its last token [B, O] and the cache."""
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache, "prefill")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
@@ -270,11 +278,13 @@ class Model:
 
         Returns the float32 logits after the last of them [B, O] and the cache. Position 0 is an empty cache.
         """
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT, position), cache, "prefill_next")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
     def step(self, params: Params, token_B: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
         """Add one token at `position` to the cache; return the float32 logits of the next one [B, O] and the cache."""
+        require_array("token_B", token_B, "B", integer=True)
         x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache, "step")
         return self._embedder(params).decode(self._normalize(params, x_BD)), cache
 
@@ -312,6 +322,8 @@ class Model:
         return carry
 
     def _embedder(self, params: Params) -> Embedder:
+        if not isinstance(params, Mapping):
+            raise TypeError(f"params is {type(params).__name__} instead of the dict of Model.init.")
         return self.embedder.bind({name: x for name, x in params.items() if name != "blocks"})
 
     def _normalize(self, params: Params, x: Array) -> Array:

@@ -151,7 +151,7 @@ def training_command(manifest: dict[str, Any], out: str | Path, *, tokenizer_pat
 
 
 def _shown(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, list) else str(value)
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _token_bytes(*, text: int, by_tokens: int) -> list[str]:
