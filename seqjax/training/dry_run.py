@@ -29,7 +29,7 @@ from seqjax.models import Model, flops
 from seqjax.nn.params import GROUPS, names
 from seqjax.reading import read_json
 from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
-from seqjax.terminal import duration, size
+from seqjax.terminal import StatusLine, duration, size
 from seqjax.training.checkpoint import has_any
 from seqjax.training.mirrors import readable
 from seqjax.training.origin import RULES
@@ -116,6 +116,7 @@ def describe(
     yield f"batch        {step.batch_bytes:,} bytes on each device"
     if not simulated and (excess := _excess(step.state_bytes + step.batch_bytes, devices)):
         yield f"             state and batch are {excess}"  # before the step is compiled, which may take minutes
+    StatusLine().say("compiling the training step, for its memory")
     compiled = step.compile()
     program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
     needed, text = _memory(compiled, kept=step.state_bytes + step.batch_bytes, program=program)
