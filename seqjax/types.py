@@ -19,6 +19,7 @@ axes: `m_CC`.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 PRNGKey = jax.Array
@@ -39,3 +40,29 @@ class Layer(NamedTuple):
     n_layers: int = 1
     max_len: int = 2048
     first: int = 0
+
+
+def require_array(name: str, value: Any, axes: str, *, integer: bool = False, last: int | None = None) -> None:
+    """Raise an error of one line if an argument is no array of the axes `B, T, D`, or is of another kind of number.
+
+    Args:
+        name: What the error calls the argument.
+        value: The argument.
+        axes: The names of its axes.
+        integer: Whether it has integers, such as token ids; otherwise floating-point numbers.
+        last: The size of its last axis, if only one is right.
+
+    Raises:
+        TypeError: It is no array, or its dtype is wrong.
+        ValueError: Its shape is wrong.
+    """
+    kind = "integers" if integer else "floating-point numbers"
+    wanted = f"an array of {kind} with the shape [{axes}]"
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise TypeError(f"{name} is {type(value).__name__} instead of {wanted}.")
+    shape, dtype = tuple(value.shape), value.dtype
+    if not jnp.issubdtype(dtype, jnp.integer if integer else jnp.floating):
+        raise TypeError(f"{name} has the dtype {dtype} instead of {'int32' if integer else 'float32 or bfloat16'}.")
+    if len(shape) != axes.count(",") + 1 or (last is not None and shape[-1] != last):
+        size = f", {axes.rpartition(', ')[2]} = {last}" if last is not None else ""
+        raise ValueError(f"{name} has the shape {shape} instead of [{axes}]{size}.")

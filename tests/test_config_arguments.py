@@ -1,10 +1,18 @@
 """What follows a config's name on the command line: settings in words, and what a wrong one is told."""
 
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqjax.config import Config, from_config_dict, to_dict
+from seqjax.commands import train
+from seqjax.config import Config, from_config_dict, presets, to_dict
 from seqjax.errors import UserError
 from tests.test_configs import get, load
 
@@ -20,6 +28,9 @@ from tests.test_configs import get, load
         ("log.tensorboard=False", "log.tensorboard", False),
         ("data.path=gs://bucket/a b", "data.path", "gs://bucket/a b"),
         ("data.train_domains=['prose']", "data.train_domains", ("prose",)),
+        ("data.train_domains=prose", "data.train_domains", ("prose",)),
+        ("data.train_domains=(prose, 2020,None)", "data.train_domains", ("prose", "2020", "None")),
+        ("data.train_domains=", "data.train_domains", ()),
         ("model.mixer.implementation=xla", "model.mixer.implementation", "xla"),
         ("model.mixer.implementation=None", "model.mixer.implementation", None),
         (" train.seed=3 ,, mixed ", "train.seed", 3),
@@ -211,3 +222,44 @@ def test_any_argument_is_taken_or_refused_in_words(arg):
         assert isinstance(load("transformer_pp", arg), Config)
     except UserError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("data.train_domains", "prose,doctest", ("prose", "doctest")),
+        ("data.train_domains", "2020, 2021", ("2020", "2021")),
+        ("data.weights", "0.25,0.75", (0.25, 0.75)),
+        ("train.ends", "0.5,1.0", (0.5, 1.0)),
+        ("eval.path", "a,b", ("a", "b")),
+    ],
+)
+def test_lists_are_written_with_commas(key, text, value):
+    config = presets.read_config("transformer_pp:debug", [(key, text)])
+    group, name = key.split(".")
+    assert config[group][name] == value
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(("key", "value"), [("data.train_domains", "prose,c_code"), ("train.ends", "0.5,1.0")])
+def test_the_remedy_for_a_list_inside_config_works_in_a_shell(shell, key, value):
+    """As the error writes it, with a config for NAME."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    arg = f"debug,{key}={value},optim.lr=1e-3"
+    with pytest.raises(UserError) as error:
+        presets.read_config(f"transformer_pp:{arg}")
+    inside = re.search(r"'(?:--config=NAME:.*?\(.*?)'", str(error.value))
+    apart = re.search(r"--config\.\S+=\S+(?= apart)", str(error.value))
+    assert inside and apart
+    program = "import sys; print(sys.argv[1:])"
+    for words in (inside[0], f"--config=NAME:debug {apart[0]}"):
+        command = [shell, "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} {words}"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        (config,), overrides = train.split_overrides(ast.literal_eval(said))
+        found = from_config_dict(presets.read_config(config.replace("--config=NAME", "transformer_pp"), overrides))
+        group, name = key.split(".")
+        assert (
+            getattr(getattr(found, group), name)
+            == presets.read_config("transformer_pp:debug", [(key, value)])[group][name]
+        )

@@ -166,8 +166,19 @@ def test_layers_of_flax_are_replicated():
 
 
 def test_a_sound_mixer_passes():
-    names = ["parameters", "causality", "step", "chunk_size", "flops"]
+    names = ["flops", "parameters", "causality", "step", "chunk_size"]
     assert check(Sound, *names, n_params=2 * 16 * 16) == names
+
+
+def test_every_check_is_shown_when_it_ends(capsys):
+    check(Sound, "output", "parameters")
+    said = capsys.readouterr()
+    assert said.out == "" and re.search(r"\noutput +passed +\d+\.\d s\nparameters +passed +\d+\.\d s\n$", said.err)
+    lines = []
+    with pytest.raises(AssertionError):
+        check(Narrow, "output", "parameters", say=lines.append)
+    assert [line.split()[:2] for line in lines[1:]] == [["output", "FAILED"]]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -153,10 +153,29 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
     return node[index]
 
 
+def is_list(cls: Any, key: str) -> bool:
+    """Return whether a dotted key of the dataclass `cls` is a setting whose value is a list."""
+    for part in key.split("."):
+        cls = hints_of(cls).get(part) if dataclasses.is_dataclass(cls) else None
+    return cls is not None and typing.get_origin(optional(cls)[0]) is tuple
+
+
+def parts(arg: str) -> list[str]:
+    """Split at the commas that are outside brackets."""
+    parts, depth = [""], 0
+    for c in arg:
+        depth = max(0, depth + (c in "([{") - (c in ")]}"))
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
 def read(hint: Any, text: str) -> Any:
     """Return `text` as a setting's value with type `hint`.
 
-    `parse` checks the result.
+    A list is written `a,b`, with or without brackets and quotes. `parse` checks the result.
     """
     hint, may_be_none = optional(hint)
     if may_be_none and text in ("None", "none"):
@@ -165,8 +184,21 @@ def read(hint: Any, text: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         value = text
+    if typing.get_origin(hint) is tuple:
+        return _list(typing.get_args(hint)[0], text, value)
     if hint is str or typing.get_origin(hint) is typing.Literal:
         return value if isinstance(value, str) else text
     if hint is bool:
         return BOOLEANS.get(text.lower(), value)
     return value
+
+
+def _list(element: Any, text: str, value: Any) -> Any:
+    """Return the list in `text`, which Python reads as `value`."""
+    if element is not str and not isinstance(value, str):
+        return value
+    if isinstance(value, dict) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+        return value
+    text = text.strip()
+    inside = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
+    return tuple(read(element, part.strip()) for part in parts(inside) if part.strip())

@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import inspect
 import re
+import shlex
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from seqjax import mixers, user_code
-from seqjax.config.parse import assign, complete, read
+from seqjax.config.parse import assign, complete, is_list, parts, read
 from seqjax.config.settings import Config, DataConfig
 from seqjax.errors import UserError, nearest
 from seqjax.fields import hints_of, is_group
@@ -269,21 +270,16 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
             size = part
         elif part in REGIMES:
             regime = part
+        elif overrides and is_list(Config, overrides[-1][0]):
+            key, value = overrides[-1]
+            whole = shlex.quote(f"--config=NAME:{arg.replace(f'{value},{part}', f'({value},{part})')}")
+            raise UserError(
+                f"--config=NAME:{arg}: {part!r} is no size or regime. If it belongs to {key}, a list inside --config "
+                f"needs parentheses, and these need quotes: {whole}, or --config.{key}={value},{part} apart from it."
+            )
         else:
             raise UserError(f"--config=NAME:{arg}: {part!r} is no size or regime.{nearest(part, [*SIZES, *REGIMES])}")
     return size, regime, overrides
-
-
-def parts(arg: str) -> list[str]:
-    """Split at commas outside brackets."""
-    parts, depth = [""], 0
-    for c in arg:
-        depth = max(0, depth + (c in "([{") - (c in ")]}"))
-        if c == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return parts
 
 
 # ------------------------------------------------------------------------------------------------- config files by name

@@ -15,11 +15,15 @@ from seqjax.types import Params, PRNGKey
 _INVALID = "\ufffd"  # bytes that are not, or not yet, a character
 
 
-def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
+def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int, name: str = "text") -> np.ndarray:
     """Return the ids of `text`, int [n].
 
-    Raises `UserError` for an id beyond the model's `vocab_size`.
+    Raises `UserError` for an id beyond the model's `vocab_size`, and `TypeError`, with the `name` of the argument, for
+    anything but text.
     """
+    if not isinstance(text, str):
+        shape = f" of the shape {text.shape}" if hasattr(text, "shape") else ""
+        raise TypeError(f"{name} is {type(text).__name__}{shape} instead of str; seqjax.Model takes tokens.")
     ids = tokenizer.encode(text)
     if len(ids) and ids.max() >= vocab_size:
         raise UserError(
@@ -134,7 +138,7 @@ def stream(
     sampling = Sampling() if sampling is None else sampling
     sampling.check(vocab_size=model.config.vocab_size)
     stops = StopStrings(stop)
-    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size)
+    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size, name="prompt")
     new = tokens(
         params,
         np.concatenate([[tokenizer.bos], prompt_ids]).astype(np.int32)[None],

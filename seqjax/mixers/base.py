@@ -25,9 +25,25 @@ from flax import nnx
 from seqjax.errors import UserError, nearest
 from seqjax.fields import checked
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm, residual_norm
-from seqjax.types import Array, Cache, Layer
+from seqjax.types import Array, Cache, Layer, require_array
 
 Carry = dict[str, Any]
+
+
+# The methods that take an input, and its name and axes.
+_FORMS = dict.fromkeys(("__call__", "prefill", "prefill_next"), ("x_BTD", "B, T, D")) | {"step": ("x_BD", "B, D")}
+
+
+def _with_checked_input(method: Callable[..., Any], name: str, axes: str) -> Callable[..., Any]:
+    """Return a method of a mixer that checks the shape and dtype of its input before it computes anything."""
+
+    @functools.wraps(method)
+    def with_checked_input(self: Any, *args: Any, **named: Any) -> Any:
+        if args or name in named:  # otherwise Python says what is missing
+            require_array(name, args[0] if args else named[name], axes, last=self._width)
+        return method(self, *args, **named)
+
+    return with_checked_input
 
 
 class Mixer(nnx.Module):
@@ -37,10 +53,15 @@ class Mixer(nnx.Module):
     arguments are the settings that a config may use; the optional `layer` is the mixer's place in the model (`Layer`).
     Types and allowed values (`Literal`) are checked; an invalid setting raises a `UserError` that begins with the
     setting's name.
+    An input with a wrong shape or dtype raises a `ValueError` or `TypeError` that begins with the argument's name.
     """
+
+    _width: int | None = None  # of the inputs, `dim`; None without a constructor
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        for name in _FORMS.keys() & cls.__dict__.keys():
+            setattr(cls, name, _with_checked_input(cls.__dict__[name], *_FORMS[name]))
         if "__init__" in cls.__dict__:
             cls.__init__ = _checked(cls.__init__)
             # Otherwise `help` and notebooks show (*args, **kwargs) from nnx's metaclass.
@@ -343,6 +364,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
         dim = settings["dim"] if "dim" in settings else args[0] if args else 1
         at_least(1, dim=checked(int, dim, "dim"))
         init(self, *args, **settings)
+        self._width = dim
 
     return checked_init
 

@@ -7,7 +7,7 @@ the scan runs over whole patterns. `Model` holds only the structure; every metho
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -29,7 +29,7 @@ from seqjax.ops.cross_entropy import (
     weighted_sequence_losses,
 )
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, Layer, Params, PRNGKey
+from seqjax.types import Array, Cache, Layer, Params, PRNGKey, require_array
 
 # The residual stream, and the carry that blocks pass to later blocks.
 State = tuple[Array, Carry]
@@ -139,6 +139,7 @@ class Model:
 
         A block has T + 1 tokens. For evaluation.
         """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
@@ -148,6 +149,7 @@ class Model:
 
         Both are float32 [B].
         """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             chunk = self.config.loss_chunk
@@ -158,6 +160,7 @@ class Model:
 
         A block has T + 1 tokens.
         """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return token_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
@@ -167,6 +170,7 @@ class Model:
 
         A block has T + 1 tokens. With `weights_BT`, float32, return the weighted sum and the sum of the weights.
         """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         return self.target_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:], weights_BT)
 
     def target_loss(
@@ -185,6 +189,8 @@ class Model:
         """
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
+        elif jnp.shape(weights_BT) != targets_BT.shape:
+            raise ValueError(f"weights_BT has the shape {jnp.shape(weights_BT)} instead of {targets_BT.shape}.")
         embedder = self._embedder(params)
         embed_NOD = embedder.copies(inputs_BT) if positions_BA is None else None
         h_BTD = self._hidden(params, self.initial_state(params, inputs_BT, embed_NOD=embed_NOD))
@@ -241,6 +247,7 @@ class Model:
 
     def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
         """Return the first block's input: embeddings [B, T, D] and initial carry."""
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         self.check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
         return x_BTD, self._init_carry(x_BTD)
@@ -294,6 +301,7 @@ class Model:
 
         Returns the float32 logits after the last token [B, O] and the cache.
         """
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache, "prefill")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
@@ -302,6 +310,7 @@ class Model:
 
         Returns the float32 logits after the last token [B, O] and the cache. At position 0 the cache is empty.
         """
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT, position), cache, "prefill_next")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
@@ -310,6 +319,7 @@ class Model:
 
         Returns the float32 logits of the next token [B, O] and the cache.
         """
+        require_array("token_B", token_B, "B", integer=True)
         x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache, "step")
         return self._embedder(params).decode(self._normalize(params, x_BD)), cache
 
@@ -347,6 +357,8 @@ class Model:
         return carry
 
     def _embedder(self, params: Params) -> Embedder:
+        if not isinstance(params, Mapping):
+            raise TypeError(f"params is {type(params).__name__} instead of the dict of Model.init.")
         return self.embedder.bind({name: x for name, x in params.items() if name != "blocks"})
 
     def _normalize(self, params: Params, x: Array) -> Array:

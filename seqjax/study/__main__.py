@@ -15,7 +15,8 @@ rate slope, the spread of seeds and further seeds.
 `--compare A B` prints the gap of A to B in one line, with interval and p-value, and writes nothing. A and B are models
 of the study that `--analyse=DIR` or `--study=FILE [--out=DIR]` names; without either, they are workdirs, with commas
 between the seeds of a model.
-`--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
+`--dry_run` lists the remaining training and its time, at recorded speeds or at the speed of three steps here. `--list`
+shows the progress of the runs;
 `--only="LABEL|INDEX[;...]"` trains these runs alone, in this order: one for a job array, several where time is short.
 `seqjax/study/runs/studies.py` describes the content of a study file.
 """

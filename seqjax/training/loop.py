@@ -316,6 +316,8 @@ def _description(setup: Setup, start: Place) -> list[str]:
         )
     if setup.mesh.size > 1:
         lines += parameter_table(setup.model, jax.tree.map(lambda x: x.sharding, setup.target.params))
+    if start.step < steps:
+        lines.append("Compiling the training step: seconds, or minutes for large models")
     return lines
 
 
