@@ -26,7 +26,7 @@ def shown_ticks(axis: Axis) -> list[str]:
     return [tick.label1.get_text() for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
 
 
-def assert_readable(figure: Figure, *, categories: bool = False) -> None:
+def assert_readable(figure: Figure, *, categories: bool = False, largest: tuple[int, int] = LARGEST) -> None:
     """Every axis has two labelled ticks or more, its own or those of one that it shares, and no text is cut.
 
     Titles, labels and legends do not overlap, no legend is over a panel, and the picture has the size of a page.
@@ -41,7 +41,7 @@ def assert_readable(figure: Figure, *, categories: bool = False) -> None:
             ticks = max((shown_ticks(axis) for axis in axes), key=len)
             assert len(set(ticks)) >= 2, f"axis {name} of {panel.get_title(loc='left')!r}: {ticks}"
     width, height = figure.get_size_inches() * DPI
-    assert width <= LARGEST[0] and height <= LARGEST[1], f"{width:.0f} x {height:.0f} pixels"
+    assert width <= largest[0] and height <= largest[1], f"{width:.0f} x {height:.0f} pixels"
     panels = [panel for panel in figure.axes if panel.axison]
     for legend in [*figure.legends, *(found for panel in panels if (found := panel.get_legend()))]:
         box = legend.get_window_extent()

@@ -231,8 +231,8 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
     parts = [tasks[i * columns : (i + 1) * columns] for i in range(n_rows)]
     orders = [[name for name in states if any(name in results[task.name] for task in part)] for part in parts]
     heights = [ROW * len(order) + 1.0 for order in orders]
-    names_width = 0.066 * max(len(shortened(name)) for name in states)
-    width = max(1.22 * columns, 4.5) + names_width + 0.7
+    names_width = 0.063 * max(len(shortened(name)) for name in states)
+    width = max(1.18 * columns, 4.5) + names_width + 0.7
     figure = Figure(figsize=(width, sum(heights) + 1.1), layout="constrained")
     grid = figure.subplots(n_rows, columns, squeeze=False, sharey="row", height_ratios=heights)
     for panels, part, order in zip(grid, parts, orders, strict=True):

@@ -136,7 +136,7 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
     groups = _families([name for name in runs if name not in records.references])
     n_columns = min(2, len(groups))
     n_rows = -(-len(groups) // 2)
-    figure = Figure(figsize=(4.8 * n_columns, 2.6 * n_rows + 1.3), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 4.8 * n_columns), 2.6 * n_rows + 1.6), layout="constrained")
     block: Any = figure.subfigures()  # its labels leave room for the legend of the figure
     axes = block.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
     lines = {name: [_line(records, run, records.domains, limit) for run in of_model] for name, of_model in runs.items()}
@@ -145,7 +145,9 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
         axes[-2][1].tick_params(labelbottom=True)  # no panel is below it
     ends: dict[Axes, list[End]] = {}
     for panel, group in zip(axes.flat, groups, strict=False):
-        looks = {name: {**styles[name], "color": GREY, "markersize": 2.5} for name in records.references}
+        looks = {
+            name: {**styles[name], "color": GREY, "markersize": 2.5} for name in records.references if name in runs
+        }
         looks |= {name: styles[name] | {"color": COLORS[i]} for i, name in enumerate(group)}
         for name, look in looks.items():
             look["markerfacecolor"] = look["color"] if styles[name]["markerfacecolor"] != "white" else "white"
@@ -162,8 +164,8 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
     what = f"mean of {len(records.domains)} domains" if len(records.domains) > 1 else "".join(records.domains)
-    block.supylabel(f"OOD loss, {what} ({records.unit.name}; {BETTER})", fontsize=9)
-    block.supxlabel(f"{records.in_domain_name} ({records.unit.name}; {BETTER})", fontsize=9)
+    block.supylabel(f"OOD loss, {what}\n({records.unit.name}; {BETTER})", ma="center", fontsize=9)
+    block.supxlabel(f"{wrapped(records.in_domain_name, 60)}\n({records.unit.name}; {BETTER})", fontsize=9)
     _set_limits(axes.flat[: len(groups)])
     _finish_figure(figure, records, runs, limit, more="; grey: the references")
     label_ends(ends, fontsize=8)
