@@ -84,7 +84,7 @@ def read() -> Known:
     """Return what is recorded."""
     study, configs = files.read(RESULTS / "trunks_110m"), _configs()
     speeds, long_speeds, scores = _speeds(SPEEDS, configs), _speeds(LONG_SPEEDS, configs), _scores(configs)
-    of_gaps = _order(study)
+    of_gaps = order(study)
     recorded = {*speeds, *long_speeds, *(label for of_task in scores.values() for label in of_task)}
     others = sorted(recorded - {*of_gaps}, key=lambda label: _slowness(speeds, label))
     configs = {label: configs[label] for label in (*of_gaps, *others)}
@@ -97,7 +97,7 @@ def read() -> Known:
     return Known(configs, study, speeds, long_speeds, parameters, states, scores)
 
 
-def _order(study: Records) -> list[str]:
+def order(study: Records) -> list[str]:
     """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
     reference = study.references[-1]
     rows = gaps.compare(study, reference)
@@ -135,7 +135,7 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
     """Return the speeds of the mixers that one of the files has; of several backends that of the fastest."""
     found: dict[str, Speed] = {}
     for file in files:
-        results = _recorded(file)["results"]
+        results = recorded(file)["results"]
         models = {name: _config(re.sub("[,:]model.mixer.implementation=[^,]*", "", name)).model for name in results}
         of_label = {
             label: results[name]
@@ -301,15 +301,16 @@ def _files(known: Known) -> str:
     """Return the sources of the speeds."""
     said, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
     for file in (file for file in (*SPEEDS, *LONG_SPEEDS) if file in used):
-        recorded = _recorded(file)
-        settings, machine = recorded["settings"], recorded["machine"]
+        record = recorded(file)
+        settings, machine = record["settings"], record["machine"]
         about = f"{settings['seq_len']:,} tokens, batch {settings['batch']}, {machine['device']}"
         mark = f"{SPEEDS[file]} " if SPEEDS.get(file) else ""
         said.append(f"{mark}[{file}.json](../../benchmarks/results/{file}.json) ({about})")
     return f"Speeds are those of {'; '.join(said)}.\n"
 
 
-def _recorded(file: str) -> Any:
+def recorded(file: str) -> Any:
+    """Return the content of a record of benchmarks/results."""
     return json.loads((BENCHMARKS / f"{file}.json").read_text(encoding="utf-8"))
 
 
