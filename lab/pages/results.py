@@ -5,7 +5,6 @@ those of lab/results/STUDY/leaderboard.csv, speeds those of benchmarks/results (
 sentence whose claim the numbers no longer support stops the script, and has to be written again here.
 """
 
-import re
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -90,6 +89,13 @@ def device(file: str) -> str:
     return all_mixers.recorded(file)["machine"]["device"]
 
 
+def measured(file: str) -> str:
+    """Return the card and the day of a record of speeds."""
+    if file not in DAYS:
+        raise ValueError(f"{file}.json has no day: add it to DAYS in {Path(__file__).name}.")
+    return f"{device(file).removeprefix('NVIDIA ').partition(' ')[0]}, {DAYS[file]}"
+
+
 def require(claim: object, sentence: str) -> None:
     """Raise `ValueError` if a sentence is no longer true."""
     if not claim:
@@ -150,8 +156,7 @@ def speeds() -> str:
         cells = ["", "", "", "", ""]
         if short:
             ratio = "" if short.ratio is None else f"{short.ratio:.2f}"
-            card = re.sub(r"NVIDIA (\w+).*", r"\1", device(short.file))
-            cells[:4] = [f"{short.tokens_per_s / 1e3:.0f}k", ratio, f"{short.gib:.1f}", f"{card}, {DAYS[short.file]}"]
+            cells[:4] = [f"{short.tokens_per_s / 1e3:.0f}k", ratio, f"{short.gib:.1f}", measured(short.file)]
         if long:
             cells[4] = f"{long.tokens_per_s / 1e3:.0f}k ({long.tokens_per_s / attention:.1f})"
         if short or long:
@@ -174,7 +179,7 @@ def speed() -> str:
     of_rules = [
         found.tokens_per_s / full for name, found in known().long_speeds.items() if name.startswith("Top-1 Chunk")
     ]
-    days = sorted({f"{device(found.file)}, {DAYS[found.file]}" for found in known().long_speeds.values()})
+    days = sorted({measured(found.file) for found in known().long_speeds.values()})
     return _wrapped(
         f"At 2,048 tokens, Top-1 Chunk with exact selection trains at {exact:.2f} times and Mamba-2 at {mamba:.2f} "
         "times the speed of attention. At 102,400 tokens a step with Top-1 Chunk is "
