@@ -42,6 +42,7 @@ OF_GAPS = (GAP, ALONE, TUNED)
 OFFSETS = {TUNED: 0.27}  # of a mark below its model's line, in the height of a line
 HEIGHT = 0.235  # of a line, in inches
 SMALL = 7.5  # points
+WIDEST = 10.0  # inches, with two references
 NAMED = 8  # lines over tokens that all have names
 # Header of a column of text -> its width in points.
 COLUMNS = {"edge": 30, "copies": 34, "seeds": 32, "params": 38}
@@ -109,7 +110,7 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     heading = f"{records.title}\n{title(records, compared)}"
     names_width = 0.07 * max(len(shortened(name)) for name in lines)
     width = max(
-        (5.0 if len(compared) == 1 else 3.8) * len(compared) + names_width,
+        min((5.0 if len(compared) == 1 else 3.8) * len(compared) + names_width, WIDEST * max(1, len(compared) / 2)),
         0.08 * max(map(len, heading.split("\n"))) + 0.3,
     )
     figure = Figure(figsize=(width, sum(sizes) + 1.6 + 0.5 * bool(n_along)), layout="constrained")
