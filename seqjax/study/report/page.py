@@ -19,6 +19,7 @@ from seqjax.study import gaps
 from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.gaps.verdicts import LIMIT
 from seqjax.study.report import forest, leaderboard, points
+from seqjax.study.report.figures import BETTER
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.report.words import in_words
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
@@ -33,6 +34,7 @@ OF_MARKS: dict[str, dict[str, Any]] = {
     forest.ALONE: {"color": "#222", "symbol": "circle-open", "size": 9},
     forest.TUNED: {"color": COLORS[1], "symbol": "diamond", "size": 5},
     forest.TOKENS: {"color": "#888", "symbol": "diamond-open", "size": 8},
+    forest.REFERENCE: {"color": "#888", "symbol": "square", "size": 8},
 }
 IN_DOMAIN, TOKENS = "in-domain loss", "training tokens (millions)"
 STYLE = """
@@ -204,10 +206,10 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
             {"label": escape(name), "method": "update", "args": [{"y": [y.tolist() for y in of_runs]}, axis]}
         )
     unit = records.unit.name
-    _finish(figure, f"{IN_DOMAIN} ({unit})" if x_title == IN_DOMAIN else x_title, f"loss ({unit})", buttons)
+    title = f"{IN_DOMAIN} ({unit}; {BETTER})" if x_title == IN_DOMAIN else x_title
+    _finish(figure, title, f"loss ({unit}; {BETTER})", buttons)
     figure.update_yaxes(range=buttons[0]["args"][1]["yaxis.range"])
-    low, high = _range(x)  # inverted for losses: training goes from left to right
-    figure.update_xaxes(range=[high, low] if x_title == IN_DOMAIN else [low, high])
+    figure.update_xaxes(range=_range(x))
     return figure
 
 
