@@ -14,7 +14,7 @@ from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
 from seqjax.mixers.rwkv5 import RWKV5
 from seqjax.nn.initializers import constant, uniform, values
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK
 from seqjax.types import Array, Layer
@@ -74,5 +74,5 @@ class RWKV6(RWKV5):
         return lerps(x_BTD, last_BD, tuple(self.mu[...]), delta_mu_PBTD)
 
     def _log_decay(self, w_BTD: Array) -> Array:
-        omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
+        omega_BTD = self.omega[...] + project_float32(self.d2, jnp.tanh(self.d1(w_BTD)))
         return -jnp.exp(omega_BTD)
