@@ -16,7 +16,6 @@ import pytest
 from seqjax.config import from_config_dict
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
-from tests import support
 
 D, L, F, O = 64, 4, 96, 256  # width, layers, inner width of the MLP, vocabulary
 E = 2 * D
