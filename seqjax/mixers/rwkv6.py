@@ -4,7 +4,7 @@
     w_t = exp(-exp(omega + tanh(x_w D_1) D_2))                                   per token and channel
     and the recurrence, norm and gate of RWKV-5.
 
-From omega on the decay is float32, whereas the public code computes it in the model's dtype.
+The decay is float32 from the product with D_2 on, whereas the public code computes it in the model's dtype.
 """
 
 import jax.numpy as jnp

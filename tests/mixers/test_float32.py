@@ -17,7 +17,7 @@ B, T, D = 2, 23, 32
 # Operations whose result in 16 bits is too coarse, or that add up many numbers.
 SENSITIVE = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "rsqrt", "sqrt", "div", "pow", "sin"}
 SENSITIVE |= {"cos", "cumsum", "cumprod", "cumlogsumexp", "reduce_sum", "triangular_solve", "integer_pow"}
-# Activations inside a map of low rank, whose second product takes 16-bit inputs in any case.
+# Activations between the two products of a low-rank map. The second product takes 16-bit inputs in any case.
 INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["logistic"]}
 # Projections that go into an exponential, a sigmoid or a softplus. Mamba-1's `dt` is missing: the public kernel, too,
 # reads it in the dtype of the model.
@@ -45,8 +45,8 @@ VARIANT_ISLANDS = {
     ("path", "gqa_gates"): ["beta", "forget"],
     ("transformer_pp", "conv_window_gqa"): ["gate"],
 }
-# Products without a parameter that are 16-bit, in the program of `of_mixer`: those of weights and values. Products of
-# queries and keys are float32.
+# Number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights and
+# values; products of queries and keys are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
 VALUES |= {"fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
 # What passes a parameter on to a product.
@@ -76,7 +76,7 @@ def inner(equation: Any) -> Iterator[Any]:
 
 
 class Reader:
-    """Names of operations of 16 bits, 16-bit sums that loops carry, and the products of a program by parameter."""
+    """A program's sensitive 16-bit operations, the shapes of 16-bit arrays that loops carry, and its products."""
 
     def __init__(self, function: Any, params: Any, *inputs: Any):
         self.narrow: list[str] = []
@@ -129,7 +129,8 @@ def test_islands(name, variant):
     program = of_mixer(name, variant)
     allowed = INSIDE.get(name, [])
     assert not [operation for operation in program.narrow if operation not in allowed]
-    states = [shape for shape in program.carried if shape not in ((B, T, D), (B, D))]  # but the residual stream
+    residual_streams = ((B, T, D), (B, D))
+    states = [shape for shape in program.carried if shape not in residual_streams]
     assert not states
     assert [parameter for parameter, is_wide in program.products if not is_wide].count("") == VALUES[name]
     for part in VARIANT_ISLANDS.get((name, variant), ISLANDS.get(name, [])):
