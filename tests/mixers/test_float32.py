@@ -103,7 +103,8 @@ class Reader:
             narrow = any(map(is_narrow, equation.outvars))
             if operation == "dot_general":
                 self.products.append((max(inputs), not narrow))
-            if operation in SENSITIVE and narrow:
+            is_sum_of_one = operation == "reduce_sum" and equation.invars[0].aval.size == equation.outvars[0].aval.size
+            if operation in SENSITIVE and narrow and not is_sum_of_one:
                 self.narrow.append(operation)
             if operation == "scan":
                 carried = equation.outvars[: equation.params["num_carry"]]
