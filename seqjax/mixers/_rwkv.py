@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
+from kernels_pallas import accumulation_dtype
 from seqjax.mixers import base
 from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
@@ -64,7 +65,7 @@ def squared_relu(x: Array) -> Array:
 
 @save_inputs
 def _sigmoid_gate(gate: Array, y: Array) -> Array:
-    return jax.nn.sigmoid(gate) * y
+    return (jax.nn.sigmoid(gate.astype(accumulation_dtype(gate))) * y).astype(y.dtype)
 
 
 class GroupNorm(nnx.Module):

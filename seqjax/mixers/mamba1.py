@@ -22,7 +22,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, save_inputs, silu
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.selective_scan import selective_scan
@@ -115,7 +115,7 @@ class Mamba1(base.RecurrentMixer):
         else:
             x_BTE, past_BWE = self.conv.extend(x_BTE, past_BWE)
         y_BTE, state_BEN = self._scan(x_BTE, cache.state_BEN)
-        y_BTE = save_inputs(lambda y, z: y * jax.nn.silu(z))(y_BTE, self.z(u_BTD))
+        y_BTE = save_inputs(lambda y, z: (y * silu(z)).astype(y.dtype))(y_BTE, self.z(u_BTD))
         return self.out(y_BTE), Mamba1Cache(past_BWE, state_BEN)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:

@@ -22,7 +22,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, n_heads, out_init
 from seqjax.nn.initializers import constant, dt_bias, log_uniform, uniform
-from seqjax.nn.layers import Linear, RMSNorm, save_inputs
+from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs, silu
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.head_norm import head_norm
@@ -113,7 +113,7 @@ class Mamba2(base.RecurrentMixer):
         else:
             x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
-        dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
+        dt_BTH = jax.nn.softplus(project_float32(self.dt, u_BTD) + self.dt_bias[...])
         x_BTHV = x_BTE.reshape(*u_BTD.shape[:2], self.heads, self.head_dim)
         return (x_BTHV, dt_BTH, b_BTN, c_BTN), (past_x_BWE, past_bc_BWN)
 
@@ -131,7 +131,7 @@ class Mamba2(base.RecurrentMixer):
         """Return (y + D x) * silu(z), without the norm."""
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
         y_BTE = y_BTHV.reshape(*y_BTHV.shape[:2], -1)
-        return y_BTE if z_BTE is None else y_BTE * jax.nn.silu(z_BTE)
+        return y_BTE if z_BTE is None else (y_BTE * silu(z_BTE)).astype(y_BTE.dtype)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return an empty cache."""

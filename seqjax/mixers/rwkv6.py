@@ -4,8 +4,8 @@
     w_t = exp(-exp(omega + tanh(x_w D_1) D_2))                                   per token and channel
     and the recurrence, norm and gate of RWKV-5.
 
-Peng et al., arXiv 2404.05892; public implementation RWKV-LM v6.0. From omega on, the decay is float32; the public code
-computes it in the model's dtype.
+Peng et al., arXiv 2404.05892; public implementation RWKV-LM v6.0. The decay is float32 from the product with D_2 on; the
+public code computes it in the model's dtype.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
 from seqjax.mixers.rwkv5 import RWKV5
 from seqjax.nn.initializers import constant, uniform, values
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK
 from seqjax.types import Array, Layer
@@ -75,5 +75,5 @@ class RWKV6(RWKV5):
         return lerps(x_BTD, last_BD, tuple(self.mu[...]), delta_mu_PBTD)
 
     def _log_decay(self, w_BTD: Array) -> Array:
-        omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
+        omega_BTD = self.omega[...] + project_float32(self.d2, jnp.tanh(self.d1(w_BTD)))
         return -jnp.exp(omega_BTD)

@@ -87,6 +87,18 @@ def test_special_ids_come_from_the_files_in_order(tmp_path):
         huggingface.special_ids(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config": {"bos_token_id": 0, "eos_token_id": 2}},
+        {"generation_config": {"bos_token_id": [0, 1], "eos_token_id": 2}},
+        {"tokenizer_config": {"bos_token": "<unk>", "eos_token": "</s>"}},
+    ],
+)
+def test_an_id_of_0_starts_a_text(tmp_path, files):
+    assert huggingface.special_ids(write(tmp_path, **files)) == (0, 2)
+
+
 def test_the_hash_is_of_the_tokenizer_and_of_what_ends_a_text(tmp_path):
     one = huggingface.hash_of(write(tmp_path / "a", config={"eos_token_id": 2}))
     assert huggingface.hash_of(write(tmp_path / "b", tokenizer_config={"eos_token": "</s>"}) / "tokenizer.json") == one
@@ -140,6 +152,15 @@ def test_text_to_ids_and_back(tokenizers, tmp_path):
     assert int(tokenizer.n_bytes[ids].sum()) == len(" ab a\u00e9c".encode())
     assert tokenizer.n_bytes[[0, 1, 2, len(WORDS)]].tolist() == [0, 0, 0, 5]
     assert pickle.loads(pickle.dumps(tokenizer)).encode("ab").tolist() == tokenizer.encode("ab").tolist()
+
+
+def test_a_text_may_start_or_end_with_id_0(tokenizers, tmp_path):
+    start = load_tokenizer("huggingface", write(tmp_path / "a", config={"bos_token_id": 0, "eos_token_id": 2}))
+    assert (start.bos, start.eos) == (0, 2)
+    end = load_tokenizer("huggingface", write(tmp_path / "b", config={"bos_token_id": 1, "eos_token_id": 0}))
+    assert (end.bos, end.eos) == (1, 0)
+    end = load_tokenizer("huggingface", write(tmp_path / "c", config={"eos_token_id": 0}))
+    assert (end.bos, end.eos) == (0, 0)
 
 
 def test_special_tokens_as_text(tokenizers, tmp_path):

@@ -62,6 +62,24 @@ def test_the_size_of_the_pieces_does_not_change_the_tokens(new):
     np.testing.assert_array_equal(new(101, prefill_chunk=7), want)
 
 
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_p": 0.6}, {0, 1, 3}),
+        ({"top_p": 0.6, "top_k": 2}, {1, 3}),
+        ({"temperature": 0.0}, {1}),
+    ],
+)
+def test_every_setting_of_sampling_counts(settings, want):
+    """At a temperature at which the four tokens are nearly as likely."""
+    sampling = Sampling(**{"temperature": 50.0} | settings)
+    logits = np.tile(np.array([2.0, 4.0, 1.0, 3.0], np.float32), (200, 1))
+    drawn, is_finite = decode._sample(logits, jax.random.key(0), np.int32(0), sampling=sampling)
+    assert is_finite and set(np.asarray(drawn).tolist()) == want
+
+
 def test_prompts_of_two_lengths_share_a_batch(new):
     """Each row is what it is by itself; what a row still has of its own prompt is given back as it is fed."""
     longer, shorter = new(101), new(70, 37)

@@ -74,6 +74,42 @@ def test_answers_are_measured_where_something_is_asked() -> None:
     assert found["accuracy"] == pytest.approx(2 / 3) and found["whole"] == 0
 
 
+def test_rates_are_chosen_on_sequences_of_no_test_and_no_training(monkeypatch) -> None:
+    """What `_tested` draws for the validation, for the test like the training, and what seeds train on."""
+    test = S5(length=12, moved=5)
+    task = TaskSetup(steps=2, train=(test,), tests={"own": test, "long": S5(length=16)}, own="own")
+    setup = Setup(batch_size=8, rounds=((32, 1e-3),), test_sequences=32, steps_per_call=1, tasks=(task,))
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=16)
+    drawn: list[set[bytes]] = []
+
+    def measured(answers, params, task, stream, *, sequences, parameters):
+        drawn.append({row.tobytes() for _ in range(4) for row in next(stream).inputs[:, : task.length]})
+        return {"accuracy": 0.0}
+
+    monkeypatch.setattr(train, "measure", measured)
+    train._tested(None, {}, task, setup, model)
+    tested, _, validation = drawn
+    assert len(tested) == len(validation) == 32
+    assert not tested & validation
+    seeds: list[int] = []
+
+    def recorded(tasks, *, batch_size, seed, **lengths):
+        seeds.append(seed)
+        if len(seeds) == 8:
+            raise ZeroDivisionError
+        return iter(())
+
+    batches = train.batches
+    monkeypatch.setattr(train, "batches", recorded)
+    with pytest.raises(ZeroDivisionError):
+        train.train("transformer_pp", task, setup, dim=32, runs=[(1e-3, seed) for seed in range(8)])
+    assert len(set(seeds)) == 8
+    for seed in seeds:
+        stream = batches([test], batch_size=8, seed=seed)
+        trained = {row.tobytes() for _ in range(4) for row in next(stream).inputs}
+        assert not trained & (tested | validation)
+
+
 def test_the_loss_is_that_of_the_answers_alone() -> None:
     model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
     params = model.init(jax.random.key(0))

@@ -184,6 +184,61 @@ def test_a_living_run_touches_its_lock(tmp_path, monkeypatch):
         held.check()
 
 
+def test_a_heartbeat_may_miss_several_beats_before_a_lock_is_stale():
+    assert 0 < lock.LOOK_SECONDS <= lock.BEAT_SECONDS <= lock.STALE_SECONDS / 4
+
+
+def test_a_heartbeat_outlives_a_file_server_that_is_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    utime, failures = os.utime, []
+
+    def away(*args, **options):
+        if len(failures) < 3:
+            failures.append(args)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        utime(*args, **options)
+
+    with locked(tmp_path) as held:
+        path = tmp_path / lock.FILE
+        os.utime(path, (1, 1))
+        monkeypatch.setattr(lock.os, "utime", away)
+        wait_until(lambda: path.stat().st_mtime > 1)
+        assert len(failures) == 3
+        held.check(look=True)
+
+
+def test_a_living_run_out_of_sight_is_not_taken_over_and_a_silent_one_is(tmp_path, monkeypatch):
+    """Its process cannot be seen, as on another host: the heartbeat alone keeps its lock."""
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lock, "STALE_SECONDS", 1.0)
+    spaces = iter(map(str, range(1000)))
+    monkeypatch.setattr(lock, "pid_space", lambda: next(spaces))
+    with locked(tmp_path):
+        time.sleep(1.2)
+        with pytest.raises(UserError, match="in use by process"):
+            locked(tmp_path).__enter__()
+    write_lock(tmp_path, age=1.2)
+    with locked(tmp_path):
+        assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
+
+
+def test_a_living_process_of_this_machine_keeps_a_stale_lock(tmp_path, other):
+    """It may have been suspended."""
+    path = tmp_path / "run" / lock.FILE
+    then = time.time() - 10 * lock.STALE_SECONDS
+    os.utime(path, (then, then))
+    with pytest.raises(UserError, match=f"in use by process {other.pid}"):
+        locked(tmp_path / "run").__enter__()
+
+
+def test_another_lock_of_the_same_pid_is_another_run(tmp_path):
+    """Containers have pids of their own."""
+    with locked(tmp_path) as held:
+        write_lock(tmp_path, pid=os.getpid(), host=socket.gethostname())
+        with pytest.raises(UserError, match="was taken by process"):
+            held.check(look=True)
+
+
 def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     with locked(tmp_path) as held:
