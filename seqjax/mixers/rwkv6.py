@@ -4,8 +4,8 @@
     w_t = exp(-exp(omega + tanh(x_w D_1) D_2))                                   per token and channel
     and the recurrence, norm and gate of RWKV-5.
 
-Peng et al., arXiv 2404.05892; public implementation RWKV-LM v6.0. The decay is float32 from the product with D_2 on; the
-public code computes it in the model's dtype.
+Peng et al., arXiv 2404.05892; public implementation RWKV-LM v6.0. From the product with D_2 on, the decay is float32;
+the public code computes it in the model's dtype.
 """
 
 import jax.numpy as jnp
