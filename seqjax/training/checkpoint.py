@@ -76,6 +76,7 @@ class Checkpoints:
         Saved checkpoints name `identity` (seqjax/training/identity.py), and restored ones must, unless it is None.
         """
         self.identity = identity
+        workdir = store.location(workdir)
         url = store.url_of(workdir)
         self._is_remote = bool(url)
         self._path: Path | epath.Path = store.orbax_path(f"{url}/{DIRECTORY}") if url else Path(workdir) / DIRECTORY

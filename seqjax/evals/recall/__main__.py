@@ -76,8 +76,7 @@ def main(argv: list[str]) -> None:
     for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
-    store.require_local(store.location(args.out), "--out")
-    out = Path(args.out)
+    out = store.local(args.out, "--out")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
     require_asked(setup, out)
