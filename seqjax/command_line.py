@@ -11,6 +11,7 @@ import logging as standard_logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,12 @@ from seqjax.terminal import end_output, ended_by_ctrl_c, leave, open_streams
 
 # Exit status of a process whose run lost another process (EX_TEMPFAIL of sysexits.h): the same command resumes the run.
 LOST = 75
+
+
+# Values of `OSError.errno` about a path that is not, or cannot be, what a command needs.
+CANNOT_USE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+)
 
 
 @contextlib.contextmanager
@@ -41,15 +48,18 @@ def reporting() -> Iterator[None]:
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except SystemExit as error:
+        if where := _outside(error):
+            sys.stderr.write(f"error: {where}: it ended this process ({error!r}). Remove that call.\n")
+            sys.exit(2)
+        raise
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)
-    except (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-        _cannot_use(error)
     except BrokenPipeError:
         sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
-        if error.errno == errno.EROFS:
+        if error.errno in CANNOT_USE:
             _cannot_use(error)
         if error.errno not in DISK_FULL:
             raise
@@ -63,6 +73,14 @@ def _clean(record: standard_logging.LogRecord) -> bool:
     """Remove control characters and passwords from a line of the log."""
     record.msg, record.args = message(record.getMessage()), ()
     return True
+
+
+def _outside(error: SystemExit) -> str:
+    """Return the file and line that raised `error`, a user's config or mixer; "" if it is seqjax or argparse."""
+    # Python's `exit` and `quit` are functions in a file as well.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in f.filename]
+    file, own = Path(frames[-1].filename), (Path(__file__).parent, Path(argparse.__file__))
+    return "" if any(map(file.is_relative_to, own)) else message(f"{file}, line {frames[-1].lineno}")
 
 
 def _cannot_use(error: OSError) -> NoReturn:

@@ -86,6 +86,8 @@ class Checkpoints:
         _hide_noise()
         # Process 0 calls it when all items are written, before the directory is renamed.
         checksums = None if read_only or url else self._write_checksums
+        # A directory that cannot be created is then an error at once, not after five minutes.
+        waiting = ocp.AsyncOptions(post_finalization_callback=checksums, create_directories_asynchronously=False)
         self._options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
@@ -93,7 +95,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
-            async_options=None if checksums is None else ocp.AsyncOptions(post_finalization_callback=checksums),
+            async_options=None if checksums is None else waiting,
         )
         self._manager = self._opened()
         self._saving: int | None = None  # the step of the newest save

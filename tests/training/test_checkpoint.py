@@ -1,9 +1,12 @@
 """Which checkpoints stay, and that one which is no longer what was written is named and not read."""
 
+import errno
 import itertools
 import json
+import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import grain
@@ -15,7 +18,7 @@ import pytest
 from seqjax.data.pipeline import StreamIterator
 from seqjax.errors import UserError
 from seqjax.training import checkpoint, checksums
-from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.checkpoint import DIRECTORY, Checkpoints
 from seqjax.training.step import TrainState
 from tests import support
 
@@ -42,6 +45,29 @@ def test_the_period_must_be_one_of_saved_steps(blocks_dir):
             UserError, match=r"keep_period=1. keeps what is saved.*multiple of config\.checkpoint\.every"
         ):
             support.run_config(blocks_dir, **settings)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPERM, errno.EDQUOT])
+def test_a_directory_that_cannot_be_created_is_an_error_at_once(tmp_path, monkeypatch, number):
+    """No inodes are left, or the directory is immutable: Orbax's other thread would let the save wait for minutes."""
+    made = os.mkdir
+
+    def refuse(path, *args, **options):
+        if "orbax-checkpoint-tmp" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        made(path, *args, **options)
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_params(1, {"w": np.zeros(2, np.float32)})
+    checkpoints.wait()
+    monkeypatch.setattr(os, "mkdir", refuse)
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=rf"{DIRECTORY}/1.*{os.strerror(number)}"):
+        checkpoints.save_params(2, {"w": np.zeros(2, np.float32)})
+        checkpoints.wait()
+    assert time.monotonic() - begin < 30
+    monkeypatch.undo()
+    checkpoints.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- damage

@@ -94,6 +94,8 @@ def main(argv: list[str]) -> None:
         runs = list(_runs(setup, models, tasks, seeds=seeds, found=report.results(out)))
         if missing := {*runs} - _done(out):
             _require_rules(out)
+            out.mkdir(parents=True, exist_ok=True)
+            (out / report.RESULTS).open("ab").close()  # Fail before the training if it cannot be written.
         jobs = min(args.jobs, len(missing))
         if jobs > 1:
             command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}"]

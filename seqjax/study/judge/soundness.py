@@ -21,6 +21,7 @@ LENGTHS, SHORT = (
 
 
 # In another process, on a CPU, so that this process takes no GPU memory from the runs.
+PASSED = "all checks passed\n"  # status 0 is also that of code that calls `sys.exit`
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 
@@ -32,19 +33,21 @@ def require_sound(plan: Plan) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHECK, plan.text], capture_output=True, text=True, check=False, env=environment
     )
-    if done.returncode:
-        said = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]).splitlines()
+    if done.returncode or not done.stdout.endswith(PASSED):
+        ended = f"its code ended the process with status {done.returncode}"
+        said = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2] or ended).splitlines()
         raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {' '.join(said)}")
 
 
 def check(text: str) -> None:
-    """Run the contract tests on the mixers of a config; write what fails to stdout and exit with status 1."""
+    """Run the contract tests on the mixers of a config; write `PASSED`, or what fails with exit status 1, to stdout."""
     for mixer in read(text).model.mixers:
         try:
             checked_mixer(mixer)
         except AssertionError as error:
             sys.stdout.write(str(error))
             sys.exit(1)
+    sys.stdout.write(PASSED)
 
 
 def checked_mixer(mixer: Any) -> list[str]:
