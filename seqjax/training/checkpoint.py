@@ -70,12 +70,14 @@ class Checkpoints:
         keep_period: int | None = None,
         read_only: bool = False,
         identity: str | None = None,
+        before_commit: Callable[[], None] = lambda: None,
     ):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given.
 
+        `before_commit` may raise an error before a written checkpoint in a directory becomes complete.
         Saved checkpoints name `identity` (seqjax/training/identity.py), and restored ones must, unless it is None.
         """
-        self.identity = identity
+        self.identity, self._before_commit = identity, before_commit
         workdir = store.location(workdir)
         url = store.url_of(workdir)
         self._is_remote = bool(url)
@@ -150,6 +152,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def _write_checksums(self) -> None:
+        self._before_commit()
         for unfinished in self._path.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
             write_checksums(Path(unfinished))
 
@@ -231,6 +234,11 @@ class Checkpoints:
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
+            if "checksums" in read_metadata(self._of(step))["custom_metadata"]:  # Its files are what was written.
+                raise UserError(
+                    f"The checkpoint {self._of(step)} is whole, but cannot be restored here ({first_line(error)}). Put "
+                    "back the config.json of its run, and install the versions of packages that run.json has."
+                ) from error
             raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def require_whole(self, names: Sequence[str] = STATE) -> None:
@@ -290,6 +298,11 @@ class Checkpoints:
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
         good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
+        if good is None and self.identity and is_whole(self._of(step), names, None):
+            return UserError(
+                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} are of different runs. Put back "
+                "a copy of the one that is not of this run."
+            )
         text = f"The checkpoint {self._of(step)} is damaged: {fault}."
         if good is None:
             return UserError(
