@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from absl import logging
 
-from seqjax.errors import UserError, first_line
+from seqjax.errors import UserError, first_line, is_out_of_memory
 from seqjax.escape import message
 from seqjax.files import DISK_FULL
 from seqjax.terminal import end_output, ended_by_ctrl_c, leave, open_streams
@@ -136,14 +136,14 @@ def explained() -> Iterator[None]:
         setting = "loss_implementation" if "cross_entropy" in str(error) else "mixer.implementation"
         fix = f"Give another config.model.{setting}; None takes the fastest that can."
         raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, MemoryError) as error:
         if "\nKeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from error
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
-                f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+                f"The memory of the device is not enough: {first_line(error)} Training needs less with a "
                 "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
                 "larger config.mesh.fsdp, or config.model.remat=full; "
                 "`seqjax train --dry_run` with the same settings shows how much. Evaluation needs less with a smaller "

@@ -317,6 +317,25 @@ def test_a_path_or_disk_that_cannot_be_used_is_one_line(number, capsys):
     assert re.fullmatch(r"error: .*'where'.*\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 8.00 TiB for an array"),
+        MemoryError(),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
+        jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 8 bytes."),
+    ],
+    ids=str,
+)
+def test_memory_that_is_not_enough_is_one_line(error, capsys):
+    """Of numpy, of an accelerator, and of XLA on a CPU."""
+    with pytest.raises(SystemExit) as ended, command_line.reporting(), command_line.explained():
+        raise error
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "config.train.per_device_batch_size" in said
+
+
 INTERRUPTED = """
 import os, runpy, signal, sys
 

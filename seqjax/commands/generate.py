@@ -13,7 +13,7 @@ from seqjax import store
 from seqjax.command_line import command_parser
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
-from seqjax.errors import UserError, first_line
+from seqjax.errors import UserError, first_line, is_out_of_memory
 from seqjax.escape import terminal
 from seqjax.files import is_text
 from seqjax.reading import parse_json
@@ -115,8 +115,8 @@ def main(argv: list[str]) -> None:
             for part in parts:
                 sys.stdout.write(shown(part))
                 sys.stdout.flush()
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"--max_new_tokens={args.max_new_tokens} with this prompt needs more memory than the device has "

@@ -262,3 +262,10 @@ def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
             huggingface.HuggingFaceTokenizer(tmp_path)
     else:
         assert huggingface.HuggingFaceTokenizer(tmp_path).vocab_size
+
+
+@pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
+def test_an_end_token_of_another_form_is_one_line(token, tmp_path):
+    write(tmp_path, tokenizer_config={"eos_token": token})
+    with pytest.raises(UserError, match=r"tokenizer_config\.json"):
+        huggingface.HuggingFaceTokenizer(tmp_path)
