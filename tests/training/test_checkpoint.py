@@ -70,6 +70,19 @@ def test_a_directory_that_cannot_be_created_is_an_error_at_once(tmp_path, monkey
     checkpoints.close()
 
 
+def test_no_whole_checkpoint_is_to_be_deleted(tmp_path):
+    """Its run has another model now, because a config.json was edited; the checkpoint is what was written."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save_params(step, {"w": np.zeros(2, np.float32)})
+    checkpoints.wait()
+    checkpoints.close()
+    with pytest.raises(UserError, match=r"config\.json") as caught:
+        Checkpoints(tmp_path, read_only=True).restore_params({"v": np.zeros(2, np.float32)})
+    assert "delete" not in str(caught.value)
+    assert Checkpoints(tmp_path, read_only=True).restore_params({"w": np.zeros(2, np.float32)})[1] == 2
+
+
 # ------------------------------------------------------------------------------------------------------------- damage
 def batches() -> StreamIterator:
     return StreamIterator(iter(grain.MapDataset.range(100).to_iter_dataset()), identity={})
