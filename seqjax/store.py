@@ -63,16 +63,18 @@ def location(path: str | os.PathLike[str]) -> str | Path:
     if not is_text(text):
         raise UserError(f"{text!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8.")
     if "\0" in text:
-        raise UserError(f"{text}: no path has the character 0; leave it out.")
+        raise UserError(f"{line(text)}: no path has the character 0; leave it out.")
     if (of_file := re.match("(?:file|local):", text)) and re.match("/(?:$|//|[^/])", text[of_file.end() :]):
         text = text[of_file.end() :]
     elif of_file:
-        raise UserError(f"{text}: write a plain path; a file or directory of this name is ./{text}.")
+        raise UserError(f"{line(text)}: write a plain path; a file or directory of this name is ./{line(text)}.")
     elif url := url_of(text):
         return url
     here = Path(os.path.expanduser(re.sub("^//+", "/", text)))  # noqa: PTH111 - `Path` raises for an unknown user
     if text.startswith("~") and str(here).startswith("~"):
-        raise UserError(f"{text}: this machine has no such user; a file or directory of this name is ./{text}.")
+        raise UserError(
+            f"{line(text)}: this machine has no such user; a file or directory of this name is ./{line(text)}."
+        )
     if ".." in here.parts:
         here = Path(os.path.realpath(here))  # `Path.resolve` raises other errors for a loop of links
     elif here.parts and (here.parts[0].startswith("~") or ":" in here.parts[0]):
@@ -80,7 +82,7 @@ def location(path: str | os.PathLike[str]) -> str | Path:
     whole = here.absolute().as_posix()
     _refuse(("\\", "::", "\n"), whole)
     if any(len(part.encode()) > LONGEST_NAME for part in here.parts):
-        raise UserError(f"{text}: a name has at most {LONGEST_NAME} bytes; give a shorter one.")
+        raise UserError(f"{line(text)}: a name has at most {LONGEST_NAME} bytes; give a shorter one.")
     return here
 
 
