@@ -27,8 +27,9 @@ class Bounds:
         """
         if value is None or self.low <= value < self.high:
             return
-        upper = f" and less than {self.high}" if self.high < math.inf else "" if math.isfinite(value) else " and finite"
-        raise UserError(f"{path} must be at least {self.low}{upper}{', or None' * may_be_none}, not {value}.")
+        known = [f"at least {self.low}"] * (self.low > -math.inf) + [f"less than {self.high}"] * (self.high < math.inf)
+        known += ["finite"] * (self.high == math.inf and not math.isfinite(value))
+        raise UserError(f"{path} must be {' and '.join(known)}{', or None' * may_be_none}, not {value}.")
 
 
 def plain(hint: Any) -> Any:

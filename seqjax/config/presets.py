@@ -30,7 +30,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from seqjax import mixers, user_code
+from seqjax import mixers, store, user_code
 from seqjax.config.parse import assign, complete, is_list, parts, read
 from seqjax.config.settings import Config, DataConfig
 from seqjax.errors import UserError, nearest
@@ -312,6 +312,8 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
     `flag`, if there is no such file.
     """
     path, name = Path(name), str(name)
+    if path.suffix == ".py":
+        path = store.local(path, flag)
     if path.suffix == ".py" and path.is_file():
         return path
     stem = name.removeprefix("configs/")

@@ -54,7 +54,7 @@ class ModelConfig:
     canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: of the mixer's input (A), of the MLP's (C), in the MLP (D)
     token_shift: bool = False  # mixes the mixer's input with the previous token's, by a learned share per channel
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_eps: Share = 1e-5
+    norm_eps: Annotated[float, Bounds(1e-30, 1)] = 1e-5
     init: Literal["gpt", "rwkv"] = "gpt"  # initialiser of embedding and head
     embed_norm: bool = False  # a norm directly after the embedding, as in RWKV
     learned_positions: bool = False  # a table [T, D] added to the embeddings, as in GPT

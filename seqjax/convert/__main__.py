@@ -87,8 +87,7 @@ def to_directory(
     allow_code: Collection[str] = (),
 ) -> None:
     """Write a run's newest checkpoint as a public directory; `out` may also name the model.safetensors in it."""
-    store.require_local(out, "--out")
-    out = Path(out)
+    out = store.local(out, "--out")
     if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
         raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
     target = out.parent if out.name == directory.WEIGHTS else out

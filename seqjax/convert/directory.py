@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.convert import public_config, tokenizer_files
 from seqjax.convert.files import find, weight_map
@@ -160,7 +161,7 @@ def fetched(weights: str | os.PathLike[str]) -> Path:
     if not text:
         raise UserError("An empty text names no model: give a directory (the current one is `.`) or hf://OWNER/NAME.")
     if not text.startswith(SCHEME):
-        return Path(text)
+        return Path(store.location(text))
     name, _, revision = text.removeprefix(SCHEME).partition("@")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
         raise UserError(f"{text} is not the name of a model: write {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION.")

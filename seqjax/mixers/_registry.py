@@ -15,17 +15,20 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from flax import nnx
 
 from seqjax import user_code
 from seqjax.errors import UserError, nearest
+from seqjax.fields import Bounds, optional
 from seqjax.files import find_in_current_directory
 from seqjax.mixers import base
 from seqjax.nn.params import Template
@@ -388,6 +391,8 @@ def settings_class(name: str) -> Any:
 def _settings_class(mixer: type[base.Mixer]) -> Any:
     fields: list[Any] = [("name", str)]
     for key, (hint, default) in base.settings_of(mixer.__init__).items():
+        if optional(hint)[0] is int and typing.get_origin(hint) is not Annotated:
+            hint = Annotated[hint, Bounds(-math.inf, 1 << 31)]  # the axis of an array, or a number of tokens
         required = default is inspect.Parameter.empty
         fields.append((key, hint) if required else (key, hint, dataclasses.field(default=default)))
     return dataclasses.make_dataclass(f"{mixer.__name__}Settings", fields, frozen=True, kw_only=True)

@@ -246,8 +246,28 @@ def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     spec["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(UserError, match="is not read by tokenizers"):
+    with pytest.raises(UserError, match="cannot be read by the package tokenizers"):
         huggingface.HuggingFaceTokenizer(tmp_path)
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException."""
+
+
+@pytest.mark.parametrize("call", ["encode", "encode_batch", "decode"])
+def test_a_panic_while_it_is_used_is_one_line(call, tmp_path, monkeypatch):
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"})
+    tokenizer = huggingface.HuggingFaceTokenizer(tmp_path)
+
+    class Broken:
+        def panic(self, *args, **kwargs):
+            raise Panic("index out of range\nstack")
+
+        encode = encode_batch = decode = panic
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Broken())
+    with pytest.raises(UserError, match=r"tokenizer\.json .*index out of range\)"):
+        getattr(tokenizer, call)({"encode": "a", "encode_batch": ["a"], "decode": [1]}[call])
 
 
 @pytest.mark.parametrize("steps", [9, 3])
@@ -263,3 +283,10 @@ def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
             huggingface.HuggingFaceTokenizer(tmp_path)
     else:
         assert huggingface.HuggingFaceTokenizer(tmp_path).vocab_size
+
+
+@pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
+def test_an_end_token_of_another_form_is_one_line(token, tmp_path):
+    write(tmp_path, tokenizer_config={"eos_token": token})
+    with pytest.raises(UserError, match=r"tokenizer_config\.json"):
+        huggingface.HuggingFaceTokenizer(tmp_path)

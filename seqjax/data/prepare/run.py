@@ -102,7 +102,7 @@ def prepare(
             `validation` says, `out` holds other data, its text has changed, a line is bad (if strict), the disk is
             full, or the cluster fails.
     """
-    store.require_local(out, "--out")
+    source, out = store.location(source), store.local(out, "--out")
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
@@ -111,7 +111,7 @@ def prepare(
     executors.require(executor, workers=workers)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(store.url_of(source) or str(source), layout=layout, say=StatusLine().say)
+    found = shards.find_shards(str(source), layout=layout, say=StatusLine().say)
     if set(of_split := Counter(shard.split for shard in found)) != {"train"}:
         StatusLine().say(f"Files by split: {', '.join(f'{n} {split}' for split, n in of_split.items())}.")
     for kind in {type(shard) for shard in found}:
@@ -121,7 +121,7 @@ def prepare(
     kept = _kept(domains, layout)
     is_given, validation = validation is not None, _validation(validation, layout, found)
     # Workers elsewhere have other current directories.
-    out, tokenizer_path = Path(out).absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
+    out, tokenizer_path = out.absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
     settings = {
         "block": seq_len + 1,
         "domains": list(kept),

@@ -75,9 +75,6 @@ def plan_of(
     needs_data: bool = True,
 ) -> Plan:
     """Return the plan of a judgement from the arguments of `judge`; a dry run needs no data."""
-    for path, flag in ((out, "--out"), (references, "--references"), *((path, "--runs") for path in runs)):
-        if path is not None:
-            store.require_local(path, flag)
     try:
         numbers = [float(rate) for rate in rates]
     except ValueError:
@@ -86,12 +83,12 @@ def plan_of(
     folder = "-".join([Path(name).stem, *filter(str.isalnum, argument.replace("_", "").split(","))])
     return make_plan(
         config,
-        out=Path(out) if out is not None else Path("runs") / "judge" / folder,
-        cache=Path(references) if references is not None else None,
+        out=store.local(out, "--out") if out is not None else Path("runs") / "judge" / folder,
+        cache=store.local(references, "--references") if references is not None else None,
         seeds=seeds,
         rates=numbers,
         match=match,
-        runs=[Path(path) for path in runs],
+        runs=[store.local(path, "--runs") for path in runs],
         needs_data=needs_data,
     )
 

@@ -22,6 +22,7 @@ LENGTHS, SHORT = (
 
 
 # In another process, on a CPU, so that this process takes no GPU memory from the runs.
+PASSED = "all checks passed\n"  # status 0 is also that of code that calls `sys.exit`
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 
@@ -30,22 +31,25 @@ def require_sound(plan: Plan) -> None:
     tell(f"Checking the mixer of {plan.model}: causality, decoding, gradients.")
     sys.stdout.flush()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    passed = False
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         command = [sys.executable, "-c", CHECK, plan.text]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
             for line in process.stdout or ():
+                passed = line == PASSED
                 tell(f"  {line.rstrip()}")
                 sys.stdout.flush()
-        if process.returncode:
+        if process.returncode or not passed:
             errors.seek(0)
-            said = errors.read().strip().rpartition("\n")[2] or f"it ended with status {process.returncode}"
+            said = errors.read().strip().rpartition("\n")[2]
+            said = said if process.returncode and said else f"it ended with status {process.returncode}"
             raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {said}")
 
 
 def check(text: str) -> None:
-    """Run the contract tests on the mixers of a config, with a line on stdout for each check that passes.
+    """Run the contract tests on the mixers of a config; print a line per passed check, and `PASSED` at the end.
 
-    The last line on stderr says what fails, and the exit status is 1 then.
+    On a failure, the last line on stderr says what fails, and the exit status is 1.
     """
     for mixer in read(text).model.mixers:
         try:
@@ -53,6 +57,7 @@ def check(text: str) -> None:
         except (AssertionError, UserError) as error:
             sys.stderr.write("\n" + " ".join(str(error).splitlines()))
             sys.exit(1)
+    sys.stdout.write(PASSED)
 
 
 def _say(line: str) -> None:
