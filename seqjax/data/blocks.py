@@ -8,9 +8,9 @@ The built-in corpus is small and must serve any block length. It keeps one flat 
 reading.
 
 array_record opens only local files. Before the first step, the needed files of `gs://bucket/blocks` (or another fsspec
-URL) are therefore copied to `blocks/HASH` in the cache: `config.data.cache_dir` or `~/.cache/seqjax`. HASH is a
-manifest hash, so different data under one URL cannot mix. Files appear only when complete. The processes of a machine
-share one copy, and it stays until the user deletes it.
+URL) are therefore copied to `blocks/HASH` in the cache: `config.data.cache_dir` or `~/.cache/seqjax`. HASH is computed
+from the manifest, so different data under one URL cannot mix. Files appear only when complete. The processes of a
+machine share one copy, and it stays until the user deletes it.
 """
 
 import bisect

@@ -1,4 +1,4 @@
-"""Locate a document's text, domain and source in row fields, folders or a fixed name.
+"""Locate a document's text, domain and source in row fields or folders.
 
 The default layout is SlimPajama's: the domain is `meta.redpajama_set_name`, or, if a row lacks it, the innermost
 directory named after a domain. Any other name is a fault.

@@ -24,7 +24,7 @@ from seqjax.errors import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_ALIKE = 1000  # printed names that resemble a split
-LEAST_COUNTED = 256  # bytes counted per record, because a few kilobytes can unpack to a billion empty lines
+LEAST_COUNTED = 256  # bytes counted per record: a few kilobytes can unpack to a billion empty lines, microseconds each
 MAX_FOUND = 1000  # distinct contents of bad records, counted per shard and reason
 
 

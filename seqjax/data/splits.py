@@ -46,7 +46,10 @@ def split_of(name: str, *, outer: str = "", is_title: bool = False) -> str:
 
 
 def alone(part: str) -> str:
-    """Return the split that a folder or title names, or "" if it contains other words."""
+    """Return the split that a folder or title names by itself.
+
+    "" if it has no split word, several splits or any other word.
+    """
     words = _words(part)
     found = set(_named(words))
     others = [word for word in words if not word.isdigit() and word.removesuffix("s") not in NEUTRAL]

@@ -1,15 +1,14 @@
 """Train directly from text shards: read, tokenise, pack and mix during the run.
 
-Shards come from any source whose records contain SlimPajama's domain field, or whose shards each hold one domain, such
-as tensorflow-datasets (`corpus=tfds`). Each training domain has its own reader. In every epoch the reader shuffles the
-shard order, and it shuffles documents within windows of 1,024 records. It concatenates BOS + document + EOS and cuts
-blocks of T + 1 tokens. Blocks are then mixed by token share.
+In a suitable source, records contain SlimPajama's domain field, or each shard holds one domain, as in
+tensorflow-datasets (`corpus=tfds`). Each training domain has its own reader. In every epoch the reader shuffles the
+shard order, and it shuffles documents within windows of 1,024 records. It concatenates BOS + document + EOS, cuts
+blocks of T + 1 tokens, and the blocks are mixed by token share.
 
 The reader position is (epoch, shard, window, document, token): five JSON-compatible numbers and no buffer. To resume, a
 reader reads the current shard again up to its window. Shards are divided over processes and workers, or documents if
 there are too few shards. This division determines the order, so the number of processes and workers cannot change when
-a run resumes. The saved position includes a hash of up to 64 MiB of shard content, so a run cannot resume on different
-text.
+a run resumes. A hash over up to 64 MiB of shard content is saved too, so a run cannot resume on different text.
 
 Without weights, the token shares are SlimPajama's published shares, or byte shares if each file holds one domain. For
 long runs or uneven mixtures, prepare blocks: they are shuffled globally and need a tenth of the CPU time.
