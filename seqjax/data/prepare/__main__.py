@@ -1,16 +1,16 @@
-"""Converts text to blocks of tokens per domain, with a manifest.
+"""Convert text to token blocks per domain, with a manifest.
 
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
-Text is *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with a document per row, or *.txt, a document each. Its domain is
-SlimPajama's set name in meta.redpajama_set_name or a folder with the name of such a domain. For other text, give its
-location:
+Text files are *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with one document per row, or *.txt with one document per
+file. The domain is SlimPajama's set name in meta.redpajama_set_name, or a folder named after such a domain. For other
+text, give the domain's location:
 
-    --domain_field=meta.source    in a field of the row
+    --domain_field=meta.source    a field in the row
     --domain_from=folder          the first folder below the source that is not train, validation or test
-    --domain=news                 the same for all of it
+    --domain=news                 one domain for all text
 
-A preparation that was stopped goes on when the same command is run again. docs/data.md describes input and output.
+To resume a stopped preparation, run the same command again. docs/data.md describes input and output.
 """
 
 import sys
@@ -74,7 +74,10 @@ def parser() -> Parser:
 
 
 def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
-    """Return the name and the path of the tokenizer of the options; --tokenizer may be the file itself."""
+    """Return the tokenizer's name and path from the options.
+
+    --tokenizer may also be the file. Raises `UserError` for an unknown tokenizer.
+    """
     for suffix, name in ((".json", "huggingface"), (".model", "mixtral")):
         if tokenizer.endswith(suffix):
             if path:
@@ -86,7 +89,7 @@ def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
 
 
 def main(argv: list[str]) -> None:
-    """Prepare the blocks and print a table of the manifest."""
+    """Prepare the blocks and print the manifest as a table."""
     given = parser().parse_args(argv)
     layout = Layout(given.text_field, given.domain_field, given.domain_from, given.domain)
     tokenizer, tokenizer_path = tokenizer_file(given.tokenizer, given.tokenizer_path)
