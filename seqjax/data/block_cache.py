@@ -66,7 +66,8 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
     except OSError as error:
         if error.errno in DISK_FULL or isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
             raise UserError(
-                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to one with enough space."
+                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to a writable directory "
+                "with enough space."
             ) from error
         raise
     return root
@@ -86,5 +87,5 @@ def _require_room(root: Path, needed: int, url: str) -> None:
     if needed > free:
         raise UserError(
             f"The blocks that this run reads of {url} take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in "
-            f"{root}; set config.data.cache_dir to a directory with enough space, or name fewer domains."
+            f"{root}; set config.data.cache_dir to a directory with enough space, or list fewer domains."
         )

@@ -69,8 +69,8 @@ class FlatBlocks:
             found, needed = file_size(Path(self._path)) or 0, self._len * self._block * self._dtype.itemsize
             if found < needed:
                 raise UserError(
-                    f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent}, and it is "
-                    "built again."
+                    f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent} to rebuild "
+                    "it."
                 )
             self._ids = np.memmap(self._path, self._dtype, mode="r")
         if not 0 <= index < self._len:
@@ -155,7 +155,7 @@ class RecordBlocks:
         first = self._ends[file - 1] if file else 0
         return UserError(
             f"{self._paths[file]} is damaged, block {index - first}: {why}. Put back a copy of the file, or prepare "
-            "the data again into another directory (`seqjax prepare`); a run goes on with it if it is the same data."
+            "the data again into another directory (`seqjax prepare`); a run can resume on it if the data is equal."
         )
 
 
@@ -172,8 +172,8 @@ def allow_open_files(count: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise UserError(
-            f"The blocks are in {count} files, and this process may open {hard}; raise the limit (`ulimit -Hn`), or "
-            "name fewer domains in config.data.train_domains and eval_domains."
+            f"The blocks are in {count} files, but this process may open only {hard}; raise the limit "
+            "(`ulimit -Hn`), or list fewer domains in config.data.train_domains and eval_domains."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

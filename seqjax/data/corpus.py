@@ -173,8 +173,8 @@ class BlockCorpus(Corpus):
         for domain, source in train.items():
             if not len(source):
                 raise UserError(
-                    f"Domain {domain!r} has fewer than {seq_len + 1} training tokens, one block; prepare "
-                    "more of it, lower config.train.seq_len, or leave it out of config.data.train_domains."
+                    f"Domain {domain!r} has less than one training block of {seq_len + 1} tokens; prepare "
+                    "more text, lower config.train.seq_len, or leave it out of config.data.train_domains."
                 )
         tokens = {domain: len(source) * (seq_len + 1) for domain, source in train.items()}
         super().__init__(
@@ -237,8 +237,8 @@ class BlockCorpus(Corpus):
         n_tokens = int(lengths.sum(dtype=np.int64))
         if n_tokens // (self.seq_len + 1) != n_blocks:
             raise UserError(
-                f"The documents of {key} hold {n_tokens} tokens, its blocks {n_blocks * (self.seq_len + 1)}: "
-                f"{document_index.FILE} belongs to other blocks. Prepare the data again into another directory."
+                f"{document_index.FILE} belongs to other blocks: the {key} documents have {n_tokens} tokens, its "
+                f"blocks {n_blocks * (self.seq_len + 1)}. Prepare the data again into another directory."
             )
         return document_index.block_documents(lengths, block=self.seq_len + 1, n_blocks=n_blocks)
 
@@ -259,9 +259,9 @@ class BlockCorpus(Corpus):
         found = [split for split in splits if len(self._sources.get(split, {}).get(domain, ()))]
         if not found:
             raise UserError(
-                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens, one block, to evaluate on "
-                f"(split {' and '.join(splits)}); lower config.train.seq_len, prepare a source that holds "
-                "more of it, or leave it out of config.data.eval_domains."
+                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens (one block) for evaluation "
+                f"(split {' and '.join(splits)}); lower config.train.seq_len, prepare a source with more text, "
+                "or leave the domain out of config.data.eval_domains."
             )
         return found
 

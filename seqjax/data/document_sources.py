@@ -26,7 +26,7 @@ from seqjax.reading import Arrays, read_arrays
 
 FILE = "sources.npz"
 UNKNOWN = (1 << 32) - 1
-FIX = "delete it, and the sources are unknown, or prepare the data again into another --out"
+FIX = "delete it to evaluate without sources, or prepare the data again into another --out"
 
 
 class Names(dict[str, int]):

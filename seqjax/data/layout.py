@@ -58,7 +58,7 @@ class Layout:
     def __post_init__(self) -> None:
         given = [f"--{key}" for key in ("domain_field", "domain_from", "domain") if getattr(self, key)]
         if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} both say what the domain is; give one of them.")
+            raise UserError(f"{' and '.join(given)} both say which domain to use; give only one of them.")
         if self.domain_from not in ("", "folder"):
             raise UserError(f"--domain_from={self.domain_from} is not known; write --domain_from=folder.")
         if not self.text_field:

@@ -49,7 +49,7 @@ class TrainIterator(grain.DatasetIterator):
     def _require_same(self, saved: Mapping[str, Any]) -> None:
         """Raise `UserError` if a saved position has other settings."""
         if "text" in self._identity and "text" not in saved:  # Earlier versions did not write this hash.
-            logging.warning("The checkpoint has no hash of its text; it was not checked that the text is the same.")
+            logging.warning("The checkpoint has no text hash, so the text was not checked for changes.")
             saved = {**saved, "text": self._identity["text"]}
         changed = [
             f"{key}: {saved.get(key)!r} -> {self._identity.get(key)!r}"
@@ -58,8 +58,8 @@ class TrainIterator(grain.DatasetIterator):
         ]
         if changed:
             raise UserError(
-                "The checkpoint's place in the data belongs to other settings; going on would skip and "
-                f"repeat data. Restore them, or start a new --workdir. Changed: {'; '.join(changed)}."
+                f"The checkpoint's data position has other settings ({'; '.join(changed)}), so resuming would skip "
+                "and repeat data. Restore the settings, or start a new --workdir."
             )
 
 
@@ -165,7 +165,7 @@ def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, 
         if weight > WIDEST * min(weights):
             raise UserError(
                 f"config.data.weights: the weight of {domain!r}, {weight}, is more than {WIDEST:,} times the smallest, "
-                f"{min(weights)}; leave domains of so little weight out of config.data.train_domains."
+                f"{min(weights)}; leave domains with such small weights out of config.data.train_domains."
             )
     steps = proportions(weights)
     return {domain: step / sum(steps) for domain, step in zip(domains, steps, strict=True)}

@@ -72,7 +72,7 @@ def choose(
     if own and config.regime != "mixed" and len(known) > 1 and not config.train_domains:
         raise UserError(
             f"{where} has the domains {', '.join(sorted(known))}: name those to train on in config.data.train_domains; "
-            "the others are evaluated out of domain. config.data.regime='mixed' trains on all."
+            "the remaining domains are evaluated out of domain. config.data.regime='mixed' trains on all."
         )
     domains = tuple(sorted(known))
     chosen = resolve(
@@ -87,7 +87,7 @@ def choose(
             splits = "train" if key == "train" else "validation or train"
             raise UserError(
                 f"{where} has no {splits} blocks of {', '.join(absent)}, which config.data.regime={config.regime!r} "
-                f"needs; {fix}, or name those to use in config.data.{key}_domains. "
+                f"needs; {fix}, or list other domains in config.data.{key}_domains. "
                 f"Present: {', '.join(sorted(present)) or 'none'}."
             )
     return chosen

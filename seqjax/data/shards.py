@@ -72,7 +72,7 @@ def _found(
     elif fs.isfile(root):
         found, base = {root: fs.info(root)}, root.rpartition("/")[0]
     else:
-        raise UserError(f"There is no file or directory {source}; give where the shards are.")
+        raise UserError(f"There is no file or directory {source}; correct the path to the shards.")
     outer = base.rpartition("/")[2]  # --source=.../train names the split itself
     found = _followed(fs, found) if local else found
     shards, trained, unread = [], [], []
@@ -97,12 +97,12 @@ def _found(
             f"{_others(list(found))}"
         )
     if unread:
-        say(f"{source}: {len(unread)} files have other endings and are not read.{_others(unread)}")
+        say(f"{source}: {len(unread)} files have unknown endings and are not read.{_others(unread)}")
     alike = splits.look_alikes(sorted(trained))
     if alike:
         say(
-            f"{source}: {len(alike)} names look like a split, but are trained on; move what is not for training into "
-            "a folder called validation or test:"
+            f"{source}: {len(alike)} names look like a split, but are trained on; move files that are not for training "
+            "into a folder called validation or test:"
         )
     for name in alike[:MAX_ALIKE]:
         say(f"  {name}")

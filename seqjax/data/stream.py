@@ -174,9 +174,9 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
         first_shard = 0
         if not found:
             raise UserError(
-                f"No document of {reader.domain!r} in the {len(reader.files)} training shards (part "
-                f"{reader.part} of {reader.parts}); give a source that has it, fewer config.data.workers, "
-                "or other config.data.train_domains."
+                f"The {len(reader.files)} training shards have no document of {reader.domain!r} (part "
+                f"{reader.part} of {reader.parts}); use a source that has it, lower config.data.workers, "
+                "or change config.data.train_domains."
             )
         epoch += 1
 
@@ -233,9 +233,9 @@ class StreamCorpus(Corpus):
         self._seed, self._workers = config.seed, config.workers
         self._hash = ""
         self._read: dict[tuple[str, str], tuple[int, FirstBlocks]] = {}  # requested count, blocks
-        shares, origin = slimpajama.SHARES, "SlimPajama's published ones"
+        shares, origin = slimpajama.SHARES, "SlimPajama's published shares"
         if not self._layout.is_slimpajama:
-            shares, origin = self._sizes({*train, *evaluate}), "those of their bytes in the training files"
+            shares, origin = self._sizes({*train, *evaluate}), "byte shares of the training files"
         datasets = f" from tensorflow-datasets ({', '.join(config.tfds)})" if config.tfds else ""
         listing = [(shard.name, shard.split, shard.size) for shard in self._shards]
         super().__init__(
@@ -247,7 +247,7 @@ class StreamCorpus(Corpus):
             weights=pipeline.token_shares(config.weights or [shares[domain] for domain in train], train),
             natural_shares={domain: shares[domain] for domain in evaluate},
             manifest_hash=hashlib.sha256(repr((listing, tokenizer.hash, seq_len)).encode()).hexdigest(),
-            note=f"Streamed{datasets}: shares of the domains are {origin} unless weights are given.",
+            note=f"Streamed{datasets}: without weights, the token shares are {origin}.",
         )
         for domain in train:
             self.train_sample(domain, count=1)
@@ -344,8 +344,8 @@ class StreamCorpus(Corpus):
         rows = np.concatenate([of_split.rows for of_split in found])
         if not len(rows):
             raise UserError(
-                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens, one block, to evaluate on "
-                f"(split {' and '.join(splits)}); let config.data.path be a directory that holds train/ and "
+                f"Domain {domain!r} has no evaluation block of {self.seq_len + 1} tokens "
+                f"(split {' and '.join(splits)}); set config.data.path to a directory that holds train/ and "
                 "validation/, lower config.train.seq_len, or leave the domain out of "
                 "config.data.eval_domains."
             )
@@ -367,8 +367,8 @@ class StreamCorpus(Corpus):
         rows = self._first_blocks("train", domain, count).rows
         if not len(rows):
             raise UserError(
-                f"The training shards have less than one block of {self.seq_len + 1} tokens of {domain!r}; "
-                "let config.data.path be a directory that has it, or name those to use in "
+                f"The training shards have less than one block of {self.seq_len + 1} tokens in domain {domain!r}; "
+                "set config.data.path to a source with more text in it, or leave the domain out of "
                 "config.data.train_domains."
             )
         return rows

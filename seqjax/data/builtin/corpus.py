@@ -105,7 +105,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     entry = {"file": str, "tokens": int, "documents": int, "sha256": str}
     domains = dict.fromkeys(extract.DOMAINS, entry)
     form = {"hash": str, "tokenizer": str, "version": int, "splits": {"train": domains, "validation": domains}}
-    return read_json(directory / "manifest.json", form, fix=f"delete {directory}, and it is built again")
+    return read_json(directory / "manifest.json", form, fix=f"delete {directory} to rebuild it")
 
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
@@ -117,7 +117,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
         fault = _fault(directory)
         if not fault:
             return directory
-        logging.warning("The built-in corpus in %s is damaged (%s) and is built again.", directory, fault)
+        logging.warning("The built-in corpus in %s is damaged (%s); rebuilding it.", directory, fault)
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
     documents = extract.documents(dists)
     try:
@@ -135,8 +135,8 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
                 content.rename(directory)
     except OSError as error:
         raise UserError(
-            f"Cannot keep the built-in corpus in {root} ({error.strerror}: about 60 MB are needed); "
-            "set config.data.cache_dir to a directory that can be written."
+            f"Cannot write the built-in corpus to {root} ({error.strerror}; about 60 MB are needed); "
+            "set config.data.cache_dir to a writable directory."
         ) from error
     return directory
 
@@ -153,11 +153,11 @@ def _fault(directory: Path, *, needs_sources: bool = True) -> str:
         if needs_sources and not sources:
             return f"{document_sources.FILE} is missing"
         if manifest["hash"] != _digest({key: manifest[key] for key in CONTENT}):
-            return "manifest.json is not what was written"
+            return "manifest.json differs from the written file"
         for split, domains in manifest["splits"].items():
             for domain, entry in domains.items():
                 if _sha256(directory / entry["file"]) != entry["sha256"]:
-                    return f"{entry['file']} is not what was written"
+                    return f"{entry['file']} differs from the written file"
                 of_domain = lengths[f"{split}/{domain}"]
                 if (len(of_domain), int(of_domain.sum())) != (entry["documents"], entry["tokens"]):
                     return f"{document_index.FILE} belongs to other text"

@@ -46,29 +46,29 @@ def parser() -> Parser:
     out.add_argument(
         "--executor",
         default=LOCAL,
-        help="local, processes of this machine; or dask:ADDRESS, the workers of a running Dask cluster, "
-        "dask:10.0.0.1:8786 for example (local)",
+        help="local (processes on this machine), or dask:ADDRESS (the workers of a running Dask cluster), "
+        "for example dask:10.0.0.1:8786 (local)",
     )
     known = ", ".join(slimpajama.NAMES)
-    out.add_argument("--text_field", default="text", help="field of the text; a.b is field b within a (text)")
-    out.add_argument("--domain_field", default="", help="field of the domain")
+    out.add_argument("--text_field", default="text", help="text field; a.b is field b within a (text)")
+    out.add_argument("--domain_field", default="", help="domain field")
     out.add_argument("--domain_from", default="", choices=("", "folder"), help="folder: folders are domains")
-    out.add_argument("--domain", default="", help="the domain of all documents")
-    out.add_argument("--domains", default=[], type=words, help=f"keep only these, of SlimPajama {known} (all)")
+    out.add_argument("--domain", default="", help="one domain for all documents")
+    out.add_argument("--domains", default=[], type=words, help=f"keep only these domains; SlimPajama has {known} (all)")
     out.add_argument(
         "--validation",
         type=float,
-        help="share of documents held out by a hash of their text, if no file is for validation "
-        f"({VALIDATION}; SlimPajama's layout 0)",
+        help="share of documents to hold out by a hash of their text, if there is no validation split "
+        f"({VALIDATION}; 0 for SlimPajama's layout)",
     )
     out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")
-    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to so many tokens; 0 = whole (0)")
+    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to this many tokens; 0 = whole (0)")
     out.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     out.add_argument(
         "--verify",
         action="store_true",
-        help="compare all text and blocks that were finished earlier with their hashes; otherwise only text that was "
-        "changed later is compared",
+        help="compare all finished text and blocks with their hashes; otherwise only text that changed later is "
+        "compared",
     )
     return out
 

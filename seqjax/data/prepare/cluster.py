@@ -86,14 +86,14 @@ def _fault(marker: Path) -> str:
         needs = read_json(marker, FORM, fix="")
     except UserError as error:
         return (
-            f"does not see {marker.parent.parent} as it is here ({error}): give an --out on storage that all "
+            f"does not see this machine's {marker.parent.parent} ({error}): give an --out on storage that all "
             "workers share, under the same path."
         )
     wanted = needs["versions"]
     found = _versions(wanted)
     other = [f"{name} {found[name]} (here {wanted[name]})" for name in wanted if found[name] != wanted[name]]
     if other:
-        return f"has {', '.join(other)}: install the same versions, which alone give the same bytes."
+        return f"has {', '.join(other)}: install the same versions, because other versions may write other bytes."
     try:
         with tempfile.TemporaryFile(dir=marker.parent) as file:
             file.write(b"seqjax")
@@ -190,7 +190,10 @@ def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
         try:
             _require_workers(client, marker, address)
         except OSError as error:
-            raise UserError(f"--executor=dask:{address}: the cluster does not answer any more ({error}).") from None
+            raise UserError(
+                f"--executor=dask:{address}: the cluster stopped answering ({error}). Start it again and run the same "
+                "command."
+            ) from None
         yield DaskCluster(client, marker, address)
     finally:
         marker.unlink(missing_ok=True)
@@ -246,8 +249,8 @@ class DaskCluster:
             future.result()
         except KilledWorker as error:
             raise UserError(
-                f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps for want of "
-                "memory. Give the workers more, then run the same command again: finished shards are kept."
+                f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps because "
+                "memory ran out. Give them more memory and run the same command again: finished shards are kept."
             ) from None
         except concurrent.futures.CancelledError:
             pass
@@ -291,7 +294,7 @@ def _require_scheduler(address: str) -> None:
     except OSError as error:
         raise UserError(
             f"--executor=dask:{address}: no Dask scheduler answers ({error.__cause__ or error}). Start one with `dask "
-            "scheduler` and give the address that it prints, not that of its dashboard."
+            "scheduler` and give the address that it prints, not its dashboard address."
         ) from None
     if found["type"] != "Scheduler":
         raise UserError(f"--executor=dask:{address} is a {found['type'].lower()}; give the scheduler's address.")
@@ -315,15 +318,15 @@ def _require_workers(client: Any, marker: Path, address: str) -> None:
     for package in ("dask", "distributed"):
         if scheduler[package] != (here := installed(package)):
             raise UserError(
-                f"The scheduler at {address} has {package} {scheduler[package]}, here is {here}: install the same "
-                "version."
+                f"The scheduler at {address} has {package} {scheduler[package]}, this machine has {here}: install the "
+                "same version."
             )
     try:
         client.wait_for_workers(1, timeout=START_SECONDS)
     except TimeoutError:
         raise UserError(
-            f"The cluster at {address} has no workers: start some with `dask worker {address} --nthreads=1`. One that "
-            "scales by itself needs a minimum of 1."
+            f"The cluster at {address} has no workers: start some with `dask worker {address} --nthreads=1`. An "
+            "autoscaling cluster needs a minimum of 1."
         ) from None
     answers = client.run(worker_fault, str(marker), on_error="return")
     faults = [
@@ -339,8 +342,8 @@ def _require_workers(client: Any, marker: Path, address: str) -> None:
     threads = max(client.nthreads().values(), default=1)
     if threads > 1:
         StatusLine().say(
-            f"Workers have up to {threads} threads, which take turns in one Python process: one-threaded workers, one "
-            "per core (`dask worker --nthreads=1 --nworkers=N`), are faster."
+            f"Workers have up to {threads} threads, and these take turns in one Python process. Workers with one "
+            "thread, one per core, are faster (`dask worker --nthreads=1 --nworkers=N`)."
         )
 
 
@@ -351,6 +354,7 @@ def _wait_for(paths: Iterable[Path]) -> None:
         while not path.is_file():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{path} was written by a worker, but is not there: do all workers and this machine share --out?"
+                    f"A worker wrote {path}, but this machine does not see it; give an --out that all workers and this "
+                    "machine share."
                 )
             time.sleep(0.5)

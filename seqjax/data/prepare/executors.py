@@ -67,8 +67,8 @@ class LocalProcesses:
                     future.result()
         except BrokenProcessPool:
             raise UserError(
-                "A worker process was killed, perhaps for want of memory; run the same command again with "
-                "fewer --workers: finished shards are kept."
+                "A worker process was killed, perhaps because memory ran out; run the same command again with "
+                "fewer --workers. Finished shards are kept."
             ) from None
 
 
@@ -85,7 +85,7 @@ def require(name: str, *, workers: int) -> None:
             f"{DASK}10.0.0.1:8786 for example."
         )
     if workers:
-        raise UserError("--workers is for this machine, and the cluster has workers of its own; leave it out.")
+        raise UserError("--workers is for this machine, but --executor uses the cluster's workers; leave it out.")
     cluster.require()
 
 

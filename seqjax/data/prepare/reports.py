@@ -113,7 +113,7 @@ def require_documents(
     if tokens < block:
         raise UserError(
             f"{source}: the {documents.total()} documents have {tokens} tokens together ({_listed(documents)}), less "
-            f"than one block of {block}.{dropped} Give more text, or a smaller --seq_len."
+            f"than one block of {block} tokens.{dropped} Give more text, or a smaller --seq_len."
         )
 
 
@@ -141,7 +141,8 @@ def _advice(reports: Sequence[dict[str, Any]], layout: Layout) -> str:
         return f" Convert {layout.text_field} to strings, or name another field with --text_field=NAME."
     if layout.is_slimpajama and reasons:
         return (
-            " For text of your own say what its domain is: --domain=NAME, --domain_field=FIELD or --domain_from=folder."
+            " For text from another source give its domain: --domain=NAME, --domain_field=FIELD or "
+            "--domain_from=folder."
         )
     if layout.domain_from and reasons["no folder"]:
         return " The files are not in folders below the source: give --domain=NAME."

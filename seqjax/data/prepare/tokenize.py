@@ -307,6 +307,6 @@ def compare_text(text: TextJob) -> None:
         text_hash.add(document)
     if text_hash.hex() != text.sha256:
         raise UserError(
-            f"The text of {job.shard.url} has changed since it was prepared in {text.out}. Put the text back, or "
+            f"The text of {job.shard.url} has changed since it was prepared in {text.out}. Restore the text, or "
             f"delete {text.out} or give another --out to prepare it again."
         )

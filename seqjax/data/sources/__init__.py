@@ -38,7 +38,7 @@ class TornShardError(Exception):
 def too_long(where: str) -> UserError:
     """Return the error for a document that exceeds `MOST_TEXT`."""
     return UserError(
-        f"{where} has more than {terminal.size(MOST_TEXT)}, the most that a document can have; split or remove it."
+        f"{where} is longer than {terminal.size(MOST_TEXT)}, the limit for a document; split or remove it."
     )
 
 
@@ -90,7 +90,7 @@ class Shard(abc.ABC):
                 return max(found.st_mtime, found.st_ctime)
             return fs.modified(path).timestamp()
         except FileNotFoundError:
-            raise UserError(f"{self.url} is missing: it was moved or deleted; put back a copy of it.") from None
+            raise UserError(f"{self.url} was moved or deleted; put back a copy of it.") from None
         except Exception:  # Many stores lack this information, each with a different error.
             return None
 

@@ -218,7 +218,7 @@ def named(names: Sequence[str], root: Path) -> dict[str, Path]:
             if domain in found:
                 raise UserError(
                     f"config.data.tfds: {found[domain]} and {directory} both are the domain {domain!r}; write "
-                    "'DOMAIN=NAME/CONFIG' for one of them, with a DOMAIN of its own."
+                    "'DOMAIN=NAME/CONFIG' for one of them, with another DOMAIN."
                 )
             found[domain] = directory
     return found
@@ -234,7 +234,7 @@ def _directories(root: Path, name: str, config: str | None, version: str | None)
     configs = _versions(home)
     if not configs:
         raise UserError(
-            f"config.data.tfds: {home} holds no complete dataset, a directory VERSION with a {INFO}. {build}"
+            f"config.data.tfds: {home} holds no complete dataset (a directory VERSION with a {INFO}). {build}"
         )
     if config and list(configs) == [name]:
         raise UserError(f"config.data.tfds: {name} has no configs; write {name!r} without /{config}.")
