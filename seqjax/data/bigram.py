@@ -1,4 +1,4 @@
-"""Compute a byte bigram's loss, a baseline that byte-pair counts alone reach."""
+"""Compute a bigram model's loss, a baseline from token-pair counts."""
 
 import numpy as np
 

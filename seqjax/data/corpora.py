@@ -100,7 +100,7 @@ def open_corpus(
 
     Args:
         config: The data settings.
-        seq_len: T, the block length without the last target.
+        seq_len: T; blocks hold T + 1 tokens.
         vocab_size: The model's vocabulary size.
         test_sets: Directories of prepared blocks that are also evaluated (`config.eval.path`).
         recorded: The manifest hash of a resumed run. If the cache has the built-in corpus with this hash, it is used

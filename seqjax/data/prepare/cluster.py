@@ -158,7 +158,7 @@ VISIBLE_SECONDS = 90.0  # maximum wait for another machine's file; NFS caches it
 
 
 def require() -> None:
-    """Raise `UserError` if Dask is not installed."""
+    """Raise `MissingPackageError` if Dask is not installed."""
     try:
         import distributed  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -3,7 +3,7 @@
 pyarrow (the extra `parquet`) reads them. A file is a message sequence: the schema, then dictionaries and record
 batches, with optionally compressed buffers. https://arrow.apache.org/docs/format/Columnar.html describes their
 metadata, a FlatBuffers table. Each compressed buffer starts with its unpacked size. pyarrow allocates that size and
-checks no offsets inside a buffer, so this module checks both.
+checks no offsets inside a buffer, so this module checks the size and the offsets.
 """
 
 import io

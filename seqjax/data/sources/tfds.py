@@ -51,6 +51,8 @@ def require() -> Any:
 class TfdsShard(Shard):
     """`take` records of a dataset file, after the first `skip`.
 
+    The shard `name` starts with the domain.
+
     Attributes:
         directory: The directory of the dataset.
         skip: Number of records to skip.
