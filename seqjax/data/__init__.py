@@ -1,11 +1,11 @@
-"""Text corpora as blocks of T + 1 tokens; `open_corpus` returns the object that the training loop reads from.
+"""Text corpora as blocks of T + 1 tokens; `open_corpus` opens one for training.
 
-`builtin` needs no download, `blocks` reads what `seqjax prepare` wrote, and `stream` reads the shards of a source
-(`seqjax.data.sources`) directly, as `tfds` does with datasets of tensorflow-datasets. All of them implement
+`builtin` needs no download. `blocks` reads the output of `seqjax prepare`. `stream` reads source shards directly
+(`seqjax.data.sources`), and `tfds` does the same with tensorflow-datasets. All of them implement
 `seqjax.data.corpus.Corpus`.
 
-The names below are imported on first use: settings and Grain import JAX, which the worker processes of `seqjax prepare`
-do not need.
+The names below are imported on first use. Settings and Grain import JAX, and the worker processes of `seqjax prepare`
+do not need JAX.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Copies of prepared blocks in a store, in the cache directory of this machine."""
+"""Copy prepared blocks from a store to this machine's cache directory."""
 
 import contextlib
 import hashlib
@@ -17,14 +17,15 @@ from seqjax.files import DISK_FULL, cache_directory, remove_temporaries
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where processes may copy a file twice
+except ImportError:  # Windows lacks it, so processes there may copy a file twice.
     fcntl = None
 
 
 def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:
-    """Return a local directory with the blocks of some domains: `directory` itself, or a copy.
+    """Return a local directory with the blocks of `domains`.
 
-    Raises `UserError` if the store or the cache fails.
+    This is `directory` if it is local, otherwise a copy in the cache. Raises `UserError` if the store or the cache
+    fails.
     """
     url = store.url_of(directory)
     if not url:
@@ -40,7 +41,7 @@ def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *
 
 
 def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> Path:
-    """Return a local directory with the files beside the manifest, as `copied` does."""
+    """Return a local directory with the manifest's small files, as in `copied`."""
     return copied(directory, manifest, (), cache_dir=cache_dir)
 
 
@@ -65,7 +66,8 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
     except OSError as error:
         if error.errno in DISK_FULL or isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
             raise UserError(
-                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to one with enough space."
+                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to a writable directory "
+                "with enough space."
             ) from error
         raise
     return root
@@ -73,7 +75,7 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Return a context in which only this process copies to `root`; others wait."""
+    """Return a context that only one process at a time can hold for `root`."""
     with (root / ".lock").open("ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
@@ -85,5 +87,5 @@ def _require_room(root: Path, needed: int, url: str) -> None:
     if needed > free:
         raise UserError(
             f"The blocks that this run reads of {url} take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in "
-            f"{root}; set config.data.cache_dir to a directory with enough space, or name fewer domains."
+            f"{root}; set config.data.cache_dir to a directory with enough space, or list fewer domains."
         )

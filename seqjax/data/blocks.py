@@ -1,17 +1,16 @@
-"""Token blocks on disk: ArrayRecord files of ids [T+1] with a manifest, flat files of tokens, and copies from a store.
+"""Read and write token blocks: ArrayRecord files of ids [T+1] and flat id files.
 
-A directory holds `manifest.json` and files `SPLIT/DOMAIN-00000.array_record`, each with at most 10,000
-one-record groups, because random reads slow down with the number of groups in a file (tenfold at 120,000).
-Records are uncompressed little-endian uint16, or uint32 for more than 65,536 ids, so that a read is a single copy.
+A block directory holds `manifest.json` and files `SPLIT/DOMAIN-00000.array_record`. Each file has at most 10,000
+one-record groups, because random reads slow down with the group count (tenfold at 120,000). Records are uncompressed
+little-endian uint16, or uint32 for vocabularies over 65,536 ids, so a read is a single copy.
 
-The built-in corpus is small and must serve any block length, so it keeps one flat file of tokens per domain and cuts
-the blocks when they are read.
+The built-in corpus is small and must serve any block length. It keeps one flat token file per domain and cuts blocks on
+reading.
 
-array_record opens only local files. The files that a run reads from `gs://bucket/blocks` (or any other URL that fsspec
-opens) are therefore copied before the first step into `blocks/HASH` of the cache, `config.data.cache_dir` or
-`~/.cache/seqjax`. HASH is that of the manifest, so other data under the same URL never mix with them. Files appear when
-they are complete. Processes of one machine wait for the process that copies and share the copy, which stays until the
-user deletes it.
+array_record opens only local files. Before the first step, the needed files of `gs://bucket/blocks` (or another fsspec
+URL) are therefore copied to `blocks/HASH` in the cache: `config.data.cache_dir` or `~/.cache/seqjax`. HASH is computed
+from the manifest, so different data under one URL cannot mix. Files appear only when complete. The processes of a
+machine share one copy, and it stays until the user deletes it.
 """
 
 import bisect
@@ -34,14 +33,14 @@ try:
 except ImportError:  # not on Windows
     resource = None
 
-SAMPLED = 4  # blocks of a file whose checksums the manifest has
-CHECKED_FILES = 32  # whose sampled blocks are compared before the first step
+SAMPLED = 4  # blocks per file with a checksum in the manifest
+CHECKED_FILES = 32  # files with sampled blocks compared before the first step
 WRITER_OPTIONS = "group_size:1,uncompressed"
-DTYPE = np.dtype("<u2")  # of ids, unless a vocabulary needs more (`tokenizer.id_dtype`)
+DTYPE = np.dtype("<u2")  # id dtype, unless the vocabulary needs a larger one (`tokenizer.id_dtype`)
 
 
 class BlockSource(Protocol):
-    """Random access to the blocks of one domain and split, each as the bytes of ids [T+1]."""
+    """Random access to one domain's blocks in one split, as bytes of ids [T+1]."""
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -53,7 +52,10 @@ class BlockSource(Protocol):
 
 
 class FlatBlocks:
-    """Blocks of `block` tokens cut from a flat file of ids; an incomplete block at the end is not used."""
+    """Blocks of `block` tokens cut from a flat id file.
+
+    An incomplete block at the end is not used.
+    """
 
     def __init__(self, path: str, *, tokens: int, block: int, dtype: np.dtype = DTYPE):
         self._path, self._block, self._len, self._dtype = path, block, tokens // block, dtype
@@ -67,8 +69,8 @@ class FlatBlocks:
             found, needed = file_size(Path(self._path)) or 0, self._len * self._block * self._dtype.itemsize
             if found < needed:
                 raise UserError(
-                    f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent}, and it is "
-                    "built again."
+                    f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent} to rebuild "
+                    "it."
                 )
             self._ids = np.memmap(self._path, self._dtype, mode="r")
         if not 0 <= index < self._len:
@@ -76,28 +78,29 @@ class FlatBlocks:
         return self._ids[index * self._block : (index + 1) * self._block].tobytes()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_ids": None}  # Each worker process opens the file itself.
+        return self.__dict__ | {"_ids": None}  # Each worker process opens the file again.
 
     def __repr__(self) -> str:
         return f"FlatBlocks({self._path!r}, {self._len} blocks)"
 
 
 class RecordBlocks:
-    """The blocks of one manifest entry; a record that is not a block of ids raises an error that names its file.
+    """The blocks of one manifest entry.
 
-    The counts come from the manifest, and no file is opened before a block is read.
+    Block counts come from the manifest; a file is opened at its first read. Reading an invalid record raises
+    `UserError` with the file name.
     """
 
     def __init__(
         self, directory: str | Path, entry: dict[str, Any], *, block: int, vocab_size: int, dtype: np.dtype = DTYPE
     ):
-        """Read ids of `dtype` below `vocab_size`, `block` in a record."""
-        # Imported here because it imports JAX, which `seqjax prepare`, the writer of these files, does not need.
+        """Read records of `block` ids, each id of `dtype` and below `vocab_size`."""
+        # This imports JAX. `seqjax prepare` writes these files and does not need JAX.
         from grain import sources
 
         files = [(str(Path(directory) / file["path"]), file["blocks"]) for file in entry["files"]]
         self._sampled = [list(file.get("sampled", {}).items()) for file in entry["files"]]
-        self._compared: set[int] = set()  # files of which a sampled block was compared
+        self._compared: set[int] = set()  # files with at least one compared block
         self._paths, self._ends = [path for path, _ in files], np.cumsum([count for _, count in files]).tolist()
         self._records = sources.ArrayRecordDataSource([f"{path}[0:{count}]" for path, count in files])
         self._bytes, self._dtype, self._vocab_size = block * dtype.itemsize, dtype, vocab_size
@@ -109,16 +112,19 @@ class RecordBlocks:
         file = bisect.bisect_right(self._ends, index)
         if file not in self._compared:
             self._compare(file, self._sampled[file][:1])
-            self._compared.add(file)  # afterwards: another thread compares as well, and reads nothing unchecked
+            self._compared.add(file)  # after the comparison, so that no thread reads an unchecked file
         return self._record(index)
 
     @property
     def has_checksums(self) -> bool:
-        """Whether the manifest has checksums of blocks, which earlier versions did not write."""
+        """Whether the manifest has block checksums; earlier versions wrote none."""
         return all(self._sampled)
 
     def compare(self, n_files: int) -> None:
-        """Compare the sampled blocks of at most `n_files` files with the manifest; raise `UserError` for others."""
+        """Compare sampled blocks in at most `n_files` files with the manifest.
+
+        Raises `UserError` if a block differs.
+        """
         for i in range(n := min(n_files, len(self._paths))):
             file = i * (len(self._paths) - 1) // max(1, n - 1)
             self._compare(file, self._sampled[file])
@@ -132,7 +138,7 @@ class RecordBlocks:
     def _record(self, index: int) -> bytes:
         try:
             record = cast(bytes, self._records[index])
-        except Exception as error:  # array_record raises the errors of its C++ reader, without the name of the file.
+        except Exception as error:  # The errors of array_record's C++ reader lack the file name.
             raise self._damaged(index, first_line(error)) from error
         if len(record) != self._bytes:
             raise self._damaged(index, f"{len(record)} bytes instead of {self._bytes}")
@@ -149,12 +155,15 @@ class RecordBlocks:
         first = self._ends[file - 1] if file else 0
         return UserError(
             f"{self._paths[file]} is damaged, block {index - first}: {why}. Put back a copy of the file, or prepare "
-            "the data again into another directory (`seqjax prepare`); a run goes on with it if it is the same data."
+            "the data again into another directory (`seqjax prepare`); a run can resume on it if the data is equal."
         )
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit on open files if `count` more would exceed it; a reader keeps its file open."""
+    """Raise this process's open-file limit if `count` more files would exceed it.
+
+    Each reader keeps its file open. Raises `UserError` if the hard limit is too low.
+    """
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -163,14 +172,14 @@ def allow_open_files(count: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise UserError(
-            f"The blocks are in {count} files, and this process may open {hard}; raise the limit (`ulimit -Hn`), or "
-            "name fewer domains in config.data.train_domains and eval_domains."
+            f"The blocks are in {count} files, but this process may open only {hard}; raise the limit "
+            "(`ulimit -Hn`), or list fewer domains in config.data.train_domains and eval_domains."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def to_sample(n_blocks: int) -> list[int]:
-    """Return the indices of the blocks of a file whose checksums the manifest has."""
+    """Return the block indices of a file that get a checksum in the manifest."""
     return sorted({i * (n_blocks - 1) // (SAMPLED - 1) for i in range(SAMPLED)}) if n_blocks else []
 
 
@@ -179,7 +188,7 @@ def write_records(
 ) -> tuple[str, dict[str, int]]:
     """Write arrays of ids [n, T+1] as the records of one file, atomically.
 
-    Returns the sha256 of all records, and the CRC-32 of the records `sampled`, by index.
+    Returns the SHA-256 over all records, and the CRC-32 of each `sampled` record by index.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
@@ -197,7 +206,7 @@ def write_records(
                     index += 1
         finally:
             writer.close()
-    except RuntimeError as error:  # of array_record, with the system's words for a full disk in it
+    except RuntimeError as error:  # array_record's error contains the system's message for a full disk
         full = next((number for number in DISK_FULL if os.strerror(number) in str(error)), None)
         if full is None:
             raise

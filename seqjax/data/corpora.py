@@ -1,9 +1,8 @@
-"""Open the corpus and the test sets that a configuration names, and check that they fit it.
+"""Open the configured corpus and test sets, and check that they fit the config.
 
-Test sets are directories of prepared blocks, used for evaluation and never for training (`config.eval.path`). A domain
-of a test set is named `SET.DOMAIN`, where SET is the name of its directory. All of its blocks may be chosen, those of
-its train split too. Test sets do not enter the recorded means, so that these stay comparable between runs with other
-test sets.
+Test sets are directories of prepared blocks that are evaluated and never trained on (`config.eval.path`). Their domains
+are named `SET.DOMAIN`, where SET is the directory name. Evaluation may use all their blocks, including the train split.
+Recorded means exclude test sets, so runs with different test sets stay comparable.
 """
 
 import dataclasses
@@ -28,12 +27,12 @@ from seqjax.errors import MissingPackageError, UserError
 
 
 class TestedCorpus(Corpus):
-    """A corpus with test sets, whose domains are added to the evaluation; training does not change.
+    """A corpus with additional evaluated domains from test sets.
 
-    Without a corpus there are only the test sets, and nothing to train on.
+    Training does not change. Without a corpus, only the test sets can be evaluated and nothing can be trained on.
     """
 
-    __test__ = False  # for pytest, which otherwise collects a class of this name
+    __test__ = False  # pytest would otherwise collect a class with this name
 
     def __init__(self, corpus: Corpus | None, sets: Mapping[str, Corpus]):
         own = corpus.eval_domains if corpus is not None else ()
@@ -56,13 +55,13 @@ class TestedCorpus(Corpus):
         )
 
     def train_iterator(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> TrainIterator:
-        """Return the iterator of the corpus."""
+        """Return the corpus's iterator."""
         return self._corpus.train_iterator(
             batch_size=batch_size, process_index=process_index, process_count=process_count
         )
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """Return the blocks of a domain of the corpus, or of `SET.DOMAIN`."""
+        """Return evaluation blocks for a corpus domain or for `SET.DOMAIN`."""
         corpus, domain = self._of_set.get(domain, (self._corpus, domain))
         return corpus.eval_blocks(domain, count=count, seed=seed)
 
@@ -71,12 +70,15 @@ class TestedCorpus(Corpus):
         return self._corpus.train_sample(domain, count=count)
 
     def token_rates(self) -> np.ndarray | None:
-        """Return the rates of the corpus; test sets are not training data."""
+        """Return the corpus's token rates; test sets are not training data."""
         return self._corpus.token_rates()
 
 
 def set_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return the directory or URL of every test set by its name; raise `UserError` for two of one name."""
+    """Return each test set's directory or URL, keyed by set name.
+
+    Raises `UserError` if two sets have the same name.
+    """
     named: dict[str, str] = {}
     for path in map(str, map(store.location, paths)):
         name = store.url_of(path).rpartition("/")[2] or Path(path).resolve().name
@@ -92,15 +94,21 @@ def set_names(paths: Sequence[str]) -> dict[str, str]:
 def open_corpus(
     config: DataConfig, *, seq_len: int, vocab_size: int, test_sets: Sequence[str] = (), recorded: str = ""
 ) -> Corpus:
-    """Return the corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
+    """Return the corpus of `config`, in blocks of `seq_len` + 1 tokens.
 
-    `test_sets` are directories of prepared blocks that it is evaluated on as well (`config.eval.path`). `recorded` is
-    the manifest hash of a run that goes on: the built-in corpus of that hash is taken if the cache still has it, even
-    if the installed packages, and with them its text, have changed since.
+    All ids are below `vocab_size`.
+
+    Args:
+        config: The data settings.
+        seq_len: T; blocks hold T + 1 tokens.
+        vocab_size: The model's vocabulary size.
+        test_sets: Directories of prepared blocks that are also evaluated (`config.eval.path`).
+        recorded: The manifest hash of a resumed run. If the cache has the built-in corpus with this hash, it is used
+            even if the installed packages, and therefore the text, have changed.
 
     Raises:
-        UserError: The data is missing or empty, lacks a domain, or was prepared with another tokenizer or block
-            length, or the tokenizer has more ids than `vocab_size`.
+        UserError: The data is missing or empty, lacks a domain, or was prepared with another tokenizer or block length,
+            or the tokenizer has more ids than `vocab_size`.
     """
     config = _located(config)
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
@@ -116,7 +124,10 @@ def open_corpus(
 
 
 def open_test_sets(config: DataConfig, paths: Sequence[str], *, seq_len: int, vocab_size: int) -> Corpus:
-    """Return test sets alone, without the corpus that was trained on; raise `UserError` as `open_corpus` does."""
+    """Return only the test sets, without a training corpus.
+
+    Raises `UserError` as `open_corpus` does.
+    """
     config = _located(dataclasses.replace(config, corpus="blocks", path=paths[0]))
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     return TestedCorpus(None, _open_test_sets(config, tokenizer, paths, seq_len=seq_len))
@@ -140,13 +151,16 @@ def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
 
 
 def _load_tokenizer(config: DataConfig) -> Tokenizer:
-    """Return the tokenizer or, without its package, the one stored beside prepared blocks, which only counts bytes."""
+    """Return the configured tokenizer.
+
+    If its package is not installed, the tokenizer file stored with prepared blocks is used; it only counts bytes.
+    """
     try:
         return load_tokenizer(config.tokenizer, config.tokenizer_path)
     except MissingPackageError as error:
         if config.corpus != "blocks":
             raise
-        manifest = read_manifest(config.path)  # A complete lack of blocks is reported first.
+        manifest = read_manifest(config.path)  # Missing blocks are reported before a missing package.
         path = block_cache.small_files(config.path, manifest, cache_dir=config.cache_dir) / stored_tokenizer.FILE
         if not path.is_file():
             raise
@@ -180,7 +194,10 @@ def _open_test_sets(
 
 
 def _open_test_set(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
-    """Return the blocks in `config.path` as a corpus without training domains, evaluated on every domain it has."""
+    """Return the blocks in `config.path` as a corpus without training domains.
+
+    Every domain that has blocks is evaluated.
+    """
     manifest = _manifest(config, tokenizer, seq_len=seq_len)
     splits = manifest["splits"]
     present = sorted({d for domains in splits.values() for d, entry in domains.items() if entry["blocks"]})
@@ -191,7 +208,10 @@ def _open_test_set(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) ->
 
 
 def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict[str, Any]:
-    """Return the manifest of the blocks in `config.path`; raise `UserError` if they do not fit the config."""
+    """Return the manifest of the blocks in `config.path`.
+
+    Raises `UserError` if the blocks do not fit the config.
+    """
     manifest = read_manifest(config.path)
     made = manifest["tokenizer"]
     again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"
@@ -216,7 +236,10 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
 
 
 def _compare(directory: Path, manifest: dict[str, Any], sources: Sequence[RecordBlocks]) -> None:
-    """Compare the files beside the manifest and a few blocks with it; raise `UserError` if they are others."""
+    """Compare a few blocks and the manifest's small files with the manifest.
+
+    Raises `UserError` if a block or file differs.
+    """
     manifests.compare_beside(directory, manifest)
     for source in sources:
         source.compare(max(1, blocks.CHECKED_FILES // len(sources)))

@@ -1,14 +1,15 @@
-"""The interface between the training loop and the data, however the data is stored.
+"""Define the interface between training loop and data, for any storage form.
 
-Evaluation always reads the same blocks, those of the validation split. For a domain outside training its train split is
-added, which the model has not seen either (some corpora hold out very little of a domain). If there are more blocks
-than requested, the chosen blocks are spread over all documents (`document_index.spread`); the choice depends only on a
-seed.
+Evaluation always uses the same blocks, taken from the validation split. For OOD domains it adds the train split, which
+the model has not seen either; some corpora hold out little text per domain. If there are more blocks than requested,
+the selection covers all documents evenly (`document_index.spread`) and depends only on a seed.
 
-The baseline of a demo run is a smoothed bigram, counted on training blocks and tested on evaluation blocks:
-p(b | a) = (c(a, b) + k p(b)) / (c(a) + k), interpolated with the unigram p(b) = (c(b) + 1) / (N + V). The strength k is
-the best of a small grid on the last tenth of the training blocks, with counts of the rest; then all blocks are counted.
-The first token of a block is not predicted, as for the model.
+The baseline for demo runs is a smoothed bigram, counted on training blocks and tested on evaluation blocks:
+
+    p(b | a) = (c(a, b) + k p(b)) / (c(a) + k),    p(b) = (c(b) + 1) / (N + V)
+
+The strength k comes from a small grid: it minimises the loss on the last tenth of the training blocks, with counts from
+the rest. All training blocks are then counted. As for the model, the first token in a block is not predicted.
 """
 
 import abc
@@ -25,19 +26,19 @@ from seqjax.reading import Arrays
 
 BIGRAM_MAX_VOCAB = 1024
 BIGRAM_TRAIN_TOKENS = 16_000_000
-RATE_TOKENS = 4096 * 2049  # of a training domain, on which the rates of its tokens are counted
+RATE_TOKENS = 4096 * 2049  # tokens per training domain used to count token rates
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalBlocks:
-    """The evaluation blocks of one domain, n of them.
+    """The n evaluation blocks of one domain.
 
     Attributes:
         tokens: uint16 [n, T+1], or uint32 if the vocabulary needs it (`tokenizer.id_dtype`).
-        index: int64 [n], the index of each block among all blocks that the domain could be evaluated on.
-        documents: int64 [n], the index within the domain of the document that holds most of each block.
-        n_bytes: int64 [n], the UTF-8 bytes of the T predicted tokens of each block.
-        sources: int64 [n], the source of that document (`document_sources.numbers`); None if no source is known.
+        index: int64 [n], the index of each block among all blocks available to evaluate the domain.
+        documents: int64 [n], the document that holds most tokens of each block, as an index within the domain.
+        n_bytes: int64 [n], the UTF-8 bytes of the T predicted tokens in each block.
+        sources: int64 [n], that document's source (`document_sources.numbers`); None if no source is known.
     """
 
     tokens: np.ndarray
@@ -48,19 +49,19 @@ class EvalBlocks:
 
 
 class Corpus(abc.ABC):
-    """Training and evaluation blocks of a set of domains.
+    """Training and evaluation blocks for a set of domains.
 
     Attributes:
         name: builtin | blocks | stream | tfds.
-        train_domains: The domains that are trained on, in the order of the weights.
-        eval_domains: The domains that are evaluated, in-domain ones first.
-        in_domain: The evaluated domains that are also trained on.
-        tokens: Number of training tokens per training domain; empty if it cannot be known.
-        weights: Share of each training domain in the tokens of a batch; the shares sum to 1.
-        natural_shares: Size of every evaluated domain in the corpus, on any scale; the weights of a mean over domains.
-        manifest_hash: Identifies tokenizer and content; losses are comparable only under equal hashes.
+        train_domains: The training domains, in the order of the weights.
+        eval_domains: The evaluated domains, in-domain ones first.
+        in_domain: The evaluated domains that are also training domains.
+        tokens: Number of training tokens per training domain; empty if unknown.
+        weights: Token share of each training domain in a batch; the shares sum to 1.
+        natural_shares: Size of every evaluated domain in the corpus, on any scale; used to weight a mean over domains.
+        manifest_hash: Identifies tokenizer and content; losses are comparable only if the hashes are equal.
         note: A line to print with the results; may be empty.
-        test_sets: Identifies the content of every test set, by its name, as `manifest_hash` does that of the corpus.
+        test_sets: Content hash per test set name, analogous to `manifest_hash`.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Corpus(abc.ABC):
         self.test_sets = dict(test_sets or {})
 
     def side(self, domain: str) -> str:
-        """Return the role of an evaluated domain: in domain, out of domain or test set."""
+        """Return an evaluated domain's role: in domain, out of domain or test set."""
         if domain in self.in_domain:
             return "in domain"
         return "out of domain" if domain in self.natural_shares else "test set"
@@ -101,29 +102,35 @@ class Corpus(abc.ABC):
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> pipeline.TrainIterator:
-        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, which resumes exactly through Orbax."""
+        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}.
+
+        The iterator resumes exactly through Orbax.
+        """
 
     @abc.abstractmethod
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """Return between 1 and `count` evaluation blocks of a domain, the same ones for the same `seed`."""
+        """Return between 1 and `count` evaluation blocks of a domain.
+
+        Equal seeds give equal blocks.
+        """
 
     @abc.abstractmethod
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """Return at most `count` training blocks of a domain, ids [n, T+1]."""
 
     def token_rates(self) -> np.ndarray | None:
-        """Return how often each id occurs in training, per million tokens, float64 [vocab_size].
+        """Return each id's training frequency per million tokens, float64 [vocab_size].
 
-        The count uses blocks spread evenly over each training domain, at most 8.4M tokens per domain, weighted by
-        `weights`. None where this would require tokenising text.
+        The count uses evenly spaced blocks from each training domain, at most 8.4M tokens per domain, weighted by
+        `weights`. Returns None if counting would require tokenising text.
         """
         return None
 
     def bigram_loss(self, *, max_tokens: int = 262_144) -> float | None:
-        """Return a bigram's loss on the in-domain evaluation blocks in nats per token; None for large vocabularies.
+        """Return a bigram's in-domain evaluation loss in nats per token.
 
-        It is counted on at most 16M training tokens in the shares of `weights`; `max_tokens` is the run's
-        `eval.tokens`.
+        The bigram is counted on at most 16M training tokens, in the shares `weights`. `max_tokens` is the run's
+        `eval.tokens`. Returns None if the vocabulary exceeds `BIGRAM_MAX_VOCAB` or no domain is in-domain.
         """
         if self.tokenizer.vocab_size > BIGRAM_MAX_VOCAB or not self.in_domain:
             return None
@@ -131,15 +138,15 @@ class Corpus(abc.ABC):
         train = [self.train_sample(d, count=max(1, int(budget * self.weights[d]))) for d in self.train_domains]
         count = max(1, max_tokens // self.seq_len)
         evaluation = [self.eval_blocks(d, count=count).tokens for d in self.eval_domains if d in self.in_domain]
-        # Shuffled so that the held-out tenth contains all domains.
+        # Shuffle, or the held-out tenth would not contain all domains.
         shuffled = np.random.default_rng(0).permutation(np.concatenate(train))
         return bigram_loss(shuffled, np.concatenate(evaluation), vocab_size=self.tokenizer.vocab_size)
 
 
 class BlockCorpus(Corpus):
-    """A corpus whose blocks are read by their index.
+    """A corpus with random access to its blocks.
 
-    `sources` maps split -> domain -> blocks. `document_sources` are the arrays of sources.npz, if there is this file.
+    `sources` maps split -> domain -> blocks. `document_sources` holds the arrays in sources.npz, if the file exists.
     """
 
     def __init__(
@@ -166,8 +173,8 @@ class BlockCorpus(Corpus):
         for domain, source in train.items():
             if not len(source):
                 raise UserError(
-                    f"Domain {domain!r} has fewer than {seq_len + 1} training tokens, one block; prepare "
-                    "more of it, lower config.train.seq_len, or leave it out of config.data.train_domains."
+                    f"Domain {domain!r} has less than one training block of {seq_len + 1} tokens; prepare "
+                    "more text, lower config.train.seq_len, or leave it out of config.data.train_domains."
                 )
         tokens = {domain: len(source) * (seq_len + 1) for domain, source in train.items()}
         super().__init__(
@@ -188,7 +195,10 @@ class BlockCorpus(Corpus):
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> pipeline.TrainIterator:
-        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, shuffled, with exact domain shares."""
+        """Return an endless shuffled iterator of {"tokens": int32 [batch_size, T+1]}.
+
+        Domain shares are exact.
+        """
         return pipeline.block_batches(
             {domain: self._sources["train"][domain] for domain in self.train_domains},
             weights=self.weights,
@@ -202,7 +212,7 @@ class BlockCorpus(Corpus):
         )
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """Return at most `count` evaluation blocks of a domain, spread over its documents."""
+        """Return at most `count` evaluation blocks, spread over the domain's documents."""
         sources, owners, counts = [], [], {}
         for split in self._eval_splits(domain):
             source = self._sources[split][domain]
@@ -227,17 +237,17 @@ class BlockCorpus(Corpus):
         n_tokens = int(lengths.sum(dtype=np.int64))
         if n_tokens // (self.seq_len + 1) != n_blocks:
             raise UserError(
-                f"The documents of {key} hold {n_tokens} tokens, its blocks {n_blocks * (self.seq_len + 1)}: "
-                f"{document_index.FILE} belongs to other blocks. Prepare the data again into another directory."
+                f"{document_index.FILE} belongs to other blocks: the {key} documents have {n_tokens} tokens, its "
+                f"blocks {n_blocks * (self.seq_len + 1)}. Prepare the data again into another directory."
             )
         return document_index.block_documents(lengths, block=self.seq_len + 1, n_blocks=n_blocks)
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """Return at most `count` training blocks of a domain, ids [n, T+1], evenly spaced."""
+        """Return at most `count` evenly spaced training blocks, ids [n, T+1]."""
         return _spaced(self._sources["train"][domain], count, self._dtype)
 
     def token_rates(self) -> np.ndarray | None:
-        """Return how often each id occurs in training, per million tokens, float64 [vocab_size]."""
+        """Return each id's training frequency per million tokens, float64 [vocab_size]."""
         rates, count = np.zeros(self.tokenizer.vocab_size), max(1, RATE_TOKENS // (self.seq_len + 1))
         for domain in self.train_domains:
             counts = np.bincount(self.train_sample(domain, count=count).ravel(), minlength=len(rates))
@@ -249,9 +259,9 @@ class BlockCorpus(Corpus):
         found = [split for split in splits if len(self._sources.get(split, {}).get(domain, ()))]
         if not found:
             raise UserError(
-                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens, one block, to evaluate on "
-                f"(split {' and '.join(splits)}); lower config.train.seq_len, prepare a source that holds "
-                "more of it, or leave it out of config.data.eval_domains."
+                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens (one block) for evaluation "
+                f"(split {' and '.join(splits)}); lower config.train.seq_len, prepare a source with more text, "
+                "or leave the domain out of config.data.eval_domains."
             )
         return found
 
@@ -268,9 +278,12 @@ def _rows(records: Sequence[bytes], dtype: np.dtype) -> np.ndarray:
 
 
 def block_bytes(tokens_NT1: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the number of UTF-8 bytes of each block's predicted tokens, int64 [n]; special tokens count 0."""
+    """Return the UTF-8 bytes of each block's predicted tokens, int64 [n].
+
+    Special tokens count as 0 bytes.
+    """
     inputs_NT, targets_NT = tokens_NT1[:, :-1], tokens_NT1[:, 1:]
     sizes = tokenizer.n_bytes[targets_NT].sum(axis=1, dtype=np.int64)
-    if tokenizer.adds_space:  # The space that the tokenizer puts before a document is not in the text.
+    if tokenizer.adds_space:  # The text does not contain the space that the tokenizer prepends.
         sizes -= ((inputs_NT == tokenizer.bos) & (targets_NT != tokenizer.eos)).sum(axis=1)
     return sizes

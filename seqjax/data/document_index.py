@@ -1,8 +1,8 @@
-"""Maps blocks to the documents they hold, and chooses blocks that are spread over all documents.
+"""Map blocks to their documents, and select blocks spread over all documents.
 
-The losses of two blocks of one document are correlated, so the precision of an evaluation grows with the number of
-documents, not of blocks. `documents.npz` beside a manifest holds the lengths of all documents in tokens, BOS and EOS
-included, as one array "SPLIT/DOMAIN" per domain in the order of concatenation. The manifest's hash excludes it.
+Losses of blocks from one document are correlated, so evaluation precision grows with the number of documents, not
+blocks. `documents.npz` next to a manifest holds all document lengths in tokens, including BOS and EOS. It has one array
+"SPLIT/DOMAIN" per split and domain, in concatenation order. The manifest hash excludes it.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,20 @@ FILE = "documents.npz"
 
 
 def write(path: Path, lengths: Mapping[str, np.ndarray]) -> None:
-    """Write arrays of document lengths atomically: a reader sees the old file or the complete new file."""
+    """Write arrays of document lengths atomically.
+
+    A reader sees the old file or the complete new file.
+    """
     arrays: dict[str, Any] = {key: value.astype(np.uint32) for key, value in lengths.items()}
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read(path: Path) -> Arrays:
-    """Return the arrays that `write` wrote; raise `UserError` if the file is missing or damaged."""
+    """Return the arrays that `write` wrote.
+
+    Raises `UserError` if the file is missing or damaged.
+    """
     if not path.is_file():
         raise UserError(
             f"{path} is missing: it was deleted, or a version before 0.1.0 prepared the blocks. Prepare the data again "
@@ -39,9 +45,10 @@ def read(path: Path) -> Arrays:
 
 
 def block_documents(lengths: np.ndarray, *, block: int, n_blocks: int) -> np.ndarray:
-    """Return the document that holds most tokens of each block (on ties the first), int64 [n_blocks].
+    """Return the document with most tokens in each block, int64 [n_blocks].
 
-    `lengths` are those of the documents that were concatenated and cut into blocks of `block` tokens.
+    On ties the first document wins. `lengths` are the lengths of the documents that were concatenated and cut into
+    blocks of `block` tokens.
     """
     ends = np.cumsum(lengths, dtype=np.int64)
     total = n_blocks * block
@@ -56,15 +63,15 @@ def block_documents(lengths: np.ndarray, *, block: int, n_blocks: int) -> np.nda
 
 
 def spread(documents: np.ndarray, count: int, *, seed: int) -> np.ndarray:
-    """Return `count` block indices in ascending order; each document gives one block before any gives a second.
+    """Return `count` block indices in ascending order, spread over documents.
 
-    `seed` alone decides which documents are used, if there are more than `count`, and which of their blocks. All
-    blocks are returned if there are no more than `count`.
+    Each document contributes one block before any document contributes a second. Only `seed` determines the selected
+    documents and their blocks. If there are at most `count` blocks, all are returned.
     """
     shuffled = np.random.default_rng(seed).permutation(len(documents))
     owners = documents[shuffled]
     by_document = np.argsort(owners, kind="stable")
     _, begins, sizes = np.unique(owners[by_document], return_index=True, return_counts=True)
-    rank = np.empty(len(owners), np.int64)  # number of earlier blocks of the same document, in the shuffled order
+    rank = np.empty(len(owners), np.int64)  # number of earlier blocks from the same document, in shuffled order
     rank[by_document] = np.arange(len(owners)) - np.repeat(begins, sizes)
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])

@@ -1,17 +1,17 @@
-"""The source of each document: the repository, package or web host that it comes from (`layout.source_of`).
+"""Record each document's source: its repository, package or web host.
 
-Documents of one source resemble each other, so the precision of an evaluation grows with the number of sources.
-`sources.npz` beside a manifest holds them for every domain in which a source is known:
+`layout.source_of` determines a source. Documents from one source resemble each other, so evaluation precision grows
+with the number of sources. `sources.npz` next to a manifest holds the sources for every domain with a known source:
 
-    SPLIT/DOMAIN    uint32 [documents], the index of the source of each document in the names; `UNKNOWN` if unknown
-    names/DOMAIN    uint8, the names of the sources in UTF-8, one after the other
+    SPLIT/DOMAIN    uint32 [documents], each document's index into the names; `UNKNOWN` if unknown
+    names/DOMAIN    uint8, the concatenated source names in UTF-8
     ends/DOMAIN     int64 [names], the end of each name in bytes
 
-Documents are in the order of `documents.npz`. The file is missing if no source is known. The manifest's hash excludes
-it, so blocks with and without sources are the same data.
+Documents are in the order of `documents.npz`. The file is missing if no source is known. The manifest hash excludes it,
+so blocks with and without sources are the same data.
 
-An evaluation identifies a source by the number that `number` computes from its name. A source thus has the same number
-in every split, domain and directory. A document of unknown source is its own source, with the number -1 - its index.
+Evaluations identify a source by `number`, a hash of its name that is equal in every split, domain and directory. A
+document without a known source is its own source, with the number -1 - its index.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ from seqjax.reading import Arrays, read_arrays
 
 FILE = "sources.npz"
 UNKNOWN = (1 << 32) - 1
-FIX = "delete it, and the sources are unknown, or prepare the data again into another --out"
+FIX = "delete it to evaluate without sources, or prepare the data again into another --out"
 
 
 class Names(dict[str, int]):
-    """The names of sources, each with its index."""
+    """Source names, each mapped to its index."""
 
     def index(self, name: str) -> int:
-        """Return the index of a name, which is added if it is new, or `UNKNOWN` for an empty name."""
+        """Return a name's index, adding new names; `UNKNOWN` for an empty name."""
         return self.setdefault(name, len(self)) if name else UNKNOWN
 
 
 def write(path: Path, indices: Mapping[str, np.ndarray], names: Mapping[str, Names]) -> None:
-    """Write the indices of documents and, by domain, the names of sources, atomically."""
+    """Write document source indices, and source names by domain, atomically."""
     arrays: dict[str, Any] = {key: value.astype(np.uint32) for key, value in indices.items()}
     for domain, of_domain in names.items():
         encoded = [_encoded(name) for name in of_domain]
@@ -49,7 +49,10 @@ def write(path: Path, indices: Mapping[str, np.ndarray], names: Mapping[str, Nam
 
 
 def read(path: Path) -> Arrays:
-    """Return the arrays that `write` wrote, none if there is no file; raise `UserError` if it is damaged."""
+    """Return the arrays that `write` wrote, or none if the file is missing.
+
+    Raises `UserError` if the file is damaged.
+    """
     if not path.is_file():
         return Arrays(path, {}, fix=FIX)
     arrays = read_arrays(path, fix=FIX)
@@ -59,13 +62,13 @@ def read(path: Path) -> Arrays:
 
 
 def names_of(arrays: Arrays, domain: str, keys: Mapping[str, int], documents: np.ndarray) -> list[str]:
-    """Return the name of the source of each of some documents of a domain; empty names for unknown sources.
+    """Return the source name of each given document, "" if unknown.
 
     Args:
-        arrays: The arrays of `read`.
+        arrays: The arrays from `read`.
         domain: The domain.
-        keys: The arrays of the domain's documents, which are concatenated, and the number of documents of each.
-        documents: The indices of the documents, int [n].
+        keys: The domain's array names in concatenation order, each with its document count.
+        documents: The document indices, int [n].
 
     Raises:
         UserError: The file belongs to other documents.
@@ -84,15 +87,15 @@ def names_of(arrays: Arrays, domain: str, keys: Mapping[str, int], documents: np
 
 
 def number(name: str) -> int:
-    """Return the number of a source, the first 63 bits of the SHA-256 of its name."""
+    """Return a source's number, the first 63 bits of its name's SHA-256."""
     return int.from_bytes(hashlib.sha256(_encoded(name)).digest()[:8], "big") >> 1
 
 
 def numbers(names: Sequence[str], documents: np.ndarray) -> np.ndarray | None:
-    """Return the source of each block, int64 [blocks]: equal numbers are the same source.
+    """Return each block's source number, int64 [blocks].
 
-    `names` are those of the sources of the blocks' documents, empty if unknown, and `documents` [blocks] the indices of
-    the documents. None if no source is known.
+    Blocks with equal numbers have the same source. `names` are the sources of the blocks' documents, "" if unknown, and
+    `documents` [blocks] are the document indices. Returns None if no source is known.
     """
     if not any(names):
         return None

@@ -1,19 +1,19 @@
-"""Choose the documents to hold out for validation, where the data has no validation split.
+"""Choose the documents to hold out if the data has no validation split.
 
-The documents with the lowest hashes of their text are held out. Equal texts are thus in the same split, and the choice
-depends neither on the order of the documents nor on the number of processes that read them.
+Documents with the lowest text hashes are held out. Equal texts are therefore in the same split. The choice does not
+depend on the document order or on the number of reading processes.
 """
 
 import hashlib
 
 import numpy as np
 
-SHARE = 0.01  # of the documents
+SHARE = 0.01  # share of documents to hold out
 HASHES = 1 << 32
 
 
 def text_hash(text: str) -> int:
-    """Return the hash that decides whether a document is held out, uniform below `HASHES`."""
+    """Return a text's hash, uniform below `HASHES`; it decides the split."""
     return first_bits(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest())
 
 
@@ -23,11 +23,11 @@ def first_bits(sha256: bytes) -> int:
 
 
 def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) -> int:
-    """Return the number below which a hash puts a document into the validation split.
+    """Return the hash limit below which a document is held out for validation.
 
-    `hashes` [n] and `lengths` [n], in tokens, are those of all documents of a domain. `share` of the documents are held
-    out, or the nearest number of them that leaves a block of tokens on both sides. Where no number does, the split with
-    too little text is validation.
+    `hashes` [n] and `lengths` [n] (tokens) belong to all documents of a domain. The limit holds out `share` of the
+    documents, or the nearest number that leaves a block of tokens on both sides. If no number does, validation has too
+    little text.
     """
     lowest = round(share * HASHES)
     order = np.argsort(hashes, kind="stable")

@@ -1,8 +1,9 @@
-"""The tokenizer of a public model: the `tokenizer.json` of a Hugging Face directory, read by the package `tokenizers`.
+"""Read a public model's tokenizer, a Hugging Face `tokenizer.json`.
 
-Its ids are those of transformers' tokenizer of the same file without added special tokens. As there, a special token
-spelled out in a text ("</s>") becomes its id, unless `tokenizer_config.json` sets `split_special_tokens`. A model
-without a start token, such as GPT-2, starts documents with its end token.
+The package `tokenizers` reads the file. Ids equal those of the transformers tokenizer for the same file, without added
+special tokens. As in transformers, a special token spelled out in a text ("</s>") becomes its id, unless
+`tokenizer_config.json` sets `split_special_tokens`. A model without a start token, such as GPT-2, starts documents with
+its end token.
 """
 
 import contextlib
@@ -19,14 +20,14 @@ from seqjax.errors import MissingPackageError, UserError, first_line
 from seqjax.reading import content, read_json
 
 FILE = "tokenizer.json"
-# Files that name the special tokens, in order of precedence: by their text, then by their ids.
+# Files that define the special tokens, in order of precedence: by text, then by id.
 WITH_TEXT = ("tokenizer_config.json", "special_tokens_map.json")
 WITH_IDS = ("generation_config.json", "config.json")
 
-MOST_GROWTH = 1000  # of a text by a normalizer
-MOST_IDS = 1 << 24  # of a vocabulary: arrays have an entry for every id
+MOST_GROWTH = 1000  # largest factor by which a normalizer may lengthen a text
+MOST_IDS = 1 << 24  # largest vocabulary, because arrays have an entry for every id
 ID = range(MOST_IDS)
-# The parts of a tokenizer.json that are read here, apart from the pieces of the vocabulary, which are many.
+# The parts of a tokenizer.json that are read here. Vocabulary pieces are numerous and are checked separately.
 SPEC = {
     "model": {"vocab?": (dict, list, None), "byte_fallback?": (bool, None), "unk_token?": (str, None)},
     "added_tokens?": ([{"id": ID, "content": str, "special?": (bool, None)}], None),
@@ -34,12 +35,12 @@ SPEC = {
 NAMES = {f"{key}_token?": (str, {"content": str}, None) for key in ("bos", "eos")}
 IDS = {f"{key}_token_id?": (ID, [ID], None) for key in ("bos", "eos")}
 
-_SPACE = "\u2581"  # how sentencepiece's vocabularies write a space
+_SPACE = "\u2581"  # a space in sentencepiece vocabularies
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class HuggingFaceTokenizer:
-    """A `Tokenizer` made of the `tokenizer.json` at `path`, which may be its directory."""
+    """A `Tokenizer` that reads `tokenizer.json` at `path`, a file or its directory."""
 
     name = "huggingface"
 
@@ -81,7 +82,7 @@ class HuggingFaceTokenizer:
         self._dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")  # `tokenizer.id_dtype`
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, [n], without the special tokens that the file would add."""
+        """Return the ids of `text`, [n], without added special tokens."""
         return np.array(self._encoded(text).ids, self._dtype)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -94,7 +95,10 @@ class HuggingFaceTokenizer:
             return encode(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`.
+
+        Special and unknown ids are dropped. Invalid UTF-8 becomes U+FFFD.
+        """
         known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         with self._reporting("decode ids"):
             return self._tokenizer.decode(known, skip_special_tokens=True)
@@ -111,7 +115,10 @@ class HuggingFaceTokenizer:
 
 
 def directory_of(path: str | Path) -> Path:
-    """Return the directory of the tokenizer at `path`; raise `UserError` if there is no `tokenizer.json`."""
+    """Return the directory of the tokenizer at `path`.
+
+    Raises `UserError` if it has no `tokenizer.json`.
+    """
     directory = Path(path).parent if Path(path).name == FILE else Path(path)
     if not str(path) or not (directory / FILE).is_file():
         code = [file.name for file in sorted(directory.glob("*tokeniz*.py"))] if str(path) else []
@@ -124,16 +131,19 @@ def directory_of(path: str | Path) -> Path:
 
 
 def hash_of(path: str | Path) -> str:
-    """Return the sha256 that identifies a tokenizer: of its `tokenizer.json` and its start and end tokens."""
+    """Return the SHA-256 of a tokenizer's `tokenizer.json` and special ids.
+
+    It covers the file content and the start and end ids.
+    """
     directory = directory_of(path)
     file = content(directory / FILE, fix="fetch it again")
     return hashlib.sha256(file + repr(special_ids(directory)).encode()).hexdigest()
 
 
 def special_ids(directory: Path) -> tuple[int | None, int | None]:
-    """Return the ids that start and end a text, or None where the files beside the tokenizer do not name them.
+    """Return the start and end ids; None if no file defines them.
 
-    Among several ids that end a text, the first is used. Raises `UserError` for a token that the vocabulary lacks.
+    The first end id is used if there are several. Raises `UserError` for a token outside the vocabulary.
     """
     found = []
     ids = _ids(_spec(directory)) if (directory / FILE).is_file() else {}
@@ -159,7 +169,7 @@ def _special_id(directory: Path, key: str, ids: dict[str, int]) -> int | None:
 
 
 def _ids(spec: dict[str, Any]) -> dict[str, int]:
-    """Return the id of every token of a tokenizer.json."""
+    """Return every token's id in a tokenizer.json."""
     vocabulary = _vocabulary(spec)
     if isinstance(vocabulary, list):  # pairs of a piece and its score
         vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
@@ -171,16 +181,16 @@ def _vocabulary(spec: dict[str, Any]) -> Any:
 
 
 def _is_vocabulary(found: Any) -> bool:
-    """Return whether these are ids by piece, or pairs of a piece and its score."""
+    """Return whether `found` maps pieces to ids, or lists (piece, score) pairs."""
     if isinstance(found, dict):
         return all(isinstance(i, int) and 0 <= i < MOST_IDS for i in found.values())
     return all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in found)
 
 
 def _n_bytes(spec: dict[str, Any], vocabulary: dict[str, int]) -> np.ndarray:
-    """Return the number of UTF-8 bytes per id; all 0, which is "unknown", if the file writes pieces in another way.
+    """Return the UTF-8 bytes per id; all 0, meaning unknown, for other formats.
 
-    Known are vocabularies of bytes, each written as one character (GPT-2), and those that write a space as U+2581.
+    Supported are byte vocabularies, with one character per byte (GPT-2), and vocabularies that write a space as U+2581.
     """
     out = np.zeros(1 + max(vocabulary.values(), default=-1), np.int64)
     kinds = set(_types([spec.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
@@ -204,7 +214,7 @@ def _n_bytes(spec: dict[str, Any], vocabulary: dict[str, int]) -> np.ndarray:
 
 
 def _types(node: Any) -> Iterable[str]:
-    """Yield every `type` in a part of a tokenizer.json."""
+    """Yield every `type` in a tokenizer.json part."""
     if isinstance(node, dict):
         yield str(node.get("type"))
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
@@ -212,7 +222,7 @@ def _types(node: Any) -> Iterable[str]:
 
 
 def _growth(step: Any) -> float:
-    """Return how many times as long a normalizer can make a text: the product over its steps."""
+    """Return a normalizer's largest text growth factor, a product over its steps."""
     if not isinstance(step, dict):
         return 1.0
     if isinstance(steps := step.get("normalizers"), list):
@@ -231,7 +241,7 @@ def _spec(directory: Path) -> dict[str, Any]:
 
 
 def _json(path: Path, form: Any = dict) -> dict[str, Any]:
-    """Return the content of a JSON file, or an empty dict if it does not exist."""
+    """Return a JSON file's content, or an empty dict if the file is missing."""
     if not path.is_file():
         return {}
     return read_json(path, form, fix="fetch it again")

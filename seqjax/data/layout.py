@@ -1,9 +1,11 @@
-"""The location of a document's text, domain and source: fields of a row, a folder, or a given name.
+"""Locate a document's text, domain and source in row fields or folders.
 
-Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without it, a
-directory in the file's path with the name of a domain. Other names are faults. With a setting any name is a domain.
-SlimPajama's set names still mean its domains. Other names are written in lower case, with a hyphen for every run of
-characters other than a-z, 0-9, _ and -; names that differ only in these are the same domain.
+The default layout is SlimPajama's: the domain is `meta.redpajama_set_name`, or, if a row lacks it, the innermost
+directory named after a domain. Any other name is a fault.
+
+With a layout setting, any name is a domain, and SlimPajama's set names still map to its domains. Other names are
+converted to lower case, with a hyphen for each run of characters outside a-z, 0-9, _ and -. Names that become equal are
+one domain.
 """
 
 import dataclasses
@@ -20,13 +22,16 @@ from seqjax.reading import KINDS
 SET_NAME_FIELD = "meta.redpajama_set_name"
 SOURCE_FIELD, URL_FIELDS = "meta.source", ("meta.url", "url")
 MAX_NAME_CHARS = 100
-MAX_VALUE_CHARS = 60  # of a value shown in a message
+MAX_VALUE_CHARS = 60  # characters of a value in a message
 
 _MISSING = object()
 
 
 class BadLineError(Exception):
-    """A line or row that holds no document. The message is the reason; `found` is the content and may be empty."""
+    """A line or row without a document.
+
+    The message is the reason. `found` is the actual content and may be empty.
+    """
 
     def __init__(self, reason: str, *, found: str = ""):
         super().__init__(reason)
@@ -34,7 +39,7 @@ class BadLineError(Exception):
 
 
 class Document(NamedTuple):
-    """The domain, the text and the source (`source_of`) of a document."""
+    """A document's domain, text and source (`source_of`)."""
 
     domain: str
     text: str
@@ -43,17 +48,17 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Names the field of the text and one source of domains; fields within fields are written `meta.source`."""
+    """The text field and the domain location; `meta.source` is a nested field."""
 
     text_field: str = "text"
-    domain_field: str = ""  # the domain of a row is its value
-    domain_from: str = ""  # "folder": the domain of a file is the first folder below the source that is no split
-    domain: str = ""  # the domain of all documents
+    domain_field: str = ""  # this field's value is the domain
+    domain_from: str = ""  # "folder": the first folder below the source that is not a split is the domain
+    domain: str = ""  # one domain for all documents
 
     def __post_init__(self) -> None:
         given = [f"--{key}" for key in ("domain_field", "domain_from", "domain") if getattr(self, key)]
         if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} both say what the domain is; give one of them.")
+            raise UserError(f"{' and '.join(given)} both say which domain to use; give only one of them.")
         if self.domain_from not in ("", "folder"):
             raise UserError(f"--domain_from={self.domain_from} is not known; write --domain_from=folder.")
         if not self.text_field:
@@ -64,18 +69,18 @@ class Layout:
 
     @property
     def is_slimpajama(self) -> bool:
-        """Whether domains are SlimPajama's seven alone."""
+        """Whether the only domains are SlimPajama's seven."""
         return not (self.domain_field or self.domain_from or self.domain)
 
     @property
     def reads_whole_files(self) -> bool:
-        """Whether files without fields, one document each, have a domain."""
+        """Whether one-document files without fields have a domain."""
         return bool(self.domain_from or self.domain)
 
     def file_domain(self, name: str) -> str | None:
-        """Return the domain of all rows of the file `name`, a path below the source, or None if a row names its own.
+        """Return the domain of every row in file `name`, a path below the source.
 
-        In SlimPajama's layout it is the domain of the rows that name none.
+        None if each row names its domain. In SlimPajama's layout this is the default for rows without a domain.
         """
         if self.domain:
             return self.domain
@@ -88,7 +93,10 @@ class Layout:
         return next((domain for domain in named if domain in slimpajama.NAMES), None)
 
     def document(self, row: dict[str, Any], *, default: str | None) -> Document:
-        """Return the document of a row, where `default` is its `file_domain`; raise `BadLineError` if it has none."""
+        """Return the document in a row; `default` is its `file_domain`.
+
+        Raises `BadLineError` if the row holds no document.
+        """
         text = self._text(row)
         domain = self._domain(row, default=default)
         return Document(domain, text, source_of(row, domain))
@@ -133,11 +141,11 @@ SLIMPAJAMA = Layout()
 
 
 def source_of(row: dict[str, Any], domain: str) -> str:
-    """Return the source of a row's document, a repository, package or web host; empty if unknown.
+    """Return a document's source: a repository, package or web host; "" if unknown.
 
-    The source is the part of `meta.source` before the first ":", as in "owner/repository:path". A row without this part
-    has the host of `meta.url` or `url` as its source. The host does not count in SlimPajama's domains other than
-    commoncrawl and c4: one host, such as arxiv.org, holds separate works there.
+    The source is the part of `meta.source` before the first ":", as in "owner/repository:path". Without that part it is
+    the host in `meta.url` or `url`. Among SlimPajama's domains, only commoncrawl and c4 use the host: elsewhere one
+    host, such as arxiv.org, serves unrelated works.
     """
     named = field_of(row, SOURCE_FIELD)
     if isinstance(named, str):
@@ -151,29 +159,38 @@ def source_of(row: dict[str, Any], domain: str) -> str:
 
 
 def domain_name(value: str) -> str:
-    """Return the domain that a field or folder names; empty if none of its characters can be in a name."""
+    """Return the domain that a field or folder names.
+
+    "" if the name has no valid character.
+    """
     return slimpajama.BY_SET_NAME.get(value) or clean(value)
 
 
 def clean(value: str) -> str:
-    """Return `value` with only the characters that a domain's name may have."""
+    """Return `value` reduced to the characters that a domain name may have."""
     return re.sub(r"[^a-z0-9_-]+", "-", value.lower()).strip("-")
 
 
 def ordered(domains: Iterable[str]) -> list[str]:
-    """Return domains in the order in which parts and manifests hold them: SlimPajama's, then others by name."""
+    """Return domains in the order used by parts and manifests.
+
+    SlimPajama's domains come first, then the rest by name.
+    """
     rank = {name: i for i, name in enumerate(slimpajama.NAMES)}
     return sorted(domains, key=lambda name: (rank.get(name, len(rank)), name))
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, cut to `MAX_VALUE_CHARS` characters."""
+    """Return a value as message text, cut to `MAX_VALUE_CHARS` characters."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
 
 
 def field_of(row: dict[str, Any], name: str) -> Any:
-    """Return the value of a field, which may be called `a.b` or be `b` within `a`; `_MISSING` if there is none."""
+    """Return a field's value; `_MISSING` if absent.
+
+    `a.b` is a field with that name, or field `b` within `a`.
+    """
     if name in row:
         return row[name]
     value: Any = row
@@ -189,10 +206,10 @@ def _kind(value: Any) -> str:
 
 
 def _host(value: Any) -> str:
-    """Return the host of a URL, or "" if the value is no URL with a host."""
+    """Return a URL's host, or "" if there is none."""
     try:
         return urllib.parse.urlsplit(value).hostname or "" if isinstance(value, str) else ""
-    except ValueError:  # of "http://[", for example
+    except ValueError:  # for example "http://["
         return ""
 
 

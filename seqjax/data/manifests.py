@@ -1,4 +1,4 @@
-"""The manifest of prepared blocks and the small files next to it."""
+"""Read and check the manifest of prepared blocks and its small files."""
 
 import hashlib
 import json
@@ -18,15 +18,15 @@ _FILE = {
     "bytes?": int,
     "crc32?": int,
     "sha256": str,
-    "sampled?": {int: int},  # CRC-32 of some blocks, by index
+    "sampled?": {int: int},  # CRC-32 of sampled blocks, by index
 }
 MANIFEST = {
     "format": int,
     "tokenizer": {"name": str, "sha256": str},
     "block": int,
     "dtype?": str,
-    "text_sha256?": [str],  # of the text of every source file
-    "beside?": {str: {"bytes": int, "crc32": int}},  # files beside the manifest
+    "text_sha256?": [str],  # one text hash per source file
+    "beside?": {str: {"bytes": int, "crc32": int}},  # files next to the manifest
     "splits": {str: {str: {"blocks": int, "files": [_FILE]}}},
 }
 MAX_RECORDS = 10_000
@@ -35,7 +35,10 @@ AGAIN = "prepare the data again into another directory (`seqjax prepare`)"
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """Return the manifest of a directory of blocks, or of a URL; raise `UserError` for another format or lost files."""
+    """Return the manifest in a block directory or URL.
+
+    Raises `UserError` if it is missing or has another format, or if a block file is missing or has another size.
+    """
     url = store.url_of(directory)
     root = url or str(directory)
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
@@ -78,19 +81,22 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
 
 
 def _text(path: str, *, is_url: bool) -> bytes | None:
-    """Return the content of a file or object, or None if there is none."""
+    """Return a file's or object's content; None if missing."""
     if is_url:
         return store.read(path)
     return Path(path).read_bytes() if Path(path).is_file() else None
 
 
 def file_size(path: Path) -> int | None:
-    """Return the size of a file in bytes; None if it is missing."""
+    """Return a file's size in bytes; None if missing."""
     return path.stat().st_size if path.is_file() else None
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of the data of a run: the tokenizer, the block length and the tokens of every file."""
+    """Return the SHA-256 that identifies a run's data.
+
+    It covers the tokenizer, the block length and every file's tokens.
+    """
     files = {
         f"{split}/{domain}": [file["sha256"] for file in entry["files"]]
         for split, domains in manifest["splits"].items()
@@ -100,18 +106,18 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-SMALL = (document_index.FILE, document_sources.FILE, stored_tokenizer.FILE)  # beside the manifest
+SMALL = (document_index.FILE, document_sources.FILE, stored_tokenizer.FILE)  # next to the manifest
 HASHED = (document_index.FILE, document_sources.FILE)  # with checksums in the manifest
 
 
 def beside(directory: Path) -> dict[str, dict[str, int]]:
-    """Return the sizes and checksums of the files beside a manifest, by name."""
+    """Return sizes and checksums of the files next to a manifest, by name."""
     found = {name: measure(directory / name) for name in HASHED if (directory / name).is_file()}
     return {name: {"bytes": n_bytes, "crc32": crc} for name, (n_bytes, crc) in found.items()}
 
 
 def compare_beside(directory: Path, manifest: dict[str, Any]) -> None:
-    """Raise `UserError` if a file beside a manifest belongs to other blocks."""
+    """Raise `UserError` if a file next to a manifest belongs to other blocks."""
     for name, written in manifest.get("beside", {}).items():
         if (directory / name).is_file() and measure(directory / name) != (written["bytes"], written["crc32"]):
             fix = document_sources.FIX if name == document_sources.FILE else AGAIN
@@ -119,7 +125,10 @@ def compare_beside(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def compare_all(directory: Path, manifest: dict[str, Any]) -> None:
-    """Read all blocks and compare them with the manifest; raise `UserError` for the first file that differs."""
+    """Compare all blocks with the manifest.
+
+    Raises `UserError` for the first file that differs.
+    """
     compare_beside(directory, manifest)
     for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
         for file in entry["files"]:

@@ -1,13 +1,13 @@
-"""Training batches through Grain, and the iterators whose state is saved in checkpoints.
+"""Build training batches with Grain, and iterators that checkpoints can resume.
 
-Blocks go through `source -> shuffle -> repeat` per domain, then a weighted mix and batching. The result is a global
-order of rows, in which step s is rows s B to (s + 1) B of all processes together. Every stage is a function of an
-index, so the shuffle is global, token shares are exact, and the position is a single number, the step. A run therefore
-resumes with any number of processes, workers or devices and reads the same batches. Each epoch of each domain has its
-own order, which depends on the seed, the domain's name and the epoch.
+Each domain's blocks go through `source -> shuffle -> repeat`; a weighted mix and batching follow. This gives one global
+row order: step s takes rows s B to (s + 1) B, where B is the batch size over all processes. Every stage is a function
+of an index. The shuffle is therefore global, token shares are exact, and the step number is the whole position. A run
+can resume with any number of processes, workers or devices and reads the same batches. Each domain gets a new order in
+each epoch, determined by the seed, the domain name and the epoch.
 
-The iterators add to the position the settings that it depends on (data, seed, weights, batch; for streams also
-processes and workers). They refuse to resume under other settings, which would silently skip and repeat data.
+The iterator state also contains the settings that the position depends on (data, seed, weights, batch size; for streams
+also processes and workers). Resuming with other settings is an error, because it would silently skip and repeat data.
 """
 
 import functools
@@ -24,19 +24,19 @@ from seqjax.data import blocks
 from seqjax.errors import UserError
 from seqjax.terminal import end_with_parent
 
-ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
+ENDLESS = 1 << 50  # blocks; Grain's infinite length overflows with batches of one
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
-WIDEST = 10**9  # the largest weight over the smallest one; Grain counts in 64 bits
-SHARE_STEPS = 100  # Shares are integer multiples of 1/100 of the smallest one.
+WIDEST = 10**9  # largest ratio of two weights; Grain counts in 64 bits
+SHARE_STEPS = 100  # every share is an integer multiple of 1/100 of the smallest share
 
 
 class TrainIterator(grain.DatasetIterator):
-    """Iterates over batches and counts them; its state names the settings that it belongs to.
+    """Iterates over batches and counts them; its state includes its settings.
 
     Attributes:
         is_global: Whether all processes have the same state, for any number of processes.
-        batches: Number of batches returned so far, also the index of the next one.
+        batches: Number of batches returned so far, which is also the next batch index.
     """
 
     is_global: ClassVar[bool]
@@ -47,9 +47,9 @@ class TrainIterator(grain.DatasetIterator):
         self.batches = 0
 
     def _require_same(self, saved: Mapping[str, Any]) -> None:
-        """Raise `UserError` if a position belongs to other data or another division of it."""
-        if "text" in self._identity and "text" not in saved:  # Earlier versions did not write it.
-            logging.warning("The checkpoint has no hash of its text; it was not checked that the text is the same.")
+        """Raise `UserError` if a saved position has other settings."""
+        if "text" in self._identity and "text" not in saved:  # Earlier versions did not write this hash.
+            logging.warning("The checkpoint has no text hash, so the text was not checked for changes.")
             saved = {**saved, "text": self._identity["text"]}
         changed = [
             f"{key}: {saved.get(key)!r} -> {self._identity.get(key)!r}"
@@ -58,13 +58,16 @@ class TrainIterator(grain.DatasetIterator):
         ]
         if changed:
             raise UserError(
-                "The checkpoint's place in the data belongs to other settings; going on would skip and "
-                f"repeat data. Restore them, or start a new --workdir. Changed: {'; '.join(changed)}."
+                f"The checkpoint's data position has other settings ({'; '.join(changed)}), so resuming would skip "
+                "and repeat data. Restore the settings, or start a new --workdir."
             )
 
 
 class StreamIterator(TrainIterator):
-    """Iterates over the batches of a Grain iterator; its position belongs to one process of a fixed number."""
+    """Iterates over a Grain iterator's batches.
+
+    Each process has its own position, valid only for the same number of processes.
+    """
 
     is_global = False
 
@@ -78,17 +81,20 @@ class StreamIterator(TrainIterator):
         return {"identity": self._identity, "batches": self.batches, "inner": self._parent.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a saved position; raise `UserError` if it belongs to other data or another division of it."""
+        """Move to a saved position.
+
+        Raises `UserError` if its data, processes or workers differ.
+        """
         self._require_same(state["identity"])
         self.batches = state["batches"]
         self._parent.set_state(state["inner"])
 
 
 class BlockIterator(TrainIterator):
-    """Iterates over this process's part of a global order of batches, from any of them on.
+    """Iterates over this process's rows of the global batch order.
 
-    The position is the number of batches, the same in all processes. `from_batch` opens the batches from a given index
-    on, at the first request: the read threads and workers of Grain cannot be moved once they have begun.
+    The position is the number of batches, equal in all processes. At the first request, `from_batch` opens the batches
+    from a given index. Grain's read threads and workers cannot seek after they have started.
     """
 
     is_global = True
@@ -111,7 +117,7 @@ class BlockIterator(TrainIterator):
         return {"identity": self._identity, "batches": self.batches}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a saved position; raise `UserError` if it belongs to other data."""
+        """Move to a saved position; raise `UserError` if its data differs."""
         self._require_same(state["identity"])
         self._close_inner()
         self.batches = state["batches"]
@@ -128,7 +134,10 @@ class BlockIterator(TrainIterator):
 
 
 class _PartOfBatches(grain.MapDataset):
-    """The rows of process i of n: of each batch of `n * size` rows of the parent, the i-th `size` ones."""
+    """The rows that process `index` of `count` reads.
+
+    Each batch of `count * size` rows in the parent is divided into `count` runs of `size` rows; this is run `index`.
+    """
 
     def __init__(self, parent: grain.MapDataset, *, size: int, index: int, count: int):
         super().__init__(parent)
@@ -145,9 +154,9 @@ class _PartOfBatches(grain.MapDataset):
 
 
 def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, float]:
-    """Return the normalised shares, exactly as the mix realises them.
+    """Return the normalised token shares, exactly as the mix realises them.
 
-    Raises `UserError` unless all weights are above 0, finite, and within a factor of `WIDEST`.
+    Raises `UserError` unless all weights are finite, above 0, and within a factor of `WIDEST`.
     """
     for domain, weight in zip(domains, weights, strict=True):
         if not 0 < weight < math.inf:
@@ -156,34 +165,40 @@ def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, 
         if weight > WIDEST * min(weights):
             raise UserError(
                 f"config.data.weights: the weight of {domain!r}, {weight}, is more than {WIDEST:,} times the smallest, "
-                f"{min(weights)}; leave domains of so little weight out of config.data.train_domains."
+                f"{min(weights)}; leave domains with such small weights out of config.data.train_domains."
             )
     steps = proportions(weights)
     return {domain: step / sum(steps) for domain, step in zip(domains, steps, strict=True)}
 
 
 def proportions(weights: Sequence[float]) -> list[int]:
-    """Return integer proportions, 100 for the smallest weight, because Grain would truncate products of floats."""
+    """Return integer proportions, with 100 for the smallest weight.
+
+    Grain would truncate float products.
+    """
     return [round(SHARE_STEPS * weight / min(weights)) for weight in weights]
 
 
 def domain_seed(seed: int, domain: str) -> int:
-    """Return a seed per domain, hashed because Grain shuffles epoch e with seed + e and near seeds would coincide."""
+    """Return a seed per domain.
+
+    Grain shuffles epoch e with seed + e, so adjacent seeds would repeat orders. Hashing keeps the seeds far apart.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}/{domain}".encode()).digest()[:4], "little")
 
 
 def to_batch(records: Sequence[bytes], *, dtype: np.dtype = blocks.DTYPE) -> dict[str, np.ndarray]:
-    """Convert B records of ids [T+1] to {"tokens": int32 [B, T+1]}."""
+    """Convert B records, each ids [T+1], to {"tokens": int32 [B, T+1]}."""
     rows = np.frombuffer(b"".join(records), dtype)
     return {"tokens": rows.astype(np.int32).reshape(len(records), -1)}
 
 
 def with_workers(dataset: grain.IterDataset, workers: int) -> grain.IterDataset:
-    """Move the reading of `dataset` to `workers` processes; 0 leaves it in this process."""
+    """Read `dataset` in `workers` processes; 0 reads in this process."""
     if workers == 0:
         return dataset
     if not flags.FLAGS.is_parsed():
-        # Grain passes the absl flags to its workers, but a notebook or a test has not parsed them.
+        # Grain passes the absl flags to its workers, and notebooks and tests do not parse them.
         flags.FLAGS.mark_as_parsed()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
     return dataset.mp_prefetch(options, worker_init_fn=_start_worker)
@@ -206,14 +221,14 @@ def block_batches(
     content: str,
     dtype: np.dtype = blocks.DTYPE,
 ) -> BlockIterator:
-    """Return this process's part of endless shuffled batches from the blocks of several domains, of ids of `dtype`.
+    """Return this process's part of endless shuffled batches over several domains.
 
-    `batch_size` is that of one process; a step takes as many rows for each of `process_count`.
+    The blocks hold ids of `dtype`. `batch_size` is per process; one step takes `batch_size * process_count` rows.
     """
     parts = []
     for domain, source in sources.items():
         parts.append(_endless(source, seed=domain_seed(seed, domain)))
-    # Grain scales the smallest weight to SHARE_STEPS, which it already is here, so nothing is truncated.
+    # The smallest weight already equals SHARE_STEPS, the value that Grain scales it to, so nothing is truncated.
     shares = [float(p) for p in proportions([weights[domain] for domain in sources])]
     rows = grain.MapDataset.mix(parts, shares) if len(parts) > 1 else parts[0]
     if process_count > 1:
@@ -230,13 +245,16 @@ def block_batches(
 
 
 def _endless(source: blocks.BlockSource, *, seed: int) -> grain.MapDataset:
-    """Return epoch after epoch of the blocks of a domain, each in an order of its own."""
+    """Return a domain's blocks in endless epochs, reshuffled in every epoch."""
     part = grain.MapDataset.source(source)
     return part.shuffle(seed=seed).repeat(ENDLESS // len(part))
 
 
 def identity(content: str, *, batch_size: int, seed: int, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return the settings that a position in the data belongs to; `content` is the manifest hash."""
+    """Return the settings that a data position depends on.
+
+    `content` is the manifest hash.
+    """
     return {
         "batch_size": batch_size,
         "data": content,

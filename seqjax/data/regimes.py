@@ -1,8 +1,8 @@
-"""The two regimes of the protocol, and which domains of a corpus are trained on and evaluated.
+"""Choose the training and evaluation domains of the protocol's two regimes.
 
-*limited* trains on CommonCrawl and C4 and tests on both and, out of domain, on arXiv, GitHub and
-StackExchange. *mixed* trains and tests on all seven domains of SlimPajama. Tokens are drawn in their natural shares
-unless weights are given.
+*limited* trains on CommonCrawl and C4. It evaluates on both, and out of domain on arXiv, GitHub and StackExchange.
+*mixed* trains and evaluates on all seven SlimPajama domains. Without explicit weights, domains have their natural token
+shares.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from seqjax.errors import UserError, nearest
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-    """The names of the domains that a run trains on and of those that it is evaluated on."""
+    """The training domains and the evaluated domains of a run."""
 
     train: tuple[str, ...]
     eval: tuple[str, ...]
@@ -33,9 +33,9 @@ REGIMES = {
 def resolve(
     regime: Regime, *, train: tuple[str, ...], evaluate: tuple[str, ...], known: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the domains to train on and to evaluate (in-domain first); explicit lists replace the regime's.
+    """Return the training and evaluated domains, in-domain ones first.
 
-    Raises `UserError` for a domain that is not in `known` or that is listed twice.
+    Explicit lists replace the regime's lists. Raises `UserError` if a domain is not in `known` or is listed twice.
     """
     chosen_train = train or regime.train
     chosen_eval = evaluate or tuple(dict.fromkeys(chosen_train + regime.eval if train else regime.eval))
@@ -52,18 +52,27 @@ def resolve(
 def choose(
     config: DataConfig, *, train: Collection[str], evaluate: Collection[str], where: str, fix: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the domains to train on and to evaluate, among those that a corpus has for each purpose.
+    """Return the training and evaluated domains, given a corpus's available domains.
 
-    If all are SlimPajama's, the regime chooses; otherwise all domains are evaluated. Raises `UserError` for a domain
-    that the corpus lacks, with `where` it is and how to `fix` that, or if no setting names the training domains of
-    another corpus.
+    The regime decides if all available domains belong to SlimPajama. Otherwise all domains are evaluated, and a corpus
+    with several domains needs regime `mixed` or `config.data.train_domains`.
+
+    Args:
+        config: The data settings.
+        train: The domains that can be trained on.
+        evaluate: The domains that can be evaluated.
+        where: The corpus location, for error messages.
+        fix: How to add a missing domain, for error messages.
+
+    Raises:
+        UserError: The corpus lacks a domain, or no setting selects the training domains.
     """
     known = {*train, *evaluate}
     own = not known <= set(slimpajama.NAMES)
     if own and config.regime != "mixed" and len(known) > 1 and not config.train_domains:
         raise UserError(
             f"{where} has the domains {', '.join(sorted(known))}: name those to train on in config.data.train_domains; "
-            "the others are evaluated out of domain. config.data.regime='mixed' trains on all."
+            "the remaining domains are evaluated out of domain. config.data.regime='mixed' trains on all."
         )
     domains = tuple(sorted(known))
     chosen = resolve(
@@ -78,7 +87,7 @@ def choose(
             splits = "train" if key == "train" else "validation or train"
             raise UserError(
                 f"{where} has no {splits} blocks of {', '.join(absent)}, which config.data.regime={config.regime!r} "
-                f"needs; {fix}, or name those to use in config.data.{key}_domains. "
+                f"needs; {fix}, or list other domains in config.data.{key}_domains. "
                 f"Present: {', '.join(sorted(present)) or 'none'}."
             )
     return chosen

@@ -1,9 +1,9 @@
-"""Shards of text: find them, read their documents, and count the records that hold none.
+"""Find text shards, read their documents, and count records without a document.
 
-A shard is a file that a source reads (`seqjax.data.sources`), with the split that its folders or its name say
-(`seqjax.data.splits`). `seqjax.data.layout` says where the text of a record and its domain are found; by default it is
-SlimPajama's layout, rows {"text": ..., "meta": {"redpajama_set_name": ...}} or a directory per domain. Paths may be
-anything that fsspec can open.
+A shard is a file that a source reads (`seqjax.data.sources`). Its folders or its name determine its split
+(`seqjax.data.splits`). `seqjax.data.layout` locates the text and the domain in a record. The default layout is
+SlimPajama's: rows {"text": ..., "meta": {"redpajama_set_name": ...}} or one directory per domain. Paths may be anything
+that fsspec can open.
 """
 
 import contextlib
@@ -23,20 +23,22 @@ from seqjax.data.sources import Shard, TornShardError, ignore, kinds
 from seqjax.errors import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
-MAX_ALIKE = 1000  # names printed that look like a split
-LEAST_COUNTED = 256  # bytes of a record: a few kilobytes can unpack to a billion empty lines, microseconds each
-MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
+MAX_ALIKE = 1000  # printed names that resemble a split
+LEAST_COUNTED = 256  # bytes counted per record: a few kilobytes can unpack to a billion empty lines, microseconds each
+MAX_FOUND = 1000  # distinct contents of bad records, counted per shard and reason
 
 
 def find_shards(
     source: str, *, layout: Layout = SLIMPAJAMA, say: Callable[[str], None] = lambda text: None
 ) -> list[Shard]:
-    """Return the shards below a directory, or those that a glob matches, ordered by split and name.
+    """Return the shards below a directory or matching a glob, by split and name.
 
-    They are those of one dataset (`Shard.find`), or else all files whose names a source reads. Files that are one
-    document each are included only if the `layout` gives them a domain. Links to files and directories are followed.
-    `say` is called with the files that are not read, and with files to train on whose names only look like a split.
-    Raises `UserError` if `source` does not exist or holds no such files, or for a link to a file that does not exist.
+    If the directory is a dataset (`Shard.find`), its shards are returned; otherwise all files with a known ending.
+    One-document files are included only if `layout` gives them a domain. Links to files and directories are followed.
+
+    `say` receives messages about files that are not read, and about training files with names that resemble a split.
+
+    Raises `UserError` if `source` does not exist, holds no readable files, or contains a broken link.
     """
     for kind in kinds():
         if found := kind.find(source):
@@ -55,9 +57,9 @@ def _found(
     fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]], say: Callable[[str], None]
 ) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
-    fs.invalidate_cache()  # of the earlier content
+    fs.invalidate_cache()  # the content may have changed
     if any(mark in source for mark in "*?["):
-        if local:  # The glob of fsspec does not look into directories that are links.
+        if local:  # fsspec's glob does not follow links to directories.
             paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
             found = {path: {} if Path(path).is_symlink() else fs.info(path) for path in paths}
         else:
@@ -70,7 +72,7 @@ def _found(
     elif fs.isfile(root):
         found, base = {root: fs.info(root)}, root.rpartition("/")[0]
     else:
-        raise UserError(f"There is no file or directory {source}; give where the shards are.")
+        raise UserError(f"There is no file or directory {source}; correct the path to the shards.")
     outer = base.rpartition("/")[2]  # --source=.../train names the split itself
     found = _followed(fs, found) if local else found
     shards, trained, unread = [], [], []
@@ -95,12 +97,12 @@ def _found(
             f"{_others(list(found))}"
         )
     if unread:
-        say(f"{source}: {len(unread)} files have other endings and are not read.{_others(unread)}")
+        say(f"{source}: {len(unread)} files have unknown endings and are not read.{_others(unread)}")
     alike = splits.look_alikes(sorted(trained))
     if alike:
         say(
-            f"{source}: {len(alike)} names look like a split, but are trained on; move what is not for training into "
-            "a folder called validation or test:"
+            f"{source}: {len(alike)} names look like a split, but are trained on; move files that are not for training "
+            "into a folder called validation or test:"
         )
     for name in alike[:MAX_ALIKE]:
         say(f"  {name}")
@@ -110,9 +112,9 @@ def _found(
 
 
 def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the files of a local directory, including those behind links, which fsspec leaves out.
+    """Return the files of a local directory, including linked files.
 
-    A link to one of its parent directories is left out.
+    fsspec leaves out linked directories. A link to a parent directory is ignored.
     """
     files = {}
     for path, info in found.items():
@@ -131,7 +133,10 @@ def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def _others(paths: list[str]) -> str:
-    """Return " Found: 3 .txt, 1 .csv." for the given files, as the end of a message."""
+    """Return the file endings in `paths` as message text.
+
+    Example: " Found: 3 .txt, 1 .csv." Whole-file endings add the option that they need.
+    """
     endings = Counter("." + path.rpartition("/")[2].rpartition(".")[2] for path in paths)
     found = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5)) or "nothing"
     whole = sorted(endings & Counter(end for kind in kinds() if kind.is_whole for end in kind.endings))
@@ -139,7 +144,10 @@ def _others(paths: list[str]) -> str:
 
 
 def parse(record: bytes | dict[str, Any], *, default: str | None = None, layout: Layout = SLIMPAJAMA) -> Document:
-    """Return the document of a record, or raise `BadLineError`; `default` is the layout's domain of its file."""
+    """Return the document in a record; raise `BadLineError` if there is none.
+
+    `default` is the file's domain in this layout (`Layout.file_domain`).
+    """
     if isinstance(record, dict):
         return layout.document(record, default=default)
     if not record.strip():
@@ -156,18 +164,21 @@ def parse(record: bytes | dict[str, Any], *, default: str | None = None, layout:
 
 
 class Skipped:
-    """The skipped lines, counted by reason; the first are listed."""
+    """Counts skipped lines by reason, and lists the first ones."""
 
     def __init__(self, name: str, *, strict: bool = False):
         self.name, self.strict = name, strict
         self.reasons: Counter[str] = Counter()
         self.first: list[dict[str, Any]] = []
-        self.found: dict[str, Counter[str]] = {}  # by reason: the content instead
-        self.elsewhere: Counter[str] = Counter()  # documents of domains that were not requested
+        self.found: dict[str, Counter[str]] = {}  # the actual content, by reason
+        self.elsewhere: Counter[str] = Counter()  # documents in domains that were not requested
         self.lines = 0  # read so far, skipped or not
 
     def add(self, line: int, reason: str, *, detail: str = "", found: str = "") -> None:
-        """Record a line; raise `UserError` instead if strict. `found` is the content instead of a document."""
+        """Record a skipped line; raise `UserError` instead if strict.
+
+        `found` is the line's actual content, such as an unknown domain name.
+        """
         why = f"{reason}: {detail}" if detail else reason
         if self.strict:
             raise UserError(
@@ -195,7 +206,10 @@ class Skipped:
 def records(
     shard: Shard, layout: Layout, *, on_read: Callable[[int], None] = ignore
 ) -> Iterator[bytes | dict[str, Any]]:
-    """Yield the records of a shard; raise `UserError` if one is too long, or all are too long for the file's size."""
+    """Yield a shard's records.
+
+    Raises `UserError` if a record is too long, or if the shard unpacks to too much data for its file size.
+    """
     most = max(sources.MOST_UNPACKED, sources.PACKED * shard.size)
     total = 0
     for number, record in enumerate(shard.records(layout, on_read=on_read), start=1):
@@ -217,10 +231,10 @@ def documents(
     layout: Layout = SLIMPAJAMA,
     on_read: Callable[[int], None] = ignore,
 ) -> Iterator[Document]:
-    """Yield the documents of the valid rows of the given domains, or of all if none are given.
+    """Yield the documents in `domains`, or all documents if `domains` is empty.
 
-    Bad rows are recorded in `skipped`, and rows of other domains are counted there. `on_read` is called with the number
-    of bytes read from the file, before decompression.
+    Bad rows are recorded in `skipped`, and rows in other domains are counted there. `on_read` receives the number of
+    bytes read from the file, before decompression.
     """
     default = layout.file_domain(shard.name)
     wanted = frozenset(domains)

@@ -1,11 +1,11 @@
-"""SlimPajama's seven domains.
+"""SlimPajama's seven domains with their published shares.
 
-`share` is the published share of a domain in the bytes of the 627B-token corpus. Block corpora count their own tokens
-instead; the streaming mode, which cannot count in advance, uses these. Code and TeX have fewer bytes per
-token than prose, so the token shares of github and arxiv are somewhat higher.
+`share` is a domain's published share of the bytes in the 627B-token corpus. Prepared blocks count their actual tokens
+instead. Streaming cannot count in advance and uses these shares. Code and TeX have fewer bytes per token than prose, so
+the token shares of github and arxiv are somewhat higher.
 
-The Book domain contains books3. It can be left out with `--domains` of `seqjax.data.prepare` and
-`config.data.train_domains`; the limited regime never reads it.
+The Book domain contains books3. To leave it out, use `--domains` of `seqjax prepare` and `config.data.train_domains`.
+The limited regime never reads it.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """One domain of the corpus: its name here, its `meta.redpajama_set_name` and its published share of bytes."""
+    """A domain's name here, its `meta.redpajama_set_name`, and its byte share."""
 
     name: str
     set_name: str

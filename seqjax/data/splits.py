@@ -1,9 +1,9 @@
-"""The split that the folders or the name of a file say: train, validation or test.
+"""Detect a file's split (train, validation or test) from its folders or name.
 
-A folder says it if its name is a split word alone, perhaps with numbers and words such as "set": `val`, `Validation`,
-`test_set_2`. The innermost such folder decides. Otherwise any word of the file's name says it, as in
-`c4-validation.00000-of-00001.json.gz`; the first split word decides. A file that is one document has a title, so its
-name has to be a split word alone. All other files belong to train.
+A folder names a split if it consists of a split word, optionally with numbers and neutral words such as "set": `val`,
+`Validation`, `test_set_2`. The innermost such folder decides. Otherwise the first split word in the file name decides,
+as in `c4-validation.00000-of-00001.json.gz`. The name of a one-document file is a title, so it counts only if it
+consists of a split word. All other files belong to train.
 """
 
 import re
@@ -18,18 +18,18 @@ WORDS = {
 NEUTRAL = frozenset(("set", "data", "dataset", "split", "part", "shard", "chunk", "file", "of"))
 
 _OF_WORD = {word: split for split, words in WORDS.items() for word in words}
-_ANY = "|".join(_OF_WORD)  # of two words with the same beginning, the longer one is first
+_ANY = "|".join(_OF_WORD)  # a longer word precedes its prefixes
 _WORD = re.compile(rf"({_ANY})(?:{_ANY})*(?:set|data|split)?s?")
 _FUSED = re.compile(r"valid|test|eval|heldout|holdout")
 _FIRST = re.compile(rf"({'|'.join(SPLITS)})(?=[-.]|$)")
 
 
 def split_of(name: str, *, outer: str = "", is_title: bool = False) -> str:
-    """Return the split of a file.
+    """Return the split that contains a file.
 
     Args:
-        name: The path of the file below the source, without the ending.
-        outer: The name of the source's folder, which says a split only if it is one of the split words.
+        name: The path of the file below the source, without its ending.
+        outer: The name of the source's folder. It counts only if it equals a split word.
         is_title: Whether the file is one document.
     """
     *folders, stem = name.split("/")
@@ -46,7 +46,10 @@ def split_of(name: str, *, outer: str = "", is_title: bool = False) -> str:
 
 
 def alone(part: str) -> str:
-    """Return the split that a folder or a title names by a split word alone, or "" if it does not."""
+    """Return the split that a folder or title names by itself.
+
+    "" if it has no split word, several splits or any other word.
+    """
     words = _words(part)
     found = set(_named(words))
     others = [word for word in words if not word.isdigit() and word.removesuffix("s") not in NEUTRAL]
@@ -54,7 +57,7 @@ def alone(part: str) -> str:
 
 
 def look_alikes(names: Iterable[str]) -> list[str]:
-    """Return the names and folders, of files to train on, that contain something like validation or test."""
+    """Return names and folders of training files that resemble validation or test."""
     found: dict[str, None] = {}
     for name in names:
         parts = name.split("/")
@@ -75,7 +78,10 @@ def _named(words: list[str]) -> Iterator[str]:
 
 
 def _words(part: str) -> list[str]:
-    """Return the words and numbers of a name in lower case: of `ValidationSet_02` validation, set and 02."""
+    """Return the lower-case words and numbers in a name.
+
+    `ValidationSet_02` gives validation, set and 02.
+    """
     separate = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", part)
     together = re.sub(r"\b(held|hold)[-_. ]out\b", r"\1out", separate.lower().replace("_", " "))
     return re.findall(r"[^\W\d_]+|\d+", together)

@@ -1,7 +1,8 @@
-"""The data of a tokenizer that training and evaluation need, stored beside prepared blocks as `tokenizer.npz`.
+"""Store the tokenizer data that training and evaluation need, `tokenizer.npz`.
 
-Blocks hold ids, so training needs no tokenizer; bits per byte need the bytes that each id stands for. With this file
-the machine that trains does without the tokenizer's package. Converting text still needs it.
+The file is stored with prepared blocks. Blocks hold ids, so training needs no tokenizer, but bits per byte need the
+byte count of each id. With this file, the training machine does not need the tokenizer's package. Converting text still
+needs it.
 """
 
 import hashlib
@@ -20,7 +21,10 @@ FILE = "tokenizer.npz"
 
 
 class StoredTokenizer:
-    """A `Tokenizer` that cannot convert text; `why` is the error message of an attempt, which names the package."""
+    """A `Tokenizer` that cannot convert text.
+
+    `why` is the resulting error message, naming the missing package.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,10 @@ class StoredTokenizer:
         self._why = why
 
     def is_of(self, path: str | Path) -> bool:
-        """Return whether it is the tokenizer of the model file at `path`; empty for the package's own, not checked."""
+        """Return whether this is the tokenizer of the model file at `path`.
+
+        An empty path means the package's default model, which is not checked.
+        """
         if self.name == huggingface.HuggingFaceTokenizer.name:
             return huggingface.hash_of(path) == self.hash
         return not path or (Path(path).is_file() and hashlib.sha256(Path(path).read_bytes()).hexdigest() == self.hash)
@@ -57,7 +64,7 @@ class StoredTokenizer:
 
 
 def write(path: str | Path, tokenizer: Tokenizer) -> None:
-    """Write the metadata of a tokenizer atomically."""
+    """Write a tokenizer's metadata atomically."""
     with replacing(Path(path)) as file:
         np.savez_compressed(
             file,
@@ -71,7 +78,10 @@ def write(path: str | Path, tokenizer: Tokenizer) -> None:
 
 
 def read(path: str | Path, *, why: str) -> StoredTokenizer:
-    """Return the stored tokenizer; raise `UserError` if the file is damaged. `why` is the reason for using it."""
+    """Return the stored tokenizer.
+
+    `why` is the reason for using it. Raises `UserError` if the file is damaged.
+    """
     fix = "delete it and run the same `seqjax prepare` command again, which writes it"
     arrays = read_arrays(path, fix=fix)
     bos, eos = map(int, arrays.take("special", "iu", 2))

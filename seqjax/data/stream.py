@@ -1,19 +1,17 @@
-"""Train directly from shards of text, which are read, tokenised, packed and mixed during the run.
+"""Train directly from text shards: read, tokenise, pack and mix during the run.
 
-The shards are those of any source whose records name their domain in SlimPajama's way, or that gives every shard a
-domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader. It shuffles the
-order of the shards per epoch and the documents of a shard within windows of 1,024 records, concatenates BOS + document
-+ EOS, and cuts blocks of T + 1 tokens. Blocks are then mixed in the token shares.
+In a suitable source, records contain SlimPajama's domain field, or each shard holds one domain, as in
+tensorflow-datasets (`corpus=tfds`). Each training domain has its own reader. In every epoch the reader shuffles the
+shard order, and it shuffles documents within windows of 1,024 records. It concatenates BOS + document + EOS, cuts
+blocks of T + 1 tokens, and the blocks are mixed by token share.
 
-A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
-five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the window.
-Readers are divided over processes and workers by shard if there are enough of them, otherwise by document. This
-division determines the order, so a checkpoint cannot be resumed with another number of processes or workers. The
-position is saved with a hash of parts of the shards, 64 MiB together, so that a run does not resume on other text.
+The reader position is (epoch, shard, window, document, token): five JSON-compatible numbers and no buffer. To resume, a
+reader reads the current shard again up to its window. Shards are divided over processes and workers, or documents if
+there are too few shards. This division determines the order, so the number of processes and workers cannot change when
+a run resumes. A hash over up to 64 MiB of shard content is saved too, so a run cannot resume on different text.
 
-Natural shares cannot be counted in advance: without weights, SlimPajama's published shares are used, or the shares of
-bytes if each file holds one domain. For long runs or uneven mixtures, prepare blocks: they are shuffled globally and
-need a tenth of the CPU time.
+Without weights, the token shares are SlimPajama's published shares, or byte shares if each file holds one domain. For
+long runs or uneven mixtures, prepare blocks: they are shuffled globally and need a tenth of the CPU time.
 """
 
 import dataclasses
@@ -36,7 +34,7 @@ from seqjax.data.splits import SPLITS
 from seqjax.data.tokenizer import Tokenizer, id_dtype, with_specials
 from seqjax.errors import UserError
 
-WINDOW = 1024  # records shuffled together, fewer where they are long
+WINDOW = 1024  # records shuffled together; fewer if they exceed WINDOW_BYTES
 WINDOW_BYTES = 32 << 20
 ENCODE = 32  # documents tokenised together
 Record = bytes | dict[str, Any]
@@ -45,7 +43,7 @@ START = {"epoch": 0, "shard": 0, "window": 0, "document": 0, "token": 0}
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Describes what the iterator of one domain reads; `part` of `parts` is its share of the documents."""
+    """Settings of one domain's iterator; it reads share `part` of `parts`."""
 
     files: tuple[Shard, ...]
     domain: str
@@ -57,19 +55,19 @@ class Reader:
     layout: Layout = SLIMPAJAMA
 
     def order(self, epoch: int) -> list[Shard]:
-        """Return the shards of this part in the order of an epoch."""
+        """Return this part's shards in the order of an epoch."""
         mine = self.files[self.part :: self.parts] if self._by_shard else self.files
         return [mine[i] for i in self._rng(epoch, "shards").permutation(len(mine))]
 
     def window(self, shard: Shard, epoch: int, index: int, records: list[Record]) -> list[str]:
-        """Return the texts of this part in one window of a shard, shuffled."""
+        """Return this part's texts from one window of a shard, shuffled."""
         texts = []
         default = self.layout.file_domain(shard.name)
         for record in records:
             try:
                 document = shards.parse(record, default=default, layout=self.layout)
             except BadLineError:
-                continue  # `prepare` counts and lists bad lines; here a bad line must not end a run.
+                continue  # A bad line must not end a run; `prepare` counts and lists bad lines.
             if document.domain == self.domain:
                 texts.append(document.text)
         order = self._rng(epoch, shard.name, index).permutation(len(texts))
@@ -87,7 +85,7 @@ class Reader:
 
 
 class DomainBlocks(grain.IterDataset):
-    """Endless blocks of ids, [T+1], of one domain."""
+    """Endless blocks of token ids, [T+1], from one domain."""
 
     def __init__(self, reader: Reader):
         super().__init__()
@@ -97,7 +95,10 @@ class DomainBlocks(grain.IterDataset):
         return DomainIterator(self._reader)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Restrict this dataset to the share of worker `sl.start` of `sl.step`; Grain calls it in each worker."""
+        """Restrict this dataset to worker `sl.start` of `sl.step` workers.
+
+        Grain calls this in each worker process.
+        """
         del sequential_slice
         self._reader = dataclasses.replace(
             self._reader,
@@ -107,7 +108,7 @@ class DomainBlocks(grain.IterDataset):
 
 
 class DomainIterator(grain.DatasetIterator):
-    """Iterates over the blocks of one domain from any position."""
+    """Iterates over one domain's blocks from any position."""
 
     def __init__(self, reader: Reader):
         super().__init__()
@@ -126,7 +127,7 @@ class DomainIterator(grain.DatasetIterator):
             need -= len(piece)
             self._position["token"] = token + len(piece)
             if self._position["token"] == len(self._ids):
-                # The next position is the following document; if it is in another window, `_documents` finds it.
+                # Move to the next document; `_documents` moves on if the window has no more documents.
                 self._position = {**self._position, "document": self._position["document"] + 1, "token": 0}
                 self._ids = None
         return np.concatenate(pieces)
@@ -136,14 +137,17 @@ class DomainIterator(grain.DatasetIterator):
         return dict(self._position)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a position; nothing is read until the next block is requested."""
+        """Move to a position; the next request reads from there."""
         self._position = {key: int(state[key]) for key in START}
         self._ids: np.ndarray | None = None
         self._documents = _documents(self._reader, dict(self._position))
 
 
 def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[str, int], np.ndarray]]:
-    """Yield (position, ids with BOS and EOS) of every document from `position` on, over endless epochs."""
+    """Yield (position, ids with BOS and EOS) per document, over endless epochs.
+
+    The first document is at `position`.
+    """
     tokenizer = reader.tokenizer
     epoch, first_shard, first_window = position["epoch"], position["shard"], position["window"]
     first_document, token = position["document"], position["token"]
@@ -170,9 +174,9 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
         first_shard = 0
         if not found:
             raise UserError(
-                f"No document of {reader.domain!r} in the {len(reader.files)} training shards (part "
-                f"{reader.part} of {reader.parts}); give a source that has it, fewer config.data.workers, "
-                "or other config.data.train_domains."
+                f"The {len(reader.files)} training shards have no document of {reader.domain!r} (part "
+                f"{reader.part} of {reader.parts}); use a source that has it, lower config.data.workers, "
+                "or change config.data.train_domains."
             )
         epoch += 1
 
@@ -188,17 +192,20 @@ def _windows(shard: Shard, layout: Layout) -> Iterator[list[Record]]:
                 yield records
                 records, size = [], 0
     except TornShardError:
-        pass  # The records before the damage are valid and the same at every reading.
+        pass  # The records before the damage are valid, and every read returns the same records.
     if records:
         yield records
 
 
 PREFETCH_BATCHES = 4
-SAMPLED_SHARDS, SAMPLED_BYTES, SAMPLED_PIECE = 64, 64 << 20, 64 << 10  # for the hash of the text
+SAMPLED_SHARDS, SAMPLED_BYTES, SAMPLED_PIECE = 64, 64 << 20, 64 << 10  # for the text hash
 
 
 class FirstBlocks(NamedTuple):
-    """Blocks [n, T+1], the document of each [n], and the sources of all documents, empty if unknown."""
+    """Blocks [n, T+1], their documents [n], and the source of every document.
+
+    `sources` has an empty name for an unknown source.
+    """
 
     rows: np.ndarray
     documents: np.ndarray
@@ -206,7 +213,7 @@ class FirstBlocks(NamedTuple):
 
 
 class StreamCorpus(Corpus):
-    """A corpus of shards that are tokenised while they are read."""
+    """A corpus that tokenises its shards while reading them."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int):
         if config.corpus == "tfds":
@@ -226,9 +233,9 @@ class StreamCorpus(Corpus):
         self._seed, self._workers = config.seed, config.workers
         self._hash = ""
         self._read: dict[tuple[str, str], tuple[int, FirstBlocks]] = {}  # requested count, blocks
-        shares, origin = slimpajama.SHARES, "SlimPajama's published ones"
+        shares, origin = slimpajama.SHARES, "SlimPajama's published shares"
         if not self._layout.is_slimpajama:
-            shares, origin = self._sizes({*train, *evaluate}), "those of their bytes in the training files"
+            shares, origin = self._sizes({*train, *evaluate}), "byte shares of the training files"
         datasets = f" from tensorflow-datasets ({', '.join(config.tfds)})" if config.tfds else ""
         listing = [(shard.name, shard.split, shard.size) for shard in self._shards]
         super().__init__(
@@ -240,7 +247,7 @@ class StreamCorpus(Corpus):
             weights=pipeline.token_shares(config.weights or [shares[domain] for domain in train], train),
             natural_shares={domain: shares[domain] for domain in evaluate},
             manifest_hash=hashlib.sha256(repr((listing, tokenizer.hash, seq_len)).encode()).hexdigest(),
-            note=f"Streamed{datasets}: shares of the domains are {origin} unless weights are given.",
+            note=f"Streamed{datasets}: without weights, the token shares are {origin}.",
         )
         for domain in train:
             self.train_sample(domain, count=1)
@@ -248,8 +255,8 @@ class StreamCorpus(Corpus):
             self.eval_blocks(domain, count=1)
 
     def _domains(self, config: DataConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the domains to train on and to evaluate."""
-        if self._layout.is_slimpajama:  # Rows of all domains may be in every shard.
+        """Return the training domains and the evaluated domains."""
+        if self._layout.is_slimpajama:  # Every shard may contain all domains.
             return regimes.resolve(
                 regimes.REGIMES[config.regime],
                 train=config.train_domains,
@@ -267,7 +274,7 @@ class StreamCorpus(Corpus):
         )
 
     def _sizes(self, domains: Collection[str]) -> dict[str, float]:
-        """Return the bytes of the training files of every domain, or of its validation files if it has no others."""
+        """Return the training bytes of each domain, or its validation bytes if none."""
         size = {
             split: {domain: sum(s.size for s in self._candidates(split, domain)) for domain in domains}
             for split in ("train", "validation")
@@ -277,7 +284,10 @@ class StreamCorpus(Corpus):
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> pipeline.TrainIterator:
-        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, which resumes exactly through Orbax."""
+        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}.
+
+        The iterator resumes exactly through Orbax.
+        """
         readers = [
             DomainBlocks(
                 Reader(
@@ -300,13 +310,16 @@ class StreamCorpus(Corpus):
             batches = grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=PREFETCH_BATCHES)
         return pipeline.StreamIterator(
             iter(pipeline.with_workers(batches, self._workers)),
-            # Each process and worker reads its own shards, so the place in them belongs to their number.
+            # Each process and worker reads its own shards, so a position is valid only for the same numbers of both.
             identity=pipeline.identity(self.manifest_hash, batch_size=batch_size, seed=self._seed, weights=self.weights)
             | {"process_count": process_count, "workers": self._workers, "text": self._text_hash()},
         )
 
     def _text_hash(self) -> str:
-        """Return a hash of parts of the shards, which tells most other texts of the same names and sizes."""
+        """Return a hash of shard samples.
+
+        It detects most text changes that keep all file names and sizes.
+        """
         if not self._hash:
             chosen = [self._shards[i] for i in _spaced(len(self._shards), SAMPLED_SHARDS)]
             parts = store.in_threads(functools.partial(_parts_hash, most=SAMPLED_BYTES // len(chosen)), chosen)
@@ -314,10 +327,12 @@ class StreamCorpus(Corpus):
         return self._hash
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """Return the first `count` blocks of a domain, at least one, whatever the seed; they are read once and kept.
+        """Return the first `count` blocks of a domain, at least one.
 
-        Spreading them over all documents would require reading the whole domain first; prepared blocks make that
-        possible.
+        `seed` has no effect. Blocks are read once and kept. Spreading them over all documents would require reading the
+        whole domain first; use prepared blocks for that.
+
+        Raises `UserError` if the domain has less than one block.
         """
         del seed
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
@@ -329,8 +344,8 @@ class StreamCorpus(Corpus):
         rows = np.concatenate([of_split.rows for of_split in found])
         if not len(rows):
             raise UserError(
-                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens, one block, to evaluate on "
-                f"(split {' and '.join(splits)}); let config.data.path be a directory that holds train/ and "
+                f"Domain {domain!r} has no evaluation block of {self.seq_len + 1} tokens "
+                f"(split {' and '.join(splits)}); set config.data.path to a directory that holds train/ and "
                 "validation/, lower config.train.seq_len, or leave the domain out of "
                 "config.data.eval_domains."
             )
@@ -345,18 +360,24 @@ class StreamCorpus(Corpus):
         )
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """Return the first `count` training blocks of a domain, ids [n, T+1]."""
+        """Return the first `count` training blocks of a domain, ids [n, T+1].
+
+        Raises `UserError` if the domain has less than one block.
+        """
         rows = self._first_blocks("train", domain, count).rows
         if not len(rows):
             raise UserError(
-                f"The training shards have less than one block of {self.seq_len + 1} tokens of {domain!r}; "
-                "let config.data.path be a directory that has it, or name those to use in "
+                f"The training shards have less than one block of {self.seq_len + 1} tokens in domain {domain!r}; "
+                "set config.data.path to a source with more text in it, or leave the domain out of "
                 "config.data.train_domains."
             )
         return rows
 
     def _candidates(self, split: str, domain: str) -> tuple[Shard, ...]:
-        """Return the shards that may hold a domain: all except those in a directory of another domain."""
+        """Return the shards that may contain a domain.
+
+        Only shards in another domain's directory are excluded.
+        """
         own = self._layout.file_domain
         return tuple(s for s in self._shards if s.split == split and own(s.name) in (None, domain))
 
@@ -391,13 +412,19 @@ class StreamCorpus(Corpus):
 
 
 def _spaced(total: int, count: int) -> list[int]:
-    """Return at most `count` of `total` indices, evenly spaced, with the first and the last."""
+    """Return at most `count` of `total` indices, evenly spaced.
+
+    The first and the last index are included.
+    """
     count = min(total, count)
     return sorted({i * (total - 1) // max(1, count - 1) for i in range(count)})
 
 
 def _parts_hash(shard: Shard, *, most: int) -> bytes:
-    """Return the SHA-256 of at most `most` bytes of a file, in evenly spaced pieces."""
+    """Return the SHA-256 of evenly spaced pieces of a file.
+
+    The pieces have about `most` bytes together, and at least two are read.
+    """
     digest = hashlib.sha256()
     with store.reading(shard.url) as file:
         total = file.seek(0, 2)

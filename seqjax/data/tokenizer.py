@@ -1,11 +1,12 @@
-"""Tokenizers behind one interface: raw bytes, the 32,000-piece Mixtral vocabulary, and those of public models.
+"""Define the tokenizer interface; provide raw bytes, Mixtral and public models.
 
-The Mixtral ids come from sentencepiece with `tokenizer.model.v1`, which mistral-common ships; the file is
-located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries change ids,
-so none is used here. Text is encoded word by word through a cache of earlier words, three times as fast. The ids are
-the same: no piece of this vocabulary crosses the end of a word, so merges cannot either. Public models use their
-`tokenizer.json` (huggingface.py). The hash of a tokenizer is part of every manifest, so that blocks made with one
-vocabulary are never used with another.
+Mixtral's 32,000-piece vocabulary comes from sentencepiece with `tokenizer.model.v1`, which mistral-common ships. The
+file is located without importing that package, and its SHA-256 is checked. No other tokenizer library is used, because
+conversions change ids. Text is encoded word by word through a word cache, three times as fast. The ids are equal: no
+piece in this vocabulary crosses a word end, so merges cannot either.
+
+Public models use their `tokenizer.json` (huggingface.py). Every manifest contains the tokenizer hash, so blocks made
+with one vocabulary are never used with another.
 """
 
 import functools
@@ -27,14 +28,14 @@ MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e1340
 NAMES = ("byte", "mixtral", "huggingface")
 _INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or take the byte tokenizer"
 
-BATCH_CHARS = 1 << 19  # characters of text to pass to `encode_batch` at a time
+BATCH_CHARS = 1 << 19  # characters per `encode_batch` call
 
-MAX_WORDS = 1 << 18  # in each half of the cache, about 50 MB
+MAX_WORDS = 1 << 18  # words per cache half, about 50 MB
 MAX_WORD_CHARS = 48
 
-_SPACE = "\u2581"  # how sentencepiece writes a space
+_SPACE = "\u2581"  # sentencepiece's space character
 _WORD = re.compile(r" *[^ \n]+| +|\n")
-# Texts that a vocabulary or normaliser unsuitable for `_WordCache` would encode differently.
+# Texts that reveal a vocabulary or normaliser unsuitable for `_WordCache`.
 _PROBES = (
     "",
     " ",
@@ -47,20 +48,26 @@ _PROBES = (
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """Return the dtype of ids, in memory and in block files: little-endian uint16, or uint32 for more than 65,536."""
+    """Return the id dtype, in memory and in block files.
+
+    Little-endian uint16, or uint32 for vocabularies over 65,536 ids.
+    """
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Converts text to ids of `id_dtype(vocab_size)` and back; `encode` never adds `bos` or `eos`."""
+    """Converts text to ids of `id_dtype(vocab_size)` and back.
+
+    `encode` never adds `bos` or `eos`.
+    """
 
     name: str
-    hash: str  # sha256: of the model file, or of the definition
+    hash: str  # SHA-256 of the model file or the definition
     vocab_size: int
     bos: int
     eos: int
-    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes of each id, 0 for special tokens or if unknown
+    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes per id, 0 for special tokens or if unknown
     adds_space: bool  # whether encoding prepends a space to a non-empty text
 
     def encode(self, text: str) -> np.ndarray:
@@ -72,12 +79,15 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`.
+
+        Special and unknown ids are dropped. Invalid UTF-8 becomes U+FFFD.
+        """
         ...
 
 
 def with_specials(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """Return BOS + ids + EOS, a document, in `id_dtype`."""
+    """Return a document, BOS + ids + EOS, in `id_dtype`."""
     return np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(id_dtype(tokenizer.vocab_size))
 
 
@@ -101,12 +111,18 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special ids are dropped, and invalid UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`.
+
+        Special ids are dropped. Invalid UTF-8 becomes U+FFFD.
+        """
         return bytes(int(i) for i in ids if 0 <= int(i) < 256).decode("utf-8", errors="replace")
 
 
 class MixtralTokenizer:
-    """A sentencepiece model: mistral-common's `tokenizer.model.v1`, or the file at `path`."""
+    """A sentencepiece tokenizer, by default mistral-common's `tokenizer.model.v1`.
+
+    `path` selects another model file.
+    """
 
     name = "mixtral"
 
@@ -150,7 +166,7 @@ class MixtralTokenizer:
         """Return the ids of `text`, [n], without special tokens."""
         if self._words is None:
             return np.array(self._sp.encode(text), self._dtype)
-        # As in sentencepiece, a space is prepended, and its mark for a space is read as a space.
+        # As in sentencepiece, prepend a space and read `_SPACE` as a space.
         words = _WORD.findall(f" {text}".replace(_SPACE, " ")) if text else ()
         return np.frombuffer(b"".join(map(self._words.__getitem__, words)), self._dtype)
 
@@ -159,16 +175,19 @@ class MixtralTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`.
+
+        Special and unknown ids are dropped. Invalid UTF-8 becomes U+FFFD.
+        """
         plain = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         return self._sp.decode([i for i in plain if not self._sp.is_control(i)])
 
     def serialized(self) -> bytes:
-        """Return the sentencepiece model as in its file."""
+        """Return the content of the sentencepiece model file."""
         return self._sp.serialized_model_proto()
 
     def _size(self, i: int) -> int:
-        """Return the number of UTF-8 bytes of id `i`."""
+        """Return the UTF-8 byte count of id `i`."""
         if self._sp.is_control(i) or self._sp.is_unknown(i):
             return 0
         return 1 if self._sp.is_byte(i) else len(self._sp.id_to_piece(i).replace(_SPACE, " ").encode())
@@ -177,7 +196,7 @@ class MixtralTokenizer:
         return self.__dict__ | {"_words": _WordCache(self._sp) if self._words is not None else None}
 
     def _word_cache_or_none(self) -> "_WordCache | None":
-        """Return a word cache if this model allows words to be encoded separately, otherwise None."""
+        """Return a word cache, or None if words cannot be encoded separately."""
         pieces = [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
         if any("\n" in piece or re.search(f"[^{_SPACE}]{_SPACE}", piece) for piece in pieces):
             return None
@@ -187,9 +206,10 @@ class MixtralTokenizer:
 
 
 class _WordCache(dict[str, bytes]):
-    """Maps a word to its ids as bytes of `id_dtype`; a word is spaces with the following characters, or a line feed.
+    """Maps a word to its ids, as bytes of `id_dtype`.
 
-    When the cache is full it becomes the old half and is emptied; words still in use move to the new half.
+    A word is a line feed, or spaces with the following characters. A full cache becomes the old half, and a new half
+    starts; words still in use move to it.
     """
 
     def __init__(self, sp: Any):
@@ -233,10 +253,10 @@ def _shipped_model() -> Path:
 
 @functools.cache
 def load_tokenizer(name: str, path: str | Path = "") -> Tokenizer:
-    """Return the tokenizer called `name` (byte | mixtral | huggingface).
+    """Return the tokenizer `name` (byte | mixtral | huggingface).
 
-    `path` is a sentencepiece file for mixtral, and the directory of a public model, or its tokenizer.json, for
-    huggingface. Raises `UserError` for an unknown name, a missing package or an unsuitable file.
+    `path` is a sentencepiece file for mixtral. For huggingface it is a public model's directory or its tokenizer.json.
+    Raises `UserError` for an unknown name, a missing package or an unsuitable file.
     """
     path = store.location(path) if path else path
     if name == "byte":

@@ -1,4 +1,4 @@
-"""The corpus that every installation provides: texts of Python and of seqjax's dependencies."""
+"""The corpus in every installation: texts from Python and seqjax's dependencies."""
 
 from seqjax.data.builtin.corpus import open_builtin
 

@@ -1,14 +1,14 @@
-"""The corpus that needs no download: the text found by `extract`, tokenised once and cached.
+"""Build and open the corpus that needs no download; `extract` collects its text.
 
-Runs train on prose and doctest; math_docs, python and c_code are out of domain. About one package in twenty is
-held out as a whole for in-domain validation, so that the writing style of a package does not leak. The content
-depends on the versions of Python and of the packages: losses are comparable only under equal manifest hashes. It is
-meant for first runs and tests with models of up to about ten million parameters; it is not SlimPajama.
+Runs train on prose and doctest; math_docs, python and c_code are out of domain. About one package in twenty is held out
+whole for in-domain validation, so a package's writing style does not leak. The content depends on the installed
+versions of Python and the packages, so losses are comparable only under equal manifest hashes. Use it for first runs
+and tests with models up to about ten million parameters; it is not SlimPajama.
 
-A cache directory `builtin-TOKENIZER-KEY` holds one flat file of tokens per split and domain, a manifest, and the
-lengths and sources of the documents. The source of a document is its package. The key is a hash of everything that
-determines the content. The directory is built under a temporary name and renamed, so that two processes may build it at
-once. Opening it compares all files with the manifest; what is damaged is built again.
+The text is tokenised once into a cache directory `builtin-TOKENIZER-KEY`. The directory holds one flat token file per
+split and domain, a manifest, and the documents' lengths and sources (their packages). KEY is a hash over everything
+that determines the content. The directory is built under a temporary name and renamed, so two processes may build it at
+once. Opening compares all files with the manifest and rebuilds a damaged corpus.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from seqjax.files import cache_directory, replacing, write_json
 from seqjax.reading import read_json
 
 VERSION = 1  # increment when the text or its order changes
-CONTENT = ("tokenizer", "splits", "version")  # keys of the manifest that its hash is of
+CONTENT = ("tokenizer", "splits", "version")  # the manifest keys that are hashed
 HELD_OUT = 0.05
 NOTE = (
     "Built-in corpus: texts of the Python standard library and of installed packages. This is not "
@@ -46,9 +46,10 @@ REGIMES = {
 
 
 def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, recorded: str = "") -> BlockCorpus:
-    """Return the built-in corpus in blocks of `seq_len` + 1 tokens; it is built first if the cache lacks it.
+    """Return the built-in corpus in blocks of `seq_len` + 1 tokens.
 
-    If the cache has one with the manifest hash `recorded`, it is that one.
+    If the cache holds a corpus with manifest hash `recorded`, it is opened. Otherwise the corpus for the installed
+    packages is opened, and built first if the cache lacks it.
     """
     train, evaluate = regimes.resolve(
         REGIMES[config.regime],
@@ -86,7 +87,10 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
 
 
 def _kept(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
-    """Return the directory in the cache with that manifest hash, perhaps of packages that were installed before."""
+    """Return the cached directory with this manifest hash, or None.
+
+    It may belong to package versions that are no longer installed.
+    """
     for path in sorted(cache_directory(cache_dir).glob(f"builtin-{tokenizer.name}-*")) if digest else ():
         if not _fault(path, needs_sources=False) and read_manifest(path)["hash"] == digest:
             return path
@@ -94,15 +98,18 @@ def _kept(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Return the manifest in the directory of a corpus; raise `UserError` if it is missing or damaged."""
+    """Return the manifest of a corpus directory.
+
+    Raises `UserError` if it is missing or damaged.
+    """
     entry = {"file": str, "tokens": int, "documents": int, "sha256": str}
     domains = dict.fromkeys(extract.DOMAINS, entry)
     form = {"hash": str, "tokenizer": str, "version": int, "splits": {"train": domains, "validation": domains}}
-    return read_json(directory / "manifest.json", form, fix=f"delete {directory}, and it is built again")
+    return read_json(directory / "manifest.json", form, fix=f"delete {directory} to rebuild it")
 
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
-    """Return the directory of the corpus under this tokenizer; build it first if it does not exist."""
+    """Return the corpus directory for this tokenizer; build it if necessary."""
     root = cache_directory(cache_dir)
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
@@ -110,7 +117,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
         fault = _fault(directory)
         if not fault:
             return directory
-        logging.warning("The built-in corpus in %s is damaged (%s) and is built again.", directory, fault)
+        logging.warning("The built-in corpus in %s is damaged (%s); rebuilding it.", directory, fault)
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
     documents = extract.documents(dists)
     try:
@@ -123,21 +130,21 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
                 content.rename(directory)
             except OSError:
                 if not _fault(directory):
-                    return directory  # Another process was faster, with the same content.
+                    return directory  # Another process built the same content first.
                 shutil.rmtree(directory)
                 content.rename(directory)
     except OSError as error:
         raise UserError(
-            f"Cannot keep the built-in corpus in {root} ({error.strerror}: about 60 MB are needed); "
-            "set config.data.cache_dir to a directory that can be written."
+            f"Cannot write the built-in corpus to {root} ({error.strerror}; about 60 MB are needed); "
+            "set config.data.cache_dir to a writable directory."
         ) from error
     return directory
 
 
 def _fault(directory: Path, *, needs_sources: bool = True) -> str:
-    """Return what differs in a directory from what was written; "" if nothing does.
+    """Return how a directory differs from the written corpus; "" if it is intact.
 
-    Earlier versions wrote no sources.
+    Set `needs_sources` to False for corpora from earlier versions, which wrote no sources.
     """
     try:
         manifest = read_manifest(directory)
@@ -146,11 +153,11 @@ def _fault(directory: Path, *, needs_sources: bool = True) -> str:
         if needs_sources and not sources:
             return f"{document_sources.FILE} is missing"
         if manifest["hash"] != _digest({key: manifest[key] for key in CONTENT}):
-            return "manifest.json is not what was written"
+            return "manifest.json differs from the written file"
         for split, domains in manifest["splits"].items():
             for domain, entry in domains.items():
                 if _sha256(directory / entry["file"]) != entry["sha256"]:
-                    return f"{entry['file']} is not what was written"
+                    return f"{entry['file']} differs from the written file"
                 of_domain = lengths[f"{split}/{domain}"]
                 if (len(of_domain), int(of_domain.sum())) != (entry["documents"], entry["tokens"]):
                     return f"{document_index.FILE} belongs to other text"
@@ -167,7 +174,10 @@ def _sha256(path: Path) -> str:
 
 
 def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
-    """Return the packages whose prose and doctest documents are held out for validation, about 5 % of each domain."""
+    """Return the packages held out for validation.
+
+    Their documents are about 5 % of the prose domain and of the doctest domain.
+    """
     domains = REGIMES["limited"].train
     total = dict.fromkeys(domains, 0)
     sizes: dict[str, dict[str, int]] = {}
@@ -212,7 +222,7 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
             lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
             indices[f"{split}/{domain}"] = np.array([names[domain].index(d.package) for d in chosen])
             file = f"{split}-{domain}.{dtype.name}"
-            with replacing(directory / file) as to_file:  # on the disk before the directory gets its name
+            with replacing(directory / file) as to_file:  # written to disk before the directory is renamed
                 to_file.write(stream.astype(dtype).tobytes())
             splits[split][domain] = {
                 "file": file,
@@ -230,7 +240,7 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
 
 def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
     versions = {name: dist.version for name, dist in dists.items()}
-    # Directories of versions that wrote no sources have another key.
+    # The sources file is in the key, so a directory from a version without sources is not reused.
     content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS, document_sources.FILE]
     return _digest(content)[:12]
 

@@ -1,16 +1,16 @@
-"""Text that every installation of seqjax has: the standard library and seqjax's own dependencies.
+"""Collect text that every installation has: standard library and dependencies.
 
-There are five domains, none of them from SlimPajama:
+There are five domains, none from SlimPajama:
 
     prose      docstrings, READMEs, package descriptions, the Python language reference
     doctest    docstrings with at least three `>>>` prompts
     math_docs  docstrings with at least two TeX formulas
-    python     source files with their docstrings taken out
+    python     source files without their docstrings
     c_code     C and C++ sources and headers
 
-Tests, vendored code and generated tables are left out, duplicates are kept once, and `python` and
-`c_code`, which are only evaluated, are capped in size. Only required dependencies are read, so that an installed
-extra changes nothing. Docstrings are found with a regular expression, because parsing 100 MB of source takes a minute.
+Tests, vendored code and generated tables are left out, and duplicates are kept once. `python` and `c_code` are only
+evaluated, so their size is capped. Only required dependencies are read, so installed extras change nothing. Docstrings
+are found with a regular expression, because parsing 100 MB of source takes a minute.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-# The requirements in pyproject.toml; their own requirements, scipy among them, are read from their metadata.
+# The requirements in pyproject.toml. Indirect requirements, such as scipy, are read from package metadata.
 ROOTS = (
     "absl-py",
     "array_record",
@@ -48,11 +48,11 @@ _SKIP_PARTS = re.compile(
     r"|test_[^/]*|[^/]*_test\.py"
     r"|[^/]*_pb2\.pyi?|conftest\.py|turtledemo|ensurepip|licenses?|unicode_data|encodings|__pycache__)(/|$)"
 )
-# A docstring follows a line that ends in a colon or a comma (numpy's add_newdoc), or the comments at the top of a file.
+# A docstring follows a line that ends in a colon or a comma (numpy's add_newdoc), or the first comments in a file.
 _DOCSTRING = re.compile(
     r"""(?:\A(?:[ \t]*\#[^\n]*\n|\s)*|[:,][ \t]*(?:\#[^\n]*)?\n\s*)([rRuU]?)(\"{3}|'{3})(.*?)\2""", re.S
 )
-# Licence headers, which thousands of files repeat.
+# Thousands of files repeat their licence headers.
 _PYTHON_HEADER = re.compile(r"\A(?:\#[^\n]*\n|\s)*")
 _C_HEADER = re.compile(r"\A(?:/\*.*?\*/|//[^\n]*\n|\s)*", re.S)
 _CODE_SUFFIXES = {".h", ".c", ".hpp", ".cc", ".cpp", ".cuh"}
@@ -60,7 +60,7 @@ _CODE_SUFFIXES = {".h", ".c", ".hpp", ".cc", ".cpp", ".cuh"}
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A text with its domain and the package that it comes from."""
+    """A text with its domain and its package."""
 
     domain: str
     package: str
@@ -68,12 +68,15 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """Hash of the text without case and white space; it identifies duplicates and orders the documents."""
+        """Hash of the text without case and white space.
+
+        It identifies duplicates and orders the documents.
+        """
         return hashlib.sha1("".join(self.text.lower().split()).encode("utf-8", "replace")).digest()
 
 
 def distributions() -> dict[str, metadata.Distribution]:
-    """Return seqjax's required dependencies, direct and transitive, by normalised name."""
+    """Return seqjax's required dependencies, direct and indirect, by normalised name."""
     found: dict[str, metadata.Distribution] = {}
     queue: list[str] = list(ROOTS)
     while queue:
@@ -83,7 +86,7 @@ def distributions() -> dict[str, metadata.Distribution]:
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # It is required only on another platform or Python version.
+            continue  # Another platform or Python version requires it.
         for requirement in found[name].requires or []:
             wanted, _, marker = requirement.partition(";")
             match = re.match(r"[\w.-]+", wanted)
@@ -93,7 +96,10 @@ def distributions() -> dict[str, metadata.Distribution]:
 
 
 def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
-    """Return all documents without duplicates, in an order that depends on their texts alone."""
+    """Return all documents without duplicates.
+
+    Their order depends only on their texts.
+    """
     unique: dict[bytes, Document] = {}
     sizes: dict[str, int] = dict.fromkeys(DOMAINS, 0)
     files = sorted(_files(dists), key=lambda item: hashlib.sha1(item[1].encode()).digest())
@@ -109,7 +115,10 @@ def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
 
 
 def _files(dists: dict[str, metadata.Distribution]) -> Iterator[tuple[str, str, Path]]:
-    """Yield (package, name, path) of every relevant file; names do not depend on the installation directory."""
+    """Yield (package, name, path) for every relevant file.
+
+    Names do not depend on the installation directory.
+    """
     stdlib = Path(sysconfig.get_path("stdlib"))
     for path in stdlib.rglob("*.py"):
         name = path.relative_to(stdlib).as_posix()
@@ -145,7 +154,7 @@ def _documents(path: Path, name: str, *, want_source: bool) -> Iterator[tuple[st
             yield "c_code", text
     elif name == "pydoc_data/topics.py":
         scope: dict[str, dict[str, str]] = {}
-        exec(text, scope)  # the standard library's own reference texts: a single dict
+        exec(text, scope)  # the standard library's reference texts, a single dict
         for topic in scope["topics"].values():
             yield from _classified(topic)
     else:
@@ -167,5 +176,5 @@ def _classified(text: str) -> Iterator[tuple[str, str]]:
         yield "math_docs", text
     elif text.count(">>>") >= 3:
         yield "doctest", text
-    elif sum(map(text.count, " etaoin")) > 0.45 * len(text):  # tables, lists of names and code have fewer of these
+    elif sum(map(text.count, " etaoin")) > 0.45 * len(text):  # tables, name lists and code have a lower share
         yield "prose", text

@@ -1,4 +1,4 @@
-"""Converts shards of text to token blocks: `prepare` and the command `seqjax prepare`."""
+"""Convert text shards to token blocks: `prepare` and the command `seqjax prepare`."""
 
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.run import prepare

@@ -1,16 +1,16 @@
-"""Converts text to blocks of tokens per domain, with a manifest.
+"""Convert text to token blocks per domain, with a manifest.
 
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
-Text is *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with a document per row, or *.txt, a document each. Its domain is
-SlimPajama's set name in meta.redpajama_set_name or a folder with the name of such a domain. For other text, give its
-location:
+Text files are *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with one document per row, or *.txt with one document per
+file. The domain is SlimPajama's set name in meta.redpajama_set_name, or a folder named after such a domain. For other
+text, give the domain's location:
 
-    --domain_field=meta.source    in a field of the row
+    --domain_field=meta.source    a field in the row
     --domain_from=folder          the first folder below the source that is not train, validation or test
-    --domain=news                 the same for all of it
+    --domain=news                 one domain for all text
 
-A preparation that was stopped goes on when the same command is run again. docs/data.md describes input and output.
+To resume a stopped preparation, run the same command again. docs/data.md describes input and output.
 """
 
 import sys
@@ -46,35 +46,38 @@ def parser() -> Parser:
     out.add_argument(
         "--executor",
         default=LOCAL,
-        help="local, processes of this machine; or dask:ADDRESS, the workers of a running Dask cluster, "
-        "dask:10.0.0.1:8786 for example (local)",
+        help="local (processes on this machine), or dask:ADDRESS (the workers of a running Dask cluster), "
+        "for example dask:10.0.0.1:8786 (local)",
     )
     known = ", ".join(slimpajama.NAMES)
-    out.add_argument("--text_field", default="text", help="field of the text; a.b is field b within a (text)")
-    out.add_argument("--domain_field", default="", help="field of the domain")
+    out.add_argument("--text_field", default="text", help="text field; a.b is field b within a (text)")
+    out.add_argument("--domain_field", default="", help="domain field")
     out.add_argument("--domain_from", default="", choices=("", "folder"), help="folder: folders are domains")
-    out.add_argument("--domain", default="", help="the domain of all documents")
-    out.add_argument("--domains", default=[], type=words, help=f"keep only these, of SlimPajama {known} (all)")
+    out.add_argument("--domain", default="", help="one domain for all documents")
+    out.add_argument("--domains", default=[], type=words, help=f"keep only these domains; SlimPajama has {known} (all)")
     out.add_argument(
         "--validation",
         type=float,
-        help="share of documents held out by a hash of their text, if no file is for validation "
-        f"({VALIDATION}; SlimPajama's layout 0)",
+        help="share of documents to hold out by a hash of their text, if there is no validation split "
+        f"({VALIDATION}; 0 for SlimPajama's layout)",
     )
     out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")
-    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to so many tokens; 0 = whole (0)")
+    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to this many tokens; 0 = whole (0)")
     out.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     out.add_argument(
         "--verify",
         action="store_true",
-        help="compare all text and blocks that were finished earlier with their hashes; otherwise only text that was "
-        "changed later is compared",
+        help="compare all finished text and blocks with their hashes; otherwise only text that changed later is "
+        "compared",
     )
     return out
 
 
 def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
-    """Return the name and the path of the tokenizer of the options; --tokenizer may be the file itself."""
+    """Return the tokenizer's name and path from the options.
+
+    --tokenizer may also be the file. Raises `UserError` for an unknown tokenizer.
+    """
     for suffix, name in ((".json", "huggingface"), (".model", "mixtral")):
         if tokenizer.endswith(suffix):
             if path:
@@ -86,7 +89,7 @@ def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
 
 
 def main(argv: list[str]) -> None:
-    """Prepare the blocks and print a table of the manifest."""
+    """Prepare the blocks and print the manifest as a table."""
     given = parser().parse_args(argv)
     layout = Layout(given.text_field, given.domain_field, given.domain_from, given.domain)
     tokenizer, tokenizer_path = tokenizer_file(given.tokenizer, given.tokenizer_path)

@@ -1,11 +1,11 @@
-"""Runs the jobs of a preparation on the workers of a running Dask cluster (https://distributed.dask.org).
+"""Run preparation jobs on a running Dask cluster (https://distributed.dask.org).
 
-The sources and the output are on storage that this machine and all workers share; only the descriptions of the jobs
-pass through the cluster. A job whose worker died is given to another one by the scheduler, which gives up after four
+Source and output are on storage shared by this machine and all workers; only job descriptions pass through the cluster.
+If a worker dies, the scheduler gives its job to another worker and gives up after four deaths
 (`distributed.scheduler.allowed-failures`).
 
-A worker first checks whether its process meets the requirements of the jobs, listed in a *marker*, a file beside the
-parts. Every process checks before its first job, including processes that join later.
+Each worker process checks the job requirements before its first job, including processes that join later. The
+requirements are in a *marker* file next to the parts.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ from seqjax.files import write_json
 from seqjax.reading import read_json
 from seqjax.terminal import StatusLine
 
-SAMPLES = 5  # source files that a worker opens to see whether it can
+SAMPLES = 5  # source files that each worker opens as a test
 
-# Packages that must be equal everywhere: the protocol depends on the first two, the bytes on the others.
+# Packages with equal versions everywhere: the protocol depends on the first two, the written bytes on the rest.
 _PACKAGES = ("dask", "distributed", "array_record")
 _TOKENIZER_PACKAGES = {"mixtral": ("sentencepiece",), "huggingface": ("tokenizers",)}
 
 
-# The form of a marker, which the command writes and its workers read.
+# The marker format; the command writes it and workers read it.
 FORM = {"versions": {str: str}, "sources": [list], "tokenizer": str, "tokenizer_path": str, "tokenizer_sha256": str}
 
 
 class Needs(NamedTuple):
-    """The requirements of jobs on every worker: the directory of parts, the shards and the tokenizer with its hash."""
+    """The job requirements on every worker: parts directory, shards and tokenizer."""
 
     parts: Path
     shards: Sequence[shards.Shard]
@@ -58,17 +58,20 @@ class Needs(NamedTuple):
 
 
 def run_job(job: Any, *, function: Callable[[Any], None], marker: str) -> None:
-    """Run a job in a worker; raise `UserError` if this process does not meet the requirements."""
+    """Run a job in a worker.
+
+    Raises `UserError` if this process does not meet the requirements.
+    """
     if fault := worker_fault(marker):
         raise UserError(fault)
     function(job)
 
 
-_checked: set[str] = set()  # markers of the preparations that this process can work for
+_checked: set[str] = set()  # markers with requirements that this process meets
 
 
 def worker_fault(marker: str) -> str:
-    """Return why this process cannot do the jobs of the preparation with this marker; empty if it can."""
+    """Return why this process cannot do a preparation's jobs; "" if it can."""
     if marker in _checked:
         return ""
     fault = _fault(Path(marker))
@@ -83,14 +86,14 @@ def _fault(marker: Path) -> str:
         needs = read_json(marker, FORM, fix="")
     except UserError as error:
         return (
-            f"does not see {marker.parent.parent} as it is here ({error}): give an --out on storage that all "
+            f"does not see this machine's {marker.parent.parent} ({error}): give an --out on storage that all "
             "workers share, under the same path."
         )
     wanted = needs["versions"]
     found = _versions(wanted)
     other = [f"{name} {found[name]} (here {wanted[name]})" for name in wanted if found[name] != wanted[name]]
     if other:
-        return f"has {', '.join(other)}: install the same versions, which alone give the same bytes."
+        return f"has {', '.join(other)}: install the same versions, because other versions may write other bytes."
     try:
         with tempfile.TemporaryFile(dir=marker.parent) as file:
             file.write(b"seqjax")
@@ -114,7 +117,7 @@ def _source_fault(url: str, size: int) -> str:
         found = fs.info(path)["size"]
         with fs.open(path, "rb") as file:
             file.read(1)
-    except Exception as error:  # Every file system has its own.
+    except Exception as error:  # Each file system has different errors.
         return f"cannot read {url} ({type(error).__name__}: {error})"
     return "" if found == size else f"sees {found} bytes in {url}, where this machine sees {size}"
 
@@ -148,14 +151,14 @@ def installed(package: str) -> str:
 
 
 CONNECT_SECONDS = 20.0
-START_SECONDS = 60.0  # to wait for the first worker
-CHECK_SECONDS = 10.0  # without a finished job, before checking for workers
-LOST_SECONDS = 300.0  # without any worker, before giving up
-VISIBLE_SECONDS = 90.0  # until a file of another machine appears; NFS caches its absence for a minute
+START_SECONDS = 60.0  # maximum wait for the first worker
+CHECK_SECONDS = 10.0  # time without a finished job before checking for workers
+LOST_SECONDS = 300.0  # time without any worker before giving up
+VISIBLE_SECONDS = 90.0  # maximum wait for another machine's file; NFS caches its absence for a minute
 
 
 def require() -> None:
-    """Raise `UserError` if Dask is not installed."""
+    """Raise `MissingPackageError` if Dask is not installed."""
     try:
         import distributed  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -166,19 +169,19 @@ def require() -> None:
 
 @contextlib.contextmanager
 def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
-    """Return a context with the cluster whose scheduler is at `address`, after checking its workers.
+    """Return a context with the cluster at a scheduler address.
 
-    Raises `UserError` if there is no scheduler or no worker, or a worker fails the check.
+    Raises `UserError` if there is no scheduler or no worker, or if a worker fails the check.
     """
     from distributed import Client  # pyright: ignore[reportMissingImports]
     from distributed.versions import VersionMismatchWarning  # pyright: ignore[reportMissingImports]
 
     _require_scheduler(address)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VersionMismatchWarning)  # relevant warnings are errors below
+        warnings.simplefilter("ignore", VersionMismatchWarning)  # `_require_workers` checks the relevant versions
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="seqjax-prepare")
     marker = needs.parts / f"cluster-{uuid.uuid4().hex}.json"
-    # A lost connection raises an error here; the attempts to reconnect would log their tracebacks.
+    # A lost connection raises an error here. Without this, reconnection attempts would also log tracebacks.
     log = logging.getLogger("distributed.client")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -187,7 +190,10 @@ def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
         try:
             _require_workers(client, marker, address)
         except OSError as error:
-            raise UserError(f"--executor=dask:{address}: the cluster does not answer any more ({error}).") from None
+            raise UserError(
+                f"--executor=dask:{address}: the cluster stopped answering ({error}). Start it again and run the same "
+                "command."
+            ) from None
         yield DaskCluster(client, marker, address)
     finally:
         marker.unlink(missing_ok=True)
@@ -197,19 +203,22 @@ def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
 
 
 class DaskCluster:
-    """Runs jobs on the workers of a cluster."""
+    """Runs jobs on a cluster's workers."""
 
     def __init__(self, client: Any, marker: Path, address: str):
         self._client, self._marker, self._address = client, marker, address
 
     def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
-        """Call `function` with each of the jobs; cancel the others when one fails or the user interrupts."""
+        """Call `function` with each job.
+
+        If a job fails or the user interrupts, the remaining jobs are cancelled.
+        """
         futures = self._client.map(run_job, jobs, function=function, marker=str(self._marker), pure=False)
         pending = {future.key: (future, job) for future, job in zip(futures, jobs, strict=True)}
         ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for future in futures:
             future.add_done_callback(ended.put)
-        deserted = None  # since when there has been no worker
+        deserted = None  # start time of a period without workers
         try:
             while pending:
                 try:
@@ -221,34 +230,37 @@ class DaskCluster:
                 _, job = pending.pop(future.key)
                 if future.status in ("error", "cancelled"):
                     self._raise(future, job)
-                # The report describes the job completely, so its result is not fetched but released: Dask does not
-                # recompute an unreferenced result when its worker dies.
+                # The report describes the job completely, so the result is released without fetching it. Dask does
+                # not recompute an unreferenced result when its worker dies.
                 future.release()
                 display.counters.add(**job.counts())
                 display.finished += 1
         finally:
             if pending:
-                with contextlib.suppress(OSError):  # The scheduler may be what failed.
+                with contextlib.suppress(OSError):  # The scheduler may have failed.
                     self._client.cancel([future for future, _ in pending.values()])
         _wait_for([job.done for job in jobs])
 
     def _raise(self, future: Any, job: Any) -> NoReturn:
-        """Raise the error of a job that ended with one."""
+        """Raise the error of a failed job."""
         from distributed import KilledWorker  # pyright: ignore[reportMissingImports]
 
         try:
             future.result()
         except KilledWorker as error:
             raise UserError(
-                f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps for want of "
-                "memory. Give the workers more, then run the same command again: finished shards are kept."
+                f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps because "
+                "memory ran out. Give them more memory and run the same command again: finished shards are kept."
             ) from None
         except concurrent.futures.CancelledError:
             pass
         raise self._lost("The connection to the scheduler was lost") from None
 
     def _deserted(self, since: float | None, display: progress.Display) -> float | None:
-        """Return the time since which there has been no worker; raise `UserError` if it is too long ago."""
+        """Return the start time of the period without workers, or None if there are some.
+
+        Raises `UserError` if the period exceeds `LOST_SECONDS`.
+        """
         try:
             n_workers = len(self._client.nthreads())
         except OSError:
@@ -270,23 +282,26 @@ class DaskCluster:
 
 
 def _require_scheduler(address: str) -> None:
-    """Raise `UserError` if no scheduler answers at `address`; a client would wait for any server that listens there."""
+    """Raise `UserError` if no scheduler answers at `address`.
+
+    Without this check, a client would wait for any server at that address.
+    """
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:  # A notebook has a running loop in this one.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:  # In a notebook, this thread already runs a loop.
             found: Any = thread.submit(asyncio.run, _identity(address)).result()
     except ValueError as error:
         raise UserError(f"--executor=dask:{address}: {error}; give dask:HOST:PORT or dask:tls://HOST:PORT.") from None
     except OSError as error:
         raise UserError(
             f"--executor=dask:{address}: no Dask scheduler answers ({error.__cause__ or error}). Start one with `dask "
-            "scheduler` and give the address that it prints, not that of its dashboard."
+            "scheduler` and give the address that it prints, not its dashboard address."
         ) from None
     if found["type"] != "Scheduler":
         raise UserError(f"--executor=dask:{address} is a {found['type'].lower()}; give the scheduler's address.")
 
 
 async def _identity(address: str) -> Any:
-    """Return the self-description of the Dask server at `address`."""
+    """Return the self-description of a Dask server."""
     from distributed.core import rpc  # pyright: ignore[reportMissingImports]
 
     async with asyncio.timeout(CONNECT_SECONDS + 1), rpc(address, timeout=CONNECT_SECONDS) as remote:
@@ -294,24 +309,28 @@ async def _identity(address: str) -> Any:
 
 
 def _require_workers(client: Any, marker: Path, address: str) -> None:
-    """Raise `UserError` if the scheduler has another version, there is no worker, or a worker fails the check."""
+    """Raise `UserError` unless scheduler and workers are usable.
+
+    The scheduler must have the same versions as this machine, there must be a worker, and every worker must pass the
+    check.
+    """
     scheduler = client.get_versions()["scheduler"]["packages"]
     for package in ("dask", "distributed"):
         if scheduler[package] != (here := installed(package)):
             raise UserError(
-                f"The scheduler at {address} has {package} {scheduler[package]}, here is {here}: install the same "
-                "version."
+                f"The scheduler at {address} has {package} {scheduler[package]}, this machine has {here}: install the "
+                "same version."
             )
     try:
         client.wait_for_workers(1, timeout=START_SECONDS)
     except TimeoutError:
         raise UserError(
-            f"The cluster at {address} has no workers: start some with `dask worker {address} --nthreads=1`. One that "
-            "scales by itself needs a minimum of 1."
+            f"The cluster at {address} has no workers: start some with `dask worker {address} --nthreads=1`. An "
+            "autoscaling cluster needs a minimum of 1."
         ) from None
     answers = client.run(worker_fault, str(marker), on_error="return")
     faults = [
-        # The worker could not even load the function.
+        # The worker could not load the function.
         f"The worker {worker} cannot run seqjax ({answer}): install seqjax {seqjax.__version__} and its dependencies."
         if isinstance(answer, Exception)
         else answer
@@ -323,18 +342,19 @@ def _require_workers(client: Any, marker: Path, address: str) -> None:
     threads = max(client.nthreads().values(), default=1)
     if threads > 1:
         StatusLine().say(
-            f"Workers have up to {threads} threads, which take turns in one Python process: one-threaded workers, one "
-            "per core (`dask worker --nthreads=1 --nworkers=N`), are faster."
+            f"Workers have up to {threads} threads, and these take turns in one Python process. Workers with one "
+            "thread, one per core, are faster (`dask worker --nthreads=1 --nworkers=N`)."
         )
 
 
 def _wait_for(paths: Iterable[Path]) -> None:
-    """Wait until this machine sees files that other machines have written."""
+    """Wait until this machine sees files from other machines."""
     deadline = time.monotonic() + VISIBLE_SECONDS
     for path in paths:
         while not path.is_file():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{path} was written by a worker, but is not there: do all workers and this machine share --out?"
+                    f"A worker wrote {path}, but this machine does not see it; give an --out that all workers and this "
+                    "machine share."
                 )
             time.sleep(0.5)

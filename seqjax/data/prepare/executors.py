@@ -1,7 +1,7 @@
-"""Runs the jobs of a preparation: in this process, in processes of this machine, or on a Dask cluster (cluster.py).
+"""Run preparation jobs in this process, in local processes or on a Dask cluster.
 
-A job is a call of a plain function with a description of its output. It writes files that are renamed when complete,
-and finally its report `done`, so it may be interrupted or run twice.
+cluster.py implements the Dask cluster. A job is a plain function call with an output description. It renames its files
+when they are complete and writes its report `done` last. A job may therefore be interrupted or run twice.
 """
 
 import concurrent.futures
@@ -18,28 +18,31 @@ from seqjax.data.prepare.cluster import Needs
 from seqjax.errors import UserError
 
 LOCAL = "local"
-DASK = "dask:"  # and the address of the scheduler
+DASK = "dask:"  # followed by the scheduler address
 
 
 class Executor(Protocol):
-    """What runs jobs."""
+    """An object that runs jobs."""
 
     def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
-        """Call `function` with each of the jobs, in any order, and count finished jobs in `display`.
+        """Call `function` with each job, in any order.
 
-        Raises the error of a job that failed, after which no further job begins.
+        `display` counts the finished jobs. Raises the error of a failed job; no further job starts after a failure.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalProcesses:
-    """Runs jobs in this process, or in `workers` spawned ones."""
+    """Runs jobs in this process, or in `workers` spawned processes if more than 1."""
 
     workers: int
 
     def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
-        """Call `function` with each of the jobs; if several fail, raise the first error in the order of the jobs."""
+        """Call `function` with each job.
+
+        If several jobs fail, the first error in job order is raised.
+        """
         if self.workers == 1:
             progress.use_progress(display.counters)
             for job in jobs:
@@ -64,13 +67,16 @@ class LocalProcesses:
                     future.result()
         except BrokenProcessPool:
             raise UserError(
-                "A worker process was killed, perhaps for want of memory; run the same command again with "
-                "fewer --workers: finished shards are kept."
+                "A worker process was killed, perhaps because memory ran out; run the same command again with "
+                "fewer --workers. Finished shards are kept."
             ) from None
 
 
 def require(name: str, *, workers: int) -> None:
-    """Raise `UserError` unless `name` is local or dask:ADDRESS, its package is installed and `workers` may be given."""
+    """Raise `UserError` unless the executor `name` is usable.
+
+    `name` must be local or dask:ADDRESS, and its package must be installed. `workers` requires local.
+    """
     if name == LOCAL:
         return
     if not name.startswith(DASK) or name == DASK:
@@ -79,14 +85,15 @@ def require(name: str, *, workers: int) -> None:
             f"{DASK}10.0.0.1:8786 for example."
         )
     if workers:
-        raise UserError("--workers is for this machine, and the cluster has workers of its own; leave it out.")
+        raise UserError("--workers is for this machine, but --executor uses the cluster's workers; leave it out.")
     cluster.require()
 
 
 def opened(name: str, *, workers: int, needs: Needs) -> AbstractContextManager[Executor]:
-    """Return a context with the executor called `name`, with `workers` processes if it is local.
+    """Return a context with the executor `name`.
 
-    The workers of a cluster are checked first; a `UserError` names missing requirements.
+    A local executor uses `workers` processes. A cluster's workers are checked first, and a `UserError` names missing
+    requirements.
     """
     if name == LOCAL:
         return contextlib.nullcontext(LocalProcesses(workers))

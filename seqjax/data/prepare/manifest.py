@@ -1,4 +1,4 @@
-"""The manifest of prepared blocks, the lengths and sources of their documents, and the table printed by the command."""
+"""Make the manifest of prepared blocks, the document arrays and the printed table."""
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +23,10 @@ def make_manifest(
     plan: list[Planned],
     out: Path,
 ) -> dict[str, Any]:
-    """Return the manifest: settings, counts per split and domain, files with their hashes, and skipped lines."""
+    """Return the manifest.
+
+    It holds the settings, counts per split and domain, files with their hashes, and skipped lines.
+    """
     splits: dict[str, dict[str, Any]] = {}
     for portion in portions:
         entry = splits.setdefault(portion.split, {}).setdefault(
@@ -70,12 +73,18 @@ def make_manifest(
 
 
 def document_lengths(portions: Sequence[Portion]) -> dict[str, np.ndarray]:
-    """Return the token counts of all documents, "SPLIT/DOMAIN" -> uint32, in the order in which blocks hold them."""
+    """Return all documents' token counts, "SPLIT/DOMAIN" -> uint32.
+
+    Documents are in block order.
+    """
     return _concatenated((portion, portion.lengths) for portion in portions)
 
 
 def source_indices(portions: Sequence[Portion], domains: Collection[str]) -> dict[str, np.ndarray]:
-    """Return the sources of all documents of some domains, "SPLIT/DOMAIN" -> uint32, in the order of the documents."""
+    """Return the document sources of `domains`, "SPLIT/DOMAIN" -> uint32.
+
+    Documents are in block order.
+    """
     return _concatenated((portion, portion.sources) for portion in portions if portion.domain in domains)
 
 
@@ -87,7 +96,7 @@ def _concatenated(arrays: Iterable[tuple[Portion, np.ndarray]]) -> dict[str, np.
 
 
 def summary(manifest: dict[str, Any]) -> str:
-    """Return a table of the manifest for the terminal."""
+    """Return the manifest as a table for the terminal."""
     names = ordered({domain for entries in manifest["splits"].values() for domain in entries})
     width = max(15, *(len(name) + 2 for name in names))
     lines = [f"{'split':<12}{'domain':<{width}}{'documents':>12}{'MB':>10}{'tokens':>16}{'blocks':>10}"]
@@ -121,8 +130,8 @@ def summary(manifest: dict[str, Any]) -> str:
 
 
 def training_command(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str = "") -> str:
-    """Return the command that trains a first model on the blocks in `out`."""
-    # Imported here: they import JAX, which no worker process needs.
+    """Return a command that trains a first model on the blocks in `out`."""
+    # These imports load JAX, and worker processes do not need it.
     from seqjax.config import DataConfig
     from seqjax.data import regimes
 
@@ -155,7 +164,10 @@ def _shown(value: Any) -> str:
 
 
 def _token_bytes(*, text: int, by_tokens: int) -> list[str]:
-    """Return a warning for the terminal if the tokens' bytes are not those of the text, as bits per byte assume."""
+    """Return a warning if the tokens' byte counts differ from the text.
+
+    Bits per byte assume that they are equal.
+    """
     if by_tokens == text:
         return []
     if not by_tokens:

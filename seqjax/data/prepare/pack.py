@@ -1,8 +1,8 @@
-"""Divides the documents of all parts over domains and splits, and packs them into files of blocks, one file per job.
+"""Divide documents over domains and splits, and pack them into block files.
 
-The split of a document is that of its shard. Where no shard belongs to a validation split, documents are held out by a
-hash of their text (`seqjax.data.hold_out`). Block files are cut from the parts of a domain in the order of the shards,
-as if they were one stream. The result thus does not depend on the number of processes or on when they are killed.
+Each job packs one file. A document has the split of its shard. If no shard belongs to a validation split, documents are
+held out by a hash of their text (`seqjax.data.hold_out`). A domain's parts form one stream in shard order, and block
+files are cut from it. The result therefore does not depend on the number of processes or on interruptions.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ Segment = tuple[Path, int, int]  # file, first token, tokens
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """The share of a part in a domain and split.
+    """The documents of one part in one domain and split.
 
-    It has the documents' lengths in tokens, their sources (indices in the names of the domain), counts and positions.
+    It holds their lengths in tokens, their sources (indices into the domain's names), counts and positions.
     """
 
     split: str
@@ -42,9 +42,9 @@ class Portion:
 def portions(
     jobs: Sequence[ShardJob], reports: Sequence[dict[str, Any]], *, validation: float, block: int
 ) -> tuple[list[Portion], dict[str, document_sources.Names]]:
-    """Return the content of the parts of finished `jobs`, in order, and the names of the sources of each domain.
+    """Return the content of finished jobs' parts, and source names per domain.
 
-    `validation` is the share to hold out.
+    The parts are in job order. `validation` is the share to hold out.
     """
     arrays = [document_index.read(job.part.with_suffix(".npz")) for job in jobs]
     held_from = [array for job, array in zip(jobs, arrays, strict=True) if job.hold_out]
@@ -55,7 +55,7 @@ def portions(
         path = job.part.with_suffix(".bin")
         known = document_sources.read(job.part.with_suffix(SOURCES))
         first = 0
-        for domain in ordered(report["domains"]):  # the order within a part
+        for domain in ordered(report["domains"]):  # the token order within a part
             counts, lengths = report["domains"][domain], array[domain]
             of_domain, of_part = names.setdefault(domain, document_sources.Names()), np.arange(len(lengths))
             each = document_sources.names_of(known, domain, {domain: len(lengths)}, of_part)
@@ -97,9 +97,9 @@ def lacks_a_split(found: Sequence[Portion], *, validation: float, block: int) ->
 
 
 def in_two_splits(jobs: Sequence[ShardJob]) -> dict[str, int]:
-    """Return, by split, the number of texts of validation and test that are also texts of the shards to train on.
+    """Return how many validation or test texts are also training texts, by split.
 
-    Texts that are held out by their hash are not among them: equal texts are in the same split.
+    Texts held out by their hash are not counted: equal texts are in the same split.
     """
     of_split: dict[str, list[np.ndarray]] = {}
     for job in jobs:
@@ -120,7 +120,7 @@ def _texts(job: ShardJob) -> np.ndarray:
 
 
 def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block: int) -> dict[str, int]:
-    """Return, per domain, the number below which a hash puts a document of these parts into the validation split."""
+    """Return the hash limit per domain; documents with smaller hashes are held out."""
     domains = {key.removesuffix("/hash") for array in arrays for key in array if key.endswith("/hash")}
     return {
         domain: hold_out.limit(
@@ -134,7 +134,7 @@ def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block
 
 
 def _segments(path: Path, first: int, lengths: np.ndarray, chosen: np.ndarray) -> tuple[Segment, ...]:
-    """Return the segments of the chosen documents; neighbours share a segment."""
+    """Return the chosen documents' segments; adjacent documents share a segment."""
     bounds = first + np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     edges = np.flatnonzero(np.diff(np.concatenate([[0], chosen.astype(np.int8), [0]])))
     return tuple(
@@ -157,9 +157,9 @@ READ_TOKENS = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class FileJob:
-    """Write `path` from `segments` (file, first token, tokens) with `block` tokens per record, and then `done`.
+    """Write `path` from `segments` (file, first token, tokens), and then `done`.
 
-    Tokens are `dtype` in the parts and in the records.
+    Each record has `block` tokens. Tokens have type `dtype` in parts and records.
     """
 
     path: Path
@@ -170,11 +170,11 @@ class FileJob:
 
     @property
     def name(self) -> str:
-        """The path of the file."""
+        """The file path."""
         return str(self.path)
 
     def counts(self) -> dict[str, int]:
-        """Return the work of the job when it is done, in the units of `progress.count`."""
+        """Return the finished job's work, in the units of `progress.count`."""
         return {"source": sum(tokens for _, _, tokens in self.segments)}
 
 
@@ -184,7 +184,10 @@ Planned = tuple[str, str, FileJob]  # split, domain, job
 def plan_files(
     out: Path, parts: Path, portions: Sequence[Portion], *, block: int, dtype: np.dtype = blocks.DTYPE
 ) -> list[Planned]:
-    """Return (split, domain, job) of every file of blocks; the job lists the tokens and parts that the file holds."""
+    """Return (split, domain, job) for every block file.
+
+    The job lists the parts and tokens that the file holds.
+    """
     streams: dict[tuple[str, str], list[Segment]] = {}
     for portion in portions:
         streams.setdefault((portion.split, portion.domain), []).extend(portion.segments)
@@ -202,7 +205,7 @@ def plan_files(
 
 
 def cut(segments: list[Segment], start: int, stop: int) -> tuple[Segment, ...]:
-    """Return the segments of the range [start, stop) of the stream that the given segments form."""
+    """Return the segments for tokens [start, stop) of a stream of segments."""
     selected, position = [], 0
     for path, offset, tokens in segments:
         first, last = max(start, position), min(stop, position + tokens)
@@ -225,7 +228,7 @@ def write_file(job: FileJob) -> None:
 
 
 def is_written(job: FileJob) -> bool:
-    """Return whether the file of a job exists and is unchanged."""
+    """Return whether a job's file exists and is unchanged."""
     report = read_report(job.done)
     return report is not None and is_same(job.path, report.get("bytes"), report.get("crc32"))
 

@@ -1,6 +1,6 @@
-"""The progress of `seqjax.data.prepare`: counters shared by its processes, and the line that shows them.
+"""Track preparation progress in shared counters and show it in a status line.
 
-The line is redrawn in place on a terminal and printed at intervals in a log.
+On a terminal the line is redrawn in place; in a log it is printed at intervals.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ REDRAW_SECONDS = 0.5
 
 
 class Progress:
-    """The tokens, bytes of text and units of source processed so far, over all processes."""
+    """Tokens, text bytes and source units processed so far by all processes."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -32,25 +32,31 @@ _progress: Progress | None = None
 
 
 def start_worker(progress: Progress) -> None:
-    """Initialise a worker process: share the counters, and exit when the parent ends, even if it was killed."""
+    """Initialise a worker process.
+
+    It shares the counters and exits when the parent ends, even if the parent was killed.
+    """
     use_progress(progress)
     end_with_parent()
 
 
 def use_progress(progress: Progress) -> None:
-    """Count the work of this process in `progress`."""
+    """Count this process's work in `progress`."""
     global _progress
     _progress = progress
 
 
 def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-    """Add to the counters of this process, if it has any."""
+    """Add to this process's counters, if it has any."""
     if _progress is not None:
         _progress.add(tokens=tokens, text=text, source=source)
 
 
 class Display:
-    """Return a context that shows `counters` from its own thread; `finished` is the number of finished jobs."""
+    """A context that shows `counters` from a separate thread.
+
+    `finished` is the number of finished jobs.
+    """
 
     def __init__(self, counters: Progress, *, title: str, total: int, jobs: int):
         self.counters, self._title, self._total, self._jobs = counters, title, total, jobs
@@ -76,7 +82,7 @@ class Display:
         self._line.say(text)
 
     def line(self) -> str:
-        """Return the current text."""
+        """Return the status text."""
         seconds = max(1e-3, time.monotonic() - self._start)
         done = self.counters.source.value
         share = min(1.0, done / max(1, self._total))

@@ -1,4 +1,4 @@
-"""The report of a finished job to the command, and the errors derived from reports."""
+"""Write and read job reports, and derive errors from them."""
 
 import errno
 import json
@@ -13,22 +13,25 @@ from seqjax.errors import UserError, nearest
 from seqjax.files import measure, write_json
 from seqjax.reading import read_json
 
-CHECK = "report_crc32"  # in a report, of the rest of it
-# Of the settings of a preparation, and of its manifest.
+CHECK = "report_crc32"  # key of the checksum over the remaining report
+# Fields that preparation settings and manifests share.
 SETTINGS = {
     "tokenizer?": {"name": str, "sha256": str},
     "sources?": [{"name": str, "split": str, "size": int}],
 }
-SHOWN = 6  # items of a kind in a message
+SHOWN = 6  # items listed in a message
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
-    """Write the report of a finished job."""
+    """Write a finished job's report."""
     write_json(path, report | {CHECK: _crc(report)})
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
-    """Return the report of a finished job, or None if it has not finished or is damaged: the job is done again."""
+    """Return a finished job's report.
+
+    None if the job has not finished or the report is damaged; the job then runs again.
+    """
     try:
         report = read_json(path, {CHECK: int})
     except UserError:
@@ -41,7 +44,10 @@ def _crc(report: dict[str, Any]) -> int:
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:
-    """Return the settings of a preparation, in a file of its own or in the manifest, or None if it is damaged."""
+    """Return preparation settings from their file or from a manifest.
+
+    None if the file is missing or damaged.
+    """
     try:
         return read_json(path, SETTINGS)
     except UserError:
@@ -49,7 +55,7 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 
 
 def is_same(path: Path, size: int | None, crc: int | None) -> bool:
-    """Return whether a file has the length and the CRC-32 in its report."""
+    """Return whether a file has the size and CRC-32 in its report."""
     try:
         return path.stat().st_size == size and measure(path) == (size, crc)
     except FileNotFoundError:
@@ -57,7 +63,7 @@ def is_same(path: Path, size: int | None, crc: int | None) -> bool:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """Return the error for a part or a file of blocks that could not be written."""
+    """Return the error for a part or block file that could not be written."""
     why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
     return UserError(
         f"Cannot write {path}: {why}. Finished shards are kept: free some disk space (or move the directory) and run "
@@ -66,7 +72,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def skipped_lines(reports: Sequence[dict[str, Any]]) -> tuple[Counter[str], dict[str, Counter[str]]]:
-    """Return the number of skipped lines by reason, and by reason their content instead of a document."""
+    """Return skipped line counts by reason, and the actual content by reason."""
     reasons: Counter[str] = Counter()
     found: dict[str, Counter[str]] = {}
     for report in reports:
@@ -85,9 +91,9 @@ def require_documents(
     min_tokens: int,
     block: int,
 ) -> None:
-    """Raise `UserError` that lists the content found if there is no text for a block or a requested domain is absent.
+    """Raise `UserError` if there is no block of text or a domain is absent.
 
-    `domains` are those that the user named, or empty for all.
+    The error lists the content found. `domains` are the requested domains, or empty for all.
     """
     documents: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()
@@ -107,7 +113,7 @@ def require_documents(
     if tokens < block:
         raise UserError(
             f"{source}: the {documents.total()} documents have {tokens} tokens together ({_listed(documents)}), less "
-            f"than one block of {block}.{dropped} Give more text, or a smaller --seq_len."
+            f"than one block of {block} tokens.{dropped} Give more text, or a smaller --seq_len."
         )
 
 
@@ -127,7 +133,7 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def _advice(reports: Sequence[dict[str, Any]], layout: Layout) -> str:
-    """Return the option that may help, as the end of a message."""
+    """Return an option that may help, as the end of a message."""
     reasons, _ = skipped_lines(reports)
     if any(reason.startswith(f"no {layout.text_field}") or reason == "no text" for reason in reasons):
         return f" The text is expected in the field {layout.text_field}: give --text_field=NAME."
@@ -135,7 +141,8 @@ def _advice(reports: Sequence[dict[str, Any]], layout: Layout) -> str:
         return f" Convert {layout.text_field} to strings, or name another field with --text_field=NAME."
     if layout.is_slimpajama and reasons:
         return (
-            " For text of your own say what its domain is: --domain=NAME, --domain_field=FIELD or --domain_from=folder."
+            " For text from another source give its domain: --domain=NAME, --domain_field=FIELD or "
+            "--domain_from=folder."
         )
     if layout.domain_from and reasons["no folder"]:
         return " The files are not in folders below the source: give --domain=NAME."

@@ -1,20 +1,18 @@
-"""Converts shards of text to ArrayRecord files of token blocks per domain, with a manifest.
+"""Convert text shards to ArrayRecord files of token blocks, with a manifest.
 
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
-Every document becomes BOS + tokens + EOS. The documents of a domain and split are concatenated in the order of the
-shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less than one block,
-is counted in the manifest as `tokens_unused`.
+Every document becomes BOS + tokens + EOS. The documents of a domain and split are concatenated in shard order and cut
+into blocks of seq_len + 1 tokens, without overlap. The manifest counts the remaining tokens as `tokens_unused`.
 
-`documents.npz` holds the lengths of the documents, so that an evaluation can be spread over all of them and its
-uncertainty estimated (seqjax/data/document_index.py). `sources.npz` holds the sources of the documents where they are
-known (seqjax/data/document_sources.py). `tokenizer.npz` holds the bytes per id, so that training does not need the
-tokenizer's package (seqjax/data/stored_tokenizer.py).
+    documents.npz  document lengths, used to spread an evaluation and estimate its uncertainty (document_index.py)
+    sources.npz    document sources, if known (document_sources.py)
+    tokenizer.npz  bytes per id, so training does not need the tokenizer's package (stored_tokenizer.py)
 
-A run that was stopped, was killed or ran out of disk space resumes when the command is repeated, with the same bytes as
-an uninterrupted run. Finished shards are kept in OUT/.parts until all are done. OUT thus takes 4 bytes per token at
-first and 2 in the end (8 and 4 for vocabularies of more than 65,536). Bad lines are skipped, counted and listed in the
-manifest; `--strict` stops at the first one.
+A run that stopped, was killed or filled the disk resumes when the command is repeated, with the same bytes as an
+uninterrupted run. Finished shards stay in OUT/.parts until all are done. OUT therefore needs 4 bytes per token at first
+and 2 at the end (8 and 4 for vocabularies over 65,536 ids). Bad lines are skipped, counted and listed in the manifest;
+`--strict` stops at the first one.
 """
 
 import concurrent.futures
@@ -53,8 +51,9 @@ from seqjax.terminal import StatusLine
 
 Job = TypeVar("Job")
 
-VALIDATION = hold_out.SHARE  # of the documents, if no file is for validation and the layout is not SlimPajama's
-# Settings that a manifest contains only if they are not the defaults.
+# Default share of held-out documents, if the source has no validation split and the layout is not SlimPajama's.
+VALIDATION = hold_out.SHARE
+# A manifest contains these settings only if they differ from the defaults.
 OPTIONAL = ("layout", "validation", "dtype")
 
 
@@ -81,21 +80,21 @@ def prepare(
         source: Directory or glob of shards, anything that fsspec can open.
         out: Local directory.
         tokenizer: byte | mixtral | huggingface.
-        tokenizer_path: mixtral: a sentencepiece file instead of the one that mistral-common ships; huggingface: the
-            directory of a public model.
+        tokenizer_path: mixtral: a sentencepiece file that replaces mistral-common's; huggingface: a public model's
+            directory.
         seq_len: T; blocks hold T + 1 tokens.
-        workers: Number of processes; 0 = one per core, 1 = this process alone.
-        executor: local, for processes of this machine, or dask:ADDRESS, for the workers of a running Dask cluster,
-            which must share the storage of `source` and `out` (the extra `dask`).
+        workers: Number of processes; 0 = one per core, 1 = only this process.
+        executor: local, or dask:ADDRESS for a running Dask cluster (the extra `dask`). Its workers must share the
+            storage of `source` and `out`.
         domains: Domains to keep; empty = all.
-        layout: The location of a document's text and domain; by default SlimPajama's.
-        validation: Share of the documents to hold out by a hash of their text; requires a source without a
-            validation split. None = 0.01 without such a split, but 0 in SlimPajama's layout.
+        layout: The location of text and domain in a document; SlimPajama's by default.
+        validation: Share of documents to hold out by their text hash; requires a source without a validation split.
+            None = 0.01 without such a split, but 0 in SlimPajama's layout.
         min_tokens: Documents with fewer tokens are left out.
-        max_tokens: Documents are truncated to this many tokens; 0 = not truncated.
+        max_tokens: Documents are truncated to this length; 0 = not truncated.
         strict: Stop at the first bad line.
-        verify: Compare all text and blocks that were finished earlier with their hashes. Otherwise only text that was
-            changed later is compared.
+        verify: Compare all finished text and blocks with their hashes. Otherwise only text that changed later is
+            compared.
 
     Raises:
         UserError: An argument is invalid, nothing was read, a requested domain is absent or cannot be divided as
@@ -120,7 +119,7 @@ def prepare(
         layout = dataclasses.replace(found[0].layout, text_field=layout.text_field)
     kept = _kept(domains, layout)
     is_given, validation = validation is not None, _validation(validation, layout, found)
-    # Workers elsewhere have other current directories.
+    # Workers on other machines have different current directories.
     out, tokenizer_path = out.absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
     settings = {
         "block": seq_len + 1,
@@ -177,7 +176,7 @@ def prepare(
         _compare_texts(pool, _text_jobs(finished, out, workers=workers, verify=verify))
         reports = _tokenise(pool, jobs, finished)
         if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
-            first = bad[0]  # from a shard that was finished without --strict
+            first = bad[0]  # an earlier run without --strict finished this shard
             where = f"{first['file']}:{first['line']}"
             raise UserError(f"{where}: {first['reason']}. Fix the file and give another --out.")
         try:
@@ -186,7 +185,7 @@ def prepare(
                 reports, source=str(source), layout=layout, domains=domains, min_tokens=min_tokens, block=seq_len + 1
             )
         except UserError:
-            _abandon(out, parts)  # so that the command can be given again with other settings
+            _abandon(out, parts)  # allows a new command with other settings
             raise
         held, names = portions(jobs, reports, validation=validation, block=seq_len + 1)
         if is_given and (problem := lacks_a_split(held, validation=validation, block=seq_len + 1)):
@@ -218,8 +217,11 @@ def _finished(
     needs: Needs,
     verify: bool,
 ) -> dict[str, Any]:
-    """Return the manifest of a finished preparation; raise `UserError` if its text or blocks have changed."""
-    if not (out / stored_tokenizer.FILE).is_file():  # It was damaged and deleted, as its error says.
+    """Return the manifest of a finished preparation.
+
+    Raises `UserError` if its text or blocks have changed.
+    """
+    if not (out / stored_tokenizer.FILE).is_file():  # The error for a damaged file advises deleting it.
         stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     manifest = manifests.read_manifest(out)
     if hashes := manifest.get("text_sha256"):
@@ -237,7 +239,7 @@ def _finished(
     return manifest
 
 
-CLOCK_SECONDS = 60.0  # by which the clocks of a store and of this machine may differ
+CLOCK_SECONDS = 60.0  # allowed difference between a store's clock and this machine's clock
 
 
 def _text_jobs(
@@ -249,10 +251,11 @@ def _text_jobs(
     hashes: Sequence[str] = (),
     slack: float = CLOCK_SECONDS,
 ) -> list[TextJob]:
-    """Return the comparisons of the text that may have changed after it was read, or of all text to `verify` it.
+    """Return the comparisons for text that may have changed after it was read.
 
-    `hashes` are those in the manifest of a finished preparation; otherwise they are in the reports of the parts.
-    Without `slack`, which is for clocks that differ, text of which the store knows no time is not compared.
+    With `verify`, all text is compared. `hashes` come from a finished preparation's manifest; otherwise the part
+    reports hold them. `slack` allows for clock differences. If it is 0, text without a modification time is not
+    compared.
     """
 
     def job_of(index: int) -> TextJob | None:
@@ -270,12 +273,12 @@ def _text_jobs(
 
 
 def _compare_texts(pool: executors.Executor, texts: Sequence[TextJob]) -> None:
-    """Raise `UserError` if a text is not the one that was tokenised."""
+    """Raise `UserError` if a text differs from the tokenised text."""
     _run(pool, compare_text, texts, title="compare", total=sum(text.job.shard.size for text in texts))
 
 
 def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], finished: Sequence[ShardJob]) -> list[dict[str, Any]]:
-    """Make the parts that are not finished, and return the reports of all."""
+    """Make the unfinished parts, and return all reports."""
     done = {job.done for job in finished}
     pending = [job for job in jobs if job.done not in done]
     damaged = [job.part.name for job in pending if job.done.is_file()]
@@ -287,7 +290,7 @@ def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], finished: Sequ
 
 
 def _write(pool: executors.Executor, files: Sequence[FileJob], *, out: Path, workers: int) -> None:
-    """Write the missing files of blocks."""
+    """Write the missing block files."""
     pending = _without(files, is_written, workers=workers)
     n_tokens = sum(tokens for job in pending for _, _, tokens in job.segments)
     if pending:
@@ -298,7 +301,7 @@ def _write(pool: executors.Executor, files: Sequence[FileJob], *, out: Path, wor
 def _run(
     pool: executors.Executor, function: Callable[[Any], None], jobs: Sequence[Any], *, title: str, total: int
 ) -> None:
-    """Run all jobs and show the progress."""
+    """Run all jobs and show their progress."""
     if jobs:
         counters = progress.Progress()
         with progress.Display(counters, title=title, total=total, jobs=len(jobs)) as display:
@@ -306,13 +309,16 @@ def _run(
 
 
 def _without(jobs: Sequence[Job], is_done: Callable[[Job], bool], *, workers: int) -> list[Job]:
-    """Return the unfinished jobs, which requires reading the files of earlier ones."""
+    """Return the unfinished jobs; this reads the files of earlier jobs."""
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return [job for job, done in zip(jobs, pool.map(is_done, jobs), strict=True) if not done]
 
 
 def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
-    """Return the domains to keep, empty for all; raise `UserError` for an invalid name."""
+    """Return the domains to keep, or empty for all.
+
+    Raises `UserError` for an invalid name.
+    """
     for domain in domains:
         if layout.is_slimpajama and domain not in slimpajama.NAMES:
             raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
@@ -324,7 +330,10 @@ def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
 
 
 def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shard]) -> float:
-    """Return the share of the documents to hold out; raise `UserError` if that is not possible."""
+    """Return the share of documents to hold out.
+
+    Raises `UserError` if the requested share is invalid or not possible.
+    """
     named = next((shard.name for shard in found if shard.split == "validation"), "")
     if share is None:
         return 0.0 if layout.is_slimpajama or named else VALIDATION
@@ -335,7 +344,7 @@ def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shar
     return share
 
 
-# What a preparation writes to its directory of parts.
+# The files that a preparation writes to its parts directory.
 OWN = re.compile(
     r"settings\.json|cluster-[0-9a-f]{32}\.json"
     r"|\d{6}(\.bin|\.npz|\.sources\.npz|\.texts|\.json)"
@@ -348,7 +357,10 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _remove(parts: Path) -> None:
-    """Remove the files of a preparation from its directory of parts, and the directory if nothing else is in it."""
+    """Remove a preparation's files from its parts directory.
+
+    The directory is also removed if it is then empty.
+    """
     for path in () if parts.is_symlink() else parts.glob("*"):
         if not _is_foreign(path):
             path.unlink(missing_ok=True)
@@ -357,16 +369,16 @@ def _remove(parts: Path) -> None:
 
 
 def _abandon(out: Path, parts: Path) -> None:
-    """Remove the files made so far, and the directory if nothing else is in it."""
+    """Remove the files made so far, and `out` if it is then empty."""
     _remove(parts)
     with contextlib.suppress(OSError):
         out.rmdir()
 
 
 def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
-    """Start in an empty directory, or resume in a directory that was started with the same settings.
+    """Start in an empty directory, or resume with the same settings.
 
-    Returns whether it is new.
+    Returns whether the directory is new. Raises `UserError` for foreign files or changed settings.
     """
     before, manifest = (read_settings(path) for path in (parts / "settings.json", out / "manifest.json"))
     if before is None and manifest is not None:
@@ -379,7 +391,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
         if parts.is_symlink() or any(_is_foreign(path) for path in parts.glob("*")):
             raise UserError(f"{parts} has files that no preparation wrote, or is a link; give another --out.")
         try:
-            _remove(parts)  # without settings.json nobody knows of which settings its parts are
+            _remove(parts)  # without settings.json, the settings of these parts are unknown
             parts.mkdir(parents=True, exist_ok=True)
             write_json(parts / "settings.json", settings)
         except OSError as error:

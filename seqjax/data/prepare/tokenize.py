@@ -1,12 +1,15 @@
-"""Converts shards to parts, the tokens of every document of one shard.
+"""Convert shards to parts, which hold the tokens of every document in a shard.
 
-A *part* holds one shard. `NAME.bin` has the tokens of its domains one after the other. `NAME.npz` has the lengths of
-their documents and, where some will be held out, their hashes and bytes. `NAME.sources.npz` has the sources of the
-documents, with the domain instead of SPLIT/DOMAIN (seqjax/data/document_sources.py). `NAME.texts` has the first 64 bits
-of the SHA-256 of every text, if the source has several splits. `NAME.json` has the counts, the hash of all text and the
-checksums of the other files; it is written last and marks the shard as done.
+The files in a *part* are:
 
-At most `HELD_TOKENS` tokens of a shard are in memory; the others wait in a temporary file without a name.
+    NAME.bin          tokens, domain by domain
+    NAME.npz          document lengths; if some will be held out, also document hashes and bytes
+    NAME.sources.npz  document sources, with DOMAIN instead of SPLIT/DOMAIN (seqjax/data/document_sources.py)
+    NAME.texts        the first 64 bits of every text's SHA-256, if the source has several splits
+    NAME.json         counts, the hash of all text and checksums for the preceding files
+
+NAME.json is written last and marks the shard as done. At most `HELD_TOKENS` tokens per shard are in memory; the rest
+wait in an unnamed temporary file.
 """
 
 import array
@@ -29,19 +32,19 @@ from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, To
 from seqjax.errors import UserError
 from seqjax.files import measure, replacing
 
-HISTOGRAM = 24  # bins: documents by log2 of their token count
+HISTOGRAM = 24  # bins: documents by log2 token count
 MAX_DOMAINS = 1000
 HELD_TOKENS = 1 << 23
 SOURCES, TEXTS = ".sources.npz", ".texts"
-PART = (".bin", ".npz", SOURCES, TEXTS)  # files of a part, beside its report
+PART = (".bin", ".npz", SOURCES, TEXTS)  # files of a part, without its report
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardJob:
-    """Tokenise `shard` into `part` (.bin, .npz, .sources.npz and .json).
+    """Tokenise `shard` into `part`: .bin, .npz, .sources.npz, .texts and .json.
 
-    `domains` are those to keep, or empty for all; `hold_out` says that some documents will be held out by their hash,
-    and `several_splits` that the shards are of several splits.
+    `domains` are the domains to keep, or empty for all. `hold_out` means that some documents will be held out by their
+    hash. `several_splits` means that the shards belong to several splits.
     """
 
     shard: shards.Shard
@@ -58,7 +61,7 @@ class ShardJob:
 
     @property
     def name(self) -> str:
-        """The name of the shard."""
+        """The shard name."""
         return self.shard.name
 
     @property
@@ -67,39 +70,39 @@ class ShardJob:
         return self.part.with_suffix(".json")
 
     def counts(self) -> dict[str, int]:
-        """Return the work of the job when it is done, in the units of `progress.count`."""
+        """Return the finished job's work, in the units of `progress.count`."""
         domains = (read_report(self.done) or {}).get("domains", {}).values()
         tokens, text = (sum(counts[key] for counts in domains) for key in ("tokens", "bytes"))
         return {"tokens": tokens, "text": text, "source": self.shard.size}
 
 
 class TextHash:
-    """The hash of the documents of a shard, with their domains and sources."""
+    """A hash over the documents of a shard, with their domains and sources."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
     def add(self, document: Document) -> bytes:
-        """Add a document, and return the SHA-256 of its text."""
+        """Add a document and return its text's SHA-256."""
         text = hashlib.sha256(document.text.encode()).digest()
         self._hash.update(repr((document.domain, document.source)).encode("utf-8", "backslashreplace") + text)
         return text
 
     def hex(self) -> str:
-        """Return the hash of what was added."""
+        """Return the hash over all added documents."""
         return self._hash.hexdigest()
 
 
 class _DomainTokens:
-    """The documents of one domain in one shard, as tokens."""
+    """One domain's documents in one shard, as tokens."""
 
     def __init__(self) -> None:
-        self.arrays: list[np.ndarray] = []  # after those in the file
-        self.in_file: list[tuple[int, int]] = []  # offset and bytes
+        self.arrays: list[np.ndarray] = []  # in memory; these follow the tokens in the temporary file
+        self.in_file: list[tuple[int, int]] = []  # offset and bytes in the temporary file
         self.lengths = array.array("q")
         self.sizes = array.array("q")  # bytes
         self.hashes = array.array("q")  # if some will be held out
-        self.sources = array.array("q")  # indices in the names
+        self.sources = array.array("q")  # indices into the names
         self.names = document_sources.Names()
 
     def add(self, ids: np.ndarray, *, size: int, source: str, tokenizer: Tokenizer) -> None:
@@ -110,29 +113,35 @@ class _DomainTokens:
         self.sources.append(self.names.index(source))
 
     def taken(self, dtype: np.dtype) -> bytes:
-        """Return the tokens in memory as bytes, and forget them."""
+        """Return the tokens in memory as bytes, and clear them."""
         out = b"".join(ids.astype(dtype, copy=False).tobytes() for ids in self.arrays)
         self.arrays.clear()
         return out
 
 
 def histogram(lengths: np.ndarray) -> list[int]:
-    """Return the number of documents by log2 of their tokens, from their lengths with BOS and EOS."""
+    """Return document counts by log2 token count.
+
+    `lengths` include BOS and EOS; the histogram does not.
+    """
     bits = [min(int(n - 2).bit_length(), HISTOGRAM - 1) for n in lengths]
     return np.bincount(bits, minlength=HISTOGRAM).tolist()
 
 
 def tokenize_shard(job: ShardJob) -> None:
-    """Run a `ShardJob`; raise `UserError` if the disk is full and, if strict, for the first bad line."""
+    """Run a `ShardJob`.
+
+    Raises `UserError` if the disk is full or, if strict, for the first bad line.
+    """
     with contextlib.ExitStack() as stack:
         _tokenize(job, stack)
 
 
 def _tokenize(job: ShardJob, stack: contextlib.ExitStack) -> None:
-    """Run a `ShardJob` with a temporary file that the stack closes."""
+    """Run a `ShardJob`; `stack` closes its temporary file."""
     tokenizer = load_tokenizer(job.tokenizer, job.tokenizer_path)
     dtype = id_dtype(tokenizer.vocab_size)
-    # Whether the bytes of its tokens are those of the text, which is certain for these two.
+    # Only for these two tokenizers do the tokens' bytes always equal the text's bytes.
     unproven = tokenizer.hash not in (ByteTokenizer.hash, MIXTRAL_SHA256)
     per_domain: dict[str, _DomainTokens] = {}
     skipped = shards.Skipped(job.shard.name, strict=job.strict)
@@ -143,7 +152,7 @@ def _tokenize(job: ShardJob, stack: contextlib.ExitStack) -> None:
     waiting: IO[bytes] | None = None
 
     def to_file() -> None:
-        """Move the tokens from memory to a file."""
+        """Move the tokens from memory to the temporary file."""
         nonlocal waiting, held
         try:
             if waiting is None:
@@ -247,7 +256,10 @@ def _copy(source: IO[bytes], target: IO[bytes], offset: int, n_bytes: int) -> No
 
 
 def require_few(domains: Collection[str]) -> None:
-    """Raise `UserError` for so many domains that they must be a mistake; each has files of its own."""
+    """Raise `UserError` for more than `MAX_DOMAINS` domains, likely a mistake.
+
+    Each domain has its own files.
+    """
     if len(domains) > MAX_DOMAINS:
         raise UserError(
             f"There are more than {MAX_DOMAINS} domains ({', '.join(sorted(domains)[:3])}, ...); give a "
@@ -265,9 +277,9 @@ def is_done(job: ShardJob) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TextJob:
-    """Compare the text of a shard with the hash that was written when its blocks were made.
+    """Compare a shard's text with the hash recorded when its blocks were made.
 
-    `job` is the job that made them, `out` the directory of the blocks, and `done` a file that is there.
+    `job` made the blocks, `out` is the block directory, and `done` is an existing file.
     """
 
     job: ShardJob
@@ -277,16 +289,16 @@ class TextJob:
 
     @property
     def name(self) -> str:
-        """The name of the shard."""
+        """The shard name."""
         return self.job.name
 
     def counts(self) -> dict[str, int]:
-        """Return the work of the job when it is done, in the units of `progress.count`."""
+        """Return the finished job's work, in the units of `progress.count`."""
         return {"source": self.job.shard.size}
 
 
 def compare_text(text: TextJob) -> None:
-    """Run a `TextJob`; raise `UserError` if the text is not the same."""
+    """Run a `TextJob`; raise `UserError` if the text differs."""
     job, text_hash = text.job, TextHash()
     skipped = shards.Skipped(job.shard.name)
     for document in shards.documents(
@@ -295,6 +307,6 @@ def compare_text(text: TextJob) -> None:
         text_hash.add(document)
     if text_hash.hex() != text.sha256:
         raise UserError(
-            f"The text of {job.shard.url} has changed since it was prepared in {text.out}. Put the text back, or "
+            f"The text of {job.shard.url} has changed since it was prepared in {text.out}. Restore the text, or "
             f"delete {text.out} or give another --out to prepare it again."
         )

@@ -1,9 +1,9 @@
-"""Arrow files, as `save_to_disk` of Hugging Face datasets writes them, read by pyarrow (the extra `parquet`).
+"""Read Arrow files, as written by Hugging Face datasets' `save_to_disk`.
 
-A file is a sequence of messages: the schema, then dictionaries and record batches, whose buffers may be compressed.
-https://arrow.apache.org/docs/format/Columnar.html describes their metadata, a table of FlatBuffers, and says that each
-compressed buffer begins with its unpacked size. pyarrow allocates that much and checks no offsets inside a buffer, so
-this module checks both.
+pyarrow (the extra `parquet`) reads them. A file is a message sequence: the schema, then dictionaries and record
+batches, with optionally compressed buffers. https://arrow.apache.org/docs/format/Columnar.html describes their
+metadata, a FlatBuffers table. Each compressed buffer starts with its unpacked size. pyarrow allocates that size and
+checks no offsets inside a buffer, so this module checks the size and the offsets.
 """
 
 import io
@@ -18,11 +18,14 @@ from seqjax.data.sources import Shard, TornShardError, ignore
 from seqjax.data.sources.parquet import Parquet, columns_of, rows_of
 from seqjax.errors import UserError, first_line
 
-DICTIONARY, RECORDS = 2, 3  # kinds of messages with buffers
+DICTIONARY, RECORDS = 2, 3  # the message kinds with buffers
 
 
 class Arrow(Shard):
-    """A file in the Arrow streaming format, whose records are its rows; a split has a folder with its name."""
+    """A file in the Arrow streaming format; its records are the table rows.
+
+    Each split has a folder with its name.
+    """
 
     endings = (".arrow",)
     package = "pyarrow"
@@ -30,7 +33,10 @@ class Arrow(Shard):
     def records(
         self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows; raise `TornShardError` at the end of the readable part of a damaged file."""
+        """Yield the rows.
+
+        Raises `TornShardError` after the last readable row of a damaged file.
+        """
         self.require()
         import pyarrow.ipc  # pyright: ignore[reportMissingImports]
 
@@ -39,7 +45,7 @@ class Arrow(Shard):
             try:
                 table = pyarrow.ipc.open_stream(_Messages(pyarrow.ipc.MessageReader.open_stream(file), self.url))
                 names = table.schema.names
-                # Of `meta.source` the whole column `meta` is used.
+                # For the field `meta.source`, read the whole column `meta`.
                 heads = {head for name in columns_of(layout, names) or names for head in (name, name.partition(".")[0])}
                 for batch in table:
                     used = batch.select([i for i, name in enumerate(names) if name in heads])
@@ -50,7 +56,7 @@ class Arrow(Shard):
                     told = now
             except UserError:
                 raise
-            except Exception as error:  # Damaged bytes raise nearly anything, also a MemoryError.
+            except Exception as error:  # Damaged bytes raise nearly any error, even a MemoryError.
                 raise TornShardError(f"damaged Arrow data ({first_line(error)})") from None
 
     @classmethod
@@ -60,7 +66,10 @@ class Arrow(Shard):
 
 
 class _Messages(io.RawIOBase):
-    """The messages of a file as a file; raises `UserError` for a message that would unpack to too much."""
+    """A file object over a file's messages.
+
+    Reading raises `UserError` for a message that would unpack to too much data.
+    """
 
     def __init__(self, messages: Any, url: str):
         super().__init__()
@@ -68,11 +77,11 @@ class _Messages(io.RawIOBase):
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:
-        """Return whether this can be read: pyarrow asks."""
+        """Return True, as pyarrow requires."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next `size` bytes, fewer only at the end."""
+        """Return the next `size` bytes or fewer, and none only at the end."""
         if not self._rest:
             try:
                 message = self._messages.read_next_message()
@@ -88,9 +97,9 @@ class _Messages(io.RawIOBase):
 
 
 def _unpacked(metadata: memoryview, body: memoryview) -> int:
-    """Return how many bytes the compressed buffers in the body of a message take; 0 if none is compressed.
+    """Return the unpacked size of a message's compressed buffers, or 0 if none.
 
-    The numbers of fields are those in Message.fbs of Arrow, whose structs Buffer are an offset and a length.
+    Field numbers follow Arrow's Message.fbs, where a Buffer struct is an offset and a length.
     """
     message = _Table(metadata, struct.unpack_from("<I", metadata)[0])
     kind = metadata[message.place(1)] if message.place(1) else 0
@@ -105,12 +114,12 @@ def _unpacked(metadata: memoryview, body: memoryview) -> int:
     for i in range(struct.unpack_from("<I", metadata, first)[0]):
         offset, length = struct.unpack_from("<qq", metadata, first + 4 + 16 * i)
         if length > 0:
-            total += max(length, struct.unpack_from("<q", body, offset)[0])  # -1: stored as it is
+            total += max(length, struct.unpack_from("<q", body, offset)[0])  # -1 marks an uncompressed buffer
     return total
 
 
 class _Table:
-    """A table of FlatBuffers, whose fields are found by the offsets in its vtable."""
+    """A FlatBuffers table; the offsets in its vtable locate the fields."""
 
     def __init__(self, data: memoryview, at: int):
         self._data, self._at = data, at
@@ -118,14 +127,17 @@ class _Table:
         self._n_fields = struct.unpack_from("<H", data, self._offsets)[0] // 2 - 2
 
     def place(self, field: int) -> int:
-        """Return where a field is, or 0 if it is left out."""
+        """Return a field's position, or 0 if it is absent."""
         if field >= self._n_fields:
             return 0
         offset = struct.unpack_from("<H", self._data, self._offsets + 4 + 2 * field)[0]
         return self._at + offset if offset else 0
 
     def target(self, field: int) -> int:
-        """Return the place that a field points to; raise `struct.error` if it is left out."""
+        """Return the position that a field points to.
+
+        Raises `struct.error` if the field is absent.
+        """
         if not (at := self.place(field)):
             raise struct.error(f"a message lacks field {field}")
         return at + struct.unpack_from("<I", self._data, at)[0]

@@ -1,4 +1,4 @@
-"""Files of JSON lines, plain or compressed with gzip or zstd, a document per line."""
+"""Read JSON lines, plain or compressed with gzip or zstd, one document per line."""
 
 import codecs
 import zlib
@@ -11,12 +11,12 @@ from seqjax.data import sources
 from seqjax.data.layout import SLIMPAJAMA, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
 
-ZSTD_BYTES, GZIP_BYTES = 1024, 1 << 20  # unpacked at a time: from so many bytes, to so many
-MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes to 2 GiB
+ZSTD_BYTES, GZIP_BYTES = 1024, 1 << 20  # per call: compressed bytes into zstd, unpacked bytes out of gzip
+MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd allows 2 GiB
 
 
 class JsonLines(Shard):
-    """A file of JSON lines, whose records are its lines as bytes."""
+    """A JSON lines file; its records are the lines as bytes."""
 
     endings = (
         *(".jsonl.zst", ".jsonl", ".jsonl.gz", ".json.gz", ".json.zst"),
@@ -24,7 +24,10 @@ class JsonLines(Shard):
     )
 
     def records(self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore) -> Iterator[bytes]:
-        """Yield the lines; raise `TornShardError` at the end of a torn file, and `UserError` for too long a line."""
+        """Yield the lines.
+
+        Raises `TornShardError` where a damaged file ends, and `UserError` for a line over `MOST_TEXT` bytes.
+        """
         del layout
         for number, line in enumerate(self._lines(on_read)):
             yield line if number else line.removeprefix(codecs.BOM_UTF8)
@@ -49,7 +52,10 @@ class JsonLines(Shard):
 
 
 def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
-    """Yield the content of a file called `.suffix` from its chunks; raise `TornShardError` where it is damaged."""
+    """Yield a file's decompressed content; `suffix` selects the format.
+
+    Raises `TornShardError` where the file is damaged.
+    """
     kinds = {"zst": ("zstd", zstandard.ZstdError), "gz": ("gzip", zlib.error)}
     if suffix not in kinds:
         yield from chunks
@@ -61,7 +67,7 @@ def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
     try:
         for chunk in chunks:
             empty = False
-            # One call of zstd unpacks all it is given: a few bytes may be 128 KiB.
+            # zstd unpacks its whole input in one call, and a few bytes may unpack to 128 KiB.
             step = ZSTD_BYTES if kind == "zstd" else len(chunk)
             for start in range(0, len(chunk), step):
                 data = chunk[start : start + step]

@@ -1,4 +1,4 @@
-"""Parquet files, a document per row, read by the package pyarrow (the extra `parquet`)."""
+"""Read parquet files with pyarrow (the extra `parquet`), one document per row."""
 
 import io
 from collections.abc import Callable, Collection, Iterator
@@ -11,11 +11,11 @@ from seqjax.data.sources import Shard, TornShardError, ignore
 from seqjax.errors import MissingPackageError, UserError, first_line
 
 BATCH_ROWS = 256
-BATCH_BYTES = 256 << 20  # of the rows read together, at most
+BATCH_BYTES = 256 << 20  # upper bound for rows read together
 
 
 class Parquet(Shard):
-    """A parquet file, whose records are its rows with the columns that a layout reads, and those of the source."""
+    """A parquet file; its records are rows with the layout's and source columns."""
 
     endings = (".parquet",)
     package = "pyarrow"
@@ -23,9 +23,10 @@ class Parquet(Shard):
     def records(
         self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows; raise `TornShardError` at the end of the readable part of a damaged file.
+        """Yield the rows.
 
-        If the file lacks a field of the layout, its rows have all columns, so that an error can list them.
+        If the file lacks a layout field, its rows have all columns, so an error can list them. Raises `TornShardError`
+        after the last readable row of a damaged file.
         """
         self.require()
         import pyarrow.parquet  # pyright: ignore[reportMissingImports]
@@ -44,7 +45,7 @@ class Parquet(Shard):
                     told = now
             except UserError:
                 raise
-            except Exception as error:  # Damaged bytes raise nearly anything, also a MemoryError.
+            except Exception as error:  # Damaged bytes raise nearly any error, even a MemoryError.
                 raise TornShardError(f"damaged parquet data ({first_line(error)})") from None
 
     @classmethod
@@ -59,46 +60,56 @@ class Parquet(Shard):
 
 
 def columns_of(layout: Layout, names: Collection[str]) -> list[str] | None:
-    """Return the columns to read of those called `names`; None for all if a field of the layout is missing."""
+    """Return the columns to read; None (all) if a layout field is missing.
+
+    `names` are the file's columns.
+    """
     fields = [layout.text_field]
     if not layout.reads_whole_files:
         fields.append(layout.domain_field or SET_NAME_FIELD)
-    # `meta.source` is the column of that name, or the field `source` of the column `meta`.
+    # `meta.source` is a column with that name, or the field `source` in the column `meta`.
     columns = {field if field in names else field.partition(".")[0] for field in fields}
     if not columns <= set(names):
         return None
-    # Names of columns that the file lacks select nothing.
+    # Column names that the file lacks select nothing.
     return sorted(columns | {f for f in (SOURCE_FIELD, *URL_FIELDS) if f.partition(".")[0] not in columns})
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch, one at a time: a value that is stored once may be in every row."""
+    """Yield the rows of a record batch one at a time.
+
+    A value that is stored once may occur in every row, so the rows are not converted together.
+    """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     for i in range(batch.num_rows):
         yield {name: _value(column[i]) for name, column in columns.items()}
 
 
 def _value(scalar: Any) -> Any:
-    """Return a value; None if Python has none like it, such as a date after the year 9999."""
+    """Return a scalar's Python value; None if Python cannot represent it.
+
+    An example is a date after the year 9999.
+    """
     try:
         return scalar.as_py()
     except UnicodeDecodeError as error:
-        return error.object.decode("utf-8", "surrogateescape")  # `Layout.document` refuses it
+        return error.object.decode("utf-8", "surrogateescape")  # `Layout.document` refuses this text
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
 
 
 def _chunks(metadata: Any) -> Iterator[Any]:
-    """Yield the metadata of every column in every group of rows."""
+    """Yield the metadata of every column in every row group."""
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         yield from map(group.column, range(metadata.num_columns))
 
 
 def _batch_rows(metadata: Any, url: str, *, size: int) -> int:
-    """Return how many rows to read together; raise `UserError` if a column would unpack to too much for a file's size.
+    """Return how many rows to read together.
 
-    A value is stored once for all rows that have it, so each row may be as long as its column.
+    A value may be stored once for all its rows, so each row may be as long as its column. Raises `UserError` if a
+    column would unpack to too much data for the file size.
     """
     longest = 1
     for column in _chunks(metadata):
@@ -110,10 +121,10 @@ def _batch_rows(metadata: Any, url: str, *, size: int) -> int:
 
 
 class _Pages(io.RawIOBase):
-    """A parquet file that compares the sizes in its pages with the sizes in its metadata, which `_batch_rows` uses.
+    """A parquet file that checks its page headers against the column metadata.
 
-    pyarrow reads all pages of a column and group of rows at once. It does not unpack more than the header of each page
-    declares. A read raises `ValueError` if these headers declare more than the metadata.
+    pyarrow reads all pages of a column chunk at once and unpacks at most the sizes in their headers. `_batch_rows`
+    relies on the metadata, so a read raises `ValueError` if the headers declare more.
     """
 
     def __init__(self, file: BinaryIO, metadata: Any):
@@ -126,11 +137,11 @@ class _Pages(io.RawIOBase):
             self._sizes[min(filter(None, starts), default=0)] = sizes
 
     def readable(self) -> bool:
-        """Return whether this can be read: pyarrow asks."""
+        """Return True, as pyarrow requires."""
         return True
 
     def seekable(self) -> bool:
-        """Return whether this can be searched: pyarrow asks."""
+        """Return True, as pyarrow requires."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -146,17 +157,17 @@ class _Pages(io.RawIOBase):
         at = self._file.tell()
         data = self._file.read(size)
         packed, declared = self._sizes.get(at, (0, 0))
-        unpacked = _unpacked(data[:packed])  # pyarrow may read a little more
+        unpacked = _unpacked(data[:packed])  # pyarrow may read past the column chunk
         if unpacked > max(declared, BATCH_BYTES // BATCH_ROWS):
             raise ValueError(f"a column has {unpacked} bytes, not {declared} as in the metadata")
         return data
 
 
 def _unpacked(pages: bytes) -> int:
-    """Return how many bytes pages take by their headers, which are structs PageHeader in Thrift's compact protocol.
+    """Return the unpacked size of pages according to their headers.
 
-    Field 2 is the unpacked size, field 3 the size in the file.
-    https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+    A header is a PageHeader struct in Thrift's compact protocol. Field 2 is the unpacked size, field 3 the size in the
+    file. https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
     """
     at = total = 0
     while at < len(pages):
@@ -167,7 +178,7 @@ def _unpacked(pages: bytes) -> int:
 
 
 def _struct(data: bytes, at: int) -> tuple[dict[int, int], int]:
-    """Return the integers of a struct by the numbers of their fields, and the end of the struct."""
+    """Return a struct's integers by field number, and the position after it."""
     integers: dict[int, int] = {}
     number = 0
     while head := data[at]:
@@ -179,13 +190,13 @@ def _struct(data: bytes, at: int) -> tuple[dict[int, int], int]:
         kind = head & 15
         if kind in (4, 5, 6):
             integers[number], at = _integer(data, at)
-        elif kind > 2:  # true and false have no more bytes
+        elif kind > 2:  # Kinds 1 and 2 (true, false) have no further bytes.
             at = _skipped(data, at, kind)
     return integers, at + 1
 
 
 def _skipped(data: bytes, at: int, kind: int) -> int:
-    """Return the end of a value of a kind of Thrift's compact protocol."""
+    """Return the position after a value, by its kind in Thrift's compact protocol."""
     if kind in (1, 2, 3):
         return at + 1
     if kind in (4, 5, 6):
@@ -213,7 +224,7 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number in groups of 7 bits, the lowest first, and its end."""
+    """Return a number in 7-bit groups, lowest first, and the position after it."""
     value = shift = 0
     while True:
         value |= (data[at] & 127) << shift

@@ -1,4 +1,4 @@
-"""Text files with a document each."""
+"""Read text files, one document per file."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +8,7 @@ from seqjax.data.sources import Shard, ignore
 
 
 class TextFile(Shard):
-    """A file in UTF-8, with or without a byte-order mark, whose one record is its text."""
+    """A UTF-8 file, with or without a byte-order mark; its only record is its text."""
 
     endings = (".txt",)
     is_whole = True
@@ -16,7 +16,10 @@ class TextFile(Shard):
     def records(
         self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
     ) -> Iterator[dict[str, str]]:
-        """Yield the one row; raise `UserError` if the file is too long for a document."""
+        """Yield one row.
+
+        Raises `UserError` if the file exceeds `MOST_TEXT` bytes.
+        """
         pieces, held = [], 0
         for piece in self.content(on_read):
             pieces.append(piece)
@@ -24,5 +27,5 @@ class TextFile(Shard):
             if held > sources.MOST_TEXT:
                 raise sources.too_long(self.url)
         content = b"".join(pieces)
-        # Bytes that are not UTF-8 become characters that `Layout.document` refuses.
+        # Invalid UTF-8 becomes characters that `Layout.document` refuses.
         yield {layout.text_field: content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")}

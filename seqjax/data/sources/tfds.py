@@ -1,8 +1,9 @@
-"""Datasets of tensorflow-datasets (the extra `tfds`), read without TensorFlow.
+"""Read tensorflow-datasets (the extra `tfds`) without TensorFlow.
 
-A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. A domain is a dataset, or one config of it.
-Its records must be in ArrayRecord files: the default of tensorflow-datasets, tfrecord, needs TensorFlow. The directory
-describes its content, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks.
+A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. Each dataset or config is one domain. The
+records must be in ArrayRecord files: the tensorflow-datasets default, tfrecord, needs TensorFlow. The directory
+describes its content, so the code that built it is not needed. `corpus=tfds` streams datasets, and `prepare` makes
+blocks from them.
 """
 
 import dataclasses
@@ -21,10 +22,10 @@ from seqjax.errors import MissingPackageError, UserError, first_line, nearest
 FORMAT = "array_record"
 INFO = "dataset_info.json"
 READ = 64  # records read together
-LIMIT = hold_out.SHARE * hold_out.HASHES  # of the hashes of texts that are held out
+LIMIT = hold_out.SHARE * hold_out.HASHES  # texts with smaller hashes are held out
 _NAME = re.compile(r"(?:(?P<domain>[^=]+)=)?(?P<name>\w+)(?:/(?P<config>[\w.+-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
-REMOVED = "slim_pajama"  # built here by earlier versions
+REMOVED = "slim_pajama"  # earlier versions built this dataset
 INSTEAD = (
     f"seqjax no longer builds {REMOVED}. Read its shards with --config.data.corpus=stream --config.data.path=SHARDS, "
     "or make blocks of them: `seqjax prepare --source=SHARDS --out=DIR --tokenizer=byte`."
@@ -32,7 +33,10 @@ INSTEAD = (
 
 
 def require() -> Any:
-    """Return the package tensorflow_datasets; raise `MissingPackageError` if it is not installed."""
+    """Return the package tensorflow_datasets.
+
+    Raises `MissingPackageError` if it is not installed.
+    """
     try:
         import tensorflow_datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -45,11 +49,16 @@ def require() -> Any:
 # ------------------------------------------------------------------------------------------------------------- reading
 @dataclasses.dataclass(frozen=True)
 class TfdsShard(Shard):
-    """Records of a file of the dataset in `directory`: `take` of them after `skip`; its `name` begins with the domain.
+    """`take` records of a dataset file, after the first `skip`.
+
+    The shard `name` starts with the domain.
 
     Attributes:
-        feature: The feature that is the text, a.b is b within a; empty chooses it (`_text_feature`).
-        held_out: Whether to yield the texts that are held out by their hash, or the others; None for all.
+        directory: The directory of the dataset.
+        skip: Number of records to skip.
+        take: Number of records to read.
+        feature: The text feature; a.b is b within a. Empty lets `_text_feature` choose.
+        held_out: True yields only texts held out by their hash, False only the remaining texts, None all.
     """
 
     directory: str
@@ -64,7 +73,10 @@ class TfdsShard(Shard):
     def records(
         self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
     ) -> Iterator[dict[str, str]]:
-        """Yield rows with the text alone; raise `UserError` if the file is damaged, or has no such text."""
+        """Yield rows with only the text.
+
+        Raises `UserError` if the file is damaged or has no such text.
+        """
         from array_record.python.array_record_data_source import ArrayRecordDataSource
 
         info = _info(Path(self.directory))
@@ -78,14 +90,14 @@ class TfdsShard(Shard):
                     for record in source.__getitems__(numbers):
                         row = info.features.deserialize_example_np(record)
                         value = functools.reduce(lambda features, part: features[part], path, row)
-                        # Bytes that are not UTF-8 become characters that `Layout.document` refuses.
+                        # Invalid UTF-8 becomes characters that `Layout.document` refuses.
                         text = value.decode("utf-8", "surrogateescape")
                         if self.held_out is None or self.held_out == (hold_out.text_hash(text) < LIMIT):
                             yield {layout.text_field: text}
                     now = self.size * (numbers[-1] + 1) // self.take
                     on_read(now - done)
                     done = now
-        except Exception as error:  # array_record raises the errors of its C++ reader, without the name of the file.
+        except Exception as error:  # The errors of array_record's C++ reader lack the file name.
             raise UserError(
                 f"{self.url} is damaged ({first_line(error)}). Put back a copy of it, or delete {self.directory} and "
                 "build it again."
@@ -98,9 +110,10 @@ class TfdsShard(Shard):
 
     @classmethod
     def find(cls, source: str) -> Sequence[Shard]:
-        """Return the shards of a dataset by its directory NAME[/CONFIG[/VERSION]], by default the newest versions.
+        """Return the shards of a dataset directory NAME[/CONFIG[/VERSION]].
 
-        Its splits are train, validation and test, or have another name of these (`splits.alone`); others are left out.
+        The default is the newest version of each config. Splits named train, validation or test, or recognised as such
+        (`splits.alone`), are read; other splits are left out.
         """
         root = Path(source)
         if not root.is_dir():
@@ -118,11 +131,12 @@ class TfdsShard(Shard):
 def config_shards(
     names: Sequence[str], path: str, *, feature: str, train_split: str, validation_split: str
 ) -> list[Shard]:
-    """Return the shards of the datasets `names` in the data directory `path` (`config.data.tfds`).
+    """Return the shards of the datasets `names` (`config.data.tfds`) in `path`.
 
-    Validation is the split called validation, or test where there is none, or else a hundredth of the training
-    documents (`seqjax.data.hold_out`), unless `validation_split` names it; splits may be slices, `train[:10%]`.
-    Raises `UserError` for a dataset that is not prepared, in another file format, or without the text or the split.
+    `validation_split` names the validation split. If it is empty, the split called validation is used, otherwise test,
+    otherwise 1 % of the training documents (`seqjax.data.hold_out`). Splits may be slices, such as `train[:10%]`.
+
+    Raises `UserError` for a dataset that is not prepared, has another file format, or lacks the text or the split.
     """
     require()
     found: list[Shard] = []
@@ -140,7 +154,7 @@ def config_shards(
 
 
 def _split_names(info: Any) -> dict[str, str]:
-    """Return the dataset's own names of its splits train, validation and test, where it has them."""
+    """Return the dataset's names for its train, validation and test splits, if any."""
     names = {split: [name for name in sorted(info.splits) if splits.alone(name) == split] for split in splits.SPLITS}
     return {split: split if split in found else found[0] for split, found in names.items() if found}
 
@@ -148,7 +162,7 @@ def _split_names(info: Any) -> dict[str, str]:
 def _shards(
     directory: Path, info: Any, split: str, *, into: str, domain: str, feature: str = "", held_out: bool | None = None
 ) -> list[TfdsShard]:
-    """Return the files of a split or of a slice of one, as shards of the split `into`."""
+    """Return the files of a split, or of a split slice, as shards for split `into`."""
     key = f"config.data.tfds_{into}_split={split!r}"
     try:
         chosen = info.splits[split]
@@ -165,7 +179,7 @@ def _shards(
         path = Path(part.filename)
         if not path.is_file():
             raise UserError(f"{path} is missing: put back a copy of it, or delete {path.parent} and build it again.")
-        # The name holds everything that determines the data, because it identifies the data of a run.
+        # The shard name identifies a run's data, so it contains everything that determines the data.
         name = f"{domain}/{path.name}[{part.skip}:{part.skip + part.take}] {feature}{mark}".rstrip()
         size = int(share * path.stat().st_size * part.take / part.examples_in_shard)
         found.append(TfdsShard(str(path), name, into, size, str(directory), part.skip, part.take, feature, held_out))
@@ -174,7 +188,10 @@ def _shards(
 
 # ------------------------------------------------------------------------------------------------------------- finding
 def data_directory(path: str) -> Path:
-    """Return the directory of all datasets, that of tensorflow-datasets if `path` is empty; it must exist."""
+    """Return the data directory for all datasets.
+
+    An empty `path` selects the tensorflow-datasets default. Raises `UserError` if the directory does not exist.
+    """
     if "://" in path:
         raise UserError(f"config.data.path={path!r}: only a local directory is read; copy the datasets into one.")
     root = Path(path or require().core.constants.DATA_DIR).expanduser()
@@ -189,9 +206,9 @@ def data_directory(path: str) -> Path:
 def named(names: Sequence[str], root: Path) -> dict[str, Path]:
     """Return the directories of the datasets `names` (`config.data.tfds`), by domain.
 
-    A name without a config means all existing configs, and a name without a version the newest. The domain has the name
-    of the config, or of a dataset without configs. Raises `UserError` for a dataset that is not prepared, and for two
-    of one domain.
+    A name without a config selects all existing configs. A name without a version selects the newest. The domain is the
+    config name, or the dataset name if it has no configs. Raises `UserError` for a dataset that is not prepared, and
+    for two datasets with the same domain.
     """
     found: dict[str, Path] = {}
     for given in names:
@@ -203,14 +220,14 @@ def named(names: Sequence[str], root: Path) -> dict[str, Path]:
             if domain in found:
                 raise UserError(
                     f"config.data.tfds: {found[domain]} and {directory} both are the domain {domain!r}; write "
-                    "'DOMAIN=NAME/CONFIG' for one of them, with a DOMAIN of its own."
+                    "'DOMAIN=NAME/CONFIG' for one of them, with another DOMAIN."
                 )
             found[domain] = directory
     return found
 
 
 def _directories(root: Path, name: str, config: str | None, version: str | None) -> dict[str, Path]:
-    """Return the directory of a dataset by its name, or those of its configs by theirs."""
+    """Return a dataset's directory by its name, or its config directories by theirs."""
     home, build = root / name, _how_to_build(name, config, root)
     if not home.is_dir():
         others = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -219,7 +236,7 @@ def _directories(root: Path, name: str, config: str | None, version: str | None)
     configs = _versions(home)
     if not configs:
         raise UserError(
-            f"config.data.tfds: {home} holds no complete dataset, a directory VERSION with a {INFO}. {build}"
+            f"config.data.tfds: {home} holds no complete dataset (a directory VERSION with a {INFO}). {build}"
         )
     if config and list(configs) == [name]:
         raise UserError(f"config.data.tfds: {name} has no configs; write {name!r} without /{config}.")
@@ -236,7 +253,10 @@ def _directories(root: Path, name: str, config: str | None, version: str | None)
 
 
 def _versions(home: Path) -> dict[str, dict[str, Path]]:
-    """Return the versions of a dataset under its name, or of each of its configs under theirs, the newest last."""
+    """Return the versions of a dataset, or of each of its configs, newest last.
+
+    The keys are the dataset or config names.
+    """
     found = {}
     for directory in (home, *sorted(path for path in home.iterdir() if path.is_dir())):
         versions = [file.parent for file in directory.glob(f"*/{INFO}") if _VERSION.fullmatch(file.parent.name)]
@@ -249,7 +269,7 @@ def _versions(home: Path) -> dict[str, dict[str, Path]]:
 
 
 def _how_to_build(name: str, config: str | None, root: Path) -> str:
-    """Return how to build a dataset in `root`, for a message."""
+    """Return message text that explains how to build a dataset in `root`."""
     if name == REMOVED:
         return INSTEAD
     full = f"{name}/{config}" if config else name
@@ -260,7 +280,10 @@ def _how_to_build(name: str, config: str | None, root: Path) -> str:
 
 
 def _info(directory: Path) -> Any:
-    """Return the tensorflow-datasets builder of the dataset in a directory, read from ArrayRecord files."""
+    """Return the dataset information for a directory with ArrayRecord files.
+
+    Raises `UserError` if the directory cannot be read or has another file format.
+    """
     tfds = require()
     try:
         info = tfds.builder_from_directory(str(directory)).info
@@ -269,7 +292,7 @@ def _info(directory: Path) -> Any:
         ]
         if FORMAT in formats:
             return tfds.builder_from_directory(str(directory), file_format=FORMAT).info
-    except Exception as error:  # It raises the errors of its readers of JSON, protocol buffers and features.
+    except Exception as error:  # Its JSON, protocol buffer and feature readers raise different errors.
         raise UserError(
             f"{directory} cannot be read ({type(error).__name__}: {first_line(error)}); delete it, and build the "
             "dataset again."
@@ -282,7 +305,7 @@ def _info(directory: Path) -> Any:
 
 
 def _text_feature(features: Any, wanted: str, *, name: str) -> str:
-    """Return the feature with the texts: `wanted`, or the only text, or the one called text."""
+    """Return the text feature: `wanted`, the only text, or the text called "text"."""
     texts = _texts(features, "")
     has = f"{name} has the texts {', '.join(texts)}" if texts else f"{name} has no text among its features"
     if wanted:
@@ -298,10 +321,10 @@ def _text_feature(features: Any, wanted: str, *, name: str) -> str:
 
 
 def _texts(features: Any, prefix: str) -> list[str]:
-    """Return the features that are one string each; those within another are called a.b."""
+    """Return the features that are one string each; a nested feature is called a.b."""
     tfds = require()
     found = []
-    for key, feature in sorted(features.items()):  # read from files, they have no order
+    for key, feature in sorted(features.items()):  # Features that are read from files have no order.
         if isinstance(feature, tfds.features.FeaturesDict):
             found += _texts(feature, f"{prefix}{key}.")
         elif isinstance(feature, tfds.features.Text):
@@ -311,7 +334,7 @@ def _texts(features: Any, prefix: str) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------------- removed
 def main(argv: list[str]) -> None:
-    """Raise `UserError` that says what to run in place of the removed command."""
+    """Raise `UserError` that names the replacement for this removed command."""
     del argv
     raise UserError(INSTEAD)
 
