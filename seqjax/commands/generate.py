@@ -17,6 +17,7 @@ from seqjax.errors import UserError, first_line, is_out_of_memory
 from seqjax.escape import terminal
 from seqjax.files import is_text
 from seqjax.reading import parse_json
+from seqjax.terminal import StatusLine
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
 
@@ -88,8 +89,9 @@ def main(argv: list[str]) -> None:
             "--prompt and --stop take UTF-8 text; these bytes are not, or the locale of the shell is another."
         )
     prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
-    config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
+    config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
+    StatusLine().say(f"compiling the model: step {step} of {args.workdir}")  # takes up to a minute
     for i, prompt in enumerate(prompts, start=1):
         timing = Timing()
         parts = stream(

@@ -181,7 +181,7 @@ def test_text_is_shown_as_it_comes_and_the_speed_apart(rough: Run, continuation:
     assert writes[0::2] == [PROMPT, *parts, "\n"]
     assert set(writes[1::2]) == {None}, "each is flushed"
     assert re.fullmatch(
-        rf"prefill 8 tokens, [\d,]+ tokens/s; decode {N_NEW} tokens, [\d,]+ tokens/s( \(without compiling, .* s\))?\n",
+        rf"compiling .*\nprefill 8 tokens, [\d,]+ tokens/s; decode {N_NEW} tokens, [\d,]+ tokens/s( \(without compiling, .* s\))?\n",
         capsys.readouterr().err,
     )
 
