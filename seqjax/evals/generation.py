@@ -1,7 +1,7 @@
 """Generate continuations of many prompts by cached decoding, batch by batch.
 
-Prompts of similar length share a batch without padding (`decoding.tokens`). A continuation ends at EOS, before its first
-stop string, or after its maximum number of tokens.
+Prompts of similar length share a batch without padding (`decoding.tokens`). A continuation ends at EOS, before its
+first stop string, or after its maximum number of tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence

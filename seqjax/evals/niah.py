@@ -2,10 +2,10 @@
 
     seqjax niah --workdir=runs/x --lengths=4096,8192,16384,32768,102400
 
-This is RULER's passkey task (S-NIAH-1; Hsieh et al., arXiv 2404.06654). The text repeats one line; another line states a
-number, and the prompt ends with a question about it. A seed gives the same samples as `niah_single_1` in
-lm-evaluation-harness 0.4.13 with the same tokenizer: lines, words and numbers come from the same random draws. The words
-come from the package wonderwords, as in the harness.
+This is RULER's passkey task (S-NIAH-1; Hsieh et al., arXiv 2404.06654). The text repeats one line; another line states
+a number, and the prompt ends with a question about it. A seed gives the same samples as `niah_single_1` in
+lm-evaluation-harness 0.4.13 with the same tokenizer: lines, words and numbers come from the same random draws. The
+words come from the package wonderwords, as in the harness.
 
 The prompt is prefilled into the cache as in `seqjax generate`, and the answer is decoded greedily. A sample is correct
 if the answer contains the number. The accuracies from the paper (arXiv 2505.18522, table 3) are printed for comparison.

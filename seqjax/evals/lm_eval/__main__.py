@@ -3,12 +3,12 @@
     seqjax harness --workdir=runs/x --tasks=local
     seqjax harness --workdir=runs/x --tasks=paper
 
-`paper` selects the thirteen tasks in the paper's table 2 (MMLU with five examples) and the three in table 1 (SWDE, SQuAD
-and FDA). Their data comes from the Hugging Face hub. `local` needs no network: its texts are held-out documents from the
-built-in corpus. Other tasks are selected by their lm-evaluation-harness names, or as YAML tasks in --include.
+`paper` selects the thirteen tasks in the paper's table 2 (MMLU with five examples) and the three in table 1 (SWDE,
+SQuAD and FDA). Their data comes from the Hugging Face hub. `local` needs no network: its texts are held-out documents
+from the built-in corpus. Other tasks are selected by their lm-evaluation-harness names, or as YAML tasks in --include.
 
-Each result is saved when its task ends, in the format of lm-evaluation-harness, with the checkpoint's identity. table.md
-compares the results with the paper's numbers. The same command resumes with the missing tasks.
+Each result is saved when its task ends, in the format of lm-evaluation-harness, with the checkpoint's identity.
+table.md compares the results with the paper's numbers. The same command resumes with the missing tasks.
 """
 
 import contextlib

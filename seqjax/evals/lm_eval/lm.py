@@ -1,8 +1,8 @@
 """Wrap a seqjax model for lm-evaluation-harness: `SeqjaxLM("runs/x")`, registered as `seqjax`.
 
 Each text starts with exactly one BOS, as documents do in training. This applies to contexts, prompts, and the first
-window of `loglikelihood_rolling`, where BOS is an input and is not predicted. Texts longer than `max_length` tokens lose
-their beginning, as in lm_eval's own `hf` model.
+window of `loglikelihood_rolling`, where BOS is an input and is not predicted. Texts longer than `max_length` tokens
+lose their beginning, as in lm_eval's own `hf` model.
 """
 
 import dataclasses
@@ -139,7 +139,8 @@ class SeqjaxLM(TemplateLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability of whole texts in nats, in lm_eval's windows of `max_length` tokens.
 
-        Texts are encoded without BOS, because the first window gets BOS as its context; a second BOS would be predicted.
+        Texts are encoded without BOS, because the first window gets BOS as its context; a second BOS would be
+        predicted.
         """
         windows, texts = [], [request.args[0] for request in requests]
         owner = []
@@ -173,8 +174,8 @@ class SeqjaxLM(TemplateLM):
         room = self.max_length - n_new
         if room < 1:
             raise UserError(
-                f"The task requests {n_new} new tokens, and max_length is {self.max_length} including the context. Give "
-                "a larger --max_length, or train with longer sequences (config.train.seq_len)."
+                f"The task requests {n_new} new tokens, and max_length is {self.max_length} including the context. "
+                "Give a larger --max_length, or train with longer sequences (config.train.seq_len)."
             )
         ids = self.tok_encode(context)[-room:] or [self.prefix_token_id]
         return Prompt(ids, until, n_new, sampling)

@@ -61,8 +61,8 @@ class Manager(TaskManager):
             first = (str(error).splitlines() or [""])[0]
             raise UserError(
                 f"{named}: the task or its data could not be loaded ({type(error).__name__}: {first[:300]}). The "
-                "harness's own tasks fetch data from the Hugging Face hub: run the same command with a network, or with "
-                "a cache that was filled there (HF_HOME), and it resumes with this task."
+                "harness's own tasks fetch data from the Hugging Face hub: run the same command with a network, or "
+                "with a cache that was filled there (HF_HOME), and it resumes with this task."
             ) from error
 
 
