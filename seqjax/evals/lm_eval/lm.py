@@ -157,7 +157,7 @@ class SeqjaxLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the continuation of every context, up to the first of its `until` strings or the end of the document.
+        """Return a continuation for each context; it ends before the first `until` string or at EOS.
 
         Raises `UserError` for unknown generation settings.
         """

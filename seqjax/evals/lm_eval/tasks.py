@@ -90,7 +90,7 @@ def manager(names: Sequence[str], include: Sequence[Path], *, cache_dir: str = "
     """
     for directory in include:
         if not directory.is_dir():
-            raise UserError(f"--include={directory}: there is no such directory; give one with YAML tasks.")
+            raise UserError(f"--include={directory}: there is no such directory; give one of YAML tasks.")
     options: dict[str, Any] = {"include_path": [LOCAL, *include]}
     if cache_dir:
         options["metadata"] = {"seqjax_cache_dir": cache_dir}

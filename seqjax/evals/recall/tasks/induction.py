@@ -1,4 +1,4 @@
-"""The token after the last appearance of a marker: induction heads of "Mamba" (arXiv 2312.00752, section 4.1.2)."""
+"""Recall the token after a marker: induction heads from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.2)."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """Random tokens, somewhere among them a marker; at its second appearance, the end, the token that followed it."""
+    """Random tokens with a marker at a random place and at the end; the answer is the token after the first marker."""
 
     order = 30
     question = "what followed the marker"
@@ -39,7 +39,7 @@ class Induction(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens and the marker."""
+        """Tokens and the marker."""
         return self.ids + 1
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
