@@ -1,4 +1,4 @@
-"""report.md, foretell.csv and foretell.png: which recall task foretells the losses of a study (foretell.py)."""
+"""Write report.md, foretell.csv and foretell.png: which recall task predicts OOD losses."""
 
 import csv
 import io
@@ -60,11 +60,16 @@ TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
 
 
 def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
-    """Write report.md, foretell.csv and foretell.png of the recall results in `directory` and the losses of studies.
+    """Write report.md, foretell.csv and foretell.png to `directory`/foretell, and return the path of report.md.
 
-    Returns the former, which is in a folder of `directory`. `chosen` are the labels of mixers to compare, by default
-    all of the studies. A mixer of several studies is that of the first of them. Raises `UserError` as `read_study`
-    does, if no mixer is in both, or if the studies have other domains.
+    Args:
+        directory: Recall results.
+        studies: Study directories; a mixer in several studies is taken from the first.
+        setup: The recall size.
+        chosen: Labels to compare; None = all models in the studies.
+
+    Raises `UserError` as `read_study` does, if no mixer has both scores and losses, or if the studies have different
+    domains.
     """
     read = {study: files.read(study) for study in studies}
     found = read[studies[0]]
@@ -128,7 +133,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
 
 
 def _headline(rows: Sequence[Row]) -> str:
-    """Return the answer in a sentence or two."""
+    """Return the main result in one or two sentences."""
     n = max(len(row.mixers) for row in rows)
     tested = [row for row in rows if row.found and row.informative]
     lacking = [row for row in rows if row not in tested]
@@ -156,7 +161,7 @@ def _headline(rows: Sequence[Row]) -> str:
 
 
 def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
-    """Return what the later score is, and what its correlation can and cannot say, of all mixers and of new ones."""
+    """Describe the later score: its correlation over all mixers and over new mixers, and the limits of both."""
     (row,) = rows
     rho, p, known = row.found["rho"], row.found["p"].value, row.found["attending taken out too"]
     return (
@@ -168,7 +173,7 @@ def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
 
 
 def _unseen(rows: Sequence[Row]) -> str:
-    """Return what the later score is worth on the mixers that it was not found with, or that this is not known."""
+    """Describe the later score on mixers that did not influence its choice, or state that there are none."""
     if not rows:
         return (
             "The seeds are new, the mixers and their losses are the same, so p does not know of the scores that were "
@@ -184,7 +189,7 @@ def _unseen(rows: Sequence[Row]) -> str:
 
 
 def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
-    """Return what is compared, and what of it is less than was meant."""
+    """Describe the compared data, and where it falls short of the plan."""
     names = {primary.name for primary in PRIMARY}
     scores = [of_task for mixer in every for name, of_task in mixer.scores.items() if name in names]
     text = [
@@ -246,7 +251,7 @@ def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
 
 
 def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
-    """Return the answers without the runs that failed the easiest test of the training, where that makes another."""
+    """Return the results without untrained runs (failed the easiest training test), for tasks that have such runs."""
     pairs = [(row, other) for row, other in zip(rows, again, strict=True) if _counted(row) != _counted(other)]
     if not pairs:
         return "No run failed the easiest test of its training, so that all of the above is of trained runs.\n"
@@ -283,15 +288,15 @@ def _mixers(every: Sequence[Mixer]) -> str:
 
 
 def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
-    """Draw, for each score, mixers' losses out of domain, less their regression on those in domain, over the score.
+    """Draw one panel per score: OOD loss minus its regression on the in-domain loss, over the score.
 
-    Lines lead from a mixer's lowest run to its highest. The correlation in a panel's title is that of ranks. Writes a
-    PNG at `path`, and an SVG beside it.
+    Horizontal lines are the range of a mixer's runs. Panel titles show the rank correlation. Writes a PNG at `path`,
+    and an SVG next to it.
     """
     shown = [row for row in rows if row.mixers]
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
-    height = max(4.6, 0.2 * max(len(row.mixers) for row in shown))  # for their labels
+    height = max(4.6, 0.2 * max(len(row.mixers) for row in shown))  # room for the labels
     figure = Figure(figsize=(5.6 * columns + 0.6, height * lines + 0.9), layout="constrained")
     panels = list(figure.subplots(lines, columns, squeeze=False).flat)
     named = {panel: _draw_task(panel, row) for panel, row in zip(panels, shown, strict=False)}
@@ -308,7 +313,7 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
 
 
 def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
-    """Draw the points of a panel; return them by name."""
+    """Draw one panel; return its labelled points by name."""
     told = f"rho {_number(row.found['rho'])}, {p_text(row.found['p'].value)}" if row.found else row.answer
     told += ", uninformative" if row.found and not row.informative else ""
     panel.set_title(f"{row.name}: {told}", fontsize=9.5, loc="left")

@@ -1,9 +1,8 @@
-"""Write lab/results/all_mixers.md and its picture, what is known of every mixer: `python lab/pages/all_mixers.py`.
+"""Write lab/results/all_mixers.md and its picture: `python lab/pages/all_mixers.py`.
 
-Every number is read from recorded results or counted from a model's shapes: losses, gaps and verdicts of trunks_110m,
-speed, memory and kernels of `benchmarks/results`, scores of recall. A row is a model of that study, or a shipped config
-with a recorded speed or score.
-After any of these has changed the same command brings the page up to date.
+All numbers come from recorded results or from model shapes: losses, gaps and verdicts from trunks_110m; speed, memory
+and kernels from `benchmarks/results`; scores from recall. A row is a model in trunks_110m, or a shipped config with a
+recorded speed or score. Run the command again after any of these change.
 """
 
 import json
@@ -36,9 +35,9 @@ from seqjax.study.runs.record import Records
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
-# Of the training step at these lengths, with the marks of the table; a mixer's speed is that of the first file with it.
+# Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
-# Of another card, for what has run with the kernels of now there alone. The oldest has nothing alone.
+# Measured on another GPU, for mixers with current kernels measured only there; then the oldest measurements.
 SPEEDS |= {
     "train_step_h100_fox": "³",
     "train_step_h100_path": "⁴",
@@ -46,13 +45,21 @@ SPEEDS |= {
     "train_step_older": "⁶",
 }
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
-YARDSTICK = "Transformer++"  # in every file, so that speeds of several cards compare
+YARDSTICK = "Transformer++"  # in all files, to compare speeds across GPUs
 SETUP = SETUPS["small"]
 WIDTH = SETUP.rounds[0][0]
 
 
 class Speed(NamedTuple):
-    """A training step: the file, tokens/s, the same over Transformer++'s of the file, reserved GiB, and kernels."""
+    """A recorded training step.
+
+    Attributes:
+        file: Name of the results file.
+        tokens_per_s: Training throughput.
+        ratio: Throughput relative to Transformer++ in the same file.
+        gib: GiB reserved by XLA.
+        kernels: Number of launched kernels.
+    """
 
     file: str
     tokens_per_s: float
@@ -62,14 +69,14 @@ class Speed(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A score in a task; not `trained` are runs that failed the easiest test of their training."""
+    """A task score; `trained` is False if the runs failed the easiest training test."""
 
     value: float
     trained: bool = True
 
 
 class Known(NamedTuple):
-    """What is recorded, by the label of a mixer; `configs` has all of them, in the order of the rows."""
+    """All recorded data by mixer label; `configs` has all labels, in row order."""
 
     configs: dict[str, Config]
     study: Records
@@ -81,7 +88,7 @@ class Known(NamedTuple):
 
 
 def read() -> Known:
-    """Return what is recorded."""
+    """Read all recorded data."""
     study, configs = files.read(RESULTS / "trunks_110m"), _configs()
     speeds, long_speeds, scores = _speeds(SPEEDS, configs), _speeds(LONG_SPEEDS, configs), _scores(configs)
     of_gaps = _order(study)
@@ -98,7 +105,7 @@ def read() -> Known:
 
 
 def _order(study: Records) -> list[str]:
-    """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
+    """Return the study's models, sorted by the gap to the last reference; models without a gap come last."""
     reference = study.references[-1]
     rows = gaps.compare(study, reference)
     values = {reference: 0.0} | {row.model: row.gap.value for row in rows if row.gap is not None}
@@ -110,7 +117,7 @@ def _slowness(speeds: Mapping[str, Speed], label: str) -> tuple[float, str]:
 
 
 def _configs() -> dict[str, Config]:
-    """Return the models of the study and, with the labels that other studies have, all other shipped configs."""
+    """Return the study's models and all other shipped configs, labelled as in other studies where possible."""
     found = {label: _config(text) for label, text in presets.load("studies/trunks_110m").MODELS.items()}
     of_others = presets.load("studies/limited_110m").RUNS | {
         label: text for label, text in MODELS.items() if "n_layers" not in text
@@ -125,14 +132,14 @@ def _configs() -> dict[str, Config]:
 
 
 def _config(text: str) -> Config:
-    """Return the config at the size 110m, given with that size or without, or the name of a benchmark's result."""
+    """Return the config at size 110m, from a config text with or without that size or a benchmark result's name."""
     name, _, settings = text.partition(":")
     settings = settings.removeprefix("110m").removeprefix(",")
     return from_config_dict(presets.read_config(f"{name}:{','.join(filter(None, ('110m', settings)))}"))
 
 
 def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Speed]:
-    """Return the speeds of the mixers that one of the files has; of several backends that of the fastest."""
+    """Return each mixer's speed from the first file that has it, with the fastest backend."""
     found: dict[str, Speed] = {}
     for file in files:
         results = _recorded(file)["results"]
@@ -152,12 +159,12 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
 
 
 def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
-    """Return the scores by task: the primary one where there is one, otherwise the mean accuracy of all tests.
+    """Return scores by task: the primary score if the task has one, otherwise the mean accuracy over all tests.
 
-    The one that was fixed later is beside its task's, by its own name.
+    `LATER` is a separate entry after its task.
     """
     results = report.results(RESULTS / "recall")
-    # A label's mixer may have other settings in the study: its scores are those of another mixer then.
+    # Leave out labels with different mixer settings in the study: their scores belong to another mixer.
     same = [label for label, config in configs.items() if label in MODELS and not _differs(label, config)]
     mixers = [Mixer(label, np.zeros(0), np.zeros((0, 0))) for label in same]
     every, passed = (
@@ -233,7 +240,7 @@ learning rates tried.
 
 
 def page(known: Known) -> str:
-    """Return what the file holds."""
+    """Return the content of all_mixers.md."""
     trained = known.study.models
     shipped = [name for name in presets.names() if _config(name).model in [c.model for c in known.configs.values()]]
     counts = {"configs": len(shipped), "rows": len(known.configs), "trained": len(trained)}
@@ -270,7 +277,7 @@ def _gap_table(known: Known) -> str:
 
 
 def _gap_cells(row: Row | None) -> list[str]:
-    """Return the gap of a model to a reference, the gap as tuned, and the verdict."""
+    """Return the cells: gap to the reference, gap as tuned, verdict."""
     if row is None:
         return ["", "", ""]
     if row.gap is None or row.as_tuned is None:
@@ -298,7 +305,7 @@ def _cost_table(known: Known) -> str:
 
 
 def _files(known: Known) -> str:
-    """Return the sources of the speeds."""
+    """Return a sentence that lists the sources of the speeds."""
     said, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
     for file in (file for file in (*SPEEDS, *LONG_SPEEDS) if file in used):
         recorded = _recorded(file)
@@ -333,7 +340,7 @@ def _task_table(known: Known) -> str:
 
 
 def _has_score(name: str) -> bool:
-    """Return whether the task of a score, after which it is named, has one of its own instead of an accuracy."""
+    """Return whether the score's task defines its own score instead of accuracy."""
     return bool(SETUP.task(name.partition(",")[0]).kind.score)
 
 
@@ -356,7 +363,7 @@ LENGTHS: dict[int, dict[str, Any]] = {
 
 
 def draw(path: Path, known: Known) -> None:
-    """Draw a row for each mixer: its gap, its costs and its scores. Writes a PNG at `path`, and an SVG beside it."""
+    """Draw one row per mixer: gap, costs and scores; write a PNG to `path`, and an SVG next to it."""
     lines, reference = list(known.configs), known.study.references[-1]
     widths = (3.4, 2.3, 1.5, 2.4, 0.42 * len(known.tasks))
     figure = Figure(figsize=(sum(widths) + 3.0, 0.27 * len(lines) + 2.2), layout="constrained")
@@ -430,11 +437,11 @@ def _draw_states(panel: Axes, known: Known, lines: Sequence[str]) -> None:
 
 
 def _draw_tasks(panel: Axes, known: Known, lines: Sequence[str]) -> None:
-    """Draw the scores as cells, darker where they are nearer the best of the task."""
+    """Draw the scores as cells; darker cells are closer to the task's best score."""
     shades = np.full((len(lines), len(known.tasks)), np.nan)
     for x, (task, of_task) in enumerate(known.tasks.items()):
         values = [score.value for score in of_task.values()]
-        # Shares of right answers begin at none; other scores at the worst one.
+        # The colour scale is 0 to 1 for accuracies, and worst to best for other scores.
         low, high = (min(values), max(values)) if _has_score(task) else (0.0, 1.0)
         for y, label in enumerate(lines):
             if label in of_task:

@@ -1,4 +1,4 @@
-"""Write lab/results/switches/parts.md and .png, what each part of a block gives five models.
+"""Write lab/results/switches/parts.md and .png: the effect of each block part on five models.
 
     python lab/pages/parts.py
 
@@ -23,17 +23,21 @@ from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 
 HERE = Path(__file__).parents[1] / "results" / "switches"
-OTHERS = HERE.parent / "trunks_110m"  # its models with several learning rates give the rate slope
+OTHERS = HERE.parent / "trunks_110m"  # has models with several learning rates, for the rate slope
 PARTS = ("conv", "token shift", "gate", "Canon A", "Canon ACD")
 REFERENCE = "Transformer++, QK norm, conv"
 APART = "*"
 
 
 class Part(NamedTuple):
-    """What a part gives a model, in nats per token; positive where the loss is lower with it.
+    """The effect of a part on one model, in nats per token; positive if the loss is lower with the part.
 
-    `equal_loss` is the gap between both models, None without one, and `through` the difference of their gaps to
-    REFERENCE. `losses` are the losses of the changed model, in domain and OOD.
+    Attributes:
+        equal_loss: Gap between the models with and without the part; None if it cannot be computed.
+        through: Difference of the two models' gaps to REFERENCE.
+        outside: Difference in OOD loss at equal tokens.
+        inside: Difference in in-domain loss at equal tokens.
+        losses: In-domain and OOD loss of the changed model.
     """
 
     equal_loss: float | None
@@ -44,7 +48,7 @@ class Part(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The losses of a model, in domain and OOD, and its varied parts."""
+    """A model's in-domain and OOD loss, and the effects of its parts."""
 
     losses: tuple[float, float]
     parts: dict[str, Part]
@@ -60,7 +64,7 @@ QUANTITIES: dict[str, Callable[[Part], tuple[float, str]]] = {
 
 
 def read() -> dict[str, Model]:
-    """Return what each part gives each model."""
+    """Return the effects of all parts, by model."""
     models, study = presets.load("studies/switches").MODELS, files.read(HERE)
     estimates = gaps.estimates(_joined(study), REFERENCE)
     to_reference = {REFERENCE: 0.0} | {name: gap.value for name, gap in estimates.items()}
@@ -68,7 +72,7 @@ def read() -> dict[str, Model]:
     for model, variants in models.items():
         rows = {row.model: row for row in gaps.compare(study, model)}
         labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
-        if (own := f"{model}, conv") in rows:  # the second reference of the study
+        if (own := f"{model}, conv") in rows:  # the study's second reference
             labels["conv"] = own
         parts = {}
         for part, label in labels.items():
@@ -83,7 +87,7 @@ def read() -> dict[str, Model]:
 
 
 def _joined(study: Records) -> Records:
-    """Return the study with the other models of OTHERS, so that models at different learning rates compare."""
+    """Return the study plus the other models in OTHERS, to compare models at different learning rates."""
     more = [run for run in files.read(OTHERS).runs if run.model not in study.models]
     return dataclasses.replace(study, runs=[*study.runs, *more], blocks=None)
 
@@ -95,7 +99,7 @@ def _losses(study: Records, model: str) -> tuple[float, float]:
 
 
 def page(models: dict[str, Model]) -> str:
-    """Return the tables."""
+    """Return the page: text and tables."""
     text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
     text.append(
         "Nats per token, one seed each, at the model's best rate in trunks_110m; attention with the convolution has "
@@ -143,7 +147,7 @@ def _about_apart(models: dict[str, Model]) -> str:
 
 
 def draw(models: dict[str, Model], path: Path) -> None:
-    """Draw one panel for each quantity."""
+    """Draw one panel per quantity."""
     figure = Figure(figsize=(13, 3.4), layout="constrained")
     panels = figure.subplots(1, len(QUANTITIES), sharey=True)
     for panel, (title, quantity) in zip(panels, QUANTITIES.items(), strict=True):
