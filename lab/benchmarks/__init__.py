@@ -1,1 +1,1 @@
-"""One-off measurements, one script per question, with the flags and reports of `benchmarks.harness`."""
+"""One-off measurements: one script per question, with flags and reports from `benchmarks.harness`."""

@@ -37,7 +37,8 @@ BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
-# Measured on another GPU, for mixers with current kernels measured only there; then the oldest measurements.
+# Measured on another GPU, for mixers whose current kernels were measured only there. The last file is the oldest; all
+# of its mixers are also in newer files.
 SPEEDS |= {
     "train_step_h100_fox": "³",
     "train_step_h100_path": "⁴",
