@@ -287,9 +287,9 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
     names = found.models
     if chosen is None and (unknown := [name for name in names if name not in MODELS]):
         raise UserError(
-            f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Choose among "
-            f"the others with --models={';'.join(name for name in names if name in MODELS)}, or add them to MODELS in "
-            "seqjax/evals/recall/setups.py."
+            f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Select known "
+            f"mixers with --models={';'.join(name for name in names if name in MODELS)}, or add the models to MODELS "
+            "in seqjax/evals/recall/setups.py."
         )
     every = []
     for name in (name for name in names if name in (names if chosen is None else chosen)):

@@ -106,7 +106,7 @@ def read() -> Known:
 
 
 def _order(study: Records) -> list[str]:
-    """Return the study's models, sorted by the gap to the last reference; models without a gap come last."""
+    """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
     reference = study.references[-1]
     rows = gaps.compare(study, reference)
     values = {reference: 0.0} | {row.model: row.gap.value for row in rows if row.gap is not None}
@@ -209,33 +209,33 @@ ABOUT = """\
 
 ![gaps, speed, memory, state and task scores of every mixer](all_mixers.png)
 
-A row is one of the {configs} shipped configs or another model of [trunks_110m](trunks_110m/README.md), all at 110M
-parameters; {trained} of {rows} have been trained there. These come first, in the order of their gap to
-{reference}. The others are in the order of their training speed. An empty cell was not measured.
+Rows are the {configs} shipped configs and the other models in [trunks_110m](trunks_110m/README.md), all at 110M
+parameters. The {trained} models (of {rows}) trained in that study come first, sorted by their gap to {reference}.
+The others are sorted by training speed. Empty cells were not measured.
 """
 GAPS = """\
 ## Base capabilities
 
-The gap is the OOD loss minus the reference's at equal in-domain loss and equal learning rate
-([protocol](../../docs/protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned,
-each side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one
-or at the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has
-no interval.
+The gap is the OOD loss minus the reference's OOD loss, at equal in-domain loss and matched learning rates
+([protocol](../../docs/protocol.md#the-gap-at-equal-loss)). Positive is worse, and ± is half of the 95% interval. The
+gap as tuned compares both models at their own near-best rates. `*` marks a provisional verdict: a best rate is the
+only one or at the edge of its grid. Losses are means over seeds at a near-best rate, in {unit}. A model with one seed
+has no interval.
 """
 COSTS = f"""\
 ## Speed, memory and state
 
-Training steps as `python -m benchmarks.train_step` recorded them. At {SHORT:,} tokens the number in brackets is times
-{YARDSTICK} of the same run, which compares runs on several cards. At {LONG:,} tokens a step has one sequence and
-untied embeddings. GiB are what XLA reserves for the step at {SHORT:,} tokens, and kernels those that it launches. The
-state is the number of elements that decoding keeps of one sequence, convolutions and token shifts among them, whatever
-their precision.
+Training speeds were recorded by `python -m benchmarks.train_step`. At {SHORT:,} tokens, brackets show the speed
+relative to {YARDSTICK} in the same run, to compare runs on different GPUs. At {LONG:,} tokens, a step has one sequence
+and untied embeddings. GiB is the memory that XLA reserves for the step at {SHORT:,} tokens, and kernels is the number
+of kernels it launches. The state is the number of elements that decoding stores per sequence, including convolutions
+and token shifts, in any precision.
 """
 TASKS = f"""\
-## Tasks of minutes
+## Small-model tasks
 
-Small models of width {WIDTH} ([recall](../../docs/recall.md), [all numbers](recall/report.md)), each at the best of the
-learning rates tried.
+Small models of width {WIDTH} ([recall](../../docs/recall.md), [all numbers](recall/report.md)), each at its best tried
+learning rate.
 {{means}}
 {{untrained}}"""
 
@@ -324,11 +324,11 @@ def _recorded(file: str) -> Any:
 def _about_tasks(known: Known) -> str:
     tests = {primary.name: primary for primary in (*PRIMARY, LATER) if primary.tests}
     named = [f"`{name}` ({tests[name].about})" for name in known.tasks if name in tests]
-    means = "Scores are the mean share of right answers over all tests, in percent" + (
-        f", but for {', '.join(named)}." if named else "."
+    means = "Scores are the mean accuracy over all tests, in percent" + (
+        f", except for {', '.join(named)}." if named else "."
     )
     untrained = any(not score.trained for of_task in known.tasks.values() for score in of_task.values())
-    said = "In brackets: runs that failed the easiest test of their training, so that the score says little.\n"
+    said = "Brackets: the runs failed their easiest training test, so the score says little.\n"
     return TASKS.format(means=means, untrained=said if untrained else "")
 
 
@@ -364,7 +364,7 @@ LENGTHS: dict[int, dict[str, Any]] = {
 
 
 def draw(path: Path, known: Known) -> None:
-    """Draw one row per mixer: gap, costs and scores; write a PNG to `path`, and an SVG next to it."""
+    """Draw a row for each mixer: its gap, its costs and its scores. Writes a PNG at `path`, and an SVG beside it."""
     lines, reference = list(known.configs), known.study.references[-1]
     widths = (3.4, 2.3, 1.5, 2.4, 0.42 * len(known.tasks))
     figure = Figure(figsize=(sum(widths) + 3.0, 0.27 * len(lines) + 2.2), layout="constrained")
@@ -438,11 +438,11 @@ def _draw_states(panel: Axes, known: Known, lines: Sequence[str]) -> None:
 
 
 def _draw_tasks(panel: Axes, known: Known, lines: Sequence[str]) -> None:
-    """Draw the scores as cells; darker cells are closer to the task's best score."""
+    """Draw the scores as cells, darker where they are nearer the best of the task."""
     shades = np.full((len(lines), len(known.tasks)), np.nan)
     for x, (task, of_task) in enumerate(known.tasks.items()):
         values = [score.value for score in of_task.values()]
-        # The colour scale is 0 to 1 for accuracies, and worst to best for other scores.
+        # Shares of right answers begin at none; other scores at the worst one.
         low, high = (min(values), max(values)) if _has_score(task) else (0.0, 1.0)
         for y, label in enumerate(lines):
             if label in of_task:

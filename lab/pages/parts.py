@@ -2,8 +2,8 @@
 
     python lab/pages/parts.py
 
-Five models of the study in lab/results/switches are compared with a version that has one part more or one part less.
-A positive number is a lower loss with the part.
+Five models in lab/results/switches are compared with versions that have one part more or one part less. Positive
+numbers mean a lower loss with the part.
 """
 
 import dataclasses
@@ -102,8 +102,9 @@ def page(models: dict[str, Model]) -> str:
     """Return the page: text and tables."""
     text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
     text.append(
-        "Nats per token, one seed each, at the model's best rate in trunks_110m; attention with the convolution has "
-        "its own best rate, and the gap removes the difference. A dash is a part that is not varied there."
+        "Numbers are nats per token, with one seed each, at the model's best learning rate in trunks_110m. Attention "
+        "with the convolution has a different best rate; the gap corrects for it. A dash marks a part that was not "
+        "varied."
     )
     text += [_about_apart(models), "![what each part gives](parts.png)"]
     for title, quantity in QUANTITIES.items():
@@ -114,7 +115,7 @@ def page(models: dict[str, Model]) -> str:
     as_it_is = {name: "{:.3f}, {:.3f}".format(*model.losses) for name, model in models.items()}
     text += [
         "## Losses in domain and OOD",
-        "The convolution and the gate are Gated DeltaNet's and Mamba-2's own: their columns are without.",
+        "Gated DeltaNet and Mamba-2 have the convolution and gate by default; their columns show losses without it.",
     ]
     text.append(_table(models, lambda part: "{:.3f}, {:.3f}".format(*part.losses), as_it_is))
     return "\n\n".join(text) + "\n"
@@ -140,9 +141,8 @@ def _about_apart(models: dict[str, Model]) -> str:
         if part.equal_loss is not None
     ]
     return (
-        f"A number with \\{APART} is the difference of two gaps to {REFERENCE}, because the model has one end or "
-        f"another learning rate than the changed model. Where both numbers are known they differ by up to "
-        f"{max(both):.3f}."
+        f"\\{APART} marks the difference between two gaps to {REFERENCE}. It is used if the model has a single end, or "
+        f"another learning rate than the changed model. Where both numbers exist, they differ by up to {max(both):.3f}."
     )
 
 
