@@ -1,4 +1,4 @@
-"""Write lab/log/leaderboard_changes.md: a study's gaps before and after matched learning rates.
+"""Write lab/log/leaderboard_changes.md: gaps before and after matched rates.
 
     python lab/changes.py [--study=lab/results/trunks_110m]
 

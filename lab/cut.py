@@ -28,7 +28,7 @@ NOT_READ = ("versions", "backends", "test_sets")  # run metadata that no analysi
 
 
 class Cut(NamedTuple):
-    """A selection from a study: models, seeds, learning rates, evaluation points and blocks per domain.
+    """A selection of models, seeds, rates, evaluations and blocks in a study.
 
     `blocks` also limits the groups in classes.npz.
     """
@@ -55,7 +55,10 @@ OF_EXAMPLE = (PUBLISHED, SAME_BLOCK, "Top-1 Chunk, exact", "W=256, QK norm", "Ga
 
 
 def example() -> dict[str, str]:
-    """Return the example's file contents by name: all runs of the models in OF_EXAMPLE, without blocks."""
+    """Return the example's file contents by name.
+
+    The example has all runs of the models in OF_EXAMPLE, without blocks.
+    """
     about = _about("trunks_110m")
     runs = {label: run for label, run in about["runs"].items() if run["model"] in OF_EXAMPLE}
     kept = {label: {key: of for key, of in run.items() if key not in NOT_READ} for label, run in runs.items()}

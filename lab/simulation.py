@@ -1,4 +1,4 @@
-"""Simulate studies with known gaps; count the statistic's coverage, false verdicts and power.
+"""Simulate studies with known gaps; count coverage, false verdicts, power.
 
     python lab/simulation.py [--studies=300] [--cases=NAME,...] > lab/log/simulation.md
 
@@ -29,7 +29,10 @@ NONE, COSTS = "no cost above 0.05", "costs"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Settings of a simulated study; `gap` is the true gap of all models to the reference."""
+    """Settings of a simulated study.
+
+    `gap` is the true gap of all models to the reference.
+    """
 
     name: str
     gap: float = 0.0
@@ -126,7 +129,10 @@ def study(case: Case, rng: np.random.Generator) -> tuple[Records, np.ndarray]:
 
 
 def count(case: Case, *, studies: int) -> dict[str, float]:
-    """Return fractions over models and studies; `false` is the fraction of studies with a wrong verdict."""
+    """Return fractions over models and studies.
+
+    `false` is the fraction of studies with a wrong verdict.
+    """
     rng = np.random.default_rng(0)
     covered, costs, none, false, trends, with_gap = [], [], [], [], [], []
     first = list[bool]()

@@ -1,1 +1,4 @@
-"""One-off measurements: one script per question, with flags and reports from `benchmarks.harness`."""
+"""One-off measurements, one script per question.
+
+Flags and reports come from `benchmarks.harness`.
+"""

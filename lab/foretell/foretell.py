@@ -42,9 +42,10 @@ from seqjax.study.runs.record import Records
 
 
 class Primary(NamedTuple):
-    """A task score: the mean of `number` over `tests` (empty: all tests); higher is better.
+    """A task score: the mean of `number` over `tests`; higher is better.
 
-    `seeds` restricts the runs (empty: all seeds). The rate is always chosen with all seeds.
+    Empty `tests` selects all tests. `seeds` restricts the runs (empty: all seeds). The rate is always chosen with all
+    seeds.
     """
 
     task: str
@@ -124,7 +125,10 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Mixer:
-    """A mixer's study losses, in domain [seeds] and OOD [seeds, domains], and its task scores by name."""
+    """A mixer's losses in the study, and its task scores by name.
+
+    `inside` is the in-domain loss [seeds], and `outside` the OOD loss [seeds, domains].
+    """
 
     label: str
     inside: np.ndarray
@@ -180,7 +184,10 @@ def foretell(
     gaps: Mapping[str, float],
     primaries: Sequence[Primary] = PRIMARY,
 ) -> list[Row]:
-    """Return one row per score, over the mixers that have it; `gaps` are the gaps to a reference by label."""
+    """Return one row per score, over the mixers that have it.
+
+    `gaps` are the gaps to a reference by label.
+    """
     rows, tested = [], []
     for primary in primaries:
         name = primary.name
@@ -214,7 +221,10 @@ def _statistics(
     rho = float(rank_correlation(x, y, z))
 
     def of(keep: np.ndarray, *others: Sequence[int] | np.ndarray) -> float:
-        """Return rho over the mixers in the mask `keep`, controlling for z and `others`; nan for fewer than five."""
+        """Return rho over the mixers in `keep`, controlling for z and `others`.
+
+        It is nan for fewer than five mixers.
+        """
         more = [np.array(values)[keep] for values in others]
         return float(rank_correlation(x[keep], y[keep], z[keep], *more)) if keep.sum() > 4 else np.nan
 
@@ -258,7 +268,10 @@ def _statistics(
 def of_every_test(
     every: Sequence[Mixer], results: Sequence[Mapping[str, Any]], setup: Setup
 ) -> list[tuple[Primary, int, float, float]]:
-    """Return score, number of mixers, rho, and rho controlling for attention, per test; no significance test."""
+    """Return (score, number of mixers, rho, rho given attention) per test.
+
+    The last value also controls for whether a mixer attends. There is no significance test.
+    """
     found = []
     for primary in PRIMARY:
         for test in setup.task(primary.task).tests:
@@ -279,10 +292,11 @@ def _range(value: float, values: Sequence[float]) -> Found:
 
 
 def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
-    """Return a study's mixers with their losses at a near-best rate (`seqjax.study.gaps.shown_runs`).
+    """Return a study's mixers with their losses at a near-best rate.
 
-    A model corresponds to the mixer with the same label in `seqjax.evals.recall.setups.MODELS`. `chosen` restricts the
-    labels. Raises `UserError` for a model without such a mixer, and if the mixer's settings differ in the study.
+    `seqjax.study.gaps.shown_runs` chooses the rate. A model corresponds to the mixer with the same label in
+    `seqjax.evals.recall.setups.MODELS`. `chosen` restricts the labels. Raises `UserError` for a model without such a
+    mixer, and if the mixer's settings differ in the study.
     """
     names = found.models
     if chosen is None and (unknown := [name for name in names if name not in MODELS]):
@@ -303,10 +317,10 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
 
 
 def other_settings(recorded: Mapping[str, Any], label: str) -> str:
-    """Return the first difference between a recorded config's mixer and a label's mixer, or "".
+    """Return the first setting that differs from a label's mixer, or "".
 
-    It compares names, switches and windows. Other numbers, such as heads, depend on the model size. So does a window
-    that the label's config does not set (NSA's).
+    `recorded` is the config of a run. Only names, switches and windows are compared. Other numbers, such as heads,
+    depend on the model size. So does a window that the label's config does not set (NSA's).
     """
     name, _, settings = MODELS[label].partition(":")
     model: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
@@ -350,9 +364,10 @@ def with_scores(
 
 
 def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *, passed: bool) -> Scores | None:
-    """Return the scores of one mixer's runs on one task at its best rate, or None without runs.
+    """Return one mixer's scores on one task at its best rate.
 
-    `report.validated_rate` chooses the rate. Runs with a non-finite result are left out.
+    The result is None without runs. `report.validated_rate` chooses the rate. Runs with a non-finite result are left
+    out.
     """
     task = setup.task(primary.task)
     tests = primary.tests or tuple(task.tests)

@@ -1,4 +1,4 @@
-"""Write report.md, foretell.csv and foretell.png: which recall task predicts OOD losses."""
+"""Write the report: which recall task predicts OOD losses."""
 
 import csv
 import io
@@ -60,7 +60,9 @@ TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
 
 
 def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
-    """Write report.md, foretell.csv and foretell.png to `directory`/foretell, and return the path of report.md.
+    """Write report.md, foretell.csv and foretell.png; return the report's path.
+
+    The files go to `directory`/foretell.
 
     Args:
         directory: Recall results.
@@ -161,7 +163,7 @@ def _headline(rows: Sequence[Row]) -> str:
 
 
 def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
-    """Describe the later score: its correlation over all mixers and over new mixers, and the limits of both."""
+    """Describe the later score over all mixers and over new mixers."""
     (row,) = rows
     rho, p, known = row.found["rho"], row.found["p"].value, row.found["attending taken out too"]
     return (
@@ -173,7 +175,7 @@ def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
 
 
 def _unseen(rows: Sequence[Row]) -> str:
-    """Describe the later score on mixers that did not influence its choice, or state that there are none."""
+    """Describe the later score on mixers that did not influence its choice."""
     if not rows:
         return (
             "The seeds are new, the mixers and their losses are the same, so p does not account for the other scores "
@@ -251,7 +253,10 @@ def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
 
 
 def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
-    """Return the results without untrained runs (failed the easiest training test), for tasks that have such runs."""
+    """Return the results without untrained runs, for tasks that have such runs.
+
+    An untrained run failed the easiest training test.
+    """
     pairs = [(row, other) for row, other in zip(rows, again, strict=True) if _counted(row) != _counted(other)]
     if not pairs:
         return "No run failed its easiest training test, so all results above are for trained runs.\n"
@@ -287,10 +292,10 @@ def _mixers(every: Sequence[Mixer]) -> str:
 
 
 def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
-    """Draw one panel per score: OOD loss minus its regression on the in-domain loss, over the score.
+    """Draw one panel per score: excess OOD loss over the score.
 
-    Horizontal lines are the range of a mixer's runs. Panel titles show the rank correlation. Writes a PNG at `path`,
-    and an SVG next to it.
+    The excess OOD loss is the OOD loss minus its regression on the in-domain loss. Horizontal lines are the range of a
+    mixer's runs. Panel titles show the rank correlation. Writes a PNG at `path`, and an SVG next to it.
     """
     shown = [row for row in rows if row.mixers]
     columns = min(3, len(shown))

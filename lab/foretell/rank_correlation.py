@@ -1,4 +1,4 @@
-"""Compute partial rank correlations over models, with intervals and permutation tests.
+"""Compute partial rank correlations with intervals and permutation tests.
 
 With ranks R and a third variable z, the correlation of x and y is the correlation of residuals,
 
@@ -28,9 +28,10 @@ class Found(NamedTuple):
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """Return the partial rank correlation [...] of x and y [..., n], controlling for `others` [..., n].
+    """Return the partial rank correlation of x and y, given `others`.
 
-    Ties have mean ranks. The result is nan if a residual is zero.
+    x, y and `others` are [..., n], and the result is [...]. Ties have mean ranks. The result is nan if a residual is
+    zero.
     """
     e_x, e_y = (_residuals(_ranks(values), *others) for values in (x, y))
     norms = np.sqrt((e_x**2).sum(-1) * (e_y**2).sum(-1))
@@ -42,7 +43,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _residuals(ranks: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """Return residuals of `ranks` [..., n] after regression on 1 and the ranks of `others`."""
+    """Return residuals of `ranks` after regression on 1 and ranks of `others`.
+
+    All arrays are [..., n].
+    """
     columns: list[np.ndarray] = []  # Gram-Schmidt
     for values in (*map(_ranks, others), ranks):
         left = values - values.mean(-1, keepdims=True)
@@ -54,13 +58,19 @@ def _residuals(ranks: np.ndarray, *others: np.ndarray) -> np.ndarray:
 
 
 def told_apart(scores: np.ndarray) -> np.ndarray:
-    """Return numbers [..., n] ordered like scores[..., 0], with ties ordered by scores[..., 1]."""
+    """Return numbers [..., n] in the order of `scores` [..., n, 2].
+
+    scores[..., 1] breaks ties in scores[..., 0].
+    """
     first, second = (stats.rankdata(scores[..., i], method="dense", axis=-1) for i in range(2))
     return first * (scores.shape[-2] + 1.0) + second
 
 
 class Means:
-    """Means over seeds for each model's values [seeds, numbers], with all seeds or bootstrapped seeds."""
+    """Means over all seeds, or over bootstrapped seeds, of each model.
+
+    A model's values are [seeds, numbers].
+    """
 
     def __init__(self, values: Sequence[np.ndarray]):
         self.counts = np.array([len(of_model) for of_model in values])
@@ -72,7 +82,10 @@ class Means:
         return self.values.sum(1) / self.counts[:, None]
 
     def drawn(self, models: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return means [draws, models, numbers] over bootstrapped seeds, for model indices [draws, models]."""
+        """Return means [draws, models, numbers] over bootstrapped seeds.
+
+        `models` are model indices [draws, models].
+        """
         counts, most = self.counts[models][..., None], self.values.shape[1]
         seeds = (rng.random((*models.shape, most)) * counts).astype(int)
         counted = (np.arange(most) < counts)[..., None]
@@ -80,7 +93,10 @@ class Means:
 
 
 def interval(value: float, draws: np.ndarray) -> Found:
-    """Return a correlation with its 95% interval, from quantiles of `draws`; no interval if most draws are nan."""
+    """Return a correlation with its 95% interval from quantiles of `draws`.
+
+    There is no interval if most draws are nan.
+    """
     if np.isnan(draws).sum() > len(draws) / 2:
         return Found(value)
     tail = (1 - LEVEL) / 2
@@ -88,9 +104,9 @@ def interval(value: float, draws: np.ndarray) -> Found:
 
 
 def least(n: int, *, others: int = 1, level: float = 1 - LEVEL) -> float:
-    """Return the smallest |rho| over n models that is significant in a two-sided test at `level`.
+    """Return the smallest significant |rho| over n models.
 
-    `others` is the number of variables controlled for.
+    The test is two-sided at `level`. `others` is the number of variables controlled for.
     """
     freedom = n - 2 - others
     t = special.stdtrit(freedom, 1 - level / 2)
@@ -127,7 +143,10 @@ def p_text(p: float) -> str:
 
 
 def reliability(values: Sequence[np.ndarray]) -> float:
-    """Return the between-model fraction of the variance of seed means; nan if no model has two seeds."""
+    """Return the between-model fraction of the variance of seed means.
+
+    It is nan if no model has two seeds.
+    """
     several = [of_model for of_model in values if len(of_model) > 1]
     between = np.var([of_model.mean() for of_model in values], ddof=1) if len(values) > 1 else 0.0
     if not several or not between:

@@ -1,4 +1,4 @@
-"""Write lab/results/all_mixers.md and its picture: `python lab/pages/all_mixers.py`.
+"""Write lab/results/all_mixers.md and .png: `python lab/pages/all_mixers.py`.
 
 All numbers come from recorded results or from model shapes: losses, gaps and verdicts from trunks_110m; speed, memory
 and kernels from `benchmarks/results`; scores from recall. A row is a model in trunks_110m, or a shipped config with a
@@ -118,7 +118,10 @@ def _slowness(speeds: Mapping[str, Speed], label: str) -> tuple[float, str]:
 
 
 def _configs() -> dict[str, Config]:
-    """Return the study's models and all other shipped configs, labelled as in other studies where possible."""
+    """Return the study's models and all other shipped configs by label.
+
+    Other configs have their labels from other studies, or their names.
+    """
     found = {label: _config(text) for label, text in presets.load("studies/trunks_110m").MODELS.items()}
     of_others = presets.load("studies/limited_110m").RUNS | {
         label: text for label, text in MODELS.items() if "n_layers" not in text
@@ -133,14 +136,20 @@ def _configs() -> dict[str, Config]:
 
 
 def _config(text: str) -> Config:
-    """Return the config at size 110m, from a config text with or without that size or a benchmark result's name."""
+    """Return the config at size 110m.
+
+    `text` is a config with or without that size, or the name of a benchmark result.
+    """
     name, _, settings = text.partition(":")
     settings = settings.removeprefix("110m").removeprefix(",")
     return from_config_dict(presets.read_config(f"{name}:{','.join(filter(None, ('110m', settings)))}"))
 
 
 def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Speed]:
-    """Return each mixer's speed from the first file that has it, with the fastest backend."""
+    """Return each mixer's speed from the first file that has it.
+
+    Among several backends, the fastest counts.
+    """
     found: dict[str, Speed] = {}
     for file in files:
         results = _recorded(file)["results"]
@@ -160,9 +169,10 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
 
 
 def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
-    """Return scores by task: the primary score if the task has one, otherwise the mean accuracy over all tests.
+    """Return scores by task.
 
-    `LATER` is a separate entry after its task.
+    A score is the task's primary score if there is one, otherwise the mean accuracy over all tests. `LATER` is a
+    separate entry after its task.
     """
     results = report.results(RESULTS / "recall")
     # Leave out labels with different mixer settings in the study: their scores belong to another mixer.

@@ -1,4 +1,4 @@
-"""Write lab/results/switches/parts.md and .png: the effect of each block part on five models.
+"""Write lab/results/switches/parts.md and .png: effects of block parts.
 
     python lab/pages/parts.py
 
@@ -30,7 +30,9 @@ APART = "*"
 
 
 class Part(NamedTuple):
-    """The effect of a part on one model, in nats per token; positive if the loss is lower with the part.
+    """The effect of a part on one model, in nats per token.
+
+    It is positive if the loss is lower with the part.
 
     Attributes:
         equal_loss: Gap between the models with and without the part; None if it cannot be computed.
@@ -87,7 +89,10 @@ def read() -> dict[str, Model]:
 
 
 def _joined(study: Records) -> Records:
-    """Return the study plus the other models in OTHERS, to compare models at different learning rates."""
+    """Return the study plus the other models in OTHERS.
+
+    They allow comparing models at different learning rates.
+    """
     more = [run for run in files.read(OTHERS).runs if run.model not in study.models]
     return dataclasses.replace(study, runs=[*study.runs, *more], blocks=None)
 

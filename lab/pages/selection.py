@@ -1,7 +1,7 @@
-"""Draw lab/results/selection.png, loss against speed for Top-1 Chunk rules: `python lab/pages/selection.py`.
+"""Draw lab/results/selection.png: `python lab/pages/selection.py`.
 
-Speeds come from one run of `benchmarks.train_step`, gaps from trunks_110m (2,048 tokens), and losses from books_100k.
-Rules without a speed or a loss are not drawn.
+It shows loss against speed for the selection rules of Top-1 Chunk. Speeds come from one run of `benchmarks.train_step`,
+gaps from trunks_110m (2,048 tokens), and losses from books_100k. Rules without a speed or a loss are not drawn.
 """
 
 import json
@@ -34,7 +34,10 @@ STEPS = {
 
 
 def rule(label: str) -> str:
-    """Return the part of a label that identifies its rule; settings of a rule share a colour."""
+    """Return the part of a label that identifies its rule.
+
+    All settings of a rule share a colour.
+    """
     return ",".join(label.split(",")[:2])
 
 
@@ -46,7 +49,7 @@ def speeds() -> dict[str, float]:
 
 
 def gaps() -> dict[str, tuple[float, float]]:
-    """Return each model's gap to the reference, and half of its interval (0 without one)."""
+    """Return each model's gap to the reference, and half of its interval or 0."""
     estimates = statistic.estimates(files.read(RESULTS / "trunks_110m"), REFERENCE)
     of_models = {label: (estimates[label].value, estimates[label].half or 0.0) for label in STEPS if label in estimates}
     return {REFERENCE: (0.0, 0.0)} | of_models

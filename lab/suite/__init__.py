@@ -1,1 +1,1 @@
-"""The evaluation suite: suite.sh trains and evaluates several runs, `python -m lab.suite` writes the page."""
+"""The evaluation suite: suite.sh trains and evaluates, lab.suite reports."""

@@ -1,4 +1,4 @@
-"""Report the evaluation suite for several runs on one page: `python -m lab.suite --out=DIR`.
+"""Report several runs on one page: `python -m lab.suite --out=DIR`.
 
 lab/suite/suite.sh runs this command at the end. It reads the runs in DIR, one directory each, with their available
 losses (metrics.jsonl), S-NIAH results (niah.json) and lm-evaluation-harness tasks (harness/*.json). It stores them in
@@ -25,7 +25,7 @@ from seqjax.training import metrics
 
 
 class Run(NamedTuple):
-    """A run: run.json, config.json, evaluation rows, niah.json, and harness/*.json by task."""
+    """A run: run.json, config.json, evaluations, niah.json and harness/*.json."""
 
     name: str
     facts: Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""Evaluate models beyond the loss per domain: harness tasks, long-context tests, recall."""
+"""Evaluate models with harness tasks, long-context tests and recall tasks."""

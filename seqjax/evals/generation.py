@@ -74,7 +74,10 @@ def generate(
 
 
 def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> Iterator[list[int]]:
-    """Yield prompt indices per batch: equal settings, one length bucket, similar lengths."""
+    """Yield prompt indices per batch.
+
+    A batch has equal settings, one length bucket and similar lengths.
+    """
     of_kind: dict[tuple[int, Sampling, int], list[int]] = {}
     for i, prompt in enumerate(prompts):
         bucket = bucket_of(len(prompt.ids) + prompt.n_new, longest=longest)
@@ -94,7 +97,10 @@ def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> I
 def _texts(
     tokenizer: Tokenizer, prompts: Sequence[Prompt], batch: Sequence[int], new: Iterator[np.ndarray], enough: Enough
 ) -> list[str]:
-    """Return the texts of a batch (`batch`: prompt indices); stop decoding when all have ended."""
+    """Return the texts for the prompt indices `batch`.
+
+    Decoding stops when all texts have ended.
+    """
     decoders = [TextDecoder(tokenizer, [token for token in prompts[i].ids if token != tokenizer.bos]) for i in batch]
     stops = [StopStrings(prompts[i].until) for i in batch]
     texts, written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)

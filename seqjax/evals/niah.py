@@ -88,7 +88,10 @@ def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Ran
 
 
 def _draw(rng: random.Random, n_lines: int, words: list[str]) -> tuple[str, Sample]:
-    """Draw one sample; return the prompt without the start of the answer, and the sample."""
+    """Draw one sample.
+
+    Returns the prompt without the start of the answer, and the sample.
+    """
     key, value = rng.choice(words), str(rng.randint(10**6, 10**7 - 1))
     lines = [LINE] * n_lines
     lines.insert(rng.sample(range(n_lines), 1)[0], NEEDLE.format(key=key, value=value))
@@ -126,7 +129,10 @@ PAPER = {
 
 
 def accuracy(m: Pretrained, samples: Sequence[Sample], *, batch_size: int, prefill_chunk: int) -> float:
-    """Return the fraction of samples answered correctly, with at most `batch_size` prompts per batch."""
+    """Return the fraction of correctly answered samples.
+
+    A batch has at most `batch_size` prompts.
+    """
     prompts = [
         Prompt(
             ids=[m.tokenizer.bos, *encode(m.tokenizer, sample.prompt, vocab_size=m.model.config.vocab_size).tolist()],
@@ -191,7 +197,7 @@ def main(argv: list[str]) -> None:
 
 
 def lengths_of(text: str) -> list[int]:
-    """Parse the value of `--lengths`; raise `UserError` unless it is positive integers."""
+    """Parse `--lengths`; raise `UserError` unless it has positive integers."""
     words = [word for word in text.split(",") if word]
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--lengths={text}: give numbers of tokens with commas, as in --lengths=4096,8192.")
@@ -203,7 +209,10 @@ FORM = {"lengths?": {int: {"accuracy": float, "samples": int}}}
 
 
 def found_before(path: Path, identity: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
-    """Return the saved results by length, or {} if the file has another `identity` or does not exist."""
+    """Return the saved results by length.
+
+    The result is {} if the file does not exist or has another `identity`.
+    """
     written = read_json(path, form, fix="delete it, and its lengths are measured again") if path.is_file() else {}
     same = all(written.get(key) == value for key, value in identity.items())
     return written.get("lengths", {}) if same else {}

@@ -33,13 +33,19 @@ PASSAGE, CUE = 64, 8  # tokens per passage, and its first tokens that are not sc
 
 
 def distances(length: int) -> list[int]:
-    """Return the distances between the passage starts: 64, 128, ... and the largest that fits."""
+    """Return the distances between passage starts.
+
+    They are 64, 128, ..., and the largest distance that fits.
+    """
     most = length + 1 - PASSAGE
     return [*(d for d in (PASSAGE * 2**i for i in range(most.bit_length())) if d < most), most]
 
 
 def sample(text: np.ndarray, passage: np.ndarray, distance: int | None) -> np.ndarray:
-    """Return a copy of `text` that ends with `passage`, and repeats it `distance` tokens earlier unless None."""
+    """Return a copy of `text` that ends with `passage`.
+
+    Unless `distance` is None, the passage also occurs `distance` tokens earlier.
+    """
     made = text.copy()
     starts = [len(text) - PASSAGE, *([] if distance is None else [len(text) - PASSAGE - distance])]
     for start in starts:
@@ -48,10 +54,10 @@ def sample(text: np.ndarray, passage: np.ndarray, distance: int | None) -> np.nd
 
 
 def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return `n` pairs: a text of `length` + 1 tokens, and a passage from another block of the domain.
+    """Return `n` pairs of a text and a passage from another block.
 
-    If the domain has fewer than `n` held-out texts of this length, texts are reused with newly drawn passages. Raises
-    `UserError` if it has none.
+    A text has `length` + 1 tokens. If the domain has fewer than `n` held-out texts of this length, texts are reused
+    with newly drawn passages. Raises `UserError` if it has none.
     """
     block = corpus.seq_len + 1
     each = 1 - -(length + 1) // block  # blocks per text, plus one for its passage
@@ -71,7 +77,10 @@ def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> lis
 
 
 def losses(m: Pretrained, sequences: Sequence[np.ndarray], *, batch_size: int) -> np.ndarray:
-    """Return each sequence's mean loss on its last passage after the cue, in nats per token, float64."""
+    """Return each sequence's mean loss on its last passage after the cue.
+
+    Losses are float64, in nats per token.
+    """
 
     @jax.jit
     def run(params: Any, tokens_BT1: jax.Array) -> jax.Array:
@@ -87,7 +96,10 @@ def losses(m: Pretrained, sequences: Sequence[np.ndarray], *, batch_size: int) -
 
 
 def measure(m: Pretrained, corpus: Corpus, domain: str, *, length: int, n: int, seed: int, batch_size: int) -> Any:
-    """Return losses averaged over samples: without the earlier passage ("alone"), and by distance."""
+    """Return the mean losses over samples.
+
+    The result has the loss without the earlier passage ("alone"), and the losses by distance.
+    """
     asked = [None, *distances(length)]
     pairs = drawn(corpus, domain, length=length, n=n, seed=seed)
     sequences = [sample(text, passage, distance) for text, passage in pairs for distance in asked]
@@ -141,7 +153,7 @@ def main(argv: list[str]) -> None:
 
 
 def table(length: int, result: dict[str, Any]) -> str:
-    """Format a result as lines: the loss without the earlier passage, then by distance."""
+    """Format a result as lines: the baseline loss, then losses by distance."""
     lines = [f"{length:,} tokens, {result['samples']} samples: loss of a passage in nats per token"]
     lines += [f"  not before  {result['alone']:8.3f}"]
     lines += [f"{int(d):12,}  {x:8.3f}" for d, x in result["losses"].items()]

@@ -95,7 +95,10 @@ def batch_size(n_rows: int, bucket: int, *, batch_tokens: int, mesh: Mesh) -> in
 
 
 def _rows(requests: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int) -> list[Row]:
-    """Return the rows, longest first; rows of equal length keep the order of their first requests."""
+    """Return the rows, longest first.
+
+    Rows of equal length keep the order of their first requests.
+    """
     rows: dict[tuple[bytes, int], Row] = {}
     done = []
     for i, (context, continuation) in enumerate(requests):
@@ -122,7 +125,10 @@ def _by_bucket(rows: Sequence[Row], *, longest: int) -> Mapping[int, list[Row]]:
 
 
 def _batch(rows: Sequence[Row], *, size: int, bucket: int) -> tuple[np.ndarray, ...]:
-    """Return the inputs of `Model.continuation_scores`, padded with 0 to `size` rows and `CANDIDATES`."""
+    """Return the inputs for `Model.continuation_scores`.
+
+    They are padded with 0 to `size` rows and `CANDIDATES` candidates.
+    """
     tokens_BT = np.zeros((size, bucket), np.int32)
     marks_BT = np.zeros((size, bucket), np.float32)
     last_B = np.zeros(size, np.int32)

@@ -1,8 +1,8 @@
-"""Wrap a seqjax model for lm-evaluation-harness: `SeqjaxLM("runs/x")`, registered as `seqjax`.
+"""Wrap a seqjax model for lm-evaluation-harness: `SeqjaxLM("runs/x")`.
 
-Each text starts with exactly one BOS, as documents do in training. This applies to contexts, prompts, and the first
-window of `loglikelihood_rolling`, where BOS is an input and is not predicted. Texts longer than `max_length` tokens
-lose their beginning, as in lm_eval's own `hf` model.
+The class is registered in lm_eval as `seqjax`. Each text starts with exactly one BOS, as documents do in training. This
+applies to contexts, prompts, and the first window of `loglikelihood_rolling`, where BOS is an input and is not
+predicted. Texts longer than `max_length` tokens lose their beginning, as in lm_eval's own `hf` model.
 """
 
 import dataclasses
@@ -93,7 +93,10 @@ class SeqjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that starts a document; lm_eval uses it as the context of texts without one."""
+        """The token that starts a document.
+
+        lm_eval uses it as the context for texts without a context.
+        """
         return self.pretrained.tokenizer.bos
 
     @property
@@ -103,7 +106,10 @@ class SeqjaxLM(TemplateLM):
         return f"{tokenizer.name}-{tokenizer.hash[:12]}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the token ids of `string`, with one BOS unless `add_special_tokens` is False."""
+        """Return the token ids for `string`.
+
+        They start with one BOS unless `add_special_tokens` is False.
+        """
         del kwargs
         tokenizer = self.pretrained.tokenizer
         ids = encode(tokenizer, string, vocab_size=self.pretrained.model.config.vocab_size).tolist()
@@ -117,7 +123,7 @@ class SeqjaxLM(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """Return each continuation's log-probability in nats, and whether it is the greedy continuation."""
+        """Return (log-probability in nats, whether it is greedy) per continuation."""
         del disable_tqdm, kwargs
         try:
             scores = score(
@@ -137,10 +143,10 @@ class SeqjaxLM(TemplateLM):
         return [(result.log_p, result.is_greedy) for result in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of whole texts in nats, in lm_eval's windows of `max_length` tokens.
+        """Return the log-probability of each whole text, in nats.
 
-        Texts are encoded without BOS, because the first window gets BOS as its context; a second BOS would be
-        predicted.
+        Long texts are scored in lm_eval's windows of `max_length` tokens. Texts are encoded without BOS, because the
+        first window gets BOS as its context; a second BOS would be predicted.
         """
         windows, texts = [], [request.args[0] for request in requests]
         owner = []
@@ -157,9 +163,9 @@ class SeqjaxLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return a continuation for each context; it ends before the first `until` string or at EOS.
+        """Return a continuation for each context.
 
-        Raises `UserError` for unknown generation settings.
+        It ends before the first `until` string or at EOS. Raises `UserError` for unknown generation settings.
         """
         del disable_tqdm
         prompts = [self._prompt(*request.args) for request in requests]
@@ -202,11 +208,12 @@ register_model("seqjax")(SeqjaxLM)
 
 
 def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
-    """Return the stop strings, number of new tokens and sampling from a task's `generation_kwargs`.
+    """Parse a task's `generation_kwargs`.
 
-    Known settings are until, max_gen_toks (and its other names in lm_eval), do_sample, temperature, top_k and top_p;
-    `UserError` for any other. Empty stop strings are dropped. If do_sample is missing, a temperature above 0 enables
-    sampling. The default temperature for do_sample is 1.
+    Returns the stop strings, the number of new tokens and the sampling settings. Known settings are until, max_gen_toks
+    (and its other names in lm_eval), do_sample, temperature, top_k and top_p; `UserError` for any other. Empty stop
+    strings are dropped. If do_sample is missing, a temperature above 0 enables sampling. The default temperature for
+    do_sample is 1.
     """
     rest = dict(settings)
     until = rest.pop("until", None) or ()

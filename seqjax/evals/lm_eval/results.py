@@ -72,7 +72,10 @@ def to_measure(
 
 
 def write(out: Path, task: str, result: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a task's `simple_evaluate` result (without samples) with `identity`; return the written content."""
+    """Write a task's `simple_evaluate` result with its identity.
+
+    Samples are left out. Returns the written content.
+    """
     from lm_eval.utils import handle_non_serializable
 
     without = {key: value for key, value in result.items() if key != "samples"}

@@ -1,4 +1,7 @@
-"""Format results as markdown: all metrics, then the paper's tables with this model added."""
+"""Format results as Markdown.
+
+The page has all metrics, then the paper's tables with this model added.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -54,7 +57,10 @@ class Value(NamedTuple):
 
 
 def values(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
-    """Yield the metrics in `found`; a group yields its own metrics if it has any, otherwise its tasks' metrics."""
+    """Yield the metrics in `found`.
+
+    A group yields its own metrics if it has any, otherwise its tasks' metrics.
+    """
     for task, result in found.items():
         whole = result.get("groups") or {}
         rows = {task: whole[task]} if task in whole else result["results"]
@@ -156,7 +162,10 @@ def _n(result: Mapping[str, Any], name: str) -> int:
 
 
 def _fewshot(result: Mapping[str, Any], name: str) -> int | None:
-    """Return the number of few-shot examples; None for a group with tasks that differ in it."""
+    """Return the number of few-shot examples.
+
+    It is None for a group with different numbers.
+    """
     shots = {result.get("n-shot", {}).get(n) for n in _leaves(result, name)}
     return shots.pop() if len(shots) == 1 else None
 

@@ -1,4 +1,4 @@
-"""List the tasks: the paper's tasks with metrics and few-shot counts, and seqjax's own.
+"""List the paper's tasks with metrics and few-shot counts, and seqjax's own.
 
 Columns are named as in tables 1 and 2 in arXiv 2505.18522, and tasks as in lm-evaluation-harness 0.4.13. The paper does
 not state its harness version, so prompts may differ.
@@ -51,7 +51,10 @@ class Manager(TaskManager):
     """lm_eval's task manager, with errors that state the task and the fix."""
 
     def load(self, task_list: Any) -> Any:
-        """Load tasks with their data; raise `UserError` if a task or its data cannot be loaded."""
+        """Load tasks with their data.
+
+        Raises `UserError` if a task or its data cannot be loaded.
+        """
         try:
             return super().load(task_list)
         except UserError:
@@ -72,14 +75,19 @@ def expanded(given: Sequence[str]) -> list[str]:
 
 
 def fewshot_of(name: str, given: int | None) -> int | None:
-    """Return the number of few-shot examples: `given`, else the paper's; None selects the task's default."""
+    """Return `given`, or the paper's number of few-shot examples.
+
+    None selects the task's default.
+    """
     if given is not None:
         return given
     return next((task.fewshot for task in PAPER if task.name == name), None)
 
 
 def manager(names: Sequence[str], include: Sequence[Path], *, cache_dir: str = "") -> Manager:
-    """Return a task manager that knows all `names`; lm_eval's own tasks are read (6 s) only if needed.
+    """Return a task manager that knows all `names`.
+
+    lm_eval's own tasks are read (6 s) only if needed.
 
     Args:
         names: Task names.

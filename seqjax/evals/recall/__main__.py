@@ -1,4 +1,4 @@
-"""`seqjax recall`: train small models of every mixer on recall and state-tracking tasks, in minutes each.
+"""`seqjax recall`: train small models on recall and state-tracking tasks.
 
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
@@ -134,10 +134,11 @@ def _runs(
     seeds: int = 1,
     found: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Run]:
-    """Yield all runs; all models at one width and rate come first, so an early stop leaves a complete table.
+    """Yield all runs.
 
-    Further seeds run only at the best rate, and only if `found` has the first seed at all rates. The best rate is
-    chosen by `report.validated_rate`, as in the report.
+    All models at one width and rate come first, so an early stop leaves a complete table. Further seeds run only at the
+    best rate, and only if `found` has the first seed at all rates. The best rate is chosen by `report.validated_rate`,
+    as in the report.
     """
     for (dim, rate), task, model in itertools.product(setup.rounds, tasks, models):
         yield Run(model, task, dim, rate, 0)
@@ -160,7 +161,10 @@ def _done(out: Path) -> set[Run]:
 
 
 def labels(text: str) -> list[str]:
-    """Split `text` into labels at commas or semicolons; labels that contain commas stay whole."""
+    """Split `text` into labels at commas or semicolons.
+
+    Labels that contain commas stay whole.
+    """
     found, rest = [], text.strip()
     while rest:
         fitting = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
@@ -171,7 +175,10 @@ def labels(text: str) -> list[str]:
 
 
 def known(option: str, given: list[str], names: Iterable[str]) -> list[str]:
-    """Return `given`, or all `names` if it is empty; raise `UserError` for an unknown name."""
+    """Return `given`, or all `names` if it is empty.
+
+    Raises `UserError` for an unknown name.
+    """
     every = list(names)
     for word in given:
         if word not in every:
@@ -180,7 +187,7 @@ def known(option: str, given: list[str], names: Iterable[str]) -> list[str]:
 
 
 def require_asked(setup: Setup, out: Path) -> None:
-    """Raise `UserError` if a result has another size, or other task sequences, tests or steps."""
+    """Raise `UserError` if a result has other sequences, tests, steps or size."""
     asked = {task.name: setup.asked(task.name) for task in setup.tasks}
     for result in report.results(out):
         if asked.get(result["task"]) != result["asked"]:
@@ -191,7 +198,10 @@ def require_asked(setup: Setup, out: Path) -> None:
 
 
 def _require_same_code(models: Sequence[str], out: Path) -> None:
-    """Raise `UserError` if a user's config file is unreadable, or its mixer code differs from earlier results."""
+    """Raise `UserError` if a user's mixer code has changed since earlier results.
+
+    It also raises `UserError` if the config file is unreadable.
+    """
     for model in filter(is_file, models):
         code = code_of(model)
         if any(result.get("mixers", {}) != code for result in report.results(out) if result["model"] == model):
@@ -202,7 +212,10 @@ def _require_same_code(models: Sequence[str], out: Path) -> None:
 
 
 def _require_rules(out: Path) -> None:
-    """Raise `UserError` if a result was made with other training rules, because new results are not comparable."""
+    """Raise `UserError` if a result was made with other training rules.
+
+    New results would not be comparable.
+    """
     if any(result.get("rules", 1) != RULES for result in report.results(out)):
         raise UserError(
             f"{out / report.RESULTS} holds results with an earlier rule for weight decay and the score of `capacity`, "
@@ -213,9 +226,10 @@ def _require_rules(out: Path) -> None:
 def _train(
     setup: Setup, runs: Sequence[Run], out: Path, *, until: float, together: int = 1, claims: Path | None = None
 ) -> None:
-    """Train the runs without a result, and start none after `until` (seconds since the epoch).
+    """Train the runs that have no result.
 
-    `claims` is the directory of claimed runs; with it, runs claimed by other processes are skipped.
+    No run starts after `until` (seconds since the epoch). `claims` is the directory of claimed runs; with it, runs
+    claimed by other processes are skipped.
     """
     use_compile_cache()
     begun, done = time.time(), _done(out)
@@ -247,7 +261,10 @@ def _train(
 
 
 def _groups(runs: Sequence[Run], together: int) -> list[list[Run]]:
-    """Group up to `together` runs with equal model, task and width, in the order of their first runs."""
+    """Group up to `together` runs with equal model, task and width.
+
+    Groups keep the order of their first runs.
+    """
     alike: dict[tuple[str, str, int], list[list[Run]]] = {}
     groups = []
     for run in runs:
@@ -260,7 +277,7 @@ def _groups(runs: Sequence[Run], together: int) -> list[list[Run]]:
 
 
 def _append(out: Path, result: Mapping[str, Any]) -> None:
-    """Append a result line in a single write, because other processes append concurrently."""
+    """Append a result line in one write; other processes append concurrently."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / report.RESULTS).open("ab", buffering=0) as file:
         file.write(f"{json.dumps(result)}\n".encode())
@@ -280,9 +297,10 @@ def _taken(path: Path) -> bool:
 
 
 def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, until: float, jobs: int) -> int:
-    """Train in `jobs` child processes, each claiming one run after another; return the number of failed runs.
+    """Train in `jobs` child processes, and return the number of failed runs.
 
-    A failed process is replaced while unclaimed runs remain. The children are terminated with this process.
+    Each process claims one run after another. A failed process is replaced while unclaimed runs remain. The children
+    are terminated with this process.
     """
     with tempfile.TemporaryDirectory() as claims:
         children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]
@@ -307,7 +325,10 @@ def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, u
 
 
 def _start(arguments: Sequence[str], claims: str, *, until: float, slot: int, jobs: int) -> subprocess.Popen[bytes]:
-    """Start a child process on a GPU; processes on the same GPU share its memory equally."""
+    """Start a child process, on a GPU if there is one.
+
+    Processes on the same GPU share its memory equally.
+    """
     environment, gpus = os.environ | {_CHILD: claims}, visible_gpus()
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]

@@ -28,7 +28,10 @@ class Setup:
         return next(task for task in self.tasks if task.name == name)
 
     def asked(self, name: str) -> str:
-        """Return a hash of a task's training and tests; results with different hashes are never mixed."""
+        """Return a hash of a task's training and tests.
+
+        Results with different hashes are never mixed.
+        """
         task = self.task(name)
         settings = (self.batch_size, self.test_sequences, task.steps, task.train, task.tests)
         if task.depth != 1:  # older results have no depth in their hash

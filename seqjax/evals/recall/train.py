@@ -1,4 +1,4 @@
-"""Train a model on a task, and measure accuracy and likelihood of its answers in every test."""
+"""Train a model on a task, and measure its answers in every test."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,10 @@ CURVE = 10  # points in the learning curve
 
 
 def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> ModelConfig:
-    """Return the config `NAME[:SETTINGS]` at size debug, with width `dim` and head dimension 32.
+    """Return the config `NAME[:SETTINGS]` at size debug, with width `dim`.
 
-    `depth` multiplies the number of layers. RWKV-5 and RWKV-6 keep their head dimension of 64, limited by `dim`;
-    Mamba-1 has no heads. MLP and value widths set in the config scale with `dim`.
+    The head dimension is 32. `depth` multiplies the number of layers. RWKV-5 and RWKV-6 keep their head dimension of
+    64, limited by `dim`; Mamba-1 has no heads. MLP and value widths set in the config scale with `dim`.
     """
     name, _, settings = text.partition(":")
     shipped: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
@@ -73,13 +73,19 @@ def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 
 
 
 def padded(examples: Examples, length: int) -> Examples:
-    """Right-pad the sequences with id 0 and `IGNORED` targets; causal models do not see the padding."""
+    """Right-pad the sequences with id 0 and `IGNORED` targets.
+
+    Causal models do not see the padding.
+    """
     wider = ((0, 0), (0, length - examples.inputs.shape[1]))
     return Examples(np.pad(examples.inputs, wider), np.pad(examples.targets, wider, constant_values=IGNORED))
 
 
 def batch(examples: Examples, answers: int) -> Batch:
-    """Gather up to `answers` targets per sequence, so logits are computed only at their positions."""
+    """Gather up to `answers` targets per sequence.
+
+    Logits are then computed only at their positions.
+    """
     rows, columns = np.nonzero(examples.targets != IGNORED)
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)
     positions = np.zeros((len(examples.inputs), answers), np.int32)
@@ -119,9 +125,9 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
 
 
 def make_answers(model: Model) -> Any:
-    """Return a compiled function (params, batch) -> (most likely ids, bits), both [B, A].
+    """Return a jitted function (params, batch) -> (most likely ids, bits).
 
-    Bits are the negative log2 likelihood of the right answers, and 0 at `IGNORED` targets.
+    Both results are [B, A]. Bits are the negative log2 likelihood of the right answers, and 0 at `IGNORED` targets.
     """
 
     def answers(params: Params, batch: Batch) -> tuple[Array, Array]:
@@ -164,7 +170,7 @@ def measure(
 def train(
     text: str, task: TaskSetup, setup: Setup, *, dim: int, runs: Sequence[tuple[float, int]]
 ) -> list[dict[str, Any]]:
-    """Train a model at each (learning rate, seed) in `runs`, and return one result per run.
+    """Train a model at each (learning rate, seed); return one result per run.
 
     A result has the parameter count, state sizes, the learning curve and all test results. The seed determines
     initialisation and training data; all runs have the same tests. The runs train in one program with `jax.vmap`, and
@@ -217,7 +223,10 @@ def train(
 def _tested(
     answers: Any, params: Params, task: TaskSetup, setup: Setup, model: Model
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return all test results, and the validation result: the test `own` with other sequences."""
+    """Return all test results, and the validation result.
+
+    Validation is the test `own` with other sequences.
+    """
     trained = max(t.length for t in task.train)
 
     def measured(test: Task, seed: int) -> dict[str, float]:
@@ -243,5 +252,5 @@ def _stack(*arrays: np.ndarray) -> np.ndarray:
 
 
 def state_size(model: Model, length: int) -> int:
-    """Return the number of state elements after decoding `length` tokens, over all layers."""
+    """Return the state elements of all layers after decoding `length` tokens."""
     return model.repeats * sum(block.state_size(length) for block in model.abstract_blocks())

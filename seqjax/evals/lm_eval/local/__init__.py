@@ -1,1 +1,1 @@
-"""lm-evaluation-harness tasks that need no network: YAML files, and their texts in `data`."""
+"""Harness tasks that need no network: YAML files, and their texts in `data`."""

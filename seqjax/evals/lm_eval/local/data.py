@@ -29,7 +29,10 @@ TEXTS, TEXT = 100, 3000  # maximum number of whole texts, and maximum characters
 
 
 def continuation(**metadata: Any) -> dict[str, Any]:
-    """Return passages, each with its true continuation and three continuations from other documents."""
+    """Return passages with four possible continuations.
+
+    One is the true continuation; three come from other documents.
+    """
     rng, cut = random.Random(0), [_cut(text) for text in held_out(_cache_dir(metadata))]
     passages = [(i, *pair) for i, pairs in enumerate(cut) for pair in pairs]
     rows = []
@@ -44,7 +47,10 @@ def continuation(**metadata: Any) -> dict[str, Any]:
 
 
 def last_word(**metadata: Any) -> dict[str, Any]:
-    """Return passages of 60 words and the next word, which occurs earlier but not in the last ten words."""
+    """Return passages of 60 words and their next words.
+
+    The next word occurs earlier in the passage, but not in its last ten words.
+    """
     rng, found = random.Random(1), []
     for text in held_out(_cache_dir(metadata)):
         words, end = text.split(), WORDS
@@ -58,7 +64,10 @@ def last_word(**metadata: Any) -> dict[str, Any]:
 
 
 def copy(**metadata: Any) -> dict[str, Any]:
-    """Return pages of four lines, then the first half of one line; the target is its second half."""
+    """Return pages of four lines, followed by the first half of one line.
+
+    The target is the line's second half.
+    """
     rng, lines = random.Random(2), []
     for text in held_out(_cache_dir(metadata)):
         words = [word for word in text.split() if re.fullmatch("[A-Za-z]+[.,]?", word)]
@@ -84,7 +93,10 @@ def texts_hash(cache_dir: str = "") -> str:
 
 @functools.cache
 def held_out(cache_dir: str = "") -> tuple[str, ...]:
-    """Return the held-out documents; build the corpus first (about 10 s) if it is not cached."""
+    """Return the held-out documents.
+
+    This builds the corpus first (about 10 s) if it is not cached.
+    """
     directory = _corpus(cache_dir)
     splits = read_manifest(directory)["splits"]["validation"]
     lengths = document_index.read(directory / document_index.FILE)
@@ -109,7 +121,10 @@ def _cache_dir(metadata: dict[str, Any]) -> str:
 
 
 def _cut(text: str) -> Iterator[tuple[str, str]]:
-    """Yield up to four (passage, continuation) pairs from a document; both end before white space."""
+    """Yield up to four (passage, continuation) pairs from a document.
+
+    Both end before white space.
+    """
     for start in range(0, min(len(text), 4 * (CONTEXT + CHOICE)), CONTEXT + CHOICE):
         passage = text[start : start + CONTEXT + CHOICE + 1]
         if len(passage) == CONTEXT + CHOICE + 1:

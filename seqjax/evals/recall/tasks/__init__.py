@@ -25,9 +25,9 @@ class Examples(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Inputs, int32 [B, T], and the positions and targets of up to A answers per sequence, both int32 [B, A].
+    """Sequences with up to A answers each.
 
-    Targets of unused answer slots are `IGNORED`.
+    `inputs` is int32 [B, T]; `positions` and `targets` are int32 [B, A]. Targets of unused answer slots are `IGNORED`.
     """
 
     inputs: np.ndarray
@@ -61,7 +61,10 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def sizes(cls) -> dict[str, "TaskSetup"]:
-        """Return training and tests by size, `demo` or `small`; a size without an entry omits the task."""
+        """Return training and tests by size, `demo` or `small`.
+
+        A size without an entry omits the task.
+        """
 
     @property
     @abc.abstractmethod
@@ -90,10 +93,10 @@ class Task(abc.ABC):
         return guesses == batch.targets
 
     def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
-        """Return a score per answer, [B, A], for tasks that are not judged by accuracy; higher is better.
+        """Return a score per answer, [B, A]; higher is better.
 
-        `bits` [B, A] is the negative log2 likelihood of the right answers, and `parameters` the model's parameter
-        count. Values at `IGNORED` targets do not matter.
+        It is for tasks that are not judged by accuracy. `bits` [B, A] is the negative log2 likelihood of the right
+        answers, and `parameters` the model's parameter count. Values at `IGNORED` targets do not matter.
         """
         raise NotImplementedError
 
@@ -158,7 +161,7 @@ def kinds() -> list[type[Task]]:
 
 
 def of_size(size: str) -> tuple[TaskSetup, ...]:
-    """Return the setups for `size`, in report order; tasks without this size are left out."""
+    """Return the tasks that have this size, in report order."""
     return tuple(sizes[size] for kind in kinds() if size in (sizes := kind.sizes()))
 
 
@@ -171,7 +174,10 @@ def subsets(scores: np.ndarray, size: int) -> np.ndarray:
 
 
 def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.ndarray:
-    """Return `n` rows of `size` distinct integers below `below`, in random order, int64 [B, size]."""
+    """Draw `n` rows of distinct integers below `below`, int64 [B, size].
+
+    Each row is in random order.
+    """
     if 2 * size > below:
         return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
     # Redraw only the repeated integers. No integer is preferred, so all rows of distinct integers are equally likely.

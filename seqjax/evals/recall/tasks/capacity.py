@@ -21,7 +21,10 @@ TABLE = 0  # seed of the table of facts
 
 @functools.cache
 def table(people: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct names, int64 [N, 2], and attribute values, int64 [N, ATTRIBUTES], for N people."""
+    """Return the distinct names and the attribute values of `people` people.
+
+    Names are int64 [N, 2], values int64 [N, ATTRIBUTES].
+    """
     rng = np.random.default_rng(TABLE)
     names = rng.permutation(NAMES**2)[:people]
     return np.stack((names // NAMES, names % NAMES), 1), rng.integers(VALUES, size=(people, ATTRIBUTES))
@@ -29,9 +32,10 @@ def table(people: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capacity(Task):
-    """Facts: a two-token name, an attribute and its value; at the attribute, the model predicts the value.
+    """Facts: a two-token name, an attribute and its value.
 
-    The table of `people` facts is fixed. A sequence has distinct people from the first `among` entries.
+    The answer at the attribute is the value. The table of `people` persons is fixed. A sequence has distinct people from
+    the first `among` entries.
     """
 
     order = 68

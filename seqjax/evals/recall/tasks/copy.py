@@ -1,4 +1,7 @@
-"""Copy a whole string: string copying from Jelassi et al., "Repeat After Me" (arXiv 2402.01032)."""
+"""Copy a whole string.
+
+This is string copying from Jelassi et al., "Repeat After Me" (arXiv 2402.01032).
+"""
 
 import dataclasses
 
@@ -9,10 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copy(Task):
-    """A string of `shortest` to `longest` tokens, a separator and the string again; the answers are its tokens.
+    """A string, a separator and the string again; the answers are its tokens.
 
-    A sequence has at most 2 * `longest` + 1 inputs before the padding. The second string is also an input, so each
-    answer is conditioned on the right previous tokens.
+    The string has `shortest` to `longest` tokens. A sequence has at most 2 * `longest` + 1 inputs before the padding.
+    The second string is also an input, so each answer is conditioned on the right previous tokens.
     """
 
     order = 50

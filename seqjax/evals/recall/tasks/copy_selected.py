@@ -1,4 +1,7 @@
-"""Copy tokens scattered in noise: selective copying from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.1)."""
+"""Copy tokens that are scattered in noise.
+
+This is selective copying from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.1).
+"""
 
 import dataclasses
 
@@ -9,7 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, subsets
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopySelected(Task):
-    """`tokens` tokens at random places in noise, then `tokens` markers; at the markers, the answers are the tokens."""
+    """Tokens at random places in noise, then one marker per token.
+
+    The answers at the markers are the tokens in order.
+    """
 
     order = 20
     question = "tokens among noise, in order"

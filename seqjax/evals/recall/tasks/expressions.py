@@ -1,7 +1,8 @@
-"""Evaluate expressions: a small Mano task from "Physics of Language Models: Part 4.1" (arXiv 2512.17351).
+"""Evaluate arithmetic expressions: a small version of Mano.
 
-Mano also has products, which make zero more likely, synonyms, and a length token before each expression, which carries
-no information at untrained lengths. Here expressions only have sums and differences, so all values are equally likely.
+Mano is from "Physics of Language Models: Part 4.1" (arXiv 2512.17351). Mano also has products, which make zero more
+likely, synonyms, and a length token before each expression, which carries no information at untrained lengths. Here
+expressions only have sums and differences, so all values are equally likely.
 """
 
 import dataclasses
@@ -13,10 +14,11 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expressions(Task):
-    """Expressions in prefix notation, each followed by a mark; there the answer is its value modulo `numbers`.
+    """Expressions in prefix notation, each followed by a mark.
 
-    An expression has `shortest` to `longest` random operators, plus or minus. With L operators, the left operand of the
-    first has a uniform number from 0 to L - 1. Sequences are padded with marks.
+    The answer at the mark is the expression's value modulo `numbers`. An expression has `shortest` to `longest` random
+    operators, plus or minus. With L operators, the left operand of the first has a uniform number from 0 to L - 1.
+    Sequences are padded with marks.
     """
 
     order = 64

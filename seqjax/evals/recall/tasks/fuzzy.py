@@ -1,7 +1,8 @@
-"""Look up values of multi-token keys: a small version of MAD's fuzzy in-context recall (arXiv 2403.17844).
+"""Look up values of multi-token keys.
 
-MAD also queries keys that never appeared, and has few queries per sequence. Here each queried key occurs twice and its
-value is predicted token by token. Half of the keys differ from another key only in the last token.
+This is a small version of MAD's fuzzy in-context recall (arXiv 2403.17844). MAD also queries keys that never appeared,
+and has few queries per sequence. Here each queried key occurs twice and its value is predicted token by token. Half of
+the keys differ from another key only in the last token.
 """
 
 import dataclasses
@@ -14,10 +15,11 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fuzzy(Task):
-    """`pairs` pairs of a key (2 or 3 tokens) and a value (1 to 3 tokens), then `queries` pairs again in random order.
+    """`pairs` (key, value) pairs, then `queries` pairs again in random order.
 
-    The answers are the first `tokens` value tokens in each repeated pair, given the previous tokens. No key is a prefix
-    of another key. Key ids are below `ids`; value ids are the next `ids` ids. Padding is at the end.
+    Keys have 2 or 3 tokens, values 1 to 3. The answers are the first `tokens` value tokens in each repeated pair, given
+    the previous tokens. No key is a prefix of another key. Key ids are below `ids`; value ids are the next `ids` ids.
+    Padding is at the end.
     """
 
     order = 14
@@ -104,9 +106,10 @@ class Fuzzy(Task):
         return Examples(inputs, targets)
 
     def _keys(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw keys [B, P, 3] and sizes [B, P], with a mask [B] of sequences in which no key is another's prefix.
+        """Draw keys [B, P, 3], their sizes [B, P] and a mask [B] of valid draws.
 
-        The second quarter of the keys copies the first quarter, except for the last token.
+        In a valid draw, no key is another key's prefix. The second quarter of the keys copies the first quarter, except
+        for the last token.
         """
         quarter = self.pairs // 4
         keys, sizes = rng.integers(self.ids, size=(n, self.pairs, 3)), rng.integers(2, 4, size=(n, self.pairs))

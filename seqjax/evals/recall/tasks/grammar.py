@@ -27,9 +27,10 @@ Stack = tuple[tuple[int, int], ...]  # pending (level, symbol) pairs, the next o
 
 @functools.cache
 def rules_of(levels: int, fewest: int, most: int, seed: int) -> Rules:
-    """Draw a grammar with `fewest` to `most` rules per symbol; the first level has one symbol.
+    """Draw a grammar with `fewest` to `most` rules per symbol.
 
-    All rules in a level have distinct right-hand sides, so a right-hand side determines its symbol.
+    The first level has one symbol. All rules in a level have distinct right-hand sides, so a right-hand side determines
+    its symbol.
     """
     rng = np.random.default_rng(seed)
     every = [rule for n in (2, 3) for rule in itertools.product(range(SYMBOLS), repeat=n)]
@@ -42,7 +43,9 @@ def rules_of(levels: int, fewest: int, most: int, seed: int) -> Rules:
 
 
 class Automaton:
-    """A Markov chain over parser stacks that generates a grammar's strings, each after a mark.
+    """A Markov chain over parser stacks, which generates a grammar's strings.
+
+    A mark precedes each string.
 
     Attributes:
         tokens: Next token of each stack, int64 [S]. Stack 0 is empty; its token is the mark, 0.
@@ -66,7 +69,10 @@ class Automaton:
         self.transitions = scipy.sparse.coo_matrix((likelihood, (row, column)), shape=(len(stacks),) * 2).tocsr()
 
     def _rewritten(self, stack: Stack) -> list[tuple[float, Stack]]:
-        """Rewrite the next symbol until it is a token; return all resulting stacks with probabilities."""
+        """Rewrite the next symbol until it is a token.
+
+        Returns all resulting stacks with their probabilities.
+        """
         if not stack or stack[-1][0] == len(self._rules):
             return [(1.0, stack)]
         *rest, (level, symbol) = stack
@@ -116,11 +122,12 @@ def automaton_of(levels: int, fewest: int, most: int, seed: int) -> Automaton:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grammar(Task):
-    """Concatenated strings of a grammar, each after a mark; the answer at each position is the next token.
+    """Concatenated strings of a grammar, each after a mark.
 
-    With `forced`, only tokens that the previous tokens determine are answers. The grammar has `levels` levels and
-    `fewest` to `most` rules per symbol, drawn with `seed`. Its ids start at `first`, the mark. Two grammars in the same
-    training need disjoint ids, including the mark: after a shared mark, the grammar of the next string is uncertain.
+    The answer at each position is the next token. With `forced`, only tokens that the previous tokens determine are
+    answers. The grammar has `levels` levels and `fewest` to `most` rules per symbol, drawn with `seed`. Its ids start
+    at `first`, the mark. Two grammars in the same training need disjoint ids, including the mark: after a shared mark,
+    the grammar of the next string is uncertain.
     """
 
     order = 66
@@ -220,7 +227,10 @@ class Grammar(Task):
 
 @functools.cache
 def by_5_grams(task: Grammar, *, counted: int = 4096, asked: int = 1024) -> tuple[float, float]:
-    """Return accuracy and mean score of 5-gram counts from `counted` sequences, on `asked` other sequences."""
+    """Return the accuracy and the mean score of 5-gram counts.
+
+    The counts come from `counted` sequences, and are tested on `asked` other sequences.
+    """
     rng = np.random.default_rng(0)
     counts = np.full((IDS**4, IDS), 1e-2)  # smoothing for unseen 5-grams
     seen = dataclasses.replace(task, forced=False).examples(rng, counted)
@@ -237,6 +247,9 @@ def by_5_grams(task: Grammar, *, counted: int = 4096, asked: int = 1024) -> tupl
 
 
 def _before(tokens_BT: np.ndarray) -> np.ndarray:
-    """Encode each token and the three tokens before it as one number; marks precede the first token."""
+    """Encode each token and the three tokens before it as one number.
+
+    Marks precede the first token.
+    """
     wider = np.pad(tokens_BT, ((0, 0), (3, 0)))
     return np.lib.stride_tricks.sliding_window_view(wider, 4, axis=1) @ IDS ** np.arange(4)

@@ -14,12 +14,12 @@ from seqjax.evals.recall.tasks import IGNORED, Examples, Task, TaskSetup, distin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hops(Task):
-    """The edges (word, next word) of a cycle in random order, then queries (k, word), then padding.
+    """The edges (word, next word) of a cycle, then queries (k, word).
 
-    At each query's word, the answer is the word k edges further. A cycle has n words, from `shortest` to `longest`,
-    with probability proportional to 1 / (n + sqrt(`longest`)). k is uniform over `hops`. The queried words are
-    distinct. With `unchained`, paths with edges listed in path order are not queried, because one pass could follow
-    them.
+    The edges are in random order, and padding follows the queries. At each query's word, the answer is the word k edges
+    further. A cycle has n words, from `shortest` to `longest`, with probability proportional to 1 / (n +
+    sqrt(`longest`)). k is uniform over `hops`. The queried words are distinct. With `unchained`, paths with edges
+    listed in path order are not queried, because one pass could follow them.
     """
 
     order = 62

@@ -1,4 +1,7 @@
-"""Recall the token after a marker: induction heads from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.2)."""
+"""Recall the token after a marker.
+
+This is the induction-heads task from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.2).
+"""
 
 import dataclasses
 
@@ -9,7 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """Random tokens with a marker at a random place and at the end; the answer is the token after the first marker."""
+    """Random tokens with a marker at a random place and another at the end.
+
+    The answer at the end is the token after the first marker.
+    """
 
     order = 30
     question = "what followed the marker"

@@ -1,8 +1,9 @@
-"""Look up values of keys, with many queries per sequence: Arora et al., "Zoology" (arXiv 2312.04927, section 3.2).
+"""Look up values of keys, with many queries per sequence (MQAR).
 
-The size `small` has the sequences from zoology's configs for figure 2 in "Based" (arXiv 2402.18668;
-github.com/HazyResearch/zoology, commit d88d6f5). They have 8,192 ids. Training has 4 to 64 pairs in 64 to 256 tokens
-and batches of 256; tests have 4 to 256 pairs in 64 to 1,024 tokens. docs/recall.md lists the differences.
+The task is from Arora et al., "Zoology" (arXiv 2312.04927, section 3.2). The size `small` has the sequences from
+zoology's configs for figure 2 in "Based" (arXiv 2402.18668; github.com/HazyResearch/zoology, commit d88d6f5). They have
+8,192 ids. Training has 4 to 64 pairs in 64 to 256 tokens and batches of 256; tests have 4 to 256 pairs in 64 to 1,024
+tokens. docs/recall.md lists the differences.
 """
 
 import dataclasses
@@ -14,10 +15,11 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct, subse
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MQAR(Task):
-    """`pairs` (key, value) pairs, then each key again among noise; the answer at a repeated key is its value.
+    """`pairs` (key, value) pairs, then each key again among noise.
 
-    Gaps between a pair and its query follow a power law, so most queries come early. Keys are ids below `ids` / 2 and
-    values the ids above; noise is any id. As in zoology, the value does not follow the query.
+    The answer at a repeated key is its value. Gaps between a pair and its query follow a power law, so most queries
+    come early. Keys are ids below `ids` / 2 and values the ids above; noise is any id. As in zoology, the value does
+    not follow the query.
     """
 
     order = 10

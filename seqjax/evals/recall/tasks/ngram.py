@@ -1,4 +1,7 @@
-"""Recall the token after an n-gram: n-gram lookup from Jelassi et al., "Repeat After Me" (arXiv 2402.01032)."""
+"""Recall the token after an n-gram.
+
+This is n-gram lookup from Jelassi et al., "Repeat After Me" (arXiv 2402.01032).
+"""
 
 import dataclasses
 
@@ -9,9 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ngram(Task):
-    """A string, a separator and `queries` n-grams from the string; each answer is the token after the n-gram.
+    """A string, a separator and `queries` n-grams from the string.
 
-    No n-gram occurs twice in the string, so the answer is unique. All queries differ.
+    Each answer is the token after the n-gram in the string. No n-gram occurs twice in the string, so the answer is
+    unique. All queries differ.
     """
 
     order = 40
@@ -63,7 +67,7 @@ class Ngram(Task):
         return Examples(inputs, targets)
 
     def _strings(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw strings [B, T] without repeated n-grams, and a mask [B] of the successful draws."""
+        """Draw strings [B, T] without repeated n-grams, and a mask [B] of valid draws."""
         drawn = rng.integers(self.ids, size=(self._string, n))
         seen = np.zeros((n, self.ids ** (self.n - 1), self.ids), bool)
         complete, rows = np.ones(n, bool), np.arange(n)

@@ -1,7 +1,8 @@
-"""Look up values of keys among noise: a small MQAR version of MAD's noisy in-context recall (arXiv 2403.17844).
+"""Look up values of keys among noise.
 
-MAD's noise has separate ids, which are easy to ignore, and nearly all of its queries come within 32 tokens. Here noise
-is any id, as in `mqar`, and queries come anywhere. Neither the ids nor a short window solve the task.
+This is a small version of MAD's noisy in-context recall (arXiv 2403.17844), as a variant of MQAR. MAD's noise has
+separate ids, which are easy to ignore, and nearly all of its queries come within 32 tokens. Here noise is any id, as in
+`mqar`, and queries come anywhere. Neither the ids nor a short window solve the task.
 """
 
 import dataclasses

@@ -9,7 +9,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position(Task):
-    """A string and a number; the answer is the string's token at that position, counted from 0."""
+    """A string and a number; the answer is the token at that position.
+
+    Positions are counted from 0.
+    """
 
     order = 70
     question = "the token at a given position"

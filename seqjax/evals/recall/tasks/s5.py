@@ -1,7 +1,8 @@
-"""Track the product of permutations of five items: Merrill et al., "The Illusion of State" (arXiv 2404.08819).
+"""Track the product of permutations of five items.
 
-The task needs a state, which a fixed number of attention layers cannot track for long sequences. The paper's inputs are
-arbitrary permutations. Here, training and tests only have swaps of two items and the identity.
+The task is from Merrill et al., "The Illusion of State" (arXiv 2404.08819). The task needs a state, which a fixed
+number of attention layers cannot track for long sequences. The paper's inputs are arbitrary permutations. Here,
+training and tests only have swaps of two items and the identity.
 """
 
 import dataclasses
@@ -17,7 +18,10 @@ PERMUTATIONS = list(itertools.permutations(range(5)))  # an id is an index into 
 
 @functools.cache
 def _products() -> np.ndarray:
-    """Return the ids of all products, int32 [120, 120]; entry [b, a] applies a first, then b."""
+    """Return the ids of all products, int32 [120, 120].
+
+    Entry [b, a] applies a first, then b.
+    """
     number = {permutation: i for i, permutation in enumerate(PERMUTATIONS)}
     table = [[number[tuple(b[i] for i in a)] for a in PERMUTATIONS] for b in PERMUTATIONS]
     return np.array(table, np.int32)
@@ -32,10 +36,11 @@ def _moving(most: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class S5(Task):
-    """Permutations of five items; the answer at each position is the product of all inputs so far.
+    """Permutations of five items.
 
-    Each input moves at most `moved` items. With 2, inputs are the ten swaps and the identity, and their products reach
-    all 120 permutations. With 5, inputs are arbitrary permutations.
+    The answer at each position is the product of all inputs so far. Each input moves at most `moved` items. With 2,
+    inputs are the ten swaps and the identity, and their products reach all 120 permutations. With 5, inputs are
+    arbitrary permutations.
     """
 
     order = 60

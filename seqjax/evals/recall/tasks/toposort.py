@@ -17,12 +17,12 @@ PARENTS = 4  # maximum number of parents, and of children, per node
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopoSort(Task):
-    """The edges (parent, child) of an acyclic graph in random order, a mark, a queried node and a topological order.
+    """An acyclic graph's edges, a mark, a queried node and a topological order.
 
-    The order lists the queried node's ancestors and then the node, each after its parents; its nodes are the answers. A
-    graph has n nodes, from `shortest` to `longest`, with probability proportional to 1 / (n + sqrt(`longest`)). The
-    first 1 to (n - 1) // 4 + 1 nodes have no parents; each later node has one to four earlier parents. The last node is
-    queried.
+    The edges (parent, child) are in random order. The order lists the queried node's ancestors and then the node, each
+    after its parents; its nodes are the answers. A graph has n nodes, from `shortest` to `longest`, with probability
+    proportional to 1 / (n + sqrt(`longest`)). The first 1 to (n - 1) // 4 + 1 nodes have no parents; each later node
+    has one to four earlier parents. The last node is queried.
     """
 
     order = 63
@@ -39,7 +39,10 @@ class TopoSort(Task):
 
     @staticmethod
     def _longest_row(nodes: int) -> int:
-        """Return the maximum input length: edges, mark, queried node and the order without its last node."""
+        """Return the maximum number of inputs for a graph with `nodes` nodes.
+
+        They are the edges, the mark, the queried node and the order without its last node.
+        """
         return 2 * sum(min(PARENTS, i) for i in range(nodes)) + 2 + nodes - 1
 
     @classmethod
@@ -124,7 +127,10 @@ class TopoSort(Task):
 
 
 def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Return a mask [B, N] of each graph's node in `nodes` [B] and its ancestors; `parents` is [B, node, parent]."""
+    """Return a mask [B, N] of each graph's node in `nodes` and its ancestors.
+
+    `nodes` is [B], and `parents` is [B, node, parent].
+    """
     needed = np.zeros(parents.shape[:2], bool)
     needed[np.arange(len(nodes)), nodes] = True
     while True:
@@ -135,14 +141,20 @@ def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 
 
 def _may_follow(parents: np.ndarray, needed: np.ndarray, placed: np.ndarray) -> np.ndarray:
-    """Return a mask [B, N] of the needed nodes that are not placed and have no unplaced parent."""
+    """Return a mask [B, N] of the valid next nodes.
+
+    These are needed, not placed, and have no unplaced parent.
+    """
     waits = np.einsum("bnp,bp->bn", parents, ~placed)
     return needed & ~placed & ~waits
 
 
 @functools.cache
 def _guessed(task: TopoSort) -> float:
-    """Return the accuracy of guessing a random unplaced node, on sequences that are in no test."""
+    """Return the accuracy of guessing a random unplaced node.
+
+    It is measured on sequences that are in no test.
+    """
     inputs, targets = task.examples(np.random.default_rng(7), 2_000)
     edges = np.where(np.cumsum(inputs == task.ids, 1), -1, inputs)
     nodes = (np.diff(np.sort(edges, 1), axis=1) != 0).sum(1)  # distinct ids before the mark; -1 adds one

@@ -1,7 +1,8 @@
-"""Find a token's position, the reverse of `position`, after Retrievit (arXiv 2603.02874).
+"""Find a token's position, the reverse of `position`.
 
-Retrievit has strings of 200 tokens, with one query before the string and 200 possible answers. Here lengths differ and
-several queries follow the string, so the distance from a query to its token does not determine the position.
+The task follows Retrievit (arXiv 2603.02874). Retrievit has strings of 200 tokens, with one query before the string and
+200 possible answers. Here lengths differ and several queries follow the string, so the distance from a query to its
+token does not determine the position.
 """
 
 import dataclasses
@@ -13,9 +14,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Where(Task):
-    """`shortest` to `longest` distinct tokens, a mark, and `queries` of the tokens; the answers are their positions.
+    """Distinct tokens, a mark, and `queries` of the tokens again.
 
-    Positions are counted from 0. Sequences are padded with marks.
+    The string has `shortest` to `longest` tokens. The answers are the positions of the queried tokens. Positions are
+    counted from 0. Sequences are padded with marks.
     """
 
     order = 80
