@@ -34,8 +34,8 @@ def table(people: int) -> tuple[np.ndarray, np.ndarray]:
 class Capacity(Task):
     """Facts: a two-token name, an attribute and its value.
 
-    The answer at the attribute is the value. The table of `people` persons is fixed. A sequence has distinct people from
-    the first `among` entries.
+    The answer at the attribute is the value. The table of `people` persons is fixed. A sequence has distinct people
+    from the first `among` entries.
     """
 
     order = 68
