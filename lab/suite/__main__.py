@@ -2,7 +2,7 @@
 
 lab/suite/suite.sh runs this command at the end. It reads the runs in DIR, one directory each, with their available
 losses (metrics.jsonl), S-NIAH results (niah.json) and lm-evaluation-harness tasks (harness/*.json). It stores them in
-DIR/runs.json and writes DIR/report.md, which links to the recall report in DIR/recall. Stored runs stay in the report
+DIR/runs.json and writes DIR/report.md with a link to the recall report in DIR/recall. Stored runs stay in the report
 after their directories are deleted.
 """
 
@@ -163,7 +163,7 @@ def _measured(value: Value | None) -> str:
 
 
 def _union(several: Any) -> list[Any]:
-    """Return the union of several collections, in the order of first appearance."""
+    """Return the union of the collections, in order of first appearance."""
     return list(dict.fromkeys(x for collection in several for x in collection))
 
 
