@@ -11,11 +11,10 @@
 # %% [markdown]
 # # seqjax in ten minutes
 #
-# Train a small Top-1 Chunk language model, look at what it learned in and out of its training domains, and let it
-# write. Two CPU cores take a few minutes; the text it trains on is already on the machine.
+# Train a small Top-1 Chunk language model, compare its losses in and out of domain, and generate text. This takes a few
+# minutes on two CPU cores. The training text comes from installed packages, so nothing is downloaded.
 #
-# The first cell installs seqjax, unless it is installed already: from a wheel beside the notebook, or from its
-# repository.
+# The first cell installs seqjax if it is missing: from a wheel in the notebook's directory, or from the repository.
 
 # %%
 import importlib.util
@@ -24,19 +23,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
+REPOSITORY = "https://github.com/OWNER/seqjax"  # placeholder: set the repository address here
 
 if importlib.util.find_spec("seqjax") is None:
     extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
-    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # one beside the notebook comes first
+    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # a wheel in this directory takes precedence
     package = f"seqjax{extra} @ {wheels[-1].as_uri() if wheels else f'git+{REPOSITORY}'}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
-# ## What to train
+# ## Choose a config
 #
-# A config's name and a size, as the command `seqjax train --config=...` takes them. `demo` takes minutes, `debug`
-# seconds. Try `transformer_pp:demo` or `mamba2:demo` afterwards, each in a directory of its own.
+# `CONFIG` is a config name and a size, as in `seqjax train --config=...`. `demo` takes minutes, `debug` takes seconds.
+# Afterwards, try `transformer_pp:demo` or `mamba2:demo` with another `WORKDIR`.
 
 # %% tags=["parameters"]
 CONFIG = "top1_chunk:demo"
@@ -45,12 +44,11 @@ WORKDIR = "runs/first"
 # %% [markdown]
 # ## Train
 #
-# The model is evaluated in every domain as it goes: `prose` and `doctest` are what it trains on, the other three it
-# never sees. Interrupt the cell whenever you like and run it again: training goes on where it was.
+# During training, the model is evaluated in all domains. It trains on `prose` and `doctest` and never sees the other
+# three. You can interrupt the cell at any time; run it again to resume.
 #
-# The line that begins with `Kernels:` names the implementation that runs. On an A100 or a later GPU it is `triton`. The
-# Triton kernels need compute capability 8.0, so on a CPU, and on Colab's free T4 (7.5), it is `xla`: the same model
-# with the same results, in plain XLA.
+# The line `Kernels: ...` shows the implementation in use. On an A100 or H100 it is `triton`. The Triton kernels need
+# compute capability 8.0, so a CPU or Colab's free T4 (7.5) uses `xla`: the same model in plain XLA.
 
 # %%
 from seqjax import presets
@@ -62,9 +60,9 @@ finished = train(from_config_dict(presets.read_config(CONFIG)), WORKDIR)
 # %% [markdown]
 # ## The report
 #
-# Training ends with a table: a loss in nats per token for every domain (a token is a byte here). The workdir keeps it
-# in `report.md`, with a picture. The gap between the solid lines and the dashed ones is what seqjax is about: mixers
-# that look alike in domain differ out of domain.
+# Training ends with a table of losses per domain, in nats per token (here, a token is a byte). The workdir has the
+# table and a picture in `report.md`. Solid lines are training domains, dashed lines are out of domain. seqjax studies
+# this difference: mixers with similar in-domain losses can have different out-of-domain losses.
 
 # %%
 from pathlib import Path
@@ -76,8 +74,8 @@ Image(Path(WORKDIR) / "report.png")
 # %% [markdown]
 # ## Generate
 #
-# `seqjax.load` takes the directory of any run. After some minutes of training the text has the shape of words and
-# little more.
+# `seqjax.load` loads any run from its directory. After a few minutes of training, the text resembles words and little
+# more.
 
 # %%
 import seqjax
@@ -86,17 +84,17 @@ m = seqjax.load(WORKDIR)
 print("def " + m.generate("def ", max_new_tokens=200, temperature=0.8, seed=1))
 
 # %% [markdown]
-# The loss of a text tells what the model finds likely, in nats per token:
+# The loss of a text, in nats per token, is lower for text that the model finds more likely:
 
 # %%
 for text in ("The function returns the number of elements.", "elements of number the returns function The."):
     print(f"{m.loss(text):.2f}  {text}")
 
 # %% [markdown]
-# ## Which kernels run here
+# ## See which kernels run here
 #
-# Naming an implementation that cannot run is an error, which gives the reason of each one. Without a name, the fastest
-# that can is taken.
+# An explicitly requested implementation that cannot run is an error, and the message gives the reasons. By default, the
+# first implementation that can run is used.
 
 # %%
 import jax
@@ -111,9 +109,8 @@ except kernels_pallas.BackendError as error:
     print(error)
 
 # %% [markdown]
-# ## From here
+# ## Next steps
 #
-# * `your_mixer.ipynb`, beside this notebook: a mixer of your own, checked and trained.
+# * `your_mixer.ipynb` in this directory: write, check and train your own mixer.
 # * `docs/quickstart.md`: real data, larger models, several GPUs, studies.
-# * In a terminal the same is `seqjax train --config=top1_chunk --workdir=runs/first`, then `seqjax generate
-#   --workdir=runs/first`.
+# * In a terminal: `seqjax train --config=top1_chunk --workdir=runs/first`, then `seqjax generate --workdir=runs/first`.

@@ -12,10 +12,9 @@
 # # Read a study
 #
 # A study trains several architectures on the same data and compares their out-of-domain (OOD) losses. This notebook
-# reads a finished one, draws it, and answers its question in words. Nothing is trained, so it takes seconds.
+# reads a finished study, plots it, and states the result in words. It trains nothing and takes seconds.
 #
-# The first cell installs seqjax, unless it is installed already: from a wheel beside the notebook, or from its
-# repository.
+# The first cell installs seqjax if it is missing: from a wheel in the notebook's directory, or from the repository.
 
 # %%
 import importlib.util
@@ -24,26 +23,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
+REPOSITORY = "https://github.com/OWNER/seqjax"  # placeholder: set the repository address here
 
 if importlib.util.find_spec("seqjax") is None:
     extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
-    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # one beside the notebook comes first
+    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # a wheel in this directory takes precedence
     package = f"seqjax{extra} @ {wheels[-1].as_uri() if wheels else f'git+{REPOSITORY}'}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
-# ## Which study
+# ## Choose a study
 #
-# `STUDY` is the directory of a study's results, that is, the `--out` of `seqjax study`. Empty, it is the study that is
-# installed with seqjax: the runs of six models of a study of 31 models of 110M parameters. `MODELS` are drawn with the
-# references; `None` draws all.
+# `STUDY` is a study's results directory, the `--out` of `seqjax study`. An empty string selects the example that is
+# installed with seqjax: six models from a study with 31 models, each with 110M parameters. `MODELS` are plotted
+# together with the references; `None` plots all models.
 
 # %% tags=["parameters"]
 STUDY = ""
 MODELS = ["Top-1 Chunk, exact", "W=256, QK norm", "Gated DeltaNet", "Mamba-2"]
-MODEL = "Gated DeltaNet"  # about which the question is asked
-REFERENCE = "Transformer++, QK norm, conv"  # to which it is compared
+MODEL = "Gated DeltaNet"  # the model to assess
+REFERENCE = "Transformer++, QK norm, conv"  # the model to compare with
 
 # %%
 from pathlib import Path
@@ -55,11 +54,11 @@ pictures = Path("runs/read_a_study")
 pictures.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
-# ## What is in it
+# ## Read its files
 #
-# `points.csv` has a line for every run, evaluation and domain. `runs.json` says what the runs were. `blocks.npz` has
-# the loss of every block of text, from which intervals also cover the choice of the text; it is large, and the
-# installed study has none. `files.read` reads what there is.
+# `points.csv` has one line per run, evaluation and domain. `runs.json` describes the runs. `blocks.npz` has the loss of
+# each text block, so that intervals also cover the choice of text. It is large, and the installed example omits it.
+# `files.read` reads the available files.
 
 # %%
 import itertools
@@ -78,12 +77,11 @@ print(f"in domain: {', '.join(study.against) or 'the training loss'}; OOD: {', '
 # %% [markdown]
 # ## OOD loss over in-domain loss
 #
-# A model that learns faster has a lower loss everywhere, which says little about its architecture. So models are
-# compared at the same in-domain loss, however many tokens each of them needed. The in-domain loss is the loss of
-# held-out text of the domains that were trained on, or the training loss in a study that names no such domains.
+# A model that learns faster has a lower loss everywhere, which says little about its architecture. Models are therefore
+# compared at equal in-domain loss, even if they needed different numbers of tokens. The in-domain loss is measured on
+# held-out text from the training domains. A study without such domains uses the training loss.
 #
-# Training goes from left to right. Of two lines, the higher one belongs to the model with the higher OOD loss at equal
-# in-domain loss.
+# Training proceeds from left to right. At the same in-domain loss, the higher line has the higher OOD loss.
 
 # %%
 from IPython.display import Image, Markdown, display
@@ -96,10 +94,11 @@ display(Image(pictures / "losses.png"))
 # %% [markdown]
 # ## The gaps
 #
-# The gap of a model is its OOD loss minus the reference's at equal in-domain loss and equal learning rate, in nats per
-# token. Positive is worse. ± is half of the 95% interval over seeds, learning rates and text; one seed has none. As
-# tuned, each side has its own learning rates. The verdict is "costs", "gains", "no cost above 0.05" or "undecided" with
-# what it needs; `*` marks a best learning rate that is the only one or at the edge of those tried.
+# A model's gap is its OOD loss minus the reference's OOD loss, at equal in-domain loss and matched learning rates, in
+# nats per token. Positive is worse. ± is half of the 95% confidence interval over seeds, learning rates and text; a
+# model with one seed has no interval. The column "as tuned" compares both models at their own best learning rates. The
+# verdict is "costs", "gains", "no cost above 0.05", or "undecided" with the missing runs. `*` marks a provisional
+# verdict: a best learning rate is the only one or at the edge of the tried rates.
 
 # %%
 from seqjax.study import gaps
@@ -109,7 +108,7 @@ rows = gaps.compare(study, REFERENCE)
 display(Markdown(tables.gap_table(study, rows)))
 
 # %% [markdown]
-# The same for every reference, as a picture. A filled circle has several seeds.
+# The gaps to all references as a picture. Filled circles have several seeds.
 
 # %%
 from seqjax.study.report import forest
@@ -118,10 +117,10 @@ forest.gaps(pictures / "gaps.png", study)
 display(Image(pictures / "gaps.png"))
 
 # %% [markdown]
-# ## The question in words
+# ## The result in words
 #
-# Does the model cost base capabilities, compared with the reference? The sentences are made from the numbers above, so
-# ask about any other pair.
+# Does the model cost base capabilities compared with the reference? The sentences are generated from the numbers above.
+# Change `MODEL` and `REFERENCE` to compare another pair.
 
 # %%
 import textwrap
@@ -132,8 +131,8 @@ print(f"Does {MODEL} cost base capabilities?\n")
 print(textwrap.fill(words.verdict(study, MODEL, REFERENCE), width=100))
 
 # %% [markdown]
-# Would the in-domain loss have told? Here are the models whose in-domain loss after equal tokens is not above the
-# reference's, and their verdicts.
+# Would the in-domain loss have predicted this? The next cell lists the models that match or beat the reference's
+# in-domain loss after equal tokens, with their verdicts.
 
 # %%
 lower = [row for row in rows if row.at_equal_tokens and row.at_equal_tokens.inside.value <= 0]
@@ -146,10 +145,10 @@ print(
 )
 
 # %% [markdown]
-# ## From here
+# ## Next steps
 #
-# * All tables: `seqjax study --analyse=DIR` writes `leaderboard.md` into the directory of a study. How gaps are
-#   computed: `docs/protocol.md`. All 31 models: `lab/results/trunks_110m` in the repository.
-# * A study of your own, minutes a run on two CPU cores: `seqjax study --study=figure1b:demo --out=runs/figure1b`. Then
-#   `STUDY = "runs/figure1b"`, and its models as `MODELS`, `MODEL` and `REFERENCE`.
-# * A page with lines to switch and to point at: `seqjax study --analyse=runs/figure1b --page`.
+# * All tables: `seqjax study --analyse=DIR` writes `leaderboard.md` into a study's directory. `docs/protocol.md`
+#   explains how gaps are computed. All 31 models are in `lab/results/trunks_110m` in the repository.
+# * Your own study, with minutes per run on two CPU cores: `seqjax study --study=figure1b:demo --out=runs/figure1b`.
+#   Then set `STUDY = "runs/figure1b"`, and choose `MODELS`, `MODEL` and `REFERENCE` from its models.
+# * An interactive page: `seqjax study --analyse=runs/figure1b --page`.

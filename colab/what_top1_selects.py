@@ -11,12 +11,10 @@
 # %% [markdown]
 # # What Top-1 Chunk selects
 #
-# In Top-1 Chunk a query attends to its own chunk of the text and to one earlier chunk, which it selects. This notebook
-# trains a small model and looks at what was selected: which chunk, how far back, and what is written there. Two CPU
-# cores take a few minutes.
+# In Top-1 Chunk, each query attends to its local chunk and to one selected past chunk. This notebook trains a small
+# model and examines the selected chunks: their positions, distances and text. It takes a few minutes on two CPU cores.
 #
-# The first cell installs seqjax, unless it is installed already: from a wheel beside the notebook, or from its
-# repository.
+# The first cell installs seqjax if it is missing: from a wheel in the notebook's directory, or from the repository.
 
 # %%
 import importlib.util
@@ -25,24 +23,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
+REPOSITORY = "https://github.com/OWNER/seqjax"  # placeholder: set the repository address here
 
 if importlib.util.find_spec("seqjax") is None:
     extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
-    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # one beside the notebook comes first
+    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # a wheel in this directory takes precedence
     package = f"seqjax{extra} @ {wheels[-1].as_uri() if wheels else f'git+{REPOSITORY}'}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% tags=["parameters"]
-CONFIG = "top1_chunk:demo"  # a config of Top-1 Chunk and a size; `debug` takes seconds and has learned next to nothing
+CONFIG = "top1_chunk:demo"  # a Top-1 Chunk config and size; `debug` takes seconds and learns almost nothing
 WORKDIR = "runs/selection"
-DOMAIN = "python"  # the text that is looked at; the demo model is trained on `prose` and `doctest`
-N_BLOCKS = 8  # of held-out text per domain
+DOMAIN = "python"  # the domain to examine; the demo model trains on `prose` and `doctest`
+N_BLOCKS = 8  # held-out text blocks per domain
 
 # %% [markdown]
 # ## Train
 #
-# As in `quickstart.ipynb`. Interrupt it and run it again: training goes on where it was.
+# As in `quickstart.ipynb`. You can interrupt the cell at any time; run it again to resume.
 
 # %%
 import seqjax
@@ -56,13 +54,14 @@ m = seqjax.load(WORKDIR)
 # %% [markdown]
 # ## Queries, keys and choices
 #
-# `queries_and_keys` runs the model over held-out text and returns what each layer scores. `select_chunk` is the
-# selection that the model itself uses. There are two rules:
+# `queries_and_keys` runs the model on held-out text and returns the queries and keys of each layer. `select_chunk` is
+# the model's own selection. This notebook compares two rules:
 #
-# * **exact**: the chunk with the largest share of the softmax over the whole past. Every past key is scored.
-# * **approx**: the chunk whose mean key fits the query best. One key per chunk is scored, which is cheaper.
+# * **exact**: the chunk with the largest attention mass, the sum of exp(score). It scores every past key.
+# * **approx**: the chunk with the largest product of the query and the chunk's mean key. It scores one key per chunk,
+#   which is cheaper.
 #
-# Letters at the end of a name are dimensions: L layers, B blocks of text, T positions, H heads.
+# Suffixes in names are dimensions: L layers, B text blocks, T positions, H heads.
 
 # %%
 import functools
@@ -91,13 +90,13 @@ for domain in corpus.eval_domains:
     tokens[domain] = corpus.eval_blocks(domain, count=N_BLOCKS).tokens[:, :seq_len].astype(np.int32)
     with jax.set_mesh(m.mesh):
         layers = forward(m.params, tokens[domain])
-    scored[domain] = tuple(jnp.concatenate(parts) for parts in zip(*layers, strict=True))  # layers and blocks: one axis
+    scored[domain] = tuple(jnp.concatenate(parts) for parts in zip(*layers, strict=True))  # joins layers and blocks
 
 chosen_LBTH = {
     rule: per_layer(kernels_pallas.select_chunk(*scored[DOMAIN], chunk_size=chunk, selection=rule))
     for rule in ("exact", "approx")
 }
-own_T = np.arange(seq_len) // chunk  # the chunk that a query is in
+own_T = np.arange(seq_len) // chunk  # the chunk of each query
 distances = np.arange(1, own_T[-1] + 1)
 print(f"{n_layers} layers of {n_heads} heads; {seq_len} tokens in {own_T[-1] + 1} chunks of {chunk}")
 print(f"the model was trained with selection={mixer.selection!r}")
@@ -105,13 +104,13 @@ print(f"the model was trained with selection={mixer.selection!r}")
 # %% [markdown]
 # ## Which chunk each query chose
 #
-# One block of text. Each panel is a head; the position of the query goes to the right, the chosen chunk upwards. The
-# grey stairs are the query's own chunk, which it always sees. Blue: both rules choose this chunk. Orange: exact chooses
-# it and approx another one. A long bar is a stretch of queries that keep to a chunk; short marks are queries that each
-# choose for themselves.
+# The plot shows one text block. Each panel is a head, with the query position on the horizontal axis and the chosen
+# chunk on the vertical axis. The grey stairs are the local chunk, which is always visible. Blue: both rules choose this
+# chunk. Orange: exact chooses this chunk, and approx chooses another. A long bar is a run of queries with the same
+# choice; short marks are single queries.
 #
-# After the demo's training most heads choose anew with almost every token. In many of them there are longer bars just
-# below the stairs: the first queries of a chunk, which see little of their own, take the one before it.
+# After the demo's training, most heads change their choice at almost every token. Many heads have longer bars just
+# below the stairs: the first queries in a chunk have little local text, and choose the previous chunk.
 
 # %%
 import matplotlib.pyplot as plt
@@ -145,12 +144,12 @@ plt.show()
 # %% [markdown]
 # ## How far back, and how often both rules agree
 #
-# Left: the distance from the query's chunk to the chosen one, by the rule that the model was trained with. The dotted
-# line is a choice at random among the past chunks. Right: the share of queries for which exact and approx choose the
-# same chunk, among queries with at least two to choose from.
+# Left: the distance from the query's chunk to the chosen chunk, with the model's training rule. The dotted line is a
+# random choice among past chunks. Right: the fraction of queries for which exact and approx choose the same chunk,
+# among queries with at least two past chunks.
 #
-# After the demo's training the chunk just before is chosen more often than chance would have it, and the two rules
-# agree far more often than chance: a mean key is a fair summary of its chunk, and not more.
+# After the demo's training, the previous chunk is chosen more often than by chance. Both rules agree far more often
+# than by chance, but not always: a mean key is a fair summary of its chunk.
 
 # %%
 back_LBTH = own_T[:, None] - chosen_LBTH[mixer.selection]
@@ -190,26 +189,27 @@ print(f"Both rules agree for {agree_LH.mean():.0%} of the queries: {low:.0%} to 
 # %% [markdown]
 # ## How sharp the choice is
 #
-# Left: the entropy of the softmax that each query would have over its whole past, which is what the exact rule ranks
-# chunks by. It is 0 where all weight is on one token and ln(i + 1) where position i spreads it evenly; shown is the
-# share of that. Solid lines are domains that the model was trained on. (Figure 4 of the paper shows this entropy for
-# softmax attention, and `seqjax evaluate --workdir=DIR --entropy` measures it. Top-1's own weights are over two chunks
-# alone, so that command does not take them.)
+# Left: the entropy of the full softmax over the past. The exact rule ranks chunks by the weights of this softmax. The
+# entropy is 0 if one token has all weight, and ln(i + 1) if position i weights all tokens equally; the plot shows the
+# fraction of ln(i + 1). Solid lines are training domains. (Figure 4 in the paper shows this entropy for softmax
+# attention, and `seqjax evaluate --workdir=DIR --entropy` measures it. That command refuses Top-1 Chunk, because its
+# weights only cover two chunks.)
 #
-# Right: where that weight lies. Top-1 keeps the part in the own chunk and in the chosen one, and drops the rest.
+# Right: the distribution of that weight. Top-1 keeps the weight in the local chunk and the chosen chunk, and drops the
+# rest.
 #
-# After the demo's training the layers differ and the domains hardly do: their lines lie on each other. The weight on
-# the past is spread widely, so the chosen chunk has only little more of it than an even split would give. That is what
-# a few minutes of training teach; run it longer and look again.
+# After the demo's training, the layers differ, but the domains hardly differ: their lines overlap. The weight on the
+# past is spread widely, so the chosen chunk has only slightly more weight than an even split. This is the result of a
+# few minutes of training; train longer and compare.
 
 # %%
 entropy_LBTH = {domain: per_layer(jax.jit(attention_entropy)(*both)) for domain, both in scored.items()}
-most_T1 = np.log(np.arange(2, seq_len + 1))[:, None]  # at position 0 there is one token
+most_T1 = np.log(np.arange(2, seq_len + 1))[:, None]  # position 0 only has one token
 relative_L = {domain: (e[:, :, 1:] / most_T1).mean((1, 2, 3)) for domain, e in entropy_LBTH.items()}
 
 
 def chunk_weights(both):
-    """Return the weight of every chunk in the softmax over the past, [T, H, chunks], of one sequence."""
+    """Return each chunk's weight in the softmax over the past, [T, H, chunks], for one sequence."""
     q_THK, k_TGK = both
     k_THK = jnp.repeat(k_TGK, n_heads // k_TGK.shape[1], axis=1)
     s_THS = jnp.einsum("thk,shk->ths", q_THK, k_THK, preferred_element_type=jnp.float32) * q_THK.shape[-1] ** -0.5
@@ -228,7 +228,7 @@ def weight_of(chunks):
 
 
 in_own_LBTH, in_chosen_LBTH = weight_of(own_T[:, None]), weight_of(model_choice_LBTH)
-later = own_T > 0  # in the first chunk there is nothing to choose
+later = own_T > 0  # queries in the first chunk have no choice
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
 for i, (domain, shares) in enumerate(relative_L.items()):
@@ -259,12 +259,12 @@ for layer in range(n_layers):
     print(f"layer {layer}: the chosen chunk has {of_past:.0%} of the weight on past chunks, an even split {even:.0%}")
 
 # %% [markdown]
-# ## What is written there
+# ## The selected text
 #
-# For each layer the query that is surest among those in the second half of their chunk, which have text of their own
-# to look at: the one whose chosen chunk has the largest weight. The first line ends with the token of the query,
-# between marks. The second is the chosen chunk, with marks around the token that gets the most weight there. These are
-# the clearest cases and not the usual ones. A token is a byte here, and ⏎ is the end of a line.
+# For each layer, this prints the query with the largest weight on its chosen chunk. Only queries in the second half of
+# their chunk count, because they have enough local text. The first line ends with the query's token, between marks. The
+# second line is the chosen chunk, with marks around its token with the largest weight. These are the clearest cases,
+# not typical ones. A token is a byte here, and ⏎ is a line break.
 
 
 # %%
@@ -291,9 +291,9 @@ for layer in range(n_layers):
     print(f"  chosen  {marked(ids[past], seen)}\n")
 
 # %% [markdown]
-# ## From here
+# ## Next steps
 #
 # * Train longer, or with the other rule, in another `WORKDIR`: `CONFIG =
 #   "top1_chunk:demo,train.steps=3000,model.mixer.selection=approx"`.
-# * Any run or imported model with attention: `seqjax.load`, then `queries_and_keys`.
-# * `docs/mixers.md`: what Top-1 Chunk computes. `docs/kernels.md`: how the selection is made fast.
+# * Examine another run or an imported model with attention: `seqjax.load`, then `queries_and_keys`.
+# * `docs/mixers.md` defines Top-1 Chunk. `docs/kernels.md` explains how the selection is computed fast.

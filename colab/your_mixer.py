@@ -9,13 +9,12 @@
 # ---
 
 # %% [markdown]
-# # A mixer of your own
+# # Your own mixer
 #
-# Write a sequence mixer in a cell, check it, and train it beside Transformer++. On two CPU cores this takes a few
-# minutes.
+# Write a sequence mixer in a cell, check it, and compare it with Transformer++. This takes a few minutes on two CPU
+# cores.
 #
-# The first cell installs seqjax, unless it is installed already: from a wheel beside the notebook, or from its
-# repository.
+# The first cell installs seqjax if it is missing: from a wheel in the notebook's directory, or from the repository.
 
 # %%
 import importlib.util
@@ -24,33 +23,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
+REPOSITORY = "https://github.com/OWNER/seqjax"  # placeholder: set the repository address here
 
 if importlib.util.find_spec("seqjax") is None:
     extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
-    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # one beside the notebook comes first
+    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # a wheel in this directory takes precedence
     package = f"seqjax{extra} @ {wheels[-1].as_uri() if wheels else f'git+{REPOSITORY}'}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% tags=["parameters"]
-SIZE = "debug,train.steps=300,eval.every=15_000,log.every=5"  # a size and settings; `demo` takes minutes a model
+SIZE = "debug,train.steps=300,eval.every=15_000,log.every=5"  # size and settings; `demo` takes minutes per model
 RUNS = "runs"
-JUDGED = "debug"  # the size of the judgement at the end, and settings
+JUDGED = "debug"  # size and settings for the judgement at the end
 SEEDS = 1
 
 # %% [markdown]
 # ## The mixer
 #
-# An exponential moving average whose rates depend on the input, a small relative of Mamba:
+# An exponential moving average with input-dependent rates, a simple relative of Mamba:
 #
 # $$h_t = a_t \odot h_{t-1} + (1 - a_t) \odot u_t, \qquad y_t = W_o\,(h_t \odot \mathrm{silu}(g_t)),$$
 #
-# where $u_t$, $g_t$ and the logits of $a_t$ are projections of $x_t$. Three methods make a mixer: `__call__` on whole
-# sequences (the training form), and `init_cache` and `step`, token by token (the decoding form). The base class has the
-# rest.
+# where $u_t$, $g_t$ and the logits of $a_t$ are projections of $x_t$. A mixer needs three methods: `__call__` for whole
+# sequences (parallel form, training), and `init_cache` and `step` for single tokens (recurrent form, decoding). The
+# base class provides defaults for the rest.
 #
-# This mixer is plain JAX, so it runs on any device. Mixers that use the Triton kernels of seqjax need compute
-# capability 8.0 for them; on a CPU and on Colab's free T4 (7.5) they run in plain XLA instead.
+# This mixer is plain JAX and runs on any device. seqjax's Triton kernels need compute capability 8.0; on a CPU or
+# Colab's free T4 (7.5), mixers with such kernels run in plain XLA.
 
 # %%
 from typing import NamedTuple
@@ -116,17 +115,18 @@ class GatedEma(base.Mixer):
 # %% [markdown]
 # ## Check it
 #
-# The contract tests: causality by changing a token and by gradient, `step` against the parallel form,
-# rematerialisation, bfloat16, the count of FLOPs, and a short training. A mixer that breaks one is told which, where,
-# and by how much. Try it: write `cache.h_BE + u_BE` in `step`, and run the two cells again.
+# `check_mixer` runs the contract tests: causality (by changed tokens and by gradients), `step` against the parallel
+# form, rematerialisation, bfloat16, the FLOP count, and a short training run. An error states which test failed, where,
+# and by how much. Try it: write `cache.h_BE + u_BE` in `step`, and run both cells again.
 
 # %%
 seqjax.testing.check_mixer(GatedEma)
 
 # %% [markdown]
-# ## Train it beside Transformer++
+# ## Train it and Transformer++
 #
-# The same size, data and schedule; `presets.get_config` puts a mixer by its name into the model of Transformer++.
+# Both models have the same size, data and schedule. `presets.get_config` replaces the mixer in Transformer++ with the
+# mixer of the given name.
 
 # %%
 from pathlib import Path
@@ -144,11 +144,10 @@ for name, config in CONFIGS.items():
     train(from_config_dict(config), workdirs[name])
 
 # %% [markdown]
-# ## Their losses
+# ## Compare the losses
 #
-# Every run writes its numbers to `metrics.jsonl`. Left the training loss, right what matters: the loss out of domain,
-# on Python and C source, which neither model has seen. The models are tiny and the runs short, so read the curves as an
-# example of the method.
+# Each run writes its numbers to `metrics.jsonl`. Left: training loss. Right: out-of-domain loss on Python and C source,
+# which neither model has seen. The models are tiny and the runs short, so the curves only illustrate the method.
 
 # %%
 import matplotlib.pyplot as plt
@@ -175,8 +174,7 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# The whole table of each run is in its `report.md`. The registered class is in this process, so its run loads without
-# more:
+# Each run's full table is in its `report.md`. The class is registered in this process, so its run loads directly:
 
 # %%
 m = seqjax.load(workdirs["gated_ema"])
@@ -185,10 +183,10 @@ print("The " + m.generate("The ", max_new_tokens=100, seed=1))
 # %% [markdown]
 # ## Judge it
 #
-# `seqjax.judge` answers with a sentence: it trains the mixer and attention at the same learning rates, and compares
-# them at equal in-domain loss (`docs/judge.md`). Every run is a separate process, so the mixer goes into a file: the
-# cell above and a config. One seed, models of this size and 20 steps show how to read a judgement and nothing about the
-# mixer. `JUDGED = "demo"` and `SEEDS = 3` take about an hour on two CPU cores.
+# `seqjax.judge` trains the mixer and attention at the same learning rates, compares them at equal in-domain loss, and
+# returns the result as a sentence (`docs/judge.md`). Each run is a separate process, so the mixer must be in a file:
+# the cell above plus a config. One seed and 20 steps at this size only show how to read the output; they say nothing
+# about the mixer. `JUDGED = "demo"` with `SEEDS = 3` takes about an hour on two CPU cores.
 
 # %%
 cell = next(cell for cell in In if "class GatedEma" in cell and "init_cache" in cell)
@@ -204,8 +202,8 @@ judged = seqjax.judge(f"gated_ema.py:{JUDGED}", out=f"{RUNS}/judge", references=
 print(judged.sentence)
 
 # %% [markdown]
-# The same as data, a row for each of the two references: attention as published, and attention with the short
-# convolution that recurrent mixers have. `judged.out` holds the page, `judge.md`, with its pictures and tables.
+# The same result as data, one row per reference: attention as published, and attention with the short convolution that
+# recurrent mixers have. The directory `judged.out` contains `judge.md` with pictures and tables.
 
 # %%
 for reference, row in judged.rows.items():
@@ -216,9 +214,9 @@ for remark in judged.remarks:
     print(f"* {remark}")
 
 # %% [markdown]
-# ## From here
+# ## Next steps
 #
-# * A mixer in a file trains and is evaluated from any directory: `seqjax train --config=./gated_ema.py:debug`, and
-#   `seqjax evaluate --workdir=DIR --allow-code=gated_ema`.
-# * `docs/add_a_mixer.md`: the contract in full, blocks of another shape, axes and kernels of your own.
-# * `SIZE = "demo"` gives models of a size where the gaps between architectures begin to show.
+# * Train and evaluate the mixer file from any directory: `seqjax train --config=./gated_ema.py:debug`, and `seqjax
+#   evaluate --workdir=DIR --allow-code=gated_ema`.
+# * `docs/add_a_mixer.md`: the full contract, other block shapes, and your own axes and kernels.
+# * `SIZE = "demo"`: larger models, where gaps between architectures begin to appear.

@@ -1,1 +1,4 @@
-"""The notebook of the project: runs, tables, one-off scripts and logs. It uses seqjax and is not in the wheel."""
+"""The lab notebook: runs, tables, one-off scripts and logs.
+
+It uses seqjax and is not in the wheel.
+"""

@@ -1,10 +1,10 @@
-"""Write lab/log/leaderboard_changes.md: each gap of a study before and after gaps at matched learning rates.
+"""Write lab/log/leaderboard_changes.md: gaps before and after matched rates.
 
     python lab/changes.py [--study=lab/results/trunks_110m]
 
-The earlier gaps are in the study's old_gaps.csv. Three steps lead from an earlier gap to the new one: runs of all
-near-best rates and all seeds in place of one pair of rates and paired seeds; runs that were made since; and the rate
-itself, which the common slope takes out.
+The earlier gaps are in the study's old_gaps.csv. Three changes separate them from the new gaps. All near-best rates and
+seeds replace a single pair of rates with paired seeds; later runs are added; and the common slope corrects for the
+learning rate.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Collect the runs and gaps of all studies: `python -m lab.collect` writes runs.csv and leaderboard.csv in lab/results.
+"""Collect runs and gaps from all studies: `python -m lab.collect`.
 
-    runs.csv         a row for each run. A run that several studies show is listed with the largest of them.
-    leaderboard.csv  the rows of every study's own leaderboard
+    lab/results/runs.csv         one row per run; a run in several studies is listed with the largest study
+    lab/results/leaderboard.csv  the leaderboard rows of all studies
 
-Both files are generated and never edited. Minutes are those of training and evaluation, without compilation.
+Both files are generated; do not edit them. Minutes cover training and evaluation, without compilation.
 """
 
 import argparse
@@ -34,7 +34,7 @@ COLUMNS: tuple[str, ...] = (
 )
 COLUMNS += ("schedule", "ends", "loss_in_domain", "loss_out_of_domain", "device", "minutes", "tokens_per_s")
 COLUMNS += ("commit", "command")
-# Commands of studies that are no shipped study of the same name; first_110m's went with the results that replaced it.
+# Commands for studies without a shipped study of the same name. The command for first_110m is lost.
 COMMANDS = {
     "first_110m": "",
     "figure4": "seqjax study --study=figure4:small --out=DIR",
@@ -42,12 +42,12 @@ COMMANDS = {
     "ema_110m": "seqjax judge --config=ema.py:110m --out=DIR",
 }
 
-# Studies of one seed and one rate, and the study of the same data that supplies rate slope and spread of seeds.
+# Studies with one seed and one rate -> the study on the same data that supplies rate slope and seed variance.
 JOINED = {"switches": ("trunks_110m",), "hybrids": ("trunks_110m",)}
 
 
 def studies(place: Path) -> list[Path]:
-    """Return the directories of all studies in `place`, by name."""
+    """Return the directories of all studies in `place`, sorted by name."""
     return sorted(path.parent for path in place.glob("*/points.csv"))
 
 
@@ -68,7 +68,7 @@ def runs(directories: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _identity(run: Record) -> tuple[Any, ...]:
-    """Return values that tell a run from all others."""
+    """Return values that identify a run across studies."""
     return run.metadata.get("manifest"), run.model, run.seed, run.last.tokens, run.metadata.get("seconds")
 
 
@@ -98,12 +98,12 @@ def _row(directory: Path, records: Records, run: Record) -> dict[str, Any]:
 
 
 def _command(name: str) -> str:
-    """Return the command that made a shipped study; "" for another."""
+    """Return the command for a shipped study, or "" for other studies."""
     return f"seqjax study --study={name} --out=DIR" if name in presets.names("studies") else ""
 
 
 def texts(place: Path) -> dict[str, str]:
-    """Return the content of both files by name, for all studies in `place`."""
+    """Return both file contents by name, for all studies in `place`."""
     directories = studies(place)
     of_runs = io.StringIO()
     writer = csv.DictWriter(of_runs, COLUMNS, lineterminator="\n")

@@ -1,10 +1,10 @@
-"""Cut studies down to the small ones that other parts of the repository hold: `python -m lab.cut`.
+"""Cut studies to small example and test data: `python -m lab.cut`.
 
     seqjax/study/example       six models of trunks_110m, for colab/read_a_study.py
-    tests/golden/studies/NAME  one study for each stored format, with its tables
+    tests/golden/studies/NAME  one study per stored format, with its tables
 
-Losses of fewer blocks have other means, which points.csv then has. Goldens are written once: a later version must read
-them as they are. So an existing golden is left as it is.
+points.csv is recomputed, because losses over fewer blocks have different means. Existing goldens are never overwritten:
+later versions must read them unchanged.
 """
 
 import csv
@@ -24,23 +24,26 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "lab" / "results"
 EXAMPLE = ROOT / "seqjax" / "study" / "example"
 GOLDEN = ROOT / "tests" / "golden" / "studies"
-NOT_READ = ("versions", "backends", "test_sets")  # of a run, by an analysis
+NOT_READ = ("versions", "backends", "test_sets")  # run metadata that no analysis reads
 
 
 class Cut(NamedTuple):
-    """What is kept of a study: models and seeds, their points, blocks of each domain and groups of classes."""
+    """A selection of models, seeds, rates, evaluations and blocks in a study.
+
+    `blocks` also limits the groups in classes.npz.
+    """
 
     study: str
     models: Collection[str]
     seeds: Collection[int] = (0, 1)
     rates: Collection[float] = (1.0, 2.0, 3.0)
-    every: int = 1  # of the points of a run with a linear schedule, counted from the last
+    every: int = 1  # keep every n-th evaluation of a run, counted from the last
     blocks: int = 16
     dtype: str = "float32"
 
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
-WHOLE = {"without_blocks": "first_110m", "protocol_2": "books_100k"}  # small enough as they are
+WHOLE = {"without_blocks": "first_110m", "protocol_2": "books_100k"}  # copied whole: small enough
 CUTS = {
     "linear": Cut(
         "limited_110m", ("Transformer++", PUBLISHED, "Mamba-2", "Top-1 Chunk, exact"), every=3, dtype="float16"
@@ -52,7 +55,10 @@ OF_EXAMPLE = (PUBLISHED, SAME_BLOCK, "Top-1 Chunk, exact", "W=256, QK norm", "Ga
 
 
 def example() -> dict[str, str]:
-    """Return the content of the example's files, by name: all runs of its models, without blocks."""
+    """Return the example's file contents by name.
+
+    The example has all runs of the models in OF_EXAMPLE, without blocks.
+    """
     about = _about("trunks_110m")
     runs = {label: run for label, run in about["runs"].items() if run["model"] in OF_EXAMPLE}
     kept = {label: {key: of for key, of in run.items() if key not in NOT_READ} for label, run in runs.items()}
@@ -78,14 +84,14 @@ def _csv(rows: Collection[dict[str, str]]) -> str:
 
 
 def write(cut: Cut, out: Path) -> None:
-    """Write a study that is cut down."""
+    """Write the selected part of a study to `out`."""
     about, rows = _about(cut.study), _rows(cut.study)
     about["runs"] = {
         label: run
         for label, run in about["runs"].items()
         if run["model"] in cut.models and run["seed"] in cut.seeds and run["rate"] in cut.rates
     }
-    # The evaluations of the study in order, each with the rows of its domains, and which of them are kept.
+    # The study's evaluations in order, each with one row per domain; `keeps` marks the selected evaluations.
     evaluations: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         evaluations.setdefault((row["run"], row["step"]), []).append(row)
@@ -129,7 +135,7 @@ def _cut_classes(path: Path, out: Path, labels: Collection[str], *, groups: int)
 
 
 def main() -> None:
-    """Write the example, and the goldens that are missing."""
+    """Write the example, and the missing goldens."""
     EXAMPLE.mkdir(exist_ok=True)
     for name, text in example().items():
         (EXAMPLE / name).write_text(text, encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Simulate studies with known gaps, and count coverage, false verdicts and power of the statistic.
+"""Simulate studies with known gaps; count coverage, false verdicts, power.
 
     python lab/simulation.py [--studies=300] [--cases=NAME,...] > lab/log/simulation.md
 
-Every study has a reference and ten models, with three seeds of standard deviation 0.027, half of the variance shared
-by a seed's rates. In a grid of n, every model tries n of four rates (a random window), with three seeds at its best
-rate and one elsewhere. The OOD loss falls by 0.05 per doubling of the rate at equal in-domain loss. Documents add
-0.006, and every end has its own noise of 0.006.
+Each study has a reference and ten models with three seeds. The seed standard deviation is 0.027; rates of the same seed
+share half of the variance. With a grid of n, each model tries a random window of n among four rates, with three seeds
+at its best rate and one seed at the other rates. At equal in-domain loss, the OOD loss falls by 0.05 per doubling of
+the rate. Documents add an error of 0.006, and each end independent noise of 0.006.
 """
 
 import argparse
@@ -21,31 +21,34 @@ from seqjax.study.runs.record import Blocks, Point, Record, Records
 SHARES = (0.5, 0.65, 0.8, 1.0)
 TOKENS = 100_000_000
 SD, SLOPE, TEXT, UNITS = 0.027, -0.05, 0.006, 60
-OF_END = 0.006  # standard deviation of an end around its run
+OF_END = 0.006  # standard deviation of an end relative to its run
 N_MODELS, N_RATES = 11, 4
-BEST = (0.05, 0.72, 0.2, 0.03)  # how often each of the four rates is the best of a model: two models share one in 56%
+BEST = (0.05, 0.72, 0.2, 0.03)  # probability that each rate is a model's best; two models agree in 56%
 NONE, COSTS = "no cost above 0.05", "costs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kind of study; `gap` is the true gap of all models to the reference."""
+    """Settings of a simulated study.
+
+    `gap` is the true gap of all models to the reference.
+    """
 
     name: str
     gap: float = 0.0
-    grid: int = 2  # rates that each model tries
-    own_grids: tuple[int, ...] = ()  # per model, in place of `grid`
+    grid: int = 2  # rates per model
+    own_grids: tuple[int, ...] = ()  # rates per model, overrides `grid`
     seeds: int = 3
-    reference_seeds: int = 0  # 0: as the others
-    one_seed: int = 0  # models with one seed
-    spread: float = 1.0  # of the first model
+    reference_seeds: int = 0  # 0 = `seeds`
+    one_seed: int = 0  # number of models with one seed
+    spread: float = 1.0  # factor for the first model's seed deviation
     reference_spread: float = 1.0
-    outlier: float = 0.0  # added to a seed of the first model
+    outlier: float = 0.0  # added to one seed of the first model
     reference_outlier: float = 0.0
     slopes: float = 0.0  # standard deviation of slopes between models
     relative: bool = False  # the rate acts relative to the model's optimum; the target is the gap as tuned
-    trend: float = 0.0  # of the gap per doubling of tokens
-    clusters: int = 1  # documents per source that share their effect, which the statistic does not know
+    trend: float = 0.0  # change in the gap per doubling of tokens
+    clusters: int = 1  # documents that share an effect; unknown to the statistic
 
 
 CASES = (
@@ -73,7 +76,7 @@ CASES = (
 
 
 def study(case: Case, rng: np.random.Generator) -> tuple[Records, np.ndarray]:
-    """Return a simulated study and the slope of every model, the reference first."""
+    """Return a simulated study and each model's slope, the reference first."""
     runs, rows_in, rows_out = list[Record](), list[np.ndarray](), list[np.ndarray]()
     units = np.arange(UNITS)
     shared = rng.normal(size=UNITS)
@@ -99,7 +102,7 @@ def study(case: Case, rng: np.random.Generator) -> tuple[Records, np.ndarray]:
         if case.spread > 1 and case.one_seed:
             seeds = 1 if 1 <= m <= case.one_seed else case.seeds
         level = 2.95 + (0.0 if is_reference else rng.uniform(0.0, 0.08))
-        # Effects of the text: what documents add to the model differs from what they add to others.
+        # Text effects: documents add different amounts to different models.
         size = TEXT / np.sqrt(2) * np.sqrt(UNITS) * (0.02 / TEXT / np.sqrt(case.clusters) if case.clusters > 1 else 1.0)
         groups = rng.normal(size=-(-UNITS // case.clusters)).repeat(case.clusters)[:UNITS]
         own = size * groups
@@ -126,7 +129,10 @@ def study(case: Case, rng: np.random.Generator) -> tuple[Records, np.ndarray]:
 
 
 def count(case: Case, *, studies: int) -> dict[str, float]:
-    """Return shares over models and studies; `false` is the share of studies with a wrong verdict."""
+    """Return fractions over models and studies.
+
+    `false` is the fraction of studies with a wrong verdict.
+    """
     rng = np.random.default_rng(0)
     covered, costs, none, false, trends, with_gap = [], [], [], [], [], []
     first = list[bool]()

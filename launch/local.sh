@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains on the GPUs of this machine, in one process that drives all of them.
+# Train on the GPUs of this machine, in one process.
 #
 #   launch/local.sh [--gpus=N] [--dry_run] --config=NAME_OR_FILE[:SIZE] [--workdir=DIR] [--config.KEY=VALUE ...]
 #
-# --gpus     the first N GPUs of those that are visible; all of them without it
+# --gpus     use the first N visible GPUs (all)
 # --dry_run  print the command and start nothing
 set -euo pipefail
 
@@ -24,7 +24,7 @@ if [[ -n $gpus && ! $gpus =~ ^[1-9][0-9]*$ ]]; then
   exit 2
 fi
 
-# JAX takes three quarters of a GPU's memory by default; the largest models of the 110M size need more than that of 80 GB.
+# By default JAX reserves 75% of a GPU's memory. On GPUs with 80 GB, the largest 110M models need more.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 if [[ -n $gpus ]]; then
   IFS=, read -ra visible <<< "${CUDA_VISIBLE_DEVICES-$(seq -s, 0 $((gpus - 1)))}"

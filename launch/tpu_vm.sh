@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU VM: creates it, installs a wheel of seqjax on every worker, starts the run on all of them.
+# Train on a Cloud TPU VM: create it, install a seqjax wheel on all workers, and start the run on all of them.
 #
 #   launch/tpu_vm.sh --name=NAME --zone=ZONE --type=v5litepod-8 --version=v2-alpha-tpuv5-lite --wheel=dist/seqjax-0.1.0-py3-none-any.whl \
 #     [--dry_run] -- --config=NAME_OR_FILE[:SIZE] --workdir=DIR [--config.KEY=VALUE ...]
 #
 # --name, --zone, --type, --version   as in `gcloud compute tpus tpu-vm create`
-# --wheel    made by `python -m pip wheel . --no-deps --wheel-dir=dist`
+# --wheel    build it with `python -m pip wheel . --no-deps --wheel-dir=dist`
 # --dry_run  print the commands and start nothing
 #
-# On several workers (a pod slice) DIR must be on a disk that all of them mount, e.g. Filestore. The machine is not
-# deleted at the end: the last line says how.
+# With several workers (a pod slice), DIR must be on a disk that all workers mount, such as Filestore. The machine is
+# not deleted at the end; the last output line has the command.
 set -euo pipefail
 
 name="" zone="" type="" version="" wheel="" dry_run=false
@@ -22,7 +22,7 @@ while (( $# )); do
     --wheel=*) wheel=${1#*=} ;;
     --dry_run) dry_run=true ;;
     --) shift; break ;;
-    *) echo "error: $1 is unknown; what the training command gets stands after --." >&2; exit 2 ;;
+    *) echo "error: $1 is unknown; put arguments for the training command after --." >&2; exit 2 ;;
   esac
   shift
 done
@@ -32,7 +32,7 @@ done
 [[ " $* " =~ " --config=" && " $* " =~ " --workdir=" ]] ||
   { echo "error: give --config=... and --workdir=... after --." >&2; exit 2; }
 
-# Words for another shell, which parses them once more.
+# Quote words for another shell, which parses them again.
 quoted() { local word; for word; do printf "'%s' " "${word//\'/\'\\\'\'}"; done; }
 run() { if $dry_run; then printf '%q ' "$@"; echo; else "$@"; fi; }
 tpu=(gcloud compute tpus tpu-vm)
@@ -41,7 +41,7 @@ on_all=("${tpu[@]}" ssh "$name" "--zone=$zone" --worker=all --command)
 run "${tpu[@]}" create "$name" "--zone=$zone" "--accelerator-type=$type" "--version=$version"
 run "${tpu[@]}" scp "$wheel" "$name:/tmp/" "--zone=$zone" --worker=all
 run "${on_all[@]}" "python3 -m venv ~/seqjax && ~/seqjax/bin/pip install $(quoted "/tmp/$(basename -- "$wheel")[tpu]")"
-# --distributed: a slice has one process per worker; TPU metadata tells each of the others. They wait for one another,
-# because gcloud reaches them one after the other.
+# --distributed: a slice has one process per worker, and they find each other through TPU metadata. The start timeout is
+# long because gcloud connects to the workers one at a time.
 run "${on_all[@]}" "\$HOME/seqjax/bin/python -m seqjax.main --distributed --start_timeout=600 $(quoted "$@")"
 echo "Delete the machine when it is no longer needed: gcloud compute tpus tpu-vm delete $(quoted "$name" "--zone=$zone")"

@@ -1,1 +1,4 @@
-"""One-off measurements, one script per question, with the flags and reports of `benchmarks.harness`."""
+"""One-off measurements, one script per question.
+
+Flags and reports come from `benchmarks.harness`.
+"""

@@ -1,12 +1,12 @@
-"""XLA's compiled training step for GPUs of another machine: memory and bytes exchanged per GPU:
+"""Compile the training step for absent GPUs: memory and bytes exchanged per GPU.
 
     python -m lab.benchmarks.described [--devices=4] [--mixers=a,b]
     python -m lab.benchmarks.described --devices=8 --layouts=fsdp --size=1b3 --batch=4
 
-For a machine without a GPU, with `pip install 'seqjax[cuda13]'`. The step of `benchmarks.train_step`, with its flags,
-is lowered with the fused kernels and compiled ahead of time for virtual H200s, for one of them and for N. Products are
-not tuned, for want of a GPU to try them on. Nothing is run, and there are no times. lab/results/devices.md compares
-with what real ones said.
+This runs on a machine without a GPU, with `pip install 'seqjax[cuda13]'`. It lowers the step from
+`benchmarks.train_step`, with its flags, using the fused kernels. Then it compiles the step ahead of time for one and
+for N virtual H200s. Matrix products are not autotuned, because no GPU is present. Nothing runs, so there are no times.
+lab/results/devices.md compares the results with real GPUs.
 """
 
 from benchmarks.harness import options
@@ -58,7 +58,7 @@ TABLE = report.Table(
 
 
 def described(n_devices: int) -> list[Any]:
-    """H200s of one host. Raises `UserError` where JAX has no plugin for CUDA."""
+    """Return `n_devices` virtual H200s on one host; raise `UserError` if JAX has no CUDA plugin."""
     try:
         found = topologies.get_topology_desc("", platform="cuda", target_config=H200, topology=f"1x1x{n_devices}")
     except (NotImplementedError, RuntimeError) as error:
@@ -69,14 +69,14 @@ def described(n_devices: int) -> list[Any]:
 
 
 def begin() -> None:
-    """Let JAX start without a GPU or its driver; call this before JAX looks for devices."""
+    """Let JAX start without a GPU or driver; call it before JAX looks for devices."""
     os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     jax.config.update("jax_platforms", "cpu")
 
 
 def pretend() -> None:
-    """Let the choice of backends, and jax-triton, find the virtual GPU."""
+    """Make backend selection and jax-triton see the virtual GPU."""
     import jaxlib.gpu_triton as records
 
     from kernels_pallas import device
@@ -87,7 +87,7 @@ def pretend() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Compile one after the other, print and write as it goes."""
+    """Compile each model; print and write each result."""
     given = FLAGS.parse_args(argv)
     options.check_known("layouts", given.layouts, ["data", "fsdp", "seq"])
     begin()

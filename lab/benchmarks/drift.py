@@ -1,21 +1,20 @@
-"""How far bfloat16 compute is from float32, per architecture:
+"""Measure the error of bfloat16 compute against float32, per architecture.
 
     python -m lab.benchmarks.drift [--mixers=a,b] [--size=debug]
 
-The same float32 parameters and tokens, once with `model.dtype` float32 (and the highest matmul precision) and once with
-bfloat16. Reported: the difference of the mean loss in nats, and of logits and gradients |x_bf16 - x_fp32| / |x_fp32|
-over all entries together (L2). Every file of configs/ at the debug width, two layers (Based: one pattern of five).
+The same float32 parameters and tokens run with `model.dtype` float32 (at the highest matmul precision) and bfloat16.
+The script reports the difference in mean loss (nats), and the L2 differences |x_bf16 - x_fp32| / |x_fp32| of all logits
+and all gradients. It runs each file in configs/ at the debug width with two layers (Based: one pattern of five layers).
 
-Parameters are the initial ones plus N(0, 0.1^2) on each, about what training makes of a width of 64: at the start
-attention is uniform and gates are half open, and little can drift. Tokens are random.
+Parameters are initial values plus N(0, 0.1^2), about the size after training at width 64. At initialisation, attention
+is uniform and gates are half open, so errors would be small. Tokens are random.
 
-Expected errors: bfloat16 rounds to 8 bits, u = 2^-8 = 0.4%. With `ROUNDINGS` roundings in a row along a layer and L
-layers, the error of the logits is at most about n u, n = L * ROUNDINGS, if none is amplified, and about sqrt(n) u if
-they are independent; gradients make the way twice. Where a choice is made (Top-1's argmax) no such bound holds: a score
-that is rounded across another changes a whole output. The bound is then sqrt(2), that of two unrelated vectors of equal
-length.
+Expected errors: bfloat16 rounds to 8 bits, u = 2^-8 = 0.4%. With `ROUNDINGS` consecutive roundings per layer and L
+layers, let n = L * ROUNDINGS. Without amplification, the logit error is at most about n u, or about sqrt(n) u for
+independent roundings. Gradients pass the layers twice. No such bound holds with a discrete choice (Top-1's argmax),
+because rounding can change a whole output. Its bound is sqrt(2), the value for two unrelated vectors of equal length.
 
-Writes benchmarks/results/drift.json (a run of some mixers only: runs/benchmarks/) and prints a table in Markdown.
+Writes benchmarks/results/drift.json (partial runs: runs/benchmarks/) and prints a Markdown table.
 """
 
 from benchmarks.harness import options
@@ -40,22 +39,22 @@ from seqjax.models import Model
 from seqjax.types import Array, Params
 
 U = 2.0**-8  # unit roundoff of bfloat16
-# In a row, per layer: norm, projection, position or convolution, core, norm or gate, output, residual; norm, up,
-# activation, product, down, residual: 13, and 3 more within the cores that have the most (kernels, their sums, bonus).
+# Consecutive roundings per layer: norm, projection, position or convolution, core, norm or gate, output, residual; then
+# norm, up, activation, product, down, residual. These are 13; the largest cores add 3 (kernels, their sums, bonus).
 ROUNDINGS = 16
 CHOOSES = ("top1_chunk", "top1_element", "rwkv7_shell")  # the shell's default core is Top-1 Chunk
 NOISE = 0.1
 
 
 def bounds(name: str, layers: int) -> tuple[float, float]:
-    """The upper bounds of the relative L2 differences of logits and gradients."""
+    """Return upper bounds for the relative L2 differences of logits and gradients."""
     if name in CHOOSES:
         return 2**0.5, 2**0.5
     return layers * ROUNDINGS * U, 2 * layers * ROUNDINGS * U
 
 
 def configured(name: str, size: str, dtype: str, seq_len: int | None = None) -> Config:
-    """The shipped config with two layers, or one whole pattern, computing in `dtype`."""
+    """Return the shipped config with two layers, or one whole pattern, and compute dtype `dtype`."""
     config: Any = presets.read_config(f"{name}:{size}")
     config.model.n_layers = len(config.model.mixer) if isinstance(config.model.mixer, tuple) else 2
     config.model.dtype = dtype
@@ -64,7 +63,7 @@ def configured(name: str, size: str, dtype: str, seq_len: int | None = None) -> 
 
 
 def noisy(params: Params, key: Any) -> Params:
-    """Every parameter moved by N(0, NOISE^2), float32."""
+    """Return the parameters plus N(0, NOISE^2), float32."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     return jax.tree.unflatten(
@@ -73,14 +72,14 @@ def noisy(params: Params, key: Any) -> Params:
 
 
 def relative(got: Any, want: Any) -> float:
-    """|got - want| / |want| over all leaves together, in float64."""
+    """Return |got - want| / |want| over all leaves together, in float64."""
     pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
     squares = [(np.square(np.float64(a) - np.float64(b)).sum(), np.square(np.float64(b)).sum()) for a, b in pairs]
     return float(np.sqrt(sum(d for d, _ in squares) / sum(w for _, w in squares)))
 
 
 def outputs(config: Config, params: Params, tokens_BT1: Array) -> tuple[Array, Array, Params]:
-    """Mean loss, logits and gradients."""
+    """Return mean loss, logits and gradients."""
     model = Model(config.model, max_len=config.train.seq_len)
 
     def mean_loss(params: Params) -> Array:
@@ -93,7 +92,7 @@ def outputs(config: Config, params: Params, tokens_BT1: Array) -> tuple[Array, A
 
 
 def measure(name: str, size: str = "debug", seq_len: int | None = None) -> dict[str, Any]:
-    """A row: float32 against bfloat16, at the config's length unless another is given."""
+    """Return one table row, float32 against bfloat16; `seq_len` defaults to the config's length."""
     configs = [configured(name, size, dtype, seq_len) for dtype in ("float32", "bfloat16")]
     train, vocab = configs[0].train, configs[0].model.vocab_size
     model = Model(configs[0].model, max_len=train.seq_len)
@@ -115,7 +114,7 @@ def measure(name: str, size: str = "debug", seq_len: int | None = None) -> dict[
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Markdown, in percent where a share is meant."""
+    """Return a Markdown table; relative differences are in percent."""
     rows = [
         (
             f"`{name}`",
@@ -131,7 +130,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Measure one after the other, print and write as it goes."""
+    """Measure each model; print and write each result."""
     given = FLAGS.parse_args(argv)
     settings = {"size": given.size, "noise": NOISE}
     written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}

@@ -1,11 +1,11 @@
-"""How long would a run take on machines that never ran it? A plan on paper from speeds that were measured:
+"""Estimate run times on other machines from measured speeds.
 
     python -m lab.benchmarks.plan [--record=train_step_1b3_4_devices.json] [--tokens=1e11]
 
-Takes the tokens per second and device of every model in a record of `benchmarks.train_step`, on its largest number of
-devices, and prints hours and device hours for eight of the same. For devices that were never measured it scales by
-their peak (dense bf16) and says so: such a row is an estimate that assumes the same share of the peak and as good a
-network. TPUs get a row only for models whose kernels run there.
+The script takes each model's tokens/s per device from a record of `benchmarks.train_step`, at its largest number of
+devices. It prints hours and device hours for eight devices of the same kind. Rows for other devices are scaled by peak
+dense bf16 throughput and marked as estimates: they assume the same utilisation and an equally good network. TPUs have
+rows only for models with kernels that run on TPUs.
 """
 
 from benchmarks.harness import options
@@ -26,11 +26,11 @@ from seqjax.errors import UserError
 from seqjax.models.flops import PEAK_TFLOPS
 
 RESULTS = Path(__file__).parents[2] / options.RECORDED
-ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form where the record's GPU had a kernel
+ON_TPU = ("transformer_pp",)  # other models have a GPU kernel in the record, but would run plain XLA on a TPU
 
 
 class Machine(NamedTuple):
-    """A number of devices of a kind that `PEAK_TFLOPS` knows."""
+    """Several devices of a kind listed in `PEAK_TFLOPS`."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ MACHINES = (
 
 
 def rows(record: dict[str, Any], tokens: float) -> Iterator[str]:
-    """Yield the rows of the table: a model on a machine, tokens per second, hours, device hours, and what they are."""
+    """Yield table rows: model, machine, tokens/s, hours, device hours, and whether measured or estimated."""
     device, results = record["machine"]["device"], record["results"]
     measured = next(kind for kind in PEAK_TFLOPS if kind in device)
     most = max(result["devices"] for result in results.values())

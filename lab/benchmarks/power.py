@@ -1,11 +1,11 @@
-"""Measure the power and energy of kernels that neither FLOPs, bytes nor exponentials bound, on a GPU:
+"""Measure power and energy of kernels that FLOPs, bytes and exponentials do not bound.
 
     python -m lab.benchmarks.power [--length=102400] [--seconds=3]
 
-Exact and approx selection and cuDNN's attention (12 heads of 64, bf16, one sequence of normalised random q and k) and,
-for comparison, one large matrix product, each repeated for some seconds: milliseconds per call as sustained, power and
-clock as nvidia-smi samples them, joules per call, and the joules that as many FLOPs of the matrix product take. A card
-at its power limit gets faster by spending less energy, and by nothing else. Writes benchmarks/results/power.json.
+It repeats exact and approx selection, cuDNN attention (12 heads of 64, bf16, one sequence of normalised random q and k)
+and a large matrix product for some seconds each. It reports sustained milliseconds per call, power and clock from
+nvidia-smi, joules per call, and the joules that the matrix product needs for the same FLOPs. At its power limit, a GPU
+only gets faster by using less energy per call. Writes benchmarks/results/power.json.
 """
 
 from benchmarks.harness import options
@@ -32,7 +32,7 @@ from benchmarks.harness.timing import calls_within
 from seqjax.command_line import run_command
 from seqjax.errors import UserError
 
-PRODUCT = 8192  # rows and columns of the matrices that are multiplied
+PRODUCT = 8192  # rows and columns of the multiplied matrices
 QUERY = [
     "nvidia-smi",
     "--query-gpu=power.draw.instant,clocks.sm,power.limit",
@@ -53,12 +53,12 @@ TABLE = report.Table(
 
 
 def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
-    """Repeats a call and reads power and clock meanwhile, but for the first third, in which they settle."""
+    """Repeat a call while sampling power and clock; discard the first third, in which they settle."""
     calls = calls_within(call, seconds)
     meter = subprocess.Popen([*QUERY, "-lms", "100"], stdout=subprocess.PIPE, text=True)
     assert meter.stdout is not None
     try:
-        lines = [meter.stdout.readline()]  # the meter takes its time to start
+        lines = [meter.stdout.readline()]  # wait until the meter has started
         start = time.perf_counter()
         for _ in range(calls):
             out = call()
@@ -76,7 +76,7 @@ def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     given = FLAGS.parse_args(argv)
     if jax.default_backend() != "gpu":
         raise UserError("power asks nvidia-smi, and JAX sees no GPU here; run it on a machine with one.")

@@ -1,17 +1,17 @@
-"""Where a training step's time goes:
+"""Profile where a training step spends its time.
 
     python -m lab.benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12] [--devices=4 [--layout=seq]]
 
-Runs the step of `benchmarks.train_step` under JAX's profiler and adds up the device's kernels: first by part of the
-model (the named scopes mixer, mlp, loss, optimizer; forward, backward, or computed again for it), then the kernels that
-take longest, each with the operation that XLA says it came from and the shape that it writes. Idle is the time that the
-device waited between kernels. With --devices=N the step is data parallel over N devices with --batch sequences each, or
-as --layout says, as in `benchmarks.train_step`; times are means over them, and of the collectives "exposed" is the time
-in which nothing else ran. Writes benchmarks/results/profile_step.json; a quick or partial run, or one of several
-devices, writes to runs/benchmarks/.
+The script runs the step from `benchmarks.train_step` under JAX's profiler and sums kernel times. It sums them by model
+part (named scopes mixer, mlp, loss, optimizer; forward, backward, recomputation). Then it lists the slowest kernels,
+each with its XLA source operation and output shape. "Idle" is the time between kernels. --devices=N runs a
+data-parallel step over N devices with --batch sequences each; --layout selects another layout, as in
+`benchmarks.train_step`. Times are means over devices. "Exposed" is the time in collectives without any other running
+kernel. Results go to benchmarks/results/profile_step.json; quick, partial and multi-device runs write to
+runs/benchmarks/.
 
-XLA runs parts of a step as CUDA graphs, of each of which the profiler sees one kernel; with
-XLA_FLAGS=--xla_gpu_enable_command_buffer= it sees what is in them.
+XLA runs parts of a step as CUDA graphs, and the profiler shows each graph as one kernel. Set
+XLA_FLAGS=--xla_gpu_enable_command_buffer= to see their kernels.
 """
 
 from benchmarks.harness import options
@@ -46,7 +46,7 @@ from seqjax.command_line import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# A tuple of many has a comment on every fifth: (f32[8]{0}, ..., /*index=5*/f32[8]{0}).
+# Long tuples have a comment at every fifth element: (f32[8]{0}, ..., /*index=5*/f32[8]{0}).
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\],{}: /*=]*?[\])}]\)?) ([\w\-]+)\(")
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 NOISE = re.compile(
@@ -55,7 +55,7 @@ NOISE = re.compile(
 
 
 def instructions(hlo: str) -> dict[str, tuple[str, str]]:
-    """{instruction: (operation that it came from, shape that it writes)} of a compiled program's text."""
+    """Parse a compiled program's text into {instruction: (source operation, output shape)}."""
     found = {}
     for line in hlo.splitlines():
         match = INSTRUCTION.match(line)
@@ -67,7 +67,7 @@ def instructions(hlo: str) -> dict[str, tuple[str, str]]:
 
 
 def part(op_name: str) -> str:
-    """Which named scope an operation belongs to, and in which direction."""
+    """Return an operation's named scope and direction."""
     inner = next((p for p in PARTS if re.search(rf"\b{p}\b", op_name)), "other")
     if "rematted_computation" in op_name:
         return f"{inner}, again"
@@ -77,12 +77,12 @@ def part(op_name: str) -> str:
 
 
 def tail(op_name: str) -> str:
-    """An operation's path without the control flow around it."""
+    """Return an operation's path without the surrounding control flow."""
     return "/".join([p for p in op_name.split("/") if p and not NOISE.fullmatch(p)][-3:])
 
 
 class Kernel(NamedTuple):
-    """A kernel that ran: its device, its instruction in the program, nanoseconds, and the name of its own code."""
+    """An executed kernel: device, program instruction, time in nanoseconds, and symbol name."""
 
     device: str
     name: str
@@ -92,16 +92,16 @@ class Kernel(NamedTuple):
 
     @property
     def is_collective(self) -> bool:
-        """Whether devices exchanged something in it."""
+        """Whether the kernel exchanges data between devices."""
         return self.name.startswith(COLLECTIVES)
 
 
 def kernels(directory: str) -> list[Kernel]:
-    """Every kernel in a trace."""
+    """Return all kernels in the trace in `directory`."""
     path = next(Path(directory).glob("**/*.xplane.pb"))
     found = []
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-        # a GPU lists kernels by stream; a CPU has threads of the host instead
+        # GPU traces list kernels by stream; CPU traces have host threads instead
         on_device = plane.name.startswith("/device:")
         if not on_device and not (jax.default_backend() == "cpu" and "CPU" in plane.name):
             continue
@@ -117,7 +117,7 @@ def kernels(directory: str) -> list[Kernel]:
 
 
 def covered_ms(ran: list[Kernel]) -> float:
-    """Milliseconds in which at least one of these kernels ran."""
+    """Return the milliseconds in which at least one of the kernels ran."""
     total, until = 0.0, 0.0
     for kernel in sorted(ran, key=lambda k: k.start):
         total += max(0.0, kernel.end - max(kernel.start, until))
@@ -126,7 +126,7 @@ def covered_ms(ran: list[Kernel]) -> float:
 
 
 def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
-    """Milliseconds per step and device: by part, by kernel, idle, and of collectives alone."""
+    """Return milliseconds per step and device: by part, by kernel, idle, and in exposed collectives."""
     known = instructions(stepper.compiled.as_text())
     seconds_per_call(stepper, calls=3, repeats=1)
     with tempfile.TemporaryDirectory() as directory:
@@ -136,7 +136,7 @@ def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
     wall = (max(k.end for k in ran) - min(k.start for k in ran)) / 1e6 / steps if ran else 0.0
     by_device: dict[str, list[Kernel]] = collections.defaultdict(list)
     parts: dict[str, float] = collections.defaultdict(float)
-    # unrolled layers have a kernel each, which differ in a number at the end of their names
+    # each unrolled layer has its own kernel; their names differ only in a trailing number
     groups: dict[tuple[str, ...], list[float]] = collections.defaultdict(list)
     for kernel in ran:
         by_device[kernel.device].append(kernel)
@@ -146,7 +146,7 @@ def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
         where, ms = "collectives" if kernel.is_collective else part(op_name), (kernel.end - kernel.start) / 1e6
         parts[where] += ms / n
         name = re.sub(r"[.\d]+$", "", kernel.name)
-        name = kernel.symbol if name == "triton_kernel_call" else name  # what all kernels of this project are called
+        name = kernel.symbol if name == "triton_kernel_call" else name  # this name is shared by all Triton kernels here
         groups[name, shape, where, tail(op_name)].append(ms)
     rows = [
         {"kernel": name, "ms": sum(each) / n, "calls": len(each) / n, "part": where, "from": path, "shape": shape}
@@ -161,7 +161,7 @@ def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
 
 
 def show(name: str, result: dict[str, Any], top: int) -> None:
-    """Two short tables."""
+    """Print two short tables."""
     print(
         f"\n{name}: {result['step_ms']:.1f} ms a step, idle {result['idle_ms']:.1f}, "
         f"collectives alone {result['exposed_ms']:.1f}"
@@ -176,7 +176,7 @@ def show(name: str, result: dict[str, Any], top: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Profile one after the other."""
+    """Profile each model."""
     given = FLAGS.parse_args(argv)
     quick = given.quick or jax.default_backend() == "cpu"
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)

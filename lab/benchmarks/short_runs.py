@@ -1,14 +1,15 @@
-"""A short real run of every architecture: does it learn, how fast, in how much memory?
+"""Train each architecture briefly: final losses, throughput and peak memory.
 
     python -m lab.benchmarks.short_runs --data=DIR [--size=debug|110m] [--steps=200] [--mixers=a,b] [--set=KEY=VALUE]
 
-Each is `seqjax.main` in a process of its own, limited regime, on blocks that `seqjax.data.prepare` made (with
---seq_len of the size: 128 for debug, 2,048 for 110m), then read from its metrics.jsonl: loss per domain at the end, the
-first and last training loss, tokens/s as the median of the logged steps after the first quarter (compiling is in the
-first), and the device's peak where it counts one. Names may carry settings, as in `benchmarks.train_step`.
+Each run is `seqjax.main` in a separate process, in the limited regime. The data are blocks from `seqjax.data.prepare`,
+with --seq_len as in the size: 128 for debug, 2,048 for 110m. The script reads each run's metrics.jsonl. It reports the
+final loss per domain, the first and last training loss, the median tokens/s and the device's peak memory if available.
+The median leaves out the first quarter of the logged steps, which contains compilation. Names may include settings, as
+in `benchmarks.train_step`.
 
-Writes benchmarks/results/short_runs_SIZE.json after every run (a run of some mixers only: runs/benchmarks/) and prints
-a Markdown table at the end.
+Writes benchmarks/results/short_runs_SIZE.json after each run (partial runs: runs/benchmarks/), and prints a Markdown
+table at the end.
 """
 
 from benchmarks.harness import options
@@ -43,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def train(name: str, workdir: Path, settings: list[str], *, size: str, timeout: float) -> str | None:
-    """Run `seqjax.main`; the last line of its error, or None."""
+    """Run `seqjax.main`; return the last line of its error, or None."""
     stem, _, own = name.partition(":")
     arg = ",".join([size, "limited", *filter(None, [own, *settings])])
     command = [sys.executable, "-m", "seqjax.main", f"--config={ROOT}/configs/{stem}.py:{arg}", f"--workdir={workdir}"]
@@ -57,7 +58,7 @@ def train(name: str, workdir: Path, settings: list[str], *, size: str, timeout: 
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """The results in a finished run's files."""
+    """Read the results from a finished run's files."""
     rows = metrics.read(workdir)
     steps = [row for row in rows if "tokens_per_s" in row]
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
@@ -76,7 +77,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown, lowest in-domain loss first, then what failed."""
+    """Return a Markdown table, lowest in-domain loss first and failed runs last."""
     done = {name: r for name, r in results.items() if "error" not in r}
     domains = [d for d in NAMES if any(d in r["loss"] for r in done.values())]
 
@@ -102,7 +103,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Run one after the other."""
+    """Run each architecture."""
     given = FLAGS.parse_args(argv)
     path = options.destination(given.json, f"short_runs_{given.size}", recorded=not given.mixers)
     runs = Path(given.runs)

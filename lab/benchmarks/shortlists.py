@@ -1,25 +1,25 @@
-"""How many chunks a shortlist must hold, on queries and keys of a trained run:
+"""Measure the required shortlist length on a trained run's queries and keys.
 
     python -m lab.benchmarks.shortlists --run=WORKDIR [--domain=arxiv] [--blocks=4] [--groups=32] [--seq_len=102400]
 
-Top-1 Chunk must find the chunk with the most mass ("exact") or with the best key ("best_key") among all past ones. A
-shortlist takes the first m chunks by a table of a few numbers per chunk, and looks at the keys of those alone. For
-every layer and head of a run of Top-1 Chunk or Transformer++, on held-out text, this measures how often the chunk is
-among the first m. Tables, with s = scale q . k over the keys of a chunk, estimated from
+Top-1 Chunk selects the past chunk with the largest attention mass ("exact") or with the best key ("best_key"). A
+shortlist ranks chunks with a table of a few numbers per chunk, and scores only the keys in the first m chunks. For each
+layer and head in a Top-1 Chunk or Transformer++ run, on held-out text, the script measures recall: how often the target
+chunk is among the first m. The tables estimate the scores s = scale q . k in a chunk from
 
     mean            the mean key
-    2, 4, 8 means   the largest of the means of 2, 4, 8 parts of the chunk
-    mean, variance  the mean and half the variance of s, from the variance of every key channel
-    mean, leading   the same, from the largest eigenvalue of the keys' covariance and its eigenvector
+    2, 4, 8 means   the largest mean among 2, 4, 8 parts of the chunk
+    mean, variance  the mean plus half the variance of s, from the variance of each key channel
+    mean, leading   the same, from the leading eigenvalue and eigenvector of the key covariance
 
-The mean, 8 means, and the mean with the leading eigenvector are the tables `mean`, `sub_means` and `mean_eigen` of
-selection="shortlist" (kernels_pallas/select_chunk/tables.py).
+In selection="shortlist", the mean, 8 means and mean-with-leading-eigenvector tables are `mean`, `sub_means` and
+`mean_eigen` (kernels_pallas/select_chunk/tables.py).
 
-`own` lists belong to one query, `shared` ones to 64 neighbouring queries (a whole chunk if it is shorter), which a
-kernel reads once: their chunks are those of the largest share, over the queries, of the table's softmax. Queries with
-more than m past chunks count. Beside them stand the mass that exact and best key read, as a share of all past mass, and
-the gaps between the best two. Prints tables in Markdown; writes a report and a picture to
-runs/benchmarks/shortlists.json, or --json.
+An `own` list belongs to one query. A `shared` list belongs to 64 neighbouring queries (or a whole shorter chunk), so
+that a kernel reads its keys once; it ranks chunks by their share in the table's softmax over these queries. Recall
+counts queries with more than m past chunks. The script also reports the mass read by exact and best key as a fraction
+of all past mass, and the gaps between the best two chunks. It prints Markdown tables, and writes a report and a picture
+to runs/benchmarks/shortlists.json, or --json.
 """
 
 from benchmarks.harness import options
@@ -53,14 +53,14 @@ from seqjax.errors import UserError
 from seqjax.training.evaluate import restore
 from seqjax.types import Array
 
-GROUP = 64  # neighbouring queries, at most: all of one chunk
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # of shortlists
+GROUP = 64  # maximum number of neighbouring queries per group; all are in one chunk
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # shortlist lengths
 TARGETS = ("exact", "best_key")
 OPS = ("top1_chunk_attention", "causal_attention")
 
 
 def tables(q_QHK: Array, k_cCHK: Array, scale: float) -> dict[str, Array]:
-    """{name: [Q, H, c]}: what each table says of every chunk, in nats of the largest or of the mean exponential."""
+    """Return {table name: estimates [Q, H, c]} for all chunks: log of the largest or the mean exponential, in nats."""
     k_cHCK = k_cCHK.swapaxes(1, 2)
 
     def said(row_cHPK: Array, table: str) -> Array:
@@ -76,7 +76,7 @@ def tables(q_QHK: Array, k_cCHK: Array, scale: float) -> dict[str, Array]:
 
 
 def rank(score_c: Array, target: Array) -> Array:
-    """How many chunks come before `target`, by score and then by number; along the last axis."""
+    """Return how many chunks precede `target` along the last axis, by score and then by index."""
     at = jnp.take_along_axis(score_c, target[..., None], -1)
     is_before = (score_c > at) | ((score_c == at) & (jnp.arange(score_c.shape[-1]) < target[..., None]))
     return is_before.sum(-1)
@@ -84,9 +84,9 @@ def rank(score_c: Array, target: Array) -> Array:
 
 @partial(jax.jit, static_argnames="chunk_size")
 def of_group(q_QHK: Array, k_cCHK: Array, first: Array, *, chunk_size: int) -> dict[str, Any]:
-    """What is measured at the queries of a group, whose first position is `first`: [Q, H] each."""
+    """Return the measurements for the group of queries that starts at position `first`, each [Q, H]."""
     scale = q_QHK.shape[-1] ** -0.5
-    is_past_c = jnp.arange(k_cCHK.shape[0]) < first // chunk_size  # one for a group, which lies in one chunk
+    is_past_c = jnp.arange(k_cCHK.shape[0]) < first // chunk_size  # a group lies in one chunk
     scores_QHcC = scale * jnp.einsum("qhk,cshk->qhcs", q_QHK, k_cCHK)
     of_chunk = {"exact": jax.nn.logsumexp(scores_QHcC, -1), "best_key": scores_QHcC.max(-1)}
     of_chunk = {name: jnp.where(is_past_c, x, -jnp.inf) for name, x in of_chunk.items()}
@@ -107,9 +107,9 @@ def of_group(q_QHK: Array, k_cCHK: Array, first: Array, *, chunk_size: int) -> d
 
 
 def operands(run: str, domain: str, *, blocks: int, seq_len: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    """Queries [T, H, K] and keys [T, G, K] that every attention of a run makes: by sequence, by layer."""
+    """Return queries [T, H, K] and keys [T, G, K] of each attention layer, by sequence and layer."""
     config, model, params, _, _ = restore(run)
-    params = jax.device_put(params, jax.devices()[0])  # callbacks come in order on one device alone
+    params = jax.device_put(params, jax.devices()[0])  # callbacks are ordered only on a single device
     length = seq_len or config.train.seq_len
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     if domain not in corpus.eval_domains:
@@ -142,7 +142,7 @@ def operands(run: str, domain: str, *, blocks: int, seq_len: int) -> list[list[t
 
 
 def measure(q: np.ndarray, k: np.ndarray, *, groups: int, chunk_size: int) -> dict[str, np.ndarray]:
-    """What `of_group` finds at evenly spread groups of one layer and sequence, [n, Q, H]."""
+    """Return `of_group` for evenly spaced groups in one layer and sequence, [n, Q, H]."""
     n_chunks = len(q) // chunk_size
     size = min(GROUP, chunk_size)
     starts = np.arange(2 * chunk_size, len(q) - size + 1, size)
@@ -157,7 +157,7 @@ def measure(q: np.ndarray, k: np.ndarray, *, groups: int, chunk_size: int) -> di
 
 
 def summary(found: list[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Recall by target, kind and table; mean shares of mass; quantiles of the gaps."""
+    """Return recall by target, kind and table, mean mass fractions, and gap quantiles."""
     joined = {key: np.concatenate([one[key].ravel() for one in found]) for key in found[0]}
     past, recall = joined["past"], {}
     for key, ranks in joined.items():
@@ -176,7 +176,7 @@ def summary(found: list[dict[str, np.ndarray]]) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any], target: str, kind: str) -> str:
-    """Recall as a table: one row per table, one column per size of the shortlist."""
+    """Return recall as Markdown: one row per table, one column per shortlist length."""
     rows = {key.split("/")[2]: row for key, row in result["recall"].items() if key.startswith(f"{target}/{kind}/")}
     sizes = list(next(iter(rows.values())))
     cells = [[name, *(f"{100 * row[m]:.1f}" for m in sizes)] for name, row in rows.items()]
@@ -184,7 +184,7 @@ def markdown(result: dict[str, Any], target: str, kind: str) -> str:
 
 
 def draw(result: dict[str, Any], path: Path, title: str) -> None:
-    """Recall of the best key over the size of the shortlist, one panel for own and one for shared lists."""
+    """Draw best-key recall over the shortlist length, with one panel for own and one for shared lists."""
     made, panels = plot.figure(8, 3.6, panels=2)
     for axes, kind in zip(panels, ("own", "shared"), strict=True):
         of_kind = {key: row for key, row in result["recall"].items() if key.startswith(f"best_key/{kind}/")}

@@ -1,16 +1,16 @@
-"""The paper's table 3: the models of figure 7 at 102,400 tokens, training and inference, relative to full attention:
+"""Reproduce the paper's table 3: training and inference speed relative to full attention.
 
     python -m lab.benchmarks.table3 [--quick] [--models="RWKV-7;Mamba-2"]
 
-Training is the step of `benchmarks.train_step` at size 135m_100k, one sequence of 102,400 tokens. Inference is that of
-the paper: prompts of 50,000 tokens, 5,000 new ones for each, 64 sequences, of which as many at a time as fit into the
-device's memory. Each prompt goes in as one piece, alone (the parallel form is busy with one). Decoding is greedy, one
-program per token and batch; of the 5,000 steps, --timed are timed at each of four positions spread over them, in three
-parts, and their mean counts for all, because a step takes longer only as the cache grows. Tokens per second are new
-tokens over the time of prompts and decoding together; "decode" leaves the prompts out.
+The models are those in figure 7, at 102,400 tokens. Training is the step from `benchmarks.train_step` at size
+135m_100k, with one sequence of 102,400 tokens. Inference follows the paper: 64 sequences with prompts of 50,000 tokens
+and 5,000 new tokens each, as large a batch as fits into device memory. Each prompt is prefilled in one piece at batch
+size 1, which already saturates the device. Decoding is greedy, with one program call per token and batch. --timed steps
+are timed at each of four positions, in three parts; their mean stands for all 5,000 steps, because only the growing
+cache changes the step time. Tokens/s are new tokens divided by prefill plus decode time; "decode" leaves out prefill.
 
-Sequences of one batch have the same prompt, in caches of their own. Writes
-benchmarks/results/table3.json and table3.png after every model; a quick or partial run writes to runs/benchmarks/.
+All sequences in a batch have the same prompt but separate caches. Writes benchmarks/results/table3.json and table3.png
+after each model; quick and partial runs write to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -46,7 +46,7 @@ from seqjax.models import Model
 from seqjax.types import Array, Cache, Params
 
 FIGURE = presets.load("studies/figure7")
-# Speed of training relative to full attention in table 3, on 8 A100s; Mamba-2's is not legible in our copy.
+# Training speed relative to full attention in table 3, on 8 A100s; Mamba-2 is not legible in our copy.
 PAPER_TRAINING = {
     "RWKV-7 shell, full attention": 1.0,
     "RWKV-7 shell, Top-1 exact": 1.90,
@@ -55,7 +55,7 @@ PAPER_TRAINING = {
     "RWKV-7": 2.47,
 }
 POSITIONS = 4
-REPEATS = 3  # of prompts, and of parts of the steps timed at a position
+REPEATS = 3  # prompt repeats, and parts of the timed steps per position
 TABLE = report.Table(
     30,
     (
@@ -73,7 +73,7 @@ TABLE = report.Table(
 
 
 class Inference(NamedTuple):
-    """Tokens of a prompt, new tokens, sequences in all, timed steps per position, and the size of the configs."""
+    """Prompt tokens, new tokens, number of sequences, timed steps per position, and config size."""
 
     prompt: int
     new: int
@@ -82,7 +82,7 @@ class Inference(NamedTuple):
     size: str
 
 
-# The input cache is donated to the output cache, so that only one exists.
+# Donate the input cache, so only one cache exists.
 @partial(jax.jit, static_argnames="model", donate_argnames="cache")
 def _prefill(params: Params, tokens_BT: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
     return model.prefill(params, tokens_BT, cache)
@@ -95,7 +95,7 @@ def _greedy_step(params: Params, token_B: Array, position: Array, cache: Cache, 
 
 
 def repeated(cache: Cache, model: Model, n: int, max_len: int) -> Cache:
-    """The cache of one sequence as that of `n`, each with memory of its own."""
+    """Copy the cache of one sequence `n` times into a batch cache."""
     one, several = (jax.eval_shape(partial(model.init_cache, k, max_len)) for k in (1, n))
 
     def copies(x: Array, before: Any, after: Any) -> Array:
@@ -106,13 +106,13 @@ def repeated(cache: Cache, model: Model, n: int, max_len: int) -> Cache:
 
 
 def cache_bytes(model: Model, max_len: int) -> int:
-    """Bytes of the cache of one sequence."""
+    """Return the cache bytes per sequence."""
     leaves = jax.tree.leaves(jax.eval_shape(partial(model.init_cache, 1, max_len)))
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
 
 def infer(model: Model, params: Params, n: Inference) -> dict[str, Any]:
-    """Seconds of a prompt and milliseconds of a step, for as many sequences at a time as fit."""
+    """Measure seconds per prompt and milliseconds per step, at the largest batch that fits."""
     max_len = -(-(n.prompt + n.new) // 128) * 128
     tokens_BT = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, n.prompt), np.int32)
 
@@ -158,7 +158,7 @@ def infer(model: Model, params: Params, n: Inference) -> dict[str, Any]:
 def _step_seconds(
     model: Model, params: Params, one: Cache, n: Inference, at_a_time: int, max_len: int
 ) -> list[list[float]]:
-    """Seconds per step at each of the positions, for each of the parts in which the steps there are timed."""
+    """Return seconds per step by position and timed part."""
     cache = jax.jit(partial(repeated, model=model, n=at_a_time, max_len=max_len))(one)
     del one
     token_B, found = jnp.zeros(at_a_time, jnp.int32), []
@@ -170,12 +170,12 @@ def _step_seconds(
                 token_B, cache = _greedy_step(params, token_B, first + np.int32(i), cache, model=model)
             jax.block_until_ready(token_B)
             parts.append((time.perf_counter() - start) / len(steps))
-        found.append(parts[1:])  # the first two steps compile, or find the device idle
+        found.append(parts[1:])  # the first two steps include compilation or an idle device
     return found
 
 
 def measure(name: str, n: Inference, *, repeats: int, steps: int) -> dict[str, Any]:
-    """A row: training, then inference."""
+    """Return one row: training and inference."""
     stem, _, settings = FIGURE.MODELS[name].partition(",")
     long = n.size != "debug"
     batch, seq_len, remat = (1, 102_400, "dots") if long else (0, 0, "none")
@@ -189,14 +189,14 @@ def measure(name: str, n: Inference, *, repeats: int, steps: int) -> dict[str, A
 
 
 def relative(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """The row with its ratios to full attention, if that was measured."""
+    """Return the row with ratios to full attention, if measured."""
     pairs = {"train_ratio": "train_tokens_per_s", "inference_ratio": "new_tokens_per_s"}
     return row | {ratio: row[key] / reference[key] for ratio, key in pairs.items() if key in reference and key in row}
 
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
-    """Training and inference relative to full attention, beside each other."""
-    # The ratio of each repeat is that to the median of full attention. Older records have no repeats of inference.
+    """Draw training and inference relative to full attention, side by side."""
+    # Each repeat is divided by full attention's median. Older records have no inference repeats.
     bars = [
         plot.Bar(f"{name}, {what}", row[ratio], [run * row[ratio] / row[speed] for run in row.get(runs, ())])
         for name, row in written["results"].items()
@@ -211,7 +211,7 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Measure one after the other, print and write as it goes."""
+    """Measure each model; print and write each result."""
     given = FLAGS.parse_args(argv)
     options.check_known("models", given.models, FIGURE.MODELS)
     quick = given.quick or jax.default_backend() == "cpu"

@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton kernels of Top-1 Element, two recurrences, what is around them, and the loss:
+"""Tune tile sizes of Triton kernels, one kernel at a time.
 
     python -m lab.benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m lab.benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
@@ -11,19 +11,26 @@
     python -m lab.benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
     python -m lab.benchmarks.tune --kernels=loss
 
-Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
-line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
-2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
-decay per channel, at that of RWKV-7, 12 heads of 64, with `--kda` at that of KDA, 6 of 128, whose decays here ask for
-no halving of chunks; what is launched for outputs and for gradients is timed together.
-The selective scan is Mamba-1's, 1,536 channels of 16 states. The short convolution makes q, k and v of Gated DeltaNet,
-three launches together. The token shifts are RWKV-7's of six branches and, `_moved` by token, RWKV-6's of five. The
-operands are those of RWKV-7's recurrence, with the values' mix and without the products of the low-rank maps. The
-norms are those behind RWKV-7's recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The
-loss has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its
-reason, into kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule,
-linear_attention or selective_scan, `triton/conv.py` of short_conv, `triton/shift.py` of token_shift, `triton/norm.py`
-of head_norm or `triton/loss.py` of cross_entropy.
+The script times each candidate tile, the table's entry first, and prints all candidates sorted by time. All but the
+kernels on the first line have fixed sizes that ignore the flags, mostly 16 sequences of 2,048 tokens in bf16:
+
+    first line       Top-1 Element, at --length and --dim
+    solve ...        delta rule as in Gated DeltaNet at 110m: 6 heads of 96 keys and 192 values
+    channel_*        linear attention with a decay per channel as in RWKV-7, 12 heads of 64; `--kda`: as in KDA, 6 heads
+                     of 128, with decays that need no halving of chunks; launches for outputs and gradients are timed
+                     together
+    selective*       Mamba-1's selective scan: 1,536 channels of 16 states
+    conv*            short convolutions for q, k and v in Gated DeltaNet, three launches together
+    shift*           token shift with six branches in RWKV-7; `_moved`: with per-token shifts, five branches in RWKV-6
+    operands_*       operands of RWKV-7's recurrence, with the value mix, without the low-rank products
+    norm_*           norm after RWKV-7's recurrence, with bonus and gate; `_all`: Mamba-2's norm over all channels (24
+                     heads of 64)
+    loss             a chunk of 4,096 tokens with a vocabulary of 32,000
+
+It writes nothing. Enter the fastest tile by hand, with the reason, into
+kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` (delta_rule,
+linear_attention, selective_scan), `triton/conv.py` (short_conv), `triton/shift.py` (token_shift), `triton/norm.py`
+(head_norm) or `triton/loss.py` (cross_entropy).
 """
 
 from benchmarks.harness import options
@@ -66,11 +73,11 @@ SHIFT_KERNELS = ("shift", "shift_bwd", "shift_moved", "shift_bwd_moved")
 OPERAND_KERNELS = ("operands_forward", "operands_backward")
 NORM_KERNELS = tuple(f"norm_{name}" for name in ("forward", "backward", "forward_all", "backward_all"))
 LOSS_KERNELS = ("loss",)
-OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
+OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # index in the backward results; unused results are not computed
 
 
 def candidates(kernel: str, first: Any) -> list[Any]:
-    """The table's entry, then others: outer tiles of 64 and 128, inner ones of 32 to 128."""
+    """Return the table's entry, then others: outer tiles of 64 and 128, inner tiles of 32 to 128."""
     found = [first]
     for outer, inner, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
         m, n = (inner, outer) if kernel in ("dk", "dkv") else (outer, inner)
@@ -80,7 +87,7 @@ def candidates(kernel: str, first: Any) -> list[Any]:
 
 
 def call(kernel: str, args: tuple) -> Callable:
-    """A jitted function of no arguments that runs one kernel (forward with its search of the best key)."""
+    """Return a jitted function without arguments that runs one kernel ("forward" includes the best-key search)."""
     from kernels_pallas.top1_element.triton import attention as backend
 
     q, k, v, do = args
@@ -99,13 +106,13 @@ def call(kernel: str, args: tuple) -> Callable:
 
 
 def scan_calls(scan: Any, f: Callable, *sizes: tuple) -> dict[str, Callable]:
-    """Functions of no arguments that run one kernel of a recurrence each, with the tiles that its table has then.
+    """Return functions without arguments, one per kernel of a recurrence, that use the current tile table.
 
-    `scan` is the module that launches them for `f`, which is traced with its gradient for arrays of `sizes`. A kernel
-    that is launched several times, for outputs and gradients, runs as often.
+    `scan` is the module that launches the kernels for `f`. `f` and its gradient are traced for arrays of `sizes`. A
+    kernel with several launches, for outputs and gradients, runs all of them.
     """
     seen: dict[str, list[Callable]] = {}
-    launch = scan._launch  # its arguments are what a kernel runs on
+    launch = scan._launch  # wrapped below to record the kernel arguments
 
     def recorder(kind: str, *given: Any, out: list, shapes: tuple, **options: Any) -> tuple:
         like = partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -138,7 +145,7 @@ def scan_calls(scan: Any, f: Callable, *sizes: tuple) -> dict[str, Callable]:
 
 
 def delta_calls(*, B: int = 16, T: int = 2048, H: int = 6, K: int = 96, V: int = 192) -> dict[str, Callable]:
-    """The kernels of the delta rule, as in Gated DeltaNet."""
+    """Return the delta-rule kernels, as in Gated DeltaNet."""
     from kernels_pallas.delta_rule.triton import scan
 
     rows, half, wide = (B, T, H), "bfloat16", "float32"
@@ -149,7 +156,7 @@ def delta_calls(*, B: int = 16, T: int = 2048, H: int = 6, K: int = 96, V: int =
 def channel_calls(
     *, B: int = 16, T: int = 2048, H: int = 12, K: int = 64, V: int = 64, tied: bool = False
 ) -> dict[str, Callable]:
-    """The kernels of linear attention with a decay per channel and a low-rank part, as in RWKV-7 or, tied, in KDA."""
+    """Return the kernels of linear attention with a decay per channel and a low-rank part, as in RWKV-7 or KDA."""
     from kernels_pallas.linear_attention.triton import scan
 
     def f(r: jax.Array, k: jax.Array, v: jax.Array, log_w: jax.Array, a: jax.Array, b: jax.Array, s: jax.Array) -> Any:
@@ -162,7 +169,7 @@ def channel_calls(
 
 
 def keys_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: blocks of 64 and 128 values and of 16 to 64 keys, 4 and 8 warps."""
+    """Return the table's entry, then others: blocks of 64 and 128 values, 16 to 64 keys, 4 and 8 warps."""
     found = [first]
     for block, keys, warps, stages in product((64, 128), (16, 32, 64), (4, 8), (1, 2)):
         found.append(first._replace(block=block, keys=keys, warps=warps, stages=stages))
@@ -170,7 +177,7 @@ def keys_candidates(first: Any) -> list[Any]:
 
 
 def scan_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: blocks of 32 to 128 values (32 and 64 keys), 4 and 8 warps, 1 to 3 in flight."""
+    """Return the table's entry, then others: 32 to 128 values (32 and 64 keys), 4 and 8 warps, 1 to 3 stages."""
     found = [first]
     for block, warps, stages in product((32, 64, 128), (4, 8), (1, 2, 3)):
         entry = first._replace(block=block, warps=warps, stages=stages)
@@ -179,7 +186,7 @@ def scan_candidates(first: Any) -> list[Any]:
 
 
 def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N: int = 16) -> Callable:
-    """A jitted function of no arguments that runs the selective scan or its gradient, as in Mamba-1."""
+    """Return a jitted function without arguments that runs Mamba-1's selective scan or its gradient."""
     from kernels_pallas.selective_scan.triton import scan
 
     keys = jax.random.split(jax.random.key(0), 4)
@@ -194,7 +201,7 @@ def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N:
 
 
 def selective_candidates(kernel: str, first: Any) -> list[Any]:
-    """The table's entry, then others: 8 to 32 channels a warp; backward, chunks of 32 or 64 in 1 to 4 segments."""
+    """Return the table's entry, then others: 8 to 32 channels per warp; backward, chunks of 32 or 64."""
     found, cuts = [first], [(first.full, first.steps)]
     if kernel == "selective_bwd":
         cuts = [(first.full, 32), (first.full, 64), (3072, 64)]
@@ -204,7 +211,7 @@ def selective_candidates(kernel: str, first: Any) -> list[Any]:
 
 
 def conv_call(kernel: str, *, B: int = 16, T: int = 2048, heads: int = 6, K: int = 96, V: int = 192) -> Callable:
-    """A jitted function of no arguments that makes q, k and v, or all their gradients, as in Gated DeltaNet."""
+    """Return a jitted function without arguments that computes Gated DeltaNet's q, k and v, or all gradients."""
     from kernels_pallas.short_conv.triton import conv
 
     def f(x: jax.Array, w: jax.Array, norm: int | None) -> jax.Array:
@@ -226,7 +233,7 @@ def conv_call(kernel: str, *, B: int = 16, T: int = 2048, heads: int = 6, K: int
 
 
 def conv_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: 4 or 8 channels a thread, pieces of 16 to 64 positions, 2 to 8 in flight."""
+    """Return the table's entry, then others: 4 or 8 channels per thread, 16 to 64 positions, 2 to 8 in flight."""
     found = [first]
     for row, warps, steps, unroll in product((512, 1024, 2048), (4, 8), (16, 32, 64), (2, 4, 8)):
         if row // (32 * warps) in (4, 8):
@@ -235,7 +242,7 @@ def conv_candidates(first: Any) -> list[Any]:
 
 
 def shift_call(kernel: str, *, B: int = 16, T: int = 2048, D: int = 768) -> Callable:
-    """A jitted function of no arguments that runs a kernel of the token shift, as in RWKV-7 or, moved, RWKV-6."""
+    """Return a jitted function without arguments that runs a token-shift kernel, as in RWKV-7 or ("moved") RWKV-6."""
     from kernels_pallas.token_shift.triton import shift
 
     is_moved = kernel.endswith("_moved")
@@ -252,7 +259,7 @@ def shift_call(kernel: str, *, B: int = 16, T: int = 2048, D: int = 768) -> Call
 
 
 def operands_call(kernel: str, *, B: int = 16, T: int = 2048, H: int = 12, K: int = 64) -> Callable:
-    """A jitted function of no arguments that makes the operands of RWKV-7's recurrence, or their gradients."""
+    """Return a jitted function without arguments that computes RWKV-7's recurrence operands, or their gradients."""
     from kernels_pallas.wkv7_operands.triton import operands as wkv7
 
     data = [jax.random.normal(key, (B, T, H, K), "bfloat16") for key in jax.random.split(jax.random.key(0), 7)]
@@ -264,7 +271,7 @@ def operands_call(kernel: str, *, B: int = 16, T: int = 2048, H: int = 12, K: in
 
 
 def operand_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: tiles of 512 and 1,024 channels, 4 or 8 of them per thread, 1 to 3 in flight."""
+    """Return the table's entry, then others: 512 and 1,024 channels, 4 or 8 per thread, 1 to 3 in flight."""
     found = [first]
     for channels, each, steps, stages in product((512, 1024), (4, 8), (4, 16, 32), (1, 2, 3)):
         found.append(first._replace(channels=channels, each=each, steps=steps, stages=stages))
@@ -272,7 +279,7 @@ def operand_candidates(first: Any) -> list[Any]:
 
 
 def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
-    """A jitted function of no arguments that makes the losses and the gradient of a chunk's logits."""
+    """Return a jitted function without arguments that computes a chunk's losses and logit gradients."""
     from kernels_pallas.cross_entropy.triton import loss
 
     shape = (1, n_tokens)
@@ -283,7 +290,7 @@ def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
 
 
 def loss_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: 2,048 to 16,384 logits of a token at a time, 8 to 32 of them per thread."""
+    """Return the table's entry, then others: blocks of 2,048 to 16,384 logits per token, 8 to 32 per thread."""
     found = [first]
     for block, warps in product((2048, 4096, 8192, 16384), (4, 8, 16, 32)):
         if 8 <= block // (32 * warps) <= 32:
@@ -292,7 +299,7 @@ def loss_candidates(first: Any) -> list[Any]:
 
 
 def norm_call(kernel: str, *, B: int = 16, T: int = 2048) -> Callable:
-    """A jitted function of no arguments that runs a kernel of a norm: of each head (RWKV-7), or of all (Mamba-2)."""
+    """Return a jitted function without arguments that runs a norm kernel: per head (RWKV-7), or over all (Mamba-2)."""
     from kernels_pallas.head_norm.interface import Call
     from kernels_pallas.head_norm.triton import norm
 
@@ -308,7 +315,7 @@ def norm_call(kernel: str, *, B: int = 16, T: int = 2048) -> Callable:
 
 
 def norm_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: tiles of 512 to 2,048 channels, 4 to 16 of them per thread, 1 to 3 in flight."""
+    """Return the table's entry, then others: 512 to 2,048 channels, 4 to 16 per thread, 1 to 3 in flight."""
     found, is_all = [first], first.channels == 1
     for channels, each, steps, stages in product((512, 1024, 2048), (4, 8, 16), (4, 16, 64), (1, 2, 3)):
         found.append(first._replace(channels=1 if is_all else channels, each=each, steps=steps, stages=stages))
@@ -316,7 +323,7 @@ def norm_candidates(first: Any) -> list[Any]:
 
 
 def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable, end: float) -> None:
-    """Time `made()`, which reads `table[key]`, with each of the tiles while there is time; print the best."""
+    """Time `made()`, which reads `table[key]`, with each tile until `end`; print the best."""
     first, rows = table[key], []
     for entry in tiles:
         if time.monotonic() > end:
@@ -325,7 +332,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
         table[key] = entry
         try:
             ms = statistics.median(time_ms(made(), repeats=3, seconds=0.05))
-        except (RuntimeError, ValueError) as error:  # too much shared memory, mostly
+        except (RuntimeError, ValueError) as error:  # usually too much shared memory
             print(f"{kernel} {entry}: {str(error).splitlines()[0][:100]}", flush=True)
             continue
         rows.append((ms, entry))

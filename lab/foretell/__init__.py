@@ -1,1 +1,1 @@
-"""Which recall task foretells the losses of a study: `python -m lab.foretell`."""
+"""Test which recall task predicts a study's OOD losses: `python -m lab.foretell`."""

@@ -1,9 +1,9 @@
-"""Compare scores of recall tasks with the losses of finished studies.
+"""Compare recall scores with the losses of finished studies.
 
     python -m lab.foretell --size=small --out=runs/recall --study=lab/results/trunks_110m --study=lab/results/hybrids
 
-Reads the results of `seqjax recall --size=SIZE --out=OUT` and the studies, whose models have the labels of `seqjax
-recall`. Writes report.md, foretell.csv and foretell.png to OUT/foretell. Nothing is trained.
+This reads the results of `seqjax recall --size=SIZE --out=OUT` and the studies. Their models must have the labels of
+`seqjax recall`. It writes report.md, foretell.csv and foretell.png to OUT/foretell, and trains nothing.
 """
 
 import sys

@@ -1,18 +1,18 @@
-"""Which task of minutes foretells base capabilities: its score against the losses of a study, over mixers.
+"""Correlate small-task scores with a study's OOD losses, over mixers.
 
     python -m lab.foretell --size=small --study=lab/results/trunks_110m --study=lab/results/hybrids
 
-The five tasks and their scores were fixed before anything was run (`PRIMARY`), one more when seed 0 had been seen, for
-the other seeds alone (`LATER`), which is tested again on the mixers that had not run then. The unit is a mixer. x is
-its score, at the learning rate that is best on sequences that no test has, the mean over seeds. y is its mean loss out
-of domain in the study, at a near-best rate, the mean over seeds and over the study's domains. A better model is better
-at everything, so z, its loss in domain, is taken out of both: with ranks R,
+The five tasks and scores in `PRIMARY` were pre-registered. `LATER` was added after seed 0 had been seen; it uses only
+the other seeds, and is tested again on mixers that were added afterwards. The unit is a mixer. x is its mean score over
+seeds, at the learning rate that is best on validation sequences. y is its OOD loss at a near-best rate, averaged over
+seeds and domains. z is its in-domain loss. Better models are better at everything, so the correlation controls for z:
+with ranks R,
 
     rho = corr(e_x, e_y),    e_x = R(x) - its regression on 1 and R(z),    e_y likewise
 
-the partial rank correlation. It is negative where those that score higher lose less. Equal scores are told apart by the
-mean negative log-likelihood of the answers. A gap at equal loss is no y, because it holds z as a term.
-rank_correlation.py has the interval, over mixers and seeds, and p, that of the largest |rho| of the tasks.
+(partial rank correlation). It is negative if higher scores mean lower OOD losses. The mean negative log-likelihood of
+the answers breaks ties between scores. The gap at equal loss cannot serve as y, because z is one of its terms.
+rank_correlation.py computes the interval over mixers and seeds, and the p-value of the largest |rho| among the tasks.
 """
 
 import dataclasses
@@ -42,9 +42,10 @@ from seqjax.study.runs.record import Records
 
 
 class Primary(NamedTuple):
-    """A score of a task: the mean of a number over tests (none named: all of the task), higher is better.
+    """A task score: the mean of `number` over `tests`; higher is better.
 
-    `seeds` are those whose runs count, all if none are named. The rate is chosen with all.
+    Empty `tests` selects all tests. `seeds` restricts the runs (empty: all seeds). The rate is always chosen with all
+    seeds.
     """
 
     task: str
@@ -54,12 +55,12 @@ class Primary(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The task's, with the tests if not all seeds count."""
+        """The task name, with the tests if `seeds` is restricted."""
         return ", ".join((self.task, *self.tests)) if self.seeds else self.task
 
     @property
     def about(self) -> str:
-        """The number, its tests and seeds."""
+        """A description: the number, its tests and seeds."""
         tests = f"{self.number}, {'; '.join(self.tests) or 'mean of all tests'}"
         return f"{tests}, seeds {' and '.join(map(str, self.seeds))}" if self.seeds else tests
 
@@ -71,16 +72,16 @@ PRIMARY = (
     Primary("grammar", ("3-4 rules",), "score"),
     Primary("capacity", ("40,000",), "score"),
 )
-# Fixed when seed 0 had been seen, before the other seeds ran: twice as many values as in the training.
+# Chosen after seed 0 had been seen, before the other seeds ran: twice the training's number of values.
 LATER = Primary("fuzzy", ("24, first token",), seeds=(1, 2))
-# The mixers that had run then. What the score is worth is told by the others alone.
+# Mixers that had run when LATER was chosen. Only the other mixers test it independently.
 FOUND_WITH = (
     *("Transformer++", "Transformer++, QK norm", "Transformer++, QK norm, conv", "W=256, QK norm", "FoX"),
     *("Top-1 Chunk, exact", "Top-1 Chunk, approx", "Top-1 Chunk, best key", "Top-1 Chunk, shortlist"),
     *("Based", "GLA", "mLSTM", "Mamba-2", "Mamba-3", "RWKV-5", "RWKV-6", "RWKV-7"),
     *("DeltaNet", "Gated DeltaNet", "Gated DeltaProduct", "KDA", "KDA, attention 1 in 4"),
 )
-# Family -> configs, hybrids with their most frequent mixer; of others each is its own.
+# Family -> configs; a hybrid belongs to its most frequent mixer's family. Any other config is a separate family.
 FAMILIES = {
     "attention": ("transformer", "transformer_pp", "fox", "path"),
     "selection": ("top1_element", "top1_chunk", "moba", "nsa"),
@@ -89,19 +90,24 @@ FAMILIES = {
     "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
     "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),
 }
-ATTENDS = ("attention", "selection")  # families that read tokens of the past themselves, not a state of them
-LEAST = 10  # mixers: of fewer a single |rho| below 0.7 is nothing, and a draw of them is often four or five
-SEEDS = 3  # and learning rates, which the means are meant to have
-NEAR = 0.02  # of the floor or the ceiling: there a score says nothing of a mixer
+ATTENDS = ("attention", "selection")  # families that read past tokens directly instead of a compressed state
+LEAST = 10  # minimum mixers: with fewer, |rho| below 0.7 is not significant, and a bootstrap draw often has 4 or 5
+SEEDS = 3  # planned minimum of seeds, and of learning rates, per mean
+NEAR = 0.02  # scores this close to the floor or the ceiling carry no information
 DRAWS = 2000
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Of a mixer in a task, at its best rate of `n_rates`: `values` [seeds, 2], the score and minus an answer's bits.
+    """A mixer's results in one task at its best learning rate.
 
-    `state` and `parameters` are those of the model, `edges` the floor and the ceiling of an accuracy, and `validated`
-    says whether the rate was chosen on sequences that no test has.
+    Attributes:
+        values: Score and minus the bits per answer, [seeds, 2].
+        n_rates: Number of learning rates tried.
+        state: State elements of the model.
+        parameters: Parameters of the model.
+        edges: Floor and ceiling of an accuracy; empty for other scores.
+        validated: Whether the rate was chosen on validation sequences.
     """
 
     values: np.ndarray
@@ -113,13 +119,16 @@ class Scores:
 
     @property
     def mean(self) -> float:
-        """The score."""
+        """The mean score over seeds."""
         return float(self.values[:, 0].mean())
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixer:
-    """A mixer in both: of the study its losses in domain [seeds] and outside [seeds, domains], and scores by name."""
+    """A mixer's losses in the study, and its task scores by name.
+
+    `inside` is the in-domain loss [seeds], and `outside` the OOD loss [seeds, domains].
+    """
 
     label: str
     inside: np.ndarray
@@ -128,13 +137,17 @@ class Mixer:
 
     @property
     def family(self) -> str:
-        """That of mixers that work alike."""
+        """The mixer's family in `FAMILIES`, or its config name."""
         config = MODELS[self.label].partition(":")[0]
         return next((family for family, configs in FAMILIES.items() if config in configs), config)
 
 
 class Row(NamedTuple):
-    """A score over its mixers: its statistics by name, none of too few mixers, and how many are near an edge."""
+    """Statistics of one score over its mixers.
+
+    `found` has the statistics by name, and is empty with fewer than `LEAST` mixers. `near` is the number of mixers near
+    the floor or the ceiling.
+    """
 
     primary: Primary
     mixers: list[Mixer]
@@ -143,7 +156,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of the score."""
+        """The score's name."""
         return self.primary.name
 
     @property
@@ -153,7 +166,7 @@ class Row(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """Whether the task foretells the losses, in words."""
+        """The verdict in words: whether the task predicts the losses."""
         if not self.mixers:
             return "not run"
         if not self.found:
@@ -171,7 +184,10 @@ def foretell(
     gaps: Mapping[str, float],
     primaries: Sequence[Primary] = PRIMARY,
 ) -> list[Row]:
-    """Return a row for each of the scores, over the mixers that have it; `gaps` are those to a reference."""
+    """Return one row per score, over the mixers that have it.
+
+    `gaps` are the gaps to a reference by label.
+    """
     rows, tested = [], []
     for primary in primaries:
         name = primary.name
@@ -199,13 +215,16 @@ def _variables(mixers: Sequence[Mixer], name: str) -> tuple[np.ndarray, np.ndarr
 def _statistics(
     mixers: Sequence[Mixer], name: str, domains: Sequence[str], gaps: Mapping[str, float]
 ) -> dict[str, Found]:
-    """Return the statistics of a score but for p."""
+    """Return a score's statistics, except p."""
     scores = [mixer.scores[name] for mixer in mixers]
     x, y, z = _variables(mixers, name)
     rho = float(rank_correlation(x, y, z))
 
     def of(keep: np.ndarray, *others: Sequence[int] | np.ndarray) -> float:
-        """The correlation of the mixers `keep` [mixers] alone, also less `others`; nan for fewer than five."""
+        """Return rho over the mixers in `keep`, controlling for z and `others`.
+
+        It is nan for fewer than five mixers.
+        """
         more = [np.array(values)[keep] for values in others]
         return float(rank_correlation(x[keep], y[keep], z[keep], *more)) if keep.sum() > 4 else np.nan
 
@@ -220,7 +239,7 @@ def _statistics(
     families = np.array([mixer.family for mixer in mixers])
     attends = np.isin(families, ATTENDS)
     members = [np.flatnonzero(families == name) for name in sorted(set(families))]
-    clusters: dict[int, list[np.ndarray]] = {}  # by the number of mixers, so that draws are computed together
+    clusters: dict[int, list[np.ndarray]] = {}  # by number of mixers, to compute equal-sized draws together
     for choice in rng.integers(len(members), size=(DRAWS, len(members))):
         cluster = np.concatenate([members[i] for i in choice])
         clusters.setdefault(len(cluster), []).append(cluster)
@@ -249,7 +268,10 @@ def _statistics(
 def of_every_test(
     every: Sequence[Mixer], results: Sequence[Mapping[str, Any]], setup: Setup
 ) -> list[tuple[Primary, int, float, float]]:
-    """Return each test's score, its mixers, and rho, also with whether a mixer attends taken out; nothing is tested."""
+    """Return (score, number of mixers, rho, rho given attention) per test.
+
+    The last value also controls for whether a mixer attends. There is no significance test.
+    """
     found = []
     for primary in PRIMARY:
         for test in setup.task(primary.task).tests:
@@ -270,18 +292,18 @@ def _range(value: float, values: Sequence[float]) -> Found:
 
 
 def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
-    """Return the mixers of a study with the losses of the runs that represent them.
+    """Return a study's mixers with their losses at a near-best rate.
 
-    These runs are at a near-best rate (`seqjax.study.gaps.shown_runs`). A model is the mixer of the same label in
-    `seqjax.evals.recall.setups.MODELS`; `chosen` labels alone, if given.
-    Raises `UserError` for models without one, and for a label whose mixer has other settings in the study.
+    `seqjax.study.gaps.shown_runs` chooses the rate. A model corresponds to the mixer with the same label in
+    `seqjax.evals.recall.setups.MODELS`. `chosen` restricts the labels. Raises `UserError` for a model without such a
+    mixer, and if the mixer's settings differ in the study.
     """
     names = found.models
     if chosen is None and (unknown := [name for name in names if name not in MODELS]):
         raise UserError(
-            f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Choose among "
-            f"the others with --models={';'.join(name for name in names if name in MODELS)}, or add them to MODELS in "
-            "seqjax/evals/recall/setups.py."
+            f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Select known "
+            f"mixers with --models={';'.join(name for name in names if name in MODELS)}, or add the models to MODELS "
+            "in seqjax/evals/recall/setups.py."
         )
     every = []
     for name in (name for name in names if name in (names if chosen is None else chosen)):
@@ -295,10 +317,10 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
 
 
 def other_settings(recorded: Mapping[str, Any], label: str) -> str:
-    """Return a setting in which a recorded config's mixer is not that of a label, or "".
+    """Return the first setting that differs from a label's mixer, or "".
 
-    Compared are names, switches and windows; other numbers, such as of heads, follow from a model's size, and so does
-    a window that the label does not name (NSA's).
+    `recorded` is the config of a run. Only names, switches and windows are compared. Other numbers, such as heads,
+    depend on the model size. So does a window that the label's config does not set (NSA's).
     """
     name, _, settings = MODELS[label].partition(":")
     model: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
@@ -311,7 +333,7 @@ def other_settings(recorded: Mapping[str, Any], label: str) -> str:
             pair = one[key], other[key]
             sized = key == "window" and all(pair) and "window" not in settings
             compared = key == "window" or any(isinstance(value, bool | str) for value in pair)
-            # an old config has 0 for no window
+            # old configs use 0 for no window
             if compared and not sized and (pair[0] or None) != (pair[1] or None):
                 return f"{key} is {pair[0]!r}, not {pair[1]!r}"
     return ""
@@ -325,9 +347,9 @@ def with_scores(
     passed: bool = False,
     primaries: Sequence[Primary] = (*PRIMARY, LATER),
 ) -> list[Mixer]:
-    """Return the mixers with the scores of their runs at the first width of a size.
+    """Return the mixers with scores from their runs at the setup's first width.
 
-    With `passed`, runs that failed the easiest test of the training are left out.
+    `passed` leaves out runs that failed the easiest training test.
     """
     told = []
     for mixer in mixers:
@@ -342,9 +364,10 @@ def with_scores(
 
 
 def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *, passed: bool) -> Scores | None:
-    """Return the scores of a mixer's runs of a task at the best rate; None if none are left.
+    """Return one mixer's scores on one task at its best rate.
 
-    The rate is `report.validated_rate`. A run whose loss was not a number has no score.
+    The result is None without runs. `report.validated_rate` chooses the rate. Runs with a non-finite result are left
+    out.
     """
     task = setup.task(primary.task)
     tests = primary.tests or tuple(task.tests)
@@ -360,7 +383,7 @@ def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *
     best = [run for run in best if not (passed and task.easy) or run["tests"][task.easy]["accuracy"] >= report.PASSED]
     if not best:
         return None
-    # Results from before there were bits are not told apart where they are equal.
+    # Old results have no bits, so their ties remain.
     values = [[(run["tests"][t][primary.number], -run["tests"][t].get("bits", 0.0)) for t in tests] for run in best]
     return Scores(
         np.array(values, float).mean(1),

@@ -1,4 +1,4 @@
-"""report.md, foretell.csv and foretell.png: which recall task foretells the losses of a study (foretell.py)."""
+"""Write the report: which recall task predicts OOD losses."""
 
 import csv
 import io
@@ -39,32 +39,39 @@ from seqjax.study.runs.record import Records
 
 FOLDER, TABLE, PICTURE = "foretell", "foretell.csv", "foretell.png"
 ABOUT = (
-    "rho is the rank correlation of a task's score with the mean loss out of domain, the loss in domain taken out of "
-    "both; negative where mixers that score higher lose less than their loss in domain says. Its interval (95%) is "
-    "over mixers and, within them, seeds of both; again over families of mixers. Left out: the lowest and the highest "
-    "rho without one mixer, or one family. p is that of the largest |rho| of all tasks. A score of which a share of "
-    "the variance between mixers is reliable correlates with anything by its root at most. The five tasks and scores "
-    "were fixed beforehand (docs/recall.md)."
+    "rho is the partial rank correlation between a task's score and the OOD loss, controlling for the in-domain loss. "
+    "It is negative if mixers with higher scores have lower OOD losses than their in-domain losses predict. The 95% "
+    "interval bootstraps mixers, and seeds within mixers; `by family` bootstraps families of mixers. `left out`: the "
+    "lowest and the highest rho without one mixer, or without one family. p is corrected for the largest |rho| among "
+    "all tasks. `reliable` is the between-mixer fraction of a score's variance; its square root bounds the score's "
+    "correlation with anything. The five tasks and scores were pre-registered (docs/recall.md)."
 )
 MORE = (
-    "Without a test: rho with it taken out whether a mixer attends, that is, reads tokens of the past themselves "
-    "(attention and selection), because that is known of a mixer without a task; of the mixers that do not; with the "
-    "size of the state, or the parameters, taken out; the correlation with nothing taken out, and that with the gap to "
-    "{reference}; and rho by domain."
+    "Without significance tests: rho controlling also for whether a mixer attends, that is, reads past tokens directly "
+    "(attention and selection), because this is known without a task; rho over the mixers that do not attend; rho "
+    "controlling also for state size, or for parameters; the plain rank correlation with the OOD loss, and with the "
+    "gap to {reference}; and rho by domain."
 )
 EVERY = (
-    "rho of every test, to look at: among so many some are large by chance, and a test that only tells mixers that "
-    "attend from those that do not has a large one, in either direction. Beside it is rho with that taken out too.\n\n"
+    "rho for each test, for exploration only. Among many tests, some |rho| are large by chance. A test that only "
+    "separates mixers that attend from other mixers also has a large |rho|; the last column controls for this.\n\n"
 )
 TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
 
 
 def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
-    """Write report.md, foretell.csv and foretell.png of the recall results in `directory` and the losses of studies.
+    """Write report.md, foretell.csv and foretell.png; return the report's path.
 
-    Returns the former, which is in a folder of `directory`. `chosen` are the labels of mixers to compare, by default
-    all of the studies. A mixer of several studies is that of the first of them. Raises `UserError` as `read_study`
-    does, if no mixer is in both, or if the studies have other domains.
+    The files go to `directory`/foretell.
+
+    Args:
+        directory: Recall results.
+        studies: Study directories; a mixer in several studies is taken from the first.
+        setup: The recall size.
+        chosen: Labels to compare; None = all models in the studies.
+
+    Raises `UserError` as `read_study` does, if no mixer has both scores and losses, or if the studies have different
+    domains.
     """
     read = {study: files.read(study) for study in studies}
     found = read[studies[0]]
@@ -80,8 +87,8 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     every = [mixer for mixer in with_scores(mixers, results, setup) if mixer.scores]
     if not every:
         raise UserError(
-            f"No mixer has both losses in {', '.join(map(str, studies))} and a result in {directory / report.RESULTS} "
-            f"of the tasks {', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
+            f"No mixer has both losses in {', '.join(map(str, studies))} and results in {directory / report.RESULTS} "
+            f"for the tasks {', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
         )
     titles = " and ".join(of_study.title for of_study in read.values())
     rows = foretell(every, found.domains, gaps)
@@ -103,7 +110,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     if later:
         sections += [f"## A score fixed later\n\n{_later(later, new)}", _table([*later, *new]), ""]
         sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(later, found.domains)]
-    sections += ["## Trained runs alone\n", _without_untrained(rows, again)]
+    sections += ["## Trained runs only\n", _without_untrained(rows, again)]
     if tests := of_every_test(mixers, results, setup):
         lines = [
             [primary.task, primary.about, str(n), *(_number(Found(rho)) for rho in rhos)] for primary, n, *rhos in tests
@@ -128,7 +135,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
 
 
 def _headline(rows: Sequence[Row]) -> str:
-    """Return the answer in a sentence or two."""
+    """Return the main result in one or two sentences."""
     n = max(len(row.mixers) for row in rows)
     tested = [row for row in rows if row.found and row.informative]
     lacking = [row for row in rows if row not in tested]
@@ -156,48 +163,48 @@ def _headline(rows: Sequence[Row]) -> str:
 
 
 def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
-    """Return what the later score is, and what its correlation can and cannot say, of all mixers and of new ones."""
+    """Describe the later score over all mixers and over new mixers."""
     (row,) = rows
     rho, p, known = row.found["rho"], row.found["p"].value, row.found["attending taken out too"]
     return (
-        f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, {p_text(p)}). It was fixed when seed 0 of "
-        f"{len(FOUND_WITH)} mixers had been seen (docs/recall.md), for the other seeds alone; p is that of one test. "
-        f"{_unseen(new)} With it taken out too whether a mixer attends, which is known without a task, rho is "
-        f"{_number(known)}, where {least(len(row.mixers), others=2):.2f} either way would be told from none.\n"
+        f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, {p_text(p)}). This score was chosen after seed 0 of "
+        f"{len(FOUND_WITH)} mixers had been seen (docs/recall.md). It uses only the other seeds, and p is for a single "
+        f"test. {_unseen(new)} Controlling also for whether a mixer attends, rho is {_number(known)}; a single test is "
+        f"significant from |rho| = {least(len(row.mixers), others=2):.2f}.\n"
     )
 
 
 def _unseen(rows: Sequence[Row]) -> str:
-    """Return what the later score is worth on the mixers that it was not found with, or that this is not known."""
+    """Describe the later score on mixers that did not influence its choice."""
     if not rows:
         return (
-            "The seeds are new, the mixers and their losses are the same, so p does not know of the scores that were "
-            "passed over when it was found."
+            "The seeds are new, the mixers and their losses are the same, so p does not account for the other scores "
+            "that were considered."
         )
     (row,) = rows
     n = len(row.mixers)
     return (
-        "Of the mixers that it was found with only the seeds are new, so this p does not know of the scores that were "
-        f"passed over then. **Of the {n} others alone: {row.answer}** (rho {_number(row.found['rho'])}, "
-        f"{p_text(row.found['p'].value)}; {least(n):.2f} either way would be told from none)."
+        "For the mixers seen before, only the seeds are new, so this p does not account for the other scores that were "
+        f"considered. **Of the {n} others alone: {row.answer}** (rho {_number(row.found['rho'])}, "
+        f"{p_text(row.found['p'].value)}; significant from |rho| = {least(n):.2f})."
     )
 
 
 def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
-    """Return what is compared, and what of it is less than was meant."""
+    """Describe the compared data, and where it falls short of the plan."""
     names = {primary.name for primary in PRIMARY}
     scores = [of_task for mixer in every for name, of_task in mixer.scores.items() if name in names]
     text = [
-        f"{len(every)} mixers of **{escaped(titles)}**. Losses are in {found.unit.name}: out of domain the mean over "
-        f"{escaped(', '.join(found.domains))}, in domain the {escaped(found.in_domain_name)}."
+        f"{len(every)} mixers of **{escaped(titles)}**. Losses are in {found.unit.name}. The OOD loss is the mean over "
+        f"{escaped(', '.join(found.domains))}; the in-domain loss is the {escaped(found.in_domain_name)}."
     ]
     if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
-        text.append(f"**Of {few} of {len(scores)} scores there are fewer than three seeds or learning rates.**")
+        text.append(f"**{few} of {len(scores)} scores have fewer than three seeds or learning rates.**")
     if few := sum(len(mixer.inside) < SEEDS for mixer in every):
-        text.append(f"**Of {few} mixers the study has fewer than three seeds.**")
+        text.append(f"**{few} mixers have fewer than three seeds in the study.**")
     if not all(of_task.validated for of_task in scores):
         text.append(
-            "Results without sequences for the choice of the rate have the rate best in the test like training."
+            "Results without validation sequences use the learning rate that is best in the test like training."
         )
     return " ".join(text) + "\n"
 
@@ -246,17 +253,19 @@ def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
 
 
 def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
-    """Return the answers without the runs that failed the easiest test of the training, where that makes another."""
+    """Return the results without untrained runs, for tasks that have such runs.
+
+    An untrained run failed the easiest training test.
+    """
     pairs = [(row, other) for row, other in zip(rows, again, strict=True) if _counted(row) != _counted(other)]
     if not pairs:
-        return "No run failed the easiest test of its training, so that all of the above is of trained runs.\n"
+        return "No run failed its easiest training test, so all results above are for trained runs.\n"
     lines = [
         [other.name, other.answer, str(len(other.mixers)), *(_number(of.found.get("rho")) for of in (other, row))]
         for row, other in pairs
     ]
-    return (
-        "Without the runs that failed the easiest test of the training, of the tasks where there are such.\n\n"
-        + markdown(["task", "answer", "mixers", "rho", "rho of all runs"], lines, left=2)
+    return "Results without the runs that failed their easiest training test, for tasks with such runs.\n\n" + markdown(
+        ["task", "answer", "mixers", "rho", "rho of all runs"], lines, left=2
     )
 
 
@@ -277,21 +286,21 @@ def _mixers(every: Sequence[Mixer]) -> str:
         ]
         for mixer in sorted(every, key=lambda mixer: mixer.outside.mean())
     ]
-    return "Sorted by the loss out of domain.\n\n" + markdown(
-        ["mixer", "family", "loss in domain", "outside", *names], lines, left=2
+    return "Sorted by OOD loss.\n\n" + markdown(
+        ["mixer", "family", "in-domain loss", "OOD loss", *names], lines, left=2
     )
 
 
 def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
-    """Draw, for each score, mixers' losses out of domain, less their regression on those in domain, over the score.
+    """Draw one panel per score: excess OOD loss over the score.
 
-    Lines lead from a mixer's lowest run to its highest. The correlation in a panel's title is that of ranks. Writes a
-    PNG at `path`, and an SVG beside it.
+    The excess OOD loss is the OOD loss minus its regression on the in-domain loss. Horizontal lines are the range of a
+    mixer's runs. Panel titles show the rank correlation. Writes a PNG at `path`, and an SVG next to it.
     """
     shown = [row for row in rows if row.mixers]
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
-    height = max(4.6, 0.2 * max(len(row.mixers) for row in shown))  # for their labels
+    height = max(4.6, 0.2 * max(len(row.mixers) for row in shown))  # room for the labels
     figure = Figure(figsize=(5.6 * columns + 0.6, height * lines + 0.9), layout="constrained")
     panels = list(figure.subplots(lines, columns, squeeze=False).flat)
     named = {panel: _draw_task(panel, row) for panel, row in zip(panels, shown, strict=False)}
@@ -308,7 +317,7 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
 
 
 def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
-    """Draw the points of a panel; return them by name."""
+    """Draw one panel; return its labelled points by name."""
     told = f"rho {_number(row.found['rho'])}, {p_text(row.found['p'].value)}" if row.found else row.answer
     told += ", uninformative" if row.found and not row.informative else ""
     panel.set_title(f"{row.name}: {told}", fontsize=9.5, loc="left")

@@ -1,10 +1,11 @@
-"""Rank correlations over a few models whose values are means over seeds, with intervals and permutation tests.
+"""Compute partial rank correlations with intervals and permutation tests.
 
-With ranks R and a third variable z, the correlation of x and y is that of residuals,
+With ranks R and a third variable z, the correlation of x and y is the correlation of residuals,
 
     rho = corr(e_x, e_y),    e_x = R(x) - its regression on 1 and R(z),    e_y likewise
 
-(partial rank correlation). The unit is a model, so an interval is over draws of models; within these, seeds are drawn.
+(partial rank correlation). Values are means over seeds. The unit is a model, so intervals bootstrap models, and seeds
+within models.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ PERMUTATIONS = 10_000
 
 
 class Found(NamedTuple):
-    """A correlation with the ends of its interval or range; nan where there is none."""
+    """A correlation with the ends of its interval or range, nan without one."""
 
     value: float
     low: float = np.nan
@@ -27,9 +28,10 @@ class Found(NamedTuple):
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """Return the correlation [...] of the ranks of x and y [..., n] less their regressions on the ranks of `others`.
+    """Return the partial rank correlation of x and y, given `others`.
 
-    Equal values have the mean of their ranks. It is nan where nothing is left of x or y.
+    x, y and `others` are [..., n], and the result is [...]. Ties have mean ranks. The result is nan if a residual is
+    zero.
     """
     e_x, e_y = (_residuals(_ranks(values), *others) for values in (x, y))
     norms = np.sqrt((e_x**2).sum(-1) * (e_y**2).sum(-1))
@@ -41,8 +43,11 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _residuals(ranks: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """Return what is left of ranks [..., n] without their mean and their regression on the ranks of `others`."""
-    columns: list[np.ndarray] = []  # made orthogonal one by one
+    """Return residuals of `ranks` after regression on 1 and ranks of `others`.
+
+    All arrays are [..., n].
+    """
+    columns: list[np.ndarray] = []  # Gram-Schmidt
     for values in (*map(_ranks, others), ranks):
         left = values - values.mean(-1, keepdims=True)
         for column in columns:
@@ -53,13 +58,19 @@ def _residuals(ranks: np.ndarray, *others: np.ndarray) -> np.ndarray:
 
 
 def told_apart(scores: np.ndarray) -> np.ndarray:
-    """Return numbers [..., n] in the order of scores [..., n, 2], by the second one where the first are equal."""
+    """Return numbers [..., n] in the order of `scores` [..., n, 2].
+
+    scores[..., 1] breaks ties in scores[..., 0].
+    """
     first, second = (stats.rankdata(scores[..., i], method="dense", axis=-1) for i in range(2))
     return first * (scores.shape[-2] + 1.0) + second
 
 
 class Means:
-    """Means over seeds of values [seeds, numbers] of each model, with all seeds or with seeds drawn from them."""
+    """Means over all seeds, or over bootstrapped seeds, of each model.
+
+    A model's values are [seeds, numbers].
+    """
 
     def __init__(self, values: Sequence[np.ndarray]):
         self.counts = np.array([len(of_model) for of_model in values])
@@ -71,7 +82,10 @@ class Means:
         return self.values.sum(1) / self.counts[:, None]
 
     def drawn(self, models: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the means [draws, models, numbers] over drawn seeds of the models with indices [draws, models]."""
+        """Return means [draws, models, numbers] over bootstrapped seeds.
+
+        `models` are model indices [draws, models].
+        """
         counts, most = self.counts[models][..., None], self.values.shape[1]
         seeds = (rng.random((*models.shape, most)) * counts).astype(int)
         counted = (np.arange(most) < counts)[..., None]
@@ -79,7 +93,10 @@ class Means:
 
 
 def interval(value: float, draws: np.ndarray) -> Found:
-    """Return a correlation with its 95% interval, the quantiles of draws of it; none where half of these are nan."""
+    """Return a correlation with its 95% interval from quantiles of `draws`.
+
+    There is no interval if most draws are nan.
+    """
     if np.isnan(draws).sum() > len(draws) / 2:
         return Found(value)
     tail = (1 - LEVEL) / 2
@@ -87,7 +104,10 @@ def interval(value: float, draws: np.ndarray) -> Found:
 
 
 def least(n: int, *, others: int = 1, level: float = 1 - LEVEL) -> float:
-    """Return the least |rho| of n models that a single two-sided test at `level` would tell from none."""
+    """Return the smallest significant |rho| over n models.
+
+    The test is two-sided at `level`. `others` is the number of variables controlled for.
+    """
     freedom = n - 2 - others
     t = special.stdtrit(freedom, 1 - level / 2)
     return float(t / np.sqrt(t**2 + freedom))
@@ -96,11 +116,11 @@ def least(n: int, *, others: int = 1, level: float = 1 - LEVEL) -> float:
 def p_values(
     tests: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], *, n: int, seed: int = 0
 ) -> list[float]:
-    """Return the p-value of each test's |rho|: how often the largest of all tests is as large by chance.
+    """Return each test's p-value for |rho|, corrected for the maximum over all tests.
 
-    A test is (indices of its models among n, x, y, z). Chance are permutations of the residuals of y, from which z is
-    taken again (Freedman and Lane, J. Bus. Econ. Stat. 1, 1983). All tests have the same ones, by the order of random
-    numbers of the models, so that tests that are alike count little more than one.
+    A test is (indices of its models among n, x, y, z). The null distribution permutes the residuals of y and controls
+    for z again (Freedman and Lane, J. Bus. Econ. Stat. 1, 1983). All tests share the same permutations of models, so
+    correlated tests cost little correction.
     """
     if not tests:
         return []
@@ -118,12 +138,15 @@ def p_values(
 
 
 def p_text(p: float) -> str:
-    """Return a p-value in words, as 'p = 0.015' or 'p < 0.001'."""
+    """Format a p-value, such as 'p = 0.015' or 'p < 0.001'."""
     return "p < 0.001" if p < 0.0005 else f"p = {p:.3f}"
 
 
 def reliability(values: Sequence[np.ndarray]) -> float:
-    """Return the share of the variance of means over seeds that is between models; nan without models of two seeds."""
+    """Return the between-model fraction of the variance of seed means.
+
+    It is nan if no model has two seeds.
+    """
     several = [of_model for of_model in values if len(of_model) > 1]
     between = np.var([of_model.mean() for of_model in values], ddof=1) if len(values) > 1 else 0.0
     if not several or not between:

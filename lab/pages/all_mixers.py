@@ -1,9 +1,8 @@
-"""Write lab/results/all_mixers.md and its picture, what is known of every mixer: `python lab/pages/all_mixers.py`.
+"""Write lab/results/all_mixers.md and .png: `python lab/pages/all_mixers.py`.
 
-Every number is read from recorded results or counted from a model's shapes: losses, gaps and verdicts of trunks_110m,
-speed, memory and kernels of `benchmarks/results`, scores of recall. A row is a model of that study, or a shipped config
-with a recorded speed or score.
-After any of these has changed the same command brings the page up to date.
+All numbers come from recorded results or from model shapes: losses, gaps and verdicts from trunks_110m; speed, memory
+and kernels from `benchmarks/results`; scores from recall. A row is a model in trunks_110m, or a shipped config with a
+recorded speed or score. Run the command again after any of these change.
 """
 
 import json
@@ -36,9 +35,10 @@ from seqjax.study.runs.record import Records
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
-# Of the training step at these lengths, with the marks of the table; a mixer's speed is that of the first file with it.
+# Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
-# Of another card, for what has run with the kernels of now there alone. The oldest has nothing alone.
+# Measured on another GPU, for mixers whose current kernels were measured only there. The last file is the oldest; all
+# of its mixers are also in newer files.
 SPEEDS |= {
     "train_step_h100_fox": "³",
     "train_step_h100_path": "⁴",
@@ -46,13 +46,21 @@ SPEEDS |= {
     "train_step_older": "⁶",
 }
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
-YARDSTICK = "Transformer++"  # in every file, so that speeds of several cards compare
+YARDSTICK = "Transformer++"  # in all files, to compare speeds across GPUs
 SETUP = SETUPS["small"]
 WIDTH = SETUP.rounds[0][0]
 
 
 class Speed(NamedTuple):
-    """A training step: the file, tokens/s, the same over Transformer++'s of the file, reserved GiB, and kernels."""
+    """A recorded training step.
+
+    Attributes:
+        file: Name of the results file.
+        tokens_per_s: Training throughput.
+        ratio: Throughput relative to Transformer++ in the same file.
+        gib: GiB reserved by XLA.
+        kernels: Number of launched kernels.
+    """
 
     file: str
     tokens_per_s: float
@@ -62,14 +70,14 @@ class Speed(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A score in a task; not `trained` are runs that failed the easiest test of their training."""
+    """A task score; `trained` is False if the runs failed the easiest training test."""
 
     value: float
     trained: bool = True
 
 
 class Known(NamedTuple):
-    """What is recorded, by the label of a mixer; `configs` has all of them, in the order of the rows."""
+    """All recorded data by mixer label; `configs` has all labels, in row order."""
 
     configs: dict[str, Config]
     study: Records
@@ -81,7 +89,7 @@ class Known(NamedTuple):
 
 
 def read() -> Known:
-    """Return what is recorded."""
+    """Read all recorded data."""
     study, configs = files.read(RESULTS / "trunks_110m"), _configs()
     speeds, long_speeds, scores = _speeds(SPEEDS, configs), _speeds(LONG_SPEEDS, configs), _scores(configs)
     of_gaps = order(study)
@@ -110,7 +118,10 @@ def _slowness(speeds: Mapping[str, Speed], label: str) -> tuple[float, str]:
 
 
 def _configs() -> dict[str, Config]:
-    """Return the models of the study and, with the labels that other studies have, all other shipped configs."""
+    """Return the study's models and all other shipped configs by label.
+
+    Other configs have their labels from other studies, or their names.
+    """
     found = {label: _config(text) for label, text in presets.load("studies/trunks_110m").MODELS.items()}
     of_others = presets.load("studies/limited_110m").RUNS | {
         label: text for label, text in MODELS.items() if "n_layers" not in text
@@ -125,14 +136,20 @@ def _configs() -> dict[str, Config]:
 
 
 def _config(text: str) -> Config:
-    """Return the config at the size 110m, given with that size or without, or the name of a benchmark's result."""
+    """Return the config at size 110m.
+
+    `text` is a config with or without that size, or the name of a benchmark result.
+    """
     name, _, settings = text.partition(":")
     settings = settings.removeprefix("110m").removeprefix(",")
     return from_config_dict(presets.read_config(f"{name}:{','.join(filter(None, ('110m', settings)))}"))
 
 
 def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Speed]:
-    """Return the speeds of the mixers that one of the files has; of several backends that of the fastest."""
+    """Return each mixer's speed from the first file that has it.
+
+    Among several backends, the fastest counts.
+    """
     found: dict[str, Speed] = {}
     for file in files:
         results = recorded(file)["results"]
@@ -152,12 +169,13 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
 
 
 def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
-    """Return the scores by task: the primary one where there is one, otherwise the mean accuracy of all tests.
+    """Return scores by task.
 
-    The one that was fixed later is beside its task's, by its own name.
+    A score is the task's primary score if there is one, otherwise the mean accuracy over all tests. `LATER` is a
+    separate entry after its task.
     """
     results = report.results(RESULTS / "recall")
-    # A label's mixer may have other settings in the study: its scores are those of another mixer then.
+    # Leave out labels with different mixer settings in the study: their scores belong to another mixer.
     same = [label for label, config in configs.items() if label in MODELS and not _differs(label, config)]
     mixers = [Mixer(label, np.zeros(0), np.zeros((0, 0))) for label in same]
     every, passed = (
@@ -201,39 +219,39 @@ ABOUT = """\
 
 ![gap, speed, memory and state of every mixer](all_mixers.png)
 
-A row is one of the {configs} shipped configs or another model of [trunks_110m](trunks_110m/README.md), all at 110M
-parameters; {trained} of {rows} have been trained there. These come first, in the order of their gap to
-{reference}. The others are in the order of their training speed. An empty cell was not measured.
+Rows are the {configs} shipped configs and the other models in [trunks_110m](trunks_110m/README.md), all at 110M
+parameters. The {trained} models (of {rows}) trained in that study come first, sorted by their gap to {reference}.
+The others are sorted by training speed. Empty cells were not measured.
 """
 GAPS = """\
 ## Base capabilities
 
-The gap is the OOD loss minus the reference's at equal in-domain loss and equal learning rate
-([protocol](../../docs/protocol.md#the-gap-at-equal-loss)): positive is worse, ± is half of its 95% interval. As tuned,
-each side has its own near-best rates. A verdict with `*` is provisional: the best rate of either side is the only one
-or at the edge of its grid. Losses are means over the seeds at a near-best rate, in {unit}. A model with one seed has
-no interval.
+The gap is the OOD loss minus the reference's OOD loss, at equal in-domain loss and matched learning rates
+([protocol](../../docs/protocol.md#the-gap-at-equal-loss)). Positive is worse, and ± is half of the 95% interval. The
+gap as tuned compares both models at their own near-best rates. `*` marks a provisional verdict: a best rate is the
+only one or at the edge of its grid. Losses are means over seeds at a near-best rate, in {unit}. A model with one seed
+has no interval.
 """
 COSTS = f"""\
 ## Speed, memory and state
 
-Training steps as `python -m benchmarks.train_step` recorded them. At {SHORT:,} tokens the number in brackets is times
-{YARDSTICK} of the same run, which compares runs on several cards. At {LONG:,} tokens a step has one sequence and
-untied embeddings. GiB are what XLA reserves for the step at {SHORT:,} tokens, and kernels those that it launches. The
-state is the number of elements that decoding keeps of one sequence, convolutions and token shifts among them, whatever
-their precision.
+Training speeds were recorded by `python -m benchmarks.train_step`. At {SHORT:,} tokens, brackets show the speed
+relative to {YARDSTICK} in the same run, to compare runs on different GPUs. At {LONG:,} tokens, a step has one sequence
+and untied embeddings. GiB is the memory that XLA reserves for the step at {SHORT:,} tokens, and kernels is the number
+of kernels it launches. The state is the number of elements that decoding stores per sequence, including convolutions
+and token shifts, in any precision.
 """
 TASKS = f"""\
-## Tasks of minutes
+## Small-model tasks
 
-Small models of width {WIDTH} ([recall](../../docs/recall.md), [all numbers](recall/report.md)), each at the best of the
-learning rates tried.
+Small models of width {WIDTH} ([recall](../../docs/recall.md), [all numbers](recall/report.md)), each at its best tried
+learning rate.
 {{means}}
 {{untrained}}"""
 
 
 def page(known: Known) -> str:
-    """Return what the file holds."""
+    """Return the content of all_mixers.md."""
     trained = known.study.models
     shipped = [name for name in presets.names() if _config(name).model in [c.model for c in known.configs.values()]]
     counts = {"configs": len(shipped), "rows": len(known.configs), "trained": len(trained)}
@@ -270,7 +288,7 @@ def _gap_table(known: Known) -> str:
 
 
 def _gap_cells(row: Row | None) -> list[str]:
-    """Return the gap of a model to a reference, the gap as tuned, and the verdict."""
+    """Return the cells: gap to the reference, gap as tuned, verdict."""
     if row is None:
         return ["", "", ""]
     if row.gap is None or row.as_tuned is None:
@@ -298,7 +316,7 @@ def _cost_table(known: Known) -> str:
 
 
 def _files(known: Known) -> str:
-    """Return the sources of the speeds."""
+    """Return a sentence that lists the sources of the speeds."""
     said, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
     for file in (file for file in (*SPEEDS, *LONG_SPEEDS) if file in used):
         record = recorded(file)
@@ -317,11 +335,11 @@ def recorded(file: str) -> Any:
 def _about_tasks(known: Known) -> str:
     tests = {primary.name: primary for primary in (*PRIMARY, LATER) if primary.tests}
     named = [f"`{name}` ({tests[name].about})" for name in known.tasks if name in tests]
-    means = "Scores are the mean share of right answers over all tests, in percent" + (
-        f", but for {', '.join(named)}." if named else "."
+    means = "Scores are the mean accuracy over all tests, in percent" + (
+        f", except for {', '.join(named)}." if named else "."
     )
     untrained = any(not score.trained for of_task in known.tasks.values() for score in of_task.values())
-    said = "In brackets: runs that failed the easiest test of their training, so that the score says little.\n"
+    said = "Brackets: the runs failed their easiest training test, so the score says little.\n"
     return TASKS.format(means=means, untrained=said if untrained else "")
 
 
@@ -334,7 +352,7 @@ def _task_table(known: Known) -> str:
 
 
 def _has_score(name: str) -> bool:
-    """Return whether the task of a score, after which it is named, has one of its own instead of an accuracy."""
+    """Return whether the score's task defines its own score instead of accuracy."""
     return bool(SETUP.task(name.partition(",")[0]).kind.score)
 
 

@@ -1,9 +1,9 @@
-"""Write lab/results/switches/parts.md and .png, what each part of a block gives five models.
+"""Write lab/results/switches/parts.md and .png: effects of block parts.
 
     python lab/pages/parts.py
 
-Five models of the study in lab/results/switches are compared with a version that has one part more or one part less.
-A positive number is a lower loss with the part.
+Five models in lab/results/switches are compared with versions that have one part more or one part less. Positive
+numbers mean a lower loss with the part.
 """
 
 import dataclasses
@@ -23,17 +23,23 @@ from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
 
 HERE = Path(__file__).parents[1] / "results" / "switches"
-OTHERS = HERE.parent / "trunks_110m"  # its models with several learning rates give the rate slope
+OTHERS = HERE.parent / "trunks_110m"  # has models with several learning rates, for the rate slope
 PARTS = ("conv", "token shift", "gate", "Canon A", "Canon ACD")
 REFERENCE = "Transformer++, QK norm, conv"
 APART = "*"
 
 
 class Part(NamedTuple):
-    """What a part gives a model, in nats per token; positive where the loss is lower with it.
+    """The effect of a part on one model, in nats per token.
 
-    `equal_loss` is the gap between both models, None without one, and `through` the difference of their gaps to
-    REFERENCE. `losses` are the losses of the changed model, in domain and OOD.
+    It is positive if the loss is lower with the part.
+
+    Attributes:
+        equal_loss: Gap between the models with and without the part; None if it cannot be computed.
+        through: Difference of the two models' gaps to REFERENCE.
+        outside: Difference in OOD loss at equal tokens.
+        inside: Difference in in-domain loss at equal tokens.
+        losses: In-domain and OOD loss of the changed model.
     """
 
     equal_loss: float | None
@@ -44,7 +50,7 @@ class Part(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The losses of a model, in domain and OOD, and its varied parts."""
+    """A model's in-domain and OOD loss, and the effects of its parts."""
 
     losses: tuple[float, float]
     parts: dict[str, Part]
@@ -60,7 +66,7 @@ QUANTITIES: dict[str, Callable[[Part], tuple[float, str]]] = {
 
 
 def read() -> dict[str, Model]:
-    """Return what each part gives each model."""
+    """Return the effects of all parts, by model."""
     models, study = presets.load("studies/switches").MODELS, files.read(HERE)
     estimates = gaps.estimates(_joined(study), REFERENCE)
     to_reference = {REFERENCE: 0.0} | {name: gap.value for name, gap in estimates.items()}
@@ -68,7 +74,7 @@ def read() -> dict[str, Model]:
     for model, variants in models.items():
         rows = {row.model: row for row in gaps.compare(study, model)}
         labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
-        if (own := f"{model}, conv") in rows:  # the second reference of the study
+        if (own := f"{model}, conv") in rows:  # the study's second reference
             labels["conv"] = own
         parts = {}
         for part, label in labels.items():
@@ -83,7 +89,10 @@ def read() -> dict[str, Model]:
 
 
 def _joined(study: Records) -> Records:
-    """Return the study with the other models of OTHERS, so that models at different learning rates compare."""
+    """Return the study plus the other models in OTHERS.
+
+    They allow comparing models at different learning rates.
+    """
     more = [run for run in files.read(OTHERS).runs if run.model not in study.models]
     return dataclasses.replace(study, runs=[*study.runs, *more], blocks=None)
 
@@ -95,11 +104,12 @@ def _losses(study: Records, model: str) -> tuple[float, float]:
 
 
 def page(models: dict[str, Model]) -> str:
-    """Return the tables."""
+    """Return the page: text and tables."""
     text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
     text.append(
-        "Nats per token, one seed each, at the model's best rate in trunks_110m; attention with the convolution has "
-        "its own best rate, and the gap removes the difference. A dash is a part that is not varied there."
+        "Numbers are nats per token, with one seed each, at the model's best learning rate in trunks_110m. Attention "
+        "with the convolution has a different best rate; the gap corrects for it. A dash marks a part that was not "
+        "varied."
     )
     text += [_about_apart(models), "![what each part gives](parts.png)"]
     for title, quantity in QUANTITIES.items():
@@ -110,7 +120,7 @@ def page(models: dict[str, Model]) -> str:
     as_it_is = {name: "{:.3f}, {:.3f}".format(*model.losses) for name, model in models.items()}
     text += [
         "## Losses in domain and OOD",
-        "The convolution and the gate are Gated DeltaNet's and Mamba-2's own: their columns are without.",
+        "Gated DeltaNet and Mamba-2 have the convolution and gate by default; their columns show losses without it.",
     ]
     text.append(_table(models, lambda part: "{:.3f}, {:.3f}".format(*part.losses), as_it_is))
     return "\n\n".join(text) + "\n"
@@ -136,14 +146,13 @@ def _about_apart(models: dict[str, Model]) -> str:
         if part.equal_loss is not None
     ]
     return (
-        f"A number with \\{APART} is the difference of two gaps to {REFERENCE}, because the model has one end or "
-        f"another learning rate than the changed model. Where both numbers are known they differ by up to "
-        f"{max(both):.3f}."
+        f"\\{APART} marks the difference between two gaps to {REFERENCE}. It is used if the model has a single end, or "
+        f"another learning rate than the changed model. Where both numbers exist, they differ by up to {max(both):.3f}."
     )
 
 
 def draw(models: dict[str, Model], path: Path) -> None:
-    """Draw one panel for each quantity."""
+    """Draw one panel per quantity."""
     figure = Figure(figsize=(13, 3.4), layout="constrained")
     panels = figure.subplots(1, len(QUANTITIES), sharey=True)
     for panel, (title, quantity) in zip(panels, QUANTITIES.items(), strict=True):

@@ -1,7 +1,7 @@
-"""Draw lab/results/selection.png, what each rule of Top-1 Chunk loses and gains: `python lab/pages/selection.py`.
+"""Draw lab/results/selection.png: `python lab/pages/selection.py`.
 
-The speeds are those of one run of `benchmarks.train_step`, the gaps those of trunks_110m (2,048 tokens), the losses
-those of books_100k. A rule without a speed or without a loss is not drawn.
+It shows loss against speed for the selection rules of Top-1 Chunk. Speeds come from one run of `benchmarks.train_step`,
+gaps from trunks_110m (2,048 tokens), and losses from books_100k. Rules without a speed or a loss are not drawn.
 """
 
 import json
@@ -19,7 +19,7 @@ from seqjax.study.runs import files
 RESULTS = Path(__file__).parents[1] / "results"
 SPEEDS = RESULTS.parents[1] / "benchmarks" / "results" / "train_step_135m_100k_selection_h100.json"
 REFERENCE = "Transformer++, QK norm"
-# The benchmark's settings of each model of the studies; full attention has no norm of q and k in it.
+# Study label -> benchmark settings; the benchmark's full attention has no QK norm.
 RULE = "top1_chunk:model.mixer.selection="
 STEPS = {
     REFERENCE: "transformer_pp",
@@ -34,26 +34,29 @@ STEPS = {
 
 
 def rule(label: str) -> str:
-    """Return what several settings of one rule have in common, and one colour."""
+    """Return the part of a label that identifies its rule.
+
+    All settings of a rule share a colour.
+    """
     return ",".join(label.split(",")[:2])
 
 
 def speeds() -> dict[str, float]:
-    """Return the training speed of each model at 102,400 tokens as a multiple of full attention's."""
+    """Return each model's training speed at 102,400 tokens relative to full attention."""
     results = json.loads(SPEEDS.read_text(encoding="utf-8"))["results"]
     full = results[STEPS[REFERENCE]]["tokens_per_s"]
     return {label: results[name]["tokens_per_s"] / full for label, name in STEPS.items()}
 
 
 def gaps() -> dict[str, tuple[float, float]]:
-    """Return each model's gap to the reference, and half the width of its interval, 0 without one."""
+    """Return each model's gap to the reference, and half of its interval or 0."""
     estimates = statistic.estimates(files.read(RESULTS / "trunks_110m"), REFERENCE)
     of_models = {label: (estimates[label].value, estimates[label].half or 0.0) for label in STEPS if label in estimates}
     return {REFERENCE: (0.0, 0.0)} | of_models
 
 
 def losses() -> dict[str, tuple[float, float]]:
-    """Return each model's last loss in domain at 102,400 tokens."""
+    """Return each model's final in-domain loss at 102,400 tokens (with half-width 0)."""
     study = files.read(RESULTS / "books_100k")
     rates = {label: statistic.rates(study, label) for label in study.models if label in STEPS}
     return {label: (of_label.found[of_label.shown][1], 0.0) for label, of_label in rates.items()}

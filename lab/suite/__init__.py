@@ -1,1 +1,1 @@
-"""The evaluation suite of several runs: suite.sh trains and evaluates them, `python -m lab.suite` writes the page."""
+"""The evaluation suite: suite.sh trains and evaluates, lab.suite reports."""

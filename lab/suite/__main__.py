@@ -1,9 +1,9 @@
-"""The evaluation suite of several runs on one page: `python -m lab.suite --out=DIR`.
+"""Report several runs on one page: `python -m lab.suite --out=DIR`.
 
-This is the last command of lab/suite/suite.sh. It reads the runs in DIR, one directory each, with the available losses
-(metrics.jsonl), S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json). It keeps them in DIR/runs.json
-and writes DIR/report.md, which links to the report of the recall tasks in DIR/recall. Runs of runs.json whose
-directories are gone stay in the report.
+lab/suite/suite.sh runs this command at the end. It reads the runs in DIR, one directory each, with their available
+losses (metrics.jsonl), S-NIAH results (niah.json) and lm-evaluation-harness tasks (harness/*.json). It stores them in
+DIR/runs.json and writes DIR/report.md with a link to the recall report in DIR/recall. Stored runs stay in the report
+after their directories are deleted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from seqjax.training import metrics
 
 
 class Run(NamedTuple):
-    """A run and its evaluations: run.json, config.json, rows of evaluations, niah.json, harness/*.json by task."""
+    """A run: run.json, config.json, evaluations, niah.json and harness/*.json."""
 
     name: str
     facts: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
     @property
     def tasks(self) -> list[Value]:
-        """The metrics of tasks."""
+        """The harness metrics of all tasks."""
         return list(values(self.harness))
 
 
@@ -88,7 +88,7 @@ def read(workdir: Path) -> Run:
         config=read_json(workdir / "config.json"),
         evaluations=[row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)],
         niah=read_json(needle, niah.FORM) if needle.is_file() else {},
-        # The packages and processor of the machine are most of every result; `facts` has the relevant versions.
+        # Drop the long description of the machine; `facts` has the relevant versions.
         harness={
             task: {key: value for key, value in result.items() if key != "pretty_env_info"}
             for task, result in results.read(workdir / "harness").items()
@@ -97,7 +97,7 @@ def read(workdir: Path) -> Run:
 
 
 def page(runs: Sequence[Run], *, recall: bool) -> str:
-    """Return the page as Markdown; `recall` says whether to link to the report of the recall tasks."""
+    """Return the page as Markdown; `recall` adds a link to the recall report."""
     devices = sorted({f"{run.facts['devices']} x {run.facts['device']}" for run in runs})
     manifests = sorted({str(run.facts.get("manifest", ""))[:16] for run in runs})
     parts = [
@@ -163,7 +163,7 @@ def _measured(value: Value | None) -> str:
 
 
 def _union(several: Any) -> list[Any]:
-    """Return the union of several collections, in the order of first appearance."""
+    """Return the union of the collections, in order of first appearance."""
     return list(dict.fromkeys(x for collection in several for x in collection))
 
 

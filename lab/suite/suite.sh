@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# The evaluation suite: trains several architectures and evaluates each by the loss by domain, a needle in a text (S-NIAH),
-# tasks of lm-evaluation-harness that need no network, and small models of the same mixers on recall and state tasks.
+# Evaluation suite: train several architectures, and evaluate the loss by domain, a needle in a text (S-NIAH), and
+# lm-evaluation-harness tasks that need no network. Also train small models with the same mixers on recall and state
+# tasks.
 #
 #   lab/suite/suite.sh --out=DIR [--configs=a,b] [--size=demo] [--jobs=N] [--lengths=512,1024] [--samples=N] [--tasks=local]
 #                     [--recall=MODELS] [--recall_size=demo] [--dry_run] [--config.KEY=VALUE ...]
 #
 # --configs      configs to train (transformer_pp,top1_chunk,mamba2)
-# --jobs         configs at a time, and processes of the recall tasks (1); each has a GPU if there are any, or shares one
-# --lengths      tokens of the S-NIAH prompts (1024), of which --samples each (100)
-# --tasks        of `seqjax harness` (local)
-# --recall       labels of `seqjax recall`, with ; between them; those of the three configs above without it
-# --config.*     passed to the training of each, as in `seqjax train`
+# --jobs         parallel configs, and parallel recall processes (1); GPUs are assigned in turn and shared if needed
+# --lengths      S-NIAH prompt lengths in tokens (1024)
+# --samples      S-NIAH samples per length (100)
+# --tasks        tasks for `seqjax harness` (local)
+# --recall       labels for `seqjax recall`, separated by ; (the mixers of the three default configs)
+# --config.*     passed to each training, as in `seqjax train`
 # --dry_run      print the commands and start nothing
 #
-# DIR/report.md has all on one page (its data: runs.json), DIR/CONFIG (report.md, niah.json, harness/table.md) and DIR/recall
-# the details; with --jobs, what a config's commands say goes to DIR/CONFIG.log. The same command goes on after an
+# DIR/report.md is the summary (data: runs.json). DIR/CONFIG (report.md, niah.json, harness/table.md) and DIR/recall
+# have the details. With --jobs, the output for a config goes to DIR/CONFIG.log. The same command resumes after an
 # interruption.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -52,7 +54,7 @@ run() {
   $dry_run || "$@"
 }
 
-# All of one config, one after the other.
+# Train and evaluate one config.
 evaluate_run() {
   local workdir=$out/$1
   run python -m seqjax.main --config="$1:$size" --workdir="$workdir" ${settings[@]+"${settings[@]}"}
@@ -60,7 +62,7 @@ evaluate_run() {
   run python -m seqjax.evals --workdir="$workdir" --tasks="$tasks"
 }
 
-# The n-th of the GPUs for what is started next, and its share of the memory if there are fewer GPUs than jobs.
+# Assign the n-th GPU to the next process, with a share of its memory if there are fewer GPUs than jobs.
 take_gpu() {
   local gpus n
   if [[ -n ${CUDA_VISIBLE_DEVICES-} ]]; then
@@ -78,7 +80,7 @@ IFS=, read -ra names <<< "$configs"
 if ((jobs == 1)) || $dry_run; then
   for name in "${names[@]}"; do evaluate_run "$name"; done
 else
-  # Each in a process group of its own, so that a signal to this script can be passed on to all that it started.
+  # Each job has a separate process group, so a signal to this script can be forwarded to all of its processes.
   set -m
   mkdir -p "$out"
   groups=() failed=()

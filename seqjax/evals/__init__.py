@@ -1,1 +1,1 @@
-"""Tests of trained and of small models beyond the loss per domain."""
+"""Evaluate models with harness tasks, long-context tests and recall tasks."""

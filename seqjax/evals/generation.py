@@ -1,7 +1,7 @@
-"""Continuations of many prompts, by cached decoding of one batch of prompts at a time.
+"""Generate continuations of many prompts by cached decoding, batch by batch.
 
-Prompts of about the same length share a batch without padding (`decoding.tokens`). A text ends with the document,
-before the first of its stop strings, or after its number of tokens.
+Prompts of similar length share a batch without padding (`decoding.tokens`). A continuation ends at EOS, before its
+first stop string, or after its maximum number of tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +15,19 @@ from seqjax.decoding import PREFILL_CHUNK, Sampling, StopStrings, TextDecoder, t
 from seqjax.evals.scoring import bucket_of
 from seqjax.pretrained import Pretrained
 
-LEAST_SPREAD = 32  # lengths of prompts of a batch may differ by this much, or by the number of tokens to write
+LEAST_SPREAD = 32  # prompt lengths in a batch may differ by this much, or by the number of new tokens if larger
 
 
 class Prompt(NamedTuple):
-    """Tokens, with BOS where it is needed, and the settings of the continuation."""
+    """Prompt tokens, including BOS where needed, and generation settings."""
 
     ids: Sequence[int]
-    until: tuple[str, ...]  # strings before which the text ends
-    n_new: int  # tokens at most
+    until: tuple[str, ...]  # stop strings
+    n_new: int  # maximum number of new tokens
     sampling: Sampling
 
 
-Enough = Callable[[int, str], bool]  # of a prompt's number and the text after it so far: whether no more is needed
+Enough = Callable[[int, str], bool]  # (prompt index, text so far) -> whether to stop this text
 
 
 def generate(
@@ -43,11 +43,11 @@ def generate(
 
     Args:
         m: The model.
-        prompts: Prompts of at least one token.
-        batch_tokens: Caches of a batch have together at most about this many tokens; there is at least one prompt.
-        seed: Seed of the sampling, if a temperature is above 0.
-        prefill_chunk: Tokens of the prompts that are fed at a time, as in `decoding.tokens`.
-        enough: Ends texts earlier.
+        prompts: Prompts with at least one token each.
+        batch_tokens: Approximate limit for the cache tokens in a batch; a batch has at least one prompt.
+        seed: Sampling seed; unused at temperature 0.
+        prefill_chunk: Prompt tokens per prefill call, as in `decoding.tokens`.
+        enough: Stops a text early.
     """
     texts = [""] * len(prompts)
     for number, batch in enumerate(_batches(prompts, batch_tokens=batch_tokens, longest=m.model.longest)):
@@ -74,7 +74,10 @@ def generate(
 
 
 def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> Iterator[list[int]]:
-    """Yield the indices of the prompts of each batch: with equal settings, in one bucket, and of similar lengths."""
+    """Yield prompt indices per batch.
+
+    A batch has equal settings, one length bucket and similar lengths.
+    """
     of_kind: dict[tuple[int, Sampling, int], list[int]] = {}
     for i, prompt in enumerate(prompts):
         bucket = bucket_of(len(prompt.ids) + prompt.n_new, longest=longest)
@@ -94,7 +97,10 @@ def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> I
 def _texts(
     tokenizer: Tokenizer, prompts: Sequence[Prompt], batch: Sequence[int], new: Iterator[np.ndarray], enough: Enough
 ) -> list[str]:
-    """Return the texts of a batch of prompts, given their numbers; decoding ends when no text can change any more."""
+    """Return the texts for the prompt indices `batch`.
+
+    Decoding stops when all texts have ended.
+    """
     decoders = [TextDecoder(tokenizer, [token for token in prompts[i].ids if token != tokenizer.bos]) for i in batch]
     stops = [StopStrings(prompts[i].until) for i in batch]
     texts, written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)

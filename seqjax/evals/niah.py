@@ -1,15 +1,15 @@
-"""`seqjax niah`: does a model find one number in a long text?
+"""`seqjax niah`: test whether a model finds one number in a long text.
 
     seqjax niah --workdir=runs/x --lengths=4096,8192,16384,32768,102400
 
-The passkey task of RULER (S-NIAH-1; Hsieh et al., arXiv 2404.06654): repeated lines, a number in one of them, and the
-question for it at the end. A seed gives the samples that lm-evaluation-harness 0.4.13 draws for `niah_single_1` with
-the same tokenizer: the same lines, words and numbers, in the same order of random draws. The words are those of the
-package wonderwords, as there.
+This is RULER's passkey task (S-NIAH-1; Hsieh et al., arXiv 2404.06654). The text repeats one line; another line states
+a number, and the prompt ends with a question about it. A seed gives the same samples as `niah_single_1` in
+lm-evaluation-harness 0.4.13 with the same tokenizer: lines, words and numbers come from the same random draws. The
+words come from the package wonderwords, as in the harness.
 
-The prompt goes through the cache as in `seqjax generate`, the answer is the most likely tokens, and a sample counts if
-the number is in their text. The accuracies of the paper (arXiv 2505.18522, table 3) are printed below. Each length's
-result is written to niah.json in the workdir as it ends, and the same command resumes with the missing lengths.
+The prompt is prefilled into the cache as in `seqjax generate`, and the answer is decoded greedily. A sample is correct
+if the answer contains the number. The accuracies from the paper (arXiv 2505.18522, table 3) are printed for comparison.
+Each length's result is saved to niah.json in the workdir, and the same command resumes with the missing lengths.
 """
 
 import functools
@@ -39,26 +39,26 @@ PROMPT = (
     "number afterwards.\n{context}\nWhat is the special magic number for {key} mentioned in the provided text?"
 )
 ANSWER = " The special magic number for {key} mentioned in the provided text is"
-NEW_TOKENS = 128  # that the model may write
+NEW_TOKENS = 128  # maximum tokens per answer
 
 
 class Sample(NamedTuple):
-    """A prompt, which ends before the number that the model must write, and the number."""
+    """A prompt that ends just before the number, and the number."""
 
     prompt: str
     value: str
 
 
 def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Random) -> Iterator[Sample]:
-    """Yield `n` samples of at most `length` tokens, including the answer's.
+    """Yield up to `n` samples that fit into `length` tokens, including the answer.
 
     Args:
-        count: The number of tokens of a text.
-        length: Tokens of the prompt without the start of its answer, and `NEW_TOKENS`.
+        count: Returns the number of tokens in a text.
+        length: Maximum of prompt tokens (without the start of the answer) plus `NEW_TOKENS`.
         n: Number of samples.
-        rng: Shared by consecutive lengths, as in lm_eval, which seeds it with 0.
+        rng: One generator for all lengths in sequence, as in lm_eval, which seeds it with 0.
 
-    Samples that do not fit are left out. Raises `ValueError` if none fits, and `MissingPackageError` without
+    Samples that do not fit are skipped. Raises `ValueError` if none fits, and `MissingPackageError` without
     wonderwords.
     """
     words = _words()
@@ -68,7 +68,7 @@ def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Ran
         raise ValueError(f"no passkey prompt has {length} tokens with the {NEW_TOKENS} that are written; give more")
     while True:
         text, sample = _draw(rng, n_lines, words)
-        # Lines are counted for sure only near the end: counting a long text again and again takes minutes.
+        # Count exactly only near the limit: tokenizing a long text at every step takes minutes.
         if 1.2 * of_line * n_lines + 1000 < length:
             n_lines += by
             continue
@@ -89,11 +89,14 @@ def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Ran
 
 
 def _draw(rng: random.Random, n_lines: int, words: list[str]) -> tuple[str, Sample]:
-    """Return the question alone, and the sample."""
+    """Draw one sample.
+
+    Returns the prompt without the start of the answer, and the sample.
+    """
     key, value = rng.choice(words), str(rng.randint(10**6, 10**7 - 1))
     lines = [LINE] * n_lines
     lines.insert(rng.sample(range(n_lines), 1)[0], NEEDLE.format(key=key, value=value))
-    rng.sample(range(1), 1)  # lm_eval draws an index even for a single key
+    rng.sample(range(1), 1)  # lm_eval draws an index even for a single key; keep the random state equal
     text = PROMPT.format(context="\n".join(lines), key=key)
     return text, Sample(text + ANSWER.format(key=key), value)
 
@@ -111,12 +114,12 @@ def _words() -> list[str]:
 
 
 def is_right(text: str, value: str) -> bool:
-    """Return whether the model has written the number anywhere in its text."""
+    """Return whether the text contains the number."""
     return value in text
 
 
-# Models of 135M trained at 100k tokens, percent of 500 samples each. Of the five lengths only the last, 100k, is
-# legible in our copy; rows with four numbers do not show which lengths they belong to.
+# 135M models trained at 100k tokens; percent correct of 500 samples per length. In our copy of the paper only the last
+# of the five lengths, 100k, is legible. Rows with four numbers do not show which lengths they belong to.
 PAPER = {
     "RWKV-7": (70.80, 14.80, 1.20, 0.00, 0.20),
     "RWKV-7 shell, full attention": (49.80, 25.60, 16.20, 15.80),
@@ -127,7 +130,10 @@ PAPER = {
 
 
 def accuracy(m: Pretrained, samples: Sequence[Sample], *, batch_size: int, prefill_chunk: int) -> float:
-    """Return the share of samples whose number the model writes; `batch_size` prompts at most go together."""
+    """Return the fraction of correctly answered samples.
+
+    A batch has at most `batch_size` prompts.
+    """
     prompts = [
         Prompt(
             ids=[m.tokenizer.bos, *encode(m.tokenizer, sample.prompt, vocab_size=m.model.config.vocab_size).tolist()],
@@ -148,7 +154,7 @@ def accuracy(m: Pretrained, samples: Sequence[Sample], *, batch_size: int, prefi
 
 
 def main(argv: list[str]) -> None:
-    """Print and write the accuracy at every length."""
+    """Measure, print and save the accuracy at each length."""
     parser = command_parser("niah", description=__doc__)
     parser.add_argument("--workdir", required=True, type=store.location, help="a run, or a directory of a public model")
     parser.add_argument("--lengths", required=True, help="tokens of the prompts with their answers: 4096,8192")
@@ -169,7 +175,7 @@ def main(argv: list[str]) -> None:
     if m.model.longest and m.model.longest < max(lengths) + 1:
         raise UserError(f"--lengths: this model has a table of {m.model.longest} positions; give shorter ones.")
     path = Path(args.workdir) / "niah.json"
-    # Samples follow from the seed and from the lengths before, so only the same lengths have the same samples.
+    # A length's samples depend on the seed and on all earlier lengths, so results are reused only for equal lists.
     asked = {"seed": args.seed, "samples": args.samples, "asked": lengths}
     identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | asked
     results = {} if args.again else found_before(path, identity, FORM)
@@ -192,29 +198,32 @@ def main(argv: list[str]) -> None:
 
 
 def lengths_of(text: str) -> list[int]:
-    """Return the lengths that the text of `--lengths` names."""
+    """Parse `--lengths`; raise `UserError` unless it has positive integers."""
     words = [word for word in text.split(",") if word]
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--lengths={text}: give numbers of tokens with commas, as in --lengths=4096,8192.")
     return [int(word) for word in words]
 
 
-# Of niah.json, besides the identity of what was measured.
+# Form of niah.json, in addition to the identity keys.
 FORM = {"lengths?": {int: {"accuracy": float, "samples": int}}}
 
 
 def found_before(path: Path, identity: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
-    """Return the results by length in a file of this checkpoint and these samples, or none."""
+    """Return the saved results by length.
+
+    The result is {} if the file does not exist or has another `identity`.
+    """
     written = read_json(path, form, fix="delete it, and its lengths are measured again") if path.is_file() else {}
     same = all(written.get(key) == value for key, value in identity.items())
     return written.get("lengths", {}) if same else {}
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    """Write results, or say that they cannot be written."""
+    """Write the results, or print a notice if the file cannot be written."""
     try:
         write_json(path, result)
-    except OSError as error:  # of a workdir that is only to be read
+    except OSError as error:  # such as a read-only workdir
         sys.stderr.write(f"{path} was not written ({error.strerror}).\n")
 
 

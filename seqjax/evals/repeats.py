@@ -1,15 +1,14 @@
-"""`seqjax repeats`: does a model use a passage that it has read before, and from how far?
+"""`seqjax repeats`: test whether a model reuses an earlier passage, by distance.
 
     seqjax repeats --workdir=runs/x --lengths=2048,16384
 
-An easier needle than a number in a long text, which small models of text can find as well. Every sample is held-out
-text of one domain whose last tokens are a passage of another document. The same passage stands once before, so many
-tokens earlier, in a copy of the sample for every distance. Its first tokens, the cue, tell which passage comes; the
-loss on the others is what counts, beside that of the sample without the first passage. A model that sees the whole
-sequence and copies has a small loss at every distance; one that forgets approaches the loss without it.
+This test is easier than `seqjax niah`, so small models can pass it. A sample is held-out text from one domain, and its
+last tokens are replaced with a passage from another document. For each distance, a copy of the sample also contains the
+passage that many tokens earlier. The first tokens of the passage, the cue, identify it. The reported loss is the mean
+over the remaining tokens; a sample without the earlier passage is the baseline. A model that copies from the whole
+sequence has a small loss at every distance. A model that forgets approaches the baseline.
 
-Each length's result is written to repeats.json in the workdir as it ends, and the same command goes on with those that
-are missing.
+Each length's result is saved to repeats.json in the workdir, and the same command resumes with the missing lengths.
 """
 
 import sys
@@ -31,17 +30,23 @@ from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
 from seqjax.training.workdir import add_allow_code
 
-PASSAGE, CUE = 64, 8  # tokens of a passage, and of those that tell which one it is
+PASSAGE, CUE = 64, 8  # tokens per passage, and its first tokens that are not scored
 
 
 def distances(length: int) -> list[int]:
-    """Return how many tokens lie between the beginnings of the two passages: powers of two, and the most that fit."""
+    """Return the distances between passage starts.
+
+    They are 64, 128, ..., and the largest distance that fits.
+    """
     most = length + 1 - PASSAGE
     return [*(d for d in (PASSAGE * 2**i for i in range(most.bit_length())) if d < most), most]
 
 
 def sample(text: np.ndarray, passage: np.ndarray, distance: int | None) -> np.ndarray:
-    """Return a copy of `text` that ends with `passage` and has it `distance` tokens before, or not for None."""
+    """Return a copy of `text` that ends with `passage`.
+
+    Unless `distance` is None, the passage also occurs `distance` tokens earlier.
+    """
     made = text.copy()
     starts = [len(text) - PASSAGE, *([] if distance is None else [len(text) - PASSAGE - distance])]
     for start in starts:
@@ -50,13 +55,13 @@ def sample(text: np.ndarray, passage: np.ndarray, distance: int | None) -> np.nd
 
 
 def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return `n` texts of `length` + 1 tokens, each with a passage of another block of the domain.
+    """Return `n` pairs of a text and a passage from another block.
 
-    If the domain has fewer held-out texts of that length, they come again with other passages of their other block.
-    Raises `UserError` if it has none.
+    A text has `length` + 1 tokens. If the domain has fewer than `n` held-out texts of this length, texts are reused
+    with newly drawn passages. Raises `UserError` if it has none.
     """
     block = corpus.seq_len + 1
-    each = 1 - -(length + 1) // block  # blocks of a text, and one for its passage
+    each = 1 - -(length + 1) // block  # blocks per text, plus one for its passage
     tokens = corpus.eval_blocks(domain, count=n * each).tokens
     texts = tokens[: len(tokens) // each * each].reshape(-1, each, block)
     if not len(texts):
@@ -73,7 +78,10 @@ def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> lis
 
 
 def losses(m: Pretrained, sequences: Sequence[np.ndarray], *, batch_size: int) -> np.ndarray:
-    """Return the mean loss of every sequence's last passage behind its cue, in nats per token, float64."""
+    """Return each sequence's mean loss on its last passage after the cue.
+
+    Losses are float64, in nats per token.
+    """
 
     @jax.jit
     def run(params: Any, tokens_BT1: jax.Array) -> jax.Array:
@@ -82,14 +90,17 @@ def losses(m: Pretrained, sequences: Sequence[np.ndarray], *, batch_size: int) -
     found = []
     for start in range(0, len(sequences), batch_size):
         batch = np.stack(sequences[start : start + batch_size]).astype(np.int32)
-        # The last batch is filled up, so that one program is enough.
+        # Pad the last batch to reuse the compiled program.
         filled = np.concatenate([batch, np.repeat(batch[-1:], batch_size - len(batch), axis=0)])
         found.append(np.asarray(run(m.params, jnp.asarray(filled)), np.float64)[: len(batch)])
     return np.concatenate(found)
 
 
 def measure(m: Pretrained, corpus: Corpus, domain: str, *, length: int, n: int, seed: int, batch_size: int) -> Any:
-    """Return the mean losses over samples: without the first passage, and by distance."""
+    """Return the mean losses over samples.
+
+    The result has the loss without the earlier passage ("alone"), and the losses by distance.
+    """
     asked = [None, *distances(length)]
     pairs = drawn(corpus, domain, length=length, n=n, seed=seed)
     sequences = [sample(text, passage, distance) for text, passage in pairs for distance in asked]
@@ -98,12 +109,12 @@ def measure(m: Pretrained, corpus: Corpus, domain: str, *, length: int, n: int, 
     return {"alone": alone, "losses": {str(d): x for d, x in zip(asked[1:], found, strict=True)}, "samples": n}
 
 
-# Of repeats.json, besides the identity of what was measured.
+# Form of repeats.json, in addition to the identity keys.
 FORM = {"lengths?": {int: {"alone": float, "losses": {int: float}, "samples": int}}}
 
 
 def main(argv: list[str]) -> None:
-    """Print and write the losses at every length."""
+    """Measure, print and save the losses at each length."""
     parser = command_parser("repeats", description=__doc__)
     parser.add_argument("--workdir", required=True, type=store.location, help="a run")
     parser.add_argument("--lengths", default="", help="tokens of a sample: 2048,16384; those of training by default")
@@ -143,7 +154,7 @@ def main(argv: list[str]) -> None:
 
 
 def table(length: int, result: dict[str, Any]) -> str:
-    """Return a result as lines: the loss without the first passage, then by distance."""
+    """Format a result as lines: the baseline loss, then losses by distance."""
     lines = [f"{length:,} tokens, {result['samples']} samples: loss of a passage in nats per token"]
     lines += [f"  not before  {result['alone']:8.3f}"]
     lines += [f"{int(d):12,}  {x:8.3f}" for d, x in result["losses"].items()]

@@ -1,9 +1,10 @@
-"""Log-likelihoods of continuations in few compiled shapes: length buckets, and batches of about as many tokens.
+"""Score continuations in a few compiled shapes: length buckets, batches by tokens.
 
-A row is a context with a continuation, without the last token, which is not fed. Requests that share a whole row, such
-as the four answers "A" to "D" of a question, are computed once, and each reads its own last token there. Rows are
-padded on the right up to a power of two, at least 64 and so from 128 on to whole chunks of Top-1 Chunk; no causal mixer
-sees the padding. Sums are float32 and computed on the device, which returns a few numbers per row.
+A row holds a context and its continuation except the last token, which the model only predicts. Requests with the same
+row, such as the answers "A" to "D" to a question, share one forward pass; each request reads the likelihood of its last
+token there. Rows are right-padded to a power of two, at least 64. Rows of 128 and more are therefore whole chunks for
+Top-1 Chunk. Causal mixers never see the padding. Sums are float32 and computed on the device, so only a few numbers per
+row are transferred.
 """
 
 import functools
@@ -20,22 +21,22 @@ from seqjax.training.step import batch_shards
 from seqjax.types import Array, Params
 
 SMALLEST_BUCKET = 64
-CANDIDATES = 16  # last tokens of a row; those of more requests make another row
+CANDIDATES = 16  # last tokens per row; further requests get another row
 
 
 class Score(NamedTuple):
-    """The result of a language model of lm-evaluation-harness for a continuation."""
+    """The score of one continuation, as lm-evaluation-harness expects it."""
 
     log_p: float  # nats, summed over the continuation
-    is_greedy: bool  # whether each of its tokens is the most likely one
+    is_greedy: bool  # whether every continuation token is the most likely one
 
 
 class Row(NamedTuple):
-    """Tokens to feed, the number of last ones in the continuation, and the requests that end in each last token."""
+    """Tokens to feed, and the requests that share them."""
 
     tokens: np.ndarray  # int32 [n]
-    n_marked: int  # tokens of the continuation without its last one
-    requests: list[tuple[int, int]]  # index of the request, and its last token
+    n_marked: int  # continuation tokens in the row: all except the last
+    requests: list[tuple[int, int]]  # (request index, its last token)
 
 
 def score(
@@ -47,17 +48,17 @@ def score(
     batch_tokens: int,
     mesh: Mesh,
 ) -> list[Score]:
-    """Return the scores of pairs of context and continuation, in their order.
+    """Return the score of each (context, continuation) pair, in order.
 
     Args:
         model: The model.
         params: Its parameters.
-        requests: Tokens of context and continuation, at least one of each.
-        max_length: Largest number of tokens fed; longer rows keep the last `max_length` before the last token.
-        batch_tokens: Rows of a bucket together have about this many tokens, and there is at least one.
-        mesh: The mesh over which the parameters are spread.
+        requests: Token ids of contexts and continuations, at least one token each.
+        max_length: Maximum number of tokens fed; a longer row keeps the last `max_length` tokens.
+        batch_tokens: Approximate number of tokens per batch; a batch has at least one row.
+        mesh: The mesh that holds the parameters.
 
-    Raises `ValueError` for a context or continuation without a token, and for a continuation of more than `max_length`.
+    Raises `ValueError` for an empty context or continuation, and for a continuation longer than `max_length`.
     """
     pending = []
     for bucket, of_bucket in _by_bucket(_rows(requests, max_length), longest=model.longest).items():
@@ -78,20 +79,26 @@ def score(
 
 
 def bucket_of(n_tokens: int, *, longest: int) -> int:
-    """Return the padded length of `n_tokens`; a table of `longest` positions (0 = none) ends the last bucket."""
+    """Return the padded length for `n_tokens`.
+
+    `longest` is the size of the model's position table (0 = no table), and limits the padding.
+    """
     bucket = max(SMALLEST_BUCKET, 1 << (n_tokens - 1).bit_length())
     return max(n_tokens, min(bucket, longest)) if longest else bucket
 
 
 def batch_size(n_rows: int, bucket: int, *, batch_tokens: int, mesh: Mesh) -> int:
-    """Return the number of rows of a batch, a multiple of the devices that share it; few rows make a small batch."""
+    """Return the rows per batch, a multiple of the batch shards; `n_rows` limits it."""
     shards = batch_shards(mesh)
     most = max(1, batch_tokens // bucket)
     return -(-min(most, 1 << (n_rows - 1).bit_length()) // shards) * shards
 
 
 def _rows(requests: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int) -> list[Row]:
-    """Return the rows, the longest first, those of one length in the order of their first requests."""
+    """Return the rows, longest first.
+
+    Rows of equal length keep the order of their first requests.
+    """
     rows: dict[tuple[bytes, int], Row] = {}
     done = []
     for i, (context, continuation) in enumerate(requests):
@@ -118,7 +125,10 @@ def _by_bucket(rows: Sequence[Row], *, longest: int) -> Mapping[int, list[Row]]:
 
 
 def _batch(rows: Sequence[Row], *, size: int, bucket: int) -> tuple[np.ndarray, ...]:
-    """Return the inputs of `Model.continuation_scores`; missing rows and candidates are filled with 0."""
+    """Return the inputs for `Model.continuation_scores`.
+
+    They are padded with 0 to `size` rows and `CANDIDATES` candidates.
+    """
     tokens_BT = np.zeros((size, bucket), np.int32)
     marks_BT = np.zeros((size, bucket), np.float32)
     last_B = np.zeros(size, np.int32)

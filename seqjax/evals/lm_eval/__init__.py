@@ -1,1 +1,1 @@
-"""Models of seqjax in lm-evaluation-harness: `seqjax harness`."""
+"""Run lm-evaluation-harness tasks on seqjax models: `seqjax harness`."""

@@ -1,14 +1,14 @@
-"""`seqjax harness`: a model in the tasks of lm-evaluation-harness.
+"""`seqjax harness`: run lm-evaluation-harness tasks on a model.
 
     seqjax harness --workdir=runs/x --tasks=local
     seqjax harness --workdir=runs/x --tasks=paper
 
-`paper` are the thirteen tasks of the paper's table 2 (MMLU with five examples) and the three of table 1 (SWDE, SQuAD
-and FDA), whose data comes from the Hugging Face hub. `local` needs no network: its texts are held out of the built-in
-corpus. Other tasks are given by their names in lm-evaluation-harness, or as YAML tasks in --include.
+`paper` selects the thirteen tasks in the paper's table 2 (MMLU with five examples) and the three in table 1 (SWDE,
+SQuAD and FDA). Their data comes from the Hugging Face hub. `local` needs no network: its texts are held-out documents
+from the built-in corpus. Other tasks are selected by their lm-evaluation-harness names, or as YAML tasks in --include.
 
-Each task's result is written as it ends, in the format of lm-evaluation-harness, with the identity of the checkpoint;
-table.md shows the results beside the paper's numbers. The same command resumes with the missing tasks.
+Each result is saved when its task ends, in the format of lm-evaluation-harness, with the checkpoint's identity.
+table.md compares the results with the paper's numbers. The same command resumes with the missing tasks.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from seqjax.escape import line
 from seqjax.terminal import tell
 from seqjax.training import workdir as workdirs
 
-BOOTSTRAP = 1000  # resamples for the standard error of a perplexity; that of a mean is computed
+BOOTSTRAP = 1000  # resamples for the standard error of a perplexity; errors of means are computed directly
 
 
 def main(argv: list[str]) -> None:
-    """Measure the tasks, write each result and the table, and print them."""
+    """Measure the tasks; write each result and the table, and print the results."""
     parser = command_parser("harness", description=__doc__)
     workdirs.add_arguments(parser)
     parser.add_argument("--tasks", required=True, type=words, metavar="NAME[,NAME]", help="paper, local, or names")
@@ -100,7 +100,7 @@ def _run(args: Any, out: Path) -> None:
 
 
 def _add_texts(identities: Mapping[str, dict[str, Any]], local: Sequence[str], cache_dir: str) -> None:
-    """Add the hash of the texts of seqjax's own tasks."""
+    """Add the hash of the built-in corpus to the identities of `local` tasks."""
     for name in identities:
         if name in local:
             from seqjax.evals.lm_eval.local.data import texts_hash
@@ -129,9 +129,9 @@ def _measured(lm: Any, manager: Any, name: str, identity: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def _as_in_seqjax() -> Iterator[None]:
-    """Return a context in which lm_eval logs only errors and computes its standard errors in this process.
+    """Make lm_eval log only errors, and compute its standard errors in this process.
 
-    Its pool of processes would fork one in which JAX runs threads.
+    lm_eval's process pool would fork this process, in which JAX runs threads.
     """
     logger = logging.getLogger("lm_eval")
     level, alone = logger.level, os.environ.get("DISABLE_MULTIPROC")

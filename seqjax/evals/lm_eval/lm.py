@@ -1,8 +1,8 @@
-"""A model of seqjax as a model of lm-evaluation-harness: `SeqjaxLM("runs/x")`, registered there as `seqjax`.
+"""Wrap a seqjax model for lm-evaluation-harness: `SeqjaxLM("runs/x")`.
 
-Every text begins with BOS once, as every document in training does: a context, a prompt, and the first window of
-`loglikelihood_rolling`, where BOS is given and not predicted. Texts of more than `max_length` tokens lose their
-beginning, as in lm_eval's own `hf` model.
+The class is registered in lm_eval as `seqjax`. Each text starts with exactly one BOS, as documents do in training. This
+applies to contexts, prompts, and the first window of `loglikelihood_rolling`, where BOS is an input and is not
+predicted. Texts longer than `max_length` tokens lose their beginning, as in lm_eval's own `hf` model.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from seqjax.nn.params import count, fingerprint
 from seqjax.pretrained import Pretrained, load
 from seqjax.training.evaluate import restore
 
-MAX_NEW_TOKENS = 256  # default of a task without the setting, as in lm_eval's `hf` model
-UNKNOWN_LENGTH = 2048  # of a public model without a position table, as in lm_eval
-_N_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
+MAX_NEW_TOKENS = 256  # for tasks without this setting, as in lm_eval's `hf` model
+UNKNOWN_LENGTH = 2048  # max_length for a public model without a position table, as in lm_eval
+_N_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first present name is used
 
 
 class SeqjaxLM(TemplateLM):
-    """A run, a public model, or a `Pretrained`, for `lm_eval.simple_evaluate(model=SeqjaxLM("runs/x"), ...)`."""
+    """A seqjax model for `lm_eval.simple_evaluate(model=SeqjaxLM("runs/x"), ...)`."""
 
     def __init__(
         self,
@@ -51,22 +51,23 @@ class SeqjaxLM(TemplateLM):
         """Load the model.
 
         Args:
-            workdir: A run, a directory of a public model, hf://OWNER/NAME, or a result of `seqjax.load`.
-            max_length: Tokens that are fed at a time at most; 0 = as in training, or of a public model its table of
-                positions, or 2,048 without one.
-            batch_tokens: Tokens of a batch; 0 = 16,384, or 4,096 on a CPU.
-            add_bos_token: Whether texts begin with BOS, as documents do in training.
-            seed: Seed of texts sampled with a temperature.
-            allow_code: Names of mixers of the run whose code from outside seqjax may be run.
-            batch_size: lm_eval passes 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
-            max_batch_size: None; as `batch_size`.
-            device: None, or cuda:0, the default of lm_eval's command; JAX chooses the device (JAX_PLATFORMS).
+            workdir: A run, a public model's directory, hf://OWNER/NAME, or a result of `seqjax.load`.
+            max_length: Maximum tokens fed at once. 0 selects the training length for a run; for a public model, the
+                size of its position table, or 2,048 without a table.
+            batch_tokens: Tokens per batch; 0 = 16,384, or 4,096 on a CPU.
+            add_bos_token: Whether texts start with BOS, as documents do in training.
+            seed: Seed for sampling with a temperature.
+            allow_code: Names of the run's mixers from outside seqjax that may execute code.
+            batch_size: Accepts 1 or "auto", which lm_eval passes; ignored, because `batch_tokens` sets the batches.
+            max_batch_size: Must be None; see `batch_size`.
+            device: None, "cuda", "cuda:0" (the default in lm_eval's command) or the backend in use; ignored, because
+                JAX chooses the device (JAX_PLATFORMS).
 
         Raises `UserError` for a workdir without a model, and for invalid arguments.
         """
         super().__init__()
         if batch_size not in (None, 0, 1, "1", "auto") or max_batch_size is not None:
-            raise UserError(f"batch_size={batch_size}: batches are made by tokens; give batch_tokens=16384, say.")
+            raise UserError(f"batch_size={batch_size}: batches are made by tokens; give batch_tokens=16384 instead.")
         if device not in (None, "cuda", "cuda:0", jax.default_backend()):
             raise UserError(f"device={device}: JAX chooses the device; set JAX_PLATFORMS=cpu or cuda instead.")
         for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
@@ -77,7 +78,7 @@ class SeqjaxLM(TemplateLM):
         self.workdir = "" if isinstance(workdir, Pretrained) else os.fspath(workdir)
         model = self.pretrained.model
         if model.longest and max_length > model.longest:
-            raise UserError(f"max_length={max_length}: this model has a table of {model.longest} positions.")
+            raise UserError(f"max_length={max_length}: the model's position table has {model.longest} entries.")
         as_trained = self.pretrained.config.train.seq_len if self.pretrained.step else UNKNOWN_LENGTH
         self.max_length = max_length or model.longest or as_trained
         self.batch_tokens = batch_tokens or (4096 if jax.default_backend() == "cpu" else 16384)
@@ -92,17 +93,23 @@ class SeqjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that starts a document; lm_eval uses it for texts without a context."""
+        """The token that starts a document.
+
+        lm_eval uses it as the context for texts without a context.
+        """
         return self.pretrained.tokenizer.bos
 
     @property
     def tokenizer_name(self) -> str:
-        """The key of lm_eval's request caches."""
+        """The tokenizer key for lm_eval's request caches."""
         tokenizer = self.pretrained.tokenizer
         return f"{tokenizer.name}-{tokenizer.hash[:12]}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the ids of a text, with BOS in front unless it is there or `add_special_tokens` is False."""
+        """Return the token ids for `string`.
+
+        They start with one BOS unless `add_special_tokens` is False.
+        """
         del kwargs
         tokenizer = self.pretrained.tokenizer
         ids = encode(tokenizer, string, vocab_size=self.pretrained.model.config.vocab_size).tolist()
@@ -116,7 +123,7 @@ class SeqjaxLM(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation, and whether it is the greedy one."""
+        """Return (log-probability in nats, whether it is greedy) per continuation."""
         del disable_tqdm, kwargs
         try:
             scores = score(
@@ -131,15 +138,15 @@ class SeqjaxLM(TemplateLM):
             longer = "" if self.pretrained.model.longest else " A larger max_length is possible with this model."
             raise UserError(f"The task has a request that cannot be scored: {error}.{longer}") from None
         for (texts, _, _), result in zip(requests, scores, strict=True):
-            if texts is not None:  # a window of a longer text has none
+            if texts is not None:  # None for a window of a longer text
                 self.cache_hook.add_partial("loglikelihood", texts, tuple(result))
         return [(result.log_p, result.is_greedy) for result in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of whole texts, in lm_eval's windows of `max_length` tokens.
+        """Return the log-probability of each whole text, in nats.
 
-        Texts are encoded without BOS, because the first window gets it as its context; otherwise BOS would be predicted
-        after BOS.
+        Long texts are scored in lm_eval's windows of `max_length` tokens. Texts are encoded without BOS, because the
+        first window gets BOS as its context; a second BOS would be predicted.
         """
         windows, texts = [], [request.args[0] for request in requests]
         owner = []
@@ -156,9 +163,9 @@ class SeqjaxLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the continuation of every context, up to the first of its `until` strings or the end of the document.
+        """Return a continuation for each context.
 
-        Raises `UserError` for unknown generation settings.
+        It ends before the first `until` string or at EOS. Raises `UserError` for unknown generation settings.
         """
         del disable_tqdm
         prompts = [self._prompt(*request.args) for request in requests]
@@ -173,15 +180,15 @@ class SeqjaxLM(TemplateLM):
         room = self.max_length - n_new
         if room < 1:
             raise UserError(
-                f"The task requests {n_new} new tokens, and max_length is {self.max_length}, with the context: raise "
-                "--max_length, or train with longer sequences (config.train.seq_len)."
+                f"The task requests {n_new} new tokens, and max_length is {self.max_length} including the context. "
+                "Give a larger --max_length, or train with longer sequences (config.train.seq_len)."
             )
         ids = self.tok_encode(context)[-room:] or [self.prefix_token_id]
         return Prompt(ids, until, n_new, sampling)
 
     # ---------------------------------------------------------------------------------------------------- identity
     def get_model_info(self) -> dict[str, Any]:
-        """Return the identity of the checkpoint, which lm_eval writes to the `config` of its results."""
+        """Return the checkpoint's identity; lm_eval writes it to `config` in its results."""
         m = self.pretrained
         return {
             "workdir": self.workdir,
@@ -201,11 +208,12 @@ register_model("seqjax")(SeqjaxLM)
 
 
 def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
-    """Return stop strings, number of tokens and sampling of a task's `generation_kwargs`; empty stop strings are none.
+    """Parse a task's `generation_kwargs`.
 
-    Known settings are until, max_gen_toks (and its other names in lm_eval), do_sample, temperature, top_k and top_p.
-    Without do_sample, a temperature above 0 samples; do_sample without a temperature has 1. Raises `UserError` for
-    others.
+    Returns the stop strings, the number of new tokens and the sampling settings. Known settings are until, max_gen_toks
+    (and its other names in lm_eval), do_sample, temperature, top_k and top_p; `UserError` for any other. Empty stop
+    strings are dropped. If do_sample is missing, a temperature above 0 enables sampling. The default temperature for
+    do_sample is 1.
     """
     rest = dict(settings)
     until = rest.pop("until", None) or ()

@@ -1,7 +1,7 @@
-"""Results of tasks in a directory: one JSON file per task, in lm_eval's format, with the identity of its checkpoint.
+"""Store task results in a directory: one JSON file per task, in lm_eval's format.
 
-The key `seqjax` identifies the checkpoint and the settings. Results of another checkpoint are not mixed with new ones,
-so that a table is of one model.
+The key `seqjax` identifies the checkpoint and the settings. A directory never mixes results from different checkpoints,
+so its table describes one model.
 """
 
 import json
@@ -24,17 +24,17 @@ FORM = {
     "n-shot?": {str: (int, None)},
 }
 FIX = "delete it, and measure its task again"
-# Keys with equal values in all results of a table; other settings may differ between tasks.
+# Keys with equal values in all results in a table; other settings may differ between tasks.
 OF_MODEL = ("parameters_sha256", "tokenizer", "max_length", "add_bos_token")
 
 
 def path_of(out: Path, task: str) -> Path:
-    """Return the file of a task."""
+    """Return a task's result file."""
     return out / f"{task.replace('/', '_')}.json"
 
 
 def read(out: Path) -> dict[str, dict[str, Any]]:
-    """Return the results in a directory by task, in the order of their names."""
+    """Return the results in a directory by task, sorted by file name."""
     found = {}
     for path in sorted(out.glob("*.json")):
         result = read_json(path, fix=FIX)
@@ -51,9 +51,9 @@ def to_measure(
     again: Collection[str],
     out: Path,
 ) -> list[str]:
-    """Return the tasks of `identities` that are not among the results, or are to be measured `again`.
+    """Return the tasks in `identities` without a result, and the tasks in `again`.
 
-    Raises `UserError` if results that would stay are of another model or other settings.
+    Raises `UserError` if a result that would be kept has another checkpoint or other settings.
     """
     for task, result in found.items():
         if task in again:
@@ -65,14 +65,17 @@ def to_measure(
             what = "another checkpoint" if {"step", "parameters_sha256"} & {*differing} else "other settings"
             changes = "; ".join(f"{key} {str(had.get(key))[:12]}, now {str(wanted[key])[:12]}" for key in differing)
             raise UserError(
-                f"{path_of(out, task)} is of {what}: {changes}. Give another --out, or --again to measure the tasks of "
-                "this command anew."
+                f"{path_of(out, task)} is of {what}: {changes}. Give another --out, or --again to measure this "
+                "command's tasks anew."
             )
     return [task for task in identities if task not in found or task in again]
 
 
 def write(out: Path, task: str, result: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the result of `simple_evaluate` for a task, with `identity`; return the content written."""
+    """Write a task's `simple_evaluate` result with its identity.
+
+    Samples are left out. Returns the written content.
+    """
     from lm_eval.utils import handle_non_serializable
 
     without = {key: value for key, value in result.items() if key != "samples"}

@@ -1,4 +1,7 @@
-"""Results as markdown: every metric of every task, and the paper's columns beside the paper's own numbers."""
+"""Format results as Markdown.
+
+The page has all metrics, then the paper's tables with this model added.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +14,7 @@ from seqjax.evals.lm_eval.tasks import PAPER
 from seqjax.files import replacing
 
 SOURCE = "arXiv 2505.18522, table {table}, models of 1.3B parameters"
-# Percent, by model; columns as in `tasks.PAPER`.
+# Percent by model; columns in the order of `tasks.PAPER`.
 PUBLISHED: dict[int, dict[str, tuple[float, ...]]] = {
     1: {
         "Transformer++": (75.07, 45.54, 30.22),
@@ -43,7 +46,7 @@ PUBLISHED: dict[int, dict[str, tuple[float, ...]]] = {
 
 
 class Value(NamedTuple):
-    """A metric of a task."""
+    """One metric of one task; `n` is the number of documents."""
 
     task: str
     metric: str
@@ -54,7 +57,10 @@ class Value(NamedTuple):
 
 
 def values(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
-    """Yield the metrics of results, of a group its own where it has any, else those of its tasks."""
+    """Yield the metrics in `found`.
+
+    A group yields its own metrics if it has any, otherwise its tasks' metrics.
+    """
     for task, result in found.items():
         whole = result.get("groups") or {}
         rows = {task: whole[task]} if task in whole else result["results"]
@@ -69,7 +75,7 @@ def values(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
 
 
 def _float(value: float) -> float:
-    """Return a number of a file as a float, infinity for an integer beyond all floats."""
+    """Convert a number to float; integers beyond the float range become infinity."""
     try:
         return float(value)
     except OverflowError:
@@ -77,7 +83,7 @@ def _float(value: float) -> float:
 
 
 def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
-    """Return a page with all results in `found`, those of a model called `name`."""
+    """Return a page with all results in `found` for the model called `name`."""
     first = next(iter(found.values()))
     about = first[KEY]
     lines = [
@@ -93,7 +99,7 @@ def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
     if limited:
         named = escaped(", ".join(limited))
         lines += [f"**Not all documents of {named} (--limit): these numbers compare with none.**", ""]
-    lines += ["| task | metric | value | standard error | documents | examples before |", "|---|---|---|---|---|---|"]
+    lines += ["| task | metric | value | standard error | documents | few-shot examples |", "|---|---|---|---|---|---|"]
     for v in values(found):
         error = "" if v.stderr is None else number(v.stderr)
         task, metric = escaped(v.task), escaped(v.metric)
@@ -104,12 +110,12 @@ def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
 
 
 def number(x: float) -> str:
-    """Return a metric as text; the perplexity of an untrained model may have any size."""
+    """Format a metric; large perplexities of untrained models use scientific notation."""
     return f"{x:.4f}" if abs(x) < 1e5 else f"{x:.3e}"
 
 
 def write(out: Path, found: Mapping[str, Mapping[str, Any]], *, name: str) -> Path:
-    """Write `table.md` beside the results and return its path."""
+    """Write `table.md` into the results directory and return its path."""
     path = out / "table.md"
     with replacing(path) as file:
         file.write(markdown(found, name=name).encode())
@@ -128,10 +134,10 @@ def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str)
         return []
     lines = [
         "",
-        f"## Beside table {table} of the paper",
+        f"## Comparison with table {table} in the paper",
         "",
-        f"Percent. Source of the other rows: {SOURCE.format(table=table)}; which version of lm_eval they were measured "
-        "with is not said there.",
+        f"Percent. Source of the other rows: {SOURCE.format(table=table)}; the paper does not state its lm_eval "
+        "version.",
         "",
         f"| model | {' | '.join(task.column for task in columns)} | average |",
         f"|---|{'---|' * (len(columns) + 1)}",
@@ -156,16 +162,19 @@ def _n(result: Mapping[str, Any], name: str) -> int:
 
 
 def _fewshot(result: Mapping[str, Any], name: str) -> int | None:
-    """Return the number of examples of a task, of a group that of all its tasks; None if they differ."""
+    """Return the number of few-shot examples.
+
+    It is None for a group with different numbers.
+    """
     shots = {result.get("n-shot", {}).get(n) for n in _leaves(result, name)}
     return shots.pop() if len(shots) == 1 else None
 
 
 def _leaves(result: Mapping[str, Any], name: str) -> list[str]:
-    """Return the tasks of a group, each once, or the task itself."""
+    """Return a group's tasks without duplicates, or [`name`] for a task."""
     groups, names = result.get("group_subtasks") or {}, {name: None}
     queue = [name]
-    for one in queue:  # it grows; a group that holds itself does not
+    for one in queue:  # grows in the loop; `names` stops cycles
         new = [child for child in groups.get(one) or () if child not in names]
         names |= dict.fromkeys(new)
         queue += new

@@ -1,7 +1,7 @@
-"""The names of tasks: the paper's with their metrics and numbers of examples, seqjax's own, and paths of YAML files.
+"""List the paper's tasks with metrics and few-shot counts, and seqjax's own.
 
-Tables 1 and 2 of arXiv 2505.18522 name tasks as papers do; lm-evaluation-harness 0.4.13 has them under the names here.
-The paper does not name the version that it ran, and prompts may have changed since.
+Columns are named as in tables 1 and 2 in arXiv 2505.18522, and tasks as in lm-evaluation-harness 0.4.13. The paper does
+not state its harness version, so prompts may differ.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ LOCAL = Path(__file__).parent / "local"
 
 
 class PaperTask(NamedTuple):
-    """A column of a table of the paper."""
+    """One column of a table in the paper."""
 
     table: int
     column: str
-    name: str  # in lm-evaluation-harness
+    name: str  # task name in lm-evaluation-harness
     metric: str
-    fewshot: int = 0
+    fewshot: int = 0  # examples before a question
 
 
 PAPER = (
@@ -48,10 +48,13 @@ GROUPS = {"paper": tuple(task.name for task in PAPER), "local": LOCAL_TASKS}
 
 
 class Manager(TaskManager):
-    """lm_eval's task manager, with errors that name the task and the fix."""
+    """lm_eval's task manager, with errors that state the task and the fix."""
 
     def load(self, task_list: Any) -> Any:
-        """Load tasks with their data; raise `UserError` if the data cannot be loaded."""
+        """Load tasks with their data.
+
+        Raises `UserError` if a task or its data cannot be loaded.
+        """
         try:
             return super().load(task_list)
         except UserError:
@@ -61,29 +64,37 @@ class Manager(TaskManager):
             first = (str(error).splitlines() or [""])[0]
             raise UserError(
                 f"{named}: the task or its data could not be loaded ({type(error).__name__}: {first[:300]}). The "
-                "harness's own tasks fetch their data from the Hugging Face hub: run this where there is a network, or "
-                "with a cache that was filled there (HF_HOME). Tasks that were measured are kept, and the same command "
-                "goes on with the others."
+                "harness's own tasks fetch data from the Hugging Face hub: run the same command with a network, or "
+                "with a cache that was filled there (HF_HOME), and it resumes with this task."
             ) from error
 
 
 def expanded(given: Sequence[str]) -> list[str]:
-    """Return the names of tasks, each once, with those of `paper` and `local` in their places."""
+    """Replace `paper` and `local` with their task names, and remove duplicates."""
     return list(dict.fromkeys(name for word in given for name in GROUPS.get(word, (word,))))
 
 
 def fewshot_of(name: str, given: int | None) -> int | None:
-    """Return the number of examples: the requested number, or the paper's; None is the task's own."""
+    """Return `given`, or the paper's number of few-shot examples.
+
+    None selects the task's default.
+    """
     if given is not None:
         return given
     return next((task.fewshot for task in PAPER if task.name == name), None)
 
 
 def manager(names: Sequence[str], include: Sequence[Path], *, cache_dir: str = "") -> Manager:
-    """Return a manager that knows all `names`; lm_eval's own tasks are read (6 s) only if they are needed.
+    """Return a task manager that knows all `names`.
 
-    `include` are directories of YAML tasks, and `cache_dir` is where the built-in corpus is kept. Raises `UserError`
-    for a directory that is not there and for an unknown name.
+    lm_eval's own tasks are read (6 s) only if needed.
+
+    Args:
+        names: Task names.
+        include: Directories with YAML tasks.
+        cache_dir: Directory of the built-in corpus; "" = the default.
+
+    Raises `UserError` for a missing directory and for an unknown name.
     """
     for directory in include:
         if not directory.is_dir():

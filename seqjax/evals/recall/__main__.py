@@ -1,16 +1,17 @@
-"""`seqjax recall`: train small models of every mixer on recall and state-tracking tasks, in minutes each.
+"""`seqjax recall`: train small models on recall and state-tracking tasks.
 
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
     seqjax recall --size=small --seeds=3 --widths=128      three seeds at the best rate, at one width
-    seqjax recall --size=small --report                    the report of what is there; nothing is trained
+    seqjax recall --size=small --report                    report the existing results; train nothing
 
-Every model is trained on every task for every width and learning rate of the size, ordered by width and rate. Further
-seeds follow, at the rate that is best on sequences that no test has, compared on the seeds that all rates have. Each
-file in seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths and rates. A
-run's result is a line of OUT/runs.jsonl, added as it ends. Finished runs are not repeated, so the same command resumes
-after an interruption. report.md and accuracy.png are written from all results in OUT.
+Each model trains on each task, for each width and learning rate of the size. All models run at one width and rate
+before the next. Additional seeds then run at the best rate. The best rate has the best result on validation sequences,
+which are in no test, averaged over the seeds that all rates share. Each file in seqjax/evals/recall/tasks defines a
+task, its source and its sizes; setups.py defines models, widths and rates. A finished run adds a line to
+OUT/runs.jsonl. Finished runs are not repeated, so the same command resumes after an interruption. report.md and
+accuracy.png show all results in OUT.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from seqjax.training.processes import use_compile_cache
 
 
 def main(argv: list[str]) -> None:
-    """Train the runs without a result, and write the report."""
+    """Train all runs that have no result, and write the report."""
     names = ", ".join(kind.name for kind in kinds())
     parser = command_parser("recall", description=__doc__)
     parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
@@ -85,12 +86,12 @@ def main(argv: list[str]) -> None:
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
-        # The process that started this one reports on all.
+        # Only the parent process writes the report.
         runs = list(_runs(setup, models, tasks, seeds=args.seeds, found=report.results(out)))
         _train(setup, runs, out, until=until, together=args.together, claims=Path(claims))
         return
     failed = 0
-    for seeds in [] if args.report else sorted({1, args.seeds}):  # the first seed tells the rate of the others
+    for seeds in [] if args.report else sorted({1, args.seeds}):  # the first seed determines the rate for further seeds
         runs = list(_runs(setup, models, tasks, seeds=seeds, found=report.results(out)))
         if missing := {*runs} - _done(out):
             _require_rules(out)
@@ -113,11 +114,11 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
 
 
-_CHILD = "SEQJAX_RECALL_CLAIMS"  # in the processes that `--jobs` starts: the directory of files named for runs taken
+_CHILD = "SEQJAX_RECALL_CLAIMS"  # set in `--jobs` child processes: directory with one file per claimed run
 
 
 class Run(NamedTuple):
-    """One model, trained on a task with a width, a learning rate and a seed: fields of its result."""
+    """One training run; the fields are keys of its result."""
 
     model: str
     task: str
@@ -134,10 +135,11 @@ def _runs(
     seeds: int = 1,
     found: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Run]:
-    """Yield all runs: all models with one width and rate first, so that an early end leaves a table.
+    """Yield all runs.
 
-    Seeds after the first are those of the best rate, where `found` has all rates of the first seed. The rate is that
-    of the report, so that no seed is run at another.
+    All models at one width and rate come first, so an early stop leaves a complete table. Further seeds run only at the
+    best rate, and only if `found` has the first seed at all rates. The best rate is chosen by `report.validated_rate`,
+    as in the report.
     """
     for (dim, rate), task, model in itertools.product(setup.rounds, tasks, models):
         yield Run(model, task, dim, rate, 0)
@@ -155,12 +157,15 @@ def _runs(
 
 
 def _done(out: Path) -> set[Run]:
-    """Return the runs that have a result."""
+    """Return the runs that already have a result."""
     return {Run(*(result[field] for field in Run._fields)) for result in report.results(out)}
 
 
 def labels(text: str) -> list[str]:
-    """Return the labels in `text`, between commas or semicolons; some hold a comma themselves."""
+    """Split `text` into labels at commas or semicolons.
+
+    Labels that contain commas stay whole.
+    """
     found, rest = [], text.strip()
     while rest:
         fitting = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
@@ -171,7 +176,10 @@ def labels(text: str) -> list[str]:
 
 
 def known(option: str, given: list[str], names: Iterable[str]) -> list[str]:
-    """Return the given names, or all if there are none; raise `UserError` for an unknown name."""
+    """Return `given`, or all `names` if it is empty.
+
+    Raises `UserError` for an unknown name.
+    """
     every = list(names)
     for word in given:
         if word not in every:
@@ -180,7 +188,7 @@ def known(option: str, given: list[str], names: Iterable[str]) -> list[str]:
 
 
 def require_asked(setup: Setup, out: Path) -> None:
-    """Raise `UserError` if a result is of another size, or the task's sequences, tests or steps have changed."""
+    """Raise `UserError` if a result has other sequences, tests, steps or size."""
     asked = {task.name: setup.asked(task.name) for task in setup.tasks}
     for result in report.results(out):
         if asked.get(result["task"]) != result["asked"]:
@@ -191,7 +199,10 @@ def require_asked(setup: Setup, out: Path) -> None:
 
 
 def _require_same_code(models: Sequence[str], out: Path) -> None:
-    """Raise `UserError` if a config in a file of the user cannot be read, or had another mixer in an earlier result."""
+    """Raise `UserError` if a user's mixer code has changed since earlier results.
+
+    It also raises `UserError` if the config file is unreadable.
+    """
     for model in filter(is_file, models):
         code = code_of(model)
         if any(result.get("mixers", {}) != code for result in report.results(out) if result["model"] == model):
@@ -202,7 +213,10 @@ def _require_same_code(models: Sequence[str], out: Path) -> None:
 
 
 def _require_rules(out: Path) -> None:
-    """Raise `UserError` if a result was made by other rules than now, which further results would not compare with."""
+    """Raise `UserError` if a result was made with other training rules.
+
+    New results would not be comparable.
+    """
     if any(result.get("rules", 1) != RULES for result in report.results(out)):
         raise UserError(
             f"{out / report.RESULTS} holds results with an earlier rule for weight decay and the score of `capacity`, "
@@ -213,7 +227,11 @@ def _require_rules(out: Path) -> None:
 def _train(
     setup: Setup, runs: Sequence[Run], out: Path, *, until: float, together: int = 1, claims: Path | None = None
 ) -> None:
-    """Train the runs without a result, starting none after `until`; with `claims`, skip runs of other processes."""
+    """Train the runs that have no result.
+
+    No run starts after `until` (seconds since the epoch). `claims` is the directory of claimed runs; with it, runs
+    claimed by other processes are skipped.
+    """
     use_compile_cache()
     begun, done = time.time(), _done(out)
     before = len(done)
@@ -230,7 +248,7 @@ def _train(
         )
         for run, result in zip(taken, results, strict=True):
             _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
-        done = _done(out)  # other processes' as well
+        done = _done(out)  # including runs from other processes
         n_left = len(set(runs) - done)
         left = duration((time.time() - begun) / (len(done) - before) * n_left)
         for run, result in zip(taken, results, strict=True):
@@ -244,7 +262,10 @@ def _train(
 
 
 def _groups(runs: Sequence[Run], together: int) -> list[list[Run]]:
-    """Return the runs in groups of one model, task and width, in the order of the first of each."""
+    """Group up to `together` runs with equal model, task and width.
+
+    Groups keep the order of their first runs.
+    """
     alike: dict[tuple[str, str, int], list[list[Run]]] = {}
     groups = []
     for run in runs:
@@ -257,7 +278,7 @@ def _groups(runs: Sequence[Run], together: int) -> list[list[Run]]:
 
 
 def _append(out: Path, result: Mapping[str, Any]) -> None:
-    """Append a line to the results in a single write, because other processes append at the same time."""
+    """Append a result line in one write; other processes append concurrently."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / report.RESULTS).open("ab", buffering=0) as file:
         file.write(f"{json.dumps(result)}\n".encode())
@@ -268,7 +289,7 @@ def _claim(run: Run) -> str:
 
 
 def _taken(path: Path) -> bool:
-    """Create a file, and return whether it did not exist before."""
+    """Claim a run: create its file, and return whether it did not exist before."""
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
@@ -277,9 +298,10 @@ def _taken(path: Path) -> bool:
 
 
 def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, until: float, jobs: int) -> int:
-    """Train in several processes, which take one run after another and end with this process.
+    """Train in `jobs` child processes, and return the number of failed runs.
 
-    Return the number of failed runs. A failed process is replaced while there are untaken runs.
+    Each process claims one run after another. A failed process is replaced while unclaimed runs remain. The children
+    are terminated with this process.
     """
     with tempfile.TemporaryDirectory() as claims:
         children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]
@@ -304,7 +326,10 @@ def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, u
 
 
 def _start(arguments: Sequence[str], claims: str, *, until: float, slot: int, jobs: int) -> subprocess.Popen[bytes]:
-    """Start a process on one of the GPUs, with its share of the memory if there are fewer GPUs than processes."""
+    """Start a child process, on a GPU if there is one.
+
+    Processes on the same GPU share its memory equally.
+    """
     environment, gpus = os.environ | {_CHILD: claims}, visible_gpus()
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]

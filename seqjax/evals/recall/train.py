@@ -1,4 +1,4 @@
-"""Train a model on a task, and measure its answers in every test: which are right, and how likely it finds them."""
+"""Train a model on a task, and measure its answers in every test."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,19 +21,19 @@ from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.types import Array, Params
 
 TEST_SEED = 1  # seed of the test sequences; training sequences have even seeds
-VALIDATION_SEED = 3  # of sequences like the training that no test has, for the choice of a learning rate
-CURVE = 10  # points of the learning curve
+VALIDATION_SEED = 3  # seed of the sequences that choose the learning rate; in no test
+CURVE = 10  # points in the learning curve
 
 
 def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> ModelConfig:
-    """Return the shipped config `NAME[:SETTINGS]` at size debug, with this width and heads of 32.
+    """Return the config `NAME[:SETTINGS]` at size debug, with width `dim`.
 
-    It has `depth` times the layers. RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1
-    has no heads. Widths of an MLP or of values that the config gives grow with that of the model.
+    The head dimension is 32. `depth` multiplies the number of layers. RWKV-5 and RWKV-6 keep their head dimension of
+    64, limited by `dim`; Mamba-1 has no heads. MLP and value widths set in the config scale with `dim`.
     """
     name, _, settings = text.partition(":")
     shipped: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
-    # Unrolled layers, and the logits of all answers at once: fewer launches per step.
+    # Unrolled layers and a single loss chunk mean fewer kernel launches per step.
     sized = {"dim": dim, "vocab_size": vocab_size, "n_layers": depth * shipped.n_layers, "scan_layers": False}
     sized["loss_chunk"] = 16384
     if shipped.mlp.dim is not None:
@@ -53,14 +53,15 @@ def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> Mod
 
 
 def code_of(text: str) -> dict[str, str]:
-    """Return the SHA-256 of the files of a config's mixers from outside seqjax, by name."""
+    """Return SHA-256 hashes by name for a config's mixers from outside seqjax."""
     return mixers.source_hashes(mixer.name for mixer in model_config(text, dim=64, vocab_size=8).mixers)
 
 
 def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 0, answers: int = 0) -> Iterator[Batch]:
-    """Return an endless iterator of batches of one task after another, padded to the largest number of answers.
+    """Return an endless iterator over batches; the tasks take turns.
 
-    `length` and `answers` are the least inputs and answers of a batch.
+    All batches are padded to the largest length and number of answers among the tasks, and at least to `length` and
+    `answers`.
     """
     length, answers = max(length, *(t.length for t in tasks)), max(answers, *(t.answers for t in tasks))
 
@@ -72,13 +73,19 @@ def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 
 
 
 def padded(examples: Examples, length: int) -> Examples:
-    """Return the sequences padded with id 0, without questions there; a causal model does not see it."""
+    """Right-pad the sequences with id 0 and `IGNORED` targets.
+
+    Causal models do not see the padding.
+    """
     wider = ((0, 0), (0, length - examples.inputs.shape[1]))
     return Examples(np.pad(examples.inputs, wider), np.pad(examples.targets, wider, constant_values=IGNORED))
 
 
 def batch(examples: Examples, answers: int) -> Batch:
-    """Return the sequences with up to `answers` targets for each, so that logits are computed for these alone."""
+    """Gather up to `answers` targets per sequence.
+
+    Logits are then computed only at their positions.
+    """
     rows, columns = np.nonzero(examples.targets != IGNORED)
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)
     positions = np.zeros((len(examples.inputs), answers), np.int32)
@@ -88,9 +95,10 @@ def batch(examples: Examples, answers: int) -> Batch:
 
 
 def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
-    """Return (params, opt_state, rates [N, K], batches [N, K, ...]) -> the first two after K steps, and losses [N, K].
+    """Return a compiled function for K training steps of N independent runs.
 
-    All have a leading axis of N runs, which do not know of one another.
+    (params, opt_state, rates [N, K], batches [N, K, ...]) -> (params, opt_state, losses [N, K]); all arrays have a
+    leading axis of N runs. It donates params and opt_state.
     """
 
     def mean_loss(params: Params, batch: Batch) -> Array:
@@ -117,9 +125,9 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
 
 
 def make_answers(model: Model) -> Any:
-    """Return (params, batch) -> of each answer, [B, A], the likeliest id and the negative log2 likelihood of the right.
+    """Return a jitted function (params, batch) -> (most likely ids, bits).
 
-    The latter is 0 where nothing is asked.
+    Both results are [B, A]. Bits are the negative log2 likelihood of the right answers, and 0 at `IGNORED` targets.
     """
 
     def answers(params: Params, batch: Batch) -> tuple[Array, Array]:
@@ -135,10 +143,11 @@ def make_answers(model: Model) -> Any:
 def measure(
     answers: Any, params: Params, task: Task, stream: Iterator[Batch], *, sequences: int, parameters: int
 ) -> dict[str, float]:
-    """Return what at least so many sequences of a test tell of a model with so many `parameters`.
+    """Return a model's test results over at least `sequences` sequences.
 
-    They are the share of right answers (`accuracy`) and of sequences without a wrong one (`whole`), the mean negative
-    log2 likelihood of the right answers (`bits`), and the mean of the task's own scores (`score`), if it has them.
+    Keys: `accuracy`, the fraction of right answers; `whole`, the fraction of sequences without a wrong answer; `bits`,
+    the mean negative log2 likelihood of the right answers; and `score`, the mean of the task's scores, if it has
+    scores. `parameters` is the model's parameter count, passed to `task.scores`.
     """
     right = asked = whole = n = 0
     bits = score = 0.0
@@ -161,16 +170,17 @@ def measure(
 def train(
     text: str, task: TaskSetup, setup: Setup, *, dim: int, runs: Sequence[tuple[float, int]]
 ) -> list[dict[str, Any]]:
-    """Return, of a model at every (learning rate, seed), parameters, state, learning curve and results of all tests.
+    """Train a model at each (learning rate, seed); return one result per run.
 
-    The seed is that of the initialisation and of the training data; the tests are the same for all. The runs are
-    trained in one program, by `jax.vmap`; the seconds of each are its share.
+    A result has the parameter count, state sizes, the learning curve and all test results. The seed determines
+    initialisation and training data; all runs have the same tests. The runs train in one program with `jax.vmap`, and
+    the training time is divided equally among them.
     """
     start = time.perf_counter()
     config = model_config(text, dim=dim, vocab_size=task.vocab_size, depth=task.depth)
     model = Model(config, max_len=max(t.length for t in (*task.train, *task.tests.values())))
     optims = [OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1) for rate, _ in runs]
-    optimizer = make_optimizer(optims[0], model.groups)  # the rates are factors of its updates
+    optimizer = make_optimizer(optims[0], model.groups)  # `make_steps` multiplies its updates by the rates
     rates_NS = np.stack([rates(optim, Segment(0, task.steps, is_end=True)) for optim in optims])
     streams = {seed: batches(task.train, batch_size=setup.batch_size, seed=2 * seed) for _, seed in runs}
     params = jax.jit(jax.vmap(lambda seed: model.init(jax.random.key(seed))))(np.array([seed for _, seed in runs]))
@@ -184,7 +194,7 @@ def train(
         together = jax.tree.map(_stack, *(drawn[seed] for _, seed in runs))
         params, opt_state, losses_NK = steps(params, opt_state, rates_NS[:, done : done + n_steps], together)
         losses.append(losses_NK)
-        jax.block_until_ready(losses[-2:][0])  # At most one call ahead, so that batches do not pile up.
+        jax.block_until_ready(losses[-2:][0])  # Dispatch at most one call ahead, to bound the memory for batches.
     curves = np.concatenate(jax.device_get(losses), 1)
     common = {
         "rules": RULES,
@@ -213,11 +223,14 @@ def train(
 def _tested(
     answers: Any, params: Params, task: TaskSetup, setup: Setup, model: Model
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return the results of all tests, and of the one like the training with other sequences."""
+    """Return all test results, and the validation result.
+
+    Validation is the test `own` with other sequences.
+    """
     trained = max(t.length for t in task.train)
 
     def measured(test: Task, seed: int) -> dict[str, float]:
-        # Two shapes, to compile two programs: up to the length of the training, and longer ones.
+        # Pad tests to one of two lengths, so only two programs are compiled: the training length or the maximum.
         length = trained if test.length <= trained else model.max_len
         alike = [t for t in task.tests.values() if (t.length <= trained) == (test.length <= trained)]
         stream = batches(
@@ -239,5 +252,5 @@ def _stack(*arrays: np.ndarray) -> np.ndarray:
 
 
 def state_size(model: Model, length: int) -> int:
-    """Return the number of state elements after `length` tokens of decoding, over all layers."""
+    """Return the state elements of all layers after decoding `length` tokens."""
     return model.repeats * sum(block.state_size(length) for block in model.abstract_blocks())

@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness that need no network: YAML files, and the module `data` with their texts."""
+"""Harness tasks that need no network: YAML files, and their texts in `data`."""

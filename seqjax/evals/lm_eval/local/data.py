@@ -1,9 +1,9 @@
-"""Data of the tasks of the group `local`, made from the held-out documents of the built-in corpus.
+"""Build the `local` tasks from held-out documents in the built-in corpus.
 
-The texts are prose and docstrings of packages that are held out as a whole (seqjax/data/builtin). They depend on the
-versions of Python and of the packages, so numbers compare only under the same `texts_hash`. A YAML task names a
-function here as its `custom_dataset`. Its arguments are the task's metadata and `seqjax_cache_dir`, which is
-config.data.cache_dir, the directory of the corpus. A fixed seed draws the same questions for every model.
+The texts are prose and docstrings from packages that are held out entirely (seqjax/data/builtin). They depend on the
+installed Python and package versions, so compare numbers only at equal `texts_hash`. A YAML task sets its
+`custom_dataset` to a function in this module. The function receives the task's metadata and `seqjax_cache_dir`, the
+corpus directory (config.data.cache_dir). Fixed seeds give all models the same questions.
 """
 
 import functools
@@ -20,16 +20,19 @@ from seqjax.data.blocks import FlatBlocks
 from seqjax.data.builtin.corpus import build, read_manifest
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 
-DOMAINS = ("prose", "doctest")  # the training domains, whose validation split is held out by package
-EXAMPLES = 500  # of a task, at most
+DOMAINS = ("prose", "doctest")  # the training domains; their validation split is held out by package
+EXAMPLES = 500  # maximum per task
 CONTEXT, CHOICE = 400, 80  # characters
-WORDS, APART = 60, 10  # of a passage before its last word; how far back that word was there before
-LINE, LINES = 12, 4  # words of a line, lines of a page
-TEXTS, TEXT = 100, 3000  # whole texts, and their characters at most
+WORDS, APART = 60, 10  # words before the target word; the target must not occur in the last 10
+LINE, LINES = 12, 4  # words per line, lines per page
+TEXTS, TEXT = 100, 3000  # maximum number of whole texts, and maximum characters per text
 
 
 def continuation(**metadata: Any) -> dict[str, Any]:
-    """Return passages, each with its own continuation and those of three other documents."""
+    """Return passages with four possible continuations.
+
+    One is the true continuation; three come from other documents.
+    """
     rng, cut = random.Random(0), [_cut(text) for text in held_out(_cache_dir(metadata))]
     passages = [(i, *pair) for i, pairs in enumerate(cut) for pair in pairs]
     rows = []
@@ -44,7 +47,10 @@ def continuation(**metadata: Any) -> dict[str, Any]:
 
 
 def last_word(**metadata: Any) -> dict[str, Any]:
-    """Return passages of 60 words, and a word in each that is not among its last ten."""
+    """Return passages of 60 words and their next words.
+
+    The next word occurs earlier in the passage, but not in its last ten words.
+    """
     rng, found = random.Random(1), []
     for text in held_out(_cache_dir(metadata)):
         words, end = text.split(), WORDS
@@ -58,7 +64,10 @@ def last_word(**metadata: Any) -> dict[str, Any]:
 
 
 def copy(**metadata: Any) -> dict[str, Any]:
-    """Return pages of four lines, followed by the first half of one of them, which is to be completed."""
+    """Return pages of four lines, followed by the first half of one line.
+
+    The target is the line's second half.
+    """
     rng, lines = random.Random(2), []
     for text in held_out(_cache_dir(metadata)):
         words = [word for word in text.split() if re.fullmatch("[A-Za-z]+[.,]?", word)]
@@ -72,19 +81,22 @@ def copy(**metadata: Any) -> dict[str, Any]:
 
 
 def whole_texts(**metadata: Any) -> dict[str, Any]:
-    """Return the beginnings of documents."""
+    """Return the first 3,000 characters of up to 100 documents."""
     texts = [text[:TEXT] for text in held_out(_cache_dir(metadata)) if len(text) >= CONTEXT]
     return _dataset([{"text": text} for text in _some(texts, random.Random(3), TEXTS)])
 
 
 def texts_hash(cache_dir: str = "") -> str:
-    """Return the identity of the texts: the hash of the built-in corpus as bytes."""
+    """Return the hash of the byte-level built-in corpus, which identifies the texts."""
     return read_manifest(_corpus(cache_dir))["hash"]
 
 
 @functools.cache
 def held_out(cache_dir: str = "") -> tuple[str, ...]:
-    """Return the held-out documents; the corpus is built first, about ten seconds, if the cache lacks it."""
+    """Return the held-out documents.
+
+    This builds the corpus first (about 10 s) if it is not cached.
+    """
     directory = _corpus(cache_dir)
     splits = read_manifest(directory)["splits"]["validation"]
     lengths = document_index.read(directory / document_index.FILE)
@@ -109,7 +121,10 @@ def _cache_dir(metadata: dict[str, Any]) -> str:
 
 
 def _cut(text: str) -> Iterator[tuple[str, str]]:
-    """Yield passages of a document, up to four, and how each goes on; both end before white space."""
+    """Yield up to four (passage, continuation) pairs from a document.
+
+    Both end before white space.
+    """
     for start in range(0, min(len(text), 4 * (CONTEXT + CHOICE)), CONTEXT + CHOICE):
         passage = text[start : start + CONTEXT + CHOICE + 1]
         if len(passage) == CONTEXT + CHOICE + 1:

@@ -1,8 +1,8 @@
-"""The recall tasks: a module in this package for each, with its sequences, its sizes and its place in the report.
+"""Define the recall tasks, one module per task, and the base class `Task`.
 
-A task is a subclass of `Task` or of a task, named as its file, and is found because the file is in this package: no
-list names it. Sequences of ids with targets at some positions are drawn on the fly; a test that is longer or holds more
-is the same frozen dataclass with other numbers.
+A task is a subclass of `Task` or of another task; its name is its file name. Every module in this package is imported
+automatically, so a new file adds a task. Sequences of ids, with targets at some positions, are drawn during training. A
+longer or harder test is the same frozen dataclass with other field values.
 """
 
 import abc
@@ -14,20 +14,20 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-IGNORED = -1  # a target at a position without a question
+IGNORED = -1  # target at positions without an answer
 
 
 class Examples(NamedTuple):
-    """Inputs and targets, both int32 [B, T]; a target is `IGNORED` or the right id at that position."""
+    """Inputs and targets, both int32 [B, T]; a target is the right id, or `IGNORED`."""
 
     inputs: np.ndarray
     targets: np.ndarray
 
 
 class Batch(NamedTuple):
-    """Inputs int32 [B, T], and of every question its position and its target, both int32 [B, A].
+    """Sequences with up to A answers each.
 
-    A sequence with fewer questions than A has `IGNORED` as the other targets.
+    `inputs` is int32 [B, T]; `positions` and `targets` are int32 [B, A]. Targets of unused answer slots are `IGNORED`.
     """
 
     inputs: np.ndarray
@@ -37,14 +37,14 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(abc.ABC):
-    """Sequences of one kind: `length` inputs each, with ids below `vocab_size`.
+    """A distribution over sequences with `length` inputs and ids below `vocab_size`.
 
     Attributes:
-        name: The name of the module, which the command and the results use.
-        order: The place among the tasks, in training and in the report; tasks with the same number are sorted by name.
-        question: The question of the task, for the heading of the report.
-        is_recall: Whether full attention can answer from the sequence, so that its failure is one of the training.
-        score: The name of the mean of `scores`, for the report; "" if accuracy says all.
+        name: Module name; used in the command and in results.
+        order: Sort key for training and report; ties are sorted by name.
+        question: What the model must answer, for the report's heading.
+        is_recall: Whether full attention can answer from the sequence. If so, its failure means failed training.
+        score: Name of the mean of `scores`, for the report; "" if the task is judged by accuracy.
     """
 
     length: int
@@ -61,7 +61,10 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def sizes(cls) -> dict[str, "TaskSetup"]:
-        """Return the training and the tests by size, `demo` or `small`; a size that is missing has no such task."""
+        """Return training and tests by size, `demo` or `small`.
+
+        A size without an entry omits the task.
+        """
 
     @property
     @abc.abstractmethod
@@ -70,12 +73,12 @@ class Task(abc.ABC):
 
     @property
     def answers(self) -> int:
-        """The largest number of answers in a sequence."""
+        """Maximum number of answers per sequence."""
         return 1
 
     @property
     def floor(self) -> float:
-        """The share of right answers of the best guess that does not do what the task asks for; by default any id."""
+        """The accuracy of the best guess without the tested skill; by default a random id."""
         return 1 / self.vocab_size
 
     @abc.abstractmethod
@@ -83,17 +86,17 @@ class Task(abc.ABC):
         """Draw `n` sequences."""
 
     def right(self, batch: Batch, guesses: np.ndarray) -> np.ndarray:
-        """Return whether each guess, an id for every answer [B, A], is right; a task with several right ones overrides.
+        """Return whether each guessed id in [B, A] is right, bool [B, A].
 
-        Where nothing is asked any value will do.
+        Override it for tasks with several right answers. Values at `IGNORED` targets do not matter.
         """
         return guesses == batch.targets
 
     def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
-        """Return a score of every answer, [B, A], that is not accuracy; more is better.
+        """Return a score per answer, [B, A]; higher is better.
 
-        It may depend on the negative log2 likelihood of the right answers, `bits` [B, A], and on the number of
-        `parameters` of the model. Where nothing is asked any number will do.
+        It is for tasks that are not judged by accuracy. `bits` [B, A] is the negative log2 likelihood of the right
+        answers, and `parameters` the model's parameter count. Values at `IGNORED` targets do not matter.
         """
         raise NotImplementedError
 
@@ -107,11 +110,16 @@ class Task(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSetup:
-    """A task at one size: training sequences, used in turn, and tests by name, of which `own` is like the training.
+    """A task at one size: training sequences, used in turn, and tests by name.
 
-    `easy` is a test that is the easiest of the training: of a model that fails it, the report says that it is not
-    trained. `depth` is how many times the layers of their configs the models have, and `published` is a sentence about
-    published results, for the report.
+    Attributes:
+        steps: Number of training steps.
+        train: Training tasks; batches alternate between them.
+        tests: Tests by name, the hardest last.
+        own: The test that has the training distribution.
+        easy: The easiest test within the training distribution; a model that fails it is reported as not trained.
+        depth: Factor for the number of layers in the models' configs.
+        published: A sentence about published results, for the report.
     """
 
     steps: int
@@ -124,27 +132,27 @@ class TaskSetup:
 
     @property
     def kind(self) -> type[Task]:
-        """The task."""
+        """The task's class."""
         return type(self.train[0])
 
     @property
     def name(self) -> str:
-        """The name of the task."""
+        """The task's name."""
         return self.kind.name
 
     @property
     def vocab_size(self) -> int:
-        """Ids that training and tests have together."""
+        """The largest vocabulary among training and tests."""
         return max(task.vocab_size for task in (*self.train, *self.tests.values()))
 
     @property
     def floor(self) -> float:
-        """The share of right answers that a guess has in the test `own`."""
+        """The accuracy of guessing in the test `own`."""
         return self.tests[self.own].floor
 
 
 def kinds() -> list[type[Task]]:
-    """Return the tasks of all modules in this package, in the order of the report."""
+    """Import all modules in this package and return their tasks, in report order."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     found = Task.__subclasses__()
@@ -153,20 +161,26 @@ def kinds() -> list[type[Task]]:
 
 
 def of_size(size: str) -> tuple[TaskSetup, ...]:
-    """Return the tasks that have a size, in the order of the report."""
+    """Return the tasks that have this size, in report order."""
     return tuple(sizes[size] for kind in kinds() if size in (sizes := kind.sizes()))
 
 
 def subsets(scores: np.ndarray, size: int) -> np.ndarray:
-    """Return the indices of the `size` smallest of every row [B, N], in no order: a random subset of random scores."""
+    """Return indices of the `size` smallest entries per row in [B, N], unordered.
+
+    With random scores, each row is a random subset.
+    """
     return np.argpartition(scores, size - 1)[:, :size]
 
 
 def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.ndarray:
-    """Return `n` rows of `size` different integers from 0 to `below` - 1, in random order, int64 [B, size]."""
+    """Draw `n` rows of distinct integers below `below`, int64 [B, size].
+
+    Each row is in random order.
+    """
     if 2 * size > below:
         return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
-    # Only repeats are drawn again. No integer is preferred, so all rows without repeats stay equally likely.
+    # Redraw only the repeated integers. No integer is preferred, so all rows of distinct integers are equally likely.
     rows, again = rng.integers(below, size=(n, size)), np.arange(n)
     while len(again):
         ordered = np.sort(rows[again])

@@ -1,8 +1,9 @@
-"""What a model's parameters can hold: Capo of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+"""Measure how many facts a model stores in its parameters: a small Capo task.
 
-Capo has biographies in sentences. Here a fact is a name of two tokens, an attribute and its value, from a table that
-training and tests share. No person comes twice in a sequence, so nothing can be looked up. Bits per parameter are
-the measure of "Physics of Language Models: Part 3.3" (arXiv 2404.05405).
+Capo is from "Physics of Language Models: Part 4.1" (arXiv 2512.17351), where facts are biographies in sentences. Here a
+fact is a two-token name, an attribute and its value, from a table that training and tests share. Each person occurs at
+most once per sequence, so the context never contains the answer. Bits per parameter are the measure in "Physics of
+Language Models: Part 3.3" (arXiv 2404.05405).
 """
 
 import dataclasses
@@ -12,15 +13,18 @@ import numpy as np
 
 from seqjax.evals.recall.tasks import Batch, Examples, Task, TaskSetup, distinct
 
-NAMES = 256  # ids of the tokens of names, of which every person has two
+NAMES = 256  # name ids; a person's name has two
 ATTRIBUTES = 4
-VALUES = 64  # of every attribute
-TABLE = 0  # seed of the table
+VALUES = 64  # values per attribute
+TABLE = 0  # seed of the table of facts
 
 
 @functools.cache
 def table(people: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the names of people, int64 [N, 2], which all differ, and their values, int64 [N, ATTRIBUTES]."""
+    """Return the distinct names and the attribute values of `people` people.
+
+    Names are int64 [N, 2], values int64 [N, ATTRIBUTES].
+    """
     rng = np.random.default_rng(TABLE)
     names = rng.permutation(NAMES**2)[:people]
     return np.stack((names // NAMES, names % NAMES), 1), rng.integers(VALUES, size=(people, ATTRIBUTES))
@@ -28,13 +32,14 @@ def table(people: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capacity(Task):
-    """Facts, each a name of two tokens, an attribute and the value, which is the answer at the attribute.
+    """Facts: a two-token name, an attribute and its value.
 
-    The people of a sequence differ and are any of the first `among` of a table of `people`, which is always the same.
+    The answer at the attribute is the value. The table of `people` persons is fixed. A sequence has distinct people
+    from the first `among` entries.
     """
 
     order = 68
-    question = "facts of the training"
+    question = "facts learned in training"
     is_recall = False
     score = "bits per parameter"
 
@@ -42,8 +47,8 @@ class Capacity(Task):
     among: int
 
     def __post_init__(self):
-        self._require(self.length % 4 == 0 and self.length // 4 <= self.among, "needs four tokens a fact, and people")
-        self._require(self.among <= self.people <= NAMES**2, "needs a table of all people")
+        self._require(self.length % 4 == 0 and self.length // 4 <= self.among, "needs 1 to `among` facts of 4 tokens")
+        self._require(self.among <= self.people <= NAMES**2, "needs a table with at least `among` people")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -58,22 +63,22 @@ class Capacity(Task):
             train = (*[every] * 7, best_known)
             return TaskSetup(steps=steps, train=train, tests=tests, own=f"{people:,}", easy=next(iter(tests)))
 
-        # With batches of 256, 100 times each fact of all, and 575 times those of the best known.
+        # With batches of 256, `small` shows all facts 100 times each, and facts about 1,000 people another 575 times.
         return {"demo": setup(500, 100, steps=800), "small": setup(40_000, 1_000, steps=4_500)}
 
     @property
     def vocab_size(self) -> int:
-        """The tokens of names, the attributes and the values."""
+        """Name tokens, attributes and values."""
         return NAMES + ATTRIBUTES + VALUES
 
     @property
     def answers(self) -> int:
-        """One for each fact."""
+        """One per fact."""
         return self.length // 4
 
     @property
     def floor(self) -> float:
-        """Any value."""
+        """A random value."""
         return 1 / VALUES
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -88,10 +93,10 @@ class Capacity(Task):
         return Examples(inputs, targets)
 
     def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
-        """Return the bits known of a fact, times all facts that may be asked for, per parameter.
+        """Return the known bits per fact, times the number of facts, per parameter.
 
-        A guess takes 6 bits for a value, and a model that knows a fact takes fewer. A confident wrong answer takes
-        more, so its score is negative: without that, the mean over answers would reward noise.
+        A value has log2(64) = 6 bits; the known bits are 6 - `bits`. A confident wrong answer scores below zero:
+        clipping at zero would reward noise in the mean over answers.
         """
         del batch
         return ATTRIBUTES * self.among / parameters * (np.log2(VALUES) - bits)

@@ -1,4 +1,7 @@
-"""The whole string: string copying of Jelassi et al., "Repeat After Me" (arXiv 2402.01032)."""
+"""Copy a whole string.
+
+This is string copying from Jelassi et al., "Repeat After Me" (arXiv 2402.01032).
+"""
 
 import dataclasses
 
@@ -9,10 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copy(Task):
-    """A string of `shortest` to `longest` tokens, a separator and the string again, whose tokens are the answers.
+    """A string, a separator and the string again; the answers are its tokens.
 
-    A sequence has 2 * `longest` + 1 inputs at most, and ends in padding. The second string is also an input: the model
-    sees the right tokens before each answer.
+    The string has `shortest` to `longest` tokens. A sequence has at most 2 * `longest` + 1 inputs before the padding.
+    The second string is also an input, so each answer is conditioned on the right previous tokens.
     """
 
     order = 50
@@ -24,7 +27,7 @@ class Copy(Task):
 
     def __post_init__(self):
         self._require(1 <= self.shortest <= self.longest, "needs strings of at least one token")
-        self._require(2 * self.longest + 1 <= self.length, "needs a length of at least twice the string and one more")
+        self._require(2 * self.longest + 1 <= self.length, "needs a length of at least 2 * `longest` + 1")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -35,12 +38,12 @@ class Copy(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens, the separator and padding."""
+        """String tokens, the separator and padding."""
         return self.ids + 2
 
     @property
     def answers(self) -> int:
-        """As many as the longest string has tokens."""
+        """One per token of the longest string."""
         return self.longest
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:

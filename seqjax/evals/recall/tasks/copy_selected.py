@@ -1,4 +1,7 @@
-"""The tokens among noise, in order: selective copying of Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.1)."""
+"""Copy tokens that are scattered in noise.
+
+This is selective copying from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.1).
+"""
 
 import dataclasses
 
@@ -9,7 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, subsets
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopySelected(Task):
-    """`tokens` tokens at random places among noise, then as many markers; the answers are these tokens in order."""
+    """Tokens at random places in noise, then one marker per token.
+
+    The answers at the markers are the tokens in order.
+    """
 
     order = 20
     question = "tokens among noise, in order"
@@ -28,12 +34,12 @@ class CopySelected(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens, noise and the marker."""
+        """Tokens, noise and the marker."""
         return self.ids + 2
 
     @property
     def answers(self) -> int:
-        """One for each token."""
+        """One per token."""
         return self.tokens
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:

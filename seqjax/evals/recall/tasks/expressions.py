@@ -1,7 +1,8 @@
-"""The value of an expression: Mano of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+"""Evaluate arithmetic expressions: a small version of Mano.
 
-Mano has products too, which draw values to zero, synonyms, and the length in front of an expression, which says nothing
-of lengths that were not trained. Here sums and differences are alone, so that all values are equally likely.
+Mano is from "Physics of Language Models: Part 4.1" (arXiv 2512.17351). Mano also has products, which make zero more
+likely, synonyms, and a length token before each expression, which carries no information at untrained lengths. Here
+expressions only have sums and differences, so all values are equally likely.
 """
 
 import dataclasses
@@ -13,10 +14,11 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expressions(Task):
-    """Expressions in prefix notation, each with a mark behind it, where the answer is its value modulo `numbers`.
+    """Expressions in prefix notation, each followed by a mark.
 
-    An expression has `shortest` to `longest` operators, plus or minus at random; of L, any number from 0 to L - 1 is
-    in the left part of the first. The sequences end in marks as padding.
+    The answer at the mark is the expression's value modulo `numbers`. An expression has `shortest` to `longest` random
+    operators, plus or minus. With L operators, the left operand of the first has a uniform number from 0 to L - 1.
+    Sequences are padded with marks.
     """
 
     order = 64
@@ -29,7 +31,7 @@ class Expressions(Task):
     numbers: int = 7
 
     def __post_init__(self):
-        self._require(0 <= self.shortest <= self.longest, "needs expressions")
+        self._require(0 <= self.shortest <= self.longest, "needs 0 <= `shortest` <= `longest`")
         self._require(self.queries * (2 * self.longest + 2) <= self.length, "has no place for its expressions")
 
     @classmethod
@@ -41,17 +43,17 @@ class Expressions(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The numbers, plus, minus and the mark."""
+        """Numbers, plus, minus and the mark."""
         return self.numbers + 3
 
     @property
     def answers(self) -> int:
-        """One for each expression."""
+        """One per expression."""
         return self.queries
 
     @property
     def floor(self) -> float:
-        """Any number, because sums and differences of uniform numbers are uniform."""
+        """A random number: sums and differences of uniform numbers are uniform."""
         return 1 / self.numbers
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -61,8 +63,7 @@ class Expressions(Task):
         sizes = rng.integers(self.shortest, self.longest + 1, size=(n, self.queries))
         marks = np.cumsum(2 * sizes + 2, axis=1) - 1
         starts, rows = (marks - 2 * sizes - 1).ravel(), np.arange(n).repeat(self.queries)
-        # Of every expression a stack of parts to come: how many operators a part has, and whether it counts or is
-        # subtracted (1 or -1).
+        # Each expression has a stack of pending parts: the part's number of operators, and its sign in the sum (1, -1).
         parts = np.zeros((2, sizes.size, self.longest + 1), np.int64)
         parts[:, :, 0] = sizes.ravel(), np.ones(sizes.size)
         height, values = np.ones(sizes.size, np.int64), np.zeros(sizes.size, np.int64)
@@ -77,7 +78,7 @@ class Expressions(Task):
             going, size, sign, minus = going[split], size[split], sign[split], minus[split]
             left = rng.integers(size)
             parts[:, going, height[going]] = size - 1 - left, sign * (1 - 2 * minus)
-            parts[:, going, height[going] + 1] = left, sign  # it comes first
+            parts[:, going, height[going] + 1] = left, sign  # on top, because the left operand comes first
             height[going] += 2
         np.put_along_axis(targets, marks, values.reshape(sizes.shape) % self.numbers, 1)
         return Examples(inputs, targets)

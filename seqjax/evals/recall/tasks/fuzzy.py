@@ -1,7 +1,8 @@
-"""Values of keys that are several tokens: fuzzy in-context recall of MAD (arXiv 2403.17844), small.
+"""Look up values of multi-token keys.
 
-MAD asks for keys that never appeared as well, and for few in a sequence. Here each key comes twice, its value is asked
-token by token, and half of the keys differ from another one in their last token alone.
+This is a small version of MAD's fuzzy in-context recall (arXiv 2403.17844). MAD also queries keys that never appeared,
+and has few queries per sequence. Here each queried key occurs twice and its value is predicted token by token. Half of
+the keys differ from another key only in the last token.
 """
 
 import dataclasses
@@ -14,14 +15,15 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fuzzy(Task):
-    """`pairs` keys of 2 or 3 tokens with values of 1 to 3 others, then `queries` of them again in random order.
+    """`pairs` (key, value) pairs, then `queries` pairs again in random order.
 
-    The answers are the first `tokens` tokens of the values of the latter, each after the ones before it. No key begins
-    with another; key ids are below `ids`, value ids are as many above. Padding is at the end.
+    Keys have 2 or 3 tokens, values 1 to 3. The answers are the first `tokens` value tokens in each repeated pair, given
+    the previous tokens. No key is a prefix of another key. Key ids are below `ids`; value ids are the next `ids` ids.
+    Padding is at the end.
     """
 
     order = 14
-    question = "values of keys of several tokens"
+    question = "values of multi-token keys"
 
     pairs: int
     queries: int
@@ -29,9 +31,11 @@ class Fuzzy(Task):
     ids: int = 16
 
     def __post_init__(self):
-        self._require(1 <= self.queries <= self.pairs and 1 <= self.tokens <= 3, "needs pairs, and tokens to ask for")
-        # So that drawing anew ends soon.
-        self._require(8 * self.pairs <= self.ids**2, "needs more ids for keys that do not begin with another")
+        self._require(
+            1 <= self.queries <= self.pairs and 1 <= self.tokens <= 3, "needs pairs, queries and 1 to 3 tokens"
+        )
+        # Few keys per id, so that redrawing rejected keys ends soon.
+        self._require(8 * self.pairs <= self.ids**2, "needs more ids to draw keys of which none is another's prefix")
         self._require(6 * (self.pairs + self.queries) <= self.length, "has no place for its pairs")
 
     @classmethod
@@ -41,7 +45,7 @@ class Fuzzy(Task):
         def of(pairs: int, queries: int, tokens: int = 3) -> "Fuzzy":
             return cls(length=6 * (pairs + queries), pairs=pairs, queries=queries, tokens=tokens)
 
-        # Of a sequence with one query, all answers are the whole value.
+        # With one query per sequence, a sequence is fully right if its whole value is.
         tests = {"4, first token": of(4, 4, 1), "12, first token": of(12, 12, 1), "12, one value": of(12, 1)}
         tests["24, first token"] = of(24, 24, 1)
         setup = TaskSetup(
@@ -56,20 +60,20 @@ class Fuzzy(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens of keys and of values."""
+        """Key tokens and value tokens."""
         return 2 * self.ids
 
     @property
     def answers(self) -> int:
-        """One for each token of a value."""
+        """One per queried value token."""
         return self.tokens * self.queries
 
     @property
     def floor(self) -> float:
-        """Of first tokens: the one with which most values of the sequence begin."""
-        # Of P tokens of V ids, none comes more than m times with a probability of P! / V^P times the coefficient of x^P
-        # in (sum over j <= m of x^j / j!)^V.
-        expected = 0.0  # of the most frequent
+        """For first tokens: guess the most frequent first value token in the sequence."""
+        # P tokens are drawn from V ids. The probability that no id occurs more than m times is P! / V^P times the
+        # coefficient of x^P in (sum over j <= m of x^j / j!)^V.
+        expected = 0.0  # expected count of the most frequent id
         for m in range(self.pairs):
             of_one = [1 / math.factorial(j) for j in range(m + 1)]
             coefficient = np.polynomial.polynomial.polypow(of_one, self.ids)[self.pairs : self.pairs + 1].sum()
@@ -94,7 +98,7 @@ class Fuzzy(Task):
         tokens, exists = (a[rows, order].reshape(n, -1) for a in (pairs, exists))
         scored = np.zeros((self.pairs + self.queries, 2, 3), bool)
         scored[self.pairs :, 1, : self.tokens] = True
-        at = np.cumsum(exists, axis=1) - 1  # where a token stands, without the places that are not taken
+        at = np.cumsum(exists, axis=1) - 1  # position in the sequence, after removing unused slots
         row, place = np.nonzero(exists)
         inputs[row, at[row, place]] = tokens[row, place]
         row, place = np.nonzero(exists & scored.ravel())
@@ -102,9 +106,10 @@ class Fuzzy(Task):
         return Examples(inputs, targets)
 
     def _keys(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw keys [B, P, 3], their sizes [B, P], and a mask [B] of those of which none begins with another.
+        """Draw keys [B, P, 3], their sizes [B, P] and a mask [B] of valid draws.
 
-        The keys of the second quarter are those of the first with another last token.
+        In a valid draw, no key is another key's prefix. The second quarter of the keys copies the first quarter, except
+        for the last token.
         """
         quarter = self.pairs // 4
         keys, sizes = rng.integers(self.ids, size=(n, self.pairs, 3)), rng.integers(2, 4, size=(n, self.pairs))
@@ -113,7 +118,8 @@ class Fuzzy(Task):
         last = sizes[:, :quarter, None] - 1
         other = 1 + rng.integers(self.ids - 1, size=last.shape)
         np.put_along_axis(twins, last, (np.take_along_axis(twins, last, 2) + other) % self.ids, 2)
-        # Keys whose first two tokens differ are none the beginning of another. Twins of three tokens share theirs.
+        # Keys that differ in their first two tokens are not prefixes of each other. Twins of three tokens share these
+        # two tokens, so their entries are made distinct.
         starts = keys[:, :, 0] * self.ids + keys[:, :, 1]
         starts[:, quarter : 2 * quarter] -= self.ids**2 * (1 + np.arange(quarter)) * (last[:, :, 0] == 2)
         ordered = np.sort(starts, axis=1)

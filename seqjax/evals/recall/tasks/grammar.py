@@ -1,10 +1,10 @@
-"""The next token of a context-free grammar: Lano of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+"""Predict the next token of a context-free grammar: a small version of Lano.
 
-Its grammars have layers: the rules of a level rewrite each of its three symbols as two or three of the next level's,
-and those of the last level are the tokens. As there, all rules of a symbol are equally likely. Here there are four
-levels of rules instead of six or seven. Most tokens cannot be known, so accuracy says little; the score is how far a
-model is from the exact distribution, which a belief over the stacks of a parser gives. The rules come from seeds of
-their own.
+Lano is from "Physics of Language Models: Part 4.1" (arXiv 2512.17351). Its grammars have levels. A rule rewrites one of
+a level's three symbols as two or three symbols of the next level, and the last level's symbols are the tokens. All
+rules for a symbol are equally likely. Here grammars have four levels of rules; Lano has six or seven. Most next tokens
+are random, so accuracy says little. The score is minus the excess bits over the exact distribution, which a belief over
+parser stacks gives. Each grammar's rules have a fixed seed.
 """
 
 import dataclasses
@@ -17,19 +17,20 @@ import scipy.sparse
 
 from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, Task, TaskSetup
 
-SYMBOLS = 3  # of a level
-IDS = SYMBOLS + 1  # the mark, and the symbols of the last level
-FORCED = 1 - 1e-9  # the likelihood of a token from which on it is certain, but for rounding
+SYMBOLS = 3  # per level
+IDS = SYMBOLS + 1  # the mark, and the last level's symbols
+FORCED = 1 - 1e-9  # a token with at least this probability is certain, up to rounding
 
-Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]  # by level and symbol: what it may be rewritten as
-Stack = tuple[tuple[int, int], ...]  # level and symbol of what is still to come, the next one at the end
+Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]  # [level][symbol] -> right-hand sides
+Stack = tuple[tuple[int, int], ...]  # pending (level, symbol) pairs, the next one at the end
 
 
 @functools.cache
 def rules_of(levels: int, fewest: int, most: int, seed: int) -> Rules:
-    """Return the rules of a grammar: `fewest` to `most` of each symbol, of which the first level has one.
+    """Draw a grammar with `fewest` to `most` rules per symbol.
 
-    All rules of a level differ, so that the children of a rule have one parent.
+    The first level has one symbol. All rules in a level have distinct right-hand sides, so a right-hand side determines
+    its symbol.
     """
     rng = np.random.default_rng(seed)
     every = [rule for n in (2, 3) for rule in itertools.product(range(SYMBOLS), repeat=n)]
@@ -42,11 +43,13 @@ def rules_of(levels: int, fewest: int, most: int, seed: int) -> Rules:
 
 
 class Automaton:
-    """A grammar's strings, each after a mark, as a Markov chain of stacks; of each the next token is known.
+    """A Markov chain over parser stacks, which generates a grammar's strings.
+
+    A mark precedes each string.
 
     Attributes:
-        tokens: The next token of every stack, int64 [S]: 0 is the mark, whose stack is the first.
-        transitions: The likelihood of every stack after every other, sparse float64 [S, S].
+        tokens: Next token of each stack, int64 [S]. Stack 0 is empty; its token is the mark, 0.
+        transitions: Transition probabilities between stacks, sparse float64 [S, S].
     """
 
     def __init__(self, rules: Rules):
@@ -54,7 +57,7 @@ class Automaton:
         number: dict[Stack, int] = {(): 0}
         found: list[tuple[int, int, float]] = []
         stacks: list[Stack] = [()]
-        for i, stack in enumerate(stacks):  # which grows
+        for i, stack in enumerate(stacks):  # `stacks` grows in the loop
             for likelihood, after in self._rewritten(stack[:-1] if stack else ((0, 0),)):
                 if after not in number:
                     number[after] = len(stacks)
@@ -62,11 +65,14 @@ class Automaton:
                 found.append((i, number[after], likelihood))
         row, column, likelihood = zip(*found, strict=True)
         self.tokens = np.array([1 + stack[-1][1] if stack else 0 for stack in stacks])
-        # The same stack after several rules is one, with the sum.
+        # Conversion to CSR sums the probabilities of rules that lead to the same stack.
         self.transitions = scipy.sparse.coo_matrix((likelihood, (row, column)), shape=(len(stacks),) * 2).tocsr()
 
     def _rewritten(self, stack: Stack) -> list[tuple[float, Stack]]:
-        """Return all stacks after rewriting the next symbol until it is a token, with their likelihoods."""
+        """Rewrite the next symbol until it is a token.
+
+        Returns all resulting stacks with their probabilities.
+        """
         if not stack or stack[-1][0] == len(self._rules):
             return [(1.0, stack)]
         *rest, (level, symbol) = stack
@@ -75,20 +81,20 @@ class Automaton:
         return [(p / len(rules), after) for stack in stacks for p, after in self._rewritten(stack)]
 
     def draw(self, rng: np.random.Generator, n: int, length: int) -> np.ndarray:
-        """Draw `n` sequences of strings one after another, which begin with a mark, int64 [B, T]."""
+        """Draw `n` sequences of concatenated strings, starting with a mark, int64 [B, T]."""
         ends, place = np.cumsum(self.transitions.data), self.transitions.indptr
         stacks = np.zeros((n, length), np.int64)
         for t in range(1, length):
             now = stacks[:, t - 1]
-            # The likelihoods of each stack's successors add up to one, so those of stack i end between i and i + 1.
+            # Each row of probabilities sums to one, so the cumulative sums for stack i lie between i and i + 1.
             drawn = np.searchsorted(ends, now + rng.random(n), side="right")
             stacks[:, t] = self.transitions.indices[np.clip(drawn, place[now], place[now + 1] - 1)]
         return self.tokens[stacks]
 
     def next_token(self, tokens_BT: np.ndarray) -> np.ndarray:
-        """Return the exact distribution of the token after each, given all so far, float64 [B, T, IDS].
+        """Return the exact next-token distribution at each position, float64 [B, T, IDS].
 
-        The first token is a mark. After a token that no string has, all likelihoods are 0.
+        The first token must be a mark. After a token that the grammar cannot generate, all probabilities are 0.
         """
         n, length = tokens_BT.shape
         likelihoods = np.zeros((n, length, IDS))
@@ -110,17 +116,18 @@ class Automaton:
 
 @functools.cache
 def automaton_of(levels: int, fewest: int, most: int, seed: int) -> Automaton:
-    """Return the automaton of a grammar."""
+    """Return the automaton for `rules_of` the arguments (cached)."""
     return Automaton(rules_of(levels, fewest, most, seed))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grammar(Task):
-    """Strings of a grammar one after another, each after a mark; the answer is the next token, everywhere.
+    """Concatenated strings of a grammar, each after a mark.
 
-    With `forced` only tokens are asked for that are certain, given all before. A grammar has `levels` of rules,
-    `fewest` to `most` of a symbol, drawn from `seed`. Its ids begin with `first`, which is the mark. A second grammar
-    in the same training needs ids of its own, mark included: after a common mark the first token would be uncertain.
+    The answer at each position is the next token. With `forced`, only tokens that the previous tokens determine are
+    answers. The grammar has `levels` levels and `fewest` to `most` rules per symbol, drawn with `seed`. Its ids start
+    at `first`, the mark. Two grammars in the same training need disjoint ids, including the mark: after a shared mark,
+    the grammar of the next string is uncertain.
     """
 
     order = 66
@@ -136,16 +143,16 @@ class Grammar(Task):
     forced: bool = False
 
     def __post_init__(self):
-        self._require(self.length >= 1 and self.levels >= 1, "needs tokens, and levels of rules")
+        self._require(self.length >= 1 and self.levels >= 1, "needs at least one token and one level of rules")
         rules = SYMBOLS**2 + SYMBOLS**3
-        self._require(1 <= self.fewest <= self.most and SYMBOLS * self.most <= rules, "needs rules that differ")
+        self._require(1 <= self.fewest <= self.most and SYMBOLS * self.most <= rules, "needs distinct rules")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
         """Return the training and the tests by size."""
 
-        # Of the grammars of the first seeds, those with the entropies of Lano's cfg3b and cfg3f, last four levels: 0.6
-        # bits a token with 40% of the tokens forced, and 1.05 bits with 12%.
+        # The first seeds with about the entropies of the last four levels in Lano's cfg3b and cfg3f: 0.6 bits per token
+        # with 40% of the tokens forced, and 1.05 bits with 12%.
         def two(length: int, *, forced: bool = False) -> "Grammar":
             return cls(length=length, fewest=2, most=2, seed=31, forced=forced)
 
@@ -154,7 +161,7 @@ class Grammar(Task):
 
         tests = {"2 rules, forced": two(128, forced=True), "2 rules": two(128), "3-4 rules": four(128)}
         tests |= {"3-4 rules, forced": four(128, forced=True), "3-4 rules, 512 tokens": four(512)}
-        # Three levels, of which width 32 learns more than 5-grams know.
+        # Three levels, because width 32 then learns more than 5-gram counts.
         demo = cls(length=64, fewest=2, most=2, seed=2, levels=3)
         forced, longer = (dataclasses.replace(demo, **change) for change in ({"forced": True}, {"length": 128}))
         return {
@@ -171,28 +178,28 @@ class Grammar(Task):
                 own="3-4 rules",
                 easy="2 rules, forced",
                 depth=2,
-                published="Guessing is by counts of 5-grams, whose score in the test like the training is -0.29.",
+                published="Guessing uses 5-gram counts; their score in the test like the training is -0.29.",
             ),
         }
 
     @property
     def vocab_size(self) -> int:
-        """The ids up to the last of this grammar."""
+        """All ids up to this grammar's last id."""
         return self.first + IDS
 
     @property
     def answers(self) -> int:
-        """One for each token."""
+        """One per token."""
         return self.length
 
     @property
     def floor(self) -> float:
-        """The most frequent token after the last four."""
+        """The most frequent token after the last four tokens (5-gram counts)."""
         return by_5_grams(self)[0]
 
     @property
     def automaton(self) -> Automaton:
-        """The grammar's."""
+        """The grammar's automaton."""
         return automaton_of(self.levels, self.fewest, self.most, self.seed)
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -204,10 +211,10 @@ class Grammar(Task):
         return Examples(inputs, targets)
 
     def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
-        """Return the bits of the answers by the exact distribution minus those of the model.
+        """Return the exact distribution's bits for each answer minus the model's bits.
 
-        The mean estimates minus the divergence of the model from the exact distribution. Both are of the same tokens,
-        so that what is unlikely about these weighs on neither.
+        The mean estimates minus the KL divergence of the model from the exact distribution. Both terms use the same
+        tokens, so improbable draws affect both equally.
         """
         del parameters
         likelihoods = self.automaton.next_token(batch.inputs - self.first)
@@ -220,9 +227,12 @@ class Grammar(Task):
 
 @functools.cache
 def by_5_grams(task: Grammar, *, counted: int = 4096, asked: int = 1024) -> tuple[float, float]:
-    """Return the share of right answers and the mean score of 5-gram counts, of so many sequences on so many others."""
+    """Return the accuracy and the mean score of 5-gram counts.
+
+    The counts come from `counted` sequences, and are tested on `asked` other sequences.
+    """
     rng = np.random.default_rng(0)
-    counts = np.full((IDS**4, IDS), 1e-2)  # of what was never seen too
+    counts = np.full((IDS**4, IDS), 1e-2)  # smoothing for unseen 5-grams
     seen = dataclasses.replace(task, forced=False).examples(rng, counted)
     np.add.at(counts, (_before(seen.inputs - task.first), seen.targets - task.first), 1)
     inputs, targets = task.examples(rng, asked)
@@ -237,6 +247,9 @@ def by_5_grams(task: Grammar, *, counted: int = 4096, asked: int = 1024) -> tupl
 
 
 def _before(tokens_BT: np.ndarray) -> np.ndarray:
-    """Return a number for every token and the three before it; before the first are marks."""
+    """Encode each token and the three tokens before it as one number.
+
+    Marks precede the first token.
+    """
     wider = np.pad(tokens_BT, ((0, 0), (3, 0)))
     return np.lib.stride_tricks.sliding_window_view(wider, 4, axis=1) @ IDS ** np.arange(4)

@@ -1,7 +1,8 @@
-"""The k-th successor of a word on a cycle: Depo of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+"""Find a word's k-th successor on a cycle: a small version of Depo.
 
-Depo has up to 375 words of several tokens, shows the answers, and in part has cycles of fewer words than hops. Here a
-word is a token, answers are not shown, and the cycle is longer than any path.
+Depo is from "Physics of Language Models: Part 4.1" (arXiv 2512.17351). Depo has up to 375 words of several tokens,
+includes the answers in the input, and some of its cycles have fewer words than hops. Here a word is one token, answers
+are not in the input, and the cycle is longer than any path.
 """
 
 import dataclasses
@@ -13,15 +14,16 @@ from seqjax.evals.recall.tasks import IGNORED, Examples, Task, TaskSetup, distin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hops(Task):
-    """The edges (word, next word) of a cycle in random order, then pairs of a number k and a word, padded at the end.
+    """The edges (word, next word) of a cycle, then queries (k, word).
 
-    The answer at each of these words is the one that is k edges further. A cycle has `shortest` to `longest` words, n
-    with a weight of 1 / (n + sqrt(`longest`)); `hops` are the numbers, each as likely. Words asked for all differ. With
-    `unchained` only those are asked whose edges do not stand in the order of the path, which one pass could follow.
+    The edges are in random order, and padding follows the queries. At each query's word, the answer is the word k edges
+    further. A cycle has n words, from `shortest` to `longest`, with probability proportional to 1 / (n +
+    sqrt(`longest`)). k is uniform over `hops`. The queried words are distinct. With `unchained`, paths with edges
+    listed in path order are not queried, because one pass could follow them.
     """
 
     order = 62
-    question = "the word k edges on"
+    question = "the word k edges further"
     is_recall = False
 
     shortest: int
@@ -30,11 +32,11 @@ class Hops(Task):
     queries: int = 8
     unchained: bool = False
     ids: int = 64
-    most: int = 4  # numbers up to this have ids
+    most: int = 4  # the largest number with an id
 
     def __post_init__(self):
-        self._require(self.queries <= self.shortest <= self.longest <= self.ids, "needs cycles of as many as it asks")
-        self._require(min(self.hops) >= 1 and max(self.hops) <= self.most, "needs ids for its numbers")
+        self._require(self.queries <= self.shortest <= self.longest <= self.ids, "needs `queries` to `ids` words")
+        self._require(min(self.hops) >= 1 and max(self.hops) <= self.most, "needs `hops` from 1 to `most`")
         self._require(max(self.hops) < self.shortest, "needs cycles longer than its paths")
         self._require(not self.unchained or min(self.hops) > 1, "needs paths of several edges")
         self._require(2 * (self.longest + self.queries) <= self.length, "has no place for its queries")
@@ -55,22 +57,22 @@ class Hops(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The words and the numbers."""
+        """Words and numbers."""
         return self.ids + self.most
 
     @property
     def answers(self) -> int:
-        """One for each query."""
+        """One per query."""
         return self.queries
 
     @property
     def floor(self) -> float:
-        """Any other word of the cycle."""
+        """A random other word on the cycle."""
         words, shares = self._words()
         return float(shares @ (1 / (words - 1)))
 
     def _words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of words that cycles have, and the share of each."""
+        """Return the possible cycle lengths in words, and their probabilities."""
         words = np.arange(self.shortest, self.longest + 1)
         weights = 1 / (words + self.longest**0.5)
         return words, weights / weights.sum()
@@ -83,14 +85,14 @@ class Hops(Task):
         cycles = distinct(rng, n, self.longest, below=self.ids)
         places, rows = np.arange(self.longest), np.arange(n)[:, None]
         exists = places < sizes
-        ranks = np.where(exists, rng.random(exists.shape), 1).argsort(1).argsort(1)  # of every edge, where it stands
+        ranks = np.where(exists, rng.random(exists.shape), 1).argsort(1).argsort(1)  # each edge's place in the list
         row, edge = np.nonzero(exists)
         at = 2 * ranks[row, edge]
         inputs[row, at], inputs[row, at + 1] = cycles[row, edge], cycles[row, (edge + 1) % sizes[row, 0]]
         k = rng.choice(self.hops, size=(n, self.longest))
-        first = rng.random(exists.shape) + 2 * ~exists  # those below 1 are scored, the smallest are asked
+        first = rng.random(exists.shape) + 2 * ~exists  # the smallest are queried; below 1 they are scored
         if self.unchained:
-            follows = ranks[rows, (places + 1) % sizes] > ranks  # the next edge of the path stands behind
+            follows = ranks[rows, (places + 1) % sizes] > ranks  # the path's next edge is listed later
             chained = np.ones_like(exists)
             for i in range(max(self.hops) - 1):
                 chained &= follows[rows, (places + i) % sizes] | (i >= k - 1)

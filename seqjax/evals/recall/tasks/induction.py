@@ -1,4 +1,7 @@
-"""The token after the last appearance of a marker: induction heads of "Mamba" (arXiv 2312.00752, section 4.1.2)."""
+"""Recall the token after a marker.
+
+This is the induction-heads task from Gu and Dao, "Mamba" (arXiv 2312.00752, section 4.1.2).
+"""
 
 import dataclasses
 
@@ -9,7 +12,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """Random tokens, somewhere among them a marker; at its second appearance, the end, the token that followed it."""
+    """Random tokens with a marker at a random place and another at the end.
+
+    The answer at the end is the token after the first marker.
+    """
 
     order = 30
     question = "what followed the marker"
@@ -39,7 +45,7 @@ class Induction(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens and the marker."""
+        """Tokens and the marker."""
         return self.ids + 1
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:

@@ -1,8 +1,9 @@
-"""Values of keys, many queries per sequence: Arora et al., "Zoology" (arXiv 2312.04927, section 3.2).
+"""Look up values of keys, with many queries per sequence (MQAR).
 
-At `small` the sequences are those of zoology's configs for figure 2 of "Based" (arXiv 2402.18668;
-github.com/HazyResearch/zoology, commit d88d6f5). They have 8,192 ids, 4 to 64 pairs in 64 to 256 tokens for training in
-batches of 256, and 4 to 256 pairs in 64 to 1,024 tokens for tests. docs/recall.md lists the differences.
+The task is from Arora et al., "Zoology" (arXiv 2312.04927, section 3.2). The size `small` has the sequences from
+zoology's configs for figure 2 in "Based" (arXiv 2402.18668; github.com/HazyResearch/zoology, commit d88d6f5). They have
+8,192 ids. Training has 4 to 64 pairs in 64 to 256 tokens and batches of 256; tests have 4 to 256 pairs in 64 to 1,024
+tokens. docs/recall.md lists the differences.
 """
 
 import dataclasses
@@ -14,10 +15,11 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct, subse
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MQAR(Task):
-    """`pairs` keys with their values, then each key once more among noise; the answer there is its value.
+    """`pairs` (key, value) pairs, then each key again among noise.
 
-    The gaps between a pair and its query follow a power law, so most queries come early; ids below `ids` / 2 are keys,
-    the others values, and noise is any id. As in zoology, the value itself does not appear after the query.
+    The answer at a repeated key is its value. Gaps between a pair and its query follow a power law, so most queries
+    come early. Keys are ids below `ids` / 2 and values the ids above; noise is any id. As in zoology, the value does
+    not follow the query.
     """
 
     order = 10
@@ -34,7 +36,7 @@ class MQAR(Task):
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
         """Return the training and the tests by size."""
-        # zoology trains on 100,000 sequences of the first kind and 20,000 of each other one.
+        # zoology trains on 100,000 sequences of (64, 4) and on 20,000 of each other pair.
         train = ((64, 4),) * 5 + ((128, 8), (256, 16), (256, 32), (256, 64))
         tests = ((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
         return {
@@ -50,9 +52,9 @@ class MQAR(Task):
                 tests={f"{k} in {n}": cls(length=n, pairs=k) for n, k in tests},
                 own="64 in 256",
                 published=(
-                    "Published: figure 2 of Based (arXiv 2402.18668) has the mean of these seven tests against the "
-                    "bytes of the state at 1,024 tokens, as a picture without numbers, of models without MLPs and "
-                    "positions that see up to 5.8 million sequences."
+                    "Published: figure 2 in Based (arXiv 2402.18668) plots the mean of these seven tests against the "
+                    "state size in bytes at 1,024 tokens, without numbers. Its models have no MLPs and no position "
+                    "encodings, and see up to 5.8 million sequences."
                 ),
             ),
         }
@@ -64,7 +66,7 @@ class MQAR(Task):
 
     @property
     def answers(self) -> int:
-        """One for each key."""
+        """One per key."""
         return self.pairs
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -76,8 +78,8 @@ class MQAR(Task):
         inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
         inputs[:, context:] = rng.integers(self.ids, size=(n, self.length - context), dtype=np.int32)
         places = np.arange(1, (self.length - context) // 2 + 1)
-        # The smallest of exponential variates over the shares p are a sample without replacement, in the order of
-        # drawing one by one: the first pair is likely to be queried first.
+        # Exponential variates divided by weights p, sorted, are a weighted sample without replacement in drawing order.
+        # The first pair is therefore likely to be queried first.
         clocks = rng.standard_exponential((n, len(places))) * places ** (1 - self.power)
         found = subsets(clocks, self.pairs)
         found = np.take_along_axis(found, np.argsort(np.take_along_axis(clocks, found, 1)), 1)

@@ -1,4 +1,7 @@
-"""The token after an n-gram: the n-gram lookup of Jelassi et al., "Repeat After Me" (arXiv 2402.01032)."""
+"""Recall the token after an n-gram.
+
+This is n-gram lookup from Jelassi et al., "Repeat After Me" (arXiv 2402.01032).
+"""
 
 import dataclasses
 
@@ -9,13 +12,14 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ngram(Task):
-    """A string, a separator and `queries` n-grams of the string; the answer is the token after each in the string.
+    """A string, a separator and `queries` n-grams from the string.
 
-    No n-gram of the string appears twice, so the answer is unique; all queries differ.
+    Each answer is the token after the n-gram in the string. No n-gram occurs twice in the string, so the answer is
+    unique. All queries differ.
     """
 
     order = 40
-    question = "what followed bigrams"
+    question = "the token after a bigram"
 
     ids: int = 32
     n: int = 2
@@ -24,7 +28,7 @@ class Ngram(Task):
     def __post_init__(self):
         self._require(self.queries >= 1, "needs a query")
         self._require(self._string >= self.n + self.queries, "is too short for its n-grams")
-        # Not half of all n-grams, so that drawing anew ends soon.
+        # At most half of all n-grams, so that redrawing ends soon.
         self._require(self._string <= self.ids**self.n // 2, "needs more ids for n-grams that appear once")
 
     @classmethod
@@ -40,12 +44,12 @@ class Ngram(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens and the separator."""
+        """Tokens and the separator."""
         return self.ids + 1
 
     @property
     def answers(self) -> int:
-        """One for each query."""
+        """One per query."""
         return self.queries
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -63,7 +67,7 @@ class Ngram(Task):
         return Examples(inputs, targets)
 
     def _strings(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw strings [B, T] without a repeated n-gram, and a mask [B] of those with a token at every place."""
+        """Draw strings [B, T] without repeated n-grams, and a mask [B] of valid draws."""
         drawn = rng.integers(self.ids, size=(self._string, n))
         seen = np.zeros((n, self.ids ** (self.n - 1), self.ids), bool)
         complete, rows = np.ones(n, bool), np.arange(n)
@@ -72,7 +76,7 @@ class Ngram(Task):
             if i >= self.n - 1:
                 repeats = rows[seen[rows, before, token]]
                 if len(repeats):
-                    # Instead of a token that would repeat an n-gram, any other one that would not.
+                    # Replace a token that would repeat an n-gram with a random token that would not.
                     free = ~seen[repeats, before[repeats]]
                     complete[repeats] &= free.any(1)
                     token[repeats] = np.argmax(free * rng.random(free.shape), axis=1)

@@ -1,7 +1,8 @@
-"""Values of keys among noise: noisy in-context recall of MAD (arXiv 2403.17844) as MQAR, small.
+"""Look up values of keys among noise.
 
-MAD's noise has ids of its own, which are easily ignored, and nearly all of its questions come within 32 tokens. Here
-noise is any id, as in `mqar`, and questions come anywhere, so that neither the ids nor a window are enough.
+This is a small version of MAD's noisy in-context recall (arXiv 2403.17844), as a variant of MQAR. MAD's noise has
+separate ids, which are easy to ignore, and nearly all of its queries come within 32 tokens. Here noise is any id, as in
+`mqar`, and queries come anywhere. Neither the ids nor a short window solve the task.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from seqjax.evals.recall.tasks.mqar import MQAR
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noisy(MQAR):
-    """`mqar` with queries at uniform places."""
+    """`mqar` with uniformly distributed queries."""
 
     order = 12
     question = "values of keys among noise"
@@ -30,5 +31,5 @@ class Noisy(MQAR):
 
     @property
     def floor(self) -> float:
-        """Any value of the sequence."""
+        """A random value from the sequence."""
         return 1 / self.pairs

@@ -1,4 +1,4 @@
-"""The token at a position that is given as a number, which no content tells."""
+"""Recall the token at a given position; the content does not help to find it."""
 
 import dataclasses
 
@@ -9,13 +9,16 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position(Task):
-    """A string and a number; the answer is the token of the string at that position, counted from 0."""
+    """A string and a number; the answer is the token at that position.
+
+    Positions are counted from 0.
+    """
 
     order = 70
-    question = "the token at a number"
+    question = "the token at a given position"
 
     ids: int = 32
-    longest: int = 256  # numbers up to this have ids, so that longer tests have the same vocabulary
+    longest: int = 256  # number of ids for positions; longer tests keep the same vocabulary
 
     def __post_init__(self):
         self._require(2 <= self.length <= self.longest, f"has numbers for strings of 1 to {self.longest - 1} tokens")
@@ -30,7 +33,7 @@ class Position(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens and the numbers."""
+        """Tokens and numbers."""
         return self.ids + self.longest
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:

@@ -1,7 +1,8 @@
-"""The product so far of permutations of five things: Merrill et al., "The Illusion of State" (arXiv 2404.08819).
+"""Track the product of permutations of five items.
 
-It needs a state, which a fixed number of attention layers cannot keep for long sequences. The paper gives any
-permutation; those of the training and the tests are swaps of two.
+The task is from Merrill et al., "The Illusion of State" (arXiv 2404.08819). The task needs a state, which a fixed
+number of attention layers cannot track for long sequences. The paper's inputs are arbitrary permutations. Here,
+training and tests only have swaps of two items and the identity.
 """
 
 import dataclasses
@@ -12,12 +13,15 @@ import numpy as np
 
 from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
-PERMUTATIONS = list(itertools.permutations(range(5)))  # an id is the number in this list
+PERMUTATIONS = list(itertools.permutations(range(5)))  # an id is an index into this list
 
 
 @functools.cache
 def _products() -> np.ndarray:
-    """The id of the product of two permutations, int32 [120, 120]: first a, then b is [b, a]."""
+    """Return the ids of all products, int32 [120, 120].
+
+    Entry [b, a] applies a first, then b.
+    """
     number = {permutation: i for i, permutation in enumerate(PERMUTATIONS)}
     table = [[number[tuple(b[i] for i in a)] for a in PERMUTATIONS] for b in PERMUTATIONS]
     return np.array(table, np.int32)
@@ -25,17 +29,18 @@ def _products() -> np.ndarray:
 
 @functools.cache
 def _moving(most: int) -> np.ndarray:
-    """The ids of permutations that leave all but `most` things in their places, int32 [N]."""
+    """Return the ids of the permutations that move at most `most` items, int32 [N]."""
     moved = [sum(i != place for i, place in enumerate(permutation)) for permutation in PERMUTATIONS]
     return np.array([i for i, n in enumerate(moved) if n <= most], np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class S5(Task):
-    """Permutations of five things; the answer at each is the product of all so far.
+    """Permutations of five items.
 
-    The inputs move at most `moved` things: with 2 they are ten swaps and the identity, whose products are all 120
-    permutations; with 5 they are any permutation.
+    The answer at each position is the product of all inputs so far. Each input moves at most `moved` items. With 2,
+    inputs are the ten swaps and the identity, and their products reach all 120 permutations. With 5, inputs are
+    arbitrary permutations.
     """
 
     order = 60
@@ -45,7 +50,7 @@ class S5(Task):
     moved: int = 2
 
     def __post_init__(self):
-        self._require(2 <= self.moved <= 5, "needs to move 2 to 5 things")
+        self._require(2 <= self.moved <= 5, "needs `moved` from 2 to 5")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -72,7 +77,7 @@ class S5(Task):
 
     @property
     def answers(self) -> int:
-        """One for each permutation."""
+        """One per permutation."""
         return self.length
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:

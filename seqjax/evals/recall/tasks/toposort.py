@@ -1,8 +1,8 @@
-"""What must come before a node, in order: Brevo of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+"""List a node's ancestors in topological order: a small version of Brevo.
 
-Brevo has graphs of up to 110 nodes, of one or of several tokens, and its models write the order themselves. Here a
-node is a token and the order so far is given, so that each next node is an answer of its own. Most graphs have several
-orders: any node that may come next is right.
+Brevo is from "Physics of Language Models: Part 4.1" (arXiv 2512.17351). Brevo's graphs have up to 110 nodes of one or
+several tokens, and its models generate the order. Here a node is one token, and the model predicts each next node given
+a right order so far. Most graphs have several valid orders; every valid next node is right.
 """
 
 import dataclasses
@@ -12,16 +12,17 @@ import numpy as np
 
 from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, Task, TaskSetup, distinct
 
-PARENTS = 4  # of a node at most, and as many children
+PARENTS = 4  # maximum number of parents, and of children, per node
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopoSort(Task):
-    """The edges (parent, child) of a graph without cycles in random order, a mark, a node, and a topological order.
+    """An acyclic graph's edges, a mark, a queried node and a topological order.
 
-    The order has the ancestors of that node and itself, each after its parents; the answers are its nodes. A graph has
-    `shortest` to `longest` nodes, n with a weight of 1 / (n + sqrt(`longest`)). Its first nodes, 1 to (n - 1) // 4 + 1
-    of them, have no parents, and each later one has up to four earlier parents. The one asked for is the last.
+    The edges (parent, child) are in random order. The order lists the queried node's ancestors and then the node, each
+    after its parents; its nodes are the answers. A graph has n nodes, from `shortest` to `longest`, with probability
+    proportional to 1 / (n + sqrt(`longest`)). The first 1 to (n - 1) // 4 + 1 nodes have no parents; each later node
+    has one to four earlier parents. The last node is queried.
     """
 
     order = 63
@@ -33,12 +34,15 @@ class TopoSort(Task):
     ids: int = 64
 
     def __post_init__(self):
-        self._require(2 <= self.shortest <= self.longest <= self.ids, "needs an id for each node, and two nodes")
+        self._require(2 <= self.shortest <= self.longest <= self.ids, "needs 2 to `ids` nodes")
         self._require(self.length >= self._longest_row(self.longest), "has no place for its edges and their order")
 
     @staticmethod
     def _longest_row(nodes: int) -> int:
-        """The tokens of the edges, the mark, the node asked for and the order but its last."""
+        """Return the maximum number of inputs for a graph with `nodes` nodes.
+
+        They are the edges, the mark, the queried node and the order without its last node.
+        """
         return 2 * sum(min(PARENTS, i) for i in range(nodes)) + 2 + nodes - 1
 
     @classmethod
@@ -53,17 +57,17 @@ class TopoSort(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The nodes and the mark."""
+        """Nodes and the mark."""
         return self.ids + 1
 
     @property
     def answers(self) -> int:
-        """One for each node of an order."""
+        """One per node in an order."""
         return self.longest
 
     @property
     def floor(self) -> float:
-        """Any node of the graph that has not come yet."""
+        """A random node of the graph that is not yet in the order."""
         return _guessed(self)
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -74,7 +78,7 @@ class TopoSort(Task):
         weights = 1 / (words + N**0.5)
         sizes = rng.choice(words, size=n, p=weights / weights.sum())
         roots = rng.integers(1, (sizes - 1) // 4 + 2)
-        parents = np.zeros((n, N, N), bool)  # [of a sequence, a node, its parent]
+        parents = np.zeros((n, N, N), bool)  # [sequence, node, parent]
         for node in range(1, N):
             open_to = parents[:, :, :node].sum(1) < PARENTS  # earlier nodes with fewer children
             scores = np.where(open_to, rng.random((n, node)), 1)
@@ -98,18 +102,18 @@ class TopoSort(Task):
             chosen = np.where(may_follow, rng.random((n, N)), -1).argmax(1)[rows]
             targets[rows, at[rows] + i] = tokens[rows, chosen]
             placed[rows, chosen] = True
-            rows = rows[~placed[rows, last[rows]]]  # the last of an order is no input
+            rows = rows[~placed[rows, last[rows]]]  # an order's last node is not an input
             inputs[rows, at[rows] + i + 1] = targets[rows, at[rows] + i]
         return Examples(inputs, targets)
 
     def right(self, batch: Batch, guesses: np.ndarray) -> np.ndarray:
-        """Return of guessed ids, [B, A], whether each may come next."""
+        """Return whether each guessed id, [B, A], is a valid next node."""
         return np.take_along_axis(self.may_come(batch), guesses[..., None], 2)[..., 0]
 
     def may_come(self, batch: Batch) -> np.ndarray:
-        """Return of every id whether it is a right answer, bool [B, A, ids + 1]."""
+        """Return whether each id is a right answer, bool [B, A, ids + 1]."""
         n, ids = len(batch.inputs), self.vocab_size
-        rows, at = np.arange(n), np.argmax(batch.inputs == self.ids, 1)  # of the mark
+        rows, at = np.arange(n), np.argmax(batch.inputs == self.ids, 1)  # `at`: position of the mark
         row, edge = np.nonzero(np.arange(batch.inputs.shape[1] // 2) < at[:, None] // 2)
         parents = np.zeros((n, ids, ids), bool)
         parents[row, batch.inputs[row, 2 * edge + 1], batch.inputs[row, 2 * edge]] = True
@@ -123,7 +127,10 @@ class TopoSort(Task):
 
 
 def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Return of one node for each graph [B] itself and its ancestors, bool [B, N]; `parents` is [B, node, parent]."""
+    """Return a mask [B, N] of each graph's node in `nodes` and its ancestors.
+
+    `nodes` is [B], and `parents` is [B, node, parent].
+    """
     needed = np.zeros(parents.shape[:2], bool)
     needed[np.arange(len(nodes)), nodes] = True
     while True:
@@ -134,17 +141,23 @@ def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 
 
 def _may_follow(parents: np.ndarray, needed: np.ndarray, placed: np.ndarray) -> np.ndarray:
-    """Return the needed nodes, bool [B, N], that have not come yet and all of whose parents have."""
+    """Return a mask [B, N] of the valid next nodes.
+
+    These are needed, not placed, and have no unplaced parent.
+    """
     waits = np.einsum("bnp,bp->bn", parents, ~placed)
     return needed & ~placed & ~waits
 
 
 @functools.cache
 def _guessed(task: TopoSort) -> float:
-    """Return how often any node that has not come yet is right, of sequences that are in no test."""
+    """Return the accuracy of guessing a random unplaced node.
+
+    It is measured on sequences that are in no test.
+    """
     inputs, targets = task.examples(np.random.default_rng(7), 2_000)
     edges = np.where(np.cumsum(inputs == task.ids, 1), -1, inputs)
-    nodes = (np.diff(np.sort(edges, 1), axis=1) != 0).sum(1)  # different ids before the mark: -1 is one more
+    nodes = (np.diff(np.sort(edges, 1), axis=1) != 0).sum(1)  # distinct ids before the mark; -1 adds one
     positions = np.argmax(inputs == task.ids, 1)[:, None] + 1 + np.arange(task.answers)
     batch = Batch(inputs, positions, np.take_along_axis(targets, positions, 1))
     shares = task.may_come(batch).sum(2) / np.maximum(nodes[:, None] - np.arange(task.answers), 1)

@@ -1,7 +1,8 @@
-"""The position of a token: the reverse of `position`, after Retrievit (arXiv 2603.02874).
+"""Find a token's position, the reverse of `position`.
 
-Retrievit has strings of 200 tokens, one question before them, and one of 200 answers. Here lengths differ and several
-questions follow the string, so that the distance from the question to the token does not tell its position.
+The task follows Retrievit (arXiv 2603.02874). Retrievit has strings of 200 tokens, with one query before the string and
+200 possible answers. Here lengths differ and several queries follow the string, so the distance from a query to its
+token does not determine the position.
 """
 
 import dataclasses
@@ -13,13 +14,14 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Where(Task):
-    """`shortest` to `longest` different tokens, a mark, and some of them again; the answer there is its position.
+    """Distinct tokens, a mark, and `queries` of the tokens again.
 
-    Positions are counted from 0. The sequences end in marks as padding.
+    The string has `shortest` to `longest` tokens. The answers are the positions of the queried tokens. Positions are
+    counted from 0. Sequences are padded with marks.
     """
 
     order = 80
-    question = "the number of a token"
+    question = "the position of a token"
 
     shortest: int
     longest: int
@@ -28,7 +30,7 @@ class Where(Task):
     numbers: int = 64
 
     def __post_init__(self):
-        self._require(self.queries <= self.shortest <= self.longest, "needs strings of at least as many as the queries")
+        self._require(self.queries <= self.shortest <= self.longest, "needs `queries` <= `shortest` <= `longest`")
         self._require(self.longest <= min(self.numbers, self.ids), "needs ids and numbers for its longest string")
         self._require(self.longest + 1 + self.queries <= self.length, "has no place for its queries")
 
@@ -41,17 +43,17 @@ class Where(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The tokens, the mark and the numbers."""
+        """Tokens, the mark and numbers."""
         return self.ids + 1 + self.numbers
 
     @property
     def answers(self) -> int:
-        """One for each query."""
+        """One per query."""
         return self.queries
 
     @property
     def floor(self) -> float:
-        """Any position of the string."""
+        """A random position in the string."""
         return float(np.mean(1 / np.arange(self.shortest, self.longest + 1)))
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
@@ -62,7 +64,7 @@ class Where(Task):
         inputs[:] = self.ids
         row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
         inputs[row, place] = strings[row, place]
-        # The first in a random order of the places that the string has.
+        # Query random positions: the smallest random scores; positions past the string's end have infinite scores.
         scores = np.where(np.arange(self.longest) < sizes[:, None], rng.random((n, self.longest)), np.inf)
         asked = np.argsort(scores, axis=1)[:, : self.queries]
         rows = np.arange(n)[:, None]
