@@ -1,13 +1,13 @@
-"""Tokens per second of the data side:
+"""Measure the data pipeline's throughput (tokens/s):
 
     python -m benchmarks.data [--quick] [--source=DIR]
 
-1. Reading: synthetic block files (12 of 10,000 blocks of 2,049 tokens, 492 MB in a temporary directory; 2 of 2,000
-   with --quick) through the training iterator of the limited regime, which shuffles and mixes.
-2. Preparing: `seqjax.data.prepare` in this process alone, on the built-in corpus or on --source, with the Mixtral
-   vocabulary where it is installed, else with bytes.
+1. Reading: the training iterator of the limited regime, with shuffling and mixing, over synthetic block files in a
+   temporary directory (12 files of 10,000 blocks of 2,049 tokens, 492 MB; --quick: 2 files of 2,000 blocks).
+2. Preparing: `seqjax.data.prepare` in one process, on the built-in corpus or --source. The vocabulary is Mixtral's if
+   it is installed, otherwise bytes.
 
-Writes benchmarks/results/data.json: the machine, versions, the median and every run; with --quick or --source,
+Results (machine, versions, median and every run) go to benchmarks/results/data.json; with --quick or --source, to
 runs/benchmarks/data.json.
 """
 
@@ -51,7 +51,7 @@ TABLE = report.Table(
 
 
 def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -> None:
-    """A directory as `prepare` leaves it, of random tokens, for commoncrawl and c4."""
+    """Write a prepared directory of random tokens for commoncrawl and c4."""
     rng = np.random.default_rng(0)
     entries: dict[str, Any] = {}
     for index in range(files):
@@ -69,14 +69,14 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
     manifest = {"format": manifests.FORMAT, "block": SEQ_LEN + 1, "tokenizer": identity}
     lengths = {
         domain: np.full(entry["blocks"], SEQ_LEN + 1) for domain, entry in entries.items()
-    }  # blocks are documents
+    }  # each block is a document
     of_splits = {f"{split}/{domain}": of for split in ("train", "validation") for domain, of in lengths.items()}
     document_index.write(out / document_index.FILE, of_splits)
     write_json(out / "manifest.json", manifest | {"splits": {"train": entries, "validation": entries}})
 
 
 def read_rates(directory: Path, tokenizer: Tokenizer, *, runs: int, seconds: float) -> list[float]:
-    """Tokens/s of the training iterator, one number a run."""
+    """Return the training iterator's tokens/s, one value per run."""
     config = DataConfig(
         corpus="blocks", path=str(directory), tokenizer=cast(Any, tokenizer.name), eval_domains=("commoncrawl", "c4")
     )
@@ -96,7 +96,7 @@ def read_rates(directory: Path, tokenizer: Tokenizer, *, runs: int, seconds: flo
 
 
 def write_text(root: Path, *, megabytes: float) -> None:
-    """A shard of the built-in corpus' prose and doctest: invented words would be far too easy to tokenise."""
+    """Write a shard of the built-in corpus (prose and doctest); random words would tokenise too fast."""
     meta = {"redpajama_set_name": slimpajama.DOMAINS[0].set_name}
     lines, size = [], 0
     for document in extract.documents(extract.distributions()):
@@ -108,11 +108,11 @@ def write_text(root: Path, *, megabytes: float) -> None:
 
 
 def prepare_rates(source: str, tokenizer: Tokenizer, *, scratch: Path, runs: int) -> list[float]:
-    """Tokens/s of a whole preparation on one core, one number a run."""
+    """Return tokens/s of a whole preparation on one core, one value per run."""
     rates = []
     for index in range(runs):
         out = scratch / f"prepared-{index}"
-        load_tokenizer.cache_clear()  # with its table of words: every run begins cold
+        load_tokenizer.cache_clear()  # also drops the word table, so that every run starts cold
         start = time.perf_counter()
         manifest = prepare.prepare(source, out, tokenizer=tokenizer.name, seq_len=SEQ_LEN, workers=1)
         seconds = time.perf_counter() - start
@@ -123,7 +123,7 @@ def prepare_rates(source: str, tokenizer: Tokenizer, *, scratch: Path, runs: int
 
 
 def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
-    """Measure both; return the JSON content."""
+    """Measure reading and preparing; return the report."""
     byte = load_tokenizer("byte")
     try:
         vocabulary = load_tokenizer("mixtral")
@@ -149,12 +149,12 @@ def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
             "text": "given" if source else "built-in corpus",
         },
     }
-    metadata = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator has no part in it
+    metadata = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator is not used
     return {"machine": metadata, "settings": settings, "results": results}
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print a table, write the JSON."""
+    """Measure, print a table and write the JSON."""
     given = FLAGS.parse_args(argv)
     written = benchmark(quick=given.quick, source=given.source)
     print(f"{TABLE.header()}   million tokens/s")

@@ -1,14 +1,15 @@
-"""One decoding step against a long cache:
+"""Time one decoding step against a long cache:
 
     python -m benchmarks.decode [--quick] [--context=51200] [--batch=64]
 
-12 heads of 64, chunks of 128, bf16, 64 sequences: attention over the whole cache (`seqjax.ops.attention.attention_step`
-and jax.nn's, by XLA), Top-1 Element, Top-1 Chunk exact, best_key, approx (with its table of chunk means) and shortlist
-(four chunks, same table); best_key and approx also with four chunks, each by implementation. Times are per layer. A
-call steps through up to 12 layers, as many caches as fit into half of the device's memory. So no cache line is reused
-and dispatch is paid once. The report also has the bytes to read, the bandwidth and the ratio to attention.
+Sizes: 12 heads of 64, chunks of 128, bf16, 64 sequences. Cases: attention over the whole cache
+(`seqjax.ops.attention.attention_step` and jax.nn's, by XLA), Top-1 Element, and Top-1 Chunk with exact, best_key,
+approx (from a table of chunk means) and shortlist (four chunks from the same table); best_key and approx also with four
+chunks. Times are per layer. A call steps through up to 12 layers, limited to half of the device's memory: no cache line
+is then reused, and dispatch is paid once. The report also shows the bytes to read, the bandwidth and the ratio to
+attention.
 
-Writes benchmarks/results/decode.json and decode.png; a quick run writes to runs/benchmarks/.
+Results go to benchmarks/results/decode.json and decode.png; a quick run writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -52,7 +53,7 @@ TABLE = report.Table(
 
 
 class Sizes(NamedTuple):
-    """A cache of S slots, all but the last `spare` filled."""
+    """A cache of S slots; the last `spare` slots are empty."""
 
     B: int
     S: int
@@ -64,12 +65,12 @@ class Sizes(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens in the cache: the own chunk is neither empty nor full."""
+        """Tokens in the cache, chosen so that the current chunk is neither empty nor full."""
         return self.S - self.spare
 
 
 def layer_operands(n: Sizes, key: jax.Array) -> tuple[jax.Array, ...]:
-    """Random q [B, H, K], caches [B, S, H, K], chunk means [B, S // C, H, K]."""
+    """Return random q [B, H, K], caches [B, S, H, K] and chunk means [B, S // C, H, K]."""
     keys = jax.random.split(key, 3)
     q = jax.random.normal(keys[0], (n.B, n.H, n.K), n.dtype)
     k, v = (jax.random.normal(key, (n.B, n.S, n.H, n.K), n.dtype) for key in keys[1:])
@@ -77,14 +78,14 @@ def layer_operands(n: Sizes, key: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def dense(q, k, v, mean, length):
-    """jax.nn's attention with a mask by length."""
+    """Return jax.nn's attention with a length mask."""
     del mean
     lengths = jnp.broadcast_to(length, q.shape[:1])
     return jax.nn.dot_product_attention(q[:, None], k, v, key_value_seq_lengths=lengths)[:, 0]
 
 
 def function(case: str, implementation: str, n: Sizes) -> Callable:
-    """f(q, k, v, mean, length) -> o [B, H, K]."""
+    """Return f(q, k, v, mean, length) -> o [B, H, K]."""
     if case == "attention":
         return dense if implementation == "jax.nn" else lambda q, k, v, mean, length: attention_step(q, k, v, length)
     if case == "element":
@@ -101,7 +102,7 @@ def function(case: str, implementation: str, n: Sizes) -> Callable:
 
 
 def bytes_read(case: str, n: Sizes) -> float:
-    """Per layer: keys, values and means that the result depends on."""
+    """Return the bytes per layer of keys, values and means that the result depends on."""
     row = n.B * n.H * n.K * jnp.dtype(n.dtype).itemsize
     local, means = (n.length - 1) % n.C + 1, n.length // n.C * n.B * n.H * n.K * 4
     return {
@@ -117,7 +118,7 @@ def bytes_read(case: str, n: Sizes) -> float:
 
 
 def measure(f: Callable, layers: list[tuple], length: jax.Array, *, repeats: int, seconds: float) -> dict[str, Any]:
-    """Milliseconds per layer."""
+    """Return milliseconds per layer."""
 
     @jax.jit
     def step(layers, length):
@@ -129,12 +130,12 @@ def measure(f: Callable, layers: list[tuple], length: jax.Array, *, repeats: int
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Return a table row."""
     return TABLE.row(f"{row['case']} {row['implementation']}", row)
 
 
 def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """A row per case and implementation; attention first, the others relative to its faster form."""
+    """Yield a row per case and implementation: attention first, then ratios to the faster attention."""
     on_gpu, device = jax.default_backend() == "gpu", limits.device()
     draw = jax.jit(partial(layer_operands, n))
     layers = [draw(key) for key in jax.random.split(jax.random.key(0), n_layers)]
@@ -163,7 +164,7 @@ def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[s
 
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
-    """Milliseconds per layer."""
+    """Return milliseconds per layer."""
     measured = [row for row in written["results"] if "error" not in row]
     rows = [plot.Bar(f"{row['case']}, {row['implementation']}", row["ms"], row.get("runs", ())) for row in measured]
     n = written["settings"]
@@ -172,14 +173,14 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
 
 
 def layers_that_fit(n: Sizes) -> int:
-    """Of 12; what half of the device's memory holds, at least one."""
+    """Return the number of layers, 1 to 12, that fit into half of the device's memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     one = 2 * n.B * n.S * n.H * n.K * jnp.dtype(n.dtype).itemsize
     return max(1, min(LAYERS, int(stats.get("bytes_limit", 0) / 2 / one)))
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     given = FLAGS.parse_args(argv)
     quick = given.quick or jax.default_backend() == "cpu"
     if quick:

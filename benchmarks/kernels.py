@@ -1,19 +1,19 @@
-"""The kernels against attention, by implementation and length:
+"""Time the attention and selection kernels by implementation and length:
 
     python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element]
 
-12 heads of 64, chunks of 128, bf16, 8 sequences at T = 2,048 and one above; q and k are random normal and then
-normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk by every rule and its selection alone (a shortlist is of four
-by their mean keys; `select-exact-top4` and its like select several), Top-1 Element, each by implementation, beside
-cuDNN's attention, full and over a window of 256, and FlashAttention through torch where a torch with CUDA is installed.
-All in one run on one card: another run is another clock. `--cpu_table` is smaller: the CPU table of docs/kernels.md, 4
-heads of 64 in float32, one sequence of 512 to 8,192.
+Operands: 12 heads of 64, chunks of 128, bf16; 8 sequences at T = 2,048 and one at longer lengths. q and k are random
+normal with RMS 1 per head, like the operands of the Top-1 mixers. Cases: Top-1 Chunk and its selection by every rule
+(`shortlist` takes four candidates by mean key; `select-exact-top4` and similar cases select several chunks), Top-1
+Element, cuDNN attention (full and window 256), and FlashAttention through torch if torch has CUDA. `--cpu_table`
+measures the CPU table of docs/kernels.md: 4 heads of 64, float32, one sequence of 512 to 8,192 tokens.
 
-A time is the median over repeats of some calls that are enqueued together and waited for once. The table also has the
-share of the device's limit (benchmarks/harness/limits.py) and the memory that XLA reserves. `forward` of element is
-evaluation (no softmax). Writes benchmarks/results/kernels.json (kernels_cpu.json) as it goes, the plot beside it at the
-end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/. With --against, for instance
---against=benchmarks/results/kernels.json, each time is also shown relative to that report's.
+A time is the median over repeats. Each repeat enqueues several calls and waits once. The table also shows the share of
+the hardware limit (benchmarks/harness/limits.py) and the memory that XLA reserves. Element's `forward` is evaluation,
+without softmax. Results go to benchmarks/results/kernels.json (kernels_cpu.json), written after every measurement, with
+a plot at the end. A quick or partial run, or a run with --against, writes to runs/benchmarks/. With
+--against=benchmarks/results/kernels.json, each time is also shown relative to that report. Compare times within one run
+only: GPU clocks differ between runs.
 """
 
 from benchmarks.harness import options
@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")  # the rest is torch's
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")  # leaves memory for torch
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +51,11 @@ from seqjax import pictures
 from seqjax.command_line import run_command
 from seqjax.ops.attention import causal_attention
 
-LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
+LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # length: number of sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 RULES = ("exact", "best_key", "best_key_int8", "approx", "shortlist")
 CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
-SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # measured if they are named
+SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # measured only if named in --cases
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
 TABLE = report.Table(
@@ -73,7 +73,7 @@ TABLE = report.Table(
 
 
 def operands(n: limits.Sizes, dtype: str) -> tuple[jax.Array, ...]:
-    """q, k (normalised), v and a cotangent, [B, T, H, K] each."""
+    """Return q, k (normalised), v and a cotangent, each [B, T, H, K]."""
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v, do = (jax.random.normal(key, (n.B, n.T, n.H, n.K), jnp.float32) for key in keys)
     q, k = (x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True)) for x in (q, k))
@@ -81,7 +81,7 @@ def operands(n: limits.Sizes, dtype: str) -> tuple[jax.Array, ...]:
 
 
 def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
-    """f(q, k, v) of a case; for the implementation "default", dispatch picks those of selection and of attention."""
+    """Return f(q, k, v) for a case; "default" lets dispatch choose the selection and attention backends."""
     if case in ("attention", "window"):
         window = n.window if case == "window" else 0
         return partial(causal_attention, window=window, implementation=implementation)
@@ -101,7 +101,7 @@ def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
 
 
 def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:
-    """The implementations to measure for a case on this machine, the fastest first."""
+    """Return the implementations to measure for a case on this machine, fastest first."""
     if case in ("attention", "window"):
         return ("cudnn",) if on_gpu else ("xla",)
     if not on_gpu:  # approx by schedule; exact takes one by length
@@ -110,7 +110,7 @@ def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:
 
 
 def with_gradient(f: Callable) -> Callable:
-    """(q, k, v, do) -> o and the cotangents of q, k, v."""
+    """Return a function (q, k, v, do) -> o and the cotangents of q, k, v."""
 
     def both(q, k, v, do):
         o, pull = jax.vjp(f, q, k, v)
@@ -120,7 +120,7 @@ def with_gradient(f: Callable) -> Callable:
 
 
 def rated(result: dict[str, Any], works: list[limits.Work], device: limits.Device | None) -> dict[str, Any]:
-    """A result with its rates and its distance from the limit."""
+    """Return a result with its rates and its share of the hardware limit."""
     work, seconds = limits.total(works), result["ms"] / 1e3
     result |= {"tflops": work.flops / seconds / 1e12, "gbytes_per_s": work.bytes / seconds / 1e9}
     if device is not None:
@@ -130,12 +130,12 @@ def rated(result: dict[str, Any], works: list[limits.Work], device: limits.Devic
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The case that a row measures."""
+    """Return the case that a row measures."""
     return tuple(row[name] for name in ("case", "implementation", "T", "B", "pass"))
 
 
 def line(row: dict[str, Any], recorded_ms: float | None = None) -> str:
-    """A row of the table; `recorded_ms` is the time of the same row in another report."""
+    """Return a table row; `recorded_ms` is the same row's time in another report."""
     if recorded_ms is not None and "ms" in row:
         row = {**row, "of_recorded": row["ms"] / recorded_ms}
     return TABLE.row(f"{row['case'] + ' ' + row['implementation']:<30}{row['T']:>8}{row['pass']:>10}", row)
@@ -151,7 +151,7 @@ def run(
     call_s: float,
     budget_s: float,
 ) -> Iterator[dict[str, Any]]:
-    """Yields one row per case, implementation, length and pass."""
+    """Yield one row per case, implementation, length and pass."""
     on_gpu, device, begin = jax.default_backend() == "gpu", limits.device(), time.monotonic()
     for T, B in lengths.items():
         n = n._replace(B=B, T=T)
@@ -182,14 +182,14 @@ def run(
 
 
 def line_style(implementation: str) -> str:
-    """Solid for a GPU's default or a library's kernel, dashed for xla, dotted for the others."""
+    """Return the line style: solid for a GPU default or library kernel, dashed for xla, dotted otherwise."""
     if implementation in ("triton", "cudnn", "default"):
         return "-"
     return "-." if implementation == "xla-masked" else "--" if implementation.startswith("xla") else ":"
 
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
-    """Time per sequence against its length, both axes logarithmic; forward on the left, training on the right."""
+    """Plot time per sequence over length on log-log axes: forward on the left, training on the right."""
     lines: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for row in written["results"]:
         if "error" not in row:
@@ -234,7 +234,7 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print and write as it goes."""
+    """Measure all cases; print and write after each."""
     given = FLAGS.parse_args(argv)
     quick = given.quick or (jax.default_backend() == "cpu" and not given.cpu_table)
     cases = given.cases or CASES

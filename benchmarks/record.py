@@ -2,8 +2,8 @@
 
     python -m benchmarks.record
 
-The file is made from all benchmarks/results/train_step*.json and never edited. It has one entry per model, kind of
-device and sequence length: the fastest one, because kernels get faster. Runs on several devices are left out.
+The entries come from all benchmarks/results/train_step*.json; do not edit the file. It has one entry per model, device
+kind and sequence length: the fastest result, because kernels get faster. Multi-device runs are left out.
 """
 
 from benchmarks.harness import options
@@ -25,7 +25,7 @@ MODEL = ("params", "flops_per_token")
 
 
 def speeds() -> list[dict[str, Any]]:
-    """Return the entries of the file, sorted by file and name of the result."""
+    """Return the file's entries, sorted by source file and result name."""
     fastest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in sorted(RESULTS.glob("train_step*.json")):
         recorded = report.load(path)

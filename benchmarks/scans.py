@@ -1,25 +1,29 @@
-"""The recurrences' kernels, and the convolution before them, by implementation, at the sizes of the 110m configs:
+"""Time recurrences, short convolutions, token shifts and norms by implementation, at 110m sizes:
 
     python -m benchmarks.scans [--quick] [--cases=delta_rule,gated_delta_rule] [--batch=16] [--seq_len=2048]
 
-ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16), with
-_softplus from the projection that step sizes are made of, state_scan the states at chunk starts of RWKV-7 (12 heads of
-64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8 heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6
-heads of 96 x 192). wkv6 and wkv7 are the recurrences of RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4
-heads of 96 x 192) and KDA (6 of 128 x 128). short_conv is Mamba-1's and 2's convolution (1,536 channels),
-short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with their norm), short_conv_v that of its v (1,152
-channels). token_shift6 is RWKV-7's token shift (768 channels, 6 branches), token_shift_moved that of RWKV-6 (5
-branches, whose shares are by token). wkv7_operands is what RWKV-7 makes of its projections before the recurrence (12
-heads of 64, ranks 64, 64 and 32). norm_* are the operations after the recurrences of Gated DeltaNet, Mamba-2, RWKV-6
-and 7: norm, gate and additive terms; norm_residual is a block's RMSNorm with its residual addition (768 channels).
-path is PaTH attention (12 heads of 64), whose walk over the chunks has kernels. One layer each, 16-bit inputs where
-the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
-implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
-largest entry. With the package flash-linear-attention and a torch with CUDA, its kernels are timed too (`fla`), also
-without the pauses of the host; its difference covers results only.
-`--dim` uses 768 / dim heads of this dimension instead of the configs' sizes, and omits xla's times.
-`--batch=1 --seq_len=102400` is one long sequence, of which Triton cuts the passes over time into segments; give it
-`--cases`. Writes benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
+    ssd                                Mamba-2's recurrence: 24 heads of 64, state 128
+    selective_scan                     Mamba-1's recurrence: 1,536 channels, state 16
+    selective_scan_softplus            the same, with the step size's softplus inside
+    state_scan                         RWKV-7's states at chunk starts: 12 heads of 64 x 64, chunks of 64
+    delta_rule, gated_delta_rule       8 heads of 96 x 96; 6 heads of 96 x 192
+    wkv6, wkv7                         RWKV-6 and RWKV-7: 12 heads of 64 x 64
+    gla, kda                           4 heads of 96 x 192; 6 heads of 128 x 128
+    short_conv                         convolution of Mamba-1 and Mamba-2: 1,536 channels
+    short_conv_norm, short_conv_v      Gated DeltaNet: q or k with norm, 6 heads of 96; v, 1,152 channels
+    token_shift6, token_shift_moved    RWKV-7: 768 channels, 6 branches; RWKV-6: 5 branches, shares per token
+    wkv7_operands                      RWKV-7's operands from its projections: 12 heads of 64, ranks 64, 64, 32
+    norm_*                             norm, gate and additive terms after a recurrence
+    norm_residual                      a block's RMSNorm with the residual addition: 768 channels
+    path                               PaTH attention: 12 heads of 64
+
+Each case is one layer, with 16-bit inputs where the mixer has them. Times are medians in ms for forward and for forward
+with backward, all in one run. "difference" compares results and gradients with xla in float32 at full precision:
+largest absolute difference / largest absolute entry. With flash-linear-attention and a torch with CUDA, fla's kernels
+are timed too (`fla`), also without host pauses; their difference covers results only. `--dim` uses 768 / dim heads of
+that dimension and omits xla's times. `--batch=1 --seq_len=102400` is one long sequence, whose time axis Triton cuts
+into segments; use it with `--cases`. Results go to benchmarks/results/scans.json; a quick or partial run writes to
+runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -62,7 +66,7 @@ from seqjax.ops.path_attention import path_attention
 CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
 CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152}  # channels
 SHIFTS = {"token_shift6": 6, "token_shift_moved": 5}  # branches
-# H, V of what stands behind a recurrence
+# H, V after a recurrence
 NORMS = {
     "norm_gated_deltanet": (6, 192),
     "norm_mamba2": (24, 64),
@@ -88,12 +92,12 @@ TABLE = report.Table(
 
 
 def normal(i: int, *shape: int, dtype: Any = jnp.float32, scale: float = 1.0) -> jax.Array:
-    """The i-th operand."""
+    """Return the i-th operand."""
     return (scale * jax.random.normal(jax.random.key(i), shape)).astype(dtype)
 
 
 def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[jax.Array, ...]:
-    """The inputs of the op in a layer of the mixer, at the sizes of the 110m config, of a laptop's or of `dim`."""
+    """Return the op's inputs in one mixer layer, at 110m sizes, laptop sizes, or head dimension `dim`."""
     half = partial(normal, dtype=jnp.float32 if small else jnp.bfloat16)
     if case == "ssd":
         H, V, N = (2, 8, 16) if small else (24, 64, 128)
@@ -171,7 +175,7 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
 
 
 def function(case: str, implementation: str) -> Callable:
-    """The op as a function of its operands."""
+    """Return the op as a function of its operands."""
     if case in NORMS:
         norm = partial(
             head_norm,
@@ -221,7 +225,7 @@ def function(case: str, implementation: str) -> Callable:
 
 
 def difference(got: Any, want: Any) -> float:
-    """Over all leaves, the largest difference over the largest entry."""
+    """Return the largest difference over all leaves / the largest entry."""
 
     def of(a: jax.Array, b: jax.Array) -> float:
         return float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max())
@@ -230,7 +234,7 @@ def difference(got: Any, want: Any) -> float:
 
 
 def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
-    """{implementation: times in ms, bytes, and difference from xla in float32}."""
+    """Return times in ms, bytes, and difference from xla in float32, by implementation."""
     given = operands(case, B, T, small=small, dim=dim)
     wide = [x.astype(jnp.float32) for x in given]
 
@@ -263,7 +267,7 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print and write as it goes."""
+    """Measure all cases; print and write after each."""
     given = FLAGS.parse_args(argv)
     cases = given.cases or (tuple(torch_fla.CALLS) if given.dim else CASES)
     options.check_known("cases", cases, CASES)

@@ -1,27 +1,26 @@
-"""Tokens per second of a training step, per architecture:
+"""Measure training throughput (tokens/s) per architecture:
 
     python -m benchmarks.train_step [--mixers=a,b] [--quick] [--against=benchmarks/results/train_step.json]
     python -m benchmarks.train_step --devices=4 [--layouts=data,fsdp] [--size=1b3 --batch=4]
     python -m benchmarks.train_step --devices=4 --layouts=seq --batch=1 --seq_len=102400
 
-The step of `seqjax.training.loop`, compiled and sharded as there (`step.jit_train_step`) over the mesh of the config,
-which takes every device of the machine. Shipped configs (with settings: --mixers="top1_chunk:
-model.mixer.selection=best_key,model.mixer.top_k=4;mamba2") at size 110m, batch 16 of 2,048 random tokens, without
-accumulation and, unless --remat says otherwise, without rematerialisation: forward, backward and the optimiser,
-compiled ahead, then the median over repeats of some steps. On a CPU, or with --quick, the debug size. Compare numbers
-of one run only, or with --against those of a recorded one: another run has another clock, and perhaps another XLA.
+A step is forward, backward and optimiser, compiled and sharded like the steps of `seqjax.training.loop`
+(`step.jit_train_step`) over all devices. Defaults: shipped configs at size 110m, 16 sequences of 2,048 random tokens,
+no gradient accumulation, no rematerialisation (unless --remat). A config can have settings: --mixers="top1_chunk:
+model.mixer.selection=best_key,model.mixer.top_k=4;mamba2". On a CPU, or with --quick, the size is debug. A result is
+the median over repeats of several steps. Compare results within one run, or use --against: clocks and XLA versions
+differ between runs.
 
-With --devices=N every architecture is measured on one device and then on N, data parallel (mesh.data=N) and fully
-sharded (mesh.fsdp=N), with --batch sequences (the debug size: those of its config) on each device. The layout seq
-splits --batch sequences over the N devices instead (mesh.seq=N). "scaling" is the tokens per second on N devices over N
-times those on one, in the same run.
+--devices=N measures every architecture on one device and then on N: data parallel (mesh.data=N) and fully sharded
+(mesh.fsdp=N), with --batch sequences per device (at debug: the config's batch). The layout seq splits --batch sequences
+over N devices (mesh.seq=N). "scaling" is throughput on N devices / (N x throughput on one device), in the same run.
 
-Memory is per device: what XLA reserves for the compiled step (arguments and temporaries; outputs take the arguments'
-place) and, where the device counts it, its peak, if this architecture raised that. "kernels" and "moved GB" are the
-kernels of a step on a device and what they read and write (benchmarks/harness/program.py). "exch. MB" is what the
-collective operations of a step make on each device: of a sum of gradients its result, of a gathered parameter the
-whole. Writes benchmarks/results/train_step.json (with --devices=N train_step_N_devices.json) after every architecture
-and the plot beside it at the end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/.
+Memory is per device: XLA's reservation for the compiled step (arguments and temporaries; outputs reuse the arguments)
+and, if the device reports it, the peak when this architecture raised it. "kernels" and "moved GB" count a step's
+kernels per device and the bytes they read and write (benchmarks/harness/program.py). "exch. MB" is the output size of a
+step's collective operations per device. Results go to benchmarks/results/train_step.json (--devices=N:
+train_step_N_devices.json), written after every architecture, with a plot at the end. A quick or partial run, or a run
+with --against, writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -80,7 +79,7 @@ TABLE = report.Table(
 
 
 class Step(NamedTuple):
-    """The training step of a config on a mesh, not compiled yet: what makes its state, and how its inputs are split."""
+    """A config's training step on a mesh before compilation: the state constructor and the input shardings."""
 
     model: Model
     init: Callable[[], TrainState]
@@ -90,7 +89,7 @@ class Step(NamedTuple):
 
 
 def lower(config: Config, mesh: Mesh) -> Step:
-    """Return the step of `seqjax.training.loop`, lowered for the devices of a mesh."""
+    """Return the step of `seqjax.training.loop`, lowered for a mesh."""
     train = config.train
     require_equal_pieces(train.seq_len, mesh)
     n_micro = micro_batches(train, mesh)
@@ -108,7 +107,7 @@ def lower(config: Config, mesh: Mesh) -> Step:
 
 
 class Stepper:
-    """The compiled training step of a config, with its state and one batch of random tokens; a call makes a step."""
+    """A config's compiled training step with state and one batch of random tokens; each call runs a step."""
 
     def __init__(self, config: Config, devices: list[Any] | None = None):
         mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
@@ -125,13 +124,13 @@ class Stepper:
             self.compile_s = time.perf_counter() - start
 
     def __call__(self) -> dict[str, jax.Array]:
-        """Run a step; the metrics are ready when it is done."""
+        """Run a step; its metrics become ready when the step ends."""
         self.state, step_metrics = self.compiled(self.state, self.tokens, self.rate)
         return step_metrics
 
 
 def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | None = None) -> dict[str, Any]:
-    """Compile one step on these devices, or all, and run it `repeats` times `steps` times."""
+    """Compile a step for the devices (default: all), then time `repeats` repeats of `steps` steps."""
     train, before = config.train, provenance.device_peak_bytes()
     stepper, n_devices = Stepper(config, devices), len(devices or jax.devices())
     seconds_per_call(stepper, calls=2, repeats=1)
@@ -143,7 +142,7 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
     return {
         "tokens_per_s": rate,
         "runs": rates,
-        "mfu": flops.mfu(rate * jax.device_count() / n_devices, per_token),  # which takes the peak of all devices
+        "mfu": flops.mfu(rate * jax.device_count() / n_devices, per_token),  # `mfu` divides by the peak of all devices
         "devices": n_devices,
         "flops_per_token": per_token,
         "params": flops.n_params(stepper.model),
@@ -155,7 +154,7 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
 
 
 def of_program(compiled: Any) -> dict[str, int]:
-    """Of a compiled step: the bytes that XLA reserves on a device, moves and exchanges with others, and its kernels."""
+    """Return a compiled step's reserved, moved and exchanged bytes per device, and its number of kernels."""
     memory, per_step = compiled.memory_analysis(), work(compiled.as_text())
     return {
         "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
@@ -167,10 +166,10 @@ def of_program(compiled: Any) -> dict[str, int]:
 
 
 def layouts(config: Config, n_devices: int, axes: list[str]) -> dict[str, Config]:
-    """The config for one device, as "", and for `n_devices` by the mesh axis that splits the tokens, as "data=4"."""
+    """Return configs by layout: "" for one device, "data=4" and similar for `n_devices` on one mesh axis."""
 
     def on(n: int, axis: str) -> Config:
-        n_batches = 1 if axis == "seq" else n  # it splits the sequences that one device has
+        n_batches = 1 if axis == "seq" else n  # seq splits sequences, so the batch stays
         train = dataclasses.replace(config.train, batch_size=config.train.batch_size * n_batches)
         mesh = dataclasses.replace(config.mesh, **({"data": 1, "fsdp": 1, "seq": 1, "tensor": 1} | {axis: n}))
         return dataclasses.replace(config, train=train, mesh=mesh)
@@ -179,7 +178,7 @@ def layouts(config: Config, n_devices: int, axes: list[str]) -> dict[str, Config
 
 
 def row(title: str, result: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """A line of the table; `recorded` is the result of the same name in another report, or empty."""
+    """Return a table line; `recorded` is the result of the same name in another report, or empty."""
     if "error" in result:
         return TABLE.row(title, result)
     shown = {**result, "lowest": min(result["runs"])}
@@ -189,7 +188,7 @@ def row(title: str, result: dict[str, Any], recorded: dict[str, Any]) -> str:
 
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
-    """Bars, fastest first."""
+    """Plot bars, fastest first."""
     measured = {name: result for name, result in written["results"].items() if "error" not in result}
     rows = [
         plot.Bar(
@@ -205,19 +204,19 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
 
 
 def title_of(name: str, layout: str = "") -> str:
-    """The name of an architecture and a layout in tables and plots."""
+    """Return the label of an architecture and layout in tables and plots."""
     return f"{label(name)} {layout}".rstrip()
 
 
 def check_devices(n_devices: int, axes: list[str]) -> None:
-    """Raise `UserError` for more devices than there are, or a layout that does not split the tokens."""
+    """Raise `UserError` for more devices than exist and for layouts that do not split the tokens."""
     options.check_known("layouts", axes, ["data", "fsdp", "seq"])
     if n_devices and not 2 <= n_devices <= jax.device_count():
         raise UserError(f"--devices={n_devices}: give 2 to {jax.device_count()}, the number of devices here.")
 
 
 def main(argv: list[str]) -> None:
-    """Measure one after the other, print and write as it goes."""
+    """Measure all architectures; print and write after each."""
     given = FLAGS.parse_args(argv)
     check_devices(given.devices, given.layouts)
     quick = given.quick or jax.default_backend() == "cpu"

@@ -1,1 +1,4 @@
-"""One file per architecture; `get_config(arg)` returns what `seqjax train --config=NAME:arg` trains."""
+"""One file per architecture; `seqjax train --config=NAME:arg` trains it.
+
+`get_config(arg)` returns the config.
+"""

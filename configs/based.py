@@ -1,7 +1,7 @@
-"""Based: of five layers one Taylor linear attention, one window attention, three gated convolutions (arXiv 2402.18668).
+"""Based: Taylor linear attention, window attention and gated convolutions, 1:1:3.
 
-Linear attention at layers 1, 6, 11 and window attention at 2, 7, 12 of 15, SwiGLU of twice the width in every layer,
-float32 residual stream.
+arXiv 2402.18668. Of 15 layers, 1, 6 and 11 have linear attention, 2, 7 and 12 window attention, and the rest gated
+convolutions. Every layer has a SwiGLU of twice the width; the residual stream is float32.
 
     seqjax train --config=based
     seqjax train --config=based:110m
@@ -17,7 +17,7 @@ WINDOW = {"name": "transformer_pp", "window": 128}
 
 
 def settings(size: presets.Size):
-    """Return what differs from Transformer++, among others 15 layers instead of 12."""
+    """Return the differences from Transformer++, including 15 layers instead of 12."""
     return {
         "model.n_layers": 5 * max(1, round(size.n_layers / 4)),
         "model.mlp.kind": "swiglu",
@@ -27,5 +27,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="based", mixer=(CONV, LINEAR, WINDOW, CONV, CONV), settings=settings)

@@ -1,4 +1,6 @@
-"""DeltaNet (arXiv 2406.06484): linear attention with the delta rule, in flash-linear-attention's shape.
+"""DeltaNet: linear attention with the delta rule.
+
+arXiv 2406.06484; the shape is flash-linear-attention's.
 
     seqjax train --config=deltanet
     seqjax train --config=deltanet:110m
@@ -10,7 +12,10 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from a Transformer++ of this size; DeltaNet has 8 heads at a width of 768, not 12."""
+    """Return the differences from a Transformer++ of this size.
+
+    DeltaNet has 8 heads at width 768, not 12.
+    """
     return {
         "model.norm_eps": 1e-6,
         "model.mlp.kind": "swiglu",
@@ -20,5 +25,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="deltanet", mixer={"name": "deltanet"}, settings=settings)

@@ -1,10 +1,13 @@
-"""FoX, the Forgetting Transformer: softmax attention with a forget gate and no positions (arXiv 2503.02130).
+"""FoX, the Forgetting Transformer: softmax attention with forget gates.
+
+arXiv 2503.02130. There are no positions.
 
     seqjax train --config=fox
     seqjax train --config=fox:110m
 
-The paper's Pro block has keys and values mixed with those before, norms, an output gate and a smaller MLP: set
-model.mixer.kv_shift, model.mixer.qk_norm and model.mixer.output_gate to True, and model.mlp.dim to 1792 at 110m.
+The paper's Pro block mixes keys and values with the previous token's, adds norms and an output gate, and has a smaller
+MLP. For it, set model.mixer.kv_shift, model.mixer.qk_norm and model.mixer.output_gate to True, and model.mlp.dim to
+1792 at 110m.
 
 Results: lab/results/mixers.md, lab/results/trunks_110m
 """
@@ -13,7 +16,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="fox",

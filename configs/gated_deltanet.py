@@ -1,4 +1,6 @@
-"""Gated DeltaNet (arXiv 2412.06464): the delta rule on a state that decays, in flash-linear-attention's shape.
+"""Gated DeltaNet: the delta rule with a decaying state.
+
+arXiv 2412.06464; the shape is flash-linear-attention's.
 
     seqjax train --config=gated_deltanet
     seqjax train --config=gated_deltanet:110m
@@ -10,7 +12,10 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from a Transformer++ of this size; Gated DeltaNet has 6 heads at a width of 768, not 12."""
+    """Return the differences from a Transformer++ of this size.
+
+    Gated DeltaNet has 6 heads at width 768, not 12.
+    """
     return {
         "model.norm_eps": 1e-6,
         "model.mlp.kind": "swiglu",
@@ -20,5 +25,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="gated_deltanet", mixer={"name": "gated_deltanet"}, settings=settings)

@@ -1,4 +1,6 @@
-"""Gated DeltaProduct (arXiv 2502.10297): Gated DeltaNet with two steps of the delta rule for every token.
+"""Gated DeltaProduct: Gated DeltaNet with two delta-rule steps per token.
+
+arXiv 2502.10297.
 
     seqjax train --config=gated_deltaproduct
     seqjax train --config=gated_deltaproduct:110m
@@ -10,10 +12,10 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from a Transformer++ of this size.
+    """Return the differences from a Transformer++ of this size.
 
-    Keys are half as wide as the model, the default, and values five eighths: with two steps the projections of a layer
-    have 4 D^2 entries, as those of attention have. At a width of 768 there are 4 heads, not 12.
+    The key width is half the model width (the default), the value width five eighths. With two steps a layer's
+    projections then have 4 D^2 entries, like attention's. There are 4 heads at width 768, not 12.
     """
     return {
         "model.norm_eps": 1e-6,
@@ -25,5 +27,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="gated_deltaproduct", mixer={"name": "gated_deltaproduct"}, settings=settings)

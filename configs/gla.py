@@ -1,4 +1,6 @@
-"""GLA, gated linear attention (arXiv 2312.06635): a decay per key channel from the data, without correction.
+"""GLA, gated linear attention: a data-dependent decay per key channel.
+
+arXiv 2312.06635.
 
     seqjax train --config=gla
     seqjax train --config=gla:110m
@@ -17,5 +19,5 @@ SETTINGS = {
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="gla", mixer={"name": "gla"}, settings=SETTINGS)

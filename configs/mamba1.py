@@ -1,4 +1,6 @@
-"""Mamba-1: two mixers for each Transformer layer, no MLP, float32 residual stream (arXiv 2312.00752).
+"""Mamba-1: two mixer layers per Transformer layer, no MLP.
+
+arXiv 2312.00752. The residual stream is float32.
 
     seqjax train --config=mamba1
     seqjax train --config=mamba1:110m
@@ -10,7 +12,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from Transformer++."""
+    """Return the differences from Transformer++."""
     return {
         "model.n_layers": 2 * size.n_layers,
         "model.mlp.kind": "none",
@@ -20,5 +22,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="mamba1", mixer={"name": "mamba1", "chunk_size": 32}, settings=settings)

@@ -1,4 +1,6 @@
-"""Mamba-2: two mixers for each Transformer layer, no MLP, float32 residual stream (arXiv 2405.21060).
+"""Mamba-2: two mixer layers per Transformer layer, no MLP.
+
+arXiv 2405.21060. The residual stream is float32.
 
     seqjax train --config=mamba2
     seqjax train --config=mamba2:110m
@@ -10,7 +12,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from Transformer++."""
+    """Return the differences from Transformer++."""
     return {
         "model.n_layers": 2 * size.n_layers,
         "model.mlp.kind": "none",
@@ -20,5 +22,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="mamba2", mixer={"name": "mamba2"}, settings=settings)

@@ -1,4 +1,6 @@
-"""mLSTM, the matrix memory of xLSTM (arXiv 2405.04517), in the block of xLSTM 7B (2503.13427).
+"""mLSTM, xLSTM's matrix memory, in the block of xLSTM 7B.
+
+arXiv 2405.04517 and 2503.13427.
 
     seqjax train --config=mlstm
     seqjax train --config=mlstm:110m
@@ -16,5 +18,5 @@ SETTINGS = {
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="mlstm", mixer={"name": "mlstm"}, settings=SETTINGS)

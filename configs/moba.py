@@ -1,11 +1,13 @@
-"""MoBA, Mixture of Block Attention (arXiv 2502.13189): the own block and those of the best mean keys.
+"""MoBA, Mixture of Block Attention: the query's block and top mean-key blocks.
+
+arXiv 2502.13189.
 
     seqjax train --config=moba
     seqjax train --config=moba:110m
 
-It is Top-1 Chunk's approximate selection without QK norm, with several chunks. The paper's top-k counts the own block:
-its 3 of 16 blocks, at 8,192 tokens blocks of 512, are `top_k=2` and blocks of 128 at 2,048 tokens. There is no norm of
-the output, as in the paper's code.
+This is Top-1 Chunk's approximate selection without QK norm, with several chunks. The paper's top-k counts the query's
+block: its 3 of 16 blocks of 512, at 8,192 tokens, correspond to `top_k=2` and blocks of 128 at 2,048 tokens. As in the
+paper's code, the output has no norm.
 
 Results: lab/results/mixers.md, lab/results/trunks_110m
 """
@@ -14,7 +16,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="moba",

@@ -1,4 +1,6 @@
-"""NSA, Native Sparse Attention (arXiv 2502.11089): means of blocks, selected blocks and a window, with gates.
+"""NSA, Native Sparse Attention: block means, selected blocks and a window.
+
+arXiv 2502.11089.
 
     seqjax train --config=nsa
     seqjax train --config=nsa:110m
@@ -10,11 +12,11 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from a Transformer++ of this size.
+    """Return the differences from a Transformer++ of this size.
 
-    Four query heads share a key head, where the size has so many; the MLP is wider by what that saves. Up to 2,048
-    tokens blocks and windows are scaled down: a query reads 8 blocks of 32 and a window of 256 of 2,048 tokens.
-    Beyond, they are the paper's, 16 blocks of 64 and a window of 512, the defaults.
+    Four query heads share a key head, if the size has four; the saved parameters widen the MLP. Up to 2,048 tokens,
+    blocks and windows are scaled down: at 2,048 tokens a query reads 8 blocks of 32 and a window of 256. Longer
+    sequences use the paper's values, the defaults: 16 blocks of 64 and a window of 512.
     """
     kv_heads = max(1, size.heads // 4)
     saved = 2 * (size.dim - size.dim * kv_heads // size.heads)  # columns of k and v; a gated MLP has three matrices
@@ -32,5 +34,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="nsa", mixer={"name": "nsa"}, settings=settings)

@@ -1,10 +1,12 @@
-"""PaTH attention: positions are products of matrices that the tokens between key and query choose (arXiv 2505.16381).
+"""PaTH attention: positions are products of data-dependent matrices.
+
+arXiv 2505.16381.
 
     seqjax train --config=path
     seqjax train --config=path:110m
     seqjax train --config=path:110m,model.mixer.forget_gate=True
 
-The last one is the paper's PaTH-FoX, with the forget gates of FoX.
+The last command is the paper's PaTH-FoX, with FoX's forget gates.
 
 Results: lab/results/all_mixers.md
 """
@@ -13,7 +15,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="path",
@@ -22,7 +24,7 @@ def get_config(arg: str = ""):
             "model.norm_eps": 1e-6,
             "model.mlp.kind": "swiglu",
             "model.mlp.rescale_init": False,
-            # The backward pass of a layer holds its queries at every chunk: of one layer at a time.
+            # A layer's backward pass holds its queries at every chunk; the scan limits this to one layer at a time.
             "model.scan_layers": True,
         },
     )

@@ -1,4 +1,6 @@
-"""RWKV-6: LayerNorm, a norm on the embedding, ChannelMix of 3.5 times the width (arXiv 2404.05892).
+"""RWKV-6: LayerNorm, a norm on the embedding, ChannelMix 3.5 times the width.
+
+arXiv 2404.05892.
 
     seqjax train --config=rwkv6
     seqjax train --config=rwkv6:110m
@@ -8,7 +10,7 @@ Results: lab/results/mixers.md, lab/results/trunks_110m
 
 from seqjax import presets
 
-# What differs from Transformer++; the block brings its own MLP.
+# Differences from Transformer++; the RWKV block contains ChannelMix as its MLP.
 SETTINGS = {
     "model.mlp.kind": "none",
     "model.mlp.dim": None,
@@ -19,5 +21,5 @@ SETTINGS = {
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="rwkv6", mixer={"name": "rwkv6"}, settings=SETTINGS)

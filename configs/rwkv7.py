@@ -1,4 +1,6 @@
-"""RWKV-7 (arXiv 2503.14456) in its own block: LayerNorm, token shift, ChannelMix with squared ReLU.
+"""RWKV-7 in the RWKV block: LayerNorm, token shift, ChannelMix with squared ReLU.
+
+arXiv 2503.14456.
 
     seqjax train --config=rwkv7
     seqjax train --config=rwkv7:110m
@@ -10,7 +12,10 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from a Transformer++ of this size; ChannelMix is 4 times as wide as the model."""
+    """Return the differences from a Transformer++ of this size.
+
+    ChannelMix is 4 times as wide as the model.
+    """
     return {
         "model.norm": "layernorm",
         "model.embed_norm": True,
@@ -20,5 +25,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="rwkv7", mixer={"name": "rwkv7"}, settings=settings)

@@ -1,6 +1,6 @@
-"""Top-1 Chunk: attention to the local chunk and to one selected chunk of the past (arXiv 2505.18522, section 5).
+"""Top-1 Chunk: attention to the local chunk and to one selected past chunk.
 
-The selection is exact by default.
+arXiv 2505.18522, section 5. The selection is exact by default.
 
     seqjax train --config=top1_chunk
     seqjax train --config=top1_chunk:110m
@@ -15,7 +15,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="top1_chunk",

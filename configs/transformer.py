@@ -1,4 +1,6 @@
-"""Transformer: GPT with learned positions, biases, LayerNorm and a GELU MLP (arXiv 2505.18522, appendix A).
+"""Transformer: GPT with learned positions, biases, LayerNorm and a GELU MLP.
+
+arXiv 2505.18522, appendix A.
 
     seqjax train --config=transformer
     seqjax train --config=transformer:110m
@@ -10,7 +12,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """Return what differs from Transformer++; GPT's GELU is the tanh form."""
+    """Return the differences from Transformer++; GPT's GELU is the tanh form."""
     return {
         "model.norm": "layernorm",
         "model.learned_positions": True,
@@ -22,5 +24,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="transformer", mixer={"name": "transformer"}, settings=settings)

@@ -1,4 +1,6 @@
-"""Transformer++: full causal attention, the paper's reference (arXiv 2505.18522, section 2 and appendix A).
+"""Transformer++: full causal attention, the paper's reference.
+
+arXiv 2505.18522, section 2 and appendix A.
 
     seqjax train --config=transformer_pp
     seqjax train --config=transformer_pp:110m
@@ -11,5 +13,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="transformer_pp", mixer={"name": "transformer_pp"})

@@ -1,26 +1,57 @@
-"""Differentiable ops over interchangeable backends: arrays in, arrays out. Needs jax and jaxtyping alone.
+"""Differentiable ops with interchangeable backends: arrays in, arrays out.
 
-    top1_chunk_attention    every query attends to its own chunk (causal) and to the one past chunk that it selects
-    select_chunk            that selection alone
-    selected_chunk_attention  the attention alone, to chunks that the caller selects
-    top1_element_attention  every query returns the value of its best key; softmax gradient (straight-through)
-    *_decode                one token against a cache
-    state_scan              states at the chunk starts of a chunked recurrence (the delta rules, RWKV-7)
-    state_passing           the same with a decay by element (Mamba-2, RWKV-5 and 6, Based)
-    selective_scan          Mamba-1: a decay per channel and state
-    ssd                     Mamba-2 and 3: a decay per head
-    delta_rule              DeltaNet and Gated DeltaNet
-    linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
-    short_conv              the short causal convolution before a recurrence, with SiLU and an L2 norm per head
-    token_shift             RWKV's interpolations of every input with the one before it
-    wkv7_operands           what RWKV-7 makes of its projections before the recurrence
-    head_norm               what stands behind a recurrence: a norm per head and a gate
-    residual_norm           the norm of a block beside the residual stream
-    path_walk               PaTH's queries on their way back over the chunks before theirs
-    cross_entropy           losses of tokens, with the gradient of their logits as a result
+The package needs only jax and jaxtyping.
 
-Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
-`backends_used` says which one ran, and `register_backend` adds one of your own. See docs/kernels.md.
+    top1_chunk_attention      softmax over the local chunk and the past chunk (or k chunks) that each query selects
+    selected_chunk_attention  the same attention, to past chunks that the caller selects
+    select_chunk              the selection without the attention
+    top1_element_attention    the value of each query's best key; softmax gradient (straight-through)
+    *_decode                  one new token against a cache
+    causal_attention          softmax attention, optionally with a window, ALiBi or forget gates
+    path_walk                 PaTH: attention to earlier chunks, with a linear map of the query per chunk
+    selective_scan            Mamba-1: a decay per channel and state
+    ssd                       Mamba-2 and Mamba-3: a decay per head
+    delta_rule                DeltaNet and Gated DeltaNet
+    linear_attention          RWKV-5, 6 and 7, GLA, KDA, mLSTM: a decay per key channel
+    state_scan                states at the chunk starts of a chunked recurrence (delta rules, RWKV-7)
+    state_passing             the same with an elementwise decay (Mamba-2, RWKV-5 and 6, Based)
+    short_conv                short causal convolution before a recurrence, with SiLU and an L2 norm per head
+    token_shift               RWKV: interpolate every input with the previous input
+    wkv7_operands             RWKV-7: operands of linear_attention from the layer's projections
+    head_norm                 post-recurrence: per-head norm and output gate
+    residual_norm             the norm of a block, for a residual stream x + f(norm(x))
+    cross_entropy             token losses, and their gradient with respect to the logits as a result
+    unit_lower_inverse        batched inverse of unit lower triangular matrices
+
+Operands and results. B batch, T time, H heads, G key-value heads (or groups), K key dim, V value dim, C chunk, c
+chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional operands are in brackets.
+
+    op                        operands                                              result
+    top1_chunk_attention      q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]                 [B,T,H,V]
+    selected_chunk_attention  q, k, v as above, chunks [B,T,H,k] int32              [B,T,H,V]
+    select_chunk              q [B,T,H,K]  k [B,T,G,K]                              chunks [B,T,H] or [B,T,H,k] int32
+    top1_chunk_decode         q [B,H,K]  caches [B,S,G,K], [B,S,G,V]  length        [B,H,V]
+    top1_element_attention    q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]                 [B,T,H,V]
+    top1_element_decode       q [B,H,K]  caches [B,S,G,K], [B,S,G,V]  length        [B,H,V]
+    causal_attention          q [B,T,H,K]  k, v [B,T,G,K]  (log gates [B,T,H])      [B,T,H,K]
+    path_walk                 q, k [c,B,H,C,K]  v [c,B,H,C,V]  P [c,B,H,K,K]        [c,B,H,C,V]
+    selective_scan            x, dt [B,T,E]  A [E,N]  B, C [B,T,N]  D [E]  state    y [B,T,E]  state [B,E,N]
+    ssd                       x [B,T,H,V]  log a [B,T,H]  b, c [B,T,(G,)N]  state   y [B,T,H,V]  state [B,H,N,V]
+    delta_rule                q, k [B,T,H,K]  v [B,T,H,V]  beta, (log g) [B,T,H]    o [B,T,H,V]  state [B,H,K,V]
+    linear_attention          r, k, log w [B,T,H,K]  v [B,T,H,V]  (u [H,K])         o [B,T,H,V]  state [B,H,K,V]
+    state_scan                d [c,B,H,k]  P [c,B,H,K,K]  R [c,B,H,K,V]  state      [c,B,H,K,V]  state [B,H,K,V]
+    state_passing             decay, update [B,c,...]  state [B,...]                [B,c,...]  state [B,...]
+    short_conv                x [B,T,E]  taps [E,W]  (bias [E])                     [B,T,E]
+    token_shift               x [B,T,D]  (last [B,D])  N shares [D]                 N arrays [B,T,D]
+    wkv7_operands             r, k, v [B,T,H,K]  low-rank maps, vectors             operands of linear_attention
+    head_norm                 x [B,T,H,V]  (gate [B,T,H,V])  gain [H,V]             [B,T,H,V]
+    residual_norm             x [B,T,D]  gain [D]                                   x and norm(x), [B,T,D] each
+    cross_entropy             logits [B,C,O]  targets, weights [B,C]                losses [B,C]  gradient [B,C,O]
+    unit_lower_inverse        M [...,C,C], strictly lower triangular                (I + M)^-1 [...,C,C]
+
+Each op except unit_lower_inverse takes `implementation=None | "triton" | "pallas" | "xla"`; causal_attention takes
+"cudnn", "triton", "splash", "xla" or "chunked". None picks the first backend that can run the problem. `backends_used`
+returns the chosen backends, and `register_backend` adds a backend from another package. Equations: docs/kernels.md.
 Papers: arXiv 2505.18522 (Top-1 Chunk and Element), 2312.00752, 2405.21060, 2406.06484.
 """
 

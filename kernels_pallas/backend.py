@@ -1,11 +1,11 @@
-"""Chooses the implementation of an op.
+"""Choose the backend that runs an op.
 
-An op has a tuple of `Backend`s, each declared beside its kernels: `refusal(problem)` says why it cannot run a problem
-(None when it can), `load()` imports the kernels. Nothing of a backend is imported before it has accepted, so a machine
-without CUDA never imports a GPU library. A caller that names a backend gets that one or a `BackendError` with the
-reason of every refusal: there is no silent fallback.
+Each op has a tuple of `Backend`s, declared next to their kernels. `refusal(problem)` returns the reason why a backend
+cannot run a problem, or None. `load()` imports the kernels, and runs only after the backend has accepted. A machine
+without CUDA therefore never imports a GPU library. A caller that selects a backend by name gets it, or a `BackendError`
+with every backend's reason: there is no silent fallback.
 
-docs/add_a_kernel_backend.md describes how to add one.
+docs/add_a_kernel_backend.md describes how to add a backend.
 """
 
 import logging
@@ -25,16 +25,22 @@ Kernels = TypeVar("Kernels")
 
 
 class BackendError(ValueError):
-    """The selected implementation cannot run this problem; the message lists each backend's reason."""
+    """The selected implementation cannot run this problem.
+
+    The message lists each backend's reason.
+    """
 
 
 class Problem(NamedTuple):
-    """A problem as a backend sees it before it accepts: the platform, the operands, and the op's static options."""
+    """The facts by which a backend accepts or refuses.
+
+    They are the platform, the operands' shapes and dtypes, and the op's static options.
+    """
 
     platform: str  # "cpu", "gpu", "tpu"
     operands: tuple[jax.ShapeDtypeStruct, ...]
     options: Mapping[str, Any]
-    is_named: bool = False  # whether the caller selected this backend by name
+    is_named: bool = False  # True if the caller selected this backend by name
 
 
 def no_refusal(problem: Problem) -> str | None:
@@ -43,29 +49,32 @@ def no_refusal(problem: Problem) -> str | None:
 
 
 def no_preference(problem: Problem) -> bool:
-    """Keep the usual order."""
+    """Return False: keep the op's usual backend order."""
     del problem
     return False
 
 
 @dataclass(frozen=True)
 class Backend(Generic[Kernels]):
-    """An implementation of an op, as its own file declares it."""
+    """One implementation of an op."""
 
-    name: str  # of IMPLEMENTATIONS or the op's own order, or another one for a backend from outside this package
+    name: str  # from IMPLEMENTATIONS or the op's `order`; any new name for a backend from another package
     load: Callable[[], Kernels]  # imports the kernels
-    refusal: Callable[[Problem], str | None] = no_refusal  # why it cannot run the problem
-    leads: Callable[[Problem], bool] = no_preference  # whether it is tried first, where it was measured faster
+    refusal: Callable[[Problem], str | None] = no_refusal  # reason why it cannot run, or None
+    leads: Callable[[Problem], bool] = no_preference  # True where measurements show it is faster: it is tried first
 
 
-# Backends of other packages, by op and name (outside.py).
+# Backends from other packages, by op and name (outside.py).
 _outside: dict[str, dict[str, Backend[Any]]] = {}
 _used: dict[str, str] = {}
 _logged: set[tuple[str, str]] = set()
 
 
 def add_outside(op: str, backend: Backend[Any]) -> None:
-    """Let `pick` try a backend of another package first; it replaces any of the same name."""
+    """Register a backend from another package.
+
+    `pick` tries it first. It replaces a backend with the same name.
+    """
     _outside.setdefault(op, {})[backend.name] = backend
 
 
@@ -78,12 +87,12 @@ def pick(
     *,
     order: Sequence[str] = IMPLEMENTATIONS,
 ) -> Kernels:
-    """Return the kernels that run this problem: those of the named backend, or of the first that accepts.
+    """Return the kernels of the selected backend, or of the first that accepts.
 
-    Backends from outside this package are tried first, then those that lead for this problem, then the others in
-    `order`, which lists the valid names of an op's backends.
+    The order is: backends from other packages, then backends that lead for this problem, then the rest in `order`.
+    `order` also lists the op's valid backend names.
 
-    Raises BackendError when the named one is unknown or refuses, with the reason of each backend.
+    Raises BackendError, with each backend's reason, if the name is unknown or the backend refuses.
     """
     outside: Mapping[str, Backend[Any]] = _outside.get(op, {})
     known = (*outside, *order)
@@ -108,7 +117,7 @@ def pick(
 
 
 def used() -> dict[str, str]:
-    """Return {op: backend} of everything that was traced so far in this process, the latest choice per op."""
+    """Return {op: backend}, the latest choice for each op traced in this process."""
     return dict(_used)
 
 

@@ -1,12 +1,16 @@
-"""Kernels under `jax.vmap`, `jax.shard_map` and automatic sharding: a custom call has rules for none of them.
+"""Rules for kernels under `jax.vmap`, `jax.shard_map` and automatic sharding.
 
-vmap       Every operand and result has the batch first: `[N, B, ...]` becomes `[N B, ...]` and back, one launch for
-           all. Running the call once per mapped element would give up the device.
-shardings  Batch entries and heads are independent: under jit over a mesh each device runs the kernel on its own, and
-           what sums over them is summed over the devices. Without a rule XLA would gather every operand on every
-           device. A rule follows the sharding that XLA propagates; `jax.shard_map` around the kernel would have to be
-           told the mesh's axes and to force that layout on the operands.
-shard_map  The results vary over the mesh axes that the operands vary over.
+A custom call has no such rules.
+
+vmap: operands and results have the batch first, so `[N, B, ...]` becomes `[N B, ...]` and back, with one launch. One
+call per mapped element would leave the device mostly idle.
+
+Automatic sharding: batch entries and heads are independent. Each device runs the kernel on its share, and sums over the
+batch or heads are added across devices. Without a rule, XLA would gather every operand on every device. The rule
+follows the sharding that XLA propagates. `jax.shard_map` around the kernel would need the mesh axes, and would force
+one layout on the operands.
+
+shard_map: results vary over the mesh axes over which the operands vary.
 """
 
 import math
@@ -27,10 +31,10 @@ from kernels_pallas.triton import interpreter
 def fold_vmap(
     f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g"), axis: int = 0
 ) -> Callable:
-    """Return `f(*arrays)` with rules for vmap and sharding; arrays and results have the batch on `axis`.
+    """Return `f(*arrays)` with rules for vmap and sharding.
 
-    Derivatives are not covered. Bind static arguments with a `partial`. `rule`, `g`, `r` and `split` are as in
-    `partitioned`.
+    Arrays and results have the batch on `axis`. `rule`, `g`, `r` and `split` are as in `partitioned`. Derivatives are
+    not covered. Bind static arguments with a `partial`.
     """
     folded = jax.custom_batching.custom_vmap(_split_over_mesh(f, rule, g=g, r=r, split=split))
 
@@ -48,7 +52,7 @@ def fold_vmap(
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arrays, in_batched, strict=True)
         ]
-        out = jax.tree.map(unfold, folded(*(fold(x) for x in full)))  # again the folded one: vmap of vmap
+        out = jax.tree.map(unfold, folded(*(fold(x) for x in full)))  # `folded`, not `f`: supports vmap of vmap
         return out, jax.tree.map(lambda _: True, out)
 
     def call(*arrays: Array) -> Any:
@@ -58,61 +62,67 @@ def fold_vmap(
 
 
 def loop_vmap(f: Callable, rule: str) -> Callable:
-    """Return `f(*arrays)` with rules for vmap, one call after the other, and sharding.
+    """Return `f(*arrays)` with a sharding rule; vmap calls `f` once per element.
 
-    For functions with an operand or a result without a batch. Otherwise as `fold_vmap`.
+    For functions that have an operand or result without a batch axis. Otherwise as `fold_vmap`.
     """
     looped = jax.custom_batching.sequential_vmap(_split_over_mesh(f, rule))
     return lambda *arrays: varying_with(arrays, looped(*vary_alike(*arrays)))
 
 
 def _split_over_mesh(f: Callable, rule: str, **options: Any) -> Callable:
-    # The interpreter's callback does not survive the partitioner, so with it the operands are gathered.
+    # The interpreter's callback does not survive the partitioner, so in the interpreter operands are gathered.
     return f if interpreter.is_chosen() else partitioned(f, rule, **options)
 
 
 def vary_alike(*arrays: Array) -> tuple[Array, ...]:
-    """Return the arrays such that under `jax.shard_map` all of them vary over the same mesh axes.
+    """Return the arrays, all varying over the same mesh axes under `jax.shard_map`.
 
-    The gradient of an array that was the same on several devices is then the sum over these.
+    If an array was equal on several devices, its gradient is then the sum over these devices.
     """
     axes = frozenset().union(*(_varying_axes(x) for x in arrays))
     return tuple(_varying(x, axes) for x in arrays)
 
 
 def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
-    """The results of a custom call, which varies over every axis that an operand varies over and does not say so."""
+    """Return the results of a custom call, marked as varying like its operands.
+
+    They vary over every mesh axis over which an operand varies; the call itself does not declare this.
+    """
     axes = frozenset().union(*(_varying_axes(x) for x in operands))
     return jax.tree.map(lambda x: _varying(x, axes), results)
 
 
 class Heads(TypedDict):
-    """Sizes for a sharding rule: key-value heads, and query heads to each."""
+    """Sizes for a sharding rule: `g` key-value heads with `r` query heads each."""
 
     g: int
     r: int
 
 
 def heads(per_head: Array, per_kv_head: Array) -> Heads:
-    """Return the sizes {"g": G, "r": H / G} of arrays [B, T, H, ...] and [B, T, G, ...] for a sharding rule."""
+    """Return {"g": G, "r": H / G} for arrays [B, T, H, ...] and [B, T, G, ...]."""
     H, G = per_head.shape[2], per_kv_head.shape[2]
     return {"g": G, "r": H // G}
 
 
 def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g")) -> Callable:
-    """`f` with a sharding rule: dims whose names are in `split` (batch and key-value heads) may be sharded.
+    """Return `f` with a sharding rule.
 
-    `rule` names every dim as in einops, "b t (g r) k, b t g k -> b t (g r)"; `g` and `r` are the sizes of its heads.
-    `f` must work on any share of the dims that may be sharded. A result without one of them is the sum over it, as in
-    einsum: the devices' shares are added up.
+    The dims listed in `split` (batch and key-value heads) may be sharded; `f` must work on any share of them. `rule`
+    lists every dim as in einops; `g` and `r` are the sizes of its heads. Example:
+
+        b t (g r) k, b t g k -> b t (g r)
+
+    If a result lacks a dim in `split`, it is a sum over the dim, as in einsum, and the devices' shares are added.
     """
-    if r == 1 or g == 1:  # a factor of size 1 has no place in brackets
+    if r == 1 or g == 1:  # brackets may not contain a factor of size 1
         rule = rule.replace("(g r)", "g" if r == 1 else "r")
     sides = [[re.findall(r"\(.*?\)|\w+", dims) for dims in side.split(",")] for side in rule.split("->")]
-    wrapped = custom_partitioning(lambda *arrays: f(*arrays))  # it cannot look into a partial
+    wrapped = custom_partitioning(lambda *arrays: f(*arrays))  # custom_partitioning cannot inspect a partial
 
     def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> tuple:
-        # the propagated shardings are proposals: take those of the dims in `split` and split nothing else
+        # the propagated shardings are proposals: use them for the dims in `split`, and replicate all other dims
         given, results = tuple(arg_shapes), jax.tree.leaves(result_shape)
         axes = _proposed(mesh, given, sides[0], split)
         by_dim = axes | {"(g r)": axes.get("g", ())}
@@ -139,7 +149,10 @@ def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequen
 
 
 def _proposed(mesh: Any, given: tuple, operands: list[list[str]], split: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the mesh axes of every name in `split`: those of the first operand's dim that they divide."""
+    """Return the mesh axes of every name in `split`.
+
+    They come from the first operand dim that the axes divide.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for shape, dims in zip(given, operands, strict=True):
         for axes, dim, size in zip(getattr(shape.sharding, "spec", ()), dims, shape.shape, strict=False):
@@ -157,7 +170,10 @@ def _varying(x: Array, axes: frozenset) -> Array:
 
 
 def _varying_axes(x: Array) -> frozenset:
-    """Return the mesh axes over which x may differ under `jax.shard_map`; none outside."""
+    """Return the mesh axes over which x may differ under `jax.shard_map`.
+
+    Outside `jax.shard_map` there are none.
+    """
     aval: Any = jax.typeof(x)
     manual = getattr(aval, "manual_axis_type", None)  # jax 0.10.2 and later; `vma` in some of them
     return frozenset(getattr(aval, "vma", ()) if manual is None else manual.varying)

@@ -1,7 +1,7 @@
-"""Cutting time into chunks, as every chunked recurrence does, and the products and the remat inside the delta rules'.
+"""Cut time into chunks; products and rematerialisation of the delta rules.
 
-The computation within a chunk runs for all chunks at once (the WY form of DeltaNet, arXiv 2406.06484, section 3, and
-similar forms); `state_scan` and `state_passing` compute the states at the chunk starts.
+The computations within chunks run for all chunks at once (the WY form of DeltaNet, arXiv 2406.06484, section 3, and
+similar forms). `state_scan` and `state_passing` compute the states at the chunk starts.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from jax import Array
 
 from kernels_pallas.numerics import accumulation_dtype
 
-# Names of the values that a chunked op saves for its backward pass, in addition to its inputs.
+# Checkpoint names of the values that a chunked op saves for its backward pass, in addition to its inputs.
 SAVED = ("chunk_states", "chunk_inverse")
 
 
 def split_chunks(x_BT: Array, chunk: int) -> Array:
-    """Cut time into chunks, with zeros after the end: [B, T, ...] -> [B, c, C, ...]."""
+    """Cut time into chunks, zero-padded: [B, T, ...] -> [B, c, C, ...]."""
     n_chunks = -(-x_BT.shape[1] // chunk)
     padding = [(0, 0), (0, n_chunks * chunk - x_BT.shape[1])] + [(0, 0)] * (x_BT.ndim - 2)
     return jnp.pad(x_BT, padding).reshape(x_BT.shape[0], n_chunks, chunk, *x_BT.shape[2:])
@@ -29,7 +29,7 @@ def join_chunks(x_BcC: Array, seq_len: int) -> Array:
 
 
 def to_chunks(x: Array, chunk: int) -> Array:
-    """Split [B, T, H, ...] into chunks [c, B, H, C, ...], padded with zeros at the end."""
+    """Cut [B, T, H, ...] into zero-padded chunks [c, B, H, C, ...]."""
     x = split_chunks(x, chunk)
     return jnp.transpose(x, (1, 0, 3, 2, *range(4, x.ndim)))
 
@@ -45,11 +45,17 @@ def product(spec: str, x: Array, y: Array) -> Array:
 
 
 def carry_precision(dtype: Any) -> jax.lax.Precision:
-    """Return the precision of the state scan's float32 products: TF32 suffices for 16-bit inputs."""
+    """Return the precision of the state scan's float32 products.
+
+    TF32 is sufficient for 16-bit inputs.
+    """
     return jax.lax.Precision.DEFAULT if jnp.finfo(dtype).bits == 16 else jax.lax.Precision.HIGHEST
 
 
 def rematerialized(fn: Any) -> Any:
-    """Return `fn(chunk, ...)` under remat, which saves only its inputs, the chunk-start states and the inverses."""
+    """Return `fn(chunk, ...)` under rematerialisation.
+
+    It saves only its inputs, the chunk-start states and the inverses.
+    """
     policy = jax.checkpoint_policies.save_only_these_names(*SAVED)
     return jax.checkpoint(fn, policy=policy, prevent_cse=False, static_argnums=(0,))

@@ -1,4 +1,4 @@
-"""For those who count operations: ops as accelerators compute them, whatever device counts."""
+"""Count an op's operations as on an accelerator, on any device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ from kernels_pallas.selective_scan import xla, xla_cpu
 
 @contextlib.contextmanager
 def as_on_accelerators() -> Iterator[None]:
-    """Return a context that traces the operations of the `xla` backend on accelerators, to count them on a CPU.
+    """Return a context that traces the accelerators' `xla` backend on a CPU.
 
-    The selective scan differs: 9 FLOPs per channel and state are usual, and the loop of a CPU has 6 and an exponential.
+    Use it to count operations. Only the selective scan differs: accelerators do the usual 9 FLOPs per channel and
+    state. The CPU loop does 6 and an exponential.
     """
     with mock.patch.object(xla_cpu, "forward", xla.forward):
         yield

@@ -1,4 +1,4 @@
-"""Pallas Mosaic GPU across versions of jax: whether its kernels run here, and how one is made."""
+"""Pallas Mosaic GPU across jax versions: machine check, kernel construction."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -10,7 +10,10 @@ from kernels_pallas import device
 
 
 def refusal(platform: str) -> str | None:
-    """Say why Pallas Mosaic GPU kernels that use `wgmma` cannot run on `platform` here; None when they can."""
+    """Return why Pallas Mosaic GPU kernels cannot run on `platform`, or None.
+
+    The kernels use `wgmma`.
+    """
     if platform not in ("cpu", "gpu", "cuda"):
         return f"Pallas Mosaic GPU kernels need an NVIDIA GPU, this is a {platform}"
     try:
@@ -21,7 +24,7 @@ def refusal(platform: str) -> str | None:
         return None if hasattr(mosaic, "InterpretGPUParams") else "this jax has no interpreter for Pallas Mosaic GPU"
     capability = device.compute_capability()
     if capability is None:
-        return "Pallas Mosaic GPU kernels need an NVIDIA GPU with CUDA, this one names no compute capability"
+        return "Pallas Mosaic GPU kernels need an NVIDIA GPU with CUDA, this one reports no compute capability"
     if capability != device.HOPPER:  # later GPUs have other matrix instructions
         return f"the GPU has compute capability {capability / 10}, the kernel needs Hopper's, {device.HOPPER / 10}"
     return None
@@ -38,11 +41,11 @@ def kernel(
     thread_name: str,
     interpret: bool,
 ) -> Callable:
-    """Return `plgpu.kernel` of these arguments, with exponentials and logarithms of the special-function unit.
+    """Return `plgpu.kernel` of these arguments.
 
-    `interpret` says whether jax's interpreter for a CPU runs it.
+    Exponentials and logarithms use the special-function unit. With `interpret`, JAX's CPU interpreter runs the kernel.
     """
-    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # its names vary
+    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # names vary by version
     params = plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane)
     mode: Any = plgpu.InterpretGPUParams() if interpret else False
     return plgpu.kernel(

@@ -1,9 +1,12 @@
-"""Backends from outside this package, which an op tries before its own."""
+"""Register backends from other packages.
+
+An op tries them before its built-in backends.
+"""
 
 from kernels_pallas import backend
 from kernels_pallas.validation import check_choice
 
-# The names under which ops pick their backends (`backend.pick`).
+# Op names as passed to `backend.pick`.
 OPS = (
     "causal_attention",
     "cross_entropy",
@@ -25,22 +28,24 @@ OPS = (
 )
 
 
-# Names of this package's backends.
+# Names of the built-in backends.
 TAKEN = (*backend.IMPLEMENTATIONS, "cudnn", "splash", "chunked")
 
 
 def register_backend(op: str, new: backend.Backend) -> None:
-    """Let `op` run on a backend of another package, which is tried before the op's own.
+    """Register a backend from another package for `op`.
+
+    It is tried before the built-in backends.
 
     Args:
-      op: one of OPS; its kernels have the methods of the op's Protocol, `kernels_pallas/<op>/interface.py`.
-      new: the backend. Its `refusal` says which problems it leaves to the others, and `implementation=new.name` selects
-        it by name. A backend registered under the same name is replaced.
+      op: one of OPS. The kernels implement the op's Protocol, `kernels_pallas/<op>/interface.py`.
+      new: the backend. Where its `refusal` returns a reason, the other backends run. `implementation=new.name` selects
+        it. A registered backend with the same name is replaced.
 
-    The choice is made when a function is traced, so register before the first call; compiled functions do not change.
+    The choice is made when a function is traced: register before the first call. Compiled functions do not change.
 
     Raises:
-      ValueError: an op that does not exist, or the name of a backend of this package.
+      ValueError: an unknown op, or the name of a built-in backend.
     """
     check_choice("op", op, OPS)
     if new.name in TAKEN:

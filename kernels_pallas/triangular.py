@@ -1,13 +1,15 @@
-"""The batched inverse of unit lower triangular matrices, which every delta rule needs inside a chunk.
+"""Invert batches of unit lower triangular matrices.
 
-X = (I + M)^{-1} for a strictly lower triangular, hence nilpotent, M. Blocks of 8 use the finite Neumann product
-(I - M)(I + M^2)(I + M^4); then pairs of blocks are merged,
+Every delta rule needs one inverse per chunk. X = (I + M)^{-1} for a strictly lower triangular, hence nilpotent, M.
+Diagonal blocks of 8 rows use the finite Neumann product (I - M)(I + M^2)(I + M^4). Then neighbouring blocks are merged
+until one is left:
 
-    [[A, 0], [C, B]]^{-1} = [[A', 0], [-B' C A', B']],
+    [[A, 0], [C, B]]^{-1} = [[A', 0], [-B' C A', B']]
 
-until one is left. The product alone would be simpler, but its factors grow like binomials. For a chunk of 64 equal keys
-(M all ones below the diagonal, X has entries 0 and +-1) M^32 reaches 1e18, beyond the precision of float32. Within 8
-the largest is 35. Products use float32 at the highest precision, because the default on NVIDIA GPUs is TF32.
+The Neumann product for the whole matrix would be simpler, but its factors grow like binomial coefficients. For a chunk
+of 64 equal keys (M all ones below the diagonal, X with entries 0 and +-1) M^32 reaches 1e18, beyond float32's
+precision. In blocks of 8 the largest factor is 35. Products use float32 at the highest precision, because the default
+on NVIDIA GPUs is TF32.
 """
 
 import functools
@@ -23,7 +25,10 @@ _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def unit_lower_inverse(m_CC: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
-    """Return (I + M)^{-1}, float32 or float64; the caller must have masked M to be strictly lower triangular."""
+    """Return (I + M)^{-1}, float32 or float64.
+
+    M must be strictly lower triangular; this is not checked.
+    """
     x_CC: Any = _inverse(m_CC)
     return x_CC
 
@@ -49,13 +54,19 @@ def _inverse(m_CC: Array) -> Array:
 
 
 def _blocks(m_CC: Array, size: int, *, offset: int, step: int) -> Array:
-    """Return the blocks of `size` every `step` along the diagonal, `offset` rows below it, [..., n, size, size]."""
+    """Return the blocks at every `step`-th column, [..., n, size, size].
+
+    A block starts `offset` rows below the diagonal.
+    """
     columns = range(0, m_CC.shape[-1], step)
     return jnp.stack([m_CC[..., j + offset : j + offset + size, j : j + size] for j in columns], -3)
 
 
 def _neumann(m: Array) -> Array:
-    """Return the inverse of I + M by doubling the power, which is exact once the power reaches the size."""
+    """Return (I + M)^{-1} by doubling the power of M.
+
+    The result is exact once the power reaches the matrix size.
+    """
     n = m.shape[-1]
     x, power, exponent = jnp.eye(n, dtype=m.dtype) - m, m, 2
     while exponent < n:
@@ -66,13 +77,13 @@ def _neumann(m: Array) -> Array:
 
 
 def _forward(m_CC: Array) -> tuple[Array, Array]:
-    # Named, so that a rematerialised op can save the inverse, which is expensive to recompute and small.
+    # The checkpoint name lets a rematerialised op save the inverse: it is small and expensive to recompute.
     x_CC = checkpoint_name(_inverse(m_CC), "chunk_inverse")
     return x_CC, x_CC
 
 
 def _backward(x_CC: Array, g_CC: Array) -> tuple[Array]:
-    """Return the gradient of M, which is -X^T G X^T below the diagonal."""
+    """Return the gradient of M, -X^T G X^T below the diagonal."""
     xt_CC = jnp.swapaxes(x_CC, -1, -2)
     return (-jnp.tril(_matmul(_matmul(xt_CC, g_CC), xt_CC), -1),)
 

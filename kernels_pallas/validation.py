@@ -1,17 +1,20 @@
-"""Checks of the arguments of the public functions, with messages that name the fix."""
+"""Argument checks of the public functions; each message contains the fix."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None) -> None:
-    """Raise ValueError unless q [B, T, H, K], k [B, T, G, K], v [B, T, G, V] agree and G divides H."""
+    """Raise ValueError unless q, k and v agree and G divides H.
+
+    Shapes: q [B, T, H, K], k [B, T, G, K], v [B, T, G, V].
+    """
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if shape is not None and len(shape) != 4:
             raise ValueError(f"{name} must be [batch, time, heads, dim]; got {len(shape)} axes: {tuple(shape)}")
     batch, time, heads, key_dim = q_shape
     if time < 1:
-        raise ValueError(f"q has no time step: {tuple(q_shape)}")
+        raise ValueError(f"q has no time step; T must be at least 1: {tuple(q_shape)}")
     if tuple(k_shape[:2]) != (batch, time) or k_shape[3] != key_dim:
         raise ValueError(f"k must share batch, time and key dim with q: q is {tuple(q_shape)}, k is {tuple(k_shape)}")
     if v_shape is not None and tuple(v_shape[:3]) != tuple(k_shape[:3]):
@@ -20,15 +23,18 @@ def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None
 
 
 def check_per_head(name: str, shape: tuple, q_shape: tuple) -> None:
-    """Raise ValueError unless an operand with one number per position and query head fits q [B, T, H, K]."""
+    """Raise ValueError unless an operand has the shape [B, T, H] of q [B, T, H, K]."""
     if tuple(shape) != tuple(q_shape[:3]):
         raise ValueError(
-            f"{name} must be [batch, time, query heads] as q is: q is {tuple(q_shape)}, {name} is {tuple(shape)}"
+            f"{name} must be [batch, time, query heads] like q: q is {tuple(q_shape)}, {name} is {tuple(shape)}"
         )
 
 
 def check_decode(q_shape: tuple, k_shape: tuple, v_shape: tuple) -> None:
-    """Raise ValueError unless q [B, H, K] and caches [B, S, G, K], [B, S, G, V] agree and G divides H."""
+    """Raise ValueError unless q and the caches agree and G divides H.
+
+    Shapes: q [B, H, K], caches [B, S, G, K] and [B, S, G, V].
+    """
     if len(q_shape) != 3 or len(k_shape) != 4 or len(v_shape) != 4:
         raise ValueError(
             "one decoding step takes q [batch, heads, dim] and caches [batch, max_len, kv heads, dim]; "
@@ -56,7 +62,10 @@ def check_chunk_size(chunk_size: int) -> None:
 
 
 def check_choice(what: str, value: str, known: Iterable[str]) -> None:
-    """Raise ValueError that names the nearest known value and the list."""
+    """Raise ValueError if `value` is unknown.
+
+    The message has the nearest known value and the list.
+    """
     names = list(known)
     if value not in names:
         close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)

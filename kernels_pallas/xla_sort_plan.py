@@ -1,13 +1,13 @@
-"""Rows sorted by the chunk that they read, in blocks: a static-shape schedule, and scans over blocks.
+"""Sort rows by the chunk that they read: a schedule with static shapes.
 
-Rows (query position and head, xla_tiles.py) of one key-value head are sorted by the chunk that they selected and cut
-into blocks of `block` rows that share a chunk. A row that selected k chunks is sorted k times. How many blocks a chunk
-gets depends on the data, their total does not have to:
+Sorted rows are cut into blocks. A row is a query position and head (xla_tiles.py). For each key-value head, rows are
+sorted by selected chunk and cut into blocks of `block` rows that share a chunk. A row that selected k chunks is sorted
+k times. The number of blocks per chunk depends on the data, but the total is bounded:
 
     sum_c ceil(count_c / block) <= floor(rows / block) + number of chunks
 
-so the shapes are static and surplus blocks are empty. The sort is stable and rows are in time order: an earlier row's
-place within its block never depends on a later one, which keeps the result causal to the last bit.
+Shapes are therefore static, and surplus blocks are empty. The sort is stable and rows are in time order, so an earlier
+row's place within its block never depends on a later row. This keeps the result causal to the last bit.
 """
 
 from collections.abc import Callable
@@ -19,31 +19,38 @@ from jax import Array
 
 from kernels_pallas import xla_tiles
 
-# Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of
-# each chunk's list. The limit is k times a chunk's number of rows, the average number of rows that select it.
+# Maximal rows per block. Larger blocks fill matrix units better; smaller blocks leave fewer empty slots at the end of
+# each chunk's list. The upper limit is k times the rows of a chunk, the mean number of rows that select a chunk.
 BLOCK = 64
 
 
 class Plan(NamedTuple):
-    """An empty slot names row M, a row without a selection names the slot after the last: both out of range."""
+    """The schedule. Indices out of range mean "none".
 
-    row_BGnr: Array  # [B, G, blocks, block] row of every slot
-    chunk_BGn: Array  # [B, G, blocks] the chunk whose keys the block reads
-    slot_BGMk: Array  # [B, G, M, k] slots of every row
+    An empty slot holds row index M. A row without a selection holds the index after the last slot.
+    """
+
+    row_BGnr: Array  # [B, G, blocks, block] row in each slot
+    chunk_BGn: Array  # [B, G, blocks] chunk that each block reads
+    slot_BGMk: Array  # [B, G, M, k] slots of each row
 
 
 def count_blocks(rows: int, n_chunks: int, block: int) -> int:
-    """Blocks that are enough for `rows` selections of one out of `n_chunks` chunks, whatever they are."""
+    """Return how many blocks suffice for `rows` rows.
+
+    Each row selects one of `n_chunks` chunks.
+    """
     return rows // block + min(n_chunks, rows)
 
 
 def make_plan(sel_BGMk: Array, n_chunks: int, C: int, R: int) -> Plan | None:
-    """Return the plan of every batch entry and key-value head; rows with sel = -1 get no slot.
+    """Return the plan of every batch entry and key-value head.
 
-    None when no row lies after the first chunk. The last chunk is nobody's past: one chunk less to choose from.
+    It is None if no row lies after the first chunk. Rows with sel = -1 get no slot. No query selects the last chunk, so
+    there are n_chunks - 1 chunks to choose from.
     """
     B, G, M, top_k = sel_BGMk.shape
-    # a row of chunk n selects n chunks at most
+    # a row in chunk n selects at most n chunks
     rows = sum(max(0, M - rank * R * C) for rank in range(1, top_k + 1))
     if rows == 0:
         return None
@@ -54,10 +61,10 @@ def make_plan(sel_BGMk: Array, n_chunks: int, C: int, R: int) -> Plan | None:
 
 
 def _make_one(sel_Mk: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
-    sel_M, top_k = sel_Mk.ravel(), sel_Mk.shape[1]  # from here on M counts a row once for each of its chunks
+    sel_M, top_k = sel_Mk.ravel(), sel_Mk.shape[1]  # from here on a row counts once per selected chunk
     M = sel_M.shape[0]
     key_M = jnp.where(sel_M < 0, n_chunks, sel_M)  # rows without a selection go last
-    if (n_chunks + 1) * M < 2**31:  # chunk and row in one integer: a single-operand sort, and a stable one
+    if (n_chunks + 1) * M < 2**31:  # packed chunk and row: sorts one operand, and stably
         packed_M = jnp.sort(key_M * M + jnp.arange(M, dtype=jnp.int32))
         order_M, sorted_M = packed_M % M, packed_M // M
     else:
@@ -70,7 +77,7 @@ def _make_one(sel_Mk: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
 
     block_n = jnp.arange(n_blocks, dtype=jnp.int32)
     chunk_n = jnp.searchsorted(end_c, block_n, side="right").astype(jnp.int32)
-    chunk_n = jnp.minimum(chunk_n, n_chunks - 1)  # surplus blocks: past the last chunk's list, hence empty
+    chunk_n = jnp.minimum(chunk_n, n_chunks - 1)  # surplus blocks lie past the last chunk's list: empty
     nth_nr = (block_n - (end_c - blocks_c)[chunk_n])[:, None] * block + jnp.arange(block)
     place_nr = jnp.minimum(first_c[chunk_n][:, None] + nth_nr, M - 1)
     row_nr = jnp.where(nth_nr < count_c[chunk_n][:, None], order_M[place_nr], M)
@@ -81,9 +88,10 @@ def _make_one(sel_Mk: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
 
 
 def scan_blocks(body: Callable, carry: Any, C: int, *operands: Array) -> tuple:
-    """Scan `body(carry, *operands of some blocks)` over axis 2, as many blocks at a time as the budget allows.
+    """Scan `body(carry, *operands of some blocks)` over axis 2.
 
-    The first operand is [B, G, n, rows, ...]. Returns the carry, and outputs concatenated along their axis 2.
+    A step takes as many blocks as `tile_elements()` scores allow. The first operand is [B, G, n, rows, ...]. Returns
+    the carry, and the outputs concatenated along axis 2.
     """
     B, G, n, rows = operands[0].shape[:4]
     steps, each = xla_tiles.segments(n, B * G * rows * C)
@@ -114,5 +122,5 @@ def _merge(x: Array, axis: int) -> Array:
 
 
 def take(x: Array, index: Array, *, fill: float = 0) -> Array:
-    """Return x[b, g, index[b, g, ...]], `fill` where the index is out of range."""
+    """Return x[b, g, index[b, g, ...]], with `fill` where the index is out of range."""
     return jax.vmap(jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=fill)))(x, index)

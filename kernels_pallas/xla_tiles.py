@@ -1,13 +1,12 @@
-"""Row layout and tile schedules that the xla backends of the attentions share.
+"""Row layout and tile schedules that the xla attention backends share.
 
-Layout. Inside, queries are `q_BGMK`: G key-value heads, and M = T * R rows per key-value head, R = H / G
-being the query heads that share it. Row m is query position m // R, so every product is a plain matrix
-product of rows against keys `k_BGSK`, grouped-query attention costs nothing extra, and earlier positions
-always come first.
+Layout: queries become `q_BGMK` with G key-value heads and M = T * R rows per key-value head, where R = H / G query
+heads share it. Row m is query position m // R. Every product is then a plain matrix product of rows and keys `k_BGSK`,
+grouped-query attention costs nothing extra, and earlier positions come first.
 
-Schedule. `causal_tiles` cuts the T x T score matrix into square tiles and lists those on or below the
-diagonal. A `lax.scan` over that list does the causal half of the work with static shapes. It has no dynamic trip count,
-which would make a GPU wait for the host, and keeps one tile of scores alive at a time, so memory is O(T).
+Schedule: `causal_tiles` cuts the T x T score matrix into square tiles and lists the tiles on or below the diagonal. A
+`lax.scan` over the list does the causal half of the work with static shapes. It has no dynamic trip count, for which a
+GPU would wait for the host. Only one tile of scores exists at a time, so memory is O(T).
 """
 
 import math
@@ -19,7 +18,7 @@ import numpy as np
 
 from kernels_pallas import device
 
-# Scores alive at a time. Accelerators want few large matrix products; a CPU wants the tile in its cache.
+# Scores that exist at one time. Accelerators need few large matrix products; on a CPU the tile should fit the cache.
 TILE_ELEMENTS = {"cpu": 2**18}
 TILE_ELEMENTS_DEFAULT = 2**27
 
@@ -30,7 +29,10 @@ def tile_elements() -> int:
 
 
 class CausalTiles(NamedTuple):
-    """A square tiling of the causal half: tiles (rows[p], cols[p]) with columns ascending within a row."""
+    """A square tiling of the causal half: tiles (rows[p], cols[p]).
+
+    Columns ascend within a row.
+    """
 
     side: int  # positions per tile, a multiple of the unit
     padded: int  # length after padding: side * number of tiles
@@ -39,10 +41,11 @@ class CausalTiles(NamedTuple):
 
 
 def causal_tiles(length: int, unit: int, matrices: int, *, window: int = 0) -> CausalTiles:
-    """Return tiles for `matrices` score matrices of `length` x `length`, with sides in multiples of `unit`.
+    """Return tiles for `matrices` score matrices of `length` x `length`.
 
-    With a `window`, tiles in which every key is `window` or more positions before every query are left out. No side is
-    much longer than the window, so the number of scores is linear in `length`.
+    Sides are multiples of `unit`. With a `window`, the list omits tiles in which every key is at least `window`
+    positions before every query. Sides are then not much longer than the window, so the number of scores is linear in
+    `length`.
     """
     n_units = -(-length // unit)
     most = max(1, int(math.sqrt(tile_elements() / max(1, matrices))) // unit)
@@ -59,7 +62,10 @@ def causal_tiles(length: int, unit: int, matrices: int, *, window: int = 0) -> C
 
 
 def segments(count: int, elements_each: int) -> tuple[int, int]:
-    """Return (steps, items per step) to cover `count` items, `tile_elements()` scores at a time; last step padded."""
+    """Return (steps, items per step) to cover `count` items.
+
+    A step has `tile_elements()` scores; the last step is padded.
+    """
     most = max(1, tile_elements() // max(1, elements_each))
     steps = -(-count // most)
     return steps, -(-count // steps)

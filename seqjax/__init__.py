@@ -6,7 +6,8 @@
     seqjax.testing.check_mixer(MyMixer)                             the contract tests, for a mixer of your own
     seqjax.presets                                                  what config files import
 
-These names are imported when they are first used, so that `import seqjax` is cheap and does not start JAX.
+These names are imported when they are first used, so that `import seqjax` is cheap and does not start JAX. The
+first use adds a flag for XLA's CPU compiler (kernels_pallas/cpu_compiler.py) if JAX has not started.
 """
 
 import importlib
@@ -38,11 +39,14 @@ _MEMBERS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name not in _MODULES and name not in _MEMBERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    cpu_compiler = importlib.import_module("kernels_pallas.cpu_compiler")
+    if not cpu_compiler.has_started():  # otherwise the functions that compute warn
+        cpu_compiler.use_safe_fusions()
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name in _MEMBERS:
-        return getattr(importlib.import_module(_MEMBERS[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MEMBERS[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -11,19 +11,26 @@ import logging as standard_logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import logging
 
-from seqjax.errors import UserError, first_line
+from seqjax.errors import UserError, first_line, is_out_of_memory
 from seqjax.escape import message
 from seqjax.files import DISK_FULL
 from seqjax.terminal import end_output, ended_by_ctrl_c, leave, open_streams
 
 # Exit status of a process whose run lost another process (EX_TEMPFAIL of sysexits.h): the same command resumes the run.
 LOST = 75
+
+
+# Values of `OSError.errno` about a path that is not, or cannot be, what a command needs.
+CANNOT_USE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+)
 
 
 @contextlib.contextmanager
@@ -41,15 +48,18 @@ def reporting() -> Iterator[None]:
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except SystemExit as error:
+        if where := _outside(error):
+            sys.stderr.write(f"error: {where}: it ended this process ({error!r}). Remove that call.\n")
+            sys.exit(2)
+        raise
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)
-    except (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-        _cannot_use(error)
     except BrokenPipeError:
         sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
-        if error.errno == errno.EROFS:
+        if error.errno in CANNOT_USE:
             _cannot_use(error)
         if error.errno not in DISK_FULL:
             raise
@@ -63,6 +73,14 @@ def _clean(record: standard_logging.LogRecord) -> bool:
     """Remove control characters and passwords from a line of the log."""
     record.msg, record.args = message(record.getMessage()), ()
     return True
+
+
+def _outside(error: SystemExit) -> str:
+    """Return the file and line that raised `error`, a user's config or mixer; "" if it is seqjax or argparse."""
+    # Python's `exit` and `quit` are functions in a file as well.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in f.filename]
+    file, own = Path(frames[-1].filename), (Path(__file__).parent, Path(argparse.__file__))
+    return "" if any(map(file.is_relative_to, own)) else message(f"{file}, line {frames[-1].lineno}")
 
 
 def _cannot_use(error: OSError) -> NoReturn:
@@ -118,14 +136,14 @@ def explained() -> Iterator[None]:
         setting = "loss_implementation" if "cross_entropy" in str(error) else "mixer.implementation"
         fix = f"Give another config.model.{setting}; None takes the fastest that can."
         raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, MemoryError) as error:
         if "\nKeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from error
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
-                f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+                f"The memory of the device is not enough: {first_line(error)} Training needs less with a "
                 "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
                 "larger config.mesh.fsdp, or config.model.remat=full; "
                 "`seqjax train --dry_run` with the same settings shows how much. Evaluation needs less with a smaller "

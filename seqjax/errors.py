@@ -29,6 +29,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(names)}."
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, numpy or XLA could not allocate memory; XLA says so in two ways on a CPU."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory allocating" in text
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error of another package, or its kind if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -66,6 +66,11 @@ def html(text: object) -> str:
     return standard_html.escape(line(text))
 
 
+def plotly(text: object) -> str:
+    """Return text for a name, label or hover template of plotly: no markup, and no value in place of `%{x}`."""
+    return html(text).replace("%{", "%&#123;")
+
+
 def picture(text: object) -> str:
     """Return text for a title or label of matplotlib: no formula between two `$`, no label that a legend leaves out."""
     shown = message(text).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Checks values against the fields of a frozen dataclass: unknown and missing keys, types, bounds, allowed values."""
+"""Check values against a frozen dataclass: keys, types, bounds, allowed values."""
 
 import dataclasses
 import functools
@@ -15,17 +15,21 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The bounds of a number, in the `Annotated` type of a setting: from `low`, inclusive, to `high`, exclusive."""
+    """The bounds in a setting's `Annotated` type: `low` inclusive, `high` exclusive."""
 
     low: float
     high: float = math.inf
 
     def check(self, value: Any, path: str, *, may_be_none: bool) -> None:
-        """Raise a `UserError` that names the setting, `path`, unless `value` is None or within the bounds."""
+        """Raise `UserError`, naming the setting `path`, for a value outside the bounds.
+
+        None is valid here.
+        """
         if value is None or self.low <= value < self.high:
             return
-        upper = f" and less than {self.high}" if self.high < math.inf else "" if math.isfinite(value) else " and finite"
-        raise UserError(f"{path} must be at least {self.low}{upper}{', or None' * may_be_none}, not {value}.")
+        known = [f"at least {self.low}"] * (self.low > -math.inf) + [f"less than {self.high}"] * (self.high < math.inf)
+        known += ["finite"] * (self.high == math.inf and not math.isfinite(value))
+        raise UserError(f"{path} must be {' and '.join(known)}{', or None' * may_be_none}, not {value}.")
 
 
 def plain(hint: Any) -> Any:
@@ -33,20 +37,20 @@ def plain(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
-@functools.cache  # typing resolves the hints anew at each call: half the time in which a config is read
+@functools.cache  # typing resolves hints anew at each call: half the time to read a config
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """Return the types of the settings of a dataclass, by name."""
+    """Return the types of a dataclass's settings, by name."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return types.MappingProxyType({field.name: hints[field.name] for field in dataclasses.fields(cls)})
 
 
 def is_group(value: Any) -> bool:
-    """Return whether `value` is a group of settings, i.e. a dict or a `ConfigDict`."""
+    """Return whether `value` is a group of settings: a dict or a `ConfigDict`."""
     return isinstance(value, Mapping) or hasattr(value, "items")
 
 
 def optional(hint: Any) -> tuple[Any, bool]:
-    """Return the plain type without None, and whether None was one of its alternatives."""
+    """Return the plain type without None, and whether None was an alternative."""
     hint = plain(hint)
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return hint, False
@@ -55,7 +59,10 @@ def optional(hint: Any) -> tuple[Any, bool]:
 
 
 def checked(hint: Any, value: Any, path: str) -> Any:
-    """Return `value` as a setting of type `hint`; raise a `UserError` that names the setting, `path`, if it is none."""
+    """Return `value` as a setting of type `hint`.
+
+    Raises `UserError`, naming the setting `path`, if the value does not fit.
+    """
     if typing.get_origin(hint) is Annotated:
         kind, *bounds = typing.get_args(hint)
         value = checked(kind, value, path)
@@ -88,7 +95,10 @@ def checked(hint: Any, value: Any, path: str) -> Any:
 
 
 def build(cls: type[T], values: Any, path: str, check: Callable[[Any, Any, str], Any] = checked) -> T:
-    """Return the dataclass `cls` made of a mapping, each value passed through `check(type, value, its full key)`."""
+    """Return the dataclass `cls` built from a mapping.
+
+    Each value passes through `check(type, value, its full key)`.
+    """
     hints, items = hints_of(cls), dict(values.items())
     for key in items:
         if key not in hints:
@@ -98,5 +108,5 @@ def build(cls: type[T], values: Any, path: str, check: Callable[[Any, Any, str],
         if field.name in items:
             kwargs[field.name] = check(hints[field.name], items[field.name], f"{path}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{path}.{field.name} is missing; it has no default, so give it.")
+            raise UserError(f"{path}.{field.name} is missing; it has no default, so set it.")
     return cls(**kwargs)

@@ -20,6 +20,7 @@ from seqjax.escape import picture
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
 FONT_SIZE = 8.5  # of names, in points
+LONGEST = 36  # characters of a name; a longer one leaves no room for the axes
 PAD = 1.5  # points of white around a name
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 78.0, 96.0, 120.0, 150.0)  # points from a point to its name
 DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
@@ -36,6 +37,12 @@ class End(NamedTuple):
     y: float
     text: str
     color: str
+
+
+def shortened(name: str) -> str:
+    """Return a name as the text of a picture, without its middle if it is very long."""
+    half = LONGEST // 2
+    return picture(name if len(name) <= LONGEST else f"{name[:half]}…{name[1 - half :]}")
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -59,7 +66,7 @@ def label_ends(ends: Mapping[Axes, Sequence[End]], *, fontsize: float = FONT_SIZ
             line = {"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3, "alpha": 0.6}
             look: dict[str, Any] = {"color": end.color, "fontsize": fontsize, "va": "center", "arrowprops": line}
             texts[panel].append(
-                panel.annotate(picture(end.text), (end.x, end.y), xytext=(1.03, end.y), **look, **place)
+                panel.annotate(shortened(end.text), (end.x, end.y), xytext=(1.03, end.y), **look, **place)
             )
     _lay_out(ends)
     for panel, of_panel in ends.items():
@@ -121,7 +128,7 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
     look["in_layout"] = False
     texts = {
         panel: {
-            name: panel.annotate(picture(name), one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
+            name: panel.annotate(shortened(name), one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
             for name, one in named.items()
         }
         for panel, named in panels.items()

@@ -1,13 +1,13 @@
-"""The device mesh, the rules from logical axes to mesh axes, and sequences that devices share.
+"""The device mesh, the logical-to-mesh axis rules, and sequence parallelism.
 
-The mesh has four axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer), `seq` (long
-sequences split) and `tensor` (heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 x 1 and every rule is a
-no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
+The mesh has four axes: `data` (model copies), `fsdp` (parameters split, gathered layer by layer), `seq` (long sequences
+split) and `tensor` (heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 x 1, and every rule is a no-op. XLA
+inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
 
-With `seq`, a device has a piece of the time of every array [B, T, D] between a mixer's core and the next one's. The
-core itself, attention or a recurrence, needs all of the past, but its heads are independent. There `seq` splits heads,
-and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). So every kernel sees
-whole sequences, no device waits for the one before it, and the causal half is shared equally.
+With `seq`, between mixer cores each device holds a piece of the time of every array [B, T, D]. The core itself,
+attention or a recurrence, needs the whole past, but its heads are independent. In the core `seq` therefore splits
+heads, and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). Every kernel
+sees whole sequences, no device waits for another, and the work of the causal half is balanced.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from seqjax.errors import UserError
 from seqjax.types import Array, Params
 
 AXES = ("data", "fsdp", "seq", "tensor")
-# Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole.
+# Logical axis -> mesh axis. A dimension that is not divisible by its mesh axis stays whole.
 RULES: dict[str | None, str | None] = {
     "embed": "fsdp",
     "heads": "tensor",
@@ -39,10 +39,11 @@ BATCH = PartitionSpec(("data", "fsdp"))
 
 
 def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
-    """Let parameters have `logical_axis`, split over `mesh_axis` ("fsdp" or "tensor") or whole (None).
+    """Add a rule: parameters with `logical_axis` are split over `mesh_axis`.
 
-    A mixer from outside seqjax calls it once in its file. A rule may be repeated, so that a notebook's cell can run
-    again. Raises `UserError` for another rule of an axis that has one, and for another mesh axis.
+    `mesh_axis` is "fsdp", "tensor", or None for whole parameters. A mixer from outside seqjax calls this once in its
+    file. Repeating a rule is allowed, because notebook cells run again. Raises `UserError` for an axis with a different
+    rule and for any other mesh axis.
     """
     if mesh_axis not in ("fsdp", "tensor", None):
         raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None for whole.")
@@ -56,7 +57,7 @@ def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
 def make_mesh(
     *, data: int = -1, fsdp: int = 1, seq: int = 1, tensor: int = 1, devices: list[Any] | None = None
 ) -> Mesh:
-    """Return a mesh over all devices; one size may be -1, which stands for all remaining devices.
+    """Return a mesh over all devices; one size may be -1 (all remaining devices).
 
     Raises `UserError` if the product of the sizes is not the number of devices.
     """
@@ -64,7 +65,7 @@ def make_mesh(
     shape = [data, fsdp, seq, tensor]
     known = int(np.prod([s for s in shape if s != -1]))
     if shape.count(-1) > 1 or any(s < 1 and s != -1 for s in shape):
-        raise UserError(f"config.mesh {dict(zip(AXES, shape))}: sizes are positive, and at most one is -1.")
+        raise UserError(f"config.mesh {dict(zip(AXES, shape))}: sizes must be positive, and at most one may be -1.")
     if -1 in shape:
         shape[shape.index(-1)] = len(devices) // known
     if int(np.prod(shape)) != len(devices) or 0 in shape:
@@ -76,12 +77,15 @@ def make_mesh(
 
 
 def is_axes(leaf: Any) -> bool:
-    """Return whether `leaf` is a tuple of logical axis names, which is a leaf of a tree of axes."""
+    """Return whether `leaf` is a tuple of logical axis names.
+
+    Such a tuple is a leaf in a tree of axes.
+    """
     return isinstance(leaf, tuple)
 
 
 def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
-    """Return the sharding of every parameter, from its shape and its logical axes."""
+    """Return each parameter's sharding, from its shape and its logical axes."""
     return jax.tree.map(
         lambda names, x: NamedSharding(mesh, PartitionSpec(*_mesh_axes(mesh.shape, names, x.shape))),
         axes,
@@ -91,7 +95,7 @@ def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
 
 
 def _mesh_axes(sizes: Mapping[str, int], names: tuple[str | None, ...], shape: tuple[int, ...]) -> list[str | None]:
-    """Return the mesh axis over which each dimension of a parameter is split, if any."""
+    """Return the mesh axis that splits each dimension of a parameter, or None."""
     found: list[str | None] = []
     for name, size in zip(names, shape):
         if name not in RULES:
@@ -105,9 +109,9 @@ def _mesh_axes(sizes: Mapping[str, int], names: tuple[str | None, ...], shape: t
 
 
 def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
-    """Constrain a parameter with these logical axes to be whole along `fsdp`; a no-op outside a mesh.
+    """Constrain a parameter to be whole along `fsdp`; a no-op outside a mesh.
 
-    XLA gathers the matrices of products so by itself, but not a table in which rows are looked up.
+    `names` are its logical axes. XLA gathers matrices for products by itself, but not a table for row lookups.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["fsdp"] == 1:
@@ -117,15 +121,14 @@ def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
 
 
 def constrain_batch(x: Array) -> Array:
-    """Constrain [B, T, D] or [B, D] to be split along B over the mesh's data axes, along T over `seq`, and no further.
+    """Constrain [B, T, D] or [B, D] to be split along B, and along T over `seq`.
 
-    It is a no-op outside a mesh. An axis that the devices do not divide is not split. The gradient of `x` is
-    constrained alike.
+    B is split over the mesh's data axes; other dimensions stay whole. It is a no-op outside a mesh. An axis that the
+    devices do not divide is not split. The gradient has the same constraint.
 
-    The arrays between the parts of a block are constrained in this way for speed, and because XLA's partitioner
-    otherwise computes wrong values of some products. An example is y [B, H] times the transpose of w [D, H], with H
-    split over `tensor` and w split over `fsdp` along D, if the result is to be split over `tensor` along D
-    (docs/sharding.md).
+    Arrays between the parts of a block are constrained for speed, and because XLA's partitioner otherwise computes
+    wrong values for some products. An example is y [B, H] times the transpose of w [D, H], with H split over `tensor`
+    and w split over `fsdp` along D, if the result is to be split over `tensor` along D (docs/sharding.md).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
@@ -136,9 +139,9 @@ def constrain_batch(x: Array) -> Array:
 
 
 def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
-    """Return how [B, T, H, K] is split over the mesh in a mixer's core; None without a mesh of several devices.
+    """Return the sharding of [B, T, H, K] in a mixer's core.
 
-    A dimension that its mesh axes do not divide stays whole.
+    None outside a mesh or on a single device. A dimension that its mesh axes do not divide stays whole.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or not set(AXES) <= set(mesh.shape):
@@ -147,18 +150,27 @@ def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
 
 
 def splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
-    """Return whether `seq` splits that many tokens; a prompt, or one token, that it does not divide stays whole."""
+    """Return whether `seq` splits `seq_len` tokens.
+
+    A prompt or a token that it does not divide stays whole.
+    """
     n_pieces = mesh.shape.get("seq", 1)
     return n_pieces > 1 and seq_len % n_pieces == 0
 
 
 def splits_vocabulary(n_vocab: int) -> bool:
-    """Return whether the mesh splits a vocabulary of that size, and so the logits; False outside a mesh."""
+    """Return whether the mesh splits a vocabulary of this size, and so the logits.
+
+    False outside a mesh.
+    """
     return _splits("vocab", n_vocab)
 
 
 def splits_channels(width: int) -> bool:
-    """Return whether the mesh splits the channels of all heads of a mixer, of such a width; False outside a mesh."""
+    """Return whether the mesh splits `width` channels of a mixer's heads.
+
+    False outside a mesh.
+    """
     return _splits("heads", width)
 
 
@@ -171,12 +183,15 @@ def _splits(logical_axis: str, size: int) -> bool:
 
 
 def batch_axes(mesh: AbstractMesh, n_batch: int) -> tuple[str, ...] | None:
-    """Return the mesh axes over which a batch is split; None for one that they do not divide."""
+    """Return the mesh axes that split a batch; None if they do not divide it."""
     return BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
 
 
 def head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
-    """Return the mesh axes over which a mixer's core splits heads: `tensor` and `seq`, or those of them that divide."""
+    """Return the mesh axes over which a mixer's core splits heads.
+
+    These are `tensor` and `seq`, or the subset that divides the heads.
+    """
     if mesh.shape["seq"] == 1:
         return "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
     if n_heads % (mesh.shape["tensor"] * mesh.shape["seq"]) == 0:
@@ -185,7 +200,10 @@ def head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
 
 
 def replicate(tree: Any) -> Any:
-    """Constrain every array of `tree` to be the same on every device of the mesh; a no-op outside a mesh."""
+    """Constrain each array of `tree` to be the same on all devices.
+
+    It is a no-op outside a mesh.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
@@ -193,23 +211,29 @@ def replicate(tree: Any) -> Any:
 
 
 def to_devices(local: np.ndarray | np.generic, sharding: NamedSharding) -> Array:
-    """Return the global array of which this process holds a part; an explicit transfer, which the guard allows."""
+    """Return the global array from this process's part.
+
+    The transfer is explicit; the transfer guard allows it.
+    """
     with jax.transfer_guard("allow"):
         return jax.make_array_from_process_local_data(sharding, np.asarray(local))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of an array that is the same on every device."""
+    """Return the sharding for an array that is the same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh, *, leading: int = 0) -> NamedSharding:
-    """Return the sharding that splits the batch axis over data and fsdp, after `leading` unsplit axes."""
+    """Return the sharding that splits the batch axis over data and fsdp.
+
+    The batch axis follows `leading` unsplit axes.
+    """
     return NamedSharding(mesh, PartitionSpec(*[None] * leading, ("data", "fsdp")))
 
 
 def require_equal_pieces(seq_len: int, mesh: Mesh) -> None:
-    """Raise `UserError` if sequences of that many tokens cannot be split over the mesh's `seq`."""
+    """Raise `UserError` if `seq` cannot split sequences of `seq_len` tokens."""
     n_pieces = mesh.shape["seq"]
     if seq_len % n_pieces:
         raise UserError(
@@ -218,41 +242,51 @@ def require_equal_pieces(seq_len: int, mesh: Mesh) -> None:
     process_of = np.array([device.process_index for device in mesh.devices.flat])
     if n_pieces > 1 and not _within_processes(process_of, n_pieces * mesh.shape["tensor"]):
         raise UserError(
-            f"config.mesh.seq={n_pieces} would split sequences between processes, each of which reads its own; "
-            "config.mesh.seq times config.mesh.tensor must divide the number of devices of one process."
+            f"config.mesh.seq={n_pieces} would split sequences across processes, which read different sequences; "
+            "config.mesh.seq times config.mesh.tensor must divide the number of devices per process."
         )
 
 
 def _within_processes(process_of: np.ndarray, n_sharing: int) -> bool:
-    """Return whether every `n_sharing` devices in a row are of one process, given each device's."""
+    """Return whether each group of `n_sharing` consecutive devices is in one process.
+
+    `process_of` is each device's process.
+    """
     shares = process_of.reshape(-1, n_sharing)
     return bool((shares == shares[:, :1]).all())
 
 
 def time_to_heads(x: Array) -> Array:
-    """Exchange a piece of the time of all heads of [B, T, H, ...] for all of the time of a share of the heads.
+    """Exchange a time piece of all heads for all of the time of some heads.
 
-    The operands of a mixer's core go through this where they have heads (or channels), and its result through
+    Operands [B, T, H, ...] of a mixer's core go through this if they have heads (or channels); results go through
     `heads_to_time`. Both are no-ops unless the mesh's `seq` splits T. Raises `UserError` if `seq` does not divide H.
     """
     return _exchange(x, to_heads=True)
 
 
 def heads_to_time(x: Array) -> Array:
-    """Exchange all of the time of a share of the heads of [B, T, H, ...] for a piece of the time of all heads."""
+    """Exchange all of the time of some heads for a time piece of all heads.
+
+    The array is [B, T, H, ...].
+    """
     return _exchange(x, to_heads=False)
 
 
 def keep_time(x: Array) -> Array:
-    """Constrain [B, T, H, ...] and its gradient to a piece of the time of all heads, as it is behind `heads_to_time`.
+    """Constrain [B, T, H, ...] and its gradient to the layout after `heads_to_time`.
 
-    XLA would otherwise carry the split of the heads on into what follows, and gather the gradient's time for that.
+    This layout is a time piece of all heads. XLA would otherwise propagate the split over heads to later operations and
+    gather the gradient's time for it.
     """
     return jax.lax.with_sharding_constraint(x, _by_time(x)) if _is_split(x) else x
 
 
 def gather_time(x: Array) -> Array:
-    """Gather the time of [B, T, ...], which the heads of a mixer's core share, on every device of `seq`."""
+    """Gather the time of [B, T, ...] on each `seq` device.
+
+    This is for inputs that the heads of a mixer's core share.
+    """
     if not _is_split(x):
         return x
     mesh = jax.sharding.get_abstract_mesh()
@@ -260,13 +294,19 @@ def gather_time(x: Array) -> Array:
 
 
 def time_pieces(x: Array) -> int:
-    """Return the number of pieces into which the mesh's `seq` splits the time of [B, T, ...]; 1 without it."""
+    """Return the number of time pieces into which `seq` splits [B, T, ...].
+
+    1 without `seq`.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape["seq"] if _is_split(x) else 1
 
 
 def token_pieces(x: Array) -> int:
-    """Return the number of pieces into which the mesh splits the tokens of [B, T, ...], along B and T; 1 outside it."""
+    """Return the number of token pieces on the mesh.
+
+    The tokens are [B, T, ...], split along B and T. 1 outside a mesh.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not batch_axes(mesh, x.shape[0]):
         return time_pieces(x)
@@ -274,15 +314,19 @@ def token_pieces(x: Array) -> int:
 
 
 def copies(w: Array, pieces: int) -> Array:
-    """Return [N, ...], a copy of a parameter for each of the `pieces` of a batch's tokens, on the device that has it.
+    """Return [N, ...], a copy of a parameter per token piece, on the piece's device.
 
-    The gradient of the parameter is the sum of theirs, taken over the devices once, whatever each is the sum of.
+    The parameter's gradient is the sum of the copies' gradients. This sum over devices is taken once, even if a copy's
+    gradient has several terms.
     """
     return constrain_pieces(jnp.broadcast_to(w, (pieces, *w.shape)), pieces)
 
 
 def constrain_pieces(x: Array, pieces: int) -> Array:
-    """Constrain [N * R, ...] to be split into the `pieces` N, those of a batch's tokens; other axes are left to XLA."""
+    """Constrain [N * R, ...] to be split into the N token pieces.
+
+    Other axes are left to XLA.
+    """
     if pieces == 1:
         return x
     mesh = jax.sharding.get_abstract_mesh()
@@ -292,10 +336,10 @@ def constrain_pieces(x: Array, pieces: int) -> Array:
 
 
 def time_to_rows(x: Array, before: Array | None = None) -> Array:
-    """Return the pieces of time of [B, T, ...] as rows, [S * B, T / S, ...], for operations within a token.
+    """Return the time pieces of [B, T, ...] as rows, [S * B, T / S, ...].
 
-    Rows are ordered by piece, then by sequence. With `before`, the W tokens [B, W, ...] before the first, W <= T / S,
-    every row begins with the W tokens before it: [S * B, W + T / S, ...].
+    This is for operations within a token. Rows are ordered by piece, then by sequence. `before` holds the W tokens [B,
+    W, ...] before the first, W <= T / S; each row then begins with the W tokens before it: [S * B, W + T / S, ...].
     """
     n_pieces = time_pieces(x)
     n_batch, seq_len, *rest = x.shape
@@ -314,7 +358,10 @@ def time_to_rows(x: Array, before: Array | None = None) -> Array:
 
 
 def rows_to_time(x: Array, n_batch: int) -> Array:
-    """Return the rows of `time_to_rows` as sequences again: [S * B, T / S, ...] to [B, T, ...]."""
+    """Return rows of `time_to_rows` as sequences.
+
+    [S * B, T / S, ...] becomes [B, T, ...].
+    """
     n_rows, piece, *rest = x.shape
     if n_rows == n_batch:
         return x
@@ -322,12 +369,13 @@ def rows_to_time(x: Array, n_batch: int) -> Array:
 
 
 def layer_gradients_first(params: Params, x_BTD: Array, carry: Any) -> tuple[Params, Array, Any]:
-    """Return a layer's inputs; the backward pass completes all of their gradients before it enters the previous layer.
+    """Return a layer's inputs and order the backward pass layer by layer.
 
-    It is a no-op unless `seq` splits T. XLA's latency-hiding scheduler on GPUs may otherwise move the products for the
-    parameters' gradients behind the backward pass of all layers. Their operands, several arrays [B, T, D] per layer,
-    are kept until then, which costs as much memory as splitting the time saves. A scan over the layers needs no such
-    order, because its body ends with the layer.
+    All gradients of the layer are completed before the backward pass enters the previous layer. It is a no-op unless
+    `seq` splits T. Without this order, XLA's latency-hiding scheduler on GPUs may move the products for the parameter
+    gradients after the backward pass of all layers. Their operands, several arrays [B, T, D] per layer, are kept until
+    then. This uses up the memory that splitting the time saves. A scan over the layers needs no such order, because its
+    body ends with the layer.
     """
     if time_pieces(x_BTD) == 1:
         return params, x_BTD, carry
@@ -347,7 +395,7 @@ def _gradients_together_forward(tree: Any) -> tuple[Any, None]:
 def _gradients_together_backward(saved: None, gradients: Any) -> tuple[Any]:
     del saved
     leaves, structure = jax.tree.flatten(gradients)
-    # The gradients of integers are of a dtype that no operation takes.
+    # Integer inputs have float0 gradients, which no operation accepts.
     real = [i for i, leaf in enumerate(leaves) if leaf.dtype != jax.dtypes.float0]
     for i, leaf in zip(real, jax.lax.optimization_barrier([leaves[i] for i in real]), strict=True):
         leaves[i] = leaf
@@ -358,7 +406,8 @@ _gradients_together.defvjp(_gradients_together_forward, _gradients_together_back
 
 
 def _exchange(x: Array, *, to_heads: bool) -> Array:
-    # Both sides are constrained, or XLA would gather inputs whole and multiply them by a share of the projections.
+    # Both sides are constrained; otherwise XLA would gather whole inputs and multiply them by a share of the
+    # projections.
     if not _is_split(x):
         return x
     mesh = jax.sharding.get_abstract_mesh()
@@ -366,7 +415,7 @@ def _exchange(x: Array, *, to_heads: bool) -> Array:
     if n_heads % mesh.shape["seq"]:
         raise UserError(
             f"config.mesh.seq={mesh.shape['seq']} does not divide the {n_heads} heads (or channels) of a mixer, which "
-            "its devices share; choose a divisor of the heads of every mixer (those of keys and values, if fewer)."
+            "its devices share; choose a divisor of every mixer's heads (key-value heads, if fewer)."
         )
     by_time, by_heads = _by_time(x), PartitionSpec(batch_axes(mesh, n_batch), None, head_axes(mesh, n_heads))
     for spec in (by_time, by_heads) if to_heads else (by_heads, by_time):

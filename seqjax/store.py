@@ -11,7 +11,7 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,12 +20,14 @@ from etils import epath
 from fsspec import config as fsspec_config
 
 from seqjax.errors import UserError
-from seqjax.files import DISK_FULL, temporary_beside
+from seqjax.escape import line
+from seqjax.files import DISK_FULL, is_text, temporary_beside
 
 WORKDIRS = ("gs",)  # schemes where a run can be kept: Orbax writes checkpoints there itself
 # Schemes of fsspec that may run code which the content of a file or server chooses. The path of a run's data is a part
 # of its config.json, which may be a stranger's.
 REFUSED = ("dask", "generic", "reference")
+LONGEST_NAME = 255  # bytes, of the file systems in use
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
@@ -46,14 +48,52 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return scheme(url_of(path)) not in ("", "file", "local")
 
 
-def location(text: str) -> str | Path:
-    """Return the value of an option that takes a path or a URL: the URL as text, or the path.
+def location(path: str | os.PathLike[str]) -> str | Path:
+    """Return a path or URL of the user in the form that every library reads alike: a URL as text, or a path.
 
-    Raises `UserError` for an empty text, which `Path` would take for the current directory.
+    Python, Orbax, tensorstore, fsspec and Grain disagree about `~`, `file:`, a first part with a colon, two slashes at
+    the start, and `..` after a link. `~` becomes the home directory, and such a path an absolute one.
+
+    Raises `UserError` for an empty text, which `Path` would take for the current directory, and for what no form
+    helps: backslashes, line feeds, `::`, bytes that are not UTF-8, and names that are too long.
     """
+    text = os.fspath(path)
     if not text:
         raise UserError("An empty text, as in --workdir=, is no path or URL; the current directory is `.`.")
-    return url_of(text) or Path(text)
+    if not is_text(text):
+        raise UserError(f"{text!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8.")
+    if "\0" in text:
+        raise UserError(f"{line(text)}: no path has the character 0; leave it out.")
+    if (of_file := re.match("(?:file|local):", text)) and re.match("/(?:$|//|[^/])", text[of_file.end() :]):
+        text = text[of_file.end() :]
+    elif of_file:
+        raise UserError(f"{line(text)}: write a plain path; a file or directory of this name is ./{line(text)}.")
+    elif url := url_of(text):
+        return url
+    here = Path(os.path.expanduser(re.sub("^//+", "/", text)))  # noqa: PTH111 - `Path` raises for an unknown user
+    if text.startswith("~") and str(here).startswith("~"):
+        raise UserError(
+            f"{line(text)}: this machine has no such user; a file or directory of this name is ./{line(text)}."
+        )
+    if ".." in here.parts:
+        here = Path(os.path.realpath(here))  # `Path.resolve` raises other errors for a loop of links
+    elif here.parts and (here.parts[0].startswith("~") or ":" in here.parts[0]):
+        here = here.absolute()
+    whole = here.absolute().as_posix()
+    _refuse(("\\", "::", "\n"), whole)
+    if any(len(part.encode()) > LONGEST_NAME for part in here.parts):
+        raise UserError(f"{line(text)}: a name has at most {LONGEST_NAME} bytes; give a shorter one.")
+    return here
+
+
+def local(path: str | os.PathLike[str], option: str) -> Path:
+    """Return `location(path)`; raise `UserError` if `path`, the value of `option`, is a URL, not a local path."""
+    found = location(path)
+    if isinstance(found, str):
+        raise UserError(
+            f"{option}={found}: this is written to a path of this machine; copy it to the store afterwards."
+        )
+    return found
 
 
 def scheme(url: str) -> str:
@@ -61,14 +101,16 @@ def scheme(url: str) -> str:
     return url_of(url).partition(":")[0]
 
 
-def require_local(path: str | os.PathLike[str], option: str) -> None:
-    """Raise `UserError` if `path`, the value of `option`, is a URL where only a local path is possible."""
-    if url := url_of(path):
-        raise UserError(f"{option}={url}: this is written to a path of this machine; copy it to the store afterwards.")
+def _refuse(marks: Sequence[str], path: str) -> None:
+    if found := [mark for mark in marks if mark in path]:
+        raise UserError(f"{line(path)}: libraries disagree about {found[0]!r} in a path; rename the directory.")
 
 
-def require_workdir(url: str) -> None:
-    """Raise `UserError` for a URL where no run can be kept."""
+def require_workdir(workdir: str | Path) -> None:
+    """Raise `UserError` for a URL or a path where no run can be kept: Orbax reads a path as a pattern."""
+    if not (url := url_of(workdir)):
+        _refuse("*?[", str(Path(workdir).absolute()))
+        return
     if scheme(url) not in WORKDIRS:
         raise UserError(
             f"--workdir={url}: a run is kept in a directory of this machine (a plain path), or in gs://BUCKET/PATH. "

@@ -11,19 +11,37 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from seqjax.escape import message
 
 
+class _Log(io.FileIO):
+    """A file that drops what it cannot write: a full disk or a reader that left is no reason to end a command."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes; return their number, also if they are dropped."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None  # as for a full pipe that does not block
+        return memoryview(data).nbytes if written is None else written
+
+
 def open_streams() -> None:
-    """Give this process the streams that the shell closed (`2>&-`), and let stdout print what the locale cannot."""
+    """Give this process the streams that the shell closed (`2>&-`), and let stdout print what the locale cannot.
+
+    Errors of stderr, which only holds messages, are ignored. Errors of stdout are not: it holds results.
+    """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # the next file would get its number and its text
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - while it lives
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as \\xe9 and the like
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        log = io.BufferedWriter(_Log(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(log, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 def end_output() -> None:
@@ -104,11 +122,11 @@ class StatusLine:
         self._write(message(text) + "\n")
 
     def _write(self, text: str) -> None:
-        """Write to the stream, or to nobody from when its reader has gone: that is no reason to stop what goes on."""
+        """Write to the stream, or to nobody once that fails: a full disk does not stop what goes on."""
         try:
             self._stream.write(text)
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:
             with Path(os.devnull).open("wb") as nobody:
                 os.dup2(nobody.fileno(), self._stream.fileno())
 

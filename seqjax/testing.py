@@ -7,6 +7,7 @@ says what differs and by how much. They run in float32 on any device, in a minut
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -24,6 +25,7 @@ from seqjax.mixers import as_registered, base, name_of
 from seqjax.models import Model, flops
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
+from seqjax.terminal import StatusLine
 from seqjax.training.step import TrainState, init_state, make_train_step
 from seqjax.types import Array, Params
 
@@ -190,10 +192,17 @@ def check_pieces(case: Case) -> None:
 
 
 def check_long_cache(case: Case) -> None:
-    """A cache may be longer than its content."""
-    tokens = case.tokens((BATCH, LENGTH - 3), seed=5)
-    logits, _ = case.prefill(case.params, tokens, case.model.init_cache(BATCH, case.model.longest or 64))
-    _assert_close(logits, case.logits(case.params, tokens)[:, -1], "prefill into a cache of 64 tokens")
+    """A cache may be longer than its content, and a full one may grow."""
+    tokens = case.tokens((BATCH, LENGTH), seed=5)
+    want, longest = np.asarray(case.logits(case.params, tokens)), case.model.longest or 64
+    n = LENGTH - 3
+    logits, _ = case.prefill(case.params, tokens[:, :n], case.model.init_cache(BATCH, longest))
+    _assert_close(logits, want[:, n - 1], f"prefill into a cache of {longest} tokens")
+    _, cache = case.prefill(case.params, tokens[:, :n], case.model.init_cache(BATCH, n))
+    cache = case.model.grow_cache(cache, BATCH, longest)
+    for t in range(n, LENGTH):
+        logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
+        _assert_close(logits, want[:, t], f"step at position {t}, after a cache of {n} tokens grew to {longest}")
 
 
 # --------------------------------------------------------------------------------------------- forms of one computation
@@ -326,21 +335,22 @@ def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], what: st
         assert off <= 2e-4, f"{what}: the gradient of {name} differs by {off:.2g} of its largest value"
 
 
+# In order of cost on a CPU: from a tenth of a second to half a minute. A wrong output makes the others pointless.
 CHECKS: dict[str, Callable[[Case], None]] = {
     "output": check_output,
+    "flops": check_flops,
     "parameters": check_parameters,
     "causality": check_causality,
-    "gradient_causality": check_gradient_causality,
     "step": check_step,
-    "pieces": check_pieces,
     "long_cache": check_long_cache,
-    "long": check_long,
+    "pieces": check_pieces,
+    "gradient_causality": check_gradient_causality,
     "chunk_size": check_chunk_size,
-    "forms": check_forms,
-    "sharding": check_sharding,
-    "bfloat16": check_bfloat16,
-    "flops": check_flops,
+    "long": check_long,
     "training": check_training,
+    "bfloat16": check_bfloat16,
+    "sharding": check_sharding,
+    "forms": check_forms,
 }
 
 
@@ -351,8 +361,9 @@ def check_mixer(
     dim: int = 32,
     n_params: int | None = None,
     skip: Collection[str] = (),
+    say: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Run the contract tests on a mixer and return the names of those that ran.
+    """Run the contract tests on a mixer, the quick ones first, and return the names of those that ran.
 
     Args:
         mixer: A registered class (`seqjax.mixers.register`), or one of a file that has been imported.
@@ -362,6 +373,8 @@ def check_mixer(
         skip: Names of `CHECKS` that do not apply: "chunk_size" where the chunk is part of the model rather than of
             the speed, "flops" where products are inside a loop or a kernel that XLA cannot count. Without a setting
             `chunk_size`, and on one device "sharding", they are left out anyway.
+        say: Receives a line for each check that ends, with its name and seconds; by default it is printed on stderr,
+            in a notebook on stdout.
 
     Raises:
         AssertionError: Some checks failed; it says which, and how large the differences are, or which error the mixer
@@ -369,6 +382,7 @@ def check_mixer(
         UserError: The mixer or its settings are not usable.
     """
     use_safe_fusions()  # as the commands do
+    say = say or StatusLine().say
     for name in skip:
         if name not in CHECKS:
             raise UserError(f"skip: {name!r} is not a check.{nearest(name, CHECKS)}")
@@ -387,15 +401,17 @@ def check_mixer(
     if jax.device_count() == 1:
         inapplicable.add("sharding")
     ran, failures, cause = [], [], None
+    width = max(map(len, CHECKS))
     with jax.default_matmul_precision("highest"):  # accelerators otherwise multiply float32 in fewer bits
         made = params_lib.count(model.blocks["0"].shapes["mixer"])
         if n_params is not None and made != n_params:
             failures.append(f"parameters: the mixer has {made:,} parameters instead of {n_params:,}")
         case = Case(model)
-        for name, check in CHECKS.items():
-            if name in inapplicable:
-                continue
+        chosen = {name: check for name, check in CHECKS.items() if name not in inapplicable}
+        say(f"{mixer.__name__}: {len(chosen)} checks, the quick ones first")
+        for name, check in chosen.items():
             ran.append(name)
+            begin, before = time.perf_counter(), len(failures)
             try:
                 check(case)
             except AssertionError as error:
@@ -405,6 +421,8 @@ def check_mixer(
             except Exception as error:  # of the mixer, whose traceback is shown with it
                 failures.append(f"{name}: {type(error).__name__}: {first_line(error)}")
                 cause = error
+            how = "passed" if len(failures) == before else "FAILED"
+            say(f"{name:<{width}} {how} {time.perf_counter() - begin:6.1f} s")
             if failures and name == "output":
                 break
     if failures:

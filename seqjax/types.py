@@ -1,4 +1,4 @@
-"""The legend of dimension letters, and the type aliases that all files share.
+"""The dimension letters and type aliases that all files share.
 
 The suffix of an array's name is its shape: `x_BTD` is [batch, time, model width]. Each letter has one meaning:
 
@@ -9,16 +9,17 @@ The suffix of an array's name is its shape: `x_BTD` is [batch, time, model width
     L layers            A micro-batches       P parts side by side  O vocabulary
     J rotary pairs (K/2)
 
-`x_BD` is one time step. If two arrays differ in time, S is the one that is attended to or looked up in. `x_BTE` is also
-the output of a projection to all heads (E = H * K) before the heads are split. Query and key within one chunk are both
-C: `scores_cBHCC`. A digit is a size: `x_B1`, except in `tokens_BT1`, which holds T + 1 tokens. An array without a
-suffix may have any leading axes; so may the matrices of `kernels_pallas.unit_lower_inverse`, named by their last two
+`x_BD` is one time step. If two arrays differ in time, S is the time that queries attend to or look up in. `x_BTE` also
+denotes a projection to all heads (E = H * K) before the heads are split. Query and key within one chunk are both C:
+`scores_cBHCC`. A digit is a size: `x_B1`; the exception is `tokens_BT1` with T + 1 tokens. An array without a suffix
+may have any leading axes. The matrices in `kernels_pallas.unit_lower_inverse` may too; their names give the last two
 axes: `m_CC`.
 """
 
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 PRNGKey = jax.Array
@@ -28,10 +29,10 @@ Cache = Any
 
 
 class Layer(NamedTuple):
-    """The place in a model that a mixer is built for, as far as initial values and position tables depend on it.
+    """A mixer's position in a model, for its initial values and position tables.
 
-    `index` is 0-based and may be traced (layers are initialised under `vmap`), so it may be used only in arithmetic.
-    `max_len` is the training sequence length T. `first` is the index of the model's first layer whose block carries the
+    `index` is 0-based and may be traced (layers are initialised under `vmap`), so use it only in arithmetic. `max_len`
+    is the training sequence length T. `first` is the index of the model's first layer with a block that carries the
     same arrays to later layers. The default is the only layer of a model.
     """
 
@@ -39,3 +40,29 @@ class Layer(NamedTuple):
     n_layers: int = 1
     max_len: int = 2048
     first: int = 0
+
+
+def require_array(name: str, value: Any, axes: str, *, integer: bool = False, last: int | None = None) -> None:
+    """Raise an error of one line if an argument is no array of the axes `B, T, D`, or is of another kind of number.
+
+    Args:
+        name: What the error calls the argument.
+        value: The argument.
+        axes: The names of its axes.
+        integer: Whether it has integers, such as token ids; otherwise floating-point numbers.
+        last: The size of its last axis, if only one is right.
+
+    Raises:
+        TypeError: It is no array, or its dtype is wrong.
+        ValueError: Its shape is wrong.
+    """
+    kind = "integers" if integer else "floating-point numbers"
+    wanted = f"an array of {kind} with the shape [{axes}]"
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise TypeError(f"{name} is {type(value).__name__} instead of {wanted}.")
+    shape, dtype = tuple(value.shape), value.dtype
+    if not jnp.issubdtype(dtype, jnp.integer if integer else jnp.floating):
+        raise TypeError(f"{name} has the dtype {dtype} instead of {'int32' if integer else 'float32 or bfloat16'}.")
+    if len(shape) != axes.count(",") + 1 or (last is not None and shape[-1] != last):
+        size = f", {axes.rpartition(', ')[2]} = {last}" if last is not None else ""
+        raise ValueError(f"{name} has the shape {shape} instead of [{axes}]{size}.")

@@ -82,7 +82,7 @@ def naming_the_line(path: Path) -> Iterator[None]:
         raise
     except SyntaxError as error:
         raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}. Correct the file.") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit(0)` would look like a success
         names = (str(path), str(path.resolve()))
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in names]
         where = f"{path}, line {lines[-1]}" if lines else f"{path}"

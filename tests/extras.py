@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,19 +68,28 @@ def package(name: str) -> Any:
 
 
 class Lazy:
-    """A package that is imported where it is first used: workers collect every file, and run some of them."""
+    """A module that is imported at its first use: workers collect every file, and run some of them."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, load: Callable[[], Any]):
+        self._load = load
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(package(self._name), attribute)
+        if attribute.startswith(("__", "_pytest", "pytest")):  # pytest asks every global of a test file
+            raise AttributeError(attribute)
+        return getattr(self._load(), attribute)
 
 
 def lazy(name: str) -> Any:
     """Return the package as `package` does, imported when it is first used; skip at once where it is missing."""
     need(name)
-    return Lazy(name)
+    return Lazy(lambda: package(name))
+
+
+def triton_module(name: str) -> Any:
+    """Return a module of `kernels_pallas` that imports triton; without triton, a test that uses it is skipped."""
+    if lacking("torch", "triton"):
+        return Lazy(lambda: need("torch", "triton"))
+    return importlib.import_module(f"kernels_pallas.{name}")
 
 
 def mark(*packages: str) -> pytest.MarkDecorator:

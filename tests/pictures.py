@@ -1,4 +1,4 @@
-"""What the tests of pictures look at: texts that overlap or are cut, and ticks."""
+"""What the tests of pictures look at: texts that overlap or are cut, legends over data, ticks and sizes."""
 
 import itertools
 from collections.abc import Iterable
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+
+LARGEST = (1300, 1700)  # pixels: a page shows at most 900 to 1,000 in a row, and fonts shrink with wider pictures
+DPI = 130  # of written pictures
 
 
 def overlapping(texts: Iterable[Text]) -> list[tuple[str, str]]:
@@ -23,8 +26,10 @@ def shown_ticks(axis: Axis) -> list[str]:
     return [tick.label1.get_text() for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
 
 
-def assert_readable(figure: Figure, *, categories: bool = False) -> None:
+def assert_readable(figure: Figure, *, categories: bool = False, largest: tuple[int, int] = LARGEST) -> None:
     """Every axis has two labelled ticks or more, its own or those of one that it shares, and no text is cut.
+
+    Titles, labels and legends do not overlap, no legend is over a panel, and the picture has the size of a page.
 
     `categories`: the vertical axes have the names of models, of which there may be one.
     """
@@ -35,6 +40,17 @@ def assert_readable(figure: Figure, *, categories: bool = False) -> None:
             axes = [getattr(other, f"{name}axis") for other in sharing[name].get_siblings(panel)]
             ticks = max((shown_ticks(axis) for axis in axes), key=len)
             assert len(set(ticks)) >= 2, f"axis {name} of {panel.get_title(loc='left')!r}: {ticks}"
+    width, height = figure.get_size_inches() * DPI
+    assert width <= largest[0] and height <= largest[1], f"{width:.0f} x {height:.0f} pixels"
+    panels = [panel for panel in figure.axes if panel.axison]
+    for legend in [*figure.legends, *(found for panel in panels if (found := panel.get_legend()))]:
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(panel.get_window_extent()) for panel in panels), "a legend over data"
+    around = [text for panel in panels for text in (panel.xaxis.label, panel.yaxis.label, panel._left_title)]
+    around += [text for legend in figure.legends for text in legend.get_texts()]
+    around += [text for parent in (figure, *figure.subfigs) for text in (parent._suptitle, *parent.texts) if text]
+    shown = {id(text): text for text in around if text.get_visible() and text.get_text().strip()}
+    assert not (pairs := overlapping(shown.values())), pairs
     axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
     of_ticks = {text for axis in axes for text in axis.findobj(Text) if text is not axis.label}
     for text in figure.findobj(Text):

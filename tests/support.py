@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -184,6 +185,21 @@ def slow_unless(quick: Callable[..., bool], cases: Iterable[Any]) -> list[Any]:
     """Parameters of a test, single values or tuples of them, marked slow where `quick(*case)` is not true."""
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow) for case in cases]
+
+
+def copy_tree(destination: Path) -> Path:
+    """Copy the repository to `destination`, for tests that add files; links stand for lab and recorded benchmarks."""
+    apart = ("lab", "benchmarks/results")  # pages link to them, and no test may open their files
+    left_out = {str(ROOT / name) for name in (".git", ".venv", "build", "runs", *apart)}
+
+    def ignored(directory: str, names: list[str]) -> set[str]:
+        made = {name for name in names if name.endswith(("__pycache__", "_cache", ".egg-info", ".hypothesis"))}
+        return made | {name for name in names if str(Path(directory, name)) in left_out}
+
+    shutil.copytree(ROOT, destination, ignore=ignored)
+    for name in apart:
+        (destination / name).symlink_to(ROOT / name)
+    return destination
 
 
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:

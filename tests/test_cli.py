@@ -1,16 +1,20 @@
 """The command `seqjax`: help, and what a newcomer mistypes; always a line that names the fix, and status 2."""
 
 import dataclasses
+import errno
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import seqjax
 from kernels_pallas import BackendError
+from seqjax import command_line
 from seqjax.commands import cli, train
 from seqjax.config import Config, settings
 from seqjax.config.parse import is_mixer
@@ -262,6 +266,74 @@ def test_an_output_that_cannot_be_written(tmp_path, argv, where, status):
         return
     assert done.returncode == status, done.stderr
     assert re.fullmatch(r"error: .*No space left.*\n" if "full" in where else "", done.stderr)
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2>&1 >/dev/full"])
+def test_messages_that_cannot_be_written_end_nothing(tmp_path, where):
+    """Neither a status line, nor a warning, nor an error: the status is the one that the command has anyway."""
+    code = (
+        "import sys; from absl import logging; from seqjax import command_line, terminal\n"
+        "with command_line.reporting():\n"
+        "    for i in range(3): terminal.StatusLine(log_seconds=0).show(str(i)); logging.warning('w'); print(i)\n"
+        "    if len(sys.argv) > 1: raise command_line.UserError('x')\n"
+    )
+    env = support.environment() | {"PYTHONPATH": str(support.ROOT)}
+    for words, status in ((["ends"], 2), ([], 2 if ">/" in where.partition("1")[2] else 0)):
+        command = ["sh", "-c", f'exec "$@" {where}', "sh", sys.executable, "-c", code, *words]
+        done = support.run(command, env=env, cwd=tmp_path)
+        assert done.returncode == status, done.stderr
+        if where.startswith("2>/") or where == "2>&-":
+            assert (done.stdout, done.stderr) == ("0\n1\n2\n", "")
+
+
+@pytest.mark.parametrize("call", ["sys.exit(0)", "sys.exit()", "raise SystemExit('x')", "exit(0)"])
+def test_a_config_that_ends_the_process_is_an_error(tmp_path, call, capsys):
+    """With status 0, a script would take it for a success."""
+    (tmp_path / "mine.py").write_text(f"import sys\n\ndef get_config(arg=''):\n    {call}\n")
+    for command in ("train", "judge"):
+        with pytest.raises(SystemExit) as ended:
+            cli.run([command, f"--config={tmp_path / 'mine.py'}:debug"])
+        assert ended.value.code == 2
+        assert re.fullmatch(r"error: .*mine\.py, line 4: .*\n", capsys.readouterr().err)
+
+
+def test_a_mixer_that_ends_the_process_is_an_error(tmp_path, capsys):
+    """Its code runs deep inside of JAX."""
+    (tmp_path / "mixer.py").write_text("import sys\n\ndef call(x):\n    sys.exit(0)\n")
+    call = runpy.run_path(str(tmp_path / "mixer.py"))["call"]
+    with pytest.raises(SystemExit) as ended, command_line.reporting():
+        jax.eval_shape(call, 1.0)
+    assert ended.value.code == 2
+    assert re.fullmatch(r"error: .*mixer\.py, line 4: .*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT]
+)
+def test_a_path_or_disk_that_cannot_be_used_is_one_line(number, capsys):
+    with pytest.raises(SystemExit) as ended, command_line.reporting():
+        raise OSError(number, os.strerror(number), "where")
+    assert ended.value.code == 2
+    assert re.fullmatch(r"error: .*'where'.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 8.00 TiB for an array"),
+        MemoryError(),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
+        jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 8 bytes."),
+    ],
+    ids=str,
+)
+def test_memory_that_is_not_enough_is_one_line(error, capsys):
+    """Of numpy, of an accelerator, and of XLA on a CPU."""
+    with pytest.raises(SystemExit) as ended, command_line.reporting(), command_line.explained():
+        raise error
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "config.train.per_device_batch_size" in said
 
 
 INTERRUPTED = """

@@ -1,10 +1,18 @@
 """What follows a config's name on the command line: settings in words, and what a wrong one is told."""
 
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqjax.config import Config, from_config_dict, to_dict
+from seqjax.commands import train
+from seqjax.config import Config, from_config_dict, presets, to_dict
 from seqjax.errors import UserError
 from tests.test_configs import get, load
 
@@ -20,6 +28,9 @@ from tests.test_configs import get, load
         ("log.tensorboard=False", "log.tensorboard", False),
         ("data.path=gs://bucket/a b", "data.path", "gs://bucket/a b"),
         ("data.train_domains=['prose']", "data.train_domains", ("prose",)),
+        ("data.train_domains=prose", "data.train_domains", ("prose",)),
+        ("data.train_domains=(prose, 2020,None)", "data.train_domains", ("prose", "2020", "None")),
+        ("data.train_domains=", "data.train_domains", ()),
         ("model.mixer.implementation=xla", "model.mixer.implementation", "xla"),
         ("model.mixer.implementation=None", "model.mixer.implementation", None),
         (" train.seed=3 ,, mixed ", "train.seed", 3),
@@ -93,7 +104,7 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("model.mixer.heads=0", ["heads", "at least 1"]),
         ("model.mixer.kv_heads=4,model.mixer.heads=2", ["kv_heads=4"]),
         ("model.mixer.kv_heads=-1", ["kv_heads"]),
-        ("model.mixer.kv_heads=0", ["at least 1", "None is for as many as heads"]),
+        ("model.mixer.kv_heads=0", ["at least 1", "None means"]),
         ("model.mixer.position=learned", ["config.model.mixer.position='learned'", "none, rope"]),
         ("model.mixer.head_dim=7", ["head width 7", "even"]),
         ("model.mixer.head_dim=-8", ["head_dim"]),
@@ -107,6 +118,13 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         (f"{SOFTMAX},model.mixer.rope_original_len=0", ["config.model.mixer.rope_original_len must be at least 1"]),
         (f"{SOFTMAX},model.mixer.rope_scaling=linear,model.mixer.position=alibi", ["rope_scaling='linear'", "'alibi'"]),
         (f"{SOFTMAX},model.mixer.qk_norm_eps=0", ["config.model.mixer.qk_norm_eps=0"]),
+        (f"model.mixer.head_dim={2**62}", ["config.model.mixer.head_dim must be"]),
+        (f"model.mixer.heads={2**62}", ["config.model.mixer.heads must be"]),
+        ("model.norm_eps=0", ["config.model.norm_eps must be"]),
+        (f"model.dim={2**62}", ["config.model.dim must be"]),
+        (f"model.vocab_size={2**31}", ["config.model.vocab_size must be"]),
+        (f"train.batch_size={2**40}", ["config.train.batch_size must be"]),
+        ("model=7", ["config.model must be a group"]),
         ("optim.lr=1e999", ["config.optim.lr must be at least 0 and finite, not inf"]),
         ("train.seed=-1", ["config.train.seed must be at least 0 and less than 4294967296, not -1"]),
         ("train.seed=4294967296", ["config.train.seed must be at least 0 and less than 4294967296"]),
@@ -117,7 +135,7 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("model.dtype=float16", ["config.model.dtype"]),
         ("model.mlp.kind=relu", ["config.model.mlp.kind"]),
         ("model.mlp.dim=0", ["config.model.mlp.dim", "or None"]),
-        ("optim.clip_norm=0", ["config.optim.clip_norm=0", "None is for no clipping"]),
+        ("optim.clip_norm=0", ["config.optim.clip_norm=0", "None disables clipping"]),
         ("optim.clip_norm=much", ["config.optim.clip_norm must be float or None", "'much'"]),
         ("eval.batch_size=0", ["config.eval.batch_size", "or None"]),
         ("log.profile_start=0", ["config.log.profile_start", "or None"]),
@@ -211,3 +229,44 @@ def test_any_argument_is_taken_or_refused_in_words(arg):
         assert isinstance(load("transformer_pp", arg), Config)
     except UserError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("data.train_domains", "prose,doctest", ("prose", "doctest")),
+        ("data.train_domains", "2020, 2021", ("2020", "2021")),
+        ("data.weights", "0.25,0.75", (0.25, 0.75)),
+        ("train.ends", "0.5,1.0", (0.5, 1.0)),
+        ("eval.path", "a,b", ("a", "b")),
+    ],
+)
+def test_lists_are_written_with_commas(key, text, value):
+    config = presets.read_config("transformer_pp:debug", [(key, text)])
+    group, name = key.split(".")
+    assert config[group][name] == value
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(("key", "value"), [("data.train_domains", "prose,c_code"), ("train.ends", "0.5,1.0")])
+def test_the_remedy_for_a_list_inside_config_works_in_a_shell(shell, key, value):
+    """As the error writes it, with a config for NAME."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    arg = f"debug,{key}={value},optim.lr=1e-3"
+    with pytest.raises(UserError) as error:
+        presets.read_config(f"transformer_pp:{arg}")
+    inside = re.search(r"'(?:--config=NAME:.*?\(.*?)'", str(error.value))
+    apart = re.search(r"--config\.\S+=\S+(?= apart)", str(error.value))
+    assert inside and apart
+    program = "import sys; print(sys.argv[1:])"
+    for words in (inside[0], f"--config=NAME:debug {apart[0]}"):
+        command = [shell, "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} {words}"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        (config,), overrides = train.split_overrides(ast.literal_eval(said))
+        found = from_config_dict(presets.read_config(config.replace("--config=NAME", "transformer_pp"), overrides))
+        group, name = key.split(".")
+        assert (
+            getattr(getattr(found, group), name)
+            == presets.read_config("transformer_pp:debug", [(key, value)])[group][name]
+        )

@@ -166,9 +166,56 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
 def test_a_run_that_does_not_fit(report, monkeypatch):
     monkeypatch.setattr(dry_run, "_limit", lambda device: 1000)
     out = report()
-    assert "MORE than the 1000 B of a device: lower config.train.per_device_batch_size" in out
+    assert "MORE than the 1000 B of this machine: lower config.train.per_device_batch_size" in out
     assert "time         unknown" in out, "it is not tried"
     assert "raise config.train.accumulate," in report("--config.train.accumulate=1")
+
+
+def test_the_state_that_does_not_fit_is_said_before_the_step_is_compiled(report, monkeypatch):
+    """A state of 48 GB is not allocated, and nothing waits for the compiler to say so."""
+
+    def compiled(step):
+        raise RuntimeError("compiles")
+
+    monkeypatch.setattr(dry_run.Step, "compile", compiled)
+    monkeypatch.setattr(dry_run, "_limit", lambda device: 2**34)
+    said = []
+    config = from_config_dict(presets.read_config("transformer_pp:debug,train.batch_size=8,model.vocab_size=62500000"))
+    with pytest.raises(RuntimeError, match="compiles"):
+        for line in dry_run.describe(config, None):
+            said.append(line)
+    assert "state and batch are MORE than the 16.00 GiB of this machine" in said[-1]
+
+
+def test_the_memory_of_a_cpu_is_the_machines_or_the_containers(tmp_path, monkeypatch):
+    whole = dry_run._limit(jax.devices("cpu")[0])
+    assert whole is not None and whole > 2**28
+    paths = [tmp_path / name for name in ("memory.max", "absent")]
+    monkeypatch.setattr(dry_run, "CGROUP_LIMITS", paths)
+    paths[0].write_text("max\n")
+    machine = dry_run._limit(jax.devices("cpu")[0])
+    assert machine is not None and machine >= whole
+    paths[0].write_text("12345678\n")
+    assert dry_run._limit(jax.devices("cpu")[0]) == 12345678
+    one, several = jax.devices("cpu")[:1], jax.devices("cpu")
+    assert dry_run._excess(12345678, one) == ""
+    assert "11.77 MiB of this machine" in dry_run._excess(12345679, one)
+    assert len(several) == 1 or dry_run._excess(12345678, several), "devices of a CPU share its memory"
+
+
+def test_a_config_is_measured_on_one_device(monkeypatch):
+    config = from_config_dict(
+        presets.read_config("transformer_pp:debug,model.dim=16,model.n_layers=1,train.seq_len=16")
+    )
+    said = []
+    found = dry_run.measure(config, say=said.append)
+    assert found.tokens_per_s is not None and found.tokens_per_s > 0 and found.excess == "" and len(said) == 1
+    monkeypatch.setattr(dry_run, "_limit", lambda device: 1000)
+    found = dry_run.measure(config, say=said.append)
+    assert found.tokens_per_s is None and "MORE than the 1000 B" in found.excess
+    monkeypatch.setattr(dry_run, "_limit", lambda device: None)
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    assert dry_run.measure(config, say=said.append) == (None, "") and len(said) == 1
 
 
 def test_a_backend_without_an_analysis():

@@ -1,5 +1,6 @@
 """Text of strangers in a terminal, in Markdown, in HTML and in pictures, read back by what shows them."""
 
+import html
 import html.parser
 import io
 import warnings
@@ -117,3 +118,9 @@ def test_a_picture_shows_the_text_itself(text):
 def test_tell_prints_names_without_control_characters_and_passwords(capsys):
     tell("runs/\x1b[2Ja\nhttps://user:pw@host/b")
     assert capsys.readouterr().out == "runs/\\x1b[2Ja\nhttps://***@host/b\n"
+
+
+@pytest.mark.parametrize("text", [*MARKUP, *CONTROLS, *URLS, "%{x}", "%{y:.3f}", "%%{x}", "%{customdata[0]}"])
+def test_plotly_puts_no_value_into_a_name(text):
+    assert "%{" not in escape.plotly(text)
+    assert html.unescape(escape.plotly(text)) == html.unescape(escape.html(text))

@@ -1,4 +1,4 @@
-"""Public functions that take a path take a str as well as a Path, and mean the same."""
+"""Public functions take a path as a str or a Path, and every library finds the same directory."""
 
 import json
 import shutil
@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from seqjax import convert, presets
-from seqjax.data import prepare
+from seqjax.data import open_corpus, prepare
+from seqjax.errors import UserError
 from seqjax.study.report.results import analyse
 from seqjax.study.runs.collect import read_points
 from seqjax.study.runs.studies import load_study
 from seqjax.training import eval_losses, evaluate, metrics
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.loop import train
 from tests import support
 from tests.convert.cases import GOLDEN, config_of
 from tests.data.conftest import prepared, write_corpus
@@ -39,6 +41,46 @@ def test_a_workdir(kind, blocks_dir, tmp_path):
     assert eval_losses.read(workdir) == ({}, {})
     points = read_points(workdir)
     assert points[0].domains == {"c4": 3.0}
+
+
+ODD = (
+    "a b", " a ", "~a", "a:b", "gs:x", "data:,x", "{x}", "a%20#$HOME", "\t\x07", "\N{RIGHT-TO-LEFT OVERRIDE}",
+    "\N{LATIN SMALL LETTER E WITH ACUTE}", "'\"", "-a=b,c", "n" * 255,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD, ids=ascii)
+def test_a_directory_with_an_odd_name(name, blocks_dir, tmp_path, monkeypatch):
+    """Python, Orbax, tensorstore, Grain and fsspec all see this directory, and nothing else is created."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "source" / name, documents=2, shards=1)
+    prepare.prepare(f"source/{name}", f"./{name}", tokenizer="byte", seq_len=16, workers=1)
+    config = support.run_config(blocks_dir, "transformer_pp", data__path=f"./{name}", train__seq_len=16)
+    corpus = open_corpus(config.data, seq_len=16, vocab_size=config.model.vocab_size)
+    assert corpus.train_iterator(batch_size=1, process_index=0, process_count=1)
+    workdirs.save_config(f"./{name}", config)
+    model = evaluate.Model(config.model, max_len=16)
+    checkpoints = Checkpoints(f"./{name}")
+    checkpoints.save_params(3, support.random_params(model))
+    checkpoints.wait()
+    checkpoints.close()
+    assert evaluate.restore(f"./{name}")[3] == 3
+    assert (tmp_path / name / "checkpoints" / "3").is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {name, "source"}
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a::b", "a\nb", "[a]", "a*", "a?"])
+def test_a_directory_that_orbax_or_fsspec_reads_differently(name, blocks_dir, tmp_path, monkeypatch):
+    """No run is kept in it, nor below it."""
+    (tmp_path / name).mkdir()
+    config = support.run_config(blocks_dir, "transformer_pp")
+    for workdir in (tmp_path / name, str(tmp_path / name / "run"), tmp_path / name / ".." / name):
+        with pytest.raises(UserError, match=r"rename"):
+            train(config, workdir)
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(UserError, match=r"rename"):
+        train(config, "run")
+    assert not list((tmp_path / name).iterdir())
 
 
 @pytest.mark.parametrize("kind", [str, Path])

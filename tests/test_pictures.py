@@ -133,3 +133,15 @@ def test_a_title_starts_no_formula(text):
     pictures.label_points({panel: {text: pictures.Named([(0, 0)], "black")}})
     pictures.label_ends({panel: [pictures.End(1, 1, text, "black")]})
     assert panel.texts[0].get_text().count("$") == text.count("$")
+
+
+def test_a_very_long_name_keeps_its_ends_and_leaves_room_for_the_axes():
+    assert pictures.shortened("Top-1 Chunk, best key, 32, k=4") == "Top-1 Chunk, best key, 32, k=4"
+    name = f"begins {'x' * 300} ends"
+    short = pictures.shortened(name)
+    assert len(short) == pictures.LONGEST and short.startswith("begins") and short.endswith("ends")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    panel = figure.subplots()
+    panel.plot([0, 1], [0, 1])
+    pictures.label_ends({panel: [pictures.End(1, 1, name, "black")]})  # a warning is an error
+    assert panel.get_window_extent().width > 200

@@ -134,7 +134,7 @@ def test_a_mixer_by_name_reaches_a_file_that_ignores_its_argument(tmp_path):
         config = read(str(path), ("model.mixer.chunk_size", "4"), ("model.mixer.name", "top1_chunk"))
         mixer = config.model.mixer
         assert (config.size, mixer.name, mixer.heads, mixer.chunk_size) == ("debug", "top1_chunk", 2, 4)
-    with pytest.raises(UserError, match=r"takes no argument, so write no :110m"):
+    with pytest.raises(UserError, match=r"takes no argument; remove :110m"):
         read(f"{path}:110m")
 
 

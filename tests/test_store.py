@@ -1,14 +1,18 @@
 """Objects are what was written, in memory and on a server; who is refused, and what cannot be reached."""
 
+import dataclasses
 import datetime
+import importlib
 import time
 from pathlib import Path
 
 import pytest
 
 from seqjax import store
+from seqjax.commands import cli
+from seqjax.data import open_corpus, open_test_sets
 from seqjax.errors import UserError
-from tests import object_servers
+from tests import object_servers, support
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,123 @@ def test_a_missing_package_is_named(url, how, monkeypatch):
     monkeypatch.setattr(store.fsspec.core, "url_to_fs", missing)
     with pytest.raises(UserError, match=rf"{url} needs a package that is not installed: {how}"):
         store.read(url)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("a/b", Path("a/b")),
+        ("./a//b/", Path("a/b")),
+        (".", Path()),
+        ("//a//b/", Path("/a/b")),
+        ("///a", Path("/a")),
+        ("/", Path("/")),
+        ("~", Path("/home/me")),
+        ("~/a", Path("/home/me/a")),
+        ("a/~", Path("a/~")),
+        ("file:///a/b", Path("/a/b")),
+        ("file:/a", Path("/a")),
+        ("local:///a", Path("/a")),
+        (" a ", Path(" a ")),
+        ("s3://bucket/a/", "s3://bucket/a"),
+        (Path("gs://bucket/a"), "gs://bucket/a"),
+        ("zip://a::s3://bucket/b.zip", "zip://a::s3://bucket/b.zip"),
+    ],
+)
+def test_a_path_has_one_form(text, path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert store.location(text) == path
+    assert store.location(path) == path
+    assert store.location(str(path)) == path
+
+
+def test_a_relative_path_that_begins_like_a_url_or_a_home_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("~a", "~", "file:x", "data:x", "a:b"):
+        assert store.location(f"./{name}") == tmp_path / name
+        assert store.location(store.location(f"./{name}")) == tmp_path / name
+
+
+def test_the_parent_of_a_link_is_where_it_leads(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    (tmp_path / "loop").symlink_to("loop")
+    assert store.location(tmp_path / "link" / "x") == tmp_path / "link" / "x"
+    assert store.location(f"{tmp_path}/link/../x") == tmp_path / "a" / "x"
+    assert store.location(f"{tmp_path}/loop/../x") == tmp_path / "x"
+    assert store.location(f"{tmp_path}/absent/../x") == tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a\\b",
+        "C:\\a",
+        "a::b",
+        "a\nb",
+        "file:a\nb",
+        "~no_such_user\n",
+        "a\n\0",
+        "file:a",
+        "local:a",
+        "file://host/a",
+        "~no_such_user/a",
+        "a\0b",
+        "a\udce9",
+        "n" * 256,
+    ],
+    ids=ascii,
+)
+def test_a_path_that_libraries_read_differently(text):
+    with pytest.raises(UserError) as caught:
+        store.location(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_refuse_the_same_paths():
+    """Each command, each option with a path."""
+    dry = ["--config=transformer_pp:debug", "--dry_run", "--config.train.batch_size=8"]
+    for command, argv in (
+        ("train", ["--config=transformer_pp:debug", "--workdir=PATH"]),
+        ("train", [*dry, "--init_from=PATH"]),
+        ("train", ["--config=PATH.py"]),
+        ("evaluate", ["--workdir=PATH"]),
+        ("generate", ["--workdir=PATH"]),
+        ("generate", ["--workdir=runs/x", "--prompts=PATH"]),
+        ("prepare", ["--source=PATH", "--out=x", "--tokenizer=byte"]),
+        ("prepare", ["--source=x", "--out=PATH", "--tokenizer=byte"]),
+        ("prepare", ["--source=x", "--out=y", "--tokenizer=huggingface", "--tokenizer_path=PATH"]),
+        ("study", ["--study=PATH.py", "--list"]),
+        ("study", ["--study=figure3d", "--out=PATH"]),
+        ("study", ["--analyse=PATH"]),
+        ("study", ["--analyse=x", "--runs=PATH"]),
+        ("judge", ["--config=transformer_pp:debug", "--dry_run", "--out=PATH"]),
+        ("judge", ["--config=transformer_pp:debug", "--dry_run", "--references=PATH"]),
+        ("judge", ["--config=transformer_pp:debug", "--dry_run", "--runs=PATH"]),
+        ("recall", ["--size=demo", "--report", "--out=PATH"]),
+        ("niah", ["--workdir=PATH", "--lengths=64"]),
+        ("repeats", ["--workdir=PATH"]),
+        ("harness", ["--workdir=PATH", "--tasks=paper"]),
+        ("harness", ["--workdir=x", "--tasks=paper", "--out=PATH"]),
+        ("convert", ["import", "--weights=PATH", "--workdir=x"]),
+        ("convert", ["import", "--weights=x", "--workdir=PATH"]),
+        ("convert", ["export", "--workdir=PATH", "--out=x"]),
+        ("convert", ["export", "--workdir=x", "--out=PATH"]),
+    ):
+        main = importlib.import_module(cli.COMMANDS[command][0]).main
+        with pytest.raises(UserError, match=r"no_such_user"):
+            main([word.replace("PATH", "~no_such_user/x") for word in argv])
+
+
+@pytest.mark.parametrize("setting", ["path", "cache_dir", "tokenizer_path"])
+def test_settings_of_the_data_refuse_the_same_paths(setting, blocks_dir):
+    bad = "~no_such_user/x"
+    config = dataclasses.replace(support.run_config(blocks_dir).data, **{setting: bad})
+    with pytest.raises(UserError, match=r"no_such_user"):
+        open_corpus(config, seq_len=support.SEQ_LEN, vocab_size=512)
+    with pytest.raises(UserError, match=r"no_such_user"):
+        open_test_sets(dataclasses.replace(config, path=""), [bad], seq_len=support.SEQ_LEN, vocab_size=512)
 
 
 def check_objects(root: str, tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ class LateForgetful(LateLeak):
         return 0.1 * x_BTD
 
 
+class NewestLast(Sound):
+    """Keeps its tokens at the end of the cache, so that a longer cache has other places for them."""
+
+    def init_cache(self, batch, max_len, dtype):
+        return Sum(jnp.zeros((batch, max_len, self.dim), dtype))
+
+    def step(self, x_BD, cache):
+        u_BSD = jnp.concatenate([cache.total_BD[:, 1:], self.up(x_BD)[:, None]], axis=1)
+        weight_S = 0.5 ** jnp.arange(u_BSD.shape[1])[::-1]
+        return self.out(jnp.einsum("s,bsd->bd", weight_S.astype(u_BSD.dtype), u_BSD)), Sum(u_BSD)
+
+
 class Nothing(Sound):
     def __call__(self, x_BTD):
         return None
@@ -154,8 +166,19 @@ def test_layers_of_flax_are_replicated():
 
 
 def test_a_sound_mixer_passes():
-    names = ["parameters", "causality", "step", "chunk_size", "flops"]
+    names = ["flops", "parameters", "causality", "step", "chunk_size"]
     assert check(Sound, *names, n_params=2 * 16 * 16) == names
+
+
+def test_every_check_is_shown_when_it_ends(capsys):
+    check(Sound, "output", "parameters")
+    said = capsys.readouterr()
+    assert said.out == "" and re.search(r"\noutput +passed +\d+\.\d s\nparameters +passed +\d+\.\d s\n$", said.err)
+    lines = []
+    with pytest.raises(AssertionError):
+        check(Narrow, "output", "parameters", say=lines.append)
+    assert [line.split()[:2] for line in lines[1:]] == [["output", "FAILED"]]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
@@ -175,6 +198,7 @@ def test_a_sound_mixer_passes_all():
             marks=pytest.mark.slow,
         ),
         (Forgetful, "step", r"step at position 1 after a prompt of 0 tokens: logits differ .* by up to \d"),
+        (NewestLast, "long_cache", r"step at position 20, after a cache of 20 tokens grew to 64: logits differ"),
         (LateLeak, "long", r"changing token 129 moved the logits at position 128, before it"),
         pytest.param(
             LateGradientLeak,

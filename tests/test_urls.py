@@ -17,21 +17,19 @@ from seqjax.training.mirrors import Mirror
     [
         ("runs/x", ""),
         ("/runs/x:/y", ""),
-        ("C:/runs", ""),
         ("s3://bucket/run", "s3://bucket/run"),
         ("s3://bucket/run/", "s3://bucket/run"),
         (Path("gs://bucket/run"), "gs://bucket/run"),  # a Path keeps one slash
         ("memory://run", "memory://run"),
-        ("file:///runs/x", "file:///runs/x"),
     ],
 )
 def test_what_is_a_url(path, url):
     assert store.url_of(path) == url
     assert store.location(str(path)) == (url or Path(path))
-    assert store.is_remote(path) == (bool(url) and "file" not in url)
+    assert store.is_remote(path) == bool(url)
 
 
-@pytest.mark.parametrize("workdir", ["s3://bucket/run", "file:///runs/x", "https://host/run", Path("gcs://bucket/x")])
+@pytest.mark.parametrize("workdir", ["s3://bucket/run", "https://host/run", Path("gcs://bucket/x")])
 def test_a_run_is_kept_in_no_other_store(workdir):
     with pytest.raises(UserError, match=r"--workdir=\w+:/.* gs://BUCKET/PATH.*, mount the bucket.*or train.* sync it"):
         Mirror(workdir)

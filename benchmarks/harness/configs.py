@@ -1,4 +1,4 @@
-"""The models to measure: shipped configs by name, with settings after a colon.
+"""Models to measure: shipped configs by name, with settings after a colon.
 
 For example `top1_chunk:model.mixer.selection=exact`.
 """
@@ -11,13 +11,13 @@ from seqjax.config import Config, from_config_dict, presets
 
 
 def chosen(given: Sequence[str]) -> list[str]:
-    """The checked configs of `--mixers`; every shipped config if it is empty."""
+    """Return the checked configs of `--mixers`; all shipped configs if it is empty."""
     options.check_known("mixers", [name.partition(":")[0] for name in given], presets.names())
     return list(given) or presets.names()
 
 
 def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "none") -> Config:
-    """The shipped config at `size`, without accumulation; a batch or length of 0 keeps its own."""
+    """Return the shipped config at `size` without gradient accumulation; a batch or length of 0 keeps the config's."""
     stem, _, settings = name.partition(":")
     config: Any = presets.read_config(f"{stem}:{','.join(filter(None, (size, settings)))}")
     config.train.accumulate = 1
@@ -28,7 +28,7 @@ def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "
 
 
 def label(name: str) -> str:
-    """`top1_chunk:model.mixer.selection=approx` as "top1_chunk approx"; a number keeps its key, "window=256"."""
+    """Return a short label: "top1_chunk approx" for `top1_chunk:model.mixer.selection=approx`; numbers keep keys."""
     stem, _, settings = name.partition(":")
     words = [stem]
     for key, _, value in (part.rpartition(".")[2].partition("=") for part in options.words(settings)):

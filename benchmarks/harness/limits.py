@@ -1,4 +1,4 @@
-"""The minimal work of a kernel, and the time that a device needs for it.
+"""Minimal work of a kernel, and a device's time for it.
 
 Counts are of the algorithm, not of any implementation: each input is read once, each output written once, and only
 causal pairs count. Only the recomputation of flash attention's backward pass is included. The limit of a phase is the
@@ -12,7 +12,7 @@ import jax
 
 
 class Device(NamedTuple):
-    """Rates that were reached on such a device, not a datasheet's."""
+    """Measured device rates, not datasheet values."""
 
     flops: float  # bf16 matrix product, FLOP/s
     bytes: float  # device-to-device copy, read plus written, B/s
@@ -28,19 +28,19 @@ DEVICES = {
 
 
 class Work(NamedTuple):
-    """The work of a phase; phases can be added, or turned into a time."""
+    """Work of a phase; phases can be added or converted to a time."""
 
     flops: float
     bytes: float
     exps: float = 0.0
 
     def limit_s(self, device: Device) -> float:
-        """Seconds that no implementation on the device beats by much."""
+        """Return the lower bound in seconds for the device's rates."""
         return max(self.flops / device.flops, self.bytes / device.bytes, self.exps / device.exps)
 
 
 class Sizes(NamedTuple):
-    """A self-attention problem; key-value heads equal query heads."""
+    """A self-attention problem with as many key-value heads as query heads."""
 
     B: int
     T: int
@@ -52,13 +52,13 @@ class Sizes(NamedTuple):
 
 
 def device() -> Device | None:
-    """The first device's rates, None where they are not known."""
+    """Return the first device's rates, None if unknown."""
     kind = jax.devices()[0].device_kind
     return next((rates for name, rates in DEVICES.items() if name in kind), None)
 
 
 def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
-    """(phases of the forward pass, phases of the backward pass) of a case of benchmarks.kernels."""
+    """Return forward phases and backward phases of a case of benchmarks.kernels."""
     tensor = n.B * n.T * n.H * n.K * n.itemsize
     queries = n.B * n.T * n.H
     pairs = queries * n.T / 2  # causal
@@ -67,27 +67,28 @@ def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
         "best_key": Work(2 * n.K * pairs, 2 * tensor),
         "best_key_int8": Work(n.K * pairs, 2 * tensor),  # at twice the rate
         "approx": Work(2 * n.K * pairs / n.C, 2 * tensor),
-        "shortlist": Work(2 * n.K * (pairs / n.C + 4 * n.C * queries), 2 * tensor),  # of four by their mean keys
+        "shortlist": Work(2 * n.K * (pairs / n.C + 4 * n.C * queries), 2 * tensor),  # four candidates by mean key
     }
     if case == "attention":
         return [Work(4 * n.K * pairs, 4 * tensor, pairs)], [Work(10 * n.K * pairs, 8 * tensor, pairs)]
     if case == "window":
         near = queries * min(n.window, n.T / 2)
         return [Work(4 * n.K * near, 4 * tensor, near)], [Work(10 * n.K * near, 8 * tensor, near)]
-    if case == "element":  # not differentiated: scores alone. The gradient of v needs no product
+    if case == "element":  # forward: only scores. The gradient of v needs no product
         return [Work(2 * n.K * pairs, 4 * tensor)], [Work(8 * n.K * pairs, 8 * tensor, pairs)]
     if case.startswith("select-"):
         return [select[case.split("-")[1]]], []
     if case.startswith("chunk-"):
-        read = queries * (n.C + (n.C + 1) / 2)  # the selected chunk, and half of the own one
+        read = queries * (n.C + (n.C + 1) / 2)  # the selected chunk and half of the current chunk
         attend = Work(4 * n.K * read, 4 * tensor, read)
         return [select[case.removeprefix("chunk-")], attend], [Work(10 * n.K * read, 8 * tensor, read)]
     raise ValueError(f"no count for case {case!r}")
 
 
 def training_phases(case: str, n: Sizes) -> list[Work]:
-    """Forward and backward: as the sum of both, but element's differentiated forward is attention's with one more
-    output (the soft one).
+    """Return forward and backward phases of training.
+
+    Element's differentiated forward equals attention's forward with one more output, the soft one.
     """
     forward, backward = phases(case, n)
     if case == "element":
@@ -97,5 +98,5 @@ def training_phases(case: str, n: Sizes) -> list[Work]:
 
 
 def total(works: list[Work]) -> Work:
-    """The sum of phases."""
+    """Return the sum of phases."""
     return Work(*(sum(x) for x in zip(*works, strict=True)))

@@ -1,4 +1,4 @@
-"""The flags of a benchmark, in one style: `--name=value`, and commas in lists. Imports nothing heavy.
+"""Benchmark flags in one style: `--name=value`, lists with commas. Imports nothing heavy.
 
 A script defines its flags before its other imports and calls `parse_early`, so that `--help` and a misspelt flag are
 answered before JAX is loaded.
@@ -16,9 +16,9 @@ UNRECORDED = Path("runs/benchmarks")  # git ignores it
 
 
 def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.ArgumentParser:
-    """A parser whose help is a docstring, with `--json` if the script writes, and `--quick` if that has a help text.
+    """Return a parser with a docstring as help, `--json` if the script writes, and `--quick` if it has a help text.
 
-    The docstring shows the command, `python -m ...`, which the parser names in its messages.
+    Messages use the command `python -m ...` from the docstring.
     """
     prog = re.search(r"python -m [\w.]+", doc or "")
     parser = argparse.ArgumentParser(
@@ -35,7 +35,7 @@ def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which configs, at which size: mixers, size, batch, seq_len, remat."""
+    """Add the flags that choose configs and their size: mixers, size, batch, seq_len, remat."""
     several = "only these configs, a,b or a:x=1,y=2;b; all by default"
     parser.add_argument("--mixers", type=configs, default=[], help=several)
     parser.add_argument("--size", default="110m", help="size of the configs (110m)")
@@ -51,27 +51,27 @@ def parse_early(parser: argparse.ArgumentParser, module: str) -> None:
 
 
 def words(text: str) -> list[str]:
-    """The type of a flag that holds a list: "a,b" -> ["a", "b"]."""
+    """Parse a list flag: "a,b" -> ["a", "b"]."""
     return [word for word in text.split(",") if word]
 
 
 def configs(text: str) -> list[str]:
-    """The type of a flag that names configs: "a,b", or where one has several settings "a:x=1,y=2;b"."""
+    """Parse a flag of configs: "a,b", or "a:x=1,y=2;b" if a config has several settings."""
     return labels(text) if ";" in text else words(text)
 
 
 def labels(text: str) -> list[str]:
-    """The type of a flag that holds a list of labels, which may have commas: "a, b;c" -> ["a, b", "c"]."""
+    """Parse a list of labels that may contain commas: "a, b;c" -> ["a, b", "c"]."""
     return [label.strip() for label in text.split(";") if label.strip()]
 
 
 def integers(text: str) -> list[int]:
-    """The type of a flag that holds a list of numbers: "1,2" -> [1, 2]."""
+    """Parse a list of numbers: "1,2" -> [1, 2]."""
     return [int(word) for word in words(text)]
 
 
 def check_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UserError` for the first of `given` that is not `known`."""
+    """Raise `UserError` for the first name of `given` that is not `known`."""
     known = list(known)
     for word in given:
         if word not in known:
@@ -79,5 +79,5 @@ def check_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def destination(given: str, name: str, *, recorded: bool) -> Path:
-    """Where a report goes: as `--json` says, else among the recorded results, which only a whole run may replace."""
+    """Return a report's path: `--json` if set; benchmarks/results for a whole run; otherwise runs/benchmarks."""
     return Path(given) if given else (RECORDED if recorded else UNRECORDED) / f"{name}.json"

@@ -1,4 +1,4 @@
-"""The common style of the plots: colours that colour-blind readers tell apart, few lines around the data."""
+"""Plot style: colour-blind safe colours, few axis lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "h", "d", "p")
 
 
 def figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of `width` x `height` inches without pyplot, and its panels side by side on one vertical axis."""
+    """Return a figure of `width` x `height` inches, without pyplot, and its panels with a shared vertical axis."""
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
     all_axes = list(made.subplots(1, panels, squeeze=False, sharey=True)[0])
@@ -24,7 +24,7 @@ def figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, lis
 
 
 class Bar(NamedTuple):
-    """A bar with its name; `runs` are the timed repeats whose median or mean it is, none where they were not kept."""
+    """A named bar; `runs` holds the timed repeats of its median or mean, empty if they were not kept."""
 
     name: str
     value: float
@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 
 def bars(path: Path, rows: Sequence[Bar], *, title: str, axis: str) -> None:
-    """Horizontal bars with their numbers, the first row at the top, and a whisker over the repeats of each."""
+    """Draw horizontal bars with values, first row on top, and whiskers over each bar's repeats."""
     made, (axes,) = figure(7, 0.9 + 0.3 * len(rows))
     ends = [max([row.value, *row.runs]) for row in rows]
     axes.barh([row.name for row in rows], [row.value for row in rows], color=COLORS[5], height=0.7)
@@ -55,7 +55,7 @@ def bars(path: Path, rows: Sequence[Bar], *, title: str, axis: str) -> None:
 
 
 def three_digits(value: float) -> str:
-    """517.4 -> "517", 0.04873 -> "0.0487", 2.829 -> "2.83"."""
+    """Return three significant digits: 517.4 -> "517", 0.04873 -> "0.0487", 2.829 -> "2.83"."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 

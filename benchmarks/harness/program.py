@@ -1,4 +1,4 @@
-"""What a compiled program does on a device, read off its text: kernels, the bytes that they move, those exchanged."""
+"""Counts kernels, moved bytes and exchanged bytes of a compiled program from its text."""
 
 import math
 import re
@@ -14,14 +14,14 @@ ARRAY = re.compile(r"\b([a-z]+\d*)\w*\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.-]+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
-CONTROL = ("while", "call", "conditional", "async-start")  # what they call are kernels, they themselves are none
+CONTROL = ("while", "call", "conditional", "async-start")  # not kernels themselves; their computations hold kernels
 NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id")
 WORKSPACES = ("s8", "u8")
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
 class Instruction(NamedTuple):
-    """A line of a computation: `given` is what stands in parentheses, `rest` what follows them."""
+    """A line of a computation: `given` is the text in parentheses, `rest` the text after it."""
 
     root: str
     name: str
@@ -32,12 +32,12 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
-        """Names."""
+        """Return the operand names."""
         return NAME.findall(self.given)
 
 
 class Work(NamedTuple):
-    """The kernels of a run on one device, the bytes that they read and write, and those exchanged, by operation."""
+    """Kernels of one execution on one device, bytes read and written, and bytes exchanged by operation."""
 
     kernels: int
     bytes: int
@@ -45,12 +45,11 @@ class Work(NamedTuple):
 
 
 def work(program: str) -> Work:
-    """Return the work of one run.
+    """Return the work of one execution.
 
-    The body of a loop counts as often as it runs, where XLA says how often; else once, as both sides of a condition. A
-    kernel reads its operands, one that it has twice once, and writes its results; of an array that it only cuts a slice
-    from, or puts one into, the slice. Workspaces of libraries, which are arrays of bytes, count as nothing, and what a
-    cache keeps from one kernel to the next as read from memory.
+    A loop body counts once per trip if XLA states the trip count, otherwise once. Both sides of a condition count. A
+    kernel reads each distinct operand once and writes its results; for a slice of an array, only the slice counts.
+    Library workspaces (byte arrays) do not count. Caches are ignored: every operand is read from memory.
     """
     found = [(entry, name, INSTRUCTION.findall(body)) for entry, name, body in COMPUTATION.findall(program)]
     computations = {name: [Instruction(*line) for line in lines] for _, name, lines in found}
@@ -85,7 +84,7 @@ def _moved(line: Instruction, shapes: dict[str, str], computations: dict[str, li
 
 
 def _inside(lines: list[Instruction]) -> int:
-    """Return the bytes that go into a fused computation, by its parameters, and out of it, by its root."""
+    """Return the bytes that a fused computation reads (parameters) and writes (root)."""
     by_name = {line.name: line for line in lines}
 
     def read(name: str) -> int:
@@ -114,13 +113,13 @@ def _inside(lines: list[Instruction]) -> int:
 
 
 def _bytes(shape: str, *, started: bool = False) -> int:
-    """Return the bytes of a shape; of an operation that is only started, it holds the operands and then the results."""
+    """Return the bytes of a shape; the shape of a started operation holds operands, then results."""
     arrays = [(kind, math.prod(int(n) for n in dims.split(",") if n)) for kind, dims in ARRAY.findall(shape)]
     sizes = [_size(kind) * n for kind, n in arrays if kind not in WORKSPACES or n == 1]
     return sum(sizes[len(sizes) // 2 :] if started and len(sizes) > 1 else sizes)
 
 
 def _size(kind: str) -> int:
-    """Return the bytes of a number of a kind, as "bf16" or "pred"."""
+    """Return the bytes per element of a type such as "bf16" or "pred"."""
     bits = re.sub(r"\D", "", kind)
     return max(1, int(bits) // 8) if bits else 1

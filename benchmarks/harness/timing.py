@@ -1,4 +1,4 @@
-"""How long a call takes on a device that works behind the host's back: enqueue several calls, wait once."""
+"""Times calls on an asynchronous device: enqueue several calls, wait once."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ import jax
 
 
 def seconds_per_call(call: Callable[[], Any], *, calls: int, repeats: int) -> list[float]:
-    """Return a number per repeat; `call` returns the arrays to wait for."""
+    """Return one value per repeat; `call` returns the arrays to wait for."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -21,20 +21,20 @@ def seconds_per_call(call: Callable[[], Any], *, calls: int, repeats: int) -> li
 
 
 def calls_within(call: Callable[[], Any], seconds: float, *, at_most: int | None = None) -> int:
-    """How many calls take about `seconds`, at least one; runs the call twice, because the first may still load code."""
+    """Return the number of calls, at least one, that take about `seconds`; the first of two trial calls is warmup."""
     jax.block_until_ready(call())
     calls = max(1, round(seconds / seconds_per_call(call, calls=1, repeats=1)[0]))
     return calls if at_most is None else min(at_most, calls)
 
 
 def time_ms(call: Callable[[], Any], *, repeats: int, seconds: float) -> list[float]:
-    """Milliseconds per call, one number per repeat of about `seconds`."""
+    """Return milliseconds per call, one value per repeat of about `seconds`."""
     calls = calls_within(call, seconds, at_most=100)
     return [1e3 * s for s in seconds_per_call(call, calls=calls, repeats=repeats)]
 
 
 def measure(f: Callable, args: tuple, *, repeats: int, seconds: float) -> dict[str, Any]:
-    """Compile `f` for `args` and time it: median and runs in ms, and what XLA reserves in bytes."""
+    """Compile and time `f(*args)`; return median and runs in ms, and XLA's reserved bytes."""
     start = time.perf_counter()
     compiled = jax.jit(f).lower(*args).compile()
     compile_s = time.perf_counter() - start

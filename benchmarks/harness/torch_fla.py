@@ -1,4 +1,4 @@
-"""The Triton kernels of flash-linear-attention on torch, timed with CUDA events: a yardstick for benchmarks.scans.
+"""Times flash-linear-attention's Triton kernels on torch with CUDA events, for benchmarks.scans.
 
 They get the operands that ours get, with beta in the dtype of the keys, as its layers give it. Checked with versions
 0.6.0 of flash-linear-attention and fla-core.
@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.harness import torch_flash
 
-# Case of benchmarks.scans -> the names by which its operands are given, in order, and the function.
+# Case of benchmarks.scans -> operand names in order, and fla's function.
 CALLS = {
     "delta_rule": (("q", "k", "v", "beta", "initial_state"), "delta_rule.chunk_delta_rule"),
     "gated_delta_rule": (("q", "k", "v", "beta", "initial_state", "g"), "gated_delta_rule.chunk_gated_delta_rule"),
@@ -30,18 +30,18 @@ CALLS = {
 
 
 def is_available() -> bool:
-    """Whether the package and a torch with CUDA that sees a device are there."""
+    """Return whether fla and a torch with CUDA and a visible device are installed."""
     return importlib.util.find_spec("fla") is not None and torch_flash.is_available()
 
 
 def function(case: str) -> Callable[..., Any]:
-    """The package's function of a case."""
+    """Return fla's function for a case."""
     module, _, name = CALLS[case][1].partition(".")
     return getattr(importlib.import_module(f"fla.ops.{module}"), name)
 
 
 def operands(case: str, given: Sequence[jax.Array], device: str) -> dict[str, Any]:
-    """Return the operands of a case as tensors by name."""
+    """Return a case's operands as tensors by name."""
     import torch
 
     if case == "kda":  # ours are beta k and -e^g k
@@ -59,13 +59,12 @@ def operands(case: str, given: Sequence[jax.Array], device: str) -> dict[str, An
 def measure(
     case: str, given: Sequence[jax.Array], cotangent: Sequence[jax.Array], *, repeats: int, seconds: float
 ) -> dict[str, Any]:
-    """Return the times in ms, forward, and forward and backward, and the outputs, float32 arrays.
+    """Return the times in ms (forward, and forward with backward) and the outputs as float32 arrays.
 
-    Times are those of calls one after the other, which the host may hold up, as it launches kernels one by one;
-    `device_*` are those of the kernels alone.
+    Plain times include host pauses between kernel launches. `device_*` times cover kernels only.
     """
     with mock.patch.dict(os.environ):
-        os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it to nothing, where Triton cannot build its driver
+        os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it to "", and Triton then cannot build its driver
         return _measure(case, given, cotangent, repeats=repeats, seconds=seconds)
 
 
@@ -94,13 +93,13 @@ def _measure(case: str, given: Sequence[jax.Array], cotangent: Any, *, repeats: 
     measured: dict[str, Any] = {"forward_ms": median(forward), "device_forward_ms": _device_ms(forward), "out": out}
     try:
         measured |= {"training_ms": median(training), "device_training_ms": _device_ms(training)}
-    except RuntimeError as error:  # gated_delta_rule's refuses some versions of Triton on Hopper
+    except RuntimeError as error:  # fla's gated_delta_rule refuses some Triton versions on Hopper
         measured["training_error"] = str(error)
     return measured | {"versions": {"torch": torch.__version__, "fla": importlib.import_module("fla").__version__}}
 
 
 def _device_ms(call: Callable[[], Any], *, calls: int = 10) -> float:
-    """Return the milliseconds that the kernels of a call take, without the time between them."""
+    """Return the kernel time of a call in ms, without gaps between kernels."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

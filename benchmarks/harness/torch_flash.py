@@ -1,4 +1,4 @@
-"""FlashAttention as torch ships it, timed with CUDA events: a second yardstick for benchmarks.kernels."""
+"""Times torch's FlashAttention with CUDA events, for benchmarks.kernels."""
 
 import importlib.util
 import statistics
@@ -9,7 +9,7 @@ from benchmarks.harness.limits import Sizes
 
 
 def is_available() -> bool:
-    """Whether a torch with CUDA is installed and sees a device."""
+    """Return whether a torch with CUDA is installed and sees a device."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
@@ -18,7 +18,7 @@ def is_available() -> bool:
 
 
 def measure(n: Sizes, *, training: bool, repeats: int, seconds: float) -> dict[str, Any]:
-    """Causal attention through the flash backend, forward or forward and backward."""
+    """Return causal attention on the flash backend, forward or forward with backward."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -40,7 +40,7 @@ def measure(n: Sizes, *, training: bool, repeats: int, seconds: float) -> dict[s
 
 
 def time_ms(call: Callable[[], Any], *, repeats: int, seconds: float) -> list[float]:
-    """Milliseconds per call, one number per repeat of about `seconds`."""
+    """Return milliseconds per call, one value per repeat of about `seconds`."""
     import torch
 
     def timed(calls: int) -> float:

@@ -1,1 +1,1 @@
-"""The ablations of arXiv 2505.18522, section 3: models with one part removed, added or replaced."""
+"""Ablations of arXiv 2505.18522, section 3: a part removed, added or replaced."""

@@ -1,4 +1,4 @@
-"""Transformer++ whose keys are a trained table over positions, not computed from the input.
+"""Transformer++ with keys from a trained position table instead of the input.
 
 arXiv 2505.18522, section 3, figure 3(e); the study is configs/studies/figure3e.py.
 
@@ -12,5 +12,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="const_k", base="transformer_pp", settings={"model.mixer.const": "k"})

@@ -1,6 +1,6 @@
-"""Transformer++ whose queries and keys are trained tables over positions (a factorised Synthesizer).
+"""Transformer++ with queries and keys from trained position tables.
 
-arXiv 2505.18522, section 3, figure 3(e); the study is configs/studies/figure3e.py.
+This is a factorised Synthesizer: arXiv 2505.18522, section 3, figure 3(e); the study is configs/studies/figure3e.py.
 
     seqjax train --config=ablations/const_qk
     seqjax train --config=ablations/const_qk:110m
@@ -12,5 +12,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="const_qk", base="transformer_pp", settings={"model.mixer.const": "qk"})

@@ -1,4 +1,4 @@
-"""Mamba-1 whose channels and states share one decay per token.
+"""Mamba-1 with one decay per token, shared by all channels and states.
 
 arXiv 2505.18522, section 3, figure 3(a); the study is configs/studies/figure3a.py.
 
@@ -12,5 +12,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(arg, name="mamba1_one_decay", base="mamba1", settings={"model.mixer.decay": "one"})

@@ -1,4 +1,4 @@
-"""Mamba-2 without decay and without convolution (its SiLU stays).
+"""Mamba-2 without decay and without convolution; the SiLU remains.
 
 arXiv 2505.18522, section 3, figure 3(b); the study is configs/studies/figure3b.py.
 
@@ -12,7 +12,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="mamba2_no_decay_no_conv",

@@ -1,6 +1,7 @@
-"""Transformer++ with learned absolute positions, a table added to the embeddings, in place of RoPE.
+"""Transformer++ with learned absolute positions instead of RoPE.
 
-arXiv 2505.18522, section 3, figure 3(c); the study is configs/studies/figure3c.py.
+The positions are a table added to the embeddings. arXiv 2505.18522, section 3, figure 3(c); the study is
+configs/studies/figure3c.py.
 
     seqjax train --config=ablations/position_absolute
     seqjax train --config=ablations/position_absolute:110m
@@ -12,7 +13,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="position_absolute",

@@ -1,4 +1,4 @@
-"""Transformer++ with ALiBi in place of RoPE.
+"""Transformer++ with ALiBi instead of RoPE.
 
 arXiv 2505.18522, section 3, figure 3(c); the study is configs/studies/figure3c.py.
 
@@ -12,7 +12,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg, name="position_alibi", base="transformer_pp", settings={"model.mixer.position": "alibi"}
     )

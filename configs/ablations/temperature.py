@@ -1,7 +1,7 @@
-"""Transformer++ with unit queries and keys at a fixed temperature; sweep `model.mixer.temperature`.
+"""Transformer++ with unit queries and keys at a fixed softmax temperature.
 
-arXiv 2505.18522, section 3, figure 3(f); the study is configs/studies/figure3f.py.
-The entropy of the attention weights is measured at the end (figure 4).
+Sweep `model.mixer.temperature`. arXiv 2505.18522, section 3, figure 3(f); the study is configs/studies/figure3f.py. The
+entropy of the attention weights is measured at the end (figure 4).
 
     seqjax train --config=ablations/temperature
     seqjax train --config=ablations/temperature:110m
@@ -13,7 +13,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
     return presets.get_config(
         arg,
         name="temperature",

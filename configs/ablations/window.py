@@ -1,7 +1,7 @@
-"""Transformer++ with the attention window that the argument names: 32, 64, 128, 256 (default), 512, 1024 ... or full.
+"""Transformer++ with a sliding attention window.
 
+The argument sets the window: 32, 64, 128, 256 (default), 512, 1024 ... or full. A window includes the query's position.
 arXiv 2505.18522, section 3, figure 3(d); the study is configs/studies/figure3d.py.
-A window counts the query's own position.
 
     seqjax train --config=ablations/window
     seqjax train --config=ablations/window:64,110m
@@ -13,7 +13,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `[WINDOW,]SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    """Return the config for `[WINDOW,]SIZE[,REGIME][,key=value ...]`."""
     first, _, rest = arg.partition(",")
     has_window = first.strip() == "full" or first.strip().isdecimal()
     window = first.strip() if has_window else "256"

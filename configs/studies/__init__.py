@@ -1,1 +1,1 @@
-"""Studies, which define the runs that `seqjax study` compares."""
+"""Studies: definitions of the runs that `seqjax study` compares."""

@@ -1,4 +1,6 @@
-"""What the studies of arXiv 2505.18522 share: sizes, models by their labels, and where runs are kept.
+"""Shared parts of the paper's studies: sizes, labelled models, run paths.
+
+The paper is arXiv 2505.18522.
 
     paper = presets.load("studies/_paper")
     return paper.study("Figure 1(b)", models, size=size, regime="limited")
@@ -8,11 +10,11 @@ Three sizes:
     demo   a model of two layers of 64, 100 steps of 2,048 bytes of the built-in corpus. Windows are an eighth of the
            sequence. It shows that the study runs, not what the paper shows.
     small  the settings of studies/limited_110m, 104M tokens of data/mixtral-2048
-    paper  the paper's, 100B tokens of data/slimpajama-2048 or data/slimpajama-102400
+    paper  the paper's settings, 100B tokens of data/slimpajama-2048 or data/slimpajama-102400
 
-A study belongs to one of the paper's scales, 110m, 1b3 or 100k. A run's directory follows from size, scale, regime and
-label, so studies with the same runs share them, and nothing is trained twice. At the size `small` those of
-studies/limited_110m are taken from there.
+Each study has one of the paper's scales: 110m, 1b3 or 100k. A run's directory follows from size, scale, regime and
+label, so studies with the same runs share them, and nothing is trained twice. The size `small` reuses the runs of
+studies/limited_110m.
 """
 
 from seqjax import presets
@@ -25,7 +27,7 @@ _DEMO = (
     "checkpoint.every=0,log.sample_tokens=0,log.tensorboard=False"
 )
 
-# size -> scale -> what follows a config's name. The rate at 1.3B is a quarter of that at 110M, as in the paper.
+# size -> scale -> text after a config's name. As in the paper, the 1.3B learning rate is a quarter of the 110M rate.
 SIZES = {
     "demo": {
         "110m": f"{_DEMO},train.seq_len=256,train.batch_size=8",
@@ -44,16 +46,16 @@ SIZES = {
     "paper": {"110m": "110m", "1b3": "1b3", "100k": f"135m_100k,{_LONG}"},
 }
 TITLES = {"demo": "demo, not this scale: two layers of width 64"}
-WINDOW = {"demo": 32, "small": 256, "paper": 256}  # what W=256 is
+WINDOW = {"demo": 32, "small": 256, "paper": 256}  # the window of models labelled W=256
 DOMAINS = {
-    # size -> those trained on in the limited regime, those that it is tested on beyond them, the other ones
+    # size -> (training domains of the limited regime, its OOD domains, other domains)
     "demo": (("prose", "doctest"), ("math_docs", "python", "c_code"), ()),
     "small": (("commoncrawl", "c4"), ("arxiv", "github", "stackexchange"), ("book", "wikipedia")),
     "paper": (("commoncrawl", "c4"), ("arxiv", "github", "stackexchange"), ("book", "wikipedia")),
 }
 REFERENCES = ("Transformer++", "Transformer++, QK norm")
 
-# label -> name of the config and what differs; those of limited_110m by the labels that they have there
+# label -> config name and differences; models of limited_110m keep their labels
 MODELS = {label: text.replace(":110m", "") for label, text in LIMITED.RUNS.items()}
 # The architectures of figures 1 and 2, and the references with and without QK norm.
 OF_110M = (
@@ -82,16 +84,16 @@ def study(
 
     Args:
         title: Its title, to which the size is added.
-        models: Labels of `MODELS`, or a dict label -> name of the config and what differs, "NAME[,key=value ...]".
+        models: Labels of `MODELS`, or a dict label -> config name and differences, "NAME[,key=value ...]".
         size: demo, small or paper.
-        regime: limited, compared at the held-out loss of the domains trained on, or mixed, which tests on the domains
-            trained on and is compared at the training loss, as in the paper.
+        regime: limited tests OOD domains at equal held-out loss on the training domains. mixed tests the training
+            domains at equal training loss, as in the paper.
         scale: 110m, 1b3 or 100k.
         references: Models that the gaps refer to.
-        replicates: Add the seeds, rates and schedules of limited_110m at the size that takes its runs.
-        settings: What differs in all runs, "key=value[,key=value ...]"; they are then kept in `folder`.
-        folder: Name of the directory of the runs within that of the size and scale, by default the regime.
-        **more: Other fields of a study, which replace those made here.
+        replicates: Add limited_110m's seeds, learning rates and schedules, at the size that reuses its runs.
+        settings: Differences in all runs, "key=value[,key=value ...]"; such runs need a separate `folder`.
+        folder: Directory of the runs within the directory of size and scale, by default the regime.
+        **more: Other fields of a study; they replace the fields made here.
     """
     trained, tested, others = domains(size)
     named = models if isinstance(models, dict) else {label: MODELS[label] for label in models}
@@ -122,12 +124,12 @@ def study(
 
 
 def domains(size):
-    """Return the domains trained on in the limited regime, those tested beyond them, and the others."""
+    """Return the limited regime's training domains, its OOD domains, and the rest."""
     return presets.pick(DOMAINS, size, kind="size of the study")
 
 
 def _directory(size, scale):
-    """Return the name of the first scale with the same settings: scales that do not differ share their runs."""
+    """Return the first scale with the same settings: equal scales share their runs."""
     return next(name for name, settings in SIZES[size].items() if settings == SIZES[size][scale])
 
 

@@ -1,9 +1,9 @@
-"""Eight mixers and both references at the size demo: does their order agree with the order at 110M?
+"""Eight mixers and both references at size demo: does 110M rank them equally?
 
     seqjax study --study=demo_order --out=DIR --jobs=2
 
-Each mixer has one seed at each learning rate, a grid that is extended where the best rate is at its edge, and more
-seeds at the best rate. An earlier version of `seqjax judge --config=NAME:demo` trained these runs.
+Each mixer has one seed per learning rate, on a grid that is extended if the best rate is at its edge, and more seeds at
+the best rate. An earlier version of `seqjax judge --config=NAME:demo` trained these runs.
 
 Results: lab/results/demo_order
 """
@@ -15,7 +15,7 @@ COMMON = (
 )
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 ENDS, TENTHS = (0.5, 0.8, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# Model -> its config, the learning rates that were tried, and the best of them, as multiples of LR.
+# Model -> its config, the learning rates tried, and the best of them, as multiples of LR.
 MODELS = {
     PUBLISHED: ("transformer_pp:demo,model.mixer.qk_norm=True", (1,), 1),
     SAME_BLOCK: ("transformer_pp:demo,model.mixer.qk_norm=True,model.mixer.conv=True", (1,), 1),
@@ -36,7 +36,7 @@ def get_study():
     runs = {}
     for model, (config, rates, best) in MODELS.items():
         for rate, seed in [(rate, 0) for rate in rates] + [(best, seed) for seed in SEEDS[1:]]:
-            # A model that ends clearly above the references in domain needs the last end of further seeds alone.
+            # A model that ends clearly above the references in domain needs only the last end of further seeds.
             ends = TENTHS if model in (PUBLISHED, SAME_BLOCK) else ENDS
             ends = (1.0,) if model == "Top-1 Element" and seed else ends
             label = f"{model}, rate {rate * LR:g}, seed {seed}"

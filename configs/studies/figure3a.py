@@ -1,4 +1,4 @@
-"""Figure 3(a): Mamba-1 with full decay, one, none, and none without convolution.
+"""Figure 3(a): Mamba-1 with full, one or no decay, and no decay or convolution.
 
     seqjax study --study=figure3a:demo --out=runs/figure3a      small, paper: the same command with that size
 
@@ -16,6 +16,6 @@ MODELS = {
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     return paper.study("Figure 3(a): Mamba-1 at 110M", MODELS, size=size, references=("Mamba-1",))

@@ -1,6 +1,8 @@
-"""Figure 3(b): Mamba-2 with full decay, one, none, none without convolution, and full without its norm.
+"""Figure 3(b): Mamba-2 with full, one or no decay, without convolution or norm.
 
     seqjax study --study=figure3b:demo --out=runs/figure3b      small, paper: the same command with that size
+
+The model without convolution has no decay either; the model without norm has the full decay.
 
 Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
@@ -17,6 +19,6 @@ MODELS = {
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     return paper.study("Figure 3(b): Mamba-2 at 110M", MODELS, size=size, references=("Mamba-2",))

@@ -16,6 +16,6 @@ MODELS = {
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     return paper.study("Figure 3(c): positions at 110M", MODELS, size=size, references=("Transformer++",))

@@ -1,9 +1,9 @@
-"""Figure 3(d): Transformer++ with sliding windows of several widths, and without (all of the sequence).
+"""Figure 3(d): Transformer++ with sliding windows, and with full attention.
 
     seqjax study --study=figure3d:demo --out=runs/figure3d      small, paper: the same command with that size
 
-The paper's widths are not legible in our copy; these are ours. At the size `demo` the sequence has 256 tokens, else
-2,048.
+The paper's widths are not legible in our copy; these widths are ours. The sequence has 256 tokens at size `demo`,
+otherwise 2,048.
 
 Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
@@ -14,7 +14,7 @@ WIDTHS = {"demo": (8, 16, 32, 64, 128), "small": (32, 64, 128, 256, 512, 1024), 
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     widths = presets.pick(WIDTHS, size, kind="size of the study")
     models = {"Transformer++": "transformer_pp"}

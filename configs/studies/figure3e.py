@@ -1,6 +1,8 @@
-"""Figure 3(e): Transformer++ whose keys, or queries and keys, are trained constants instead of functions of the text.
+"""Figure 3(e): Transformer++ with trained constant keys, or queries and keys.
 
     seqjax study --study=figure3e:demo --out=runs/figure3e      small, paper: the same command with that size
+
+The constants are position tables and do not depend on the text.
 
 Paper: arXiv 2505.18522. Results: lab/results/index.md
 """
@@ -15,6 +17,6 @@ MODELS = {
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     return paper.study("Figure 3(e): constants at 110M", MODELS, size=size, references=("Transformer++",))

@@ -1,8 +1,8 @@
-"""Figure 4: the entropy of attention against the temperature of its softmax.
+"""Figure 4: attention entropy over the softmax temperature.
 
     seqjax study --study=figure4:demo --out=runs/figure4      small, paper: the same command with that size
 
-The runs are those of figure 3(f); sweep.png shows the entropy of each domain and the gap over the temperature.
+The runs are figure 3(f)'s; sweep.png shows each domain's entropy and the gap over the temperature.
 
 Paper: arXiv 2505.18522. Results: lab/results/figure4
 """
@@ -11,6 +11,6 @@ from seqjax import presets
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     study = presets.load("studies/figure3f").get_study(size)
     return study | {"title": study["title"].replace("3(f)", "4"), "sweep": "model.mixer.temperature"}

@@ -1,4 +1,4 @@
-"""Figure 8: figure 1(a) with Top-1 Element (110M, trained on all domains and tested on the same).
+"""Figure 8: figure 1(a) with Top-1 Element (110M, mixed regime).
 
     seqjax study --study=figure8:demo --out=runs/figure8      small, paper: the same command with that size
 
@@ -9,7 +9,7 @@ from seqjax import presets
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     models = (*paper.OF_110M, "Top-1 Element")
     return paper.study("Figure 8: 110M, mixed regime", models, size=size, regime="mixed")

@@ -1,10 +1,10 @@
-"""Six models at 110M trained on all domains but one, and tested on that one.
+"""Six 110M models trained on all domains except one, and tested on this domain.
 
     seqjax study --study=held_out:demo --out=runs/held_out                 without GitHub (demo: Python)
-    seqjax study --study=held_out:small,arxiv --out=runs/held_out-arxiv    without a domain of one's choice
+    seqjax study --study=held_out:small,arxiv --out=runs/held_out-arxiv    without another domain
 
-The paper's limited regime changes what is trained on and what is tested at once. Here the training mix is as wide as
-it can be, and models are compared on the domain left out at the same mean loss of the others.
+The paper's limited regime changes the training and the test domains at once. Here the training mix is as wide as
+possible. Models are compared on the held-out domain at equal mean loss on the other domains.
 
 Results: lab/results/index.md
 """
@@ -15,7 +15,10 @@ HELD_OUT = {"demo": "python", "small": "github", "paper": "github"}
 
 
 def get_study(size="demo"):
-    """Return the study of SIZE[,DOMAIN]: demo, small or paper, and the domain that is left out."""
+    """Return the study for SIZE[,DOMAIN].
+
+    SIZE is demo, small or paper; DOMAIN is held out.
+    """
     paper = presets.load("studies/_paper")
     size, _, domain = size.partition(",")
     known = sum(paper.domains(size), ())

@@ -1,9 +1,10 @@
-"""Base capabilities at 110M: 17 models trained on CommonCrawl and C4, with seeds, rates and schedules.
+"""Base capabilities at 110M: 17 models trained on CommonCrawl and C4.
 
     seqjax study --study=limited_110m --out=lab/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in lab/results/first_110m.md. The
-references trained for 40, 60 and 80% of the steps are earlier ends of their full runs (docs/protocol.md).
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in lab/results/first_110m.md. More
+runs vary seeds, learning rates and schedules. The references trained for 40, 60 and 80% of the steps serve as earlier
+ends of their full runs (docs/protocol.md).
 
 Results: lab/results/limited_110m
 """
@@ -35,7 +36,7 @@ RUNS = {
     "RWKV-7 shell, Top-1 exact": "rwkv7_shell:110m",
 }
 DECAYED = {"Transformer++": (0.8, 0.6, 0.4), "Transformer++, QK norm": (0.8, 0.6, 0.4)}
-# Once more at half and three times the learning rate.
+# These also run at half and three times the learning rate.
 OF_RATES = (
     "Transformer++",
     "Transformer++, QK norm",
@@ -46,13 +47,13 @@ OF_RATES = (
     "Gated DeltaNet",
     "RWKV-7",
 )
-# And at six times, where three times was the best of these.
+# Models that are best at three times the rate also run at six times.
 RATES = {0.5: OF_RATES, 3.0: OF_RATES, 6.0: ("Mamba-2", "Gated DeltaNet", "RWKV-7", "Top-1 Element")}
-# Once more with other initial parameters and another order of the data, the same order for all.
+# Other initial parameters and another data order, the same order for all models.
 SEEDS = (1, 2)
 OF_SEEDS = (*OF_RATES, "Top-1 Chunk, approx")
-# At T = 102,400 with one sequence, 135m, on one H200: benchmarks/results/train_step_135m_100k.json, whose Transformer++
-# has no QK norm; RWKV-7 and Mamba-2 with later kernels, on another, train_step_135m_100k_recurrent.json.
+# At T = 102,400 with one sequence, 135m, on one H200: benchmarks/results/train_step_135m_100k.json, where Transformer++
+# has no QK norm. RWKV-7 and Mamba-2 ran with later kernels on another H200: train_step_135m_100k_recurrent.json.
 SPEEDS_100K = {
     "Transformer++": 59_308,
     "W=256": 574_020,

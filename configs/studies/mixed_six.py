@@ -1,8 +1,8 @@
-"""Six models at 110M trained on all domains and tested on the same, among them Top-1 Chunk.
+"""Six 110M models, including Top-1 Chunk, trained and tested on all domains.
 
     seqjax study --study=mixed_six:demo --out=runs/mixed_six      small, paper: the same command with that size
 
-Runs of figures 1(a) and 8 are shared.
+It shares runs with figures 1(a) and 8.
 
 Results: lab/results/index.md
 """
@@ -11,6 +11,6 @@ from seqjax import presets
 
 
 def get_study(size="demo"):
-    """Return the study of a size: demo, small or paper."""
+    """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     return paper.study("Six models at 110M, mixed regime", paper.SIX, size=size, regime="mixed")

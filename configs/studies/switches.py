@@ -1,9 +1,9 @@
-"""Five models of trunks_110m with, one at a time, the parts of a block that recurrent models have, and without theirs.
+"""Five models of trunks_110m, each with one recurrent block part changed.
 
     seqjax study --study=switches --out=runs/switches --jobs=2
 
-docs/mixers.md has the parts: Canon's convolutions, token shift, the output gate. The settings and the models without a
-change are those of trunks_110m, and each model has its best rate there.
+The parts are Canon's convolutions, token shift and the output gate (docs/mixers.md). Settings and models without a
+change are as in `trunks_110m`. Each model uses its best learning rate there.
 
 Results: lab/results/switches
 """
@@ -14,7 +14,7 @@ BLOCK = {"Canon A": "model.canon=A", "token shift": "model.token_shift=True"}
 GATE = BLOCK | {"Canon ACD": "model.canon=ACD", "gate": "model.mixer.gate=True"}
 WITHOUT = BLOCK | {"no conv": "model.mixer.conv=False", "no gate": "model.mixer.gate=False"}
 MODELS = {
-    "Transformer++, QK norm": GATE,  # with conv it is the second reference
+    "Transformer++, QK norm": GATE,  # conv is not listed: with it this is the second reference
     "W=256, QK norm": GATE | {"conv": "model.mixer.conv=True"},
     "Top-1 Chunk, exact": GATE | {"conv": "model.mixer.conv=True"},
     "Gated DeltaNet": WITHOUT | {"Canon ACD": "model.canon=ACD"},

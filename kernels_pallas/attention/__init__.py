@@ -1,1 +1,1 @@
-"""Causal softmax attention; `api` is what callers use."""
+"""Causal softmax attention; callers use `api`."""

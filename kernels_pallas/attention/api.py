@@ -1,10 +1,12 @@
-"""Causal softmax attention over interchangeable backends, in order of preference:
+"""Causal softmax attention with interchangeable backends.
 
-cudnn    cuDNN's flash attention: 16-bit inputs on NVIDIA GPUs since the A100
-triton   forget gates: 16-bit or float32 inputs on NVIDIA GPUs since the A100
-splash   JAX's splash attention, a Pallas kernel for TPUs
-xla      dense: the scores of all pairs exist at once, in memory quadratic in T; long sequences by name only
-chunked  memory linear in T, on any device
+The backends in order of preference:
+
+    cudnn    cuDNN's flash attention: 16-bit inputs, NVIDIA GPUs from the A100 on
+    triton   forget gates only: 16-bit or float32 inputs, compute capability 8.0 (A100) to 9.0 (H100, H200)
+    splash   JAX's splash attention, a Pallas kernel for TPUs
+    xla      dense: materialises all scores, memory quadratic in T; above 256 tokens only if selected by name
+    chunked  memory linear in T, on any device
 """
 
 from jax.sharding import PartitionSpec
@@ -29,29 +31,32 @@ def causal_attention(
     split: PartitionSpec | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H K"]:
-    """Return causal attention, o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window.
+    """Return causal softmax attention, optionally with window, ALiBi or forget gates.
+
+        o_i = sum_j softmax_j(q_i . k_j * scale) v_j          over 0 <= i - j < window
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16; any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGK: values.
-      log_f_BTH: logarithms of forget gates, one per position and query head, <= 0 and fp32: the sum of those of the
-        positions j + 1 to i is added to the scaled scores, and differentiated. None is no gate. triton, xla and chunked
-        alone.
-      window: keys that a query sees, its own included; 0 for the whole past.
-      scale: of the scores; 1 / sqrt(K) when None.
-      slopes: ALiBi's, one per query head: -slope * (i - j) is added to the scaled scores, which are fp32.
-      split: how [B, T, G, K] is split over the current mesh, for kernels that have no rule for automatic sharding
-        (splash) or require queries, keys and values to be split alike (cudnn). None is right on one device. Otherwise
-        splash leaves the arrays whole on every device, and cudnn fails if they are split differently.
-      implementation: None takes the first of cudnn, triton, splash, xla and chunked that accepts; a name gets that one
-        or an error.
+      log_f_BTH: logarithms of forget gates, <= 0, fp32, one per position and query head. Their sum over positions j + 1
+        to i is added to the scaled score; they have a gradient. None means no gates. Only triton, xla and chunked have
+        gates.
+      window: number of keys that a query sees, including its position; 0 for the whole past.
+      scale: factor of the scores; 1 / sqrt(K) when None.
+      slopes: ALiBi slopes, one per query head: -slope * (i - j) is added to the scaled fp32 scores.
+      split: sharding of [B, T, G, K] over the current mesh, for kernels without a rule for automatic sharding (splash)
+        or with a rule that requires equal shardings of queries, keys and values (cudnn). None is right on one device.
+        On several devices, None makes splash keep whole arrays on every device, and cudnn fails if the shardings
+        differ.
+      implementation: None takes the first of cudnn, triton, splash, xla and chunked that accepts; a name selects that
+        backend or raises an error.
 
     Raises:
       ValueError: shapes that disagree.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
 
-    Source: arXiv 2505.18522, section 2; the window as Mistral's `sliding_window`; the gates arXiv 2503.02130.
+    Source: arXiv 2505.18522, section 2; window as in Mistral's `sliding_window`; gates arXiv 2503.02130.
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGK.shape)
     if log_f_BTH is not None:

@@ -1,26 +1,25 @@
-"""The `chunked` backend of causal attention: any device, any T, O(T) memory in both directions.
+"""The `chunked` backend of causal attention: any device, any T, O(T) memory.
 
-The score matrix is cut into square tiles, and a scan over the tiles that the mask does not empty keeps one alive at a
-time (`kernels_pallas.xla_tiles`). A window leaves out all but the tiles near the diagonal. With the running maximum m
-and sum l of a row, as in flash attention (arXiv 2205.14135, algorithm 1):
+A scan visits the square tiles of the score matrix that the mask leaves nonempty; one tile exists at a time
+(`kernels_pallas.xla_tiles`). The forward pass keeps a running maximum m and sum l per row, as in flash attention (arXiv
+2205.14135, algorithm 1):
 
     m' = max(m, max_j s_ij),  l' = e^(m - m') l + sum_j e^(s_ij - m'),  o' = e^(m - m') o + sum_j e^(s_ij - m') v_j
 
-The backward pass scans the same tiles and computes the probabilities again from the log-sum-exp:
+The backward pass scans the same tiles and recomputes the probabilities from the log-sum-exp:
 
     p = exp(s - lse),  D = sum(do * o),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do
 
-The forget gates f of a query head add g_ij, the sum of log f over the positions j + 1 to i. A sum over the whole past
-would leave near keys few digits (at 100,000 tokens it may be -70,000, whose float32 neighbour is 0.008 away), so sums
-begin anew in every tile. Between tiles g is the rest of the key's tile, whole tiles, and the query's tile up to it, of
-which none is positive; within a tile it is a difference. With r and c the sums of ds over the keys of a query and
-over the queries of a key, the gradient is
+The forget gates f of a query head add g_ij, the sum of log f over positions j + 1 to i. One running sum over the whole
+past would leave few digits for near keys: at 100,000 tokens it may be -70,000, where float32 values are 0.008 apart.
+Sums therefore restart in every tile. Between tiles, g_ij adds the rest of the key's tile, the whole tiles between, and
+the query's tile up to the query; none of these is positive, so nothing cancels. Within a tile it is a difference. The
+gate gradient uses the row sums r and column sums c of ds:
 
     dlog f_l = sum over i >= l > j of ds_ij = sum over i >= l of r_i - c_i
 
-where r would be 0 but for rounding. It stays, because without it the rounding of all later rows would add up.
-
-Scores, sums and gradients are accumulated in float32; probabilities are rounded to the dtype of v before products.
+r is zero up to rounding, but without it the rounding errors of all later rows would add up. Scores, sums and gradients
+are accumulated in float32; probabilities are rounded to the dtype of v before products.
 """
 
 from functools import partial
@@ -37,12 +36,12 @@ from kernels_pallas.attention.interface import CausalAttention
 from kernels_pallas.backend import Backend
 from kernels_pallas.numerics import MASKED, accumulation_dtype
 
-# The least side of a tile, in positions.
+# Minimal side of a tile, in positions.
 UNIT = 64
 
 
 class Options(NamedTuple):
-    """The static half of a call."""
+    """The static arguments of a call."""
 
     window: int
     scale: float
@@ -70,10 +69,10 @@ def attend(
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHK in the dtype of v.
+    """Return o_BTHV in the dtype of v.
 
-    Batch and heads are never taken apart, so XLA splits them by itself. Reverse mode only, once. The residuals are
-    named `attention_out` and `attention_lse` for rematerialisation policies.
+    XLA can shard this by itself, because batch and heads stay separate axes. Reverse mode only, once. The residuals
+    have the checkpoint names `attention_out` and `attention_lse` for rematerialisation policies.
     """
     del split
     return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, Options(window, scale, slopes))
@@ -93,26 +92,26 @@ def _forward(
 
 
 class GateSums(NamedTuple):
-    """Sums of the log gates of a query head within its tile of positions."""
+    """Log-gate sums of a query head within a tile of positions."""
 
-    until_BGM: Array  # to the position, it included
-    after_BGM: Array  # of the positions behind it
-    whole_BGRn: Array  # of all positions, per tile
+    until_BGM: Array  # up to and including the position
+    after_BGM: Array  # after the position
+    whole_BGRn: Array  # the whole tile, per tile
 
 
 class Operands(NamedTuple):
-    """The common preparation of both passes: the tiles, rows and keys padded to them, and a tile's arguments."""
+    """Values that both passes prepare: tiles, padded rows and keys, and gate sums."""
 
     tiles: xla_tiles.CausalTiles
-    rows: int  # rows of a tile: its positions times the query heads of a key-value head
+    rows: int  # rows per tile: positions times query heads per key-value head
     q_BGMK: Array
     k_BGSK: Array
     v_BGSV: Array
-    dtype: jnp.dtype  # of the accumulation
+    dtype: jnp.dtype  # accumulation dtype
     gates: GateSums | None
 
     def rows_of(self, x_BTHV: Array) -> Array:
-        """Return an array of the queries' layout as padded rows."""
+        """Return an array in the queries' layout as padded rows."""
         x_BGMV = xla_tiles.to_rows(x_BTHV, self.k_BGSK.shape[1])
         return xla_tiles.pad_to(x_BGMV, self.q_BGMK.shape[2], axis=2)
 
@@ -145,7 +144,10 @@ def _gate_sums(log_f_BTH: Array, tiles: xla_tiles.CausalTiles, n_kv: int) -> Gat
 
 
 def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -> tuple[Array, Array]:
-    """Return a tile's scores [B, G, rows, side] and whether the key is visible to the query, [rows, side]."""
+    """Return a tile's scores [B, G, rows, side] and visibility [rows, side].
+
+    Visibility is True where the query sees the key.
+    """
     tiles, rows = operands.tiles, operands.rows
     n_shared = rows // tiles.side
     q_BGmK = xla_tiles.block(operands.q_BGMK, row, rows)
@@ -165,13 +167,16 @@ def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -
 
 
 def _tile_decays(gates: GateSums, row: Array, col: Array, rows: int, n_shared: int) -> Array:
-    """Return the sums of the log gates after each key of a tile up to each query, [B, G, rows, side]."""
+    """Return the log-gate sums from each key of a tile to each query.
+
+    The shape is [B, G, rows, side]. A sum covers the positions after the key, up to and including the query.
+    """
     key_BGm = jnp.where(
         row == col, -xla_tiles.block(gates.until_BGM, col, rows), xla_tiles.block(gates.after_BGM, col, rows)
     )
     tile_n = jnp.arange(gates.whole_BGRn.shape[-1])
     between_BGR = jnp.where((col < tile_n) & (tile_n < row), gates.whole_BGRn, 0).sum(-1)
-    # Row m is of the query head m % R, and so are the sums that belong to its keys.
+    # Row m belongs to query head m % R; its keys need the gate sums of the same head.
     key_BGRs = jnp.swapaxes(key_BGm.reshape(*key_BGm.shape[:2], -1, n_shared), 2, 3) + between_BGR[..., None]
     return xla_tiles.block(gates.until_BGM, row, rows)[..., None] + jnp.tile(key_BGRs, (1, 1, rows // n_shared, 1))
 
@@ -179,7 +184,7 @@ def _tile_decays(gates: GateSums, row: Array, col: Array, rows: int, n_shared: i
 def _scan_forward(
     q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options
 ) -> tuple[Array, Array]:
-    """Return o_BTHV and the log-sum-exp per padded row, float32 [B, G, M]."""
+    """Return o_BTHV and the log-sum-exp of each padded row, float32 [B, G, M]."""
     operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
 
@@ -188,7 +193,7 @@ def _scan_forward(
         m_BGm, l_BGm, o_BGmV = (xla_tiles.block(x, row, rows) for x in carry)
         s_BGms, visible_ms = _tile_scores(operands, row, col, options)
         new_m_BGm = jnp.maximum(m_BGm, jnp.where(visible_ms, s_BGms, MASKED).max(-1))
-        # With a window a tile may hold nothing for a row, whose maximum is then MASKED and exp(0) must not count.
+        # With a window, a row may see no key of a tile. Its maximum is then MASKED, and exp(0) must not count.
         p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - new_m_BGm[..., None]), 0)
         decay_BGm = jnp.exp(m_BGm - new_m_BGm)
         v_BGsV = xla_tiles.block(operands.v_BGSV, col, tiles.side)
@@ -210,7 +215,7 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
     operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
     seq_len, n_heads = q_BTHK.shape[1:3]
-    # Padded rows have do = 0 and D = 0, so they add nothing, whatever their probabilities are.
+    # Padded rows have do = 0 and D = 0, so they add nothing for any probabilities.
     do_BGMV = operands.rows_of(do_BTHV)
     D_BGM = operands.rows_of(jnp.sum(do_BTHV.astype(acc) * o_BTHV.astype(acc), axis=-1, keepdims=True))[..., 0]
 
@@ -245,7 +250,7 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
 
 
 def _add_gate_sums(dg_BGM: Array, ds_BGms: Array, row: Array, col: Array) -> Array:
-    """Add the sums of a tile over the keys of each row, and subtract those over the rows of each key."""
+    """Add a tile's row sums of ds, and subtract its column sums."""
     n_rows, side = ds_BGms.shape[2:]
     of_key_BGRs = ds_BGms.reshape(*ds_BGms.shape[:2], side, -1, side).sum(2)
     of_key_BGm = jnp.swapaxes(of_key_BGRs, 2, 3).reshape(*ds_BGms.shape[:3])

@@ -1,4 +1,7 @@
-"""The `cudnn` backend of causal attention: cuDNN's flash attention through `jax.nn.dot_product_attention`."""
+"""The `cudnn` backend of causal attention.
+
+It calls cuDNN's flash attention through `jax.nn.dot_product_attention`.
+"""
 
 import jax
 from jax import Array
@@ -8,21 +11,22 @@ from kernels_pallas import device
 from kernels_pallas.attention.interface import CausalAttention, is_automatic
 from kernels_pallas.backend import Backend, Problem
 
-B300, B300_CUDNN = 103, 91_100  # a compute capability, and the first version of cuDNN with kernels for it
+B300, B300_CUDNN = 103, 91_100  # compute capability, and the first cuDNN version with kernels for it
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why cuDNN refuses: the machine, dtypes, the head dim, an odd length, ALiBi, or gates.
+    """Return why cuDNN refuses a problem, or None.
 
-    JAX checks most of this in `jax._src.cudnn.fused_attention_stablehlo`, when the forward or the backward pass is
-    traced, but not the generation of the machine. A problem does not say whether it will be differentiated, so what is
-    refused in training is refused altogether.
+    Reasons: the machine, dtypes, head dim, odd length, ALiBi, or gates. JAX checks most of these in
+    `jax._src.cudnn.fused_attention_stablehlo` when the forward or backward pass is traced, but it does not check the
+    GPU generation. A problem does not state whether it will be differentiated, so this refuses everything that training
+    refuses.
     """
     capability = device.compute_capability() if problem.platform == "gpu" else None
     if capability is None:
         return f"cuDNN needs an NVIDIA GPU, this is a {problem.platform}"
     if capability < device.AMPERE:
-        return f"cuDNN's flash attention begins with compute capability 8.0 (A100), this is {capability / 10}"
+        return f"cuDNN's flash attention needs compute capability 8.0 (A100) or later, this is {capability / 10}"
     if capability == B300 and (device.cudnn_version() or B300_CUDNN) < B300_CUDNN:
         return "compute capability 10.3 needs cuDNN 9.11 or later"
     dtypes = sorted({x.dtype.name for x in problem.operands})
@@ -30,13 +34,13 @@ def refusal(problem: Problem) -> str | None:
         return f"operands are {' and '.join(dtypes)}; cuDNN takes bfloat16 or float16 for all"
     head_dim, most = problem.operands[0].shape[-1], 256 if capability >= device.HOPPER else 128
     if head_dim % 8 or head_dim > most:
-        return f"cuDNN takes head dims that 8 divides, up to {most}, not {head_dim}"
+        return f"cuDNN takes head dims that are multiples of 8, up to {most}, not {head_dim}"
     if (n_tokens := problem.operands[0].shape[1]) % 2:
         return f"cuDNN trains on even lengths only, not on {n_tokens} tokens"
     if problem.options["slopes"]:
-        return "cuDNN takes no float32 bias (ALiBi) beside 16-bit inputs"
+        return "cuDNN takes no float32 bias (ALiBi) with 16-bit inputs"
     if problem.options["has_gates"]:
-        return "cuDNN takes no float32 bias (forget gates) beside 16-bit inputs"
+        return "cuDNN takes no float32 bias (forget gates) with 16-bit inputs"
     return None
 
 
@@ -61,10 +65,10 @@ def attend(
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHK; `refusal` keeps slopes and gates away.
+    """Return o_BTHK; `refusal` excludes slopes and gates.
 
-    JAX has a sharding rule for it, which requires queries, keys, values and gradients to be split alike. With fewer
-    key-value heads, or heads that the devices do not divide, XLA would split them differently.
+    JAX's sharding rule requires equal shardings of queries, keys, values and gradients. With fewer key-value heads, or
+    with heads that the devices do not divide, XLA would choose different shardings.
     """
     del log_f_BTH, slopes
 

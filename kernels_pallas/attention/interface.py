@@ -1,4 +1,4 @@
-"""The interface of every backend of causal attention."""
+"""Interface of the causal-attention backends."""
 
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -8,14 +8,17 @@ from jax.sharding import AxisType, PartitionSpec
 
 
 def is_automatic(split: PartitionSpec | None) -> TypeGuard[PartitionSpec]:
-    """Return whether arrays are yet to be split so; inside `jax.shard_map` a caller has split them already."""
+    """Return whether a kernel must still shard its arrays by `split`.
+
+    Inside `jax.shard_map` the caller has already split them.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return split is not None and not mesh.empty and AxisType.Manual not in mesh.axis_types
 
 
 @runtime_checkable
 class CausalAttention(Protocol):
-    """Softmax attention over the past, differentiable."""
+    """Softmax attention over the past; differentiable."""
 
     def attend(
         self,
@@ -29,5 +32,8 @@ class CausalAttention(Protocol):
         slopes: tuple[float, ...],
         split: PartitionSpec | None,
     ) -> Array:
-        """Return o_BTHK. Operands as in `api.causal_attention`; `split` is for kernels from other libraries."""
+        """Return o_BTHK; operands as in `api.causal_attention`.
+
+        `split` is for kernels from other libraries.
+        """
         ...

@@ -1,4 +1,7 @@
-"""The definition of causal attention: dense, every pair of positions, at the accumulation dtype. For tests."""
+"""The definition of causal attention, for tests.
+
+Dense: all pairs of positions, in the accumulation dtype.
+"""
 
 import jax
 import jax.numpy as jnp

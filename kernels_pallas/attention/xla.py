@@ -1,4 +1,7 @@
-"""The `xla` backend of causal attention, dense: `jax.nn.dot_product_attention` holds the scores of all pairs."""
+"""The `xla` backend of causal attention: dense.
+
+It calls `jax.nn.dot_product_attention`, which materialises all scores.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +11,13 @@ from jax.sharding import PartitionSpec
 from kernels_pallas.attention.interface import CausalAttention
 from kernels_pallas.backend import Backend, Problem
 
-# Tokens per sequence up to which it is preferred to `chunked`, which is faster at every length measured on a CPU
-# (docs/kernels.md): here the scores are small, and there is no loop to compile.
+# Longest sequence for which this backend is preferred to `chunked`: scores are small, and there is no loop to compile.
+# On a CPU `chunked` was faster at every measured length (docs/kernels.md).
 LONGEST = 256
 
 
 def refusal(problem: Problem) -> str | None:
-    """Leave long sequences to chunked attention, unless this one is named."""
+    """Refuse long sequences unless selected by name: `chunked` runs them."""
     if problem.is_named or problem.operands[0].shape[1] <= LONGEST:
         return None
     return f"holds the scores of all pairs: above {LONGEST} tokens it runs only when selected by name"
@@ -41,7 +44,7 @@ def attend(
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHK; XLA splits the arrays by itself."""
+    """Return o_BTHK; XLA shards the arrays by itself."""
     del split
     bias_BHTS = None
     if slopes:

@@ -1,1 +1,4 @@
-"""The cross-entropy of the next token, and its gradient with respect to the logits, from logits that exist."""
+"""Next-token cross-entropy and its gradient, from existing logits.
+
+The gradient is with respect to the logits.
+"""

@@ -1,11 +1,11 @@
-"""The loss of every token and the gradient with respect to its logits, over interchangeable backends.
+"""Return per-token losses and logit gradients, with interchangeable backends.
 
-With x the logits of a token, y its target, w its weight, m = max_o x_o and s = sum_o e^{x_o - m},
+With x a token's logits, y its target, w its weight, m = max_o x_o and s = sum_o e^{x_o - m}:
 
     loss = log s + m - x_y,   g_o = w (e^{x_o - m} / s - [o = y])
 
-It serves a loss that goes through the tokens in chunks and needs the gradient of a chunk while its logits exist
-(`seqjax.ops.cross_entropy`): the products for the gradients of hidden states and weights take g as it is.
+`seqjax.ops.cross_entropy` loops over tokens in chunks and needs a chunk's gradient while its logits exist. Its products
+for the hidden-state and weight gradients use g directly.
 """
 
 import jax.numpy as jnp
@@ -27,23 +27,24 @@ def cross_entropy(
     is_vocabulary_split: bool = False,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C O"]]:
-    """Return the loss of every token, without its weight, and the gradient of the weighted sum of the losses.
+    """Return each token's loss and the gradient of the weighted loss sum.
 
-    It is not meant to be differentiated: the gradient is a result, and the Triton kernel has no other.
+    The losses are unweighted. The op is not differentiable: the gradient is a result, and the Triton kernel has no
+    derivative.
 
     Args:
-      logits_BCO: fp32 (fp64 under x64), of any vocabulary.
-      targets_BC: the index of each token's target, in [0, O).
-      weights_BC: the factor of each loss in the sum, in the dtype of the logits; 0 for a token that does not count.
-      dtype: of the gradient, that of the products that follow.
-      is_vocabulary_split: whether devices share the vocabulary of a token, which xla alone can put together.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      logits_BCO: fp32 (fp64 under x64), any vocabulary size.
+      targets_BC: each token's target index, in [0, O).
+      weights_BC: each loss's factor in the sum, in the logits' dtype; 0 excludes a token.
+      dtype: gradient dtype; the products that follow use the same.
+      is_vocabulary_split: whether the vocabulary is sharded over devices; then only xla can run.
+      implementation: None picks the best backend that can run this; a name selects that backend or raises an error.
 
     Returns:
-      (losses_BC in nats, in the dtype of the logits; g_BCO in `dtype`).
+      (losses_BC in nats, in the logits' dtype; g_BCO in `dtype`).
 
     Raises:
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
     """
     operands = (logits_BCO, targets_BC, weights_BC)
     options = {"dtype": jnp.dtype(dtype), "is_vocabulary_split": is_vocabulary_split}

@@ -1,4 +1,4 @@
-"""The interface of every backend of the cross-entropy."""
+"""Interface of the cross-entropy backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,8 +8,11 @@ from jax import Array
 
 @runtime_checkable
 class CrossEntropy(Protocol):
-    """The losses and the gradient of their weighted sum."""
+    """The losses, and the gradient of their weighted sum."""
 
     def run(self, logits_BCO: Array, targets_BC: Array, weights_BC: Array, *, dtype: jnp.dtype) -> tuple[Array, Array]:
-        """Return (losses_BC, the gradient g_BCO in `dtype`). Operands as in `api.cross_entropy`."""
+        """Return losses_BC and the gradient g_BCO in `dtype`.
+
+        Operands as in `api.cross_entropy`.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The cross-entropy as a function that JAX differentiates; the oracle of the tests."""
+"""Cross-entropy that JAX differentiates; the oracle of the tests."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,10 @@ from jax import Array
 
 
 def cross_entropy(logits_BCO: Array, targets_BC: Array, weights_BC: Array) -> tuple[Array, Array]:
-    """The contract of `kernels_pallas.cross_entropy`, with the gradient in the dtype of the logits."""
+    """Return the losses and the gradient of their weighted sum.
+
+    Same contract as `kernels_pallas.cross_entropy`; the gradient has the logits' dtype.
+    """
 
     def losses(logits_BCO: Array) -> Array:
         log_p_BCO = jax.nn.log_softmax(logits_BCO, axis=-1)

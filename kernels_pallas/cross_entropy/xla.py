@@ -1,6 +1,6 @@
-"""The `xla` backend of the cross-entropy: array code for any device, also where devices share the vocabulary.
+"""The `xla` cross-entropy backend: any device, also sharded vocabularies.
 
-XLA makes three passes over the logits of it: the maximum, the sum of exponentials, the gradient.
+XLA makes three passes over the logits: maximum, sum of exponentials, gradient.
 """
 
 import jax

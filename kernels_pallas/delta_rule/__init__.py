@@ -1,1 +1,1 @@
-"""The (gated) delta rule: a linear-attention state that is corrected towards each value."""
+"""The delta rule and gated delta rule: linear attention with error correction."""

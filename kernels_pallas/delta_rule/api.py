@@ -1,15 +1,16 @@
-"""The (gated) delta rule as a differentiable function over interchangeable backends.
+"""The delta rule as a differentiable op with interchangeable backends.
 
     S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1}),   o_t = q_t^T S_t        S [K, V] per head
 
-DeltaNet (arXiv 2406.06484) has g = 0, Gated DeltaNet (arXiv 2412.06464) a decay per head. In a chunk, with g summed
-from its start, G_ij = e^{g_i - g_j} for j <= i and else 0, * the elementwise product, and S the state before it,
+DeltaNet (arXiv 2406.06484) has g = 0. Gated DeltaNet (arXiv 2412.06464) has one decay per head. In the chunked form, g
+is summed from the chunk start, G_ij = e^{g_i - g_j} for j <= i (else 0), * is the elementwise product, and S is the
+state before the chunk:
 
     X = (I + stril(beta K K^T))^{-1},   R = V - e^g K S,   Y = beta R,   W = (X * G) Y,
     O = e^g Q S + P W,   P = tril(Q K^T) * G,              S <- e^{g_C} S + K^T (e^{g_C - g} W).
 
-The decays multiply after the inverse, because (I + A * G)^{-1} = (I + A)^{-1} * G. With L the gradient of the state
-after a chunk, the gradients are (there is none through the inverse: dA = -stril(dY W^T))
+The decays multiply after the inverse because (I + A * G)^{-1} = (I + A)^{-1} * G. Let L be the gradient of the state
+after a chunk. The gradients need no derivative of the inverse, because dA = -stril(dY W^T):
 
     dW = P^T dO + e^{g_C - g} K L        dY = (X * G)^T dW        dV = beta dY
     L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY)
@@ -18,9 +19,10 @@ after a chunk, the gradients are (there is none through the inverse: dA = -stril
         rows = beta (M K - e^g dY S^T)
         columns = Z^T Q + (beta M)^T K + e^{g_C - g} W L^T
     dbeta = rowsum(dY * (V - e^g K S)) + rowsum(M * K K^T)
-    dg = q . dq + k . rows - k . columns, and the last of a chunk gets e^{g_C} <S, L> + sum of k . (e^{g_C - g} W L^T).
+    dg = q . dq + k . rows - k . columns;  the last of a chunk adds e^{g_C} <S, L> + sum_j k_j . (e^{g_C - g} W L^T)_j
 
-xla is plain array code; triton defines its derivative itself, for reverse mode, once.
+The xla backend is array code that JAX differentiates. The triton backend defines these gradients itself, in reverse
+mode and once.
 """
 
 import jax.numpy as jnp
@@ -46,24 +48,24 @@ def delta_rule(
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Return the outputs of all positions, and the state after the last.
+    """Return the outputs at all positions and the state after the last position.
 
     Args:
-      q_BTHK: queries, scaled; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Products are made in its dtype.
+      q_BTHK: scaled queries; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Matrix products use this dtype.
       k_BTHK: keys, which should have unit norm; rounded to the dtype of `q_BTHK`.
-      v_BTHV: values, likewise rounded.
-      beta_BTH: step sizes, in [0, 2]. They, the decays and the states are fp32 (fp64), the dtype of all sums.
-      log_g_BTH: logarithms of the decays, <= 0; None is no decay.
-      initial_BHKV: the state before the first position; None is zero.
-      chunk_size: positions per chunk, which the result does not depend on; triton takes at most 64.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      v_BTHV: values, also rounded to the dtype of `q_BTHK`.
+      beta_BTH: step sizes in [0, 2]. Step sizes, decays, states and all sums are fp32 (fp64 under x64).
+      log_g_BTH: log decays, <= 0; None means no decay.
+      initial_BHKV: state before the first position; None means zero.
+      chunk_size: positions per chunk. It does not change the result; triton uses at most 64.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      (o_BTHV in the dtype of `q_BTHK`, last_BHKV in fp32, or fp64).
+      (o_BTHV in the dtype of `q_BTHK`, last_BHKV in fp32 or fp64).
 
     Raises:
       ValueError: a chunk size below 1.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2412.06464.
     """

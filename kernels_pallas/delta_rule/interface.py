@@ -1,4 +1,4 @@
-"""The interface of every backend of the delta rule."""
+"""Interface of the delta-rule backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from jax import Array
 
 @runtime_checkable
 class DeltaRule(Protocol):
-    """The recurrence, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self,
@@ -20,5 +20,5 @@ class DeltaRule(Protocol):
         *,
         chunk_size: int,
     ) -> tuple[Array, Array]:
-        """Return (o_BTHV, the last state). Operands as in `api.delta_rule`."""
+        """Return (o_BTHV, last state) for operands as in `api.delta_rule`."""
         ...

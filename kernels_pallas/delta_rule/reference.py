@@ -1,4 +1,4 @@
-"""The delta rule token by token, as the papers write it; the oracle of the tests."""
+"""Token-by-token delta rule, as in the papers; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import Array
 def delta_rule(
     q_BTHK: Array, k_BTHK: Array, v_BTHV: Array, beta_BTH: Array, log_g_BTH: Array | None, initial_BHKV: Array
 ) -> tuple[Array, Array]:
-    """The contract of `kernels_pallas.delta_rule`; differentiable by JAX."""
+    """Compute `kernels_pallas.delta_rule` in a form that JAX differentiates."""
     log_g_BTH = jnp.zeros_like(beta_BTH) if log_g_BTH is None else log_g_BTH
 
     def token(s_BHKV: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:

@@ -1,9 +1,9 @@
-"""The `xla` backend of the delta rule: matrix products over all chunks side by side, differentiated by JAX.
+"""The `xla` delta rule: chunked matrix products, differentiated by JAX.
 
-Equations in `api.py`, with X = (I + stril(beta_i k_i.k_j G_ij))^{-1} beta here. W is affine in S, so all products but
-one per chunk run over all chunks at once (`state_scan`). Exponents are never positive where they are used. The inverse,
-decays, beta and states are float32, products take the dtype of the inputs. The inputs and one state and one inverse per
-chunk are saved for the backward pass.
+Equations: `api.py`. Here X = (I + stril(beta_i k_i.k_j G_ij))^{-1} beta, which includes the decays and beta. W is
+affine in S, so one product per chunk is sequential (`state_scan`) and all other products run over all chunks at once.
+No exponent that is used is positive. Inverse, decays, beta and states are float32; matrix products use the input dtype.
+The backward pass keeps the inputs and, per chunk, one state and one inverse.
 """
 
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def run(
     *,
     chunk_size: int,
 ) -> tuple[Array, Array]:
-    """Return (o_BTHV, the last state)."""
+    """Return (o_BTHV, last state)."""
     return _chunked(min(chunk_size, q_BTHK.shape[1]), q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH, initial_BHKV)
 
 
@@ -52,7 +52,7 @@ def _chunked(chunk: int, q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH, s_BHKV) ->
         decay_cBH1 = jnp.ones((*beta_cBHC.shape[:3], 1), acc)
     else:
         g_cBHC = jnp.cumsum(to_chunks(log_g_BTH, chunk), -1)
-        # Masked before the exponential, because above the diagonal it and its gradient could overflow.
+        # Mask before the exponential: above the diagonal, it and its gradient could overflow.
         ratio_cBHCC = jnp.exp(jnp.where(lower_CC, g_cBHC[..., :, None] - g_cBHC[..., None, :], -jnp.inf))
         grow_cBHC, decay_to_end_cBHC = jnp.exp(g_cBHC), jnp.exp(g_cBHC[..., -1:] - g_cBHC)
         decay_cBH1 = grow_cBHC[..., -1:]

@@ -1,1 +1,1 @@
-"""What stands behind a recurrence: a norm per head, a second operand on top, and a gate."""
+"""Post-recurrence block: per-head norm, optional skip term and output gate."""

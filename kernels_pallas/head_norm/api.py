@@ -1,21 +1,20 @@
-"""The norm behind a recurrence as a differentiable function over interchangeable backends.
+"""Post-recurrence norm and output gate, with interchangeable backends.
 
-    y = (norm(x) + s a) act(g)        a norm for every head: DeltaNet, Gated DeltaNet, KDA, GLA, RWKV-5, 6 and 7
-    y = norm((x + s a) act(g))        gate first, and one norm for all channels of a token: Mamba-2
+    y = (norm(x) + s a) act(g)        norm per head: DeltaNet, Gated DeltaNet, KDA, GLA, RWKV-5, 6 and 7
+    y = norm((x + s a) act(g))        gate first, one norm over all channels of a token: Mamba-2
     norm(x) = x / sqrt(mean x^2 + eps) gain,   or (x - mean x) / sqrt(var x + eps) gain + bias
 
-a is what joins the result of the recurrence: RWKV-7's values, with a factor s = r . (k u) for every token and head, or
-Mamba-2's inputs, with one for every head. Gate and a may be absent. With u the norm before gain and bias, r what x was
-divided by, w the operand of the gate, dw = dy act(g) (gate first: dz act(g), with dz the gradient of the norm's
-operand), the gradients are
+The skip term s a adds a second operand: RWKV-7's values with a factor s = r . (k u) per token and head, or Mamba-2's
+inputs with one factor per head. Gate and skip are optional. Let u be the norm before gain and bias, r the divisor of x,
+w the gate's operand, and dw = dy act(g) (gate first: dz act(g), with dz the gradient for the norm's operand):
 
-    dx = (dn gain - mean(dn gain) - u mean(dn gain u)) / r        the first mean with a bias only
+    dx = (dn gain - mean(dn gain) - u mean(dn gain u)) / r        the first mean only with a bias
     dgain = sum dn u,   dbias = sum dn                            dn = dw (gate first: dy), sums over tokens
     dg = dy w act'(g)  (gate first: dz w act'(g)),   da = s dw,   ds = a . dw
 
-`residual_norm` is norm(x) over all channels beside x, to whose gradient dx is added before it is rounded. Both backends
-keep the inputs alone for the backward pass (xla also the statistics of the norms, a number or two per token and head)
-and compute in float32 what lies between.
+`residual_norm` returns x and norm(x) over all channels; its backward pass adds both gradients before rounding. Both
+backends keep only the inputs for the backward pass (xla also one or two norm statistics per token and head). All
+intermediate values are float32.
 """
 
 from typing import Any
@@ -48,24 +47,26 @@ def head_norm(
     is_split: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return the normalised and gated outputs of a recurrence, rounded once, to the dtype of `x_BTHV`.
+    """Return the normalised and gated recurrence outputs, rounded once.
+
+    The result has the dtype of `x_BTHV`.
 
     Args:
-      x_BTHV: outputs of the recurrence, fp32, bf16 or fp16 (fp64 under x64).
-      gate_BTHV: what the gate's projection returns; None is no gate.
-      skip: (a [B, T, H, V], its factors s [B, T, H], of which B and T may be 1), which are added before the gate.
-      gain_HV: factors behind the norm; [1, V] for gains that the heads share. All parameters and factors are taken in
-        fp32 (fp64).
-      bias_HV: summands behind the norm, likewise; with them the norm subtracts the mean (LayerNorm), else it does not.
-      activation: of the gate: "silu", "sigmoid" or "none".
-      gate_first: whether the gate comes before the norm, which then is one over all heads of a token.
-      eps: above 0, added to the mean square.
-      is_split: whether devices share the channels of such a norm, which xla alone can put together.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      x_BTHV: recurrence outputs; fp32, bf16 or fp16 (fp64 under x64).
+      gate_BTHV: gate projection before the activation; None means no gate.
+      skip: (a [B, T, H, V], factors s [B, T, H] whose B and T may be 1); s a is added before the gate.
+      gain_HV: gains after the norm; [1, V] shares them between heads. All parameters and factors are cast to fp32
+        (fp64).
+      bias_HV: biases after the norm. With a bias the norm subtracts the mean (LayerNorm), without one it does not.
+      activation: activation of the gate: "silu", "sigmoid" or "none".
+      gate_first: gate before the norm, and normalise over all heads of a token.
+      eps: added to the mean square; must be above 0.
+      is_split: whether devices share the channels of a norm over all heads; only xla supports this.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Raises:
-      ValueError: an activation that does not exist, or an eps that is not above 0.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      ValueError: an unknown activation, or an eps that is not above 0.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2405.21060 (gate first), 2404.05892 and 2503.14456 (with a bias), 2412.06464.
     """
@@ -86,9 +87,8 @@ def residual_norm(
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
     """Return x and its norm y over all channels, for a residual stream x + f(y).
 
-    The gradient of x that does not go through the norm is added in the pass over memory that makes the other one. y has
-    the `dtype`, by default that of x. The other arguments are those of `head_norm`, as are the errors; a `bias_D` makes
-    it a LayerNorm.
+    The backward pass adds the residual gradient to the norm's gradient in the same pass over memory. y has the dtype
+    `dtype`, by default the dtype of x. `bias_D` makes the norm a LayerNorm. Other arguments and errors: `head_norm`.
     """
     x_BT1D, gain_1D = x_BTD[:, :, None], gain_D[None]
     bias_1D = None if bias_D is None else bias_D[None]
@@ -109,9 +109,9 @@ def _run(
     *,
     is_split: bool,
 ) -> Array | tuple[Array, Array]:
-    """Return what the backend of the name, or the best one, makes of a call."""
+    """Run a call on the chosen backend, or on the best one that can run it."""
     if not call.eps > 0:
-        raise ValueError(f"eps must be above 0, got {call.eps}: a head of zeros has no norm without")
+        raise ValueError(f"eps must be above 0, got {call.eps}: a head of zeros would be divided by zero")
     acc = accumulation_dtype(x_BTHV)
     data = [x for x in (x_BTHV, gate_BTHV, None if skip is None else skip[0]) if x is not None]
     wide = [x.astype(acc) for x in (None if skip is None else skip[1], gain_HV, bias_HV) if x is not None]

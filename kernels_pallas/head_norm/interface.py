@@ -1,4 +1,4 @@
-"""The interface of every backend of the norm per head with its gate."""
+"""Interface of the head-norm backends."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -6,18 +6,18 @@ from jax import Array
 
 
 class Call(NamedTuple):
-    """The static options of `api.head_norm`."""
+    """Static options of `api.head_norm`."""
 
     activation: str
     gate_first: bool
     eps: float
     with_input: bool = False
-    dtype: str | None = None  # of y beside x; None is that of x
+    dtype: str | None = None  # dtype of y; None is the dtype of x
 
 
 @runtime_checkable
 class HeadNorm(Protocol):
-    """The norm, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self,
@@ -28,5 +28,8 @@ class HeadNorm(Protocol):
         bias_HV: Array | None,
         call: Call,
     ) -> Array | tuple[Array, Array]:
-        """Return y_BTHV in the dtype of `x_BTHV`, or x and y in that of the call. Operands as in `api.head_norm`."""
+        """Return y_BTHV, or (x, y) with `call.with_input`; operands: `api.head_norm`.
+
+        y has the dtype `call.dtype`, or the dtype of `x_BTHV` if that is None.
+        """
         ...

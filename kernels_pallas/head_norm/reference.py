@@ -1,4 +1,4 @@
-"""The norm per head with its gate, as its equation says; the oracle of the tests."""
+"""Norm per head with gate, directly from its equation; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def head_norm(
     with_input: bool = False,
     dtype: str | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The contract of `kernels_pallas.head_norm`, in the dtype of the operands."""
+    """Compute `kernels_pallas.head_norm` in the dtype of the operands."""
 
     def norm(x: Array) -> Array:
         axes = (-2, -1) if gate_first else -1

@@ -1,7 +1,7 @@
-"""The `xla` backend of the norm per head with its gate: array code for any device, differentiated by JAX.
+"""The `xla` head norm: array code for any device, differentiated by JAX.
 
-The norm has a rule of its own, so that its backward pass makes both means in one pass over memory; autodiff's second
-one would wait for the first. The backward pass keeps the inputs and the statistics of the norm alone.
+The norm has a custom VJP that computes both means of its backward pass in one pass over memory; autodiff would compute
+the second mean after the first. The backward pass keeps only the inputs and the norm statistics.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from kernels_pallas.head_norm.interface import Call, HeadNorm
 from kernels_pallas.head_norm.reference import ACTIVATIONS
 from kernels_pallas.numerics import accumulation_dtype
 
-STATISTICS = "norm_statistics"  # as other norms name theirs
+STATISTICS = "norm_statistics"  # the name that other norms use, for remat policies
 
 
 def load() -> HeadNorm:
@@ -38,7 +38,7 @@ def run(
     bias_HV: Array | None,
     call: Call,
 ) -> Array | tuple[Array, Array]:
-    """Return y_BTHV, or x and y."""
+    """Return y_BTHV, or (x, y)."""
     policy = jax.checkpoint_policies.save_only_these_names(STATISTICS)
     return jax.checkpoint(partial(_elements, call), policy=policy)(x_BTHV, gate_BTHV, skip, gain_HV, bias_HV)
 
@@ -52,7 +52,7 @@ def _elements(
     bias_HV: Array | None,
 ) -> Array | tuple[Array, Array]:
     flat, dtype = (*x_BTHV.shape[:-2], -1), x_BTHV.dtype
-    x_BTHV = x_BTHV.astype(accumulation_dtype(x_BTHV))  # so that gradients of x are added before they are rounded
+    x_BTHV = x_BTHV.astype(accumulation_dtype(x_BTHV))  # float32: gradients of x are added before rounding
 
     def gated(y_BTHV: Array) -> Array:
         if skip is not None:
@@ -79,7 +79,7 @@ def _elements(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _unit(x: Array, eps: float, center: bool) -> Array:
-    """Return the norm before gain and bias, in at least float32."""
+    """Return the norm before gain and bias, in float32 or wider."""
     return _unit_forward(x, eps, center)[0]
 
 

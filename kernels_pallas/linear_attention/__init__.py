@@ -1,1 +1,1 @@
-"""Linear attention with a decay per key channel, with or without a low-rank part of the state's transition."""
+"""Linear attention with a decay per key channel and an optional low-rank part."""

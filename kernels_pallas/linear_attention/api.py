@@ -1,12 +1,13 @@
-"""Linear attention with a decay per key channel as a differentiable function over interchangeable backends.
+"""Linear attention with a decay per key channel, with interchangeable backends.
 
     S_t = diag(w_t) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t (x) v_t                            S [K, V] per head
     o_t = r_t^T S_t, or with u and without a and b  r_t^T (S_{t-1} + diag(u) k_t (x) v_t)
 
-RWKV-6 (arXiv 2404.05892) has the bonus u; RWKV-5's decay is constant in time; GLA (arXiv 2312.06635) has neither u nor
-a and b. RWKV-7 (arXiv 2503.14456) has a = -kappa, b = kappa eta; KDA (arXiv 2510.26692) a = -w k, b = beta k, its keys
-here beta k. In a chunk, with g the running sum of log w from its start, g' the sum up to the position before, S the
-state before it, and x|y for a reader x (r with g, or g' where there is u; a with g') and a writer y (k, b)
+RWKV-6 (arXiv 2404.05892) has the bonus u. RWKV-5's decay is constant in time. GLA (arXiv 2312.06635) has neither u nor
+a and b. RWKV-7 (arXiv 2503.14456) has a = -kappa, b = kappa eta. KDA (arXiv 2510.26692) has a = -w k, b = beta k, and
+passes beta k as its keys. In a chunk, g is the running sum of log w from the start, g' the sum up to the previous
+position, and S the state before the chunk. Readers x are r (with g, or g' if there is u) and a (with g'); writers y are
+k and b (with g). Their scores x|y are
 
     (x|y)_ij = sum_n x_in y_jn e^{g_in - g_jn} for j < i
     (r|k)_ii = r_i . k_i, or r_i . (u k_i),   (r|b)_ii = r_i . b_i,   (a|k)_ii = (a|b)_ii = 0
@@ -15,17 +16,18 @@ state before it, and x|y for a reader x (r with g, or g' where there is u; a wit
     U = X ((a|k) V + a~ S)                   O = (r|k) V + (r|b) U + r~ S
     S <- diag(e^{g_C}) S + k^^T V + b^^T U
 
-With L the gradient of the state after a chunk, the gradients mirror this: writers read and readers write.
+Let L be the gradient of the state after a chunk. The gradients mirror the forward pass: writers read and readers write.
 
     dY = X^T ((r|b)^T dO + b^ L)             dV = (r|k)^T dO + (a|k)^T dY + k^ L
     L <- diag(e^{g_C}) L + r~^T dO + a~^T dY
     d(r|k) = dO V^T,   d(r|b) = dO U^T,   d(a|k) = dY V^T,   d(a|b) = dY U^T  (none through the inverse)
-    dr_i = e^{g_i} (S dO_i) + sum over j of what d(r|k) and d(r|b) give, da likewise with dY
-    dk_j = e^{g_C - g_j} (L v_j) + sum over i of what d(r|k) and d(a|k) give, db likewise with U
-    dg of a reader is x dx, of a writer -y dy, each without the diagonals' terms, which cancel; the last position of a
-    chunk also gets e^{g_C} rowsum(S * L) and the sum over j of k_j e^{g_C - g_j} (L v_j) + b_j e^{g_C - g_j} (L u_j).
+    dr_i = e^{g_i} (S dO_i) + terms in d(r|k) and d(r|b), summed over j;  da likewise with dY
+    dk_j = e^{g_C - g_j} (L v_j) + terms in d(r|k) and d(a|k), summed over i;  db likewise with U
+    each reader adds x dx to dg (or dg'), each writer -y dy to dg, without the diagonal terms, which cancel. The last dg
+    of a chunk adds e^{g_C} rowsum(S * L) and the sum over j of k_j e^{g_C - g_j} (L v_j) + b_j e^{g_C - g_j} (L u_j).
 
-xla is plain array code; triton defines its derivative itself, for reverse mode, once.
+The xla backend is array code that JAX differentiates. The triton backend defines these gradients itself, in reverse
+mode and once.
 """
 
 import math
@@ -55,29 +57,29 @@ def linear_attention(
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Return the outputs of all positions, and the state after the last.
+    """Return the outputs at all positions and the state after the last position.
 
     Args:
-      r_BTHK: receptances, or queries, scaled.
+      r_BTHK: receptances or queries, scaled.
       k_BTHK: keys.
-      v_BTHV: values; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Products are made in its dtype.
-      log_w_BTHK: logarithms of the decays, <= 0 without a lower bound. They, u and the states are fp32 (fp64), the
-        dtype of all sums. B and T may be 1: a constant decay.
-      u_HK: the bonus of the current token, which r then reads before it decays the state; None reads after that.
-      initial_BHKV: the state before the first position; None is zero.
-      low_rank: a and b of the low-rank part, not together with u; b None is k, as KDA has it, and is then not computed
-        with twice.
-      min_log_w: a bound that no log w is below. With a low-rank part xla takes fewer operations where it keeps the sum
-        over a chunk above -80, triton always where above -59; a log w below it then gives wrong results.
-      chunk_size: positions per chunk, which the result does not depend on; triton takes at most 64.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      v_BTHV: values; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Matrix products use this dtype.
+      log_w_BTHK: log decays, <= 0, without a lower bound; B and T may be 1 (a constant decay). Decays, u, states and
+        all sums are fp32 (fp64).
+      u_HK: bonus for the current token; r then reads the state before its decay. None: r reads the state after its
+        decay and update.
+      initial_BHKV: state before the first position; None means zero.
+      low_rank: (a, b) of the low-rank part; excludes u. b None means b = k, as in KDA, and saves its products.
+      min_log_w: lower bound of log w. It selects a faster path if it keeps the sum over a chunk above -59 (triton) or,
+        with a low-rank part, above -80 (xla). A log w below the bound then gives wrong results.
+      chunk_size: positions per chunk. It does not change the result; triton uses at most 64.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      (o_BTHV in the dtype of `v_BTHV`, last_BHKV in fp32, or fp64).
+      (o_BTHV in the dtype of `v_BTHV`, last_BHKV in fp32 or fp64).
 
     Raises:
       ValueError: a chunk size below 1, or both u and a low-rank part.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2404.05892 and 2503.14456.
     """

@@ -1,22 +1,25 @@
-"""The interface of every backend of linear attention with a decay per channel."""
+"""Interface of the backends for linear attention with a decay per key channel."""
 
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array
 
-# A decay of e^-60 is negligible in float32; below it, differences of sums of log w would lose precision.
+# Decays below e^-60 are negligible in float32, and differences between larger sums of log w would lose precision.
 FLOOR = -60.0
 
 
 def every_decay(log_w_BTHK: Array, like_BTHK: Array) -> Array:
-    """Return log w from FLOOR on, of every token: a backend's gradient keeps the smaller array that was given."""
+    """Return log w, at least FLOOR and broadcast to every token.
+
+    Under remat, as in the xla backend, the backward pass keeps only the smaller input.
+    """
     return jnp.broadcast_to(jnp.maximum(log_w_BTHK, FLOOR), like_BTHK.shape)
 
 
 @runtime_checkable
 class LinearAttention(Protocol):
-    """The recurrence, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self,
@@ -32,5 +35,8 @@ class LinearAttention(Protocol):
         chunk_size: int,
         min_log_w: float,
     ) -> tuple[Array, Array]:
-        """Return (o_BTHV, the last state). Operands as in `api.linear_attention`; b is None without a too."""
+        """Return (o_BTHV, last state) for operands as in `api.linear_attention`.
+
+        `b_BTHK` None with an `a_BTHK` means that b is k.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Linear attention with a decay per channel token by token, as the papers write it; the oracle of the tests."""
+"""Token-by-token linear attention, as in the papers; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def linear_attention(
     b_BTHK: Array | None,
     initial_BHKV: Array,
 ) -> tuple[Array, Array]:
-    """The contract of `kernels_pallas.linear_attention`; differentiable by JAX."""
+    """Compute `kernels_pallas.linear_attention` in a form that JAX differentiates."""
     low = () if a_BTHK is None else (a_BTHK, k_BTHK if b_BTHK is None else b_BTHK)
 
     def token(s_BHKV: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
-"""The `xla` backend of linear attention with a decay per channel: matrix products over all chunks side by side.
+"""The `xla` backend of linear attention with a decay per key channel.
 
-Equations in `api.py`. Decays, states and sums are float32, products take the dtype of v; only the inputs are saved for
-the backward pass. JAX differentiates all but the scores (`xla_scores.py`). `xla_low_rank.py` has the form with a and b.
+Chunked matrix products; equations in `api.py`. Decays, states and sums are float32, and products use the dtype of v.
+The backward pass keeps only the inputs. JAX differentiates everything except the scores (`xla_scores.py`).
+`xla_low_rank.py` handles a and b.
 """
 
 import functools
@@ -42,7 +43,7 @@ def run(
     chunk_size: int,
     min_log_w: float,
 ) -> tuple[Array, Array]:
-    """Return (o_BTHV, the last state)."""
+    """Return (o_BTHV, last state)."""
     chunk = min(chunk_size, v_BTHV.shape[1])
     if a_BTHK is not None:
         is_mild = chunk * max(min_log_w, FLOOR) > xla_low_rank.STRONGEST

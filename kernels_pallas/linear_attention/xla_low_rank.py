@@ -1,11 +1,11 @@
-"""Linear attention with a decay per channel and a low-rank part on XLA, differentiated by JAX but for some scores.
+"""The `xla` backend with a low-rank part, differentiated by JAX except scores.
 
-Equations in `api.py`. The scores of a chunk's positions have two forms. Where it decays by less than e^-80 in all, the
-exponential is split into factors of i and of j, one of which grows: RWKV-7's log w > -0.6066 allows C <= 128. Decays of
-any strength, which KDA has, take the scores of `xla_scores.py`, whose exponents are at most 0.
+Equations: `api.py`. If a chunk's sum of log w stays above -80, the exponential splits into a factor of i and a factor
+of j, one of which grows: RWKV-7's log w > -0.6066 allows C <= 128. For other decays, as in KDA, the scores come from
+`xla_scores.py`, whose exponents are at most 0.
 
-U is affine in S, so all products but one per chunk run over all chunks at once (`state_scan`). The inputs and one state
-and one inverse per chunk are saved for the backward pass.
+U is affine in S. One product per chunk is therefore sequential (`state_scan`), and all other products run over all
+chunks at once. The backward pass keeps the inputs and, per chunk, one state and one inverse.
 """
 
 from functools import partial
@@ -20,13 +20,13 @@ from kernels_pallas.linear_attention.xla_scores import decayed_scores
 from kernels_pallas.state_scan.api import state_scan
 from kernels_pallas.triangular import unit_lower_inverse
 
-STRONGEST = -80.0  # a chunk's sum of log w: e^80 leaves float32 room for what it multiplies
+STRONGEST = -80.0  # bound of a chunk's sum of log w: e^80 leaves room in float32 for its factors
 
 
 def _chunked(
     is_mild: bool, chunk: int, r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK, s_BHKV
 ) -> tuple[Array, Array]:
-    """Return (o_BTHV, the last state); b is k where it is None."""
+    """Return (o_BTHV, last state); b None means that b is k."""
     # In the products, i and j index positions within a chunk.
     seq_len, dtype, acc = v_BTHV.shape[1], v_BTHV.dtype, s_BHKV.dtype
     r_cBHCK, k_cBHCK, v_cBHCV, a_cBHCK = (to_chunks(x.astype(dtype), chunk) for x in (r_BTHK, k_BTHK, v_BTHV, a_BTHK))
@@ -37,7 +37,7 @@ def _chunked(
         before_cBHCK = g_cBHCK - log_w_cBHCK
         scores = _mild_scores(r_cBHCK, a_cBHCK, writers, before_cBHCK, g_cBHCK)
     else:
-        # A difference of large sums would not be the very sum that the position before writes with.
+        # With large sums, g - log_w differs by rounding from the sum that the previous position writes with.
         before_cBHCK = jnp.roll(g_cBHCK, 1, -2).at[..., 0, :].set(0)
         scores = _scores(r_cBHCK, a_cBHCK, writers, before_cBHCK, g_cBHCK)
     (n_rk_cBHCC, *_), (m_ak_cBHCC, *_) = scores
@@ -73,7 +73,10 @@ any_decays = rematerialized(partial(_chunked, False))
 
 
 def _mild_scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, g: Array) -> tuple[list[Array], ...]:
-    """Return the scores of r, and those of a, with every writer, [..., C, C]; one factor of each is e^{-g}."""
+    """Return the scores of r and of a with each writer, [..., C, C].
+
+    Each score is a product with factors e^{g} and e^{-g}, which must not overflow.
+    """
     upto_CC = jnp.tril(jnp.ones((r.shape[-2], r.shape[-2]), bool))
     past_CC = jnp.tril(upto_CC, -1)
     shrunk = [(y * jnp.exp(-g)).astype(y.dtype) for y in writers]
@@ -82,7 +85,7 @@ def _mild_scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, 
 
 
 def _scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, g: Array) -> tuple[list[Array], ...]:
-    """Return the same for decays of any strength."""
+    """Return the scores of `_mild_scores` for decays of any strength."""
     dtype, eye_CC = r.dtype, jnp.eye(r.shape[-2], dtype=g.dtype)
     r, a, *wide = (x.astype(g.dtype) for x in (r, a, *writers))
     of_r: Any = [decayed_scores(r, y, g, g, dtype) for y in wide]

@@ -1,9 +1,9 @@
-"""Scores of positions in a chunk under a decay per channel of any strength, for the `xla` backend.
+"""Scores inside a chunk for key-channel decays of any strength (`xla` backend).
 
-log w has no lower bound, so y e^{-g} may overflow. The scores x|y are therefore computed recursively. Their lower left
-quarter is the product of x e^{g' - g*} and y e^{g* - g} with g' the sum that x reads and g* the sum up to the middle,
-with exponents at most 0. The diagonal quarters are halved again down to blocks of 16, in which the exponential of the
-difference itself is computed. The blocks lie on one axis: XLA's products on a CPU take operands of seven axes at most.
+log w has no lower bound, so y e^{-g} may overflow. The scores x|y are therefore computed recursively. Let g' be the sum
+that x reads and g* the sum up to the middle. The lower left quarter is the product of x e^{g' - g*} and y e^{g* - g},
+whose exponents are at most 0. The diagonal quarters are halved again, down to blocks of 16, which exponentiate the
+difference directly. All blocks share one axis, because XLA's CPU products support at most seven axes.
 """
 
 import functools
@@ -13,21 +13,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-BLOCK = 16  # side of the diagonal blocks that are not halved
+BLOCK = 16  # side length of diagonal blocks: not halved again
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def decayed_scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
-    """Return sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0, [..., C, C]; products are in `dtype`."""
+    """Return sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0: [..., C, C].
+
+    Matrix products use `dtype`.
+    """
     return _scores(*(x[..., None, :, :] for x in (r, k, before, g)), dtype=dtype)[..., 0, :, :]
 
 
 def _scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
-    """Return the same of every block, [..., n, C, C] of [..., n, C, K]."""
+    """Return the scores of each block: [..., n, C, K] -> [..., n, C, C]."""
     size = r.shape[-2]
     if size <= BLOCK or size % 2:
         weight = _decay(before, g)
-        # The barrier keeps this in its own kernel: XLA would fuse it into its consumers, with one thread per sum.
+        # The barrier keeps the sum in a separate kernel: fused into its consumers, XLA would use one thread per sum.
         return jax.lax.optimization_barrier(jnp.sum(r[..., :, None, :] * k[..., None, :, :] * weight, axis=-1))
     diagonal = _pairs(_scores(*(_halves(x) for x in (r, k, before, g)), dtype=dtype))
     left, right, _, _ = _corner(r, k, before, g, dtype)
@@ -41,7 +44,7 @@ def _scores_forward(r: Array, k: Array, before: Array, g: Array, dtype: Any):
 
 
 def _scores_backward(dtype: Any, saved: tuple[Array, ...], ds: Array) -> tuple[Array, ...]:
-    """Return the gradients; those of the exponents are r * dr and -k * dk, so two sums suffice."""
+    """Return the gradients; those for the exponents are r * dr and -k * dk."""
     r, k, before, g = saved
     blocks = (x[..., None, :, :] for x in (r, k, before, g, ds))
     dr, dk = (x[..., 0, :, :] for x in _scores_vjp(*blocks, dtype=dtype))
@@ -52,7 +55,10 @@ decayed_scores.defvjp(_scores_forward, _scores_backward)
 
 
 def _scores_vjp(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: Any) -> tuple[Array, Array]:
-    """Return dr_i = sum_j ds_ij k_j e^{...} and dk_j = sum_i ds_ij r_i e^{...}, computed recursively as the scores."""
+    """Return dr_i = sum_j ds_ij k_j e^{...} and dk_j = sum_i ds_ij r_i e^{...}.
+
+    The recursion is the same as for the scores.
+    """
     size = r.shape[-2]
     if size <= BLOCK or size % 2:
         weight = ds[..., None] * _decay(before, g)
@@ -73,7 +79,10 @@ def _scores_vjp(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: A
 
 
 def _decay(before: Array, g: Array) -> Array:
-    """Return e^{before_i - g_j} for j < i, else 0, [..., C, C, K]; masked before the exponential."""
+    """Return e^{before_i - g_j} for j < i, else 0: [..., C, C, K].
+
+    The mask comes before the exponential.
+    """
     i, j = jnp.arange(g.shape[-2])[:, None], jnp.arange(g.shape[-2])[None]
     return jnp.exp(jnp.where((j < i)[..., None], before[..., :, None, :] - g[..., None, :, :], -jnp.inf))
 
@@ -89,7 +98,10 @@ def _pairs(x: Array) -> Array:
 
 
 def _corner(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> tuple[Array, Array, Array, Array]:
-    """Return the factors of the lower left quarter and their exponentials, relative to the sum up to the middle."""
+    """Return the factors of the lower left quarter and their exponentials.
+
+    Exponents are relative to the sum up to the middle.
+    """
     half = r.shape[-2] // 2
     middle = g[..., half - 1 : half, :]
     grow = jnp.exp(before[..., half:, :] - middle)

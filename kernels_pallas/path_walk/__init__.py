@@ -1,1 +1,1 @@
-"""Attention of every chunk's queries to the chunks before it, which change the queries as they pass: PaTH's."""
+"""PaTH attention to earlier chunks; each chunk transforms the passing query."""

@@ -1,12 +1,12 @@
-"""Attention of every chunk's queries to the chunks before theirs, on the way back over which they change.
+"""PaTH attention to earlier chunks; the query changes at every chunk that it passes.
 
-    q^(n-1) = q^(n) - q^(n) P_n          the query of chunk i meets chunk n as q^(n); q^(i-1) is what it is given as
+    q^(n-1) = q^(n) - q^(n) P_n          a query of chunk i meets chunk n as q^(n); the operand is q^(i-1)
     s_ij = q_i^(n(j)) . k_j + c_i - c_j  with n(j) the chunk of j
     o_i = sum_j exp(s_ij - L_i) v_j + exp(own lse_i - L_i) own o_i,   L_i = logsumexp of both
 
-over the keys j of chunks before that of i: what a softmax over the keys of its own chunk gave is joined with them. This
-is the part of PaTH attention (arXiv 2505.16381) that is quadratic in the sequence; the other, within chunks, is in
-seqjax/ops/path_attention.py.
+The sums run over the keys j of earlier chunks. The softmax result over the keys of a query's own chunk is an operand
+and is merged with them. This is the quadratic part of PaTH attention (arXiv 2505.16381); seqjax/ops/path_attention.py
+has the part within chunks.
 """
 
 from jaxtyping import Array, Float
@@ -27,22 +27,22 @@ def path_walk(
     own: tuple[Float[Array, "c B H C V"], Float[Array, "c B H C"]],
     implementation: str | None = None,
 ) -> Float[Array, "c B H C V"]:
-    """Return o, float32: `own` joined with what the queries see of the chunks before theirs.
+    """Return o in float32: `own` merged with the attention to earlier chunks.
 
     Args:
-      q_cBHCK: queries at the beginning of their chunk, with the scale of the scores, fp32.
-      k_cBHCK: keys at the end of theirs, fp32, bf16 or fp16: what scores are computed with.
-      v_cBHCV: values, of the same dtype.
-      product_cBHKK: P of each chunk, fp32.
-      forgotten_cBHC: c, the sums of the logarithms of forget gates up to each position, fp32; None is none.
-      own: of the keys of a query's own chunk the outputs and the logarithms of the sums of exp(s), fp32.
-      implementation: None is xla; a name gets that backend or an error.
+      q_cBHCK: queries, transformed to the start of their chunk and multiplied by the score scale; fp32.
+      k_cBHCK: keys, transformed to the end of their chunk; fp32, bf16 or fp16. Scores use this dtype.
+      v_cBHCV: values, same dtype as the keys.
+      product_cBHKK: P of each chunk; fp32.
+      forgotten_cBHC: c, the running sum of the log forget gates; fp32. None means no forget gates.
+      own: (outputs, logsumexp of the scores) from the query's chunk itself; fp32.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Raises:
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
     """
     options = {"chunks": len(q_cBHCK)}
     kernels = backend.pick("path_walk", BACKENDS, implementation, (k_cBHCK, v_cBHCV), options)
-    if len(q_cBHCK) == 1:  # also here a name that cannot run is an error
+    if len(q_cBHCK) == 1:  # after `pick`: it checks the implementation
         return own[0]
     return kernels.run(q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, *own)

@@ -1,4 +1,4 @@
-"""The interface of every backend of the walk of PaTH's queries over the chunks before them."""
+"""Interface of the backends for PaTH's walk over earlier chunks."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from jax import Array
 
 @runtime_checkable
 class PathWalk(Protocol):
-    """The walk, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self,
@@ -19,5 +19,5 @@ class PathWalk(Protocol):
         own_cBHCV: Array,
         lse_cBHC: Array,
     ) -> Array:
-        """Return o_cBHCV, float32. Operands as in `api.path_walk`."""
+        """Return o_cBHCV in float32 for operands as in `api.path_walk`."""
         ...

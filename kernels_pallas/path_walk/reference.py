@@ -1,4 +1,4 @@
-"""The walk chunk by chunk, in the precision of its inputs; the oracle of the tests."""
+"""PaTH's walk chunk by chunk, in the precision of its inputs; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def path_walk(
     own_cBHCV: Array,
     lse_cBHC: Array,
 ) -> Array:
-    """The contract of `kernels_pallas.path_walk`, one softmax for the queries of each chunk."""
+    """Compute `kernels_pallas.path_walk` with one softmax per query chunk."""
     o = []
     for chunk, query_BHCK in enumerate(q_cBHCK):
         scores, values, query = [lse_cBHC[chunk][..., None]], [], query_BHCK

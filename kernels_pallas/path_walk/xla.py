@@ -1,7 +1,7 @@
-"""The walk in array code: all queries meet one chunk after the other, the last first, in memory linear in T.
+"""The `xla` backend of PaTH's walk: a scan over the chunks, last to first.
 
-Chunks that are not before a query's are masked, so that it computes the scores of all pairs. The backward pass computes
-them again.
+At each step all queries meet one chunk. Memory is linear in T. Scores are computed for all pairs of queries and chunks
+and masked unless the chunk is earlier. The backward pass computes them again.
 """
 
 import functools
@@ -54,7 +54,7 @@ def run(
 
 
 def load() -> PathWalk:
-    """Return the kernels, which are in this file."""
+    """Return this module."""
     from kernels_pallas.path_walk import xla
 
     return xla

@@ -1,1 +1,4 @@
-"""Which past chunk each query selects: the routing of Top-1 Chunk attention (arXiv 2505.18522)."""
+"""Select the past chunks that each query reads in Top-1 Chunk attention.
+
+Source: arXiv 2505.18522.
+"""

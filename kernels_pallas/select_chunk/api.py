@@ -1,14 +1,15 @@
-"""Chunk selection over interchangeable backends.
+"""Chunk selection with interchangeable backends.
 
-With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects among the full past chunks c < n(i):
+With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects one of the full past chunks c < n(i):
 
-    exact      argmax_c logsumexp_{j in c} s_ij
-    best_key   argmax_c max_{j in c} s_ij; best_key_int8 the same of operands rounded to 8 bits (int8.py)
-    shortlist  the same among the m past chunks of the largest scores in a cheap table (tables.py)
-    approx     argmax_c q_i . mean_{j in c} k_j
-    random     argmax_c of a hash of i, the head and c (random_scores.py): a control that reads neither q nor k
+    exact          argmax_c logsumexp_{j in c} s_ij
+    best_key       argmax_c max_{j in c} s_ij
+    best_key_int8  as best_key, with operands rounded to 8 bits (int8.py)
+    shortlist      as best_key, among the m past chunks with the largest scores in a cheap table (tables.py)
+    approx         argmax_c q_i . mean_{j in c} k_j
+    random         argmax_c of a hash of i, the head and c (random_scores.py): a control that reads neither q nor k
 
-With top_k, the k chunks of the largest scores in place of the argmax.
+With top_k, it selects the k chunks with the largest scores instead of the argmax.
 """
 
 from typing import Any
@@ -36,30 +37,30 @@ def select_chunk(
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Int32[Array, "B T H *k"]:
-    """Return the chunk, or the `top_k` chunks, that every query and head selects among its full past chunks.
+    """Return the past chunks that every query and head selects.
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "best_key_int8" (the same of
-        queries and keys rounded to 8 bits), "shortlist" (the same among the chunks that lead a table), "approx"
+      selection: "exact" (largest softmax mass), "best_key" (largest single score), "best_key_int8" (best_key with
+        queries and keys rounded to 8 bits), "shortlist" (best_key among the chunks that lead a table), "approx"
         (largest q . mean key) or "random" (the same past chunks for any q and k).
       top_k: chunks to select.
-      shortlist: for "shortlist": the number of chunks whose keys are scored, at least top_k.
-      table: for "shortlist": "mean" (mean key), "sub_means" (means of 8 runs of the chunk's keys) or "mean_eigen"
-        (mean key and the leading eigenvector of the keys' covariance), as in tables.py.
-      scale: of the scores; 1 / sqrt(K) when None.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      shortlist: for "shortlist": the number of chunks with scored keys, at least top_k.
+      table: for "shortlist": "mean" (mean key), "sub_means" (mean keys of 8 equal runs of a chunk) or "mean_eigen"
+        (mean key and leading eigenvector of the keys' covariance), as in tables.py.
+      scale: factor of the scores; 1 / sqrt(K) when None.
+      implementation: None picks the best backend that can run this; a name selects that backend or raises an error.
 
     Returns:
-      sel_BTH, -1 in the first chunk; ties go to the smallest chunk. With a top_k above 1, sel_BTHk: the best chunk
-      first, -1 where there are fewer past chunks. Not differentiable: the result is an integer.
+      sel_BTH int32, -1 in the first chunk; ties go to the smallest chunk. With top_k above 1, sel_BTHk: best chunk
+      first, padded with -1. Not differentiable, because the result is an integer.
 
     Raises:
       ValueError: shapes that disagree, an unknown selection or table, a chunk_size or top_k below 1, a shortlist below
-        top_k, a chunk_size that 8 does not divide with "sub_means".
-      BackendError: (a ValueError) the named implementation cannot run this.
+        top_k, "sub_means" with a chunk_size that is not a multiple of 8.
+      BackendError: (a ValueError) the selected implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.); "best_key" is the limit of "exact" for a large scale.
     """
@@ -71,9 +72,10 @@ def select_chunk(
 
 
 def checked_options(chunk_size: int, selection: str, top_k: int, shortlist: int, table: str) -> dict[str, Any]:
-    """Return the options of a selection as backends take them, a shortlist only with the selection by it.
+    """Return the selection options as backends take them.
 
-    Raises ValueError unless the chunk has a key, the selection and its table are known and it selects a chunk.
+    The shortlist is included only with selection "shortlist". Raises ValueError for a chunk_size or top_k below 1, an
+    unknown selection or table, or a shortlist below top_k.
     """
     validation.check_chunk_size(chunk_size)
     validation.check_choice("selection", selection, SELECTIONS)
@@ -84,10 +86,13 @@ def checked_options(chunk_size: int, selection: str, top_k: int, shortlist: int,
         return options
     tables.check(table, chunk_size)
     if shortlist < top_k:
-        raise ValueError(f"shortlist={shortlist} holds no top_k={top_k} chunks: set shortlist to {top_k} or more")
+        raise ValueError(f"shortlist={shortlist} is smaller than top_k={top_k}: set shortlist to {top_k} or more")
     return options | {"shortlist": tables.Shortlist(shortlist, table)}
 
 
 def pick_backend(q_BTHK: Array, k_BTGK: Array, options: dict[str, Any], implementation: str | None) -> ChunkSelection:
-    """Return the kernels that select for these operands; raises BackendError when the named ones cannot."""
+    """Return the kernels that select for these operands.
+
+    Raises BackendError if the selected backend cannot run them.
+    """
     return backend.pick("select_chunk", BACKENDS, implementation, (q_BTHK, k_BTGK), options)

@@ -1,12 +1,12 @@
-"""Queries and keys rounded to 8 bits for the selection "best_key_int8": integers and a step per chunk.
+"""Round queries and keys to 8 bits for the selection "best_key_int8".
 
     q~_i = round(127 q_i / max |q_i|)
     k~_j = round(k_j / h_c),  h_c the smallest power of two with max_{j in c} |k_j| <= 127 h_c
 
-The maxima are over the head's channels, and those of keys over their chunk c too: what later tokens hold changes no
-step. A query's own scale moves no argmax. Because h_c is a power of two, h_c k~_j and the sums q~_i . (h_c k~_j) are
-exact in float32 (K <= 1,040), whatever their order: every backend selects the same chunk, by products of integers or
-of floating-point numbers.
+The maxima cover a head's channels; for keys they also cover their chunk c, so later tokens change no step. A query's
+positive factor does not change the argmax. Because h_c is a power of two, h_c k~_j and the sums q~_i . (h_c k~_j) are
+exact in float32 (K <= 1,040) in any order. Every backend therefore selects the same chunk, with integer or
+floating-point products.
 """
 
 import jax.numpy as jnp
@@ -16,25 +16,31 @@ MOST = 127
 
 
 def quantize_queries(q_BTHK: Array) -> Array:
-    """Return int8 queries of the shape of `q_BTHK`."""
+    """Return int8 queries with the shape of `q_BTHK`."""
     q_BTHK = q_BTHK.astype(jnp.float32)
     largest_BTH1 = jnp.abs(q_BTHK).max(-1, keepdims=True)
     return jnp.round(q_BTHK * (MOST / jnp.where(largest_BTH1 > 0, largest_BTH1, 1))).astype(jnp.int8)
 
 
 def quantize_keys(k_BTGK: Array, chunk_size: int) -> tuple[Array, Array]:
-    """Return the int8 keys of the full chunks, [B, T // C * C, G, K], and their steps, fp32 [B, T // C, G]."""
+    """Return the int8 keys of the full chunks and their steps.
+
+    Shapes: keys [B, T // C * C, G, K], steps fp32 [B, T // C, G].
+    """
     B, T, G, K = k_BTGK.shape
     n_full = T // chunk_size
     k_BcCGK = k_BTGK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, G, K).astype(jnp.float32)
-    fraction_BcG, exponent_BcG = jnp.frexp(jnp.abs(k_BcCGK).max((2, 4)) / MOST)  # the fraction is 0 or in [1/2, 1)
+    fraction_BcG, exponent_BcG = jnp.frexp(jnp.abs(k_BcCGK).max((2, 4)) / MOST)  # fraction is 0 or in [1/2, 1)
     step_BcG = jnp.ldexp(jnp.float32(1), exponent_BcG - (fraction_BcG == 0.5))
     k_BcCGK = jnp.round(k_BcCGK / step_BcG[:, :, None, :, None]).astype(jnp.int8)
     return k_BcCGK.reshape(B, n_full * chunk_size, G, K), step_BcG
 
 
 def rounded(q_BTHK: Array, k_BTGK: Array, chunk_size: int) -> tuple[Array, Array]:
-    """Return float32 queries and keys whose best_key is that of best_key_int8; keys of no full chunk are zeros."""
+    """Return float32 queries and keys, rounded to 8 bits.
+
+    Their best_key selection equals best_key_int8. Keys outside full chunks are zeros.
+    """
     k8_BSGK, step_BcG = quantize_keys(k_BTGK, chunk_size)
     k_BSGK = k8_BSGK * jnp.repeat(step_BcG, chunk_size, axis=1)[..., None]
     rest = k_BTGK.shape[1] - k_BSGK.shape[1]

@@ -1,4 +1,4 @@
-"""The interface of every backend of chunk selection."""
+"""Interface of the chunk-selection backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ from kernels_pallas.select_chunk.tables import Shortlist
 
 @runtime_checkable
 class ChunkSelection(Protocol):
-    """The kernels of one backend."""
+    """The kernels of a backend."""
 
     def select(
         self,
@@ -22,9 +22,9 @@ class ChunkSelection(Protocol):
         shortlist: Shortlist | None = None,
         scale: float,
     ) -> Array:
-        """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
+        """Return sel_BTH int32, the full past chunk that each query selects.
 
-        With a top_k above 1, which a backend may refuse, sel_BTHk: the best first, -1 after the last past chunk. A
-        `shortlist` comes with selection="shortlist" alone.
+        The selection is -1 in the first chunk. With top_k above 1 (a backend may refuse it), return sel_BTHk: best
+        chunk first, padded with -1. `shortlist` is set only with selection="shortlist".
         """
         ...

@@ -1,7 +1,7 @@
-"""Scores of the random selection: hashes of a query's position, a head and a chunk, for every backend the same.
+"""Scores of the random selection: a hash of position, head and chunk.
 
-They depend on nothing that a model computes and on no generator of JAX, so training, prefill and decoding select the
-same chunks, in every layer and every sequence. The mixing of bits is the last step of MurmurHash3 (public domain).
+The hash reads no model values and no JAX random state. Training, prefill and decoding therefore select the same chunks,
+in every backend, layer and sequence. The bit mixing is the last step of MurmurHash3 (public domain).
 """
 
 import jax.numpy as jnp
@@ -11,7 +11,10 @@ GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: zeros must not hash to zero
 
 
 def random_scores(position: Array, head: Array, chunk: Array) -> Array:
-    """Return a float32 integer in [0, 2^24) for each triple of integers; the arguments broadcast."""
+    """Return a float32 integer in [0, 2^24) for each triple of integers.
+
+    The arguments broadcast.
+    """
     bits = jnp.zeros((), jnp.uint32)
     for x in (position, head, chunk):
         bits = _mix(bits + x.astype(jnp.uint32) + jnp.uint32(GOLDEN))

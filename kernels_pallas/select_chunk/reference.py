@@ -1,16 +1,16 @@
-"""Chunk selection straight from its definition: dense, O(T^2), the oracle of the tests.
+"""Chunk selection computed from its definition; the oracle of the tests.
 
-With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the full past chunks c < n(i):
+Dense, O(T^2). With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the full past chunks c < n(i):
 
-    exact      argmax_c logsumexp_{j in c} s_ij
-    best_key   argmax_c max_{j in c} s_ij
-    best_key_int8  the same of operands rounded to 8 bits (int8.py)
-    approx     argmax_c q_i . mean_{j in c} k_j         (fp32 mean)
-    shortlist  as best_key, among the m chunks c < n(i) of the largest scores in a table (tables.py)
-    random     argmax_c random_scores(i, head, c)       (random_scores.py)
+    exact          argmax_c logsumexp_{j in c} s_ij
+    best_key       argmax_c max_{j in c} s_ij
+    best_key_int8  as best_key, with operands rounded to 8 bits (int8.py)
+    approx         argmax_c q_i . mean_{j in c} k_j         (fp32 mean)
+    shortlist      as best_key, among the m chunks c < n(i) with the largest scores in a table (tables.py)
+    random         argmax_c random_scores(i, head, c)       (random_scores.py)
 
-With top_k, the chunks of the k largest. Ties go to the smallest chunk. Queries of the first chunk have no candidate:
--1. Source: arXiv 2505.18522, Top-1 Chunk.
+With top_k, it selects the chunks with the k largest scores. Ties go to the smallest chunk. Queries in the first chunk
+have no candidate: -1. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax
@@ -31,7 +31,10 @@ def chunk_scores(
     table: str = "mean",
     scale: float | None = None,
 ) -> Float[Array, "B T H c"]:
-    """The quantity that the selection maximises, per query and full chunk; -inf where it is not past or not listed."""
+    """Return the scores that the selection maximises, per query and full chunk.
+
+    -inf where the chunk is not past or not listed.
+    """
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     if selection == "best_key_int8":
         q_BTHK, k_BTGK = int8.rounded(q_BTHK, k_BTGK, chunk_size)
@@ -70,7 +73,10 @@ def select_chunk(
     table: str = "mean",
     scale: float | None = None,
 ) -> Int32[Array, "B T H *k"]:
-    """The chunk that every query selects, -1 in the first chunk; with a top_k above 1 that many, [B, T, H, k]."""
+    """Return the selected chunk of each query, -1 in the first chunk.
+
+    With top_k above 1, [B, T, H, k].
+    """
     B, T, H, _ = q_BTHK.shape
     sel_BTHk = jnp.full((B, T, H, top_k), -1, jnp.int32)
     if chunk_size <= T:
@@ -83,7 +89,10 @@ def select_chunk(
 
 
 def in_one_dtype_per_head(q_BTHK: Array, *others: Array) -> tuple[Array, ...]:
-    """Everything in the accumulation dtype, keys and values repeated to one per query head."""
+    """Return all arrays in the accumulation dtype, with one head per query head.
+
+    Keys and values are repeated.
+    """
     dtype = jnp.promote_types(q_BTHK.dtype, jnp.float32)
     H = q_BTHK.shape[2]
     repeated = [jnp.repeat(x.astype(dtype), H // x.shape[2], axis=2) for x in others]

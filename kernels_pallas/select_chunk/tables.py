@@ -1,12 +1,15 @@
-"""Cheap tables of chunks, by which a shortlist ranks them: a few rows of K numbers for each, x = scale q . row.
+"""Cheap tables by which a shortlist ranks chunks: a few rows of K numbers each.
 
-    mean        the mean key                                       x
-    sub_means   the mean keys of 8 equal runs of the chunk         the largest x
-    mean_eigen  the mean key, and sqrt(lambda) e of the largest    x_mean + x_eigen^2 / 2
+With x = scale q . row:
+
+    table       rows of a chunk                                          score
+    mean        the mean key                                             x
+    sub_means   the mean keys of 8 equal runs of the chunk               the largest x
+    mean_eigen  the mean key, and sqrt(lambda) e of the largest          x_mean + x_eigen^2 / 2
                 eigenvalue of the keys' covariance
 
-All estimate what a query's scores in a chunk come to. The third is the mean score and half the variance of the scores
-that lies along e: for normal keys, the logarithm of the mean exponential is the mean and half the variance.
+All estimate how large a query's scores in a chunk are. mean_eigen adds half the score variance along e to the mean
+score: for normally distributed keys, the logarithm of the mean exponential is the mean plus half the variance.
 """
 
 from functools import partial
@@ -19,24 +22,30 @@ from jax import Array
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.validation import check_choice, check_chunk_size
 
-RUNS = 8  # of keys, in sub_means
+RUNS = 8  # runs of keys per chunk, in sub_means
 N_ROWS = {"mean": 1, "sub_means": RUNS, "mean_eigen": 2}
-STEPS = 32  # of power iteration: matrix products alone, where thousands of eigendecompositions cost a GPU seconds
+STEPS = 32  # power iterations: only matrix products; thousands of eigendecompositions would take seconds on a GPU
 
 
 class Shortlist(NamedTuple):
-    """The `size` past chunks of the largest scores in a table, whose keys are looked at. Hashable, so static."""
+    """The `size` past chunks with the largest table scores.
+
+    Only their keys are scored. Hashable, hence static.
+    """
 
     size: int
     table: str
 
     def holds_all(self, length: int, chunk_size: int) -> bool:
-        """Whether no query of so many tokens has more past chunks, so that the best key of all is selected."""
+        """Return whether the list covers every past chunk of `length` tokens.
+
+        The selection is then best_key.
+        """
         return self.size >= (length - 1) // chunk_size
 
 
 def check(table: str, chunk_size: int) -> None:
-    """Raise ValueError unless the table is known and can be made of such chunks."""
+    """Raise ValueError unless the table is known and fits the chunk size."""
     check_choice("table", table, N_ROWS)
     check_chunk_size(chunk_size)
     if table == "sub_means" and chunk_size % RUNS:
@@ -47,7 +56,7 @@ def check(table: str, chunk_size: int) -> None:
 
 
 def rows(k_XCK: Array, table: str) -> Array:
-    """Return the rows of chunks, fp32 at least: [..., C, K] -> [..., P, K]."""
+    """Return the table rows of chunks, at least fp32: [..., C, K] -> [..., P, K]."""
     k_XCK = k_XCK.astype(accumulation_dtype(k_XCK))
     if table == "sub_means":
         return run_means(k_XCK, RUNS)
@@ -58,26 +67,32 @@ def rows(k_XCK: Array, table: str) -> Array:
 
 
 def score(x_XP: Array, table: str) -> Array:
-    """Return what a table says of a chunk, given the products of its rows and a query times the scale: [..., P]."""
+    """Return a chunk's table score from products x [..., P].
+
+    x is the scale times the products of a query and the chunk's rows.
+    """
     return x_XP[..., 0] + 0.5 * jnp.square(x_XP[..., 1]) if table == "mean_eigen" else x_XP.max(-1)
 
 
 def run_means(k_XCK: Array, runs: int) -> Array:
-    """Return the mean keys of equal runs of a chunk, [..., C, K] -> [..., runs, K]."""
+    """Return the mean keys of equal runs of a chunk: [..., C, K] -> [..., runs, K]."""
     *X, C, K = k_XCK.shape
     return k_XCK.reshape(*X, runs, C // runs, K).mean(-2)
 
 
 def _leading(centred_XCK: Array) -> Array:
-    """Return sqrt(lambda) e of the largest eigenvalue of the covariance, [..., K]; its sign has no meaning."""
+    """Return sqrt(lambda) e for the largest eigenvalue of the covariance, [..., K].
+
+    The sign is arbitrary.
+    """
     product = partial(jnp.einsum, precision="highest")
     cov_XKK = product("...ck,...cl->...kl", centred_XCK, centred_XCK) / centred_XCK.shape[-2]
 
-    def unit(e_XK: Array) -> Array:  # of equal keys, zero
+    def unit(e_XK: Array) -> Array:  # zero if all keys are equal
         square_X1 = jnp.square(e_XK).sum(-1, keepdims=True)
         return e_XK * jnp.where(square_X1 > 0, jax.lax.rsqrt(square_X1), 0)
 
-    # from the key that is farthest from the mean
+    # start at the key that is farthest from the mean
     farthest_X11 = jnp.square(centred_XCK).sum(-1).argmax(-1)[..., None, None]
     e_XK = jnp.take_along_axis(centred_XCK, farthest_X11, axis=-2)[..., 0, :]
     e_XK = jax.lax.fori_loop(0, STEPS, lambda _, e_XK: unit(product("...kl,...l->...k", cov_XKK, e_XK)), unit(e_XK))

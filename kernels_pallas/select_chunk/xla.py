@@ -1,16 +1,18 @@
-"""The `xla` backend of chunk selection: any device, O(T) memory (equations in api.py).
+"""The `xla` backend of chunk selection: any device, O(T) memory.
 
-exact      a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp are
-           compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
-           per head.
-best_key   the same with the chunks' largest scores in place of logsumexp; best_key_int8 of operands rounded before.
-approx     a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
-shortlist  the same with another table gives m candidates for each row. The rows are sorted by candidate
-           (xla_sort_plan.py), so that a chunk's keys are read once for a block of rows; m T C K multiply-adds.
-random     the scan of approx with hashes in place of products; every batch entry has the same.
+Equations are in api.py.
 
-All visit chunks in ascending order and replace on strictly greater, so ties go to the smallest chunk. The k best of a
-tile's chunks are found in k rounds of argmax, and inserted into the k best so far: nothing is sorted.
+    exact      a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp is
+               compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
+               per head.
+    best_key   the same with the chunks' largest scores instead of logsumexp; best_key_int8 rounds operands first
+    approx     a scan over query tiles against the chunk means: 1/C as much work, fp32 means and product
+    shortlist  as approx with another table; it gives m candidates per row. Rows are sorted by candidate
+               (xla_sort_plan.py), so a block of rows reads a chunk's keys once; m T C K multiply-adds.
+    random     the scan of approx with hashes instead of products; equal for every batch entry
+
+All visit chunks in ascending order, and only a strictly greater score replaces the best, so ties go to the smallest
+chunk. The k best chunks of a tile come from k rounds of argmax and are inserted into the k best so far, without a sort.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,12 +51,12 @@ def select(
     shortlist: Shortlist | None = None,
     scale: float,
 ) -> Array:
-    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
+    """Return sel_BTH int32, the full past chunk that each query selects.
 
-    With a top_k above 1, sel_BTHk: the best first, -1 after the last past chunk.
+    The selection is -1 in the first chunk. With top_k above 1, return sel_BTHk: best chunk first, padded with -1.
     """
     T, H, G = q_BTHK.shape[1], q_BTHK.shape[2], k_BTGK.shape[2]
-    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
+    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more past chunks
     if selection == "best_key_int8":
         q_BTHK, k_BTGK = int8.rounded(q_BTHK, k_BTGK, chunk_size)
     q_BGMK = xla_tiles.to_rows(q_BTHK, G)
@@ -77,7 +79,10 @@ def select(
 
 
 def best_chunks(score: Array, top_k: int) -> Iterator[tuple[Array, Array]]:
-    """Yield (largest score, its chunk) along the last axis, `top_k` times; ties go to the smallest chunk."""
+    """Yield (largest score, its chunk) along the last axis, `top_k` times.
+
+    Ties go to the smallest chunk.
+    """
     for rank in range(top_k):
         chunk = jnp.argmax(score, axis=-1).astype(jnp.int32)
         yield score.max(-1), chunk
@@ -86,9 +91,9 @@ def best_chunks(score: Array, top_k: int) -> Iterator[tuple[Array, Array]]:
 
 
 def best_of_shortlist(chunk_m: Array, score_m: Array, top_k: int) -> list[Array]:
-    """Return the chunks of the best scores, one array for each rank, among candidates in ascending order.
+    """Return the best chunks among candidates in ascending order, one array per rank.
 
-    A candidate of -1, which stands before the others, has the score -inf: it comes after all chunks.
+    A candidate of -1 comes first in this order and has the score -inf, so it ranks after all chunks.
     """
     best = best_chunks(score_m, top_k)
     return [jnp.take_along_axis(chunk_m, at[..., None], axis=-1)[..., 0] for _, at in best]
@@ -97,7 +102,10 @@ def best_of_shortlist(chunk_m: Array, score_m: Array, top_k: int) -> list[Array]
 def _by_every_key(
     q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, of_chunk: Callable[..., Array], top_k: int
 ) -> list[Array]:
-    """Select by `of_chunk`, which reduces the scores of a chunk's keys, the last axis, to that of the chunk."""
+    """Select by `of_chunk`, which reduces key scores to a chunk score.
+
+    It reduces the last axis, the scores of a chunk's keys.
+    """
     B, G, M, _ = q_BGMK.shape
     T = M // R
     acc = accumulation_dtype(q_BGMK, k_BGSK)
@@ -133,11 +141,14 @@ def _by_every_key(
 
 
 def _insert(best: list[Array], arg: list[Array], new: Array, new_arg: Array) -> None:
-    """Insert a score and its chunk into lists in descending order, behind all that are as good; the last one leaves."""
+    """Insert a score and its chunk into lists in descending order.
+
+    It goes after all equal scores; the last entry is dropped.
+    """
     is_better = [new > old for old in best]
     for rank in reversed(range(len(best))):
         entry, entry_arg = new, new_arg
-        if rank:  # its place is further up, or here
+        if rank:  # the new score may belong to a better rank
             entry = jnp.minimum(new, best[rank - 1])
             entry_arg = jnp.where(is_better[rank - 1], arg[rank - 1], new_arg)
         arg[rank] = jnp.where(is_better[rank], entry_arg, arg[rank])
@@ -153,7 +164,7 @@ def _by_table(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, table:
 
     def score(step: Array) -> Array:
         q_BGmK = xla_tiles.block(q_BGMK, step, rows).astype(row_BGrK.dtype)
-        # full precision: few products beside the exact work, and a near tie decides which keys are read
+        # full precision: these products are few compared with the exact work, and near ties decide which keys are read
         x_BGmr = scale * jnp.einsum("bgmk,bgrk->bgmr", q_BGmK, row_BGrK, precision="highest")
         return tables.score(x_BGmr.reshape(B, G, rows, n_full, -1), table)
 
@@ -163,12 +174,12 @@ def _by_table(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, table:
 def _by_shortlist(
     q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, shortlist: Shortlist, top_k: int
 ) -> list[Array]:
-    """Select by the best key among the chunks of the largest scores in a table."""
+    """Select by the best key among the chunks with the largest table scores."""
     listed = _by_table(q_BGMK, k_BGSK, C, R, scale, shortlist.table, shortlist.size)
     chunk_BGMm = jnp.sort(jnp.stack(listed, axis=-1), axis=-1)
     k_BGcCK, acc = in_blocks(k_BGSK, C), accumulation_dtype(q_BGMK, k_BGSK)
     plan = make_plan(chunk_BGMm, k_BGcCK.shape[2], C, R)
-    assert plan is not None  # no shortlist is shorter than a past of no chunk
+    assert plan is not None  # the caller ensures that some query has more past chunks than the list
 
     def visit(carry, row_BGnr, chunk_BGn):
         q_BGnrK, k_BGnCK = take(q_BGMK, row_BGnr), take(k_BGcCK, chunk_BGn)
@@ -194,7 +205,10 @@ def _random(size: tuple[int, ...], C: int, R: int, n_full: int, top_k: int) -> l
 
 
 def _by_chunk(score: Callable[[Array], Array], steps: int, rows: int, rows_per_chunk: int, top_k: int) -> list[Array]:
-    """Select by `score(step)`, that of `rows` rows and every full chunk; returns [B, G, steps * rows] for each rank."""
+    """Select by `score(step)`, the scores of `rows` rows and all full chunks.
+
+    Returns [B, G, steps * rows] for each rank.
+    """
 
     def visit(_, step):
         score_BGmc = score(step)

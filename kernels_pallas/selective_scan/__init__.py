@@ -1,1 +1,1 @@
-"""The selective scan of Mamba-1: a decay per channel and state."""
+"""Mamba-1's selective scan: one decay per channel and state."""

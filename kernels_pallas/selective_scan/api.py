@@ -1,15 +1,16 @@
-"""The selective scan as a differentiable function over interchangeable backends.
+"""Mamba-1's selective scan as a differentiable op with interchangeable backends.
 
     h_t[e, n] = exp(dt_t[e] A[e, n]) h_{t-1}[e, n] + dt_t[e] x_t[e] B_t[n]
     y_t[e] = sum_n C_t[n] h_t[e, n] + D[e] x_t[e]
 
-The backward pass keeps the inputs and the states at some positions and recomputes the states in between. It visits the
-tokens from the last to the first with the state's gradient L, from L = 0 after the last:
+The backward pass keeps the inputs and some states, and recomputes the states in between. It goes from the last token to
+the first with the state gradient L, which starts as the gradient of the last state:
 
     L += dy_t C_t^T;  dC_t = sum_e dy_t h_t;  ddt_t = sum_n L (h_{t-1} a_t A + x_t B_t);  dA += L h_{t-1} a_t dt_t
     dB_t = sum_e L dt_t x_t;  dx_t = sum_n L dt_t B_t + D dy_t;  L <- L a_t                   with a_t = exp(dt_t A)
 
-Mamba-1, arXiv 2312.00752, algorithm 2. Reverse mode only, once: neither `jvp` nor a second derivative is defined.
+Source: Mamba-1, arXiv 2312.00752, algorithm 2. Reverse mode only, once: neither `jvp` nor a second derivative is
+defined.
 """
 
 from functools import partial
@@ -27,7 +28,7 @@ BACKENDS = (triton.BACKEND, xla.BACKEND)
 
 
 class Call(NamedTuple):
-    """The static half of a call."""
+    """Static options for a call."""
 
     kernels: SelectiveScan
     chunk_size: int | None
@@ -46,26 +47,26 @@ def selective_scan(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T E"], Float[Array, "B E N"]]:
-    """Return the outputs of all positions, and the state after the last.
+    """Return the outputs at all positions and the state after the last position.
 
     Args:
-      x_BTE: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
+      x_BTE: inputs; fp32, bf16 or fp16 (fp64 under x64), any T >= 1.
       dt_BTE: step sizes >= 0, in the dtype of `A_EN`.
-      A_EN: <= 0, fp32 (fp64), which is the dtype of all arithmetic.
-      B_BTN: input weights of each state, in any dtype of `x_BTE`.
-      C_BTN: output weights of each state, likewise.
-      D_E: the skip, in the dtype of `A_EN`.
-      initial_BEN: the state before the first position, in the dtype of `A_EN`.
-      dt_bias_E: if given, in the dtype of A, the step sizes are softplus(dt_BTE + dt_bias_E), made where they are used,
-        and `dt_BTE` may have any dtype of `x_BTE`.
-      chunk_size: of the xla backend, which the result does not depend on; its own choice when None.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      A_EN: <= 0; fp32 (fp64). All arithmetic uses this dtype.
+      B_BTN: input weights per state; fp32, bf16 or fp16 (fp64).
+      C_BTN: output weights per state; fp32, bf16 or fp16 (fp64).
+      D_E: skip weights, in the dtype of `A_EN`.
+      initial_BEN: state before the first position, in the dtype of `A_EN`.
+      dt_bias_E: optional bias in the dtype of `A_EN`. With it the step sizes are softplus(dt_BTE + dt_bias_E), computed
+        inside the scan, and `dt_BTE` may also be bf16 or fp16.
+      chunk_size: positions per chunk in the xla backend; it does not change the result. None: the backend chooses.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      (y_BTE in the dtype of `x_BTE`, last_BEN in that of `A_EN`).
+      (y_BTE in the dtype of `x_BTE`, last_BEN in the dtype of `A_EN`).
 
     Raises:
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2312.00752, algorithm 2.
     """

@@ -1,4 +1,4 @@
-"""The interface of every backend of the selective scan."""
+"""Interface of the selective-scan backends."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -9,7 +9,7 @@ from jax import Array
 
 @runtime_checkable
 class SelectiveScan(Protocol):
-    """The scan and its gradient. Operands as in `api.selective_scan`."""
+    """The scan and its gradient; operands as in `api.selective_scan`."""
 
     def forward(
         self,
@@ -24,9 +24,9 @@ class SelectiveScan(Protocol):
         chunk_size: int | None,
         keep: bool,
     ) -> tuple[Array, Array, Array]:
-        """Return (y_BTE, the last state, states that `backward` starts from, of use only with `keep`).
+        """Return (y_BTE, last state, states that `backward` starts from).
 
-        `chunk_size` is advice: kernels whose chunks are fixed by their tiles do without it.
+        The third result is valid only with `keep`. Kernels whose tiles fix the chunks ignore `chunk_size`.
         """
         ...
 
@@ -50,10 +50,10 @@ class SelectiveScan(Protocol):
 
 @runtime_checkable
 class SelectiveScanOfSoftplus(Protocol):
-    """A `SelectiveScan` that also makes the step sizes, for which its functions have one keyword more.
+    """A `SelectiveScan` that computes the step sizes itself.
 
-    `dt_bias_E`: None, or dt comes in any dtype of x and counts as softplus(dt + dt_bias). `backward` then returns the
-    gradient of the bias last.
+    Its functions have one more keyword, `dt_bias_E`. If it is not None, the step sizes are softplus(dt + dt_bias), dt
+    may have any input dtype, and `backward` returns the bias gradient last.
     """
 
     has_softplus: bool
@@ -62,5 +62,5 @@ class SelectiveScanOfSoftplus(Protocol):
 
 
 def step_sizes(dt_BTE: Array, dt_bias_E: Array | None) -> Array:
-    """Return softplus(dt + dt_bias) in the dtype of the bias; dt itself without one."""
+    """Return softplus(dt + dt_bias) in the dtype of the bias; without a bias, dt."""
     return dt_BTE if dt_bias_E is None else jax.nn.softplus(dt_BTE.astype(dt_bias_E.dtype) + dt_bias_E)

@@ -1,4 +1,4 @@
-"""The selective scan token by token, as the paper writes it; the oracle of the tests."""
+"""Token-by-token selective scan, as in the paper; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import Array
 def selective_scan(
     x_BTE: Array, dt_BTE: Array, A_EN: Array, B_BTN: Array, C_BTN: Array, D_E: Array, initial_BEN: Array
 ) -> tuple[Array, Array]:
-    """The contract of `kernels_pallas.selective_scan`; differentiable by JAX."""
+    """Compute `kernels_pallas.selective_scan` in a form that JAX differentiates."""
 
     def token(h_BEN: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
         x_BE, dt_BE, b_BN, c_BN = xs

@@ -1,15 +1,13 @@
-"""The `xla` backend of the selective scan: chunks side by side, tokens of a chunk one after the other. See `api.py`.
+"""The `xla` backend of the selective scan: chunks in parallel, tokens sequential.
 
-A CPU, for which that is too much work, goes token by token (`xla_cpu.py`).
+A differs per channel and state, so no matrix form exists. Time is cut into chunks of `chunk_size` and groups of GROUP
+chunks. With g the running sum of dt inside a chunk, a chunk adds sum_s exp(A (g_end - g_s)) dt_s x_s B_s^T to the
+state. This fused reduction gives the chunk-start states. Then all chunks of a group go over their tokens in parallel.
 
-A differs per channel and state, so there is no matrix form. Time is cut into chunks of `chunk_size`, and groups of
-`GROUP` chunks. With g the running sum of dt inside a chunk, a chunk adds sum_s exp(A (g_end - g_s)) dt_s x_s B_s^T to
-the state. This fused reduction per chunk gives the states at the chunk starts. Then all chunks of a group go over their
-tokens side by side.
-
-The backward pass recomputes the states of a group from the state at its start. It visits the tokens backward with the
-state's gradient, which a reduction likewise gives at every chunk's end. The largest array holds the states of one
-group: B x GROUP x C x E x N.
+The backward pass recomputes a group's states from its start state. It goes back over the tokens with the state
+gradient, for which a similar reduction gives the values at the chunk ends. The largest array holds the states of one
+group: B x GROUP x C x E x N. A CPU has no use for this parallelism and goes token by token (`xla_cpu.py`). Equations:
+`api.py`.
 """
 
 import jax
@@ -24,11 +22,11 @@ from kernels_pallas.selective_scan.interface import SelectiveScan
 from kernels_pallas.state_scan.xla import elementwise as state_passing
 
 CHUNK = 32
-GROUP = 16  # chunks that are worked on side by side
+GROUP = 16  # chunks that are computed in parallel
 
 
 def load() -> SelectiveScan:
-    """Return this module, or its counterpart for a CPU, which needs no work side by side."""
+    """Return this module, or on a CPU its sequential counterpart."""
     from kernels_pallas.selective_scan import xla, xla_cpu
 
     return xla_cpu if device.platform() == "cpu" else xla
@@ -49,8 +47,8 @@ def forward(
     chunk_size: int | None,
     keep: bool,
 ) -> tuple[Array, Array, Array]:
-    """Return (y [B, T, E], the last state, the states at the starts of the groups)."""
-    del keep  # what nobody reads XLA does not write
+    """Return (y [B, T, E], last state, states at the group starts)."""
+    del keep  # XLA drops an unused result
     acc, seq_len = dt_BTE.dtype, x_BTE.shape[1]
     chunk = min(chunk_size or CHUNK, seq_len)
 
@@ -99,7 +97,7 @@ def backward(
             return _advance(h, x, dt, A_EN, b), h
 
         _, before = jax.lax.scan(remember, starts, (x, dt, b))
-        # the gradient after each chunk, from what later chunks of the group need
+        # The gradient after each chunk that comes from later chunks of the group.
         g = jnp.cumsum(dt, axis=0)
         needed = jnp.sum(jnp.exp(g[..., None] * A_EN) * _outer(dy, c), axis=0)
         d_ends, d_start = state_passing(jnp.exp(g[-1][..., None] * A_EN), needed, d_end, reverse=True)
@@ -130,7 +128,7 @@ def backward(
 
 
 def _split(chunk: int, *arrays: Array) -> list[Array]:
-    """[B, T, .] -> [groups, C, B, G, .]: scanned over groups, then over the tokens of all their chunks."""
+    """Reshape [B, T, .] to [groups, C, B, G, .] for scans over groups, then tokens."""
     n_chunks = -(-arrays[0].shape[1] // chunk)
     group = min(GROUP, n_chunks)
     out = []
@@ -151,8 +149,8 @@ def _outer(x_E: Array, b_N: Array) -> Array:
 
 
 def _starts(h: Array, x: Array, dt: Array, A_EN: Array, b: Array) -> tuple[Array, Array]:
-    """The states at the starts of a group's chunks [B, G, E, N], and the state after the group."""
-    # From the end, because a difference of sums from the start has the rounding of all of them.
+    """Return a group's chunk-start states [B, G, E, N] and the state after it."""
+    # Sum from the end: a difference of sums from the start would carry the rounding of both.
     sums = jax.lax.cumsum(dt, axis=0, reverse=True)
     after = jnp.concatenate([sums[1:], jnp.zeros_like(sums[:1])])
     update = jnp.sum(jnp.exp(after[..., None] * A_EN) * _outer(dt * x, b), axis=0)

@@ -1,11 +1,12 @@
-"""The `xla` backend of the selective scan on a CPU: one token after the other. See `api.py`.
+"""The `xla` backend of the selective scan on a CPU: token by token.
 
-A token's states fit a core's cache, and the channels alone fill the vector units. Working on chunks side by side, as
-`xla.py` does for devices with thousands of lanes, gains nothing and takes nine times as long here (lab/log/mixers.md).
-States are [B, N, E] with the channels last: a sum over the N states is then one over vectors.
+A token's states fit the cache of a core, and the channels fill the vector units. Chunks in parallel, as in `xla.py` for
+devices with thousands of lanes, gain nothing here and take nine times as long (lab/log/mixers.md). States are [B, N, E]
+with channels last, so a sum over the N states is a sum of vectors.
 
-The forward pass keeps the state before each chunk of `chunk_size` tokens. The backward pass makes the states of a chunk
-again and goes over its tokens from the last. The largest array holds the states of one chunk: C x B x N x E.
+The forward pass keeps the state before each chunk of `chunk_size` tokens. The backward pass recomputes the states of a
+chunk and goes back over its tokens. The largest array holds the states of one chunk: C x B x N x E. Equations:
+`api.py`.
 """
 
 import jax
@@ -30,8 +31,8 @@ def forward(
     chunk_size: int | None,
     keep: bool,
 ) -> tuple[Array, Array, Array]:
-    """Return (y [B, T, E], the last state, the states [c, B, N, E] before the chunks)."""
-    del keep  # what nobody reads XLA does not write
+    """Return (y [B, T, E], last state, states [c, B, N, E] before the chunks)."""
+    del keep  # XLA drops an unused result
     seq_len, A_NE = x_BTE.shape[1], A_EN.T
     chunk = min(chunk_size or CHUNK, seq_len)
 
@@ -103,7 +104,7 @@ def backward(
 
 
 def _split(chunk: int, acc: jnp.dtype, *arrays: Array) -> tuple[Array, ...]:
-    """[B, T, .] -> [c, C, B, .]: scanned over chunks, then over their tokens."""
+    """Reshape [B, T, .] to [c, C, B, .] for scans over chunks, then tokens."""
     return tuple(jnp.moveaxis(split_chunks(x.astype(acc), chunk), 0, 2) for x in arrays)
 
 

@@ -1,1 +1,1 @@
-"""A short depthwise causal convolution over time, with SiLU and an L2 norm per head where they follow."""
+"""Short depthwise causal convolution, with optional SiLU and L2 norm per head."""

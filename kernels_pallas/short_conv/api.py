@@ -1,15 +1,14 @@
-"""The short convolution as a differentiable function over interchangeable backends.
+"""The short convolution as a differentiable op with interchangeable backends.
 
     z_t = sum_i w_i x_{t - W + 1 + i} + b,   s_t = silu(z_t) or z_t
-    y_t = s_t, or of every head scale * s_t / sqrt(sum of s_t^2 + eps)
+    y_t = s_t, or for every head scale * s_t / sqrt(sum of s_t^2 + eps)
 
-The last of the W taps multiplies the current token. With r = 1 / sqrt(sum of s^2 + eps), p = sigmoid(z) and g the
-gradient of y,
+The last tap multiplies the current token. With r = 1 / sqrt(sum of s^2 + eps), p = sigmoid(z) and y's gradient g,
 
     ds = scale r (g - s r^2 sum of g s),   dz = ds (p + s (1 - p)),
     dx_t = sum_i w_i dz_{t + W - 1 - i},   dw_i = sum_t dz_t x_{t - W + 1 + i},   db = sum_t dz_t
 
-x alone is kept for the backward pass (by xla also what its norm is made of); z is made again.
+The backward pass keeps only x (xla also the inputs of its norm) and computes z again.
 """
 
 from jaxtyping import Array, Float
@@ -34,34 +33,34 @@ def short_conv(
     eps: float = 1e-6,
     implementation: str | None = None,
 ) -> Float[Array, "B T E"]:
-    """Return the convolution of every channel over time, with SiLU and the norm if they are asked for.
+    """Convolve every channel over time, with optional SiLU and norm.
 
     Args:
-      x_BTE: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1. All arithmetic is fp32 (fp64).
-      w_EW: the taps of each channel, W >= 1.
-      b_E: the bias; None is zero.
-      last_BWE: the W - 1 inputs before the first; None is zero. It is rounded to the dtype of `x_BTE`.
-      silu: whether SiLU follows the convolution.
-      l2_heads: divide each of so many heads, E / l2_heads channels in a row, by its norm; None leaves them as they are.
-      scale: factor of the heads so divided.
+      x_BTE: inputs; fp32, bf16 or fp16 (fp64 under x64), any T >= 1. All arithmetic is fp32 (fp64).
+      w_EW: taps per channel, W >= 1.
+      b_E: bias; None means zero.
+      last_BWE: the W - 1 inputs before the first position; None means zero. Rounded to the dtype of `x_BTE`.
+      silu: apply SiLU after the convolution.
+      l2_heads: number of heads with E / l2_heads consecutive channels, each divided by its L2 norm; None: no norm.
+      scale: factor for normalised heads.
       eps: added to the sum of squares.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      y_BTE in the dtype of `x_BTE`. triton rounds once, xla also before the norm.
+      y_BTE in the dtype of `x_BTE`. triton rounds once; xla also rounds before the norm.
 
     Raises:
       ValueError: shapes that disagree, heads that do not divide the channels, or a scale without heads.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
-    Source: the convolutions of Mamba, arXiv 2312.00752; with the norm those of Gated DeltaNet, arXiv 2412.06464.
+    Source: Mamba's convolution, arXiv 2312.00752; with the norm, Gated DeltaNet's, arXiv 2412.06464.
     """
     (B, _, E), W = x_BTE.shape, w_EW.shape[1]
     for name, x, shape in (("w_EW", w_EW, (E, W)), ("b_E", b_E, (E,)), ("last_BWE", last_BWE, (B, W - 1, E))):
         if x is not None and x.shape != shape:
-            raise ValueError(f"{name} must be {shape} beside x_BTE {x_BTE.shape}; it is {x.shape}")
+            raise ValueError(f"{name} must be {shape} for x_BTE {x_BTE.shape}; it is {x.shape}")
     if l2_heads is None and scale != 1.0:
-        raise ValueError(f"scale={scale} is of normalised heads; set l2_heads, or scale the inputs")
+        raise ValueError(f"scale={scale} applies only to normalised heads; set l2_heads, or scale the outputs")
     if l2_heads is not None and (l2_heads < 1 or E % l2_heads):
         raise ValueError(f"{l2_heads} heads do not divide {E} channels")
     acc = accumulation_dtype(x_BTE)

@@ -1,4 +1,4 @@
-"""The interface of every backend of the short convolution."""
+"""Interface of the short-convolution backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from jax import Array
 
 @runtime_checkable
 class ShortConv(Protocol):
-    """The convolution, differentiable: either backend by a rule beside it."""
+    """Differentiable backend; both backends define a custom VJP."""
 
     def run(
         self,
@@ -21,5 +21,8 @@ class ShortConv(Protocol):
         scale: float,
         eps: float,
     ) -> Array:
-        """Return y_BTE. Operands as in `api.short_conv`, taps and bias in the dtype of the arithmetic."""
+        """Return y_BTE for operands as in `api.short_conv`.
+
+        Taps and bias have the dtype of the arithmetic.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The short convolution token by token, in the precision of its inputs; the oracle of the tests."""
+"""Token-by-token short convolution in its inputs' precision; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def short_conv(
     scale: float = 1.0,
     eps: float = 1e-6,
 ) -> Array:
-    """The contract of `kernels_pallas.short_conv`, without a rounding between its parts."""
+    """Compute `kernels_pallas.short_conv` without intermediate rounding."""
     (B, T, E), W = x_BTE.shape, w_EW.shape[1]
     last_BWE = jnp.zeros((B, W - 1, E), x_BTE.dtype) if last_BWE is None else last_BWE
     seen_BSE = jnp.concatenate([last_BWE, x_BTE], axis=1)

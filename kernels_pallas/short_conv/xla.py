@@ -1,8 +1,7 @@
 """The `xla` backend of the short convolution: array code for any device.
 
-The convolution and SiLU have a gradient of their own, because autodiff would keep W shifted float32 copies of the
-input, or compute them again. Their result is rounded to the dtype of the input before the norm, which JAX
-differentiates.
+Convolution and SiLU have a custom VJP, because autodiff would keep or recompute W shifted float32 copies of the input.
+Their result is rounded to the input dtype before the norm, which JAX differentiates.
 """
 
 import functools
@@ -73,7 +72,7 @@ def _conv_act_backward(silu: bool, saved: tuple[Array, Array, Array | None], dy:
     dz = dy
     if silu:
         dz = jax.vjp(jax.nn.silu, _conv(x_BSE, w_EW, b_E))[1](dy.astype(acc))[0].astype(dy.dtype)
-        # Computed once: XLA would compute it again for each of the taps below.
+        # The barrier makes XLA compute dz once, instead of once per tap below.
         dz = jax.lax.optimization_barrier(dz)
     padded = jnp.pad(dz, ((0, 0), (width - 1, width - 1), (0, 0))).astype(acc)
     taps = range(width)

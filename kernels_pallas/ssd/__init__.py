@@ -1,1 +1,1 @@
-"""Mamba-2's recurrence with one decay per head (state space duality)."""
+"""Mamba-2's recurrence: state space duality (SSD) with one decay per head."""

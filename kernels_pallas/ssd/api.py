@@ -1,19 +1,19 @@
-"""Mamba-2's recurrence as a differentiable function over interchangeable backends.
+"""Mamba-2's recurrence (SSD), a differentiable op with interchangeable backends.
 
     S_t = a_t S_{t-1} + b_t (dt_t x_t)^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads, or not
 
-Dao and Gu, arXiv 2405.21060, section 6; in chunks as `xla.py` says. With L the gradient of the state after a chunk,
-dP = dY X^T and dS_ij = dP_ij G_ij dt_j, the gradients are, summed over heads where heads share:
+Source: Dao and Gu, arXiv 2405.21060, section 6; chunked form in `xla.py`. Let L be the gradient of the state after a
+chunk, dP = dY X^T, dS_ij = dP_ij G_ij dt_j and W = dS * (C B^T). The gradients are, summed over heads where heads
+share:
 
-    dX = dt * (((C B^T) * G)^T dY + e^{g_end - g} * (B L))          ddt = rowsum(X * dX) / dt
-    dC = dS B + e^g * (dY S^T)                                      dB = dS^T C + dt e^{g_end - g} * (X L^T)
+    dX = dt * (((C B^T) * G)^T dY + e^{g_end - g} * (B L))     ddt = rowsum(X * dX) / dt
+    dC = dS B + dC',   dC' = e^g * (dY S^T)                    dB = dS^T C + dB',   dB' = dt e^{g_end - g} * (X L^T)
     L <- e^{g_end} L + (C * e^g)^T dY
+    dg = rowsum(W) + rowsum(C * dC') - colsum(W) - rowsum(B * dB')
+    dg_end += sum(B * dB') + e^{g_end} <L, S>
 
-and g gets, as a query, rowsums of dS * (C B^T) and of C times the second term of dC; as a key the negative of column
-sums of the former and of B times the second term of dB, whose total g_end gets, with e^{g_end} <L, S>.
-
-xla is plain array code; triton defines its derivative itself, for reverse mode, once. The scores C B^T are made once
-for all heads, or for each head where each has its own b and c.
+The xla backend is array code that JAX differentiates. The triton backend defines these gradients itself, in reverse
+mode and once. The scores C B^T are computed once for all heads, or per head if each head has its own b and c.
 """
 
 from jaxtyping import Array, Float
@@ -36,23 +36,23 @@ def ssd(
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
-    """Return the outputs of all positions, and the state after the last.
+    """Return the outputs at all positions and the state after the last position.
 
     Args:
-      x_BTHV: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1. Products are made in its dtype.
-      log_a_BTH: logarithms of the decays, <= 0, in fp32 (fp64), the dtype of all sums.
-      b_BTN: input weights of each state, rounded to the dtype of `x_BTHV`; of all heads, or [B, T, H, N] of each.
-      c_BTN: output weights of each state, likewise.
-      initial_BHNV: the state before the first position, in the dtype of `log_a_BTH`.
-      dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None is 1.
-      chunk_size: positions per chunk, which the result does not depend on; triton takes at most 128 (fp32: 64).
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      x_BTHV: inputs; fp32, bf16 or fp16 (fp64 under x64), any T >= 1. Matrix products use this dtype.
+      log_a_BTH: log decays, <= 0; fp32 (fp64), the dtype of all sums.
+      b_BTN: input weights per state, shared by all heads, or [B, T, H, N] per head; rounded to the dtype of `x_BTHV`.
+      c_BTN: output weights per state, same shape and rounding as `b_BTN`.
+      initial_BHNV: state before the first position, in the dtype of `log_a_BTH`.
+      dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None means 1.
+      chunk_size: positions per chunk. It does not change the result; triton uses at most 128 (fp32: 64).
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      (y_BTHV in the dtype of `x_BTHV`, last_BHNV in that of `log_a_BTH`).
+      (y_BTHV in the dtype of `x_BTHV`, last_BHNV in the dtype of `log_a_BTH`).
 
     Raises:
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2405.21060, section 6.
     """

@@ -1,4 +1,4 @@
-"""The interface of every backend of Mamba-2's recurrence."""
+"""Interface of the SSD (Mamba-2) backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from jax import Array
 
 @runtime_checkable
 class Ssd(Protocol):
-    """The recurrence, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self,
@@ -20,5 +20,5 @@ class Ssd(Protocol):
         *,
         chunk_size: int,
     ) -> tuple[Array, Array]:
-        """Return (y_BTHV, the last state). Operands as in `api.ssd`."""
+        """Return (y_BTHV, last state) for operands as in `api.ssd`."""
         ...

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence token by token, as the paper writes it; the oracle of the tests."""
+"""Token-by-token Mamba-2 recurrence, as in the paper; the tests' oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import Array
 def ssd(
     x_BTHV: Array, log_a_BTH: Array, b_BTN: Array, c_BTN: Array, initial_BHNV: Array, dt_BTH: Array | None = None
 ) -> tuple[Array, Array]:
-    """The contract of `kernels_pallas.ssd`; differentiable by JAX."""
+    """Compute `kernels_pallas.ssd` in a form that JAX differentiates."""
     if dt_BTH is not None:
         x_BTHV = x_BTHV * dt_BTH[..., None]
 

@@ -1,11 +1,12 @@
-"""The `xla` backend of Mamba-2's recurrence: matrix products over all chunks side by side, differentiated by JAX.
+"""The `xla` backend of SSD (Mamba-2): chunked matrix products, differentiated by JAX.
 
-With g the running sum of log a inside a chunk, B and C [Q, N] and X [Q, V] those of the chunk:
+Let g be the running sum of log a inside a chunk, and B, C [Q, N] and X [Q, V] the chunk's rows:
 
     Y = ((C B^T) * G) X + e^g * (C S),   G_ij = e^{g_i - g_j} for j <= i, else 0
     S <- e^{g_end} S + (B * e^{g_end - g})^T X
 
-The products take the dtype of x. The backward pass keeps the inputs alone and computes the chunks again.
+Products use the dtype of x and run over all chunks at once. The backward pass keeps only the inputs and recomputes the
+chunks.
 """
 
 import functools
@@ -40,7 +41,7 @@ def run(
     *,
     chunk_size: int,
 ) -> tuple[Array, Array]:
-    """Return (y_BTHV, the last state)."""
+    """Return (y_BTHV, last state)."""
     if dt_BTH is not None:
         x_BTHV = (x_BTHV.astype(dt_BTH.dtype) * dt_BTH[..., None]).astype(x_BTHV.dtype)
     if b_BTN.ndim == 3:
@@ -60,12 +61,12 @@ def _chunked(x: Array, log_a: Array, b: Array, c: Array, initial: Array, chunk: 
     x, b, c = (split_chunks(t, chunk) for t in (x, b.astype(dtype), c.astype(dtype)))
     g_BcHC = jnp.cumsum(jnp.moveaxis(split_chunks(log_a, chunk), 2, 3), axis=-1)
     i, j = jnp.arange(chunk)[:, None], jnp.arange(chunk)[None]
-    # inside the chunks; i is the query, j the key
+    # Within chunks; i is the query position, j the key position.
     decay = jnp.exp(jnp.where(j <= i, g_BcHC[..., :, None] - g_BcHC[..., None, :], -jnp.inf))
     scores = jnp.einsum("bcin,bcjn->bcij", c, b, preferred_element_type=acc)
     weights = (scores[:, :, None] * decay).astype(dtype)
     intra = jnp.einsum("bchij,bcjhv->bcihv", weights, x, preferred_element_type=acc)
-    # across them; heads and values stay one axis behind time, so that these products need no transposition
+    # Across chunks. Heads and values stay one axis after time, so these products need no transposition.
     decay_to_end = jnp.moveaxis(jnp.exp(g_BcHC[..., -1:] - g_BcHC), 2, 3)
     weighted_x = (x * decay_to_end[..., None].astype(dtype)).reshape(*x.shape[:3], -1)
     update = jnp.einsum("bcjn,bcjw->bcnw", b, weighted_x, preferred_element_type=acc)

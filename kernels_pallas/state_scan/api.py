@@ -1,15 +1,17 @@
-"""The states at the chunk starts of a linear recurrence, differentiable, over interchangeable backends.
+"""Chunk-start states of linear recurrences, with interchangeable backends.
 
-Inside a chunk everything is a matrix product over its tokens, which the caller computes for all chunks at once. Only
-the states at the starts are sequential:
+Within a chunk, the caller computes matrix products for all chunks at once. Only the chunk-start states are sequential:
 
     state_scan      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c      S [K, V], key index first
     state_passing   S_{c+1} = d_c * S_c + R_c                    any shape, d broadcast
 
-The first is the remaining recurrence of DeltaNet's WY form (arXiv 2406.06484, section 3) and similar forms, the second
-is the state passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan from the end, of the
-gradient L of the states, L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c, with dR_c = L_{c+1}; the gradients of d and P
-are products over all chunks at once.
+The first is the remaining recurrence of DeltaNet's WY form (arXiv 2406.06484, section 3) and similar forms. The second
+is the state passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan in reverse, over the
+state gradient L:
+
+    L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c,   dR_c = L_{c+1}
+
+The gradients of d and P are products over all chunks at once.
 """
 
 from functools import partial
@@ -36,21 +38,21 @@ def state_scan(
     precision: jax.lax.Precision,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "c B H K V"], Float[Array, "B H K V"]]:
-    """Return the state at the start of every chunk, and the state after the last.
+    """Return the state at each chunk start and the state after the last chunk.
 
     Args:
-      decay_cBHk: decays d, K entries per head or one, fp32 (fp64 under x64) like every operand.
-      p_cBHKK: linear map of each chunk on the state before it, besides its decay.
+      decay_cBHk: decays d, K entries per head or one; fp32 (fp64 under x64), like every operand.
+      p_cBHKK: P, the linear map that each chunk adds to its decay.
       r_cBHKV: update of each chunk.
-      s_BHKV: the state before the first chunk.
-      precision: of the products with P.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      s_BHKV: state before the first chunk.
+      precision: precision of the products with P.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      (states_cBHKV, last_BHKV). The states are named `chunk_states` for rematerialisation policies.
+      (states_cBHKV, last_BHKV). Remat policies can keep the states by the name `chunk_states`.
 
     Raises:
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2406.06484, section 3.
     """
@@ -67,19 +69,19 @@ def state_passing(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B c ..."], Float[Array, "B ..."]]:
-    """Return the state at the start of every chunk, and the state after the last, for an elementwise decay.
+    """Return the same states as `state_scan` for an elementwise decay.
 
     Args:
-      decay_Bc: decays d, with the chunks of `update_Bc`; broadcast against it otherwise.
-      update_Bc: update of each chunk, fp32 (fp64 under x64).
-      initial_B: the state before the first chunk.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      decay_Bc: decays d; same number of chunks as `update_Bc`, other axes broadcast.
+      update_Bc: update of each chunk; fp32 (fp64 under x64).
+      initial_B: state before the first chunk.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
       (states [B, c, ...], last [B, ...]) in the dtype of `update_Bc`.
 
     Raises:
-      BackendError: (a ValueError) the named implementation of "state_scan" cannot run this.
+      BackendError: (a ValueError) the chosen implementation of "state_scan" cannot run the call.
 
     Source: arXiv 2405.21060, section 6.
     """

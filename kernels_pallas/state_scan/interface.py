@@ -1,4 +1,4 @@
-"""The interface of every backend of the states at chunk starts."""
+"""Interface of the backends for chunk-start states."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,7 +8,10 @@ from jax import Array
 
 @runtime_checkable
 class StateScan(Protocol):
-    """Both forms return the state before each chunk (in reverse: after each chunk) and the state after the last."""
+    """Scans that return the state before each chunk and the last state.
+
+    In reverse they return the state after each chunk, and the last state is the state before the first chunk.
+    """
 
     def products(
         self,
@@ -20,9 +23,15 @@ class StateScan(Protocol):
         precision: jax.lax.Precision,
         reverse: bool,
     ) -> tuple[Array, Array]:
-        """Return (states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
+        """Return (states [c, B, H, K, V], last [B, H, K, V]).
+
+        `decay_cBHk` has K entries per head or one.
+        """
         ...
 
     def elementwise(self, decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse: bool) -> tuple[Array, Array]:
-        """Return (states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the chunks' axis."""
+        """Return (states [B, c, ...], last [B, ...]).
+
+        `decay_Bc` broadcasts against `update_Bc`, except on the chunk axis.
+        """
         ...

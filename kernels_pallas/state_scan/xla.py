@@ -1,9 +1,10 @@
-"""The `xla` backend of the states at chunk starts: `lax.scan`, one step of a few small kernels per chunk.
+"""The `xla` backend of the chunk-start states: `lax.scan` over the chunks.
 
     products      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c       (reverse: from the last chunk, with P_c^T)
     elementwise   S_{c+1} = d_c * S_c + R_c
 
-Both return the state before each chunk (in reverse: after each chunk) and the state after the last visited chunk.
+A step is a few small kernels. Both return the state before each chunk (in reverse: after each chunk) and the state
+after the last visited chunk.
 """
 
 import jax
@@ -28,7 +29,10 @@ BACKEND = Backend("xla", load)
 def products(
     decay_cBHk: Array, p_cBHKK: Array, r_cBHKV: Array, s_BHKV: Array, *, precision: jax.lax.Precision, reverse: bool
 ) -> tuple[Array, Array]:
-    """Return (states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
+    """Return (states [c, B, H, K, V], last [B, H, K, V]).
+
+    `decay_cBHk` has K entries per head or one.
+    """
     s_BHKV = unknown_to_xla(s_BHKV, r_cBHKV, axis=0)
 
     def body(s, xs):
@@ -41,7 +45,10 @@ def products(
 
 
 def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse: bool) -> tuple[Array, Array]:
-    """Return (states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the axis of chunks."""
+    """Return (states [B, c, ...], last [B, ...]).
+
+    `decay_Bc` broadcasts against `update_Bc`, except on the chunk axis.
+    """
     initial_B = unknown_to_xla(initial_B, update_Bc, axis=1)
 
     def body(state, xs):
@@ -54,11 +61,12 @@ def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse:
 
 
 def unknown_to_xla(state: Array, updates: Array, *, axis: int) -> Array:
-    """Return the state plus min(|u|, 0), which is 0, on a CPU where there is one chunk, of update u.
+    """Hide a constant state from XLA on a CPU with a single chunk.
 
-    XLA unrolls a loop of one iteration, so a state of zeros becomes a constant in the products that read it, as the
-    state in the forward pass and as the gradient after the last chunk in the backward pass. It compiles some of these
-    products wrong (cpu_compiler.py). An optimization barrier does not help: it is gone before XLA forms those fusions.
+    There the result is state + min(|u|, 0), with u the update: the same value. XLA unrolls a loop with one iteration,
+    and a zero state becomes a constant in the products that read it, both forward and as the gradient after the last
+    chunk. XLA miscompiles some of these products (cpu_compiler.py). An optimization barrier does not help, because it
+    is removed before XLA forms these fusions.
     """
     if updates.shape[axis] > 1 or device.platform() != "cpu":
         return state

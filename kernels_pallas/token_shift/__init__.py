@@ -1,1 +1,1 @@
-"""RWKV's token shift: interpolations of every input with the one before it, one for each branch."""
+"""RWKV's token shift: interpolate each input with the previous one, per branch."""

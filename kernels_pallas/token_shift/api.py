@@ -1,4 +1,4 @@
-"""The token shift with its interpolations as a differentiable function over interchangeable backends.
+"""RWKV's token shift as a differentiable op with interchangeable backends.
 
     y_n,t = x_t + (x_{t-1} - x_t) m_n,t,   m_n,t = mu_n, or mu_n + move_n,t        n = 1 ... N branches
 
@@ -7,7 +7,7 @@ With g_n the gradient of y_n,
     dx_t = sum_n (g_n,t (1 - m_n,t) + g_n,t+1 m_n,t+1),   dlast = sum_n g_n,0 m_n,0
     dmove_n,t = g_n,t (x_{t-1} - x_t),   dmu_n = sum over tokens of dmove_n,t
 
-Both backends keep the inputs alone for the backward pass.
+Both backends keep only the inputs for the backward pass.
 """
 
 from jaxtyping import Array, Float
@@ -28,31 +28,32 @@ def token_shift(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T D"], ...]:
-    """Return the interpolation of every input with the one before it, for each of the N `mus`.
+    """Return each input interpolated with the previous input, once per `mus` entry.
 
     Args:
-      x_BTD: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
-      last_BD: the input before the first; None is zero. It is rounded to the dtype of `x_BTD`, as `moves_NBTD` is.
-      mus: share of the input before, by channel; N >= 1.
-      moves_NBTD: added to `mus`, by token (RWKV-6); None is zero.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      x_BTD: inputs; fp32, bf16 or fp16 (fp64 under x64), any T >= 1.
+      last_BD: input before the first position; None means zero. It and `moves_NBTD` are rounded to the dtype of
+        `x_BTD`.
+      mus: weight of the previous input per channel, one array per branch; N >= 1.
+      moves_NBTD: per-token offsets of `mus` (RWKV-6); None means zero.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
       N arrays [B, T, D] in the dtype of `x_BTD`. triton computes in fp32 and rounds once; xla computes in that dtype.
 
     Raises:
-      ValueError: no `mus`, or shapes that disagree.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      ValueError: empty `mus`, or shapes that disagree.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: Peng et al., arXiv 2404.05892 (RWKV-5 and 6) and 2503.14456 (RWKV-7).
     """
     (B, T, D), N = x_BTD.shape, len(mus)
     if not mus:
-        raise ValueError("mus is empty; give the share of each branch, [D]")
+        raise ValueError("mus is empty; pass one array [D] per branch")
     given = {"last_BD": (last_BD, (B, D)), "moves_NBTD": (moves_NBTD, (N, B, T, D))}
     for name, (x, shape) in ({f"mus[{n}]": (mu, (D,)) for n, mu in enumerate(mus)} | given).items():
         if x is not None and x.shape != shape:
-            raise ValueError(f"{name} must be {shape} beside x_BTD {x_BTD.shape}; it is {x.shape}")
+            raise ValueError(f"{name} must be {shape} for x_BTD {x_BTD.shape}; it is {x.shape}")
     data = [x.astype(x_BTD.dtype) for x in (last_BD, moves_NBTD) if x is not None]
     wide = [mu.astype(accumulation_dtype(x_BTD)) for mu in mus]
     kernels = backend.pick("token_shift", BACKENDS, implementation, (x_BTD, *data, *wide), {"branches": N})

@@ -1,4 +1,4 @@
-"""The interface of every backend of the token shift."""
+"""Interface of the token-shift backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,10 +7,13 @@ from jax import Array
 
 @runtime_checkable
 class TokenShift(Protocol):
-    """The token shift, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self, x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None
     ) -> tuple[Array, ...]:
-        """Return the interpolations. Operands as in `api.token_shift`, `mus` in at least float32."""
+        """Return the interpolations for operands as in `api.token_shift`.
+
+        `mus` are float32 or wider.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The token shift token by token, in the precision of its inputs; the oracle of the tests."""
+"""Token-by-token token shift, in the precision of its inputs; the tests' oracle."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -7,7 +7,7 @@ from jax import Array
 def token_shift(
     x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None
 ) -> tuple[Array, ...]:
-    """The contract of `kernels_pallas.token_shift`, without a rounding between its parts."""
+    """Compute `kernels_pallas.token_shift` without intermediate rounding."""
     before_BD = jnp.zeros_like(x_BTD[:, 0]) if last_BD is None else last_BD
     y: list[list[Array]] = [[] for _ in mus]
     for t in range(x_BTD.shape[1]):

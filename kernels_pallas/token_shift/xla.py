@@ -1,4 +1,4 @@
-"""The `xla` backend of the token shift: array code for any device, in the dtype of the inputs, with JAX's gradient."""
+"""The `xla` token shift: array code in the input dtype, differentiated by JAX."""
 
 import jax
 import jax.numpy as jnp

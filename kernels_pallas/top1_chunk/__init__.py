@@ -1,1 +1,4 @@
-"""Top-1 Chunk attention (arXiv 2505.18522): the selected past chunk and the own chunk, under one softmax."""
+"""Top-1 Chunk attention (arXiv 2505.18522).
+
+One softmax over the query's local chunk and the past chunk that it selects.
+"""

@@ -1,15 +1,14 @@
-"""Top-1 Chunk attention as a differentiable function over interchangeable backends.
+"""Top-1 Chunk attention, differentiable, with interchangeable backends.
 
-    sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {own chunk up to the query}
+    sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {local chunk up to the query}
 
-With top_k, the one softmax is over the k chunks of the largest scores and the own one. MoBA (arXiv 2502.13189) is
-approx with its k less 1, since it counts the own chunk.
+With top_k, the softmax is over the k past chunks with the largest scores and the local chunk. MoBA (arXiv 2502.13189)
+is "approx"; its k also counts the local chunk, so top_k = k - 1.
 
-There is no gradient through the selection, as in the paper (arXiv 2505.18522): q and k learn from the softmax
-over the keys that were read. With `jax.ad_checkpoint.checkpoint_name` the forward rule names the residuals of the
-backward rule: `top1_selection` (int32), `attention_out` and `attention_lse`. A rematerialised layer whose policy saves
-these names does not repeat the quadratic selection. Reverse mode only, once: neither `jvp` nor a second derivative is
-defined.
+As in the paper (arXiv 2505.18522), the selection has no gradient: q and k learn from the softmax over the keys that
+were read. The forward rule gives the residuals the checkpoint names `top1_selection` (int32), `attention_out` and
+`attention_lse`. If a rematerialisation policy saves these names, the backward pass does not repeat the quadratic
+selection. Reverse mode only, once: neither `jvp` nor a second derivative is defined.
 """
 
 from functools import partial
@@ -30,7 +29,7 @@ BACKENDS = (triton.BACKEND, xla.BACKEND)
 
 
 class Call(NamedTuple):
-    """The static half of a call: kernels and numbers."""
+    """The static arguments of a call: kernels and numbers."""
 
     selector: ChunkSelection
     attention: ChunkAttention
@@ -54,29 +53,29 @@ def top1_chunk_attention(
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return causal attention over the local chunk and the past chunk, or `top_k` of them, that each query selects.
+    """Return causal attention over the local chunk and the selected past chunks.
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "best_key_int8" (the same of
-        queries and keys rounded to 8 bits), "shortlist" (the same among the chunks that lead a table), "approx"
-        (largest q . mean key) or "random" (the same past chunks for any q and k: a control). Every head selects for
-        itself.
-      top_k: past chunks that a query reads; all of them where there are fewer.
-      shortlist: as in `select_chunk`, like `table`: for "shortlist".
-      table: "mean", "sub_means" or "mean_eigen".
-      scale: of the scores; 1 / sqrt(K) when None.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      selection: "exact" (largest softmax mass), "best_key" (largest single score), "best_key_int8" (best_key with
+        queries and keys rounded to 8 bits), "shortlist" (best_key among the chunks that lead a table), "approx"
+        (largest q . mean key) or "random" (the same past chunks for any q and k: a control). Each head selects
+        separately.
+      top_k: past chunks that a query reads; all if there are fewer.
+      shortlist: for "shortlist", as in `select_chunk`.
+      table: for "shortlist": "mean", "sub_means" or "mean_eigen".
+      scale: factor of the scores; 1 / sqrt(K) when None.
+      implementation: None picks the best backend that can run this; a name selects that backend or raises an error.
 
     Returns:
       o_BTHV in v's dtype. Scores, softmax and sums are fp32.
 
     Raises:
       ValueError: shapes that disagree, and settings that `select_chunk` refuses.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
     """
@@ -88,7 +87,7 @@ def top1_chunk_attention(
         chunk_size,
         selection,
         numerics.softmax_scale(scale, q_BTHK.shape[-1]),
-        min(top_k, max(1, (q_BTHK.shape[1] - 1) // chunk_size)),  # no query has more chunks before its own
+        min(top_k, max(1, (q_BTHK.shape[1] - 1) // chunk_size)),  # no query has more past chunks
         options.get("shortlist"),
     )
     return attend(q_BTHK, k_BTGK, v_BTGV, call)
@@ -104,25 +103,27 @@ def selected_chunk_attention(
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return causal attention over the local chunk and the past chunks that `sel_BTHk` names, in one softmax.
+    """Return causal attention over the local chunk and the past chunks `sel_BTHk`.
 
-    What `top1_chunk_attention` does with its own selection, for another rule such as NSA's (arXiv 2502.11089).
+    One softmax covers all keys. `top1_chunk_attention` does the same with its selection; use this op for another
+    selection rule, such as NSA's (arXiv 2502.11089).
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
-      sel_BTHk: for every query and head different chunks before its own, and -1 behind the last. Not checked.
+      sel_BTHk: chunks for each query and head: all different, before the local chunk, padded with -1. Not checked.
       chunk_size: keys per chunk.
-      scale: of the scores; 1 / sqrt(K) when None.
+      scale: factor of the scores; 1 / sqrt(K) when None.
       implementation: as in `top1_chunk_attention`.
 
     Returns:
-      o_BTHV in v's dtype. Scores, softmax and sums are fp32. The residuals have the names of `top1_chunk_attention`.
+      o_BTHV in v's dtype. Scores, softmax and sums are fp32. The residuals have the same checkpoint names as in
+      `top1_chunk_attention`.
 
     Raises:
       ValueError: shapes that disagree, or a chunk_size below 1.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
     validation.check_chunk_size(chunk_size)
@@ -135,7 +136,10 @@ def selected_chunk_attention(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def attend(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array:
-    """Return o_BTHV of a call whose kernels are chosen: what `top1_chunk_attention` does with any pair of them."""
+    """Return o_BTHV of a call with fixed kernels.
+
+    This is `top1_chunk_attention` after the backends are picked; any pair of selection and attention kernels works.
+    """
     return _forward(q_BTHK, k_BTGK, v_BTGV, call)[0]
 
 
@@ -165,8 +169,7 @@ def _attend_selected(
 def _forward_selected(
     q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, attention: ChunkAttention, C: int, scale: float
 ) -> tuple[Array, tuple]:
-    # named before use, so that a policy which saves only the selection also skips it when the rest is
-    # recomputed
+    # checkpoint_name precedes the use: a policy that saves only the selection then skips it when the rest is recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")
     o_BTHV, lse_BTH = attention.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=C, scale=scale)
     o_BTHV = checkpoint_name(o_BTHV, "attention_out")

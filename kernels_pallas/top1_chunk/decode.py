@@ -1,10 +1,15 @@
-"""Top-1 Chunk attention for one new token against a cache; equals the parallel form at every position.
+"""Top-1 Chunk attention for one new token against a cache.
 
-The caches have a static length S, `length` says how many of their tokens are real, the new one included.
-"exact" and "best_key" score every cached key, "best_key_int8" rounds all of them before; "approx" scores a mean key per
-chunk, kept in a table by `update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and
-the local chunk; "shortlist" reads its table, kept by `update_chunk_table`, and the keys of the listed chunks too;
-"random" needs no table. Source: arXiv 2505.18522, Top-1 Chunk.
+The result equals the parallel form at every position. Caches have a static length S; `length` is the number of valid
+tokens, including the new token. The keys that a step reads depend on the rule:
+
+    exact, best_key  every cached key
+    best_key_int8    every cached key, rounded to 8 bits in every step
+    approx           one mean key per chunk, from a table of S / C rows that `update_chunk_means` maintains
+    shortlist        a table that `update_chunk_table` maintains, and the keys of the listed chunks
+    random           none
+
+Every rule then reads the selected chunks and the local chunk. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax
@@ -35,21 +40,23 @@ def top1_chunk_decode(
     chunk_table_BcGPK: Float[Array, "B c G P K"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B H V"]:
-    """Return the attention of the newest token, position length - 1, whose key and value are in the caches already.
+    """Return the newest token's attention; its key and value are already cached.
+
+    The newest token is at position length - 1.
 
     Args:
       q_BHK: the newest token's queries.
-      k_BSGK: key cache; slots from `length` on are never read into the result.
+      k_BSGK: key cache; slots from `length` on do not affect the result.
       v_BSGV: value cache.
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
       chunk_size: as in `top1_chunk_attention`, like `selection`, `top_k`, `shortlist`, `table` and `scale`.
       selection: "exact", "best_key", "best_key_int8", "approx", "shortlist" or "random".
       top_k: past chunks that the query reads.
-      shortlist: for "shortlist": the number of chunks whose keys are scored.
+      shortlist: for "shortlist": the number of chunks with scored keys.
       table: for "shortlist": "mean", "sub_means" or "mean_eigen".
-      scale: of the scores; 1 / sqrt(K) when None.
-      chunk_mean_BcGK: for "approx": mean key per chunk, at least S // C rows (`chunk_means`,
-        `update_chunk_means`). Made from the cache when None, which reads all of it.
+      scale: factor of the scores; 1 / sqrt(K) when None.
+      chunk_mean_BcGK: for "approx": mean key per chunk, at least S // C rows (`chunk_means`, `update_chunk_means`).
+        None computes it from the cache, which reads every key.
       chunk_table_BcGPK: the same for "shortlist" (`chunk_table`, `update_chunk_table`).
       implementation: as in `top1_chunk_attention`.
 
@@ -58,7 +65,7 @@ def top1_chunk_decode(
 
     Raises:
       ValueError: shapes that disagree, a table with too few rows, and settings that `select_chunk` refuses.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk.
     """
@@ -88,7 +95,10 @@ def top1_chunk_decode(
 
 
 def _of_full_chunks(name: str, table_Bc: Array, size: tuple, k_BSGK: Array, chunk_size: int) -> Array:
-    """Return the rows of the cache's full chunks; raise ValueError if there are fewer, or of another size."""
+    """Return the table rows of the cache's full chunks.
+
+    Raises ValueError for too few rows, or rows of the wrong size.
+    """
     B, S = k_BSGK.shape[:2]
     n_full = S // chunk_size
     if table_Bc.shape[0] != B or table_Bc.shape[1] < n_full or table_Bc.shape[2:] != size:
@@ -100,7 +110,10 @@ def _of_full_chunks(name: str, table_Bc: Array, size: tuple, k_BSGK: Array, chun
 
 
 def chunk_means(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int) -> Float[Array, "B c G K"]:
-    """Return the mean key of each full chunk of a cache, fp32, [B, S // C, G, K]: `chunk_table` for "approx"."""
+    """Return the mean key of each full chunk of a cache, fp32 [B, S // C, G, K].
+
+    This is `chunk_table` for "approx".
+    """
     return chunk_table(k_BSGK, chunk_size=chunk_size, table="mean")[..., 0, :]
 
 
@@ -111,16 +124,19 @@ def update_chunk_means(
     *,
     chunk_size: int,
 ) -> Float[Array, "B c G K"]:
-    """Return the means after the token at length - 1 was written to the key cache: `update_chunk_table`."""
+    """Return the means after the token at length - 1 was written to the key cache.
+
+    See `update_chunk_table`.
+    """
     table_BcG1K = chunk_mean_BcGK[..., None, :]
     return update_chunk_table(table_BcG1K, k_BSGK, length, chunk_size=chunk_size, table="mean")[..., 0, :]
 
 
 def chunk_table(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int, table: str) -> Float[Array, "B c G P K"]:
-    """Return the table of each full chunk of a cache, fp32, [B, S // C, G, P, K]: as it is after a prefill.
+    """Return the table of each full chunk of a cache, fp32 [B, S // C, G, P, K].
 
-    "mean" has P = 1 row, "sub_means" 8 and "mean_eigen" 2. Rows of chunks that are not complete yet hold garbage; no
-    query selects them before `update_chunk_table` completes them.
+    Use it after a prefill. "mean" has P = 1 row, "sub_means" 8 and "mean_eigen" 2. Rows of incomplete chunks hold
+    garbage; no query selects these chunks before `update_chunk_table` completes them.
     """
     tables.check(table, chunk_size)
     B, S, G, K = k_BSGK.shape
@@ -137,9 +153,10 @@ def update_chunk_table(
     chunk_size: int,
     table: str,
 ) -> Float[Array, "B c G P K"]:
-    """Return the table after the token at length - 1 was written to the key cache: its chunk's rows are refreshed.
+    """Return the table after the token at length - 1 was written to the key cache.
 
-    Reads that chunk only. The rows are right once the chunk is complete; before that no query can select it.
+    Refreshes the rows of the token's chunk and reads only that chunk. The rows are valid once the chunk is complete; no
+    query can select it earlier.
     """
     tables.check(table, chunk_size)
     if chunk_table_BcGPK.shape[1] == 0:  # the cache is shorter than a chunk
@@ -150,7 +167,7 @@ def update_chunk_table(
     def refresh(table_BcGPK: Array) -> Array:
         k_BCGK = jnp.take(k_BSGK, own * chunk_size + jnp.arange(chunk_size), axis=1, mode="fill", fill_value=0)
         row_BGPK = tables.rows(k_BCGK.swapaxes(1, 2), table).astype(table_BcGPK.dtype)
-        # a trailing chunk that the cache cannot complete has no row
+        # an incomplete chunk at the end of the cache has no row
         return table_BcGPK.at[:, own].set(row_BGPK, mode="drop")
 
     if table != "mean_eigen":  # means cost less than a branch

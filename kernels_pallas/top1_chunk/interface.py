@@ -1,4 +1,4 @@
-"""The interface of every backend of Top-1 Chunk attention and its decoding step."""
+"""Interface of the Top-1 Chunk backends: attention and decoding step."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,10 +9,11 @@ from kernels_pallas.select_chunk.tables import Shortlist
 
 @runtime_checkable
 class ChunkAttention(Protocol):
-    """Attention given the selection, and its gradient. Hashable: it is a static argument.
+    """Attention to a given selection, and its gradient.
 
-    sel_BTH has a chunk for every query after the first chunk. Several, which a backend may refuse (`top_k` among the
-    options of a problem), and one or none that the caller names are sel_BTHk: different chunks, -1 after the last.
+    Implementations must be hashable, because they are static arguments. sel_BTH has one chunk for every query after the
+    first chunk. sel_BTHk has several chunks (which a backend may refuse; the problem's options contain `top_k`), or
+    chunks that the caller passes: all different, padded with -1.
     """
 
     def forward(
@@ -40,7 +41,7 @@ class ChunkAttention(Protocol):
 
 @runtime_checkable
 class ChunkDecoding(Protocol):
-    """Attention of a new token to a cache."""
+    """Attention of one new token to a cache."""
 
     def decode(
         self,
@@ -57,5 +58,8 @@ class ChunkDecoding(Protocol):
         shortlist: Shortlist | None = None,
         chunk_table_BcGPK: Array | None = None,
     ) -> Array:
-        """Return o_BHV; there are means for "approx" alone; a shortlist and its table come with "shortlist" alone."""
+        """Return o_BHV.
+
+        Pass `chunk_mean_BcGK` only with "approx", and `shortlist` and `chunk_table_BcGPK` only with "shortlist".
+        """
         ...

@@ -1,15 +1,15 @@
-"""Top-1 Chunk straight from its definition: dense, O(T^2), the oracle of the tests.
+"""Top-1 Chunk computed from its definition; the oracle of the tests.
 
-With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the full past chunks c < n(i):
+Dense, O(T^2). With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the full past chunks c < n(i):
 
     exact   c*_i = argmax_c logsumexp_{j in c} s_ij
     approx  c*_i = argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
     others  in select_chunk/reference.py
     o_i = sum_j p_ij v_j,  p_i = softmax of s_i over {j in c*_i} and {n(i) C <= j <= i}
 
-With top_k, the softmax is over the k best past chunks and the own one. Ties go to the smallest chunk. Queries of the
-first chunk have no candidate: selection -1, own chunk only.
-Source: arXiv 2505.18522, Top-1 Chunk. The argmax routes and has no gradient.
+With top_k, the softmax is over the k best past chunks and the local chunk. Ties go to the smallest chunk. Queries in
+the first chunk have no candidate: their selection is -1, and they read only the local chunk. The argmax has no
+gradient. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax
@@ -28,7 +28,10 @@ def attend(
     chunk_size: int,
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Attention over the selected chunks and the own chunk up to the query; differentiable by JAX."""
+    """Return attention over the selected chunks and the local chunk up to the query.
+
+    JAX differentiates it.
+    """
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     dtype = v_BTGV.dtype
     q_BTHK, k_BTHK, v_BTHV = in_one_dtype_per_head(q_BTHK, k_BTGK, v_BTGV)
@@ -54,7 +57,7 @@ def top1_chunk_attention(
     table: str = "mean",
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Selection, then attention; the same contract as `kernels_pallas.top1_chunk_attention`."""
+    """Select, then attend; same contract as `kernels_pallas.top1_chunk_attention`."""
     rule = {"selection": selection, "top_k": top_k, "shortlist": shortlist, "table": table}
     sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, scale=scale, **rule)
     return attend(q_BTHK, k_BTGK, v_BTGV, jax.lax.stop_gradient(sel_BTH), chunk_size=chunk_size, scale=scale)

@@ -1,1 +1,4 @@
-"""Top-1 Element attention (arXiv 2505.18522): forward the value of the best key, backward a softmax."""
+"""Top-1 Element attention (arXiv 2505.18522).
+
+Forward it returns the value of the best key; backward it uses a softmax gradient.
+"""

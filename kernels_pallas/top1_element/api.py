@@ -1,17 +1,16 @@
-"""Top-1 Element attention as a differentiable function over interchangeable backends.
+"""Top-1 Element attention, differentiable, with interchangeable backends.
 
-    forward   o_i = v[argmax_{j <= i} q_i . k_j]                 one value, exactly
-    backward  the softmax's gradient to q and k (straight-through), and to v the one of `v_grad`
+    forward   o_i = v[argmax_{j <= i} q_i . k_j]                 a bit-exact copy of a value
+    backward  the softmax gradient for q and k (straight-through), and the `v_grad` gradient for v
 
-The straight-through matrix is stop_gradient(onehot - p) + p (arXiv 2505.18522, Top-1 Element). Written out
-like that it needs O(T^2) memory, and in bf16 1 - p + p is not 1; here the forward value is a copy of one v.
-The paper does not define the gradient of v. "hard" is the literal derivative of that expression, and the true
-derivative of the function evaluated. "soft" applies the estimator to the output instead, so values that no query chose
-learn too.
+The straight-through matrix is stop_gradient(onehot - p) + p (arXiv 2505.18522, Top-1 Element). A literal implementation
+needs O(T^2) memory, and in bf16 1 - p + p is not 1; here the forward pass copies a row of v. The paper does not define
+the gradient of v. "hard" is the derivative of the straight-through expression, and also of the forward function. "soft"
+applies the estimator to the output, so values that no query chose also learn.
 
-Not differentiated, the op skips the softmax and its product with v. Differentiated, the forward rule names
-its residuals `top1_selection` (the best key), `attention_lse` and `attention_out` (the soft output; the hard
-one is a cheap gather) for rematerialisation policies. Reverse mode only, once.
+Without differentiation, the op skips the softmax and its product with v. With differentiation, the residuals have
+checkpoint names for rematerialisation policies: `top1_selection` (the best key), `attention_lse`, and `attention_out`
+(the soft output; the hard output is a cheap gather). Reverse mode only, once.
 """
 
 from functools import partial
@@ -30,7 +29,7 @@ V_GRADS = ("hard", "soft")
 
 
 class Call(NamedTuple):
-    """The static half of a call."""
+    """The static arguments of a call."""
 
     kernels: ElementAttention
     scale: float
@@ -46,22 +45,24 @@ def top1_element_attention(
     v_grad: str = "hard",
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return for every query and head the value of its best key so far, with a softmax gradient.
+    """Return for each query and head the value of its best key so far.
+
+    The gradient is a softmax gradient.
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
-      scale: of the scores; 1 / sqrt(K) when None. It does not change the output, only the gradient.
-      v_grad: "hard" (do goes to the value that was returned) or "soft" (p^T do).
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      scale: factor of the scores; 1 / sqrt(K) when None. A positive scale changes only the gradient, not the output.
+      v_grad: "hard" (do goes to the returned value) or "soft" (p^T do).
+      implementation: None picks the best backend that can run this; a name selects that backend or raises an error.
 
     Returns:
       o_BTHV, each row bit for bit a row of v; ties go to the earliest key.
 
     Raises:
       ValueError: shapes that disagree, an unknown v_grad.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Element.
     """

@@ -1,7 +1,7 @@
-"""Top-1 Element attention for one new token against a cache: all keys are scored, one value is read.
+"""Top-1 Element attention for one new token against a cache.
 
-Half the cache traffic of attention. Equals the parallel form at every position. Source: arXiv 2505.18522,
-Top-1 Element.
+It scores all keys and reads one value, half the cache traffic of softmax attention. The result equals the parallel form
+at every position. Source: arXiv 2505.18522, Top-1 Element.
 """
 
 import jax.numpy as jnp
@@ -21,11 +21,13 @@ def top1_element_decode(
     *,
     implementation: str | None = None,
 ) -> Float[Array, "B H V"]:
-    """Return the value of the newest token's best key among the first `length` of the cache, bit for bit.
+    """Return the value of the newest token's best key, bit for bit.
+
+    The candidates are the first `length` keys of the cache.
 
     Args:
       q_BHK: the newest token's queries.
-      k_BSGK: key cache of static length S, the newest key included.
+      k_BSGK: key cache of static length S; includes the newest key.
       v_BSGV: value cache.
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
       implementation: as in `top1_element_attention`.
@@ -35,7 +37,7 @@ def top1_element_decode(
 
     Raises:
       ValueError: shapes that disagree.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the selected implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Element.
     """

@@ -1,4 +1,4 @@
-"""The interface of every backend of Top-1 Element attention and its decoding step."""
+"""Interface of the Top-1 Element backends: attention and decoding step."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,11 +10,14 @@ class ElementAttention(Protocol):
     """The attention and its gradient."""
 
     def evaluate(self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> Array:
-        """Return o_BTHV alone, without the softmax and its product with v."""
+        """Return o_BTHV without computing the softmax or its product with v."""
         ...
 
     def forward(self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> tuple[Array, Array, Array]:
-        """Return (index_BTH int32, lse_BTH, soft_BTHV): the best key, and the softmax output for the backward pass."""
+        """Return (index_BTH int32, lse_BTH, soft_BTHV).
+
+        The index is the best key. The log-sum-exp and the softmax output are for the backward pass.
+        """
         ...
 
     def take_values(self, v_BTGV: Array, index_BTH: Array) -> Array:
@@ -40,8 +43,11 @@ class ElementAttention(Protocol):
 
 @runtime_checkable
 class ElementDecoding(Protocol):
-    """Attention of a new token to a cache."""
+    """Attend from one new token to a cache."""
 
     def decode(self, q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length: Array) -> Array:
-        """Return o_BHV, bit for bit a row of v. The scale does not move an argmax."""
+        """Return o_BHV, bit for bit a row of v.
+
+        It needs no scale, because a positive scale does not change the argmax.
+        """
         ...

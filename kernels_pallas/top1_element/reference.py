@@ -1,9 +1,11 @@
-"""Top-1 Element straight from its definition: dense, O(T^2), differentiated by JAX; the oracle of the tests.
+"""Top-1 Element computed from its definition; the oracle of the tests.
 
-s_ij = scale q_i . k_j  (j <= i),  p_i = softmax(s_i),  m_i = argmax_j s_ij (ties: smallest j)
-A = stop_gradient(onehot(m) - p) + p                       the straight-through matrix
-v_grad="hard":  o = A v                                    dv_j = sum of do_i over {i: m_i = j}
-v_grad="soft":  o = p v + stop_gradient(v[m] - p v)        dv_j = sum_i p_ij do_i
+Dense, O(T^2), differentiated by JAX.
+
+    s_ij = scale q_i . k_j  (j <= i),  p_i = softmax(s_i),  m_i = argmax_j s_ij (ties: smallest j)
+    A = stop_gradient(onehot(m) - p) + p                       the straight-through matrix
+    v_grad="hard":  o = A v                                    dv_j = sum of do_i over {i: m_i = j}
+    v_grad="soft":  o = p v + stop_gradient(v[m] - p v)        dv_j = sum_i p_ij do_i
 """
 
 import jax
@@ -19,7 +21,10 @@ def top1_element_attention(
     scale: float | None = None,
     v_grad: str = "hard",
 ) -> Float[Array, "B T H V"]:
-    """The same contract as `kernels_pallas.top1_element_attention`, up to rounding of 1 - p + p."""
+    """Return the result of `kernels_pallas.top1_element_attention`.
+
+    It is equal up to the rounding of 1 - p + p.
+    """
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     dtype = jnp.promote_types(q_BTHK.dtype, jnp.float32)
     T, H = q_BTHK.shape[1:3]

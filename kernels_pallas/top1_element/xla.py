@@ -1,12 +1,12 @@
-"""The `xla` backend of Top-1 Element: any device, any T, O(T) memory in both directions.
+"""The `xla` backend of Top-1 Element: any device, any T, O(T) memory.
 
-The forward pass scans the causal tiles and keeps the running maximum and its key; only a strictly greater score
-replaces it and tiles ascend, so ties go to the smallest key. If a gradient is needed, it also keeps the online softmax
-with the soft output. Then o_i = v[m_i], bit for bit. Backward, with p = exp(s - lse) recomputed per tile and soft
-output so = sum_j p_ij v_j:
+The forward pass scans the tiles of the causal half and keeps each row's maximum and its key. Tiles ascend and only a
+strictly greater score replaces the maximum, so ties go to the smallest key. If a gradient is needed, the pass also
+keeps an online softmax and the soft output so = sum_j p_ij v_j. Then o_i = v[m_i], bit for bit. The backward pass
+recomputes p = exp(s - lse) per tile:
 
     D = sum(do * so),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q
-    dv: "hard" sums do over the queries whose best key it was (a segment sum), "soft" is p^T do
+    dv: "hard" sums do over the queries with this best key (a segment sum), "soft" is p^T do
 """
 
 import jax
@@ -38,13 +38,19 @@ DECODE_BACKEND = Backend("xla", load_decoding)
 
 
 def evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> Array:
-    """Return o_BTHV alone, without the softmax and its product with v: half the work."""
+    """Return o_BTHV without computing the softmax or its product with v.
+
+    This halves the work.
+    """
     index_BTH, _ = _scan(q_BTHK, k_BTGK, None, scale)
     return take_values(v_BTGV, index_BTH)
 
 
 def forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> tuple[Array, Array, Array]:
-    """Return (index_BTH int32, lse_BTH, soft_BTHV): the best key, and the softmax output for the backward pass."""
+    """Return (index_BTH int32, lse_BTH, soft_BTHV).
+
+    The index is the best key. The log-sum-exp and the softmax output are for the backward pass.
+    """
     index_BTH, soft = _scan(q_BTHK, k_BTGK, v_BTGV, scale)
     assert soft is not None
     lse_BTH, soft_BTHV = soft
@@ -78,7 +84,7 @@ def backward(
     D_BTH = jnp.sum(do_BTHV.astype(acc) * soft_BTHV.astype(acc), axis=-1)
     plan = xla_tiles.causal_tiles(T, min(T, 64), B * H)
     rows = plan.side * R
-    # padded rows have do = 0 and D = 0, so whatever their probabilities are, they add nothing
+    # padded rows have do = 0 and D = 0, so they add nothing for any probabilities
     q_BGMK, do_BGMV = (xla_tiles.pad_to(xla_tiles.to_rows(x, G), plan.padded * R, axis=2) for x in (q_BTHK, do_BTHV))
     lse_BGM, D_BGM = (
         xla_tiles.pad_to(xla_tiles.scalar_to_rows(x, G), plan.padded * R, axis=2) for x in (lse_BTH, D_BTH)
@@ -114,7 +120,7 @@ def backward(
 
 
 def _scan(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array | None, scale: float) -> tuple[Array, tuple | None]:
-    """Return the best key per row and, with values, (lse_BTH, soft_BTHV)."""
+    """Return the best key per row and, if values are passed, (lse_BTH, soft_BTHV)."""
     B, T, H, _ = q_BTHK.shape
     G = k_BTGK.shape[2]
     R, acc = H // G, accumulation_dtype(q_BTHK, k_BTGK)
@@ -158,7 +164,7 @@ def _scan(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array | None, scale: float) -> t
 
 
 def _is_past(row: Array, col: Array, side: int, R: int) -> Array:
-    """[rows, side]: the key is not after the query."""
+    """Return [rows, side]: whether the key is not after the query."""
     t_m = row * side + jnp.arange(side * R) // R
     return col * side + jnp.arange(side) <= t_m[:, None]
 
@@ -168,7 +174,10 @@ def _dot(spec: str, a: Array, b: Array, acc: jnp.dtype) -> Array:
 
 
 def decode(q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length: Array) -> Array:
-    """Return o_BHV: one pass over the keys, one value per head fetched. The scale does not move an argmax."""
+    """Return o_BHV in one pass over the keys; reads one value per head.
+
+    It needs no scale, because a positive scale does not change the argmax.
+    """
     B, H, K = q_BHK.shape
     S, G = k_BSGK.shape[1:3]
     acc = accumulation_dtype(q_BHK, k_BSGK)

@@ -1,1 +1,1 @@
-"""The shared parts of the Triton backends of all ops; importing this package does not import Triton."""
+"""Code that all Triton backends share; importing it does not import Triton."""

@@ -1,7 +1,8 @@
-"""Triton's interpreter on a CPU, for tests: kernels run as numpy programs, without a GPU.
+"""Run Triton kernels on a CPU in Triton's interpreter, for tests.
 
-With TRITON_INTERPRET=1 in the environment before triton is first imported, a call becomes a `jax.pure_callback` over
-torch CPU tensors. The interpreter is slow (microseconds per array operation) and keeps global state, hence the lock.
+Kernels then run as numpy programs. If TRITON_INTERPRET=1 is in the environment before triton is first imported, a
+kernel call becomes a `jax.pure_callback` over torch CPU tensors. The interpreter is slow (microseconds per array
+operation). It keeps global state, hence the lock.
 """
 
 import inspect
@@ -19,39 +20,43 @@ _lock = threading.Lock()
 
 
 def is_chosen() -> bool:
-    """Whether kernels run in the interpreter in this process."""
+    """Return whether kernels run in the interpreter in this process."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def host_function(kernel: Any, out_shape: tuple, grid: tuple, zeroed: tuple, constants: dict) -> Callable:
-    """Return the host function of a call: numpy arrays alone, and never a call of jax, which could wait for itself."""
+def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -> Callable:
+    """Return a kernel call's host function.
+
+    It uses only numpy arrays. It never calls jax, because jax inside the callback could deadlock.
+    """
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
         import torch
 
         _patch_interpreter()
         inputs = [_to_torch(np.asarray(x)) for x in arrays]
-        outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype), i in zeroed)) for i, x in enumerate(out_shape)]
+        outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype))) for x in out_shape]
         with _lock, torch.no_grad(), np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its loops turn arrays of one element into integers
+            warnings.simplefilter("ignore", DeprecationWarning)  # its loops convert one-element arrays to integers
             kernel[grid](*inputs, *outputs, **constants)
         return tuple(_to_numpy(x, np.dtype(shape.dtype)) for x, shape in zip(outputs, out_shape, strict=True))
 
     return run
 
 
-def _fresh(shape: tuple, dtype: np.dtype, zero: bool) -> np.ndarray:
-    """Uninitialised memory at its worst, so that an element nobody wrote shows: NaN, or the most negative integer."""
-    if zero:
-        return np.zeros(shape, dtype)
+def _fresh(shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Return an array full of NaN, or with only the most negative integer.
+
+    Tests then detect an element that the kernel did not write.
+    """
     return np.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)
 
 
 def _to_torch(x: np.ndarray) -> Any:
     import torch
 
-    x = np.array(x, order="C")  # writable and its own
-    if x.dtype == jnp.bfloat16:  # numpy's bfloat16 is not torch's: by bits
+    x = np.array(x, order="C")  # a writable copy
+    if x.dtype == jnp.bfloat16:  # numpy and torch have different bfloat16 types: copy the bits
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)
 
@@ -64,11 +69,13 @@ def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
 
 @cache
 def _patch_interpreter() -> None:
-    """Mend what triton 3.6's interpreter does wrong.
+    """Patch three defects of triton 3.6's interpreter.
 
-    bf16 becomes as on a GPU: it multiplies matrices of its bits, turns 1 into bits 1, and rounds down. The bounds of a
-    loop are arrays of one element, which numpy 2.5 and later do not turn into an integer. At every call of a function
-    inside a kernel it looks for the built-ins of the language among all its names, a quarter of the time of a kernel.
+    * bf16: it multiplies bf16 bit patterns, converts 1 to the bit pattern 1, and rounds down. The patch gives the GPU's
+      results.
+    * Loop bounds are one-element arrays; numpy 2.5 and later do not convert these to integers.
+    * At each function call inside a kernel it searches all names of the language for built-ins. This takes a quarter of
+      a kernel's time, so the patch caches the list.
     """
     import triton.language as tl
     from triton.runtime import interpreter

@@ -1,4 +1,4 @@
-"""The requirements of every Triton backend, checked before it is loaded and without importing Triton."""
+"""Check what all Triton backends require, without importing Triton."""
 
 import math
 
@@ -10,15 +10,15 @@ from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import CHUNK
 
 DTYPES = ("bfloat16", "float16", "float32")
-MAX_DIM = 128  # larger heads need smaller tiles than any that the tables of tile sizes hold
-MAX_ENTRY = 2**31  # elements of a batch entry: offsets within it are 32-bit (tile_io.py)
+MAX_DIM = 128  # larger heads would need smaller tiles than the tile-size tables contain
+MAX_ENTRY = 2**31  # elements per batch entry: offsets within an entry are 32-bit (tile_io.py)
 
 
 def machine(problem: Problem, *, entry: int | None = None) -> str | None:
-    """Return why Triton kernels do not run here, or only if selected by name.
+    """Return why Triton kernels refuse a problem on this machine, or None.
 
-    `entry` is the number of elements over which the kernels' offsets are 32-bit. None is the largest batch entry of an
-    operand, for operands whose first axis is the batch.
+    On a CPU they run only if selected by name. `entry` is how many elements the kernels address with 32-bit offsets.
+    With None it is the largest batch entry of any operand; the operands' first axis must then be the batch.
     """
     refusal = runtime.refusal(problem.platform)
     if refusal is not None:
@@ -32,15 +32,19 @@ def machine(problem: Problem, *, entry: int | None = None) -> str | None:
 
 
 def with_pairs(*operands: jax.ShapeDtypeStruct) -> int:
-    """Return `entry` for kernels that also write [B, T, H, C], the pairs of positions within chunks of C.
+    """Return `entry` for kernels that also write [B, T, H, C].
 
-    The operands are [B, T, H, dim], and C is at most `CHUNK`.
+    These arrays have one number per pair of positions in a chunk. The operands are [B, T, H, dim], and C is at most
+    `CHUNK`.
     """
     return math.prod(operands[0].shape[1:3]) * max(CHUNK, *(x.shape[-1] for x in operands))
 
 
 def attention(problem: Problem, *, entry: int | None = None) -> str | None:
-    """Say why the attentions refuse: as `machine` does, the dtypes, or the head dims (the operands' last axes)."""
+    """Return why attention kernels refuse a problem, or None.
+
+    Reasons: the machine, the dtypes, or the head dims (the operands' last axes).
+    """
     refusal = machine(problem, entry=entry)
     if refusal is not None:
         return refusal
@@ -54,11 +58,11 @@ def attention(problem: Problem, *, entry: int | None = None) -> str | None:
 
 
 def without(problem: Problem, *selections: str) -> str | None:
-    """Say that the selection is one of these, which kernels do not have."""
+    """Return a reason if the problem's selection is in `selections`."""
     selection = problem.options.get("selection")
     return f"it has no {selection} selection; implementation='xla' has" if selection in selections else None
 
 
 def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:
-    """Return the names of the operands' dtypes, each once, in order."""
+    """Return the operands' dtype names, sorted and without duplicates."""
     return sorted({jnp.dtype(x.dtype).name for x in operands})

@@ -1,20 +1,22 @@
-"""Launch Triton kernels; only this module depends on the versions of jax_triton and triton.
+"""Launch Triton kernels.
 
-A Triton kernel is a plain `@triton.jit` function. `launch` calls it as
+Only this module depends on jax_triton and triton versions. A kernel is a plain `@triton.jit` function. `launch` calls
+it as
 
-    kernel(*input pointers, *output pointers, **constants)          constants are constexpr, scalars included
+    kernel(*input pointers, *output pointers, **constants)          constants, scalars included, are constexpr
 
-on a GPU through jax_triton (an FFI custom call, compiled ahead, no Python at run time), and on a CPU in Triton's
-interpreter, for tests (interpreter.py).
+On a GPU this goes through jax_triton: an FFI custom call, compiled ahead of time, without Python at run time. On a CPU
+it goes through Triton's interpreter, for tests (interpreter.py).
 
-Shapes are static, so strides are constants. A Triton kernel gets no null pointers and no aliasing: an input that
-a variant does not read is still some array.
+Shapes are static, so strides are constants. Kernels get no null pointers and no aliased buffers: for an input that a
+variant does not read, pass any array.
 """
 
 import importlib
 import importlib.util
-import warnings
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,9 +24,14 @@ import jax
 from kernels_pallas import device
 from kernels_pallas.triton import interpreter
 
+log = logging.getLogger("kernels_pallas")
+
 
 def refusal(platform: str) -> str | None:
-    """Say why Triton kernels cannot run on `platform` here; None when they can. Imports jax_triton only on a GPU."""
+    """Return why Triton kernels cannot run on `platform` here, or None.
+
+    Imports jax_triton only on a GPU.
+    """
     if platform == "cpu":
         if not interpreter.is_chosen():
             return "Triton kernels need a GPU; on a CPU they run in Triton's interpreter, with TRITON_INTERPRET=1 set"
@@ -40,14 +47,31 @@ def refusal(platform: str) -> str | None:
         return "triton is not installed: pip install 'seqjax[cuda13]' or 'seqjax[cuda12]'"
     try:
         importlib.import_module("jax_triton")
-    except ImportError as error:  # not installed, or it is and jaxlib has no CUDA, or the two do not fit
+    except ImportError as error:  # not installed, or jaxlib has no CUDA, or incompatible versions
         return f"jax_triton does not import ({str(error).splitlines()[0]}): pip install 'seqjax[cuda13]' or '[cuda12]'"
     capability = device.compute_capability()
     if capability is None:
-        return "Triton kernels need an NVIDIA GPU with CUDA, this one names no compute capability"
+        return "Triton kernels need an NVIDIA GPU with CUDA, this one reports no compute capability"
     if capability < device.AMPERE:
         return f"the GPU has compute capability {capability / 10}, the kernels need {device.AMPERE / 10} or later"
+    if capability > device.HOPPER:
+        _report_newer_gpu(capability)
+        return (
+            f"the GPU has compute capability {capability / 10}; the kernels are tested up to {device.HOPPER / 10}, and "
+            "Triton can compute wrong values on later GPUs (triton-lang/triton#10821)"
+        )
     return None
+
+
+@cache
+def _report_newer_gpu(capability: int) -> None:
+    """Log once per process that ops do not use Triton on this GPU."""
+    log.warning(
+        "Triton kernels are off on this GPU (compute capability %s; tested up to %s, see triton-lang/triton#10821): "
+        "ops run on cuDNN or XLA, which can be slower.",
+        capability / 10,
+        device.HOPPER / 10,
+    )
 
 
 def launch(
@@ -57,45 +81,49 @@ def launch(
     grid: tuple[int, ...],
     num_warps: int = 4,
     num_stages: int = 2,
-    zeroed: tuple[int, ...] = (),
     name: str = "",
     **constants: Any,
 ) -> tuple[jax.Array, ...]:
-    """Run a Triton kernel once over `grid` and return its outputs; not differentiable, batched by batching.py.
+    """Run a Triton kernel once over `grid` and return its outputs.
+
+    It is not differentiable. batching.py adds vmap and sharding.
 
     Args:
-      kernel: a `@triton.jit` function whose parameters are the inputs, the outputs and then constexpr ones.
+      kernel: a `@triton.jit` function with the parameters inputs, outputs, then constexpr values.
       *arrays: arrays for the input pointers, row-major and contiguous.
-      out_shape: of every output. Memory is not initialised: the kernel writes it all, or it is `zeroed`.
-      grid: programs along up to three axes; the first may have 2^31 - 1, the others 65,535.
+      out_shape: shape and dtype of each output. Output memory is not initialised: the kernel must write all of it.
+      grid: programs on up to three axes; at most 2^31 - 1 on the first, 65,535 on the second and third.
       num_warps: warps per program.
-      num_stages: depth of the software pipeline of loops.
-      zeroed: indices of outputs that start as zeros.
-      name: of the call in profiles; the kernel's own by default.
-      **constants: the constexpr parameters, every one of them.
+      num_stages: depth of the loops' software pipeline.
+      name: the call's name in profiles; by default the kernel's name.
+      **constants: all constexpr parameters.
     """
     out_shape = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape)
     name = name or kernel.fn.__name__
     if interpreter.is_chosen():
-        run = interpreter.host_function(kernel, out_shape, grid, zeroed, constants)
+        run = interpreter.host_function(kernel, out_shape, grid, constants)
         outs = jax.pure_callback(run, out_shape, *arrays)
     else:
-        jax_triton: Any = importlib.import_module("jax_triton")  # on a GPU alone: pyright sees a CPU
-
-        # 0.4 renamed out_shape; 0.3 would hand the new name to the kernel
-        shape_argument = "out_type" if tuple(jax_triton.__version_info__[:2]) >= (0, 4) else "out_shape"
-        with warnings.catch_warnings():
-            # 0.4 wants mutable references in place of zeroed_outputs, 0.3 knows only the latter
-            warnings.filterwarnings("ignore", "zeroed_outputs is deprecated", DeprecationWarning)
-            outs = jax_triton.triton_call(
-                *arrays,
-                kernel=kernel,
-                grid=grid,
-                name=name,
-                num_warps=num_warps,
-                num_stages=num_stages,
-                zeroed_outputs=tuple(zeroed),
-                **{shape_argument: out_shape},
-                **constants,
-            )
+        jax_triton: Any = importlib.import_module("jax_triton")  # needs jaxlib with CUDA, unknown to pyright
+        outs = jax_triton.triton_call(
+            *arrays,
+            kernel=kernel,
+            grid=grid,
+            name=name,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            **call_options(tuple(jax_triton.__version_info__[:2]), out_shape),
+            **constants,
+        )
     return tuple(outs)
+
+
+def call_options(version: tuple[int, int], out_shape: tuple[jax.ShapeDtypeStruct, ...]) -> dict[str, Any]:
+    """Return the version-dependent arguments of jax_triton's `triton_call`.
+
+    Multiply-add fusion is set explicitly because Triton 3.10 disables it by default. Without it kernels are slower and
+    results have different bits.
+    """
+    if version < (0, 4):
+        return {"out_shape": out_shape, "enable_fp_fusion": True}
+    return {"out_type": out_shape, "backend_options": {"enable_fp_fusion": True}}

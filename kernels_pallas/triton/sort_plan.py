@@ -1,12 +1,13 @@
-"""The schedule of the sorted pass on GPUs: rows in order of the chunk that they selected, and who works on which.
+"""Sort rows by the chunk that they selected, and cut them into work items.
 
-Two kernels count (sort_plan_kernels.py); the running sums between them are XLA's, over arrays of tiles x chunks. Work
-is cut into items of at most `size` rows that share a chunk. How many items a chunk gets depends on the data, but
+Two kernels count (sort_plan_kernels.py); XLA computes the running sums between them, over small arrays (tiles x
+chunks). An item has at most `size` rows that share a chunk. How many items a chunk gets depends on the data, but the
+total is bounded:
 
     sum_c ceil(count_c / size) <= floor(rows / size) + number of chunks
 
-so grids are static, and programs beyond the last item return at once. A query that selects k chunks has k rows, one
-after the other: T is then the number of rows.
+Grids are therefore static, and programs after the last item return at once. A query that selects k chunks has k
+consecutive rows; T then counts rows.
 """
 
 from typing import NamedTuple
@@ -21,17 +22,20 @@ from kernels_pallas.triton.blocks import padded
 
 
 class Plan(NamedTuple):
-    """Rows of one chunk are order[first[c]:first[c + 1]], in time order."""
+    """Sorted rows: order[first[c]:first[c + 1]] are chunk c's rows, in time order."""
 
-    order_BHT: Array  # int32; rows without a selection are not in it, the end is unwritten
+    order_BHT: Array  # int32; omits rows without a selection, so the last entries are not written
     first_BHc: Array  # int32 [B, H, NC + 1]
 
 
 def make(sel_BTH: Array, n_chunks: int) -> Plan:
-    """Return the plan of every batch entry and query head, for selections among `n_chunks` chunks (-1 for none)."""
+    """Return the plan for every batch entry and query head.
+
+    The selections are among `n_chunks` chunks; -1 is none.
+    """
     B, T, H = sel_BTH.shape
     tile, sub, block = (32, 16, 32) if interpreter.is_chosen() else (128, 32, 1024)
-    tile = max(tile, padded(n_chunks // 8))  # at most 8 counts for a row: as long as the past may be, memory is linear
+    tile = max(tile, padded(n_chunks // 8))  # at most 8 counts per row, so memory stays linear in T
     tiles = -(-T // tile)
     rank_BHT, count_BHtc = runtime.launch(
         kernels.rank_kernel,
@@ -42,7 +46,6 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
         ],
         grid=(tiles * B * H,),
         num_warps=min(tile // 32, 16) if tile > 128 else 4,
-        zeroed=(1,),
         name="top1_chunk_rank",
         T=T,
         H=H,
@@ -72,15 +75,21 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
 
 
 def item_ends(plan: Plan, size: int) -> Array:
-    """Return [B, H, NC] int32: how many items of `size` rows there are up to each chunk's last."""
+    """Return [B, H, NC] int32: how many items of `size` rows chunks 0 to c have."""
     return jnp.cumsum(-(-jnp.diff(plan.first_BHc, axis=2) // size), axis=2)
 
 
 def most_items(rows: int, n_chunks: int, size: int) -> int:
-    """Return how many items are enough for any selection of one out of `n_chunks` chunks by each of `rows` rows."""
+    """Return how many items suffice for `rows` rows.
+
+    Each row selects one of `n_chunks` chunks.
+    """
     return rows // size + min(n_chunks, rows)
 
 
 def most_rows(T: int, C: int, top_k: int) -> int:
-    """Return how many rows have a chunk at most: a query of chunk n has n chunks before its own."""
+    """Return an upper bound on the rows that select a chunk.
+
+    A query in chunk n has n past chunks.
+    """
     return sum(max(0, T - rank * C) for rank in range(1, top_k + 1))

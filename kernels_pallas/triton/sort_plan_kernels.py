@@ -1,10 +1,18 @@
-"""Triton kernels of the schedule: rows sorted by the chunk that they selected, by counting.
+"""Triton kernels that sort rows by the chunk that they selected: a counting sort.
 
-    rank    within a tile of rows, how many earlier rows selected the same chunk, and how many rows did in all
-    place   row -> its place: rows of earlier chunks, rows of the same chunk in earlier tiles, rank
+    kernel         one program per                 reads            writes
+    rank_kernel    batch entry, head, TILE rows    sel              rank, count
+    place_kernel   batch entry, head, BLOCK rows   sel, rank, base  order
 
-The running sums between the two are small arrays (sort_plan.py). The sort is stable and uses no atomics, so two runs
-give the same order, and an earlier row's place among the rows of its chunk does not depend on a later one.
+    operand  shape              dtype
+    sel      [B, T, H]          int32  the selected chunk, or -1
+    rank     [B, H, T]          int32  earlier rows in the tile that selected the same chunk
+    count    [B, H, tiles, NC]  int32  the tile's rows that selected each chunk
+    base     [B, H, tiles, NC]  int32  place of the tile's first row for each chunk: running sums of count
+    order    [B, H, T]          int32  the sorted rows: order[base[tile, sel] + rank] = row
+
+XLA computes base from count between the two kernels, because these arrays are small (sort_plan.py). The sort is stable
+and uses no atomics: two runs give the same order, and an earlier row's place never depends on a later row.
 """
 
 import triton
@@ -16,9 +24,9 @@ def rank_kernel(
     sel_ptr, rank_ptr, count_ptr,
     T: tl.constexpr, H: tl.constexpr, NC: tl.constexpr, TILE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Rank [B, H, T] and count [B, H, tiles, NC] int32 (zero before) from sel [B, T, H].
+    """Write rank [B, H, T] and count [B, H, tiles, NC] from sel [B, T, H].
 
-    Rows with sel = -1 count nowhere.
+    Rows with sel = -1 are not counted.
     """
     n_tiles: tl.constexpr = (T + TILE - 1) // TILE
     pid = tl.program_id(0)
@@ -38,9 +46,12 @@ def rank_kernel(
         total_R += tl.sum(is_same_RS, 1)
         rank_R += tl.sum(tl.where(other_S[None, :] < here_R[:, None], is_same_RS, 0), 1)
     tl.store(rank_ptr + bh.to(tl.int64) * T + row_R, rank_R, mask=row_R < T)
+    count_ptr += (bh.to(tl.int64) * n_tiles + tile) * NC
+    for start in tl.range(0, NC, TILE):
+        tl.store(count_ptr + start + here_R, tl.zeros([TILE], tl.int32), mask=start + here_R < NC)
+    tl.debug_barrier()  # other threads overwrite these zeros with counts
     # the last row of a chunk in this tile writes the chunk's count
-    at_R = (bh.to(tl.int64) * n_tiles + tile) * NC + sel_R
-    tl.store(count_ptr + at_R, total_R, mask=(rank_R == total_R - 1) & (sel_R >= 0))
+    tl.store(count_ptr + sel_R, total_R, mask=(rank_R == total_R - 1) & (sel_R >= 0))
 
 
 @triton.jit
@@ -48,7 +59,10 @@ def place_kernel(
     sel_ptr, rank_ptr, base_ptr, order_ptr,
     T: tl.constexpr, H: tl.constexpr, NC: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Order [B, H, T]: the rows by chunk, from base [B, H, tiles, NC], a chunk's first place for rows of each tile."""
+    """Write order [B, H, T] from sel, rank and base.
+
+    Entries after the last placed row stay unwritten.
+    """
     n_tiles: tl.constexpr = (T + TILE - 1) // TILE
     n_blocks: tl.constexpr = (T + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
@@ -64,10 +78,10 @@ def place_kernel(
 
 @triton.jit
 def block_of(ends_ptr, item, NC: tl.constexpr, NCP: tl.constexpr):
-    """(chunk, place of `item` among the chunk's) where `ends` [NC] counts the items up to each chunk's last.
+    """Return the chunk of `item` and the item's number within the chunk.
 
-    The chunk is NC when there are fewer items. A vector load and a sum are used, because a search would wait for memory
-    at each step.
+    `ends` [NC] counts the items in chunks 0 to c. The chunk is NC if there are fewer items. This loads the whole vector
+    and sums, because a search would wait for memory in each step.
     """
     n = tl.arange(0, NCP)
     ends_N = tl.load(ends_ptr + n, mask=n < NC, other=2147483647)

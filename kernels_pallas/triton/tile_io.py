@@ -1,20 +1,23 @@
-"""Device functions that the Triton kernels share: tiles of rows in and out of `[..., rows, heads, dim]` arrays.
+"""Load and store tiles of `[..., rows, heads, dim]` arrays: device functions.
 
-A tile of rows is [rows, DP], with DP the dim D padded to a power of two of at least 16, as the matrix units require.
-The padding reads as zero and is not written. `load_tile` and `store_tile` take any two axes, either way round. Offsets
-within one batch entry are int32; its base is int64.
+A tile of rows is [rows, DP]: the dim D is padded to DP, a power of two and at least 16, as the matrix units require.
+Padding is read as zero and not written. `load_tile` and `store_tile` take any two axes, in either order. Offsets within
+a batch entry are int32; the entry's base offset is int64.
 """
 
 import triton
 import triton.language as tl
 
-LN2 = tl.constexpr(0.6931471805599453)  # values kept to base 2 leave a kernel to base e
-LOG2_E = tl.constexpr(1.4426950408889634)  # and enter it so: exp2 is one instruction, exp five
+LN2 = tl.constexpr(0.6931471805599453)  # converts base-2 logarithms to natural ones when a kernel returns them
+LOG2_E = tl.constexpr(1.4426950408889634)  # converts natural logarithms to base 2: exp2 is one instruction, exp five
 
 
 @triton.jit
 def load_rows(ptr, row_R, stride: tl.constexpr, n_rows, D: tl.constexpr, DP: tl.constexpr, BOUNDED: tl.constexpr):
-    """[R, DP]: rows `row_R` of D entries each, `stride` apart; zeros from row `n_rows` on when BOUNDED."""
+    """Return [R, DP]: the rows `row_R` (D entries), `stride` apart.
+
+    When BOUNDED, rows from `n_rows` on are zeros.
+    """
     d = tl.arange(0, DP)
     ptrs = ptr + row_R[:, None] * stride + d[None, :]
     if BOUNDED:
@@ -28,7 +31,10 @@ def load_rows(ptr, row_R, stride: tl.constexpr, n_rows, D: tl.constexpr, DP: tl.
 
 @triton.jit
 def store_rows(ptr, row_R, stride: tl.constexpr, n_rows, x_RD, D: tl.constexpr, DP: tl.constexpr):
-    """Writes [R, DP] to rows `row_R`, without the padding and the rows from `n_rows` on."""
+    """Write [R, DP] to rows `row_R`.
+
+    Omits the padding and the rows from `n_rows` on.
+    """
     d = tl.arange(0, DP)
     mask = (row_R < n_rows)[:, None] & (d < D)[None, :]
     tl.store(ptr + row_R[:, None] * stride + d[None, :], x_RD.to(ptr.dtype.element_ty), mask=mask)
@@ -36,7 +42,10 @@ def store_rows(ptr, row_R, stride: tl.constexpr, n_rows, x_RD, D: tl.constexpr, 
 
 @triton.jit
 def place_of(pid, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr):
-    """Batch entry, head, first position and index into [B, c, H] of a program that has a chunk of a head."""
+    """Return the program's (batch entry, head, first position, index into [B, c, H]).
+
+    For kernels with one program per chunk and head.
+    """
     n_chunks: tl.constexpr = (T + C - 1) // C
     h, chunk, b = pid % H, pid // H % n_chunks, (pid // (H * n_chunks)).to(tl.int64)
     return b, h, chunk * C, (b * n_chunks + chunk) * H + h
@@ -47,7 +56,10 @@ def load_tile(
     ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr,
     BOUND_R: tl.constexpr, BOUND_C: tl.constexpr,
 ):  # fmt: skip
-    """[r, c] of a matrix whose rows and columns are so far apart; zeros from n_r and n_c on, where bounded."""
+    """Return a tile [r, c] of a matrix with these strides.
+
+    Where bounded, entries from n_r and n_c on are zeros.
+    """
     ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
     if BOUND_R and BOUND_C:
         return tl.load(ptrs, mask=(r < n_r)[:, None] & (c < n_c)[None, :], other=0.0)
@@ -60,6 +72,6 @@ def load_tile(
 
 @triton.jit
 def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr, x):
-    """Writes what `load_tile` reads."""
+    """Write a tile at the positions that `load_tile` reads."""
     ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
     tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=(r < n_r)[:, None] & (c < n_c)[None, :])

@@ -1,9 +1,13 @@
-"""Parts of the inverse of a unit lower triangular matrix, which recurrences with a correction need for every chunk.
+"""Invert I + A, A strictly lower triangular: device functions.
 
-The matrix I + A has blocks of SOLVE rows. Those of the inverse on the diagonal are made by substitution, the others
-from them. Products of float32 in three parts, whatever the inputs: where the keys of a delta rule are much alike and
-beta is near 2, one TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than
-the rounding of X to bf16). A program has one warp, so that no step of the substitution waits for another.
+Delta-rule recurrences need X = (I + A)^{-1} for every chunk. I + A is cut into SOLVE x SOLVE blocks. Forward
+substitution gives X's diagonal blocks; products give the blocks below the diagonal:
+
+    X_rc = -X_rr sum_{c <= m < r} A_rm X_mc
+
+A program has one warp, so no substitution step waits for another warp. Float32 products use three TF32 products for any
+input dtype. With similar keys and beta near 2, X alternates between +-2, and a single TF32 product loses a tenth of it.
+(For beta up to 1 it loses less than rounding X to bf16 does.)
 """
 
 import triton
@@ -11,14 +15,15 @@ import triton.language as tl
 
 from kernels_pallas.triton.tile_io import store_tile
 
-SOLVE = tl.constexpr(16)  # rows of a block
+SOLVE = tl.constexpr(16)  # rows per block
 
 
 @triton.jit
 def eliminated(x_RR, a_RR, r):
-    """`x_RR` without what its rows behind r owe to row r: a step of forward substitution.
+    """Return `x_RR` after one step of forward substitution.
 
-    Column and row stay where their sums leave them, so nothing is moved between the threads but for the sums.
+    The step eliminates row r from the rows after it. Column and row stay in the layout of their sums, so only the sums
+    move data between threads.
     """
     is_r_R = tl.arange(0, SOLVE) == r
     column_R = tl.sum(tl.where(is_r_R[None, :], a_RR, 0.0), 1)
@@ -28,9 +33,10 @@ def eliminated(x_RR, a_RR, r):
 
 @triton.jit
 def unit_inverses(a0_RR, a1_RR, a2_RR, a3_RR, N: tl.constexpr):
-    """(I + A)^{-1} of N = 1, 2 or 4 strictly lower [SOLVE, SOLVE] A, by forward substitution.
+    """Return (I + A)^{-1} of N = 1, 2 or 4 blocks A, by forward substitution.
 
-    Each step waits for the one before, so those of all blocks are taken side by side. The first N count.
+    The blocks are strictly lower triangular, [SOLVE, SOLVE]. Each step depends on the previous step, so the steps of
+    all blocks are interleaved. Only the first N results count.
     """
     i = tl.arange(0, SOLVE)
     x0_RR = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
@@ -47,15 +53,15 @@ def unit_inverses(a0_RR, a1_RR, a2_RR, a3_RR, N: tl.constexpr):
 
 @triton.jit
 def product(a_RR, b_RR):
-    """Of two float32 matrices, in three parts."""
+    """Return the product of two float32 matrices, as three TF32 products."""
     return tl.dot(a_RR, b_RR, input_precision="tf32x3")
 
 
 @triton.jit
 def third_and_fourth_rows(x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR):
-    """Of an inverse of four blocks a side those left of the diagonal, in the order of reading.
+    """Return a 4 x 4 block inverse's off-diagonal blocks in rows 2 and 3.
 
-    X_rc = -X_rr sum_{c <= m < r} A_rm X_mc, blocks nearer to the diagonal first.
+    They are left of the diagonal, in reading order. Blocks nearer to the diagonal are computed first.
     """
     x21_RR = -product(x22_RR, product(a21_RR, x11_RR))
     x20_RR = -product(x22_RR, product(a20_RR, x00_RR) + product(a21_RR, x10_RR))
@@ -69,7 +75,10 @@ def third_and_fourth_rows(x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR
 def store_row(
     out, row, stride: tl.constexpr, T: tl.constexpr, C: tl.constexpr, R: tl.constexpr, x0_RR, x1_RR, x2_RR, x3_RR
 ):
-    """Row R of the blocks of an inverse [C, C], those of x up to the diagonal and zeros behind it."""
+    """Write block row R of an inverse [C, C].
+
+    Writes the given blocks up to the diagonal, and zeros after it.
+    """
     i = tl.arange(0, SOLVE)
     row += R * SOLVE
     store_tile(out, row, i, stride, 1, T, C, x0_RR)

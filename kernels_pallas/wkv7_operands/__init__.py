@@ -1,1 +1,1 @@
-"""What stands before RWKV-7's recurrence: decays, keys, their removal and the values, from projections."""
+"""RWKV-7's recurrence operands from its projections: decays, keys and values."""

@@ -1,11 +1,11 @@
-"""What RWKV-7 makes of its projections before the recurrence, as a differentiable function over backends.
+"""RWKV-7's recurrence operands, with interchangeable differentiable backends.
 
     log w = -e^{-1/2} sigmoid(z_w),   eta = sigmoid(z_a),   rho = sigmoid(z_v)           z = bias + hidden matrix
     kappa = k k_k / |k k_k| of every head,   a = -kappa,   b = kappa eta
     k' = k (1 + (eta - 1) k_a),   v' = v + (v_first - v) rho,   s = sum over a head of r k' r_k
 
-a and b are those of `linear_attention`; s is the bonus, with which `head_norm` adds v'. With d the gradients of what
-they stand before, |k k_k| = n, and sums over tokens for parameters,
+a and b are the low-rank part of `linear_attention`. s is the bonus, with which `head_norm` adds v'. On the right, d are
+the gradients of the results, |k k_k| = n, and parameter gradients are sums over tokens:
 
     dr = dr + ds k' r_k,   dk' = dk' + ds r r_k,   dr_k = sum ds r k'
     dkappa = db eta - da,   dn = (dkappa - kappa (kappa . dkappa)) / n,   deta = dk' k k_a + db kappa
@@ -14,8 +14,8 @@ they stand before, |k k_k| = n, and sums over tokens for parameters,
     dv = dv' (1 - rho),   dv_first = dv_first + dv' rho
     dbias = sum dz,   dhidden = dz matrix^T,   dmatrix = sum hidden^T dz
 
-Both backends keep the inputs alone for the backward pass. xla writes the z, in float32; triton makes them where they
-are used, in its registers, and writes the dz in the dtype of the inputs.
+Both backends keep the inputs for the backward pass; triton also keeps the products of hidden values and matrices. xla
+writes z in float32. triton adds the bias in registers and writes dz in the input dtype.
 """
 
 from typing import Any
@@ -46,27 +46,27 @@ def wkv7_operands(
     mix: ValueMix | None = None,
     implementation: str | None = None,
 ) -> Operands:
-    """Return the operands of RWKV-7's recurrence, those of the norm behind it, and the first layer's values.
+    """Return the operands of RWKV-7's recurrence and of the following norm.
 
     Args:
-      r_BTHK: receptances, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
-      k_BTHK: keys, as the projection gives them.
-      v_BTHK: values, likewise.
-      decay: the low-rank map of the decays, its hidden values [B, T, R] in the dtype of `r_BTHK` behind their
-        activation. Matrices [R, D], D = H K, are rounded to it; biases and the vectors are taken in fp32 (fp64).
-      eta: that of the step sizes.
-      k_k_D: factors of the key that is removed.
-      k_a_D: share of eta in the key.
+      r_BTHK: receptances; fp32, bf16 or fp16 (fp64 under x64), any T >= 1.
+      k_BTHK: projected keys.
+      v_BTHK: projected values.
+      decay: low-rank map for the decays. Its hidden values [B, T, R] have passed their activation and have the dtype of
+        `r_BTHK`. Matrices [R, D] with D = H K are rounded to that dtype; biases and vectors are cast to fp32 (fp64).
+      eta: low-rank map for the step sizes.
+      k_k_D: factors of the removal key kappa.
+      k_a_D: weight of eta in the key.
       r_k_D: factors of the bonus.
-      mix: the first layer's values [B, T, H, K] and their share in this layer's; None leaves the values as they are.
-      implementation: None picks the best backend that can run this; a name gets that one or an error.
+      mix: the first layer's values [B, T, H, K] and their weight in this layer's values; None: no mixing.
+      implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      `Operands`, whose log w and bonus are fp32 (fp64) and all else in the dtype of `r_BTHK`, rounded once.
+      `Operands`, with log w and bonus in fp32 (fp64) and the rest in the dtype of `r_BTHK`, rounded once.
 
     Raises:
       ValueError: shapes that disagree.
-      BackendError: (a ValueError) the named implementation cannot run this.
+      BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: Peng et al., arXiv 2503.14456, section 4.
     """
@@ -84,7 +84,7 @@ def wkv7_operands(
         expected |= {"mix.first_BTHK": (mix.first_BTHK, shape)}
     for name, (x, wanted) in expected.items():
         if x.shape != wanted:
-            raise ValueError(f"{name} must be {wanted} beside r_BTHK {shape}; it is {x.shape}")
+            raise ValueError(f"{name} must be {wanted} for r_BTHK {shape}; it is {x.shape}")
     given = (r_BTHK, k_BTHK, v_BTHK, *(_wide(map_, acc) for map_ in (decay, eta)))
     if mix is not None:
         is_first = jnp.asarray(mix.is_first_layer, bool)

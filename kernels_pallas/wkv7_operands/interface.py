@@ -1,4 +1,4 @@
-"""Operands and results of the op, and the interface of every backend."""
+"""Operands, results and the interface of the backends."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 
 class LowRank(NamedTuple):
-    """A low-rank map, bias + hidden matrix, before what is made of it."""
+    """A low-rank map, bias + hidden matrix, before its activation."""
 
     hidden_BTR: Float[Array, "B T R"]
     matrix_RD: Float[Array, "R D"]
@@ -15,7 +15,10 @@ class LowRank(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Factors of the key that is removed, share of eta in the key, and factors of the bonus."""
+    """Parameter vectors.
+
+    k_k: factors of the removal key; k_a: weight of eta in the key; r_k: factors of the bonus.
+    """
 
     k_k_D: Float[Array, "D"]
     k_a_D: Float[Array, "D"]
@@ -23,7 +26,10 @@ class Vectors(NamedTuple):
 
 
 class ValueMix(NamedTuple):
-    """The first layer's values, which share is theirs, and whether this is the first layer, whose values stay."""
+    """The first layer's values, their weight, and whether this is the first layer.
+
+    The first layer keeps its own values.
+    """
 
     first_BTHK: Float[Array, "B T H K"]
     share: LowRank
@@ -31,10 +37,10 @@ class ValueMix(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The operands of `linear_attention`, those of `head_norm`'s skip, and the first layer's values for the next layer.
+    """Operands of `linear_attention` and `head_norm`'s skip, and first-layer values.
 
-    r and the first layer's values are those that were given, and the values stand in both places: what returns through
-    each of them is added where the gradients are made, and not in passes over memory.
+    r and `first_BTHK` are passed through, and the values occur twice, in `v_BTHK` and `skip`. The backward kernel then
+    adds the gradients of these results itself, without extra passes over memory.
     """
 
     r_BTHK: Float[Array, "B T H K"]
@@ -49,7 +55,7 @@ class Operands(NamedTuple):
 
 @runtime_checkable
 class Wkv7Operands(Protocol):
-    """The op, differentiable: the xla backend by JAX, the Triton kernels by a rule beside them."""
+    """Differentiable backend: xla by autodiff, the Triton kernels by a custom VJP."""
 
     def run(
         self,
@@ -61,5 +67,8 @@ class Wkv7Operands(Protocol):
         vectors: Vectors,
         mix: ValueMix | None,
     ) -> Operands:
-        """Return the operands. Arguments as in `api.wkv7_operands`, biases and vectors in at least float32."""
+        """Return the operands for arguments as in `api.wkv7_operands`.
+
+        Biases and vectors are float32 or wider.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The operands of RWKV-7's recurrence as their equations say, in the precision of what is given; the tests' oracle."""
+"""RWKV-7's recurrence operands from their equations; the tests' oracle."""
 
 import math
 
@@ -17,7 +17,7 @@ def wkv7_operands(
     vectors: Vectors,
     mix: ValueMix | None,
 ) -> Operands:
-    """The contract of `kernels_pallas.wkv7_operands`, without a rounding between its parts."""
+    """Compute `kernels_pallas.wkv7_operands` without intermediate rounding."""
 
     def share(map_: LowRank) -> jax.Array:
         return jax.nn.sigmoid((map_.bias_D + map_.hidden_BTR @ map_.matrix_RD).reshape(k_BTHK.shape))

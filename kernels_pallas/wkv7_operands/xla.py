@@ -1,6 +1,6 @@
-"""The `xla` backend of the operands of RWKV-7's recurrence: array code for any device, differentiated by JAX.
+"""The `xla` backend of RWKV-7's operands: array code, differentiated by JAX.
 
-The results of the low-rank maps are in at least float32. The backward pass keeps the inputs alone.
+Low-rank maps return float32 or wider. The backward pass keeps only the inputs.
 """
 
 from typing import Any
@@ -64,6 +64,6 @@ def _mixed(v_BTHK: Array, first_BTHK: Array, share: LowRank) -> Array:
 
 
 def _result(map_: LowRank, acc: Any) -> Array:
-    """Return what a low-rank map gives, [B, T, D], in that dtype."""
+    """Return the result of a low-rank map, [B, T, D], in dtype `acc`."""
     hidden_BTR = map_.hidden_BTR
     return jnp.matmul(hidden_BTR, map_.matrix_RD.astype(hidden_BTR.dtype), preferred_element_type=acc) + map_.bias_D

@@ -28,7 +28,7 @@ from seqjax.pictures import COLORS, log_ticks
 from seqjax.study import gaps
 from seqjax.study.gaps import Row
 from seqjax.study.gaps.verdicts import LIMIT
-from seqjax.study.report import figures
+from seqjax.study.report import figures, forest
 from seqjax.study.report.tables import markdown
 from seqjax.study.runs import files
 from seqjax.study.runs.record import Records
@@ -84,7 +84,7 @@ def read() -> Known:
     """Return what is recorded."""
     study, configs = files.read(RESULTS / "trunks_110m"), _configs()
     speeds, long_speeds, scores = _speeds(SPEEDS, configs), _speeds(LONG_SPEEDS, configs), _scores(configs)
-    of_gaps = _order(study)
+    of_gaps = order(study)
     recorded = {*speeds, *long_speeds, *(label for of_task in scores.values() for label in of_task)}
     others = sorted(recorded - {*of_gaps}, key=lambda label: _slowness(speeds, label))
     configs = {label: configs[label] for label in (*of_gaps, *others)}
@@ -97,7 +97,7 @@ def read() -> Known:
     return Known(configs, study, speeds, long_speeds, parameters, states, scores)
 
 
-def _order(study: Records) -> list[str]:
+def order(study: Records) -> list[str]:
     """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
     reference = study.references[-1]
     rows = gaps.compare(study, reference)
@@ -135,7 +135,7 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
     """Return the speeds of the mixers that one of the files has; of several backends that of the fastest."""
     found: dict[str, Speed] = {}
     for file in files:
-        results = _recorded(file)["results"]
+        results = recorded(file)["results"]
         models = {name: _config(re.sub("[,:]model.mixer.implementation=[^,]*", "", name)).model for name in results}
         of_label = {
             label: results[name]
@@ -199,7 +199,7 @@ ABOUT = """\
 
     python lab/pages/all_mixers.py       # this page and its picture again, from recorded results alone
 
-![gaps, speed, memory, state and task scores of every mixer](all_mixers.png)
+![gap, speed, memory and state of every mixer](all_mixers.png)
 
 A row is one of the {configs} shipped configs or another model of [trunks_110m](trunks_110m/README.md), all at 110M
 parameters; {trained} of {rows} have been trained there. These come first, in the order of their gap to
@@ -301,15 +301,16 @@ def _files(known: Known) -> str:
     """Return the sources of the speeds."""
     said, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
     for file in (file for file in (*SPEEDS, *LONG_SPEEDS) if file in used):
-        recorded = _recorded(file)
-        settings, machine = recorded["settings"], recorded["machine"]
+        record = recorded(file)
+        settings, machine = record["settings"], record["machine"]
         about = f"{settings['seq_len']:,} tokens, batch {settings['batch']}, {machine['device']}"
         mark = f"{SPEEDS[file]} " if SPEEDS.get(file) else ""
         said.append(f"{mark}[{file}.json](../../benchmarks/results/{file}.json) ({about})")
     return f"Speeds are those of {'; '.join(said)}.\n"
 
 
-def _recorded(file: str) -> Any:
+def recorded(file: str) -> Any:
+    """Return the content of a record of benchmarks/results."""
     return json.loads((BENCHMARKS / f"{file}.json").read_text(encoding="utf-8"))
 
 
@@ -356,29 +357,28 @@ LENGTHS: dict[int, dict[str, Any]] = {
 
 
 def draw(path: Path, known: Known) -> None:
-    """Draw a row for each mixer: its gap, its costs and its scores. Writes a PNG at `path`, and an SVG beside it."""
+    """Draw a row for each mixer: its gap and its costs. Writes a PNG at `path`, and an SVG beside it."""
     lines, reference = list(known.configs), known.study.references[-1]
-    widths = (3.4, 2.3, 1.5, 2.4, 0.42 * len(known.tasks))
-    figure = Figure(figsize=(sum(widths) + 3.0, 0.27 * len(lines) + 2.2), layout="constrained")
+    widths = (3.0, 1.8, 1.4, 1.8)
+    figure = Figure(figsize=(9.6, 0.24 * len(lines) + 1.8), layout="constrained")
     panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
+    for panel, heading in zip(panels, ("OOD gap", "training speed", "memory of a step", "state"), strict=True):
+        panel.set_title(heading, loc="left", fontsize=9)
+        panel.grid(color="0.93")
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+        panel.tick_params(axis="x", labelsize=8)
     _draw_gaps(panels[0], known, lines, reference)
     _draw_speeds(panels[1], known, lines)
     _draw_memory(panels[2], known, lines)
     _draw_states(panels[3], known, lines)
-    _draw_tasks(panels[4], known, lines)
-    for panel in panels[:-1]:
-        panel.grid(color="0.93")
-        panel.set_axisbelow(True)
-    for panel in panels:
-        panel.spines[["top", "right", "left"]].set_visible(False)
-        panel.tick_params(axis="y", length=0)
-        panel.tick_params(axis="x", labelsize=8)
-    panels[0].set_yticks(range(len(lines)), lines, fontsize=9)
+    panels[0].set_yticks(range(len(lines)), lines, fontsize=8.5)
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
     looks = GAPS_LOOKS | {f"at {n:,} tokens": look for n, look in LENGTHS.items()}
     handles = [panels[0].plot([], [], label=what, linestyle="none", **look)[0] for what, look in looks.items()]
-    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=3)
-    figure.suptitle("All mixers at 110M parameters; what is missing was not measured", x=0.01, ha="left", fontsize=11)
+    figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower center", ncols=len(handles))
+    figure.suptitle("All mixers at 110M parameters; no mark: not measured", x=0.01, ha="left", fontsize=11)
     figures.save(figure, path)
 
 
@@ -393,7 +393,7 @@ def _draw_gaps(panel: Axes, known: Known, lines: Sequence[str], reference: str) 
             panel.errorbar(row.gap.value, y, xerr=row.gap.half, elinewidth=2, linestyle="none", **look)
             panel.plot(row.as_tuned, y + 0.24, linestyle="none", **GAPS_LOOKS[AS_TUNED])
     panel.plot(0, lines.index(reference), color="0.1", marker="|", markersize=10)
-    panel.set_xlabel(f"OOD loss at equal in-domain loss,\ngap to {reference} ({known.study.unit.name})", fontsize=8.5)
+    panel.set_xlabel(f"gap to {reference}\n({known.study.unit.name}; lower is better)", fontsize=8.5)
 
 
 def _draw_speeds(panel: Axes, known: Known, lines: Sequence[str]) -> None:
@@ -408,14 +408,14 @@ def _draw_speeds(panel: Axes, known: Known, lines: Sequence[str]) -> None:
     ticks = log_ticks(*panel.get_xlim())
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
-    panel.set_xlabel(f"training speed, times\n{YARDSTICK} at that length", fontsize=8.5)
+    panel.set_xlabel(f"times {YARDSTICK}\nat that length", fontsize=8.5)
 
 
 def _draw_memory(panel: Axes, known: Known, lines: Sequence[str]) -> None:
     for y, label in enumerate(lines):
         if speed := known.speeds.get(label):
             panel.plot(speed.gib, y, **LENGTHS[SHORT])
-    panel.set_xlabel("GiB of a step", fontsize=8.5)
+    panel.set_xlabel("GiB", fontsize=8.5)
 
 
 def _draw_states(panel: Axes, known: Known, lines: Sequence[str]) -> None:
@@ -426,32 +426,10 @@ def _draw_states(panel: Axes, known: Known, lines: Sequence[str]) -> None:
         if long != short:
             panel.plot(long, y, **LENGTHS[LONG])
     panel.set_xscale("log")
-    panel.set_xlabel("state of a sequence (elements)", fontsize=8.5)
-
-
-def _draw_tasks(panel: Axes, known: Known, lines: Sequence[str]) -> None:
-    """Draw the scores as cells, darker where they are nearer the best of the task."""
-    shades = np.full((len(lines), len(known.tasks)), np.nan)
-    for x, (task, of_task) in enumerate(known.tasks.items()):
-        values = [score.value for score in of_task.values()]
-        # Shares of right answers begin at none; other scores at the worst one.
-        low, high = (min(values), max(values)) if _has_score(task) else (0.0, 1.0)
-        for y, label in enumerate(lines):
-            if label in of_task:
-                shades[y, x] = (of_task[label].value - low) / max(high - low, 1e-9)
-                dark = shades[y, x] > 0.6
-                panel.text(
-                    x,
-                    y,
-                    _shown(task, of_task[label]),
-                    ha="center",
-                    va="center",
-                    fontsize=7.5,
-                    color="white" if dark else "0.2",
-                )
-    panel.imshow(shades, aspect="auto", cmap="Blues", vmin=0, vmax=1.15)
-    panel.set_xticks(range(len(known.tasks)), list(known.tasks), rotation=40, ha="right", rotation_mode="anchor")
-    panel.set_xlabel("scores of small models", fontsize=8.5)
+    ticks = log_ticks(*panel.get_xlim())
+    panel.set_xticks(ticks, [forest.size_text(tick) for tick in ticks])
+    panel.minorticks_off()
+    panel.set_xlabel("elements per sequence", fontsize=8.5)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,44 @@ def test_the_page_of_all_mixers_is_that_of_the_results(all_mixers):
     assert (RESULTS / "all_mixers.md").read_text(encoding="utf-8") == script["page"](known)
 
 
+@pytest.fixture(scope="module")
+def results():
+    """The script of docs/results.md and README.md."""
+    return runpy.run_path(str(PAGES / "results.py"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_the_numbers_of_the_pages_are_those_of_the_results(results, name):
+    """`python lab/pages/results.py` writes them."""
+    text = (support.ROOT / name).read_text(encoding="utf-8")
+    assert results["page"](name, text) == text, "run python lab/pages/results.py"
+
+
+def test_readme_stays_short_and_names_the_largest_trained_model():
+    text = (support.ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 900
+    rows = tables(text)[0]
+    assert len(rows) == 8 and all(re.fullmatch(r"0|[+-]0\.\d\d ± 0\.\d\d", cells[1]) for cells in rows.values())
+    with (RESULTS / "runs.csv").open(encoding="utf-8", newline="") as file:
+        largest = max(int(row["parameters"]) for row in csv.DictReader(file))
+    assert f"has {largest / 1e6:.0f}M parameters" in text
+
+
+def test_a_page_without_its_markers_and_a_claim_that_no_longer_holds_are_refused(results, monkeypatch):
+    page, blocks = results["page"], results["BLOCKS"]["README.md"]
+    monkeypatch.setitem(blocks, "results", lambda: "new")
+    assert (
+        page("README.md", "a\n<!--results-->\nold\n<!--/results-->\nb") == "a\n<!--results-->\nnew\n<!--/results-->\nb"
+    )
+    for text in ("", "<!--results-->", "<!--/results-->", 2 * "<!--results--><!--/results-->"):
+        with pytest.raises(ValueError, match="<!--/results-->"):
+            page("README.md", text)
+    board = {key: row | {"verdict": "undecided"} for key, row in results["board"]("trunks_110m").items()}
+    monkeypatch.setitem(results["row"].__globals__, "board", lambda study: board)
+    with pytest.raises(ValueError, match=r"results\.py"):
+        results["results"]()
+
+
 def test_what_each_part_gives_is_that_of_the_results():
     """`python lab/pages/parts.py` writes it."""
     script = runpy.run_path(str(PAGES / "parts.py"))

@@ -43,6 +43,7 @@ def main(argv: list[str]) -> None:
     config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
     sizes = {"seq_len": config.train.seq_len, "vocab_size": config.model.vocab_size}
     if args.data:
+        args.data = [str(store.location(directory)) for directory in args.data]
         for directory in args.data:
             if not store.url_of(directory) and not Path(directory).is_dir():
                 raise UserError(f"--data: there is no directory {directory}; give one of prepared blocks.")

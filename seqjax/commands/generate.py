@@ -9,10 +9,11 @@ from pathlib import Path
 
 import jax
 
+from seqjax import store
 from seqjax.command_line import command_parser
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
-from seqjax.errors import UserError, first_line
+from seqjax.errors import UserError, first_line, is_out_of_memory
 from seqjax.escape import terminal
 from seqjax.files import is_text
 from seqjax.reading import parse_json
@@ -25,7 +26,7 @@ def read_prompts(path: str | Path) -> list[str]:
 
     Empty lines are skipped. Raises `UserError`, with the line, for a file that does not hold prompts.
     """
-    path = Path(path)
+    path = store.local(path, "--prompts")
     if not path.is_file():
         raise UserError(f"--prompts={path}: no such file; give a text file with a prompt per line, or a .jsonl file.")
     try:
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> None:
     workdirs.add_arguments(parser)
     parser.add_argument("--prompt", help="text to continue; by default none: the start of a document")
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help='a prompt per line, or {"prompt": "..."} per line of a .jsonl file'
+        "--prompts", metavar="FILE", help='a prompt per line, or {"prompt": "..."} per line of a .jsonl file'
     )
     parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
     parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token (0.8)")
@@ -114,8 +115,8 @@ def main(argv: list[str]) -> None:
             for part in parts:
                 sys.stdout.write(shown(part))
                 sys.stdout.flush()
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"--max_new_tokens={args.max_new_tokens} with this prompt needs more memory than the device has "

@@ -103,7 +103,7 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
     lead = not is_distributed or jax.process_index() == 0
     config = from_config_dict(presets.read_config(given.config, overrides))
     if given.init_from is not None:
-        store.location(given.init_from)  # raises `UserError` for an empty text
+        given.init_from = str(store.location(given.init_from))
     # Imported here so that --help and a typo are answered at once.
     if given.dry_run:
         from seqjax.training.dry_run import describe, simulated_devices

@@ -1,4 +1,4 @@
-"""The settings of a run: their dataclasses, the configs that fill them, and the config reader."""
+"""The settings of a run: dataclasses, presets that fill them, and the parser."""
 
 from seqjax.config.settings import (
     CheckpointConfig,

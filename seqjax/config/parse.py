@@ -1,7 +1,7 @@
-"""Converts nested values to frozen dataclasses, of which a field may hold a mixer's own settings.
+"""Convert nested values to frozen dataclasses, including a mixer's settings.
 
 `seqjax.config.settings` defines the settings. This module works for any dataclass, with its defaults and allowed
-values. Errors name the full key and the nearest known key, and text is converted by the type of its field.
+values. Errors name the full key and the nearest known key. Text is converted by the type of its field.
 """
 
 import ast
@@ -17,19 +17,22 @@ from seqjax.fields import build, checked, hints_of, is_group, optional
 
 T = TypeVar("T")
 
-# Marks the field that holds a mixer's own settings or a tuple of them; the `name` in each selects its class.
+# Marks the field with a mixer's settings, or a tuple of them; `name` in each selects its class.
 MIXER = "mixer"
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def is_mixer(hint: Any) -> bool:
-    """Return whether a setting holds the settings of a mixer, or several of them."""
+    """Return whether a setting holds mixer settings, for one mixer or several."""
     return MIXER in getattr(hint, "__metadata__", ())
 
 
 # ------------------------------------------------------------------------------------------------- values -> dataclass
 def parse(cls: type[T], values: Any, path: str = "config") -> T:
-    """Build the dataclass `cls` from a mapping, recursively; raise a `UserError` that names the full key."""
+    """Build the dataclass `cls` from a mapping, recursively.
+
+    Raises `UserError` with the full key.
+    """
     return build(cls, values, path, _value)
 
 
@@ -57,9 +60,9 @@ def _mixer(value: Any, path: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------- defaults
 def complete(cls: Any, values: Any) -> dict[str, Any]:
-    """Return `values` completed with the defaults of the dataclass `cls`, as nested dicts.
+    """Return `values` with the defaults of the dataclass `cls`, as nested dicts.
 
-    Missing settings without a default and unknown ones are left as they are: `parse` raises an error for both.
+    Missing settings without a default and unknown settings are unchanged: `parse` raises an error for both.
     """
     out = dict(values.items())
     for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
@@ -82,10 +85,10 @@ def _complete_mixer(value: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------------- one key at a time
 def assign(cls: Any, config: Any, key: str, value: Any) -> None:
-    """Set a dotted key of a complete `ConfigDict` of `cls`; a `value` that is text is converted to the field's type.
+    """Set a dotted key in a complete `ConfigDict` of `cls`.
 
-    `model.mixer[1].window` belongs to the second of several mixers. `parse` checks types later. Raises
-    `UserError` for a key that does not exist.
+    A text `value` is converted to the field's type. `model.mixer[1].window` belongs to the second mixer.
+    `parse` checks types later. Raises `UserError` for a key that does not exist.
     """
     said = f"{key}={value}"
     *groups, last = key.split(".")
@@ -105,17 +108,17 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
         of_field = _hint(hint, node, name)
         if dataclasses.is_dataclass(of_field):
             raise UserError(
-                f"{said}: config.{key} must be a group of settings, which are given one by one, as in "
+                f"{said}: config.{key} must be a group of settings, set one by one, as in "
                 f"{key}.{next(iter(node[name]))}=..."
             )
         value = read(of_field, value)
-    # A group inside a tuple is a plain dict, which has no types to ignore.
+    # A group inside a tuple is a plain dict, without types to ignore.
     with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
         node[name] = value
 
 
 def keys_named(config: Any, name: str, prefix: str = "") -> list[str]:
-    """Return the dotted keys of the groups of a config whose last part is `name`."""
+    """Return the dotted keys of a config that end with `name`."""
     found = [f"{prefix}{name}"] if name in config and not is_group(config[name]) else []
     for key, value in config.items():
         if is_group(value):
@@ -129,8 +132,8 @@ def _indexed(part: str) -> tuple[str, int | None]:
 
 
 def _hint(owner: Any, node: Any, name: str) -> Any:
-    """Return the type of the setting `name` in a group whose own type is `owner`."""
-    if name == "name":  # text, even if it names a mixer that does not exist
+    """Return the type of setting `name` in a group with type `owner`."""
+    if name == "name":  # text, even if no mixer has this name
         return str
     if is_mixer(owner):
         owner = mixers.settings_class(node["name"]) if isinstance(node.get("name"), str) else None
@@ -138,7 +141,7 @@ def _hint(owner: Any, node: Any, name: str) -> Any:
 
 
 def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> Any:
-    """Return the group itself, or the one at `index` if there are several."""
+    """Return the group itself, or the group at `index` if there are several."""
     path = re.sub(r"\[\d+\]$", "", path)
     if not isinstance(node, tuple):
         if index is not None:
@@ -146,12 +149,34 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
         return node
     names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
     if index is None or index >= len(node):
-        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{suffix}.")
+        raise UserError(f"{said}: {path} has {len(node)} here ({names}); choose one: {path}[{len(node) - 1}].{suffix}.")
     return node[index]
 
 
+def is_list(cls: Any, key: str) -> bool:
+    """Return whether a dotted key of the dataclass `cls` is a setting whose value is a list."""
+    for part in key.split("."):
+        cls = hints_of(cls).get(part) if dataclasses.is_dataclass(cls) else None
+    return cls is not None and typing.get_origin(optional(cls)[0]) is tuple
+
+
+def parts(arg: str) -> list[str]:
+    """Split at the commas that are outside brackets."""
+    parts, depth = [""], 0
+    for c in arg:
+        depth = max(0, depth + (c in "([{") - (c in ")]}"))
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
 def read(hint: Any, text: str) -> Any:
-    """Return `text` as the value of a setting of type `hint`; `parse` checks the result."""
+    """Return `text` as a setting's value with type `hint`.
+
+    A list is written `a,b`, with or without brackets and quotes. `parse` checks the result.
+    """
     hint, may_be_none = optional(hint)
     if may_be_none and text in ("None", "none"):
         return None
@@ -159,8 +184,21 @@ def read(hint: Any, text: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         value = text
+    if typing.get_origin(hint) is tuple:
+        return _list(typing.get_args(hint)[0], text, value)
     if hint is str or typing.get_origin(hint) is typing.Literal:
         return value if isinstance(value, str) else text
     if hint is bool:
         return BOOLEANS.get(text.lower(), value)
     return value
+
+
+def _list(element: Any, text: str, value: Any) -> Any:
+    """Return the list in `text`, which Python reads as `value`."""
+    if element is not str and not isinstance(value, str):
+        return value
+    if isinstance(value, dict) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+        return value
+    text = text.strip()
+    inside = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
+    return tuple(read(element, part.strip()) for part in parts(inside) if part.strip())

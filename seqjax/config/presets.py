@@ -1,4 +1,4 @@
-"""Sizes, regimes and other configs by name, for config files that run from any directory.
+"""Sizes, regimes and named configs, for config files that run from any directory.
 
     from seqjax import presets
 
@@ -13,14 +13,15 @@
     1b3       large, T = 2,048, batch 128
     135m_100k small, untied, T = 102,400 (the paper says "100k"), batch 8
 
-Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at 100k are the
-paper's. Values not given in the paper: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
+From the paper: Adam (0.9, 0.95), linear warmup and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at
+100k. Not given in the paper: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
 """
 
 import contextlib
 import dataclasses
 import inspect
 import re
+import shlex
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +30,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from seqjax import mixers, user_code
-from seqjax.config.parse import assign, complete, read
+from seqjax import mixers, store, user_code
+from seqjax.config.parse import assign, complete, is_list, parts, read
 from seqjax.config.settings import Config, DataConfig
 from seqjax.errors import UserError, nearest
 from seqjax.fields import hints_of, is_group
@@ -42,13 +43,16 @@ PAPER_TOKENS = 100_000_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """A scale of model, data and run; `heads` and `rope_base` are defaults for the mixers that have these settings."""
+    """A scale of model, data and run.
+
+    `heads` and `rope_base` are defaults for mixers with these settings.
+    """
 
     dim: int
     n_layers: int
     heads: int
     mlp_dim: int | None = None
-    chunk_size: int = 128  # of the chunks that Top-1 selects
+    chunk_size: int = 128  # Top-1 chunk length
     rope_base: float = 1e4
     tie_embeddings: bool = True
     remat: str = "none"
@@ -61,9 +65,9 @@ class Size:
     warmup_steps: int
     eval_every: int = 500_000_000
     eval_tokens: int = 4_194_304
-    entropy_tokens: int = 1_048_576  # for the configs that study how attention spreads
+    entropy_tokens: int = 1_048_576  # for configs that study the entropy of attention
     checkpoint_every: int = 1000
-    builtin: bool = False  # the built-in corpus in bytes instead of prepared blocks
+    builtin: bool = False  # built-in corpus in bytes instead of prepared blocks
 
 
 SIZES = {
@@ -98,7 +102,7 @@ Settings = Mapping[str, Any] | Callable[[Size], Mapping[str, Any]]
 def get_config(
     arg: str, *, name: str, mixer: Mixers | None = None, base: str | None = None, settings: Settings | None = None
 ) -> ConfigDict:
-    """Return all settings of a pre-norm RMSNorm + GeGLU model around `mixer`, of the size that `arg` names.
+    """Return all settings of a pre-norm RMSNorm + GeGLU model around `mixer`.
 
     Args:
         arg: `SIZE[,REGIME][,key=value ...]`; its settings take precedence over all others.
@@ -129,7 +133,7 @@ def get_config(
     config = ConfigDict(complete(Config, values))
     changes = settings(size) if callable(settings) else settings or {}
     for key, value in changes.items():
-        if not (named and key.startswith("model.mixer")):  # it belongs to a mixer that `arg` has replaced
+        if not (named and key.startswith("model.mixer")):  # belongs to a mixer that `arg` has replaced
             override(config, key, value)
     for key, text in overrides:
         if not _selects_mixer(key):
@@ -138,19 +142,28 @@ def get_config(
 
 
 def pick(table: Mapping[str, Any], name: str, *, kind: str) -> Any:
-    """Return the entry of a config or study file's table; raise `UserError`, which lists all names."""
+    """Return an entry of a config's or study's table.
+
+    Raises `UserError`, listing all names, for an unknown name.
+    """
     if name not in table:
         raise UserError(f"{name!r} is no {kind}.{nearest(name, table)}")
     return table[name]
 
 
 def override(config: ConfigDict, key: str, value: Any) -> None:
-    """Set a dotted key, such as `model.mixer.window`, of a complete config; text is converted to the setting's type."""
+    """Set a dotted key, such as `model.mixer.window`, of a complete config.
+
+    Text is converted to the setting's type.
+    """
     assign(Config, config, key, value)
 
 
 def _values(size: Size) -> dict[str, Any]:
-    """Return the settings that depend on the size; all others have the defaults of their dataclasses."""
+    """Return the settings that depend on the size.
+
+    All other settings have their dataclass defaults.
+    """
     data = {"corpus": "blocks", "tokenizer": "mixtral", "path": f"data/slimpajama-{size.seq_len}"}
     return {
         "model": {
@@ -175,25 +188,32 @@ def _values(size: Size) -> dict[str, Any]:
 
 
 def _with_size_defaults(mixer: Any, size: Size) -> Any:
-    """Return a mixer's group with the size's `heads` and `rope_base` where it has these settings and they are unset."""
+    """Return a mixer's group with the size's `heads` and `rope_base`.
+
+    They are added if the mixer has these settings and they are unset.
+    """
     if isinstance(mixer, tuple):
         return tuple(_with_size_defaults(m, size) for m in mixer)
     if not is_group(mixer) or not isinstance(mixer.get("name"), str):
-        return mixer  # The check of the config reports what is wrong with it.
+        return mixer  # The check of the config reports the error.
     mixer = dict(mixer) | {"name": mixers.locate(mixer["name"])}
     known = hints_of(mixers.settings_class(mixer["name"]))
     return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | mixer
 
 
 def _selects_mixer(key: str) -> bool:
-    """Return whether a key selects a mixer and with it the available settings; such keys are applied first."""
+    """Return whether a key selects a mixer, and so the available settings.
+
+    Such keys are applied first.
+    """
     return re.fullmatch(r"model\.mixer(\[\d+\])?(\.name)?", key) is not None
 
 
 def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
-    """Return the mixers after an override of `model.mixer`, `model.mixer.name` or `model.mixer[i].name`.
+    """Return the mixers after overriding a key that selects a mixer.
 
-    A new mixer starts from its own defaults, not from the settings of the one that it replaces.
+    The keys are `model.mixer`, `model.mixer.name` and `model.mixer[i].name`. A new mixer starts from its defaults, not
+    from the settings of the replaced mixer.
     """
     if key == "model.mixer":
         value = read(Any, text)
@@ -213,7 +233,10 @@ def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
 
 
 def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return a config's values with the mixers that `overrides` name, where its `get_config` ignored its argument."""
+    """Return a config's values with the mixers that `overrides` name.
+
+    This handles a `get_config` that ignored its argument.
+    """
     for key, text in overrides:
         if key != "model.mixer" and _selects_mixer(key):
             mixer = _with_mixer_override(values["model"]["mixer"], key, text)
@@ -223,7 +246,7 @@ def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, st
 
 
 def _with_located_mixers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config's values whose mixers have the names that this process knows them by (`mixers.locate`)."""
+    """Return a config's values with this process's mixer names (`mixers.locate`)."""
     model = values.get("model")
     mixer = model.get("mixer") if isinstance(model, dict) else None
     for group in mixer if isinstance(mixer, list | tuple) else (mixer,):
@@ -233,7 +256,10 @@ def _with_located_mixers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
-    """Split `SIZE[,REGIME][,key=value ...]`; raise `UserError` for a word that is neither a size nor a regime."""
+    """Split `SIZE[,REGIME][,key=value ...]`.
+
+    Raises `UserError` for a word that is neither a size nor a regime.
+    """
     size, regime, overrides = "demo", "limited", []
     # A comma inside brackets belongs to the value: data.weights=(0.7,0.3).
     for part in filter(None, (p.strip() for p in parts(arg or ""))):
@@ -244,49 +270,50 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
             size = part
         elif part in REGIMES:
             regime = part
+        elif overrides and is_list(Config, overrides[-1][0]):
+            key, value = overrides[-1]
+            whole = shlex.quote(f"--config=NAME:{arg.replace(f'{value},{part}', f'({value},{part})')}")
+            raise UserError(
+                f"--config=NAME:{arg}: {part!r} is no size or regime. If it belongs to {key}, a list inside --config "
+                f"needs parentheses, and these need quotes: {whole}, or --config.{key}={value},{part} apart from it."
+            )
         else:
             raise UserError(f"--config=NAME:{arg}: {part!r} is no size or regime.{nearest(part, [*SIZES, *REGIMES])}")
     return size, regime, overrides
 
 
-def parts(arg: str) -> list[str]:
-    """Split at the commas that are outside brackets."""
-    parts, depth = [""], 0
-    for c in arg:
-        depth = max(0, depth + (c in "([{") - (c in ")]}"))
-        if c == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return parts
-
-
 # ------------------------------------------------------------------------------------------------- config files by name
 def directories() -> list[Path]:
-    """Return the directories of the shipped configs: inside an installed seqjax, or beside it in a checkout."""
+    """Return the directories with shipped configs.
+
+    They are inside an installed seqjax, or next to the package in a checkout.
+    """
     package = Path(__file__).parent.parent
     checkout = package.parent
-    # A directory of that name beside an installed package belongs to another package.
+    # A `configs` directory next to an installed package belongs to another package.
     beside = [checkout / "configs"] if (checkout / "pyproject.toml").is_file() else []
     return [d for d in (package / "configs", *beside) if d.is_dir()]
 
 
 def names(folder: str = "") -> list[str]:
-    """Return the names of the shipped configs of architectures, or of those in a folder: `studies`, `ablations`.
+    """Return the shipped config names: architectures, or a folder's configs.
 
-    Files whose name begins with an underscore are shared by others and are left out.
+    Folders are `studies` and `ablations`. Files with a leading underscore are shared code and are left out.
     """
     found = {p.stem for d in directories() for p in (d / folder).glob("*.py")}
     return sorted(name for name in found if not name.startswith("_"))
 
 
 def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
-    """Return the file of a config, given as a path or as the name of a shipped one: `top1_chunk`, `ablations/window`.
+    """Return a config's file, given a path or a shipped name.
 
-    `configs/top1_chunk.py` is found from any directory. `folder` is searched first, such as `studies`, whose files are
-    then found without it. Raises `UserError`, which names the `flag`, if there is no such file.
+    Shipped names are like `top1_chunk` and `ablations/window`; `configs/top1_chunk.py` is found from any directory.
+    `folder` is searched first: with `studies`, a study needs no folder in its name. Raises `UserError`, naming the
+    `flag`, if there is no such file.
     """
     path, name = Path(name), str(name)
+    if path.suffix == ".py":
+        path = store.local(path, flag)
     if path.suffix == ".py" and path.is_file():
         return path
     stem = name.removeprefix("configs/")
@@ -297,7 +324,7 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
             if shipped.is_file() and shipped.stem != "__init__":
                 return shipped
     kind = flag.lstrip("-")
-    lie = "" if folder else " Studies and ablations lie in folders: ablations/window."
+    lie = "" if folder else " Studies and ablations are in folders: ablations/window."
     if Path(f"{name}.py").is_file():
         lie = f" For the file in this directory write {flag}={name}.py."
     raise UserError(
@@ -306,7 +333,7 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
 
 
 def is_shipped(name: str | Path) -> bool:
-    """Return whether a config, given as for `find`, is one of the shipped ones."""
+    """Return whether a config, given as for `find`, is shipped with seqjax."""
     return _is_shipped(find(name))
 
 
@@ -315,9 +342,9 @@ def _is_shipped(path: Path) -> bool:
 
 
 def sets_mlp_dim(flag: str) -> bool:
-    """Return whether the config `FILE_OR_NAME[:ARG]` sets `model.mlp.dim` instead of leaving it to its size.
+    """Return whether the config `FILE_OR_NAME[:ARG]` sets `model.mlp.dim`.
 
-    It is read once more with sizes of another width: a config that follows them does not set it.
+    The config is read again with other size widths: a config that follows them does not set it.
     """
     before = dict(SIZES)
     SIZES.update({name: dataclasses.replace(size, mlp_dim=PROBE) for name, size in before.items()})
@@ -327,16 +354,19 @@ def sets_mlp_dim(flag: str) -> bool:
         SIZES.update(before)
 
 
-PROBE = 10_007  # a width that no config has
+PROBE = 10_007  # a width that no config uses
 
 
 def load(name: str | Path) -> ModuleType:
-    """Return the module of the config file that `find` returns."""
+    """Return the module in the config file from `find`."""
     return load_file(find(name))
 
 
 def load_file(path: str | Path) -> ModuleType:
-    """Return the module in the config or study file at `path`, which need not be importable by name."""
+    """Return the module of the config or study file at `path`.
+
+    It need not be importable by name.
+    """
     path = Path(path)
     if not _is_shipped(path):
         find_in_current_directory()
@@ -344,15 +374,15 @@ def load_file(path: str | Path) -> ModuleType:
 
 
 def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
-    """Return the config of `FILE_OR_NAME[:ARG]` with the overrides (dotted key, text) applied."""
+    """Return the config `FILE_OR_NAME[:ARG]` after the overrides (dotted key, text)."""
     name, colon, arg = flag.partition(":")
     module = load(name)
     if not hasattr(module, "get_config"):
-        raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is no config.")
+        raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is not a config.")
     named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
     takes_arg = bool(inspect.signature(module.get_config).parameters)
     if colon and not takes_arg:
-        raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
+        raise UserError(f"--config: get_config() of {module.__file__} takes no argument; remove {colon}{arg}.")
     file = Path(str(module.__file__))
     given = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
     with mixers.reading(module) if not _is_shipped(file) else contextlib.nullcontext():

@@ -1,9 +1,9 @@
-"""The settings of a run as frozen dataclasses, the only source of their names, defaults, bounds and help.
+"""A run's settings as frozen dataclasses: names, defaults, bounds and help text.
 
 None means "not set"; a comment gives the value used instead. A config file is Python (`configs/top1_chunk.py`) and
 states only differences (`seqjax.config.presets`); its result becomes a `Config` here. Unknown keys, wrong types, values
-outside their bounds and incompatible ones raise a `UserError` that names the key, the nearest known key and the fix. A
-mixer checks its own settings in its constructor.
+outside their bounds and incompatible values raise a `UserError` that names the key, the nearest known key and the fix.
+A mixer checks its settings in its constructor.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ Positive = Annotated[int, Bounds(1)]
 PositiveOrNone = Annotated[int | None, Bounds(1)]
 NotNegative = Annotated[int, Bounds(0)]
 CanonPlaces = Literal["none", "A", "C", "D", "AC", "AD", "CD", "ACD"]
-Size = Annotated[int, Bounds(1, 1 << 31)]  # an axis of an array
+Size = Annotated[int, Bounds(1, 1 << 31)]  # length of an array axis
 SizeOrNone = Annotated[int | None, Bounds(1, 1 << 31)]
-MOST_TOKENS = 1 << 28  # of a batch
-Seed = Annotated[int, Bounds(0, 1 << 32)]  # the number of bits of a seed that JAX uses
+MOST_TOKENS = 1 << 28  # per batch
+Seed = Annotated[int, Bounds(0, 1 << 32)]  # JAX uses 32 bits of a seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class MlpConfig:
     dim: SizeOrNone = None  # inner width; None = 8/3 of the model width for gated kinds, 4 times for gelu
     bias: bool = False
     approximate_gelu: bool = False  # tanh form; the default is the exact erf
-    rescale_init: bool = True  # the matrix that writes to the residual stream starts 1 / sqrt(2 L) smaller
+    rescale_init: bool = True  # initial scale 1 / sqrt(2 L) for the matrix that writes to the residual stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,14 @@ class ModelConfig:
     vocab_size: Size
     dim: Size
     n_layers: Annotated[int, Bounds(1, 10_001)]
-    # The frozen `Config` of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
+    # The frozen settings of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
     mixer: Annotated[Any, MIXER]
     mlp: MlpConfig = MlpConfig()
-    canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: of the mixer's input (A), of the MLP's (C), inside it (D)
-    token_shift: bool = False  # mixes the mixer's input with that of the token before, in a learned share per channel
+    canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: of the mixer's input (A), of the MLP's (C), in the MLP (D)
+    token_shift: bool = False  # mixes the mixer's input with the previous token's, by a learned share per channel
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_eps: Share = 1e-5
-    init: Literal["gpt", "rwkv"] = "gpt"  # of embedding and head
+    norm_eps: Annotated[float, Bounds(1e-30, 1)] = 1e-5
+    init: Literal["gpt", "rwkv"] = "gpt"  # initialiser of embedding and head
     embed_norm: bool = False  # a norm directly after the embedding, as in RWKV
     learned_positions: bool = False  # a table [T, D] added to the embeddings, as in GPT
     tie_embeddings: bool = True
@@ -63,17 +63,17 @@ class ModelConfig:
     residual_dtype: Literal["compute", "float32"] = "compute"
     remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
     scan_layers: bool = True
-    loss_chunk: Positive = 4096  # number of tokens of a device whose logits exist at a time in the loss
-    loss_implementation: str | None = None  # of the loss and its gradient in training; None = chosen by device
+    loss_chunk: Positive = 4096  # tokens per device with logits in memory at a time in the loss
+    loss_implementation: str | None = None  # backend of the training loss and its gradient; None = chosen by device
 
     @property
     def mixers(self) -> tuple[Any, ...]:
-        """The settings of all mixers of the model, in the order in which the layers repeat them."""
+        """The settings of all mixers, in the order in which the layers repeat them."""
         return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
 
     @property
     def mixer_names(self) -> str:
-        """The names of the mixers, each once, separated by commas."""
+        """The distinct mixer names, separated by commas."""
         return ", ".join(dict.fromkeys(mixer.name for mixer in self.mixers))
 
 
@@ -81,25 +81,26 @@ class ModelConfig:
 class DataConfig:
     """The training and evaluation data."""
 
-    # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: the same of tensorflow-datasets
-    # auto: blocks if there is a path, tfds if there are datasets of it, otherwise builtin
+    # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: tensorflow-datasets, read directly.
+    # auto: blocks if there is a path, tfds if there are tfds datasets, otherwise builtin
     corpus: Literal["auto", "builtin", "blocks", "stream", "tfds"] = "builtin"
-    # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = its own; builtin: unused
+    # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = tfds's default; builtin:
+    # unused
     path: str = ""
-    tfds: tuple[str, ...] = ()  # datasets of tfds: NAME, NAME/CONFIG or DOMAIN=NAME/CONFIG:VERSION
-    tfds_feature: str = ""  # the one with the text; empty = the only text, or the one called text
+    tfds: tuple[str, ...] = ()  # tfds datasets: NAME, NAME/CONFIG or DOMAIN=NAME/CONFIG:VERSION
+    tfds_feature: str = ""  # the feature with the text; empty = the only text feature, or `text`
     tfds_train_split: str = "train"  # or a slice of it, train[:90%]
-    tfds_validation_split: str = ""  # empty = validation, or test, or a hundredth of the training documents
+    tfds_validation_split: str = ""  # empty = validation, or test, or 1% of the training documents
     tokenizer: Literal["byte", "mixtral", "huggingface"] = "byte"
-    # mixtral: a sentencepiece file, empty = the one that mistral-common ships; huggingface: a public model's directory
+    # mixtral: a sentencepiece file, empty = mistral-common's; huggingface: a public model's directory
     tokenizer_path: str = ""
     regime: Literal["limited", "mixed"] = "limited"
     train_domains: tuple[str, ...] = ()  # empty = the regime's training domains
-    eval_domains: tuple[str, ...] = ()  # empty = the regime's: in-domain first, then out of domain
+    eval_domains: tuple[str, ...] = ()  # empty = the regime's: in-domain first, then OOD
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
-    seed: Seed = 0  # of the shuffle; `train.seed` does not affect the order of the data
+    seed: Seed = 0  # seed of the shuffle; `train.seed` does not affect the data order
     workers: Annotated[int, Bounds(0, 1025)] = 0  # Grain worker processes; 0 = threads in this process
-    cache_dir: str = ""  # directory of the built-in corpus, and of copied blocks; empty = ~/.cache/seqjax
+    cache_dir: str = ""  # directory for the built-in corpus and copied blocks; empty = ~/.cache/seqjax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,47 +115,47 @@ class OptimConfig:
     clip_norm: Annotated[float | None, Bounds(0)] = 1.0  # global norm at which gradients are clipped; None = never
     warmup_steps: NotNegative = 2500
     final_lr: Annotated[float, Bounds(0)] = 0.0  # lr decays linearly to this, over the rest of the run or a cooldown
-    cooldown: Share = 0.2  # share of the steps up to an end (train.ends) over which lr decays; unused without ends
+    cooldown: Share = 0.2  # lr decays over this share of the steps up to an end (train.ends); unused without ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The length of the run and its batches."""
 
-    steps: Annotated[int, Bounds(1, 2**31)]  # The optimiser counts them in 32 bits.
-    # Shares of `steps` at which the run ends, each after a cooldown of its own from a trunk with a constant rate; the
+    steps: Annotated[int, Bounds(1, 2**31)]  # the optimiser counts steps in 32 bits
+    # Shares of `steps` with an end, each after a cooldown that branches off the constant-rate run (WSD schedule); the
     # last is 1. Empty: one end, with a linear decay over the whole run, as in the paper.
     ends: tuple[float, ...] = ()
     batch_size: Size  # sequences per optimiser step, over all devices
     seq_len: Size  # T: tokens per sequence that are predicted; a block holds T + 1
-    per_device_batch_size: PositiveOrNone = None  # sequences on a device at a time, at most; None = no limit
+    per_device_batch_size: PositiveOrNone = None  # most sequences on a device at a time; None = no limit
     accumulate: PositiveOrNone = None  # micro-batches per step; None = as few as per_device_batch_size allows
-    seed: Seed = 0  # of the initial parameters and of the sample at the end
+    seed: Seed = 0  # seed for the initial parameters and the final sample
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Evaluation: how often, and on how many tokens of every domain."""
+    """How often to evaluate, and on how many tokens per domain."""
 
-    every: NotNegative  # training tokens between evaluations of every domain; 0 = only at the end
-    tokens: Positive = 262_144  # at most this many per domain, the same ones at every evaluation
-    batch_size: PositiveOrNone = None  # sequences; None = as many as a training micro-batch
-    seed: Seed = 0  # of the choice of blocks, if a domain has more than `tokens`
+    every: NotNegative  # training tokens between evaluations of all domains; 0 = only at the end
+    tokens: Positive = 262_144  # most tokens per domain, the same ones at every evaluation
+    batch_size: PositiveOrNone = None  # sequences; None = the size of a training micro-batch
+    seed: Seed = 0  # seed for choosing blocks, if a domain has more than `tokens`
     path: tuple[
         str, ...
-    ] = ()  # directories of prepared blocks to evaluate on as well: test sets (seqjax/data/corpora.py)
-    classes: bool = True  # sums of losses by class of token at the end, in one more evaluation (docs/data.md)
-    entropy_tokens: NotNegative = 0  # at most, per domain, for the entropy of attention at the end; 0 = not measured
+    ] = ()  # directories of prepared blocks that are evaluated too: test sets (seqjax/data/corpora.py)
+    classes: bool = True  # loss sums by token class at the end, in one more evaluation (docs/data.md)
+    entropy_tokens: NotNegative = 0  # most tokens per domain for the attention entropy at the end; 0 = not measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """How often checkpoints are saved, and how many are kept."""
+    """How often to save checkpoints, and how many to keep."""
 
     every: NotNegative = 1000  # steps; 0 = only at the end and when the run is stopped
-    keep: Positive = 2  # the newest ones
-    keep_period: PositiveOrNone = None  # those of steps that it divides are kept too, for good; None = only the newest
-    ends: Literal["last", "all", "none"] = "last"  # which ends of a run with train.ends have a checkpoint
+    keep: Positive = 2  # number of newest checkpoints to keep
+    keep_period: PositiveOrNone = None  # keep checkpoints at multiples of this step for good; None = only the newest
+    ends: Literal["last", "all", "none"] = "last"  # which ends of a run with train.ends keep a checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ class MeshConfig:
 
     data: int = -1  # -1 = all remaining devices
     fsdp: int = 1
-    seq: int = 1  # devices that share every sequence, for long ones; it must divide train.seq_len and heads
+    seq: int = 1  # devices that share each sequence, for long ones; must divide train.seq_len and heads
     tensor: int = 1
 
 
@@ -171,17 +172,17 @@ class MeshConfig:
 class LogConfig:
     """Logging during the run."""
 
-    every: Positive = 10  # steps between rows of metrics
+    every: Positive = 10  # steps between metric rows
     tensorboard: bool = True
-    wandb: str | None = None  # project on Weights & Biases (pip install 'seqjax[wandb]'); None = not logged there
-    profile_start: PositiveOrNone = None  # first step of the profile; None = no profile
+    wandb: str | None = None  # Weights & Biases project (pip install 'seqjax[wandb]'); None = not logged there
+    profile_start: PositiveOrNone = None  # first profiled step; None = no profile
     profile_steps: Positive = 5
-    sample_tokens: NotNegative = 200  # tokens of the text generated at the end of the run; 0 = none
+    sample_tokens: NotNegative = 200  # tokens generated at the end; 0 = none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings of a run. `name` and `size` only label it."""
+    """All settings of a run; `name` and `size` are only labels."""
 
     name: str
     size: str
@@ -196,7 +197,10 @@ class Config:
 
 
 def from_config_dict(config_dict: Any) -> Config:
-    """Return the checked `Config` of a `ConfigDict` or nested dict; raise `UserError` for invalid settings."""
+    """Return the checked `Config` for a `ConfigDict` or nested dict.
+
+    Raises `UserError` for invalid settings.
+    """
     config = parse(Config, config_dict)
     if config.data.corpus == "auto":
         corpus = "tfds" if config.data.tfds else "blocks" if config.data.path else "builtin"
@@ -206,12 +210,15 @@ def from_config_dict(config_dict: Any) -> Config:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as nested JSON-compatible dicts; `from_config_dict` reads it back."""
+    """Return the config as nested JSON-compatible dicts.
+
+    `from_config_dict` reads it back.
+    """
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
-    """Return the keys whose values differ, as 'model.dim: 768 -> 1024'."""
+    """Return the keys with different values, as 'model.dim: 768 -> 1024'."""
     out = []
     for key in sorted(old.keys() | new.keys()):
         a, b, where = old.get(key), new.get(key), f"{path}{key}"
@@ -226,26 +233,25 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
 
 
 def _are_groups(a: list[Any], b: list[Any]) -> bool:
-    """Return whether both lists hold the same number of groups of settings."""
+    """Return whether both lists hold the same number of settings groups."""
     return len(a) == len(b) > 0 and all(isinstance(x, dict) for x in (*a, *b))
 
 
 def check(config: Any) -> None:
-    """Raise `UserError`, naming the key and the fix, if the values of a `Config` are invalid."""
+    """Raise `UserError`, naming the key and the fix, if a `Config` is invalid."""
     model, train, data = config.model, config.train, config.data
     for key in ("name", "size"):
         label = getattr(config, key)
         if not label.strip() or not label.isprintable() or {"/", "\\"} & {*label}:
             raise UserError(
-                f"config.{key}={label!r} labels the run and is part of the name of its directory: give a word without "
-                "slashes."
+                f"config.{key}={label!r} labels the run and its directory: use a printable word without slashes."
             )
     if config.optim.clip_norm == 0:
-        raise UserError("config.optim.clip_norm=0 would stop every step; None is for no clipping.")
+        raise UserError("config.optim.clip_norm=0 would stop every step; None disables clipping.")
     every, period = config.checkpoint.every, config.checkpoint.keep_period
     if period is not None and (not every or period % every):
         raise UserError(
-            f"config.checkpoint.keep_period={period} keeps what is saved, so it must be a multiple of "
+            f"config.checkpoint.keep_period={period} keeps saved checkpoints, so it must be a multiple of "
             f"config.checkpoint.every={every}."
         )
     if train.ends:
@@ -258,8 +264,8 @@ def check(config: Any) -> None:
     for key, batch in (("train.batch_size", train.batch_size), ("eval.batch_size", config.eval.batch_size or 1)):
         if batch * train.seq_len >= MOST_TOKENS:
             raise UserError(
-                f"config.{key}={batch} sequences of config.train.seq_len={train.seq_len} are more than {MOST_TOKENS:,} "
-                "tokens, which no machine holds as a batch; give fewer."
+                f"config.{key}={batch} sequences of config.train.seq_len={train.seq_len} exceed {MOST_TOKENS:,} "
+                "tokens, too many for one batch; reduce one of the two."
             )
     if data.corpus in ("blocks", "stream") and not data.path:
         raise UserError(
@@ -268,31 +274,31 @@ def check(config: Any) -> None:
         )
     if bool(data.tfds) != (data.corpus == "tfds"):
         raise UserError(
-            "config.data.corpus='tfds' and config.data.tfds, the datasets that it reads, belong together: give both, "
-            "--config.data.corpus=tfds --config.data.tfds=\"('lm1b',)\" for instance, or neither."
+            "config.data.corpus='tfds' and config.data.tfds, its datasets, must be set together: set both, for example "
+            "--config.data.corpus=tfds --config.data.tfds=\"('lm1b',)\", or neither."
         )
     if data.weights and len(data.weights) != len(data.train_domains):
         raise UserError(
             f"config.data.weights has {len(data.weights)} values for {len(data.train_domains)} "
-            "config.data.train_domains; name both, one weight per domain."
+            "config.data.train_domains; set both, with one weight per domain."
         )
     if model.n_layers % len(model.mixers):
         raise UserError(
             f"config.model.mixer has {len(model.mixers)} mixers, which do not divide config.model.n_layers="
-            f"{model.n_layers}; repeat or list them so that they do."
+            f"{model.n_layers}; change one of the two."
         )
     _check_block(model)
-    # A mixer checks its own settings, e.g. that its chunk fits the sequence.
+    # A mixer checks its settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
         path = f"config.model.mixer[{i}]" if isinstance(model.mixer, tuple) else "config.model.mixer"
         mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len, path=path)
 
 
 def _check_block(model: Any) -> None:
-    """Raise `UserError` for settings of the pre-norm block that the model's blocks do not have."""
+    """Raise `UserError` for pre-norm block settings that the model's blocks lack."""
     if model.mlp.kind == "none" and {"C", "D"} & {*model.canon}:
         raise UserError(
-            f"config.model.canon={model.canon!r} is of an MLP, and config.model.mlp.kind='none' has none; set "
+            f"config.model.canon={model.canon!r} needs an MLP, but config.model.mlp.kind='none'; set "
             f"config.model.canon={'A' if 'A' in model.canon else 'none'!r}."
         )
     for name in dict.fromkeys(mixer.name for mixer in model.mixers):
@@ -301,31 +307,34 @@ def _check_block(model: Any) -> None:
             for key, off in (("canon", "none"), ("token_shift", False)):
                 if getattr(model, key) != off:
                     raise UserError(
-                        f"config.model.{key}={getattr(model, key)!r} is of the usual block, and {name} has its own; "
+                        f"config.model.{key}={getattr(model, key)!r} is of the pre-norm block, and {name} has its own; "
                         f"set config.model.{key}={off!r}, or choose another mixer."
                     )
 
 
 def _check_ends(config: Any) -> None:
-    """Raise `UserError` unless the run's ends ascend to its last step and every cooldown begins after warm-up."""
+    """Raise `UserError` for invalid ends.
+
+    The ends must ascend to the last step, and every cooldown must begin after warmup.
+    """
     ends, steps = config.train.ends, config.train.steps
     cooldown, warmup = config.optim.cooldown, config.optim.warmup_steps
     last = [round(share * steps) for share in ends]
     if not (ends[0] > 0 and ends[-1] == 1 and last == sorted(set(last))):
         raise UserError(
-            f"config.train.ends={ends}: give shares of config.train.steps={steps} that ascend to 1, each at a step of "
-            "its own, such as (0.5, 0.65, 0.8, 1)."
+            f"config.train.ends={ends} must be shares of config.train.steps={steps} that ascend to 1, each at another "
+            "step, such as (0.5, 0.65, 0.8, 1)."
         )
     if cooldown == 0:
         raise UserError(
-            "config.optim.cooldown=0 would end config.train.ends at the full learning rate; give the share of the "
+            "config.optim.cooldown=0 would leave config.train.ends at the full learning rate; set the share of the "
             "steps up to an end over which it decays, such as 0.2."
         )
     first = last[0] - max(1, round(cooldown * last[0]))
     if first < max(1, warmup):
         raise UserError(
             f"The cooldown to the first of config.train.ends={ends} begins after step {first}, which overlaps with the "
-            f"warm-up of config.optim.warmup_steps={warmup}. Give a later first end, a shorter warm-up, or a smaller "
+            f"warmup of config.optim.warmup_steps={warmup}. Set a later first end, a shorter warmup, or a smaller "
             f"config.optim.cooldown than {cooldown}."
         )
 
@@ -335,10 +344,10 @@ WIDTH = 54
 
 
 def help_text() -> str:
-    """Return every setting with its type or allowed values, its default and its comment."""
+    """Return all settings with types or allowed values, defaults and comments."""
     lines = [
-        "settings, as --config.KEY=VALUE or as key=value after the config's name; in parentheses the default where",
-        "neither the config nor its size sets one:",
+        "settings, as --config.KEY=VALUE or as key=value after the config's name; parentheses show the default if",
+        "neither the config nor its size sets a value:",
         "",
         *_lines(Config, ""),
     ]
@@ -349,7 +358,7 @@ def help_text() -> str:
 
 
 def kind_of(hint: Any) -> str:
-    """Return the type of a setting for a reader: INT, TEXT, a|b|c, (TEXT, ...), "INT or None"."""
+    """Return a setting's type for help: INT, TEXT, a|b|c, (TEXT, ...), INT or None."""
     hint = plain(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
@@ -379,7 +388,10 @@ def _lines(cls: Any, prefix: str, *, source: Any = None) -> list[str]:
 
 
 def _comments(source: Any) -> dict[str, str]:
-    """Return the comments at the end of the lines that define a dataclass's fields, or the arguments of a function."""
+    """Return the comments at the ends of field or argument lines, by name.
+
+    `source` is a dataclass or a function.
+    """
     try:
         help_text = inspect.getsource(source)
     except (OSError, TypeError):  # defined in a shell

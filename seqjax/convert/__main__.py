@@ -4,9 +4,9 @@
     seqjax convert export --workdir=DIR --out=DIR2 [--dtype=bfloat16] [--weights_only]
 
 `import` takes a Hugging Face directory (config.json, .safetensors, tokenizer), or hf://OWNER/NAME for a model on the
-Hugging Face hub, and writes a workdir for the other commands. Weights alone, a .safetensors file or an index of
-several, need --config. `export` writes the newest checkpoint of a run as a directory that `from_pretrained` of
-transformers (or fla) opens.
+Hugging Face hub, and writes a workdir for the other commands. Weights without config.json (a .safetensors file or an
+index) need --config. `export` writes a run's newest checkpoint as a directory that `from_pretrained` of transformers
+(or fla) opens.
 """
 
 import shlex
@@ -33,7 +33,7 @@ from seqjax.training.mirrors import Mirror
 
 
 def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
-    """Write a workdir whose only checkpoint, of step 0, holds the public model, and its tokenizer.
+    """Write a workdir with the public model as its only checkpoint (step 0), and the tokenizer.
 
     `weights` is a directory, a file or `hf://OWNER/NAME`; without a `config` the directory's config.json defines the
     model. Raises `UserError` if the workdir is in use.
@@ -44,7 +44,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     if used:
         raise UserError(f"{mirror} holds a run; import into a --workdir of its own.")
     mirrors.require_inside(here)
-    mirror.pull()  # Local files of a run that was deleted in the store are removed.
+    mirror.pull()  # removes local files of a run that was deleted in the store
     files = fetched(weights)
     source = directory.holding(files)
     argument = "" if config else directory.described(source).argument
@@ -67,11 +67,11 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
 
 
 def _next_commands(workdir: str, argument: str) -> Iterator[str]:
-    """Yield what can be run next, from any directory; `argument` is the model as a --config, or "" if it was given."""
+    """Yield commands to run next; `argument` is the model as a --config, or "" if --config was set."""
     yield "Try next, with the settings of a run added:" if argument else "Try next:"
     yield shlex.join(["seqjax", "generate", f"--workdir={workdir}", "--prompt=Once upon a time"])
     if argument:
-        data = workdirs.load_config(workdir).data  # with the path of the tokenizer in the workdir
+        data = workdirs.load_config(workdir).data  # includes the tokenizer's path in the workdir
         words = ["seqjax", "train", f"--init_from={workdir}", f"--config={argument}"]
         words.append(f"--config.data.tokenizer={data.tokenizer}")
         words += [f"--config.data.tokenizer_path={data.tokenizer_path}"] * bool(data.tokenizer_path)
@@ -86,9 +86,8 @@ def to_directory(
     with_tokenizer: bool = True,
     allow_code: Collection[str] = (),
 ) -> None:
-    """Write the newest checkpoint of a run as a public directory; `out` may also name its model.safetensors."""
-    store.require_local(out, "--out")
-    out = Path(out)
+    """Write a run's newest checkpoint as a public directory; `out` may also name the model.safetensors in it."""
+    out = store.local(out, "--out")
     if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
         raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
     target = out.parent if out.name == directory.WEIGHTS else out

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen3 and GPT-2 under the names of transformers, as written by its `save_pretrained`.
+"""Llama, Mistral, Qwen2, Qwen3 and GPT-2 under transformers' names, as `save_pretrained` writes them.
 
 Qwen2 adds biases to q, k and v. Qwen3 instead applies a per-head RMSNorm to q and k before RoPE (same eps).
 """
@@ -28,7 +28,7 @@ from seqjax.errors import UserError
 
 # MLP kind and tanh form -> hidden_act
 GATES = {("swiglu", False): "silu", ("geglu", False): "gelu", ("geglu", True): "gelu_pytorch_tanh"}
-# rope_scaling and rope_type -> the numbers that it has: the public key and our setting
+# rope_scaling type -> its numbers: public key and our setting
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "rope_factor"},
     "llama3": {
@@ -63,12 +63,12 @@ def _gate_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the group of RoPE's settings, `rope_parameters` since transformers 5; the older name goes first there."""
+    """Return the group of RoPE settings: `rope_scaling` or, since transformers 5, `rope_parameters`, in this order."""
     return found.get("rope_scaling") or found.get("rope_parameters") or {}
 
 
 def _rope_theta(found: dict[str, Any]) -> Any:
-    """Return the base, or in words what is not supported about the part of the head or the layers that RoPE is for."""
+    """Return the RoPE base, or text that names an unsupported feature: partial rotary, or one base per layer type."""
     rope = _rope(found)
     share = rope.get("partial_rotary_factor", found.get("partial_rotary_factor"))
     if share not in (None, 1):
@@ -91,12 +91,12 @@ def _our_scaling(config: Config) -> dict[str, Any] | None:
 
 
 def _scaling(found: dict[str, Any]) -> dict[str, Any] | str | None:
-    """Return the settings of RoPE's scaling, None without one, or the name of a kind that is not supported."""
+    """Return the RoPE scaling settings, None without scaling, or the name of an unsupported type."""
     rope = _rope(found)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in SCALINGS:
         return None if kind == "default" else kind
-    name = "original_max_position_embeddings"  # which transformers looks for in this order
+    name = "original_max_position_embeddings"  # transformers searches in the following order
     length = found.get(name) or rope.get(name) or found.get("max_position_embeddings")
     stated = {public: value for public, value in {**rope, name: length}.items() if value is not None}
     return {"rope_type": kind, **{public: stated[public] for public in SCALINGS[kind]}}
@@ -138,7 +138,7 @@ def _window_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen_window(found: dict[str, Any]) -> int | str | None:
-    """Return the window of all layers, None if none has one, or in words that some have one, which is not supported."""
+    """Return the window of all layers, None without windows, or text if only some layers have one (unsupported)."""
     width = found.get("sliding_window", 4096) if found.get("use_sliding_window") else None
     n_layers, first = found["num_hidden_layers"], found.get("max_window_layers", 28)
     later = "full_attention" if width is None else "sliding_attention"
@@ -203,7 +203,7 @@ LLAMA = Family(
 )
 QWEN = (
     *DECODER,
-    # Null is as many as there are heads, and a file without it has the default of the public class.
+    # Null means the number of heads; a file without the key has the public class's default.
     KV_HEADS._replace(read=lambda found: found.get("num_key_value_heads", 32) or found["num_attention_heads"]),
     Setting("sliding_window", _window, _qwen_window, _window_fix, SIZE),
     export_only("use_sliding_window", lambda config: _window(config) is not None),
@@ -238,7 +238,7 @@ QWEN3 = LLAMA._replace(
 
 # --------------------------------------------------------------------------------------------------------------- GPT-2
 def _gpt2_linear(public: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of GPT-2's own Conv1D, whose weight is [in, out] as here."""
+    """Return the rules of GPT-2's Conv1D, whose weight is [in, out] like ours."""
     return tuple(rule._replace(form="same") for rule in linear(public, ours))
 
 

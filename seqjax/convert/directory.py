@@ -1,6 +1,6 @@
-"""Whole public directories: settings, weights and tokenizer, read into a config and parameters, and written.
+"""Reads and writes whole public directories: settings, weights and tokenizer.
 
-Models on the Hugging Face hub, `hf://OWNER/NAME[@REVISION]`, are fetched by the package `huggingface_hub`.
+The package `huggingface_hub` fetches models of the Hugging Face hub, `hf://OWNER/NAME[@REVISION]`.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.convert import public_config, tokenizer_files
 from seqjax.convert.files import find, weight_map
@@ -24,25 +25,25 @@ WEIGHTS = "model.safetensors"
 
 
 class Imported(NamedTuple):
-    """A public model: our config of it, and its parameters as float32 arrays on the host."""
+    """A public model as our config and parameters, float32 arrays on the host."""
 
     config: Config
     params: Params
 
 
 def is_public(directory: Path) -> bool:
-    """Return whether `directory` holds a public model: a config.json that names its type, which no run's does."""
+    """Return whether `directory` holds a public model: its config.json has `model_type` and no `model`."""
     found = public_config.read(directory / "config.json")
     return found is not None and "model" not in found
 
 
 def holding(weights: Path) -> Path:
-    """Return the directory of `weights`, a file or a directory; raise `UserError` if it does not exist."""
+    """Return the directory of `weights` (a file or a directory); raise `UserError` if it does not exist."""
     return weights if weights.is_dir() else find(weights).parent
 
 
 class Described(NamedTuple):
-    """The model that a config.json describes: the name of our config, and all that differs from its debug size."""
+    """The model of a config.json: the name of our config, and the overrides of its debug size."""
 
     name: str
     overrides: dict[str, Any]
@@ -54,7 +55,7 @@ class Described(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The model with the other training settings of the debug size."""
+        """The model as our config; all other training settings are from the debug size."""
         config = presets.read_config(f"{self.name}:debug")
         with config.ignore_type():
             config.update_from_flattened_dict(self.overrides)
@@ -62,9 +63,9 @@ class Described(NamedTuple):
 
 
 def described(directory: Path) -> Described:
-    """Return the model in a public directory as our settings.
+    """Return the settings of ours for the model in a public directory.
 
-    Raises `UserError` if there is no config.json, or if seqjax does not compute such a model.
+    Raises `UserError` if there is no config.json, or if seqjax does not support the model.
     """
     path = directory / "config.json"
     found = public_config.read(path)
@@ -80,15 +81,15 @@ def described(directory: Path) -> Described:
 
 
 def load(weights: Path, *, config: Config | None = None) -> Imported:
-    """Return the model in a public directory with its tokenizer, or that of `weights` files with a `config` of ours.
+    """Return the config and parameters of a public directory, or of `weights` files for a `config` of ours.
 
-    Without a `config` it is made from the config.json, with the other training settings of the debug size. The
-    directory's tokenizer, if any, replaces the config's. Raises `UserError` as `import_weights`.
+    Without `config`, the config comes from config.json, with the debug size's other training settings. The directory's
+    tokenizer, if any, replaces the config's tokenizer. Raises `UserError` as `import_weights` does.
     """
     directory = holding(weights)
     if config is None:
         config = described(directory).config
-        # Also if there is none: no other tokenizer has the ids of this model.
+        # Also without a tokenizer file: another tokenizer would give wrong ids.
         config = _with_tokenizer(config, (tokenizer_files.HUGGINGFACE, str(directory)))
     if tokenizer := tokenizer_files.find(directory):
         config = _with_tokenizer(config, tokenizer)
@@ -98,10 +99,10 @@ def load(weights: Path, *, config: Config | None = None) -> Imported:
 def export(
     params: Params, config: Config, directory: Path, *, dtype: str = "float32", with_tokenizer: bool = True
 ) -> None:
-    """Write the files of `from_pretrained`: config.json, model.safetensors, the tokenizer and generation_config.json.
+    """Write the files that `from_pretrained` reads: config.json, model.safetensors, tokenizer, generation_config.json.
 
-    Raises `UserError` as `export_weights`, for a tokenizer that does not fit the model, and rather than overwrite a
-    file with another content.
+    Raises `UserError` as `export_weights` does, for a tokenizer that does not fit the model, and if a file with other
+    content exists.
     """
     family = family_of(config)
     files, bos, eos = {}, None, None
@@ -122,7 +123,7 @@ def export(
 def _require_fitting(family: Family, config: Config) -> None:
     data, instead = config.data, "Or export with --weights_only."
     try:
-        if data.tokenizer == tokenizer_files.HUGGINGFACE:  # It came with its model, and is copied.
+        if data.tokenizer == tokenizer_files.HUGGINGFACE:  # it came with the imported model; its files are copied
             huggingface.directory_of(data.tokenizer_path)
             return
         size = load_tokenizer(data.tokenizer, data.tokenizer_path).vocab_size
@@ -151,16 +152,16 @@ INDEX = "model.safetensors.index.json"
 
 
 def fetched(weights: str | os.PathLike[str]) -> Path:
-    """Return `weights` as a local path; models on the Hugging Face hub are first fetched into huggingface_hub's cache.
+    """Return `weights` as a local path; fetch a model of the Hugging Face hub into huggingface_hub's cache first.
 
-    Only the settings, the tokenizer and the .safetensors files of the model are fetched from a repository. Raises
-    `UserError` if the package is missing, the service does not answer or the model does not exist.
+    Fetches settings, tokenizer and .safetensors files only. Raises `UserError` if the package is missing, the service
+    does not answer or the model does not exist.
     """
     text = os.fspath(weights)
     if not text:
         raise UserError("An empty text names no model: give a directory (the current one is `.`) or hf://OWNER/NAME.")
     if not text.startswith(SCHEME):
-        return Path(text)
+        return Path(store.location(text))
     name, _, revision = text.removeprefix(SCHEME).partition("@")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
         raise UserError(f"{text} is not the name of a model: write {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION.")

@@ -1,4 +1,4 @@
-"""Reads `.safetensors` files, one or several with an index, tensor by tensor, and writes them; nothing is unpickled."""
+"""Reads and writes `.safetensors` files tensor by tensor, also sharded files with an index; nothing is unpickled."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ from seqjax.files import temporary_beside
 from seqjax.reading import read_json
 from seqjax.terminal import size
 
-MOST_HEADER = 32 << 20  # bytes of the JSON before the tensors of a file, of which public files have less than 1 MiB
+MOST_HEADER = 32 << 20  # bytes of a file's JSON header; public files stay below 1 MiB
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly
 PICKLED = (".bin", ".pt", ".pth")
 
@@ -30,7 +30,7 @@ def _safetensors() -> Any:
 class Weights:
     """The tensors at `path`: a .safetensors file, a .safetensors.index.json, or a directory that holds one.
 
-    It is a context manager. `names` are the names of the tensors, `directory` is that of the files.
+    It is a context manager. `names` holds the tensor names, `directory` the files' directory.
     """
 
     def __init__(self, path: Path):
@@ -94,11 +94,11 @@ class Weights:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the shard of every tensor; raise `UserError` if `index` is not the index of sharded weights."""
+    """Return each tensor's shard; raise `UserError` if `index` is not an index of sharded weights."""
     fix = "it is not the index of sharded weights: fetch it again"
     found = read_json(index, {"weight_map": {str: str}}, fix=fix)["weight_map"]
     for shard in sorted(set(found.values())):
-        if not re.fullmatch(r"[\w.-]+\.safetensors", shard):  # a name, no path or pattern
+        if not re.fullmatch(r"[\w.-]+\.safetensors", shard):  # a plain file name, not a path or pattern
             raise UserError(f"{index} names the file {shard!r:.200}; {fix}.")
     return found
 

@@ -1,6 +1,6 @@
 """RWKV-7, DeltaNet and Gated DeltaNet under the names of flash-linear-attention (fla-core 0.6).
 
-The RWKV-7 files of BlinkDL have other names (and are pickled); fla's conversions of them have these.
+BlinkDL's original RWKV-7 files use other names and are pickled; fla's conversions use these names.
 """
 
 import math
@@ -56,26 +56,26 @@ def _head_dim(config: Config) -> int:
 
 
 def _found_head_dim(found: dict[str, Any]) -> int:
-    """Return fla's width of a head, which is 64 if neither it nor the number of heads is stated."""
+    """Return fla's head width; 64 if the file states neither the width nor the number of heads."""
     heads = found.get("num_heads")
     return found.get("head_dim") or (found["hidden_size"] // heads if heads else 64)
 
 
 def _value_dim(found: dict[str, Any]) -> Any:
-    """Return None if the values are as wide as the model in every layer, otherwise the widths found."""
+    """Return None if all layers' values have the model's width, otherwise the stated widths."""
     value_dim = found.get("value_dim")
     model_wide = (None, found["hidden_size"], [found["hidden_size"]] * found["num_hidden_layers"])
     return None if value_dim in model_wide else value_dim
 
 
 def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
-    """Return fla's inner width for an `intermediate_size` of null."""
+    """Return fla's inner width for a null `intermediate_size`."""
     width = int(found["hidden_size"] * (found.get("hidden_ratio") or 4) * share)
     return multiple * -(-width // multiple)
 
 
 def _head_eps(found: dict[str, Any]) -> Any:
-    """Return MISSING if the head norm's eps, head_dim * norm_eps in fla, is 64e-5 as it always is here."""
+    """Return MISSING if fla's head norm eps, head_dim * norm_eps, is 64e-5, the only value here."""
     eps, width = found.get("norm_eps") or 1e-5, _found_head_dim(found)
     return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
 
@@ -134,9 +134,7 @@ RWKV7 = Family(
         _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3, default=128),
         key("norm_eps", "model.norm_eps", default=1e-5, form=float),
         Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, no_fix, float),
-        export_only(
-            "fuse_norm", lambda config: False
-        ),  # If fused, fla's unit vectors have another eps than RWKV's own code.
+        export_only("fuse_norm", lambda config: False),  # Fused, fla's unit vectors use another eps than the RWKV code.
         fixed("hidden_act", "sqrelu", default="sqrelu"),
         fixed("norm_first", True, default=True),
         fixed("norm_bias", True, default=True),
@@ -164,7 +162,7 @@ def _delta(*gates: Rule) -> tuple[Rule, ...]:
 
 
 def _width(which: int) -> Callable[[Config], int]:
-    """Return a function of the config that gives the width of all keys (0) or of all values (1)."""
+    """Return a function that maps a config to the total key width (0) or value width (1)."""
 
     def of(config: Config) -> int:
         mixer = config.model.mixer

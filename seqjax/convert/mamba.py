@@ -1,6 +1,6 @@
-"""Mamba and Mamba-2 under the names of transformers, as written by its `save_pretrained`.
+"""Mamba and Mamba-2 under transformers' names, as `save_pretrained` writes them.
 
-The files of state-spaces/mamba itself have other names (and are pickled); their `-hf` conversions have these.
+The original files of state-spaces/mamba use other names and are pickled; the `-hf` conversions use these names.
 """
 
 import math
@@ -117,7 +117,7 @@ MAMBA2 = Family(
             "num_heads", lambda config: config.model.mixer.expand * config.model.dim // config.model.mixer.head_dim
         ),
         *SSM,
-        fixed("layer_norm_epsilon", 1e-5),  # also that of the inner norm, which has no setting here
+        fixed("layer_norm_epsilon", 1e-5),  # the inner norm shares this eps, and it has no setting here
         fixed("n_groups", 1, default=8),
         Setting("time_step_limit", lambda config: None, _time_step_limit, no_fix),
     ),

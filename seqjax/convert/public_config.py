@@ -1,4 +1,4 @@
-"""The config.json beside public weights, which is compared with our config on import and written on export."""
+"""The config.json of public weights: compared with our config on import, written on export."""
 
 import math
 import operator
@@ -24,9 +24,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 def family_for(families: tuple[Family, ...], config: Config) -> Family:
-    """Return the family whose architecture `config` has; raise `UserError` if there is none.
+    """Return the family that matches `config`'s architecture.
 
-    The error is about the one that needs the fewest changes.
+    Raises `UserError` if none matches; the error describes the family that needs the fewest changes.
     """
     family = min(families, key=lambda family: len(_unmet(family, config)))
     if wrong := _unmet(family, config):
@@ -36,7 +36,7 @@ def family_for(families: tuple[Family, ...], config: Config) -> Family:
 
 
 def _unmet(family: Family, config: Config) -> dict[str, tuple[Any, str]]:
-    """Return by key what is wrong with `config` for a family: the value that mends it, and a sentence."""
+    """Return, by key, a family's unmet requirements: the required value and a sentence."""
     wrong = {}
     for key, allowed in family.needs.items():
         value = operator.attrgetter(key)(config)
@@ -46,7 +46,7 @@ def _unmet(family: Family, config: Config) -> dict[str, tuple[Any, str]]:
 
 
 class Comparison(NamedTuple):
-    """A public config.json compared with ours: the differences, the overrides of ours, and whether these suffice."""
+    """Differences between a public config.json and ours, our overrides, and whether the overrides suffice."""
 
     wrong: list[str]
     fixes: dict[str, Any]
@@ -54,14 +54,14 @@ class Comparison(NamedTuple):
 
 
 def as_text(settings: dict[str, Any]) -> str:
-    """Return overrides as they are written behind the name of a --config."""
+    """Return overrides as text that follows a name in --config."""
     return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def check(families: tuple[Family, ...], config: Config, path: Path) -> Family:
     """Compare the config.json at `path` with ours and return the family that it names.
 
-    Without such a file it is that of `config`. Raises a `UserError` that lists overrides if they differ.
+    Without a config.json, returns `config`'s family. Raises a `UserError` that lists overrides if the two differ.
     """
     found = read(path)
     if found is None:
@@ -81,9 +81,10 @@ def check(families: tuple[Family, ...], config: Config, path: Path) -> Family:
 
 
 def overrides(family: Family, config: Config, path: Path) -> dict[str, Any]:
-    """Return the overrides of `config`, any of the mixer, that make it that of the config.json at `path`.
+    """Return the overrides that turn `config`, any config of the mixer, into the model of the config.json at `path`.
 
-    They are numbers, booleans and names of ours. Raises `UserError` for unsupported features, and for a missing size.
+    Values are numbers, booleans and names known to seqjax. Raises `UserError` for unsupported features and missing
+    sizes.
     """
     found = read(path) or {}
     absent = [setting.public for setting in family.settings if setting.required and found.get(setting.public) is None]
@@ -93,7 +94,7 @@ def overrides(family: Family, config: Config, path: Path) -> dict[str, Any]:
     if not fixable:
         other = [text for text in wrong if text.endswith(NOT_HERE)]
         raise UserError(f"{path} is of a model that seqjax does not compute: {'; '.join(other)}.")
-    if length := found.get("max_position_embeddings"):  # of the positions that are computed, not in a table
+    if length := found.get("max_position_embeddings"):  # positions are computed, so no table fixes the length
         fixes["train.seq_len"] = length
     large = [f"{key}={n}" for key, n in fixes.items() if isinstance(n, int) and n >= SIZE.stop]
     if large:
@@ -143,8 +144,8 @@ def make(
 ) -> dict[str, Any]:
     """Return the config.json of an export; raise `UserError` if one public key would need two values.
 
-    `bos` and `eos` are the ids that start and end a text. They are null where they are not known, as the defaults of
-    the public classes belong to other vocabularies; so is the padding, of which our vocabularies have none.
+    `bos` and `eos` are the ids that start and end a text. Unknown ids are null, because the defaults of the public
+    classes belong to other vocabularies. The padding id is null: our vocabularies have no padding.
     """
     model_type, architecture = family.label(config)
     out: dict[str, Any] = {"architectures": [architecture], "dtype": dtype, "model_type": model_type}
@@ -154,7 +155,7 @@ def make(
             raise UserError(
                 f"{family.name} has one {setting.public} for what is {out[setting.public]!r} and {value!r} here."
             )
-    if "rope_theta" in out:  # the place that transformers reads since version 5
+    if "rope_theta" in out:  # transformers reads this key since version 5
         scaling = out["rope_scaling"] or {"rope_type": "default"}
         out["rope_parameters"] = {**scaling, "rope_theta": out["rope_theta"]}
     stated = {name: value for name, value in out.items() if value is not None}

@@ -1,7 +1,7 @@
-"""The types that describe a public architecture: a table of tensors and one of settings, used in both directions.
+"""Types that describe a public architecture: a tensor table and a settings table, used in both directions.
 
-attention.py, mamba.py and linear_attention.py hold the tables; weights.py uses those of tensors and public_config.py
-those of settings.
+attention.py, mamba.py and linear_attention.py hold the tables. weights.py uses the tensor tables, public_config.py the
+settings tables.
 """
 
 import operator
@@ -14,7 +14,7 @@ from seqjax.models.block import default_mlp_dim
 SIZE = range(1, 1 << 31)  # forms of values in a config.json (seqjax/reading.py)
 LAYERS = range(1, 10_001)
 ANY = None
-ROPE: Any = (  # the group with RoPE's settings, or several, one per kind of layer
+ROPE: Any = (  # one group of RoPE settings, or one group per layer type
     {
         **{f"{name}?": (str, None) for name in ("rope_type", "type")},
         **{
@@ -25,7 +25,7 @@ ROPE: Any = (  # the group with RoPE's settings, or several, one per kind of lay
     },
     None,
 )
-# Keys of a config.json that settings read beside their own.
+# Further config.json keys that settings read.
 ALSO_READ: dict[str, Any] = {
     "hidden_ratio?": (float, None),
     "layer_types?": ([str], None),
@@ -41,10 +41,11 @@ MISSING = object()  # A config.json lacks the key, and it has no default: there 
 
 
 class Rule(NamedTuple):
-    """Maps arrays to a public tensor: `public` is its name, with {} for the layer, and `ours` the paths of our arrays.
+    """Maps our arrays to a public tensor: `public` is the tensor's name, `ours` lists the paths of our arrays.
 
-    Several paths, separated by spaces, are concatenated along the output. A rule whose arrays a config lacks (biases, a
-    tied head) does not apply. `first=False` means that the first layer has no such tensor. Forms, ours = theirs:
+    {} in the name stands for the layer. Several paths, separated by spaces, are concatenated along the output. A rule
+    is skipped if the config has no such arrays (biases, a tied head). `first=False`: the first layer has no such
+    tensor. Forms, ours = public:
 
         same    [..] = [..]
         linear  [in, out] = [out, in]     torch's Linear
@@ -62,12 +63,11 @@ class Rule(NamedTuple):
 class Setting(NamedTuple):
     """A key of the public config.json; a value of None is the same as an absent key.
 
-    `get` returns its value for a config of ours, and `read` its value in a config.json (or MISSING). `fix` returns the
-    settings of ours that yield the value read, by key, or {} if there are none. `form` is the form of the value in a
-    config.json, which is checked before it is read: settings are made of numbers, booleans and names that are known
-    here, never of text of a file. `derived` means that the value depends on other keys of our config too, so the
-    overrides must include this one even if the values agree before. A config.json without a `required` key does not
-    determine the size of the model.
+    `get` returns the value for our config, `read` the value in a config.json (or MISSING). `fix` returns our settings,
+    by key, that produce the value read, or {} if none do. `form` is the value's type in a config.json, checked before
+    reading: settings consist of numbers, booleans and known names, never of text from the file. `derived`: the value
+    also depends on other keys of our config, so the overrides include it even if the values agree before. Without a
+    `required` key, a config.json does not determine the model size.
     """
 
     public: str
@@ -83,7 +83,7 @@ Fix = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
 def no_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Return no settings: there are none of ours for this value."""
+    """Return no settings: none of ours produces this value."""
     return {}
 
 
@@ -91,7 +91,7 @@ class Family(NamedTuple):
     """A public architecture and its tables."""
 
     name: str
-    prefix: str  # of every tensor but the head; files of a base model without head lack it
+    prefix: str  # of all tensors except the head; absent in files of a base model without head
     types: tuple[str, ...]  # model_type in config.json
     label: Callable[[Config], tuple[str, str]]  # model_type and architecture of an export, or `UserError`
     embed: str  # the tensor that a tied lm_head.weight repeats
@@ -99,14 +99,14 @@ class Family(NamedTuple):
     settings: tuple[Setting, ...]
     needs: dict[str, tuple[Any, ...]]  # key of our config -> allowed values
     redundant: str = r"(?!)"  # regular expression: tensors of a file that carry no information
-    own_tokenizer: bool = False  # transformers reads any tokenizer.json beside such a model by the rules of its own
+    own_tokenizer: bool = False  # transformers applies this family's tokenizer rules to any tokenizer.json
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
 def key(
     public: str, ours: str, get: Callable[[Config], Any] | None = None, *, default: Any = MISSING, form: Any = SIZE
 ) -> Setting:
-    """Return the setting of a public key that equals our key `ours`, or `get(config)` if ours may be None."""
+    """Return the setting of a public key equal to our key `ours`, or to `get(config)` if ours may be None."""
     return Setting(
         public,
         get or operator.attrgetter(ours),
@@ -119,7 +119,7 @@ def key(
 
 
 def fixed(public: str, value: Any, *also: Any, default: Any = MISSING) -> Setting:
-    """Return the setting of a public key of which only one value is supported; `also` are its synonyms."""
+    """Return the setting of a public key with one supported value; `also` lists synonyms of that value."""
 
     def read(found: dict[str, Any]) -> Any:
         stated = found.get(public, default)
@@ -134,7 +134,7 @@ def export_only(public: str, get: Callable[[Config], Any]) -> Setting:
 
 
 def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_layers") -> tuple[Setting, ...]:
-    """Return the settings of every family; `tie` is the default of `tie_word_embeddings` in its config.json."""
+    """Return the settings that all families share; `tie` is the default of `tie_word_embeddings`."""
     return (
         key("vocab_size", "model.vocab_size"),
         key(dim, "model.dim"),
@@ -145,7 +145,7 @@ def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_laye
 
 
 def mlp_dim(public: str, usual: Callable[[dict[str, Any]], Any]) -> Setting:
-    """Return the setting of the MLP's inner width; `usual` computes it for a config.json that lacks it."""
+    """Return the setting of the MLP's inner width; `usual` computes it if a config.json has none."""
     return Setting(
         public,
         lambda config: config.model.mlp.dim or default_mlp_dim(config.model),
@@ -163,7 +163,7 @@ def fixed_label(model_type: str, architecture: str) -> Callable[[Config], tuple[
 
 # ------------------------------------------------------------------------------------------------------------- tensors
 def linear(public: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of a torch Linear, with its bias if ours has one."""
+    """Return the rules of a torch Linear, with a bias if ours has one."""
     weights, biases = (" ".join(f"{p}.{leaf}" for p in ours.split()) for leaf in "wb")
     return Rule(f"{public}.weight", weights, "linear"), Rule(f"{public}.bias", biases)
 

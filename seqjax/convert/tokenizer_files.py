@@ -1,9 +1,9 @@
-"""The tokenizer beside public weights: found and copied on import, written as `tokenizer.json` on export.
+"""Tokenizers of public models: copied on import, written as `tokenizer.json` on export.
 
-Bytes and sentencepiece's BPE vocabularies, of which Mixtral's is one, become a `tokenizer.json` with the same ids. The
-merges of such a vocabulary are all splits of a piece into two pieces, in sentencepiece's order of preference: by score
-and, for the same result, the longer left part first. An export names its tokenizer in `tokenizer_config.json`, so that
-an import restores it instead of a copy that needs another package.
+Byte tokenizers and sentencepiece BPE vocabularies (for example Mixtral's) become a `tokenizer.json` with equal ids. BPE
+merges are all splits of a piece into two pieces, in sentencepiece's order of preference: by score, then the longer left
+part first. An export names its tokenizer in `tokenizer_config.json`. An import then restores our tokenizer instead
+of a copy that needs another package.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from seqjax.reading import content, read_json
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
 CONFIG = "tokenizer_config.json"
 SENTENCEPIECE = "tokenizer.model"
-# The tokenizer files of a public directory, all of them data.
+# Tokenizer files of a public directory; each holds data, no code.
 FILES = (
     huggingface.FILE,
     CONFIG,
@@ -34,7 +34,7 @@ FILES = (
     "vocab.txt",
     "merges.txt",
 )
-OURS = "seqjax"  # key of tokenizer_config.json: which tokenizer of ours tokenizer.json is, and the sha256 it had
+OURS = "seqjax"  # key of tokenizer_config.json: our name for the tokenizer in tokenizer.json, and the file's sha256
 SPACE = "\u2581"
 
 
@@ -62,7 +62,7 @@ def find(directory: Path) -> tuple[str, str] | None:
 
 
 def copy(source: Path, destination: Path) -> None:
-    """Copy the files of a public tokenizer, and the config.json that may name its special ids."""
+    """Copy a public tokenizer's files and config.json, which may hold the special ids."""
     destination.mkdir(parents=True, exist_ok=True)
     for name in (*FILES, "config.json"):
         if (source / name).is_file():
@@ -73,17 +73,17 @@ def copy(source: Path, destination: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- export
 def special_ids(data: DataConfig) -> tuple[int | None, int | None]:
     """Return the ids that start and end a text, for a config.json."""
-    if data.tokenizer == HUGGINGFACE:  # from the files, which needs no package
+    if data.tokenizer == HUGGINGFACE:  # reading the files needs no package
         return huggingface.special_ids(huggingface.directory_of(data.tokenizer_path))
     tokenizer = load_tokenizer(data.tokenizer, data.tokenizer_path)
     return tokenizer.bos, tokenizer.eos
 
 
 def files_of(data: DataConfig, *, max_length: int | None) -> dict[str, bytes]:
-    """Return name and content of the files with which transformers makes the same ids as the tokenizer of `data`.
+    """Return names and contents of the files that make transformers produce the ids of `data`'s tokenizer.
 
-    `max_length` is the longest text that the model takes, None for any. Raises `UserError` for a missing package, or
-    a sentencepiece model of another kind than BPE.
+    `max_length` is the model's longest text in tokens, None for no limit. Raises `UserError` for a missing package and
+    for a sentencepiece model other than BPE.
     """
     if data.tokenizer == HUGGINGFACE:
         source = huggingface.directory_of(data.tokenizer_path)
@@ -101,9 +101,9 @@ def files_of(data: DataConfig, *, max_length: int | None) -> dict[str, bytes]:
         **special,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length or int(1e30),
-        # transformers' class for LlamaForCausalLM would replace the normalizer, and with it the ids.
+        # transformers' class for LlamaForCausalLM would replace the normalizer and change the ids.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # A text may hold "</s>", which is no end of a document; both of our tokenizers read it as text.
+        # "</s>" in a text does not end the document: both of our tokenizers read it as text.
         "split_special_tokens": True,
         OURS: {"tokenizer": tokenizer.name, "sha256": hashlib.sha256(out[huggingface.FILE]).hexdigest()},
     }
@@ -113,10 +113,10 @@ def files_of(data: DataConfig, *, max_length: int | None) -> dict[str, bytes]:
 
 
 def _bytes(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tokenizer.json of bytes, each a character of GPT-2's alphabet, and its special tokens."""
+    """Return a tokenizer.json for bytes, written in GPT-2's alphabet, and its special tokens."""
     names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
     special = {names["bos_token"]: tokenizer.bos, names["eos_token"]: tokenizer.eos}
-    # GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for the characters from 256.
+    # GPT-2's alphabet: printable Latin-1 bytes map to themselves, other bytes to characters from 256 on.
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     shifted = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte if byte in printable else 256 + shifted.index(byte)): byte for byte in range(256)}
@@ -126,7 +126,7 @@ def _bytes(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _sentencepiece(tokenizer: MixtralTokenizer) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tokenizer.json of a sentencepiece model, and its special tokens."""
+    """Return a tokenizer.json for a sentencepiece model, and its special tokens."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
@@ -196,7 +196,7 @@ def _spec(
     normalizer: dict[str, Any] | None = None,
     pre_tokenizer: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a tokenizer.json that puts `bos` before a text, as in the documents that our models are trained on."""
+    """Return a tokenizer.json that puts `bos` before a text, like our training documents."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     start = {"SpecialToken": {"id": bos, "type_id": 0}}
     first, second = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
@@ -225,7 +225,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _ours(path: Path) -> dict[str, Any]:
-    """Return the entry of ours in a tokenizer_config.json, or an empty dict if there is none that an export writes."""
+    """Return our entry in a tokenizer_config.json; an empty dict without an entry in the form that an export writes."""
     try:
         return read_json(path, {OURS: {"tokenizer": str, "sha256": str}})[OURS]
     except UserError:

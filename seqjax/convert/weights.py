@@ -1,4 +1,4 @@
-"""Converts the tensors of a public file to our parameters and back by the rules of a family."""
+"""Converts public tensors to our parameters and back by a family's rules."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ from seqjax.models import Model
 from seqjax.nn.params import names
 from seqjax.types import Params
 
-FAMILIES: dict[str, tuple[Family, ...]] = {  # by the name of the mixer
+FAMILIES: dict[str, tuple[Family, ...]] = {  # by mixer name
     "transformer": (GPT2,),
     "transformer_pp": (LLAMA, QWEN2, QWEN3),
     "mamba1": (MAMBA,),
@@ -34,7 +34,7 @@ SHOWN = 3  # number of wrong tensors per kind that an error lists
 
 
 class Entry(NamedTuple):
-    """A tensor of the public file and our arrays in it, for one config; `layer` is None outside the layers."""
+    """A public tensor and the arrays of ours that it holds, for one config; `layer` is None outside the layers."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,8 +80,8 @@ def families_of(config: Config) -> tuple[Family, ...]:
 def import_weights(path: str | Path, config: Config) -> Params:
     """Return public weights as parameters of `config`'s model: float32 arrays on the host, layers stacked.
 
-    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected, of
-    another shape or not finite, and if a config.json beside the file is of another model (docs/convert.md).
+    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected, not
+    finite or differs in shape, and if a config.json in the same directory describes another model (docs/convert.md).
     """
     families = families_of(config)
     with files.Weights(Path(path)) as weights:
@@ -114,8 +114,8 @@ def export_weights(
     """Write the parameters of `config`'s model to the .safetensors file `path` under public names, with a config.json.
 
     `dtype` is float32 (exact), bfloat16 or float16; `bos` and `eos` are the ids that start and end a text, if known.
-    Raises `UserError` if the architecture has no public family, if a value is not finite, and rather than overwrite a
-    config.json with another content.
+    Raises `UserError` if the architecture has no public family, if a value is not finite, and if a config.json with
+    other content exists.
     """
     path, family = Path(path), family_of(config)
     beside, made = path.parent / "config.json", public_config.make(family, config, dtype, bos=bos, eos=eos)
@@ -131,7 +131,7 @@ def export_weights(
 
 
 def entries(family: Family, config: Config) -> list[Entry]:
-    """Return every tensor that `family` stores of a model of `config`; raise `UserError` for an array without one."""
+    """Return all tensors of `config`'s model in `family`; raise `UserError` for an array without a tensor."""
     shapes = _shapes(config)
     out: list[Entry] = []
     placed = set()
@@ -161,7 +161,7 @@ def _public_shape(form: str, ours: tuple[tuple[int, ...], ...], config: Config) 
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array of the model, by path."""
+    """Return the shapes of the model's arrays by path."""
     return {path: leaf.shape for path, leaf in names(Model(config.model, max_len=config.train.seq_len).shapes)}
 
 

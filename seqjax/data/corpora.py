@@ -78,7 +78,7 @@ class TestedCorpus(Corpus):
 def set_names(paths: Sequence[str]) -> dict[str, str]:
     """Return the directory or URL of every test set by its name; raise `UserError` for two of one name."""
     named: dict[str, str] = {}
-    for path in map(str, paths):
+    for path in map(str, map(store.location, paths)):
         name = store.url_of(path).rpartition("/")[2] or Path(path).resolve().name
         if name in named:
             raise UserError(
@@ -102,6 +102,7 @@ def open_corpus(
         UserError: The data is missing or empty, lacks a domain, or was prepared with another tokenizer or block
             length, or the tokenizer has more ids than `vocab_size`.
     """
+    config = _located(config)
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     if config.corpus == "builtin":
         corpus: Corpus = open_builtin(config, tokenizer, seq_len=seq_len, recorded=recorded)
@@ -116,9 +117,15 @@ def open_corpus(
 
 def open_test_sets(config: DataConfig, paths: Sequence[str], *, seq_len: int, vocab_size: int) -> Corpus:
     """Return test sets alone, without the corpus that was trained on; raise `UserError` as `open_corpus` does."""
-    config = dataclasses.replace(config, corpus="blocks", path=paths[0])
+    config = _located(dataclasses.replace(config, corpus="blocks", path=paths[0]))
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     return TestedCorpus(None, _open_test_sets(config, tokenizer, paths, seq_len=seq_len))
+
+
+def _located(config: DataConfig) -> DataConfig:
+    """Return `config` with its paths in the form that every library reads alike."""
+    paths = {name: getattr(config, name) for name in ("path", "tokenizer_path", "cache_dir")}
+    return dataclasses.replace(config, **{name: str(store.location(path)) for name, path in paths.items() if path})
 
 
 def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:

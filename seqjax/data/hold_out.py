@@ -26,12 +26,20 @@ def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) 
     """Return the number below which a hash puts a document into the validation split.
 
     `hashes` [n] and `lengths` [n], in tokens, are those of all documents of a domain. `share` of the documents are held
-    out; where that is less than a block, the documents of lowest hash that fill one, if a block is left to train on.
+    out, or the nearest number of them that leaves a block of tokens on both sides. Where no number does, the split with
+    too little text is validation.
     """
     lowest = round(share * HASHES)
-    if lengths[hashes < lowest].sum() >= block:
-        return lowest
     order = np.argsort(hashes, kind="stable")
-    enough = np.flatnonzero(np.cumsum(lengths[order]) >= block)
-    higher = int(hashes[order[enough[0]]]) + 1 if len(enough) else lowest
-    return higher if lengths[hashes >= higher].sum() >= block else lowest
+    held = np.concatenate([[0], np.cumsum(lengths[order])])  # tokens, by the number of documents
+    limits = np.concatenate([[0], hashes[order].astype(np.int64) + 1])
+    last = np.append(limits[1:] != limits[:-1], True)  # equal texts are on one side
+    held, limits = held[last], limits[last]
+    trained = held[-1] - held
+    now = np.searchsorted(limits, lowest, side="right") - 1
+    fits = np.flatnonzero((held >= block) & (trained >= block))
+    if now in fits or (not len(fits) and trained[now] >= block):
+        return lowest
+    if not len(fits):
+        return 0
+    return int(limits[fits[0] if held[now] < block else fits[-1]])

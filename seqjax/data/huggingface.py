@@ -5,16 +5,17 @@ spelled out in a text ("</s>") becomes its id, unless `tokenizer_config.json` se
 without a start token, such as GPT-2, starts documents with its end token.
 """
 
+import contextlib
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seqjax.errors import MissingPackageError, UserError
+from seqjax.errors import MissingPackageError, UserError, first_line
 from seqjax.reading import content, read_json
 
 FILE = "tokenizer.json"
@@ -56,14 +57,9 @@ class HuggingFaceTokenizer:
             raise MissingPackageError(
                 f"{directory / FILE} needs the package tokenizers: pip install 'seqjax[hf]'."
             ) from None
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / FILE))
-        except BaseException as error:  # a panic of its Rust code is no Exception
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise UserError(
-                f"{directory / FILE} is not read by tokenizers {tokenizers.__version__} ({error})."
-            ) from None
+        self._file = directory / FILE
+        with self._reporting("be read by the package tokenizers"):
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(self._file))
         # A file may set fixed lengths; transformers also ignores them unless the caller enables them.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -80,7 +76,6 @@ class HuggingFaceTokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.n_bytes = _n_bytes(spec, vocabulary)
-        self._file = directory / FILE
         first = self._encoded("a").tokens[:1]
         self.adds_space = bool(first) and first[0].startswith((_SPACE, "Ġ"))
         self._dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")  # `tokenizer.id_dtype`
@@ -95,15 +90,24 @@ class HuggingFaceTokenizer:
 
     def _encoded(self, text: str | list[str]) -> Any:
         encode = self._tokenizer.encode if isinstance(text, str) else self._tokenizer.encode_batch
-        try:
+        with self._reporting("encode a text"):  # as without a token for unknown words
             return encode(text, add_special_tokens=False)
-        except Exception as error:  # of a vocabulary without a token for unknown words
-            raise UserError(f"{self._file} cannot encode a text ({error}); fetch it again.") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
         known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
-        return self._tokenizer.decode(known, skip_special_tokens=True)
+        with self._reporting("decode ids"):
+            return self._tokenizer.decode(known, skip_special_tokens=True)
+
+    @contextlib.contextmanager
+    def _reporting(self, what: str) -> Iterator[None]:
+        """Return a context that turns errors of the package into a `UserError`; a panic in Rust is no `Exception`."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise UserError(f"{self._file} cannot {what} ({first_line(error)}); fetch it again.") from None
 
 
 def directory_of(path: str | Path) -> Path:

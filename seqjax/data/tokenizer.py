@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from seqjax import store
 from seqjax.data.huggingface import HuggingFaceTokenizer
 from seqjax.errors import MissingPackageError, UserError, nearest
 from seqjax.reading import content
@@ -237,6 +238,7 @@ def load_tokenizer(name: str, path: str | Path = "") -> Tokenizer:
     `path` is a sentencepiece file for mixtral, and the directory of a public model, or its tokenizer.json, for
     huggingface. Raises `UserError` for an unknown name, a missing package or an unsuitable file.
     """
+    path = store.location(path) if path else path
     if name == "byte":
         if path:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Decoding: feed a prompt in pieces, draw one token at a time, and stream the text."""
+"""Decoding: prefill a prompt in pieces, sample tokens one at a time, stream text."""
 
 from seqjax.decoding.decode import PREFILL_CHUNK, Phase, Timing, tokens
 from seqjax.decoding.sampling import Sampling, sample

@@ -1,8 +1,9 @@
-"""Decode one token at a time, after a prompt that is fed in pieces.
+"""Decode one token at a time after a prompt that is prefilled in pieces.
 
-Programs are compiled for few shapes. A prompt is fed in pieces of one size, then of `SMALL_PIECE` tokens, and its
-remainder by decoding steps; caches have lengths that are powers of two. Decoding thus compiles nothing per token, and
-almost nothing for prompts of other lengths.
+Programs are compiled for few shapes. A prompt is prefilled in pieces of one size, then in pieces of `SMALL_PIECE`
+tokens; decoding steps process the remainder. Cache lengths are powers of two: a full cache doubles, so a token's cost
+depends on the tokens so far, not on the requested number. Decoding compiles one program per cache length and nothing
+per token. Prompts with other lengths compile almost nothing.
 """
 
 import contextlib
@@ -23,14 +24,14 @@ from seqjax.models import Model
 from seqjax.sharding import replicate
 from seqjax.types import Array, Cache, Params, PRNGKey
 
-PREFILL_CHUNK = 256  # tokens of a prompt that are fed at a time
+PREFILL_CHUNK = 256  # prompt tokens per prefill call
 SMALL_PIECE = 32
 SMALLEST_CACHE = 256
 
 
 @dataclasses.dataclass
 class Phase:
-    """The number of tokens of a phase, and their seconds without compiling."""
+    """The number of tokens in a phase, and its seconds without compilation."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -42,7 +43,7 @@ class Phase:
 
 @dataclasses.dataclass
 class Timing:
-    """The time of prefill and decoding, with the seconds of compiling counted separately."""
+    """The time of prefill and decode, with compilation counted separately."""
 
     prefill: Phase = dataclasses.field(default_factory=Phase)
     decode: Phase = dataclasses.field(default_factory=Phase)
@@ -67,24 +68,24 @@ def tokens(
     mesh: Mesh | None = None,
     timing: Timing | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yield `n_new` tokens after each prompt of a batch, one per prompt at a time, int32 [B].
+    """Yield `n_new` tokens after each prompt, one per prompt at a time, int32 [B].
 
-    Prompts of different lengths share a batch without padding, which a recurrent state would see. They are fed together
-    up to the end of the shortest prompt. From there on one token per row is yielded, where the remaining tokens of a
-    row's prompt replace drawn ones, until the longest prompt has its `n_new` tokens.
+    Prompts with different lengths share a batch without padding, because padding would enter a recurrent state. They
+    are prefilled together up to the end of the shortest prompt. From there, each step yields one token per row: a
+    longer prompt's next token or a sampled token. It ends when the longest prompt has `n_new` new tokens.
 
     Args:
         params: The parameters of `model`.
         prompt_BT: Prompts of at least one token, int32 [B, T].
         key: Token i is drawn with `fold_in(key, i)`.
         model: The model.
-        n_new: Number of tokens. The device works on the next one while the caller has this one, so that a caller who
-            stops earlier wastes one step.
+        n_new: Number of tokens. The device computes the next token while the caller handles this one; stopping early
+            wastes one step.
         sampling: How tokens are drawn.
-        lengths_B: Lengths of the prompts if they differ, at least 1; later tokens in `prompt_BT` are not read.
-        prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all, in a program for that length. More is
-            faster and takes more memory: attention has scores of a piece by the length of the cache.
-        mesh: The mesh over which the parameters are spread, if they are; every device then has the whole cache.
+        lengths_B: Prompt lengths if they differ, at least 1; later tokens in `prompt_BT` are ignored.
+        prefill_chunk: Prompt tokens per prefill call; 0 = all, in a program for that length. More is faster and takes
+            more memory: attention computes scores of piece length by cache length.
+        mesh: The mesh over which the parameters are sharded, if any; every device holds the whole cache.
         timing: Receives the time of both phases.
 
     Raises `UserError` for more tokens than a position table has, and for logits that are NaN or infinite.
@@ -97,7 +98,9 @@ def tokens(
     n_shared = int(lengths_B.min())
     call = functools.partial(_call, timing)
     with _measured(timing, timing.prefill), on_mesh():
-        cache = call(_empty_cache, model=model, batch=n_batch, max_len=_cache_length(model, n_prompt + n_new))
+        model.check_length(n_prompt + n_new)
+        length = _cache_length(model, n_prompt + min(n_new, SMALLEST_CACHE))
+        cache = call(_empty_cache, model=model, batch=n_batch, max_len=length)
         position, logits_BO = 0, None
         for size in _pieces(n_shared, prefill_chunk):
             piece_BT, at = prompt_BT[:, position : position + size], np.int32(position)
@@ -120,6 +123,9 @@ def tokens(
             if at < n_prompt:
                 token_B = call(_own_or_drawn, prompt_BT[:, at], lengths_B > at, token_B)
             if i + 1 < n_steps:
+                if at == length:
+                    length = _cache_length(model, length + 1)
+                    cache = call(_grow_cache, cache, model=model, batch=n_batch, max_len=length)
                 logits_BO, cache = call(_step, params, token_B, np.int32(at), cache, model=model)
                 following_B, is_finite = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
             found_B, was_finite = jax.device_get((token_B, was_finite))
@@ -134,11 +140,11 @@ def tokens(
 
 
 def _pieces(n_prompt: int, chunk: int) -> list[int]:
-    """Return the sizes of the pieces in which a prompt is fed."""
+    """Return the sizes of the pieces in which a prompt is prefilled."""
     if n_prompt < 1:
-        raise UserError("A prompt has at least one token: begin with the tokenizer's `bos`.")
+        raise UserError("A prompt needs at least one token: begin with the tokenizer's `bos`.")
     if chunk < 0:
-        raise UserError(f"prefill_chunk={chunk}: give the number of tokens fed at a time, or 0 for the whole prompt.")
+        raise UserError(f"prefill_chunk={chunk} must be at least 0; 0 prefills the whole prompt at once.")
     if chunk == 0:
         return [n_prompt]
     sizes = []
@@ -150,7 +156,7 @@ def _pieces(n_prompt: int, chunk: int) -> list[int]:
 
 def _cache_length(model: Model, n_tokens: int) -> int:
     length = max(SMALLEST_CACHE, 1 << (n_tokens - 1).bit_length())
-    # A position table bounds the cache, and the model refuses more tokens.
+    # A position table limits the cache length; `check_length` refuses more tokens.
     return max(n_tokens, min(length, model.longest)) if model.longest else length
 
 
@@ -159,7 +165,12 @@ def _empty_cache(*, model: Model, batch: int, max_len: int) -> Cache:
     return replicate(model.init_cache(batch, max_len))
 
 
-# The input cache is donated to the output cache, so that only one exists.
+@functools.partial(jax.jit, static_argnames=("model", "batch", "max_len"))
+def _grow_cache(cache: Cache, *, model: Model, batch: int, max_len: int) -> Cache:
+    return replicate(model.grow_cache(cache, batch, max_len))
+
+
+# The input cache is donated to the output cache, hence only one exists.
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
 def _prefill(params: Params, tokens_BT: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
     return replicate(model.prefill(params, tokens_BT, cache))
@@ -179,7 +190,10 @@ def _step(params: Params, token_B: Array, position: Array, cache: Cache, *, mode
 
 @functools.partial(jax.jit, static_argnames="sampling")
 def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> tuple[Array, Array]:
-    """Return the tokens, and whether the largest logit of every row is finite, which it is not if any is NaN."""
+    """Return the tokens and whether every row's largest logit is finite.
+
+    A NaN in a row makes its largest logit NaN.
+    """
     token_B = sample(
         logits_BO,
         jax.random.fold_in(key, i),
@@ -197,12 +211,12 @@ def _own_or_drawn(own_B: Array, is_own_B: Array, drawn_B: Array) -> Array:
 
 # -------------------------------------------------------------------------------------------------------------- timing
 class _Compilations:
-    """The number of programs that JAX has compiled since the first use of this class."""
+    """Counts the programs that JAX has compiled since this class was first used."""
 
     count = 0
 
     def listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Count, as JAX calls it for every event."""
+        """Count a compilation; JAX calls this for every event."""
         del duration_secs, kwargs
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
@@ -215,7 +229,10 @@ def _compilations() -> _Compilations:
 
 
 def _call(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a compiled function; if the call compiles, count its time as compiling (the device works asynchronously)."""
+    """Call a compiled function; a call that compiles counts as compile time.
+
+    The device works asynchronously.
+    """
     compilations = _compilations()
     before, start = compilations.count, time.perf_counter()
     result = function(*args, **options)
@@ -226,7 +243,7 @@ def _call(timing: Timing, function: Callable[..., Any], *args: Any, **options: A
 
 @contextlib.contextmanager
 def _measured(timing: Timing, phase: Phase) -> Iterator[None]:
-    """Add the time of the context, without compiling, to a phase."""
+    """Add the context's time, without compilation, to a phase."""
     start, compiling = time.perf_counter(), timing.compile_seconds
     yield
     phase.seconds += time.perf_counter() - start - (timing.compile_seconds - compiling)

@@ -1,4 +1,4 @@
-"""Sampling of the next token from the logits: temperature, then the top k, then the nucleus (top p)."""
+"""Sampling of the next token from logits: temperature, then top k, then top p."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ class Sampling:
 
     temperature: float = 0.8  # 0 takes the most likely token
     top_k: int = 0  # draw from the k most likely tokens; 0 = all
-    top_p: float = 1.0  # draw from the fewest tokens that have this probability together; 1 = all
+    top_p: float = 1.0  # draw from the fewest tokens that together have this probability; 1 = all
 
     def check(self, *, vocab_size: int) -> None:
         """Raise `UserError` for invalid values."""
@@ -33,8 +33,8 @@ class Sampling:
 def sample(logits_BO: Array, key: PRNGKey, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Array:
     """Draw a token per row, int32 [B].
 
-    The temperature comes first, then `top_k`, then `top_p` (the nucleus of Holtzman et al., arXiv 1904.09751) of the
-    remaining tokens. Tokens as likely as the last kept token are kept too.
+    The temperature is applied first, then `top_k`, then `top_p` (the nucleus of Holtzman et al., arXiv 1904.09751) to
+    the remaining tokens. Ties with the last kept token are kept.
     """
     if temperature == 0.0:
         return jnp.argmax(logits_BO, axis=-1).astype(jnp.int32)
@@ -45,7 +45,7 @@ def sample(logits_BO: Array, key: PRNGKey, *, temperature: float = 1.0, top_k: i
     if top_p < 1:
         sorted_BO = jnp.sort(logits_BO, axis=-1, descending=True)
         p_BO = jax.nn.softmax(sorted_BO, axis=-1)
-        # A token is kept if those before it do not reach top_p, so the first one always is.
+        # A token is kept if the tokens before it do not reach top_p; the first token always is.
         is_kept_BO = jnp.cumsum(p_BO, axis=-1) - p_BO < top_p
         least_B1 = jnp.min(jnp.where(is_kept_BO, sorted_BO, jnp.inf), axis=-1, keepdims=True)
         logits_BO = jnp.where(logits_BO < least_B1, -jnp.inf, logits_BO)

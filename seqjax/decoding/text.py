@@ -1,4 +1,4 @@
-"""Streamed text from a model: only whole characters, and nothing that a stop string may still remove."""
+"""Streamed text from a model: whole characters that no stop string can remove."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,16 +12,23 @@ from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.types import Params, PRNGKey
 
-_INVALID = "\ufffd"  # the decoding of bytes that are not, or not yet, a character
+_INVALID = "\ufffd"  # bytes that are not, or not yet, a character
 
 
-def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
-    """Return the ids of `text`, int [n]; raise `UserError` for an id beyond the model's `vocab_size`."""
+def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int, name: str = "text") -> np.ndarray:
+    """Return the ids of `text`, int [n].
+
+    Raises `UserError` for an id beyond the model's `vocab_size`, and `TypeError`, with the `name` of the argument, for
+    anything but text.
+    """
+    if not isinstance(text, str):
+        shape = f" of the shape {text.shape}" if hasattr(text, "shape") else ""
+        raise TypeError(f"{name} is {type(text).__name__}{shape} instead of str; seqjax.Model takes tokens.")
     ids = tokenizer.encode(text)
     if len(ids) and ids.max() >= vocab_size:
         raise UserError(
-            f"The {tokenizer.name} tokenizer gives the id {ids.max()}, and the model has {vocab_size}: it is not the "
-            "model's own (config.data.tokenizer)."
+            f"The {tokenizer.name} tokenizer gives the id {ids.max()}, and the model has {vocab_size} ids: use the "
+            "model's tokenizer (config.data.tokenizer)."
         )
     return ids
 
@@ -29,22 +36,25 @@ def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
 class TextDecoder:
     """Turns tokens into text, one at a time.
 
-    Together, the parts that `push` and `flush` return equal the text of decoding all tokens at once after those of
-    `context`. Bytes of an incomplete character are held back, and so is a space that the tokenizer decodes only with
-    its successor.
+    The concatenated results of `push` and `flush` equal the text that all tokens give when decoded at once after
+    `context`. Bytes of an incomplete character are held back, and so is a space that the tokenizer decodes only
+    together with the next token.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()):
-        """Begin after the tokens of `context`, e.g. a prompt: the first word after it then keeps its space."""
+        """Begin after the tokens of `context`, e.g. a prompt.
+
+        The first word after it then keeps its space.
+        """
         self._decode = tokenizer.decode
-        # Tokens whose text has been returned. Some are decoded again with what follows, because decoding drops the
-        # space before the first word.
+        # Tokens with returned text. Some are decoded again with the next tokens, because decoding drops the space
+        # before the first word.
         self._context = [int(i) for i in context]
         self._context_text = self._decode(self._context)
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
-        """Return the text that is certain with one more token; it may be empty."""
+        """Return the text that one more token makes certain; it may be empty."""
         self._pending.append(int(token))
         text = self._decode([*self._context, *self._pending])
         if text.endswith(_INVALID) or len(text) == len(self._context_text):
@@ -55,18 +65,18 @@ class TextDecoder:
         return new
 
     def flush(self) -> str:
-        """Return the rest, at the end: bytes that never became a character are U+FFFD."""
+        """Return the rest at the end of the text; incomplete characters become U+FFFD."""
         return self._decode([*self._context, *self._pending])[len(self._context_text) :]
 
 
 class StopStrings:
-    """Ends a text before the first of some strings that is complete in it, wherever its parts are divided.
+    """Ends a text before its first complete stop string, however the text is divided.
 
     If several strings are complete at the same character, the longest counts.
     """
 
     def __init__(self, strings: str | Sequence[str] = ()):
-        """Raise `UserError` for an empty string, before which every text would end."""
+        """Raise `UserError` for an empty string, which would end every text."""
         self._strings = (strings,) if isinstance(strings, str) else tuple(strings)
         if "" in self._strings:
             raise UserError("stop: an empty string is in every text; give at least one character.")
@@ -74,7 +84,10 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """Return the text so far before any stop string; a possible beginning of a stop string is held back."""
+        """Return the text before any stop string, as far as it is certain.
+
+        A possible beginning of a stop string is held back.
+        """
         if self.found:
             return ""
         text = self._held + text
@@ -91,7 +104,7 @@ class StopStrings:
         return text[: len(text) - n_held]
 
     def flush(self) -> str:
-        """Return the text held back, at the end."""
+        """Return the text that is still held back, at the end."""
         rest, self._held = self._held, ""
         return rest
 
@@ -110,21 +123,22 @@ def stream(
     mesh: Mesh | None = None,
     timing: Timing | None = None,
 ) -> Iterator[str]:
-    """Return an iterator over the parts of the continuation of a prompt, as they are decoded.
+    """Return an iterator over the parts of a prompt's continuation.
 
-    It ends with the document, before a `stop` string, or after `n_new` tokens. A part is never empty and holds only
-    whole characters that no stop string can still remove. `decoding.tokens` describes the other arguments.
+    Parts are yielded as they are decoded. The text ends with the document, before a `stop` string, or after `n_new`
+    tokens. A part is never empty and holds only whole characters that no stop string can still remove.
+    `decoding.tokens` describes the other arguments.
 
     Raises `UserError` for invalid arguments.
     """
     if n_new < 1:
         raise UserError(f"max_new_tokens must be at least 1, not {n_new}.")
     if prefill_chunk < 0:
-        raise UserError(f"prefill_chunk must be at least 0, not {prefill_chunk}; 0 feeds the prompt in one piece.")
+        raise UserError(f"prefill_chunk must be at least 0, not {prefill_chunk}; 0 prefills the prompt in one piece.")
     sampling = Sampling() if sampling is None else sampling
     sampling.check(vocab_size=model.config.vocab_size)
     stops = StopStrings(stop)
-    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size)
+    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size, name="prompt")
     new = tokens(
         params,
         np.concatenate([[tokenizer.bos], prompt_ids]).astype(np.int32)[None],

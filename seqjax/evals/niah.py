@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import seqjax
+from seqjax import store
 from seqjax.command_line import command_parser, run_command
 from seqjax.decoding import Sampling, encode
 from seqjax.errors import MissingPackageError, UserError
@@ -149,7 +150,7 @@ def accuracy(m: Pretrained, samples: Sequence[Sample], *, batch_size: int, prefi
 def main(argv: list[str]) -> None:
     """Print and write the accuracy at every length."""
     parser = command_parser("niah", description=__doc__)
-    parser.add_argument("--workdir", required=True, help="a run, or a directory of a public model")
+    parser.add_argument("--workdir", required=True, type=store.location, help="a run, or a directory of a public model")
     parser.add_argument("--lengths", required=True, help="tokens of the prompts with their answers: 4096,8192")
     parser.add_argument("--samples", type=int, default=500, help="samples of each length (500, as in RULER)")
     parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in lm_eval)")

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import seqjax
+from seqjax import store
 from seqjax.command_line import command_parser, run_command
 from seqjax.data import Corpus, open_corpus
 from seqjax.errors import UserError
@@ -104,7 +105,7 @@ FORM = {"lengths?": {int: {"alone": float, "losses": {int: float}, "samples": in
 def main(argv: list[str]) -> None:
     """Print and write the losses at every length."""
     parser = command_parser("repeats", description=__doc__)
-    parser.add_argument("--workdir", required=True, help="a run")
+    parser.add_argument("--workdir", required=True, type=store.location, help="a run")
     parser.add_argument("--lengths", default="", help="tokens of a sample: 2048,16384; those of training by default")
     parser.add_argument("--domain", default="", help="of the text; the first that the run is evaluated on by default")
     parser.add_argument("--samples", type=int, default=32, help="texts of each length (32)")

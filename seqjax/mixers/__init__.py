@@ -1,10 +1,10 @@
-"""Sequence mixers, one class per file, derived from base.Mixer; the constructor's arguments are its settings.
+"""Sequence mixers: one class per file, derived from base.Mixer.
 
     mixer = seqjax.mixers.Top1Chunk(dim=512, heads=8, chunk_size=64, rngs=nnx.Rngs(0))
     y_BTD = mixer(x_BTD)
 
-A config selects one by the name of its file (`load`); a class of your own gets a name by `register`, or is named by its
-file, `gema.py:GatedEma`.
+The constructor's keyword arguments are the mixer's settings. A config selects a shipped mixer by its file name
+(`load`). A user's class is selected by a registered name (`register`) or by its file, `gema.py:GatedEma`.
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ from seqjax.mixers._registry import (
     use,
 )
 
-if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these and new ones by their files.
+if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports these and new ones.
     from seqjax.mixers.based_conv import BasedConv as BasedConv
     from seqjax.mixers.based_linear import BasedLinear as BasedLinear
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet
@@ -85,7 +85,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> type[base.Mixer]:
-    """Return the class of a shipped mixer, whose file is imported now."""
+    """Return the shipped mixer class `name`, importing its file on first use."""
     mixer = class_named(name)
     if mixer is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,11 @@
-"""The base of the delta-rule mixers: q, k, v through short convolutions, the delta rule, a norm per head.
+"""The base of the delta-rule mixers: short convolutions, delta rule, head norm.
 
     q, k, v = silu(conv4(x W));  q, k L2-normalised per head, q / sqrt(K);  beta = sigmoid(x W_b)
     S_t = S_{t-1} + k_t (x) beta_t (v_t - k_t^T S_{t-1});  y_t = RMSNorm(q_t^T S_t);  out = y W_o
 
-Without `conv`, SiLU and norm are of the projections. A subclass may let S decay before the correction (`_log_decay`)
-and multiply y by a gate (`_gate`), as `GatedDeltaMixer` does for Gated DeltaNet and Gated DeltaProduct. Beta, the
-decay, norms, what they and the gate compute, and the state are float32.
+Without `conv`, SiLU and the L2 norm apply to the projections directly. A subclass may decay S before the correction
+(`_log_decay`) and multiply y by an output gate (`_gate`); `GatedDeltaMixer` does both for Gated DeltaNet and Gated
+DeltaProduct. Beta, the decay and the state are float32, and so is the arithmetic of norms and output gate.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -34,7 +34,10 @@ class DeltaCache(NamedTuple):
 
 
 class DeltaMixer(base.Mixer):
-    """The mixer without decay and gate, with the widths of all keys and all values of one step together."""
+    """The delta rule without decay and gate.
+
+    `key_dim` and `value_dim` are the widths of one step's keys and values, summed over heads.
+    """
 
     gate_activation: ClassVar[str] = "silu"
 
@@ -74,26 +77,32 @@ class DeltaMixer(base.Mixer):
         self.v_conv = short_conv(steps * self.value_width)
         self.beta = linear(dim, steps * heads, "embed", "heads")
         self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
-        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
+        # As in fla's models, and unlike GPT, the initial values of this matrix are not scaled down.
         self.out = linear(self.value_width, dim, "heads", "embed")
 
     def _log_decay(self, x_BTD: Array) -> Array | None:
-        """Return the logarithm of the decay in float32, [B, T, H] or of a subclass's shape; None without decay."""
+        """Return the log decay in float32, [B, T, H] or a subclass's shape, or None."""
         del x_BTD
         return None
 
     def _gate(self, x_BTD: Array) -> Array | None:
-        """Return the gate of the normalised outputs, before its activation, [B, T, H V]; None without one."""
+        """Return the output gate before its activation, [B, T, H V], or None."""
         del x_BTD
         return None
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
-        """Return the operands of the recurrence, q, k, v, beta and log_g, from the results of the convolutions."""
+        """Return the operands of the recurrence: q, k, v, beta and log_g.
+
+        The inputs are the input x and the convolved projections.
+        """
         q_BTHK, k_BTHK, v_BTHV = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)
 
     def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
-        """Return the outputs [B, T, H, V] and the last state, from the operands that `_inputs` returns."""
+        """Return the outputs [B, T, H, V] and the last state.
+
+        `operands` is the result of `_inputs`.
+        """
         result: Any = gated_delta_rule(
             *operands,
             initial_state=s_BHKV,
@@ -104,7 +113,10 @@ class DeltaMixer(base.Mixer):
         return result
 
     def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
-        """Return the same of one token, without a time axis."""
+        """Return the outputs [B, H, V] and the state after one token.
+
+        The operands have no time axis.
+        """
         return gated_delta_rule_step(*[*operands, s_BHKV])
 
     def _output(self, x_BTD: Array, o_BTHV: Array) -> Array:
@@ -131,7 +143,7 @@ class DeltaMixer(base.Mixer):
         return self._inputs(x_BTD, q_BTE, k_BTE, v_BTE), cache
 
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         operands, cache = self._extend(x_BTD, cache)
         o_BTHV, s_BHKV = self._recurrence(operands, cache.s_BHKV)
         return self._output(x_BTD, o_BTHV), cache._replace(s_BHKV=s_BHKV)
@@ -148,18 +160,19 @@ class DeltaMixer(base.Mixer):
         return self._output(x_BTD, o_BHV[:, None])[:, 0], cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the recurrence: k^T S and the correction in every step, and q^T S.
+        """Return the forward FLOPs of the recurrence per token.
 
-        The chunked form performs two to three times as many, on tensor cores.
+        Counts k^T S and the correction in every step, and q^T S. The chunked form performs two to three times as many
+        FLOPs, on tensor cores.
         """
         del seq_len
         return (4 * self.steps + 2) * self.key_width * self.value_width / self.heads
 
 
 class GatedDeltaMixer(DeltaMixer):
-    """The mixer with an output gate and a decay per head, unless `gate` or `decay` is False.
+    """The delta rule with decay and output gate; `gate` and `decay` can disable them.
 
-    g = -exp(A_log) softplus(x W_a + dt_bias);  out = (y * silu(x W_g)) W_o
+    g = -exp(A_log) softplus(x W_a + dt_bias) per head;  out = (y * silu(x W_g)) W_o
     """
 
     def __init__(

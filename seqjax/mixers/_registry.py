@@ -1,12 +1,12 @@
-"""Mixers by name: a file of this package, a registered class, a file of the user, or a dotted module.
+"""Find mixers by name: shipped, registered, in a file, or in a dotted module.
 
     mamba2               the file of that name in this package
-    gema                 the class that `register("gema")` named, or the only mixer in a file gema.py
+    gema                 the class registered by `register("gema")`, or the only mixer in a file gema.py
     gema.py:GatedEma     a class in a file; the file may have a directory, `mine/gema.py:GatedEma`
     my_package.gema      the only mixer of an importable module
 
-A file is searched beside the config that is read and in the current directory. Afterwards its mixer has a name without
-the directory, `gema` or `gema.py:GatedEma`, in this process, in config.json and in the copy that a run keeps.
+A file is searched in the config's directory and in the current directory. Once loaded, its mixer is called `gema` or
+`gema.py:GatedEma`, without the directory, in this process, in config.json and in the copy that a run keeps.
 """
 
 import contextlib
@@ -15,17 +15,20 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from flax import nnx
 
 from seqjax import user_code
 from seqjax.errors import UserError, nearest
+from seqjax.fields import Bounds, optional
 from seqjax.files import find_in_current_directory
 from seqjax.mixers import base
 from seqjax.nn.params import Template
@@ -36,14 +39,14 @@ M = TypeVar("M")
 PACKAGE = "seqjax.mixers"
 
 _registered: dict[str, type[base.Mixer]] = {}
-_sources: dict[type, Source] = {}  # of registered classes, as they were when they were registered
-_by_file: set[str] = set()  # registered names that `register` has not given
+_sources: dict[type, Source] = {}  # registered class -> its source when it was registered
+_by_file: set[str] = set()  # registered names that come from a file, not from `register`
 _reading: contextvars.ContextVar[ModuleType | None] = contextvars.ContextVar("_reading", default=None)
 _searching = contextvars.ContextVar("_searching", default=True)
 
 
 def names() -> list[str]:
-    """Return the file names, without suffix, of the mixers that ship with seqjax.
+    """Return the names of the shipped mixers: their file names without suffix.
 
     base.py is the contract, and a leading underscore marks a file of shared code.
     """
@@ -51,7 +54,7 @@ def names() -> list[str]:
     return list(_names_in(directory, directory.stat().st_mtime_ns))
 
 
-@functools.lru_cache(maxsize=1)  # every reading of a config asks; a new file changes the time of its directory
+@functools.lru_cache(maxsize=1)  # every config read calls this; a new file changes the directory's mtime
 def _names_in(directory: Path, changed: int) -> tuple[str, ...]:
     del changed
     files = {module.name for module in pkgutil.iter_modules([str(directory)])} - {"base"}
@@ -59,37 +62,40 @@ def _names_in(directory: Path, changed: int) -> tuple[str, ...]:
 
 
 def known() -> list[str]:
-    """Return the names that need no search: those of shipped and of registered mixers."""
+    """Return the names that need no search: shipped and registered mixers."""
     return sorted({*names(), *_registered})
 
 
 def is_shipped(name: str) -> bool:
-    """Return whether mixer `name` is a part of seqjax."""
+    """Return whether mixer `name` is part of seqjax."""
     return name in names() or (is_dotted(name) and name.startswith(f"{PACKAGE}."))
 
 
 def is_dotted(name: str) -> bool:
-    """Return whether `name` is that of an importable module, with a dot."""
+    """Return whether `name` is a dotted module name."""
     return "." in name and ":" not in name and not name.endswith(".py")
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether loading mixer `name` would run a file from outside seqjax that this process has not run."""
+    """Return whether loading `name` would run a file from outside seqjax.
+
+    False if this process has already run the file.
+    """
     return not is_shipped(name) and name not in _registered
 
 
 # ---------------------------------------------------------------------------------------------------- names and classes
 def register(name: str) -> Callable[[M], M]:
-    """Return a decorator that makes a class the mixer `name` of this process.
+    """Return a decorator that registers a class as mixer `name` in this process.
 
         @seqjax.mixers.register("ema")
         class Ema(seqjax.mixers.base.Mixer):
             def __init__(self, dim, *, expand=2, rngs):
             ...
 
-    A config then selects it with `mixer={"name": "ema"}`. Another class of that name, as when a notebook's cell runs
-    again, replaces it. A file that is run again without a change keeps its class. Raises `UserError` for a name that
-    cannot be used, a class that breaks the contract, and two files that register one name.
+    A config then selects the class with `mixer={"name": "ema"}`. A later class with the same name replaces it, as when
+    a notebook cell runs again. A file that runs again unchanged keeps its class. Raises `UserError` for an unusable
+    name, a class that breaks the contract, or two files that register the same name.
     """
     if name in names() or not name.isidentifier():
         taken = "belongs to a mixer that ships with seqjax" if name in names() else "is not a Python identifier"
@@ -104,7 +110,7 @@ def register(name: str) -> Callable[[M], M]:
 
 
 def _enter(name: str, mixer: Any) -> Any:
-    """Register a class, or return the class of that name if it came from a file with the same content."""
+    """Register a class, or return the registered class if its file is unchanged."""
     source, before = user_code.source_of(mixer), _registered.get(name)
     was = _sources.get(before) if before is not None else None
     if before is not None and source is not None and was is not None:
@@ -126,7 +132,10 @@ def _require_one_file(name: str, first: Source, second: Source) -> None:
 
 
 def load(name: str) -> type[base.Mixer]:
-    """Return the class of mixer `name`: registered, shipped, in a file of the user, or in a dotted module."""
+    """Return the class of mixer `name`.
+
+    The mixer may be registered, shipped, in a user's file, or in a dotted module.
+    """
     if name in _registered:
         return _registered[name]
     where = f"config.model.mixer.name={name!r}"
@@ -141,15 +150,18 @@ def load(name: str) -> type[base.Mixer]:
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
             raise UserError(
-                f"{where}: no module {error.name!r} to import. It must be installed, or lie in the directory in which "
-                "the command runs."
+                f"{where}: no module {error.name!r} to import. Install it, or run the command in the module's "
+                "directory."
             ) from error
         raise
     return _only_mixer(module, where)
 
 
 def name_of(mixer: type[base.Mixer]) -> str:
-    """Return the name by which a config selects a class: registered, or found in a file that has been imported."""
+    """Return the name by which a config selects a class.
+
+    The name is registered, or comes from the imported file of the class. Raises `UserError` for a class without a file.
+    """
     for name, registered in _registered.items():
         if registered is mixer:
             return name
@@ -159,8 +171,8 @@ def name_of(mixer: type[base.Mixer]) -> str:
     name, source = getattr(mixer, "__name__", repr(mixer)), user_code.source_of(mixer) if module else None
     if source is None:
         raise UserError(
-            f"{name} has no name that a config could select it by: put @seqjax.mixers.register('a_name') above the "
-            "class, or write it into a file of its own (docs/add_a_mixer.md)."
+            f"{name} has no name that a config can use: put @seqjax.mixers.register('a_name') above the class, or move "
+            "it to a separate file (docs/add_a_mixer.md)."
         )
     called = f"{source.path.name}:{name}"
     _enter(called, _checked(mixer, f"The class {name}"))
@@ -169,14 +181,17 @@ def name_of(mixer: type[base.Mixer]) -> str:
 
 
 def use(mixers: Iterable[type[base.Mixer]]) -> None:
-    """Register classes that a user has given by the names that configs select them by."""
+    """Register a user's classes under the names by which configs select them."""
     for mixer in mixers:
         if not is_shipped(name := name_of(mixer)):
             _registered.setdefault(name, mixer)
 
 
 def class_named(name: str) -> type[base.Mixer] | None:
-    """Return the shipped class `name`, whose file has its name in lower case, with or without underscores."""
+    """Return the shipped class `name`, or None.
+
+    Its file has the class name in lower case, with or without underscores.
+    """
     file = {file.replace("_", ""): file for file in names()}.get(name.lower())
     mixer = None if file is None else load(file)
     return mixer if mixer is not None and mixer.__name__ == name else None
@@ -193,8 +208,8 @@ def _only_mixer(module: ModuleType, where: str) -> type[base.Mixer]:
         which = ", ".join(mixer.__name__ for mixer in found) or "none"
         raise UserError(
             f"{where}: {module.__file__} must define one class that derives from seqjax.mixers.base.Mixer, not {which} "
-            "(docs/add_a_mixer.md). Name one of several as FILE.py:CLASS, and let the name of a mere base class begin "
-            "with an underscore."
+            "(docs/add_a_mixer.md). Select one of several as FILE.py:CLASS, or begin the names of base classes with "
+            "an underscore."
         )
     return _checked(found[0], f"{where}: {found[0].__name__} of {module.__file__}")
 
@@ -205,8 +220,8 @@ def _checked(mixer: Any, who: str) -> type[base.Mixer]:
     parameters = inspect.signature(mixer.__init__).parameters
     if list(parameters)[:2] != ["self", "dim"] or "rngs" not in parameters or "name" in parameters:
         raise UserError(
-            f"{who} needs a constructor `def __init__(self, dim, *, SETTINGS, rngs)`, whose settings are not called "
-            "name (docs/add_a_mixer.md)."
+            f"{who} needs a constructor `def __init__(self, dim, *, SETTINGS, rngs)`, without a setting called name "
+            "(docs/add_a_mixer.md)."
         )
     return mixer
 
@@ -214,7 +229,7 @@ def _checked(mixer: Any, who: str) -> type[base.Mixer]:
 # --------------------------------------------------------------------------------------------------- files of the user
 @contextlib.contextmanager
 def reading(config: ModuleType) -> Iterator[None]:
-    """Return a context in which files are also searched beside a config, which may itself define a mixer."""
+    """Return a context that also searches a config's file and directory for mixers."""
     token = _reading.set(config)
     try:
         yield
@@ -224,7 +239,7 @@ def reading(config: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_registered() -> Iterator[None]:
-    """Return a context in which no file is searched, so that a registered class is used as it is."""
+    """Return a context without file search: a registered class is used as it is."""
     token = _searching.set(False)
     try:
         yield
@@ -233,14 +248,18 @@ def as_registered() -> Iterator[None]:
 
 
 def label(name: str) -> str:
-    """Return the name of a mixer without the directory of its file: `gema.py:GatedEma` for `mine/gema.py:GatedEma`."""
+    """Return a mixer's name without its file's directory.
+
+    `mine/gema.py:GatedEma` becomes `gema.py:GatedEma`.
+    """
     return Path(name).name if ":" in name else name
 
 
 def locate(name: str) -> str:
-    """Return the label of a mixer whose name a user has written; its file is read, and run if it is new or changed.
+    """Return the label of the mixer that a user has named.
 
-    Raises `UserError` if there is no such file or class, or several files of that name with different content.
+    The mixer's file is read, and run if it is new or changed. Raises `UserError` if there is no such file or class, or
+    if several files with this name differ in content.
     """
     where, config = f"config.model.mixer.name={name!r}", _reading.get()
     if name in names() and config is not None and Path(str(config.__file__)).stem == name and _mixers_of(config):
@@ -270,34 +289,43 @@ def locate(name: str) -> str:
 
 
 def _current(called: str, file: str, where: str) -> Source | None:
-    """Return what the file of a mixer holds now; None if its class was registered without a file, or there is none."""
+    """Return the current source of a mixer's file.
+
+    None if the class was registered without a file, or if there is no file.
+    """
     before = _registered.get(called)
     if before is None or (_searching.get() and called in _by_file):
         return _find(file, where)
     was = _sources.get(before)
     if was is None or not (_searching.get() and user_code.has_run(before) and was.path.is_file()):
         return was
-    return user_code.read(was.path)  # `register` named the class, wherever its file is
+    return user_code.read(was.path)  # `register` gave the name, so the file may have any location
 
 
 def load_copy(name: str, copy: Source) -> None:
-    """Register mixer `name` of a run from the copy of its file; raise `UserError` if the file does not define it."""
+    """Register mixer `name` of a run from the run's copy of its file.
+
+    Raises `UserError` if the file does not define the mixer.
+    """
     _take(_run(copy), name, name.partition(":")[2], f"config.model.mixer.name={name!r}")
 
 
 def file_name(name: str) -> str:
-    """Return the name of the file that a run keeps of mixer `name`, which is no dotted module."""
+    """Return the file name of a run's copy of mixer `name` (not a dotted module)."""
     return Path(name.partition(":")[0] if ":" in name else f"{name}.py").name
 
 
 def sources(used: Iterable[str]) -> dict[str, Source]:
-    """Return the files of the user that define the mixers of these names, as they were when they were run."""
+    """Return the users' files that define these mixers, as they were when run."""
     found = {name: _sources.get(_registered[name]) for name in used if name in _registered and not is_dotted(name)}
     return {name: source for name, source in found.items() if source is not None}
 
 
 def source_hashes(used: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the files of mixers from outside seqjax, also of dotted modules, by name."""
+    """Return the SHA-256 of each mixer file from outside seqjax, by mixer name.
+
+    Includes dotted modules.
+    """
     used = [name for name in dict.fromkeys(used) if not is_shipped(name)]
     found = {name: user_code.source_of(load(name)) for name in used} | sources(used)
     return {name: source.sha256 for name, source in found.items() if source is not None}
@@ -309,7 +337,10 @@ def _run(source: Source) -> ModuleType:
 
 
 def _take(module: ModuleType, name: str, cls: str, where: str) -> None:
-    """Register the class `cls` of a module as mixer `name`, or its only mixer if the module has not registered one."""
+    """Register a module's class `cls` as mixer `name`.
+
+    Without `cls`, register the module's only mixer, unless the module itself has registered `name`.
+    """
     if not cls:
         if name not in _registered:
             _enter(name, _only_mixer(module, where))
@@ -323,7 +354,7 @@ def _take(module: ModuleType, name: str, cls: str, where: str) -> None:
 
 
 def _find(file: str, where: str) -> Source | None:
-    """Return the file of that name beside the config that is read or in the current directory, if there is one."""
+    """Return the file in the config's or the current directory, or None."""
     config = _reading.get()
     places = [] if config is None else [Path(str(config.__file__)).parent]
     files = {(place / file).resolve() for place in (*places, Path.cwd())}
@@ -340,16 +371,19 @@ def _find(file: str, where: str) -> Source | None:
 def _no_such(name: str, file: str, cls: str) -> str:
     where = f"config.model.mixer.name={name!r}"
     if cls:
-        return f"{where}: there is no file {file}, neither beside the config nor in the current directory."
+        return f"{where}: there is no file {file} in the config's directory or the current directory."
     return (
-        f"{where} is not a mixer, and there is no {file}.py beside the config or in the current directory "
+        f"{where} is not a mixer, and there is no {file}.py in the config's directory or the current directory "
         f"(docs/add_a_mixer.md).{nearest(name, known())}"
     )
 
 
 # ------------------------------------------------------------------------------------------------- settings of a config
 def settings_class(name: str) -> Any:
-    """Return the frozen dataclass of a config's group `model.mixer`: `name`, and the settings of the constructor."""
+    """Return the frozen dataclass of a config's `model.mixer` group.
+
+    Its fields are `name` and the settings of the mixer's constructor.
+    """
     return _settings_class(load(name))
 
 
@@ -357,13 +391,18 @@ def settings_class(name: str) -> Any:
 def _settings_class(mixer: type[base.Mixer]) -> Any:
     fields: list[Any] = [("name", str)]
     for key, (hint, default) in base.settings_of(mixer.__init__).items():
+        if optional(hint)[0] is int and typing.get_origin(hint) is not Annotated:
+            hint = Annotated[hint, Bounds(-math.inf, 1 << 31)]  # the axis of an array, or a number of tokens
         required = default is inspect.Parameter.empty
         fields.append((key, hint) if required else (key, hint, dataclasses.field(default=default)))
     return dataclasses.make_dataclass(f"{mixer.__name__}Settings", fields, frozen=True, kw_only=True)
 
 
 def build(settings: Any, dim: int, *, layer: Layer, rngs: nnx.Rngs) -> base.Mixer:
-    """Return the mixer that a config's group `settings` describes, at model width `dim`, for one layer."""
+    """Return the mixer that a config's group `settings` describes, for one layer.
+
+    `dim` is the model width.
+    """
     mixer: Any = load(settings.name)
     own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.name != "name"}
     if "layer" in inspect.signature(mixer.__init__).parameters:
@@ -372,9 +411,9 @@ def build(settings: Any, dim: int, *, layer: Layer, rngs: nnx.Rngs) -> base.Mixe
 
 
 def check(settings: Any, *, dim: int, n_layers: int, seq_len: int, path: str = "config.model.mixer") -> None:
-    """Raise `UserError` where the settings of a config do not fit each other or the model; no array is made.
+    """Raise `UserError` if a mixer's settings do not fit each other or the model.
 
-    The error names a setting by its full key; `path` is the key of the mixer's group.
+    No array is allocated. The error names a setting by its full key; `path` is the key of the mixer's group.
     """
     layer = Layer(n_layers=n_layers, max_len=seq_len)
     token = base.KEYS.set({"dim": "config.model.dim", "max_len": "config.train.seq_len"})

@@ -1,12 +1,12 @@
-"""The parts that the RWKV versions share: token shift, ChannelMix, the norm per head and the block.
+"""The shared parts of the RWKV versions: token shift, ChannelMix, norm, block.
 
     token_shift(x)_t = x_{t-1},  lerp(x; mu) = x + (token_shift(x) - x) * mu
     ChannelMix, v5 and v6:  sigmoid(lerp_r W_r) * (relu(lerp_k W_k)^2 W_v)
     ChannelMix, v7:         relu(lerp_k W_k)^2 W_v
     block:  x += TimeMix(norm1 x);  x += ChannelMix(norm2 x)
 
-Peng et al., arXiv 2404.05892 (v5, v6) and 2503.14456 (v7); public implementation BlinkDL/RWKV-LM. Below, for layer l of
-L: rho = l / (L - 1), kappa = 1 - l / L, c_n = n / D. RWKV-5's files store 1 - mu.
+Peng et al., arXiv 2404.05892 (v5, v6) and 2503.14456 (v7); public implementation BlinkDL/RWKV-LM. Notation below, for
+layer l of L: rho = l / (L - 1), kappa = 1 - l / L, c_n = n / D. RWKV-5's files store 1 - mu.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
+from kernels_pallas import accumulation_dtype
 from seqjax.mixers import base
 from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
@@ -29,7 +30,7 @@ zeros = constant(0.0)
 
 
 def depth(layer: Layer) -> tuple[Any, Any]:
-    """Return (rho, kappa) of a layer; they are traced where the layer is."""
+    """Return (rho, kappa) of a layer; they are traced if `layer.index` is traced."""
     return layer.index / max(1, layer.n_layers - 1), 1.0 - layer.index / layer.n_layers
 
 
@@ -39,7 +40,7 @@ def ramp(dim: int, exponent: Any) -> Array:
 
 
 def token_shift(x_BTD: Array, last_BD: Array | None = None) -> Array:
-    """Return the sequence delayed by one token; `last_BD` (default zero) precedes its first token."""
+    """Return the sequence delayed by one token; `last_BD` (default zero) comes first."""
     first_BD = jnp.zeros_like(x_BTD[:, 0]) if last_BD is None else last_BD.astype(x_BTD.dtype)
     return jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1)
 
@@ -47,11 +48,11 @@ def token_shift(x_BTD: Array, last_BD: Array | None = None) -> Array:
 def lerps(
     x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None = None
 ) -> tuple[Array, ...]:
-    """Return lerp(x; mu) for each mu [D]; `last_BD` (default zero) precedes the first token.
+    """Return lerp(x; mu) for each mu [D]; `last_BD` precedes the first token.
 
-    `moves_NBTD` are added to the mus, by token.
+    `last_BD` defaults to zero. `moves_NBTD` are added to the mus, per token.
     """
-    # XLA alone passes the last token of a piece of time to the device of the next
+    # Only XLA passes the last token of a time shard to the device that holds the next shard.
     implementation = "xla" if time_pieces(x_BTD) > 1 else None
     return kernels_pallas.token_shift(x_BTD, last_BD, mus, moves_NBTD, implementation=implementation)
 
@@ -64,11 +65,14 @@ def squared_relu(x: Array) -> Array:
 
 @save_inputs
 def _sigmoid_gate(gate: Array, y: Array) -> Array:
-    return jax.nn.sigmoid(gate) * y
+    return (jax.nn.sigmoid(gate.astype(accumulation_dtype(gate))) * y).astype(y.dtype)
 
 
 class GroupNorm(nnx.Module):
-    """LayerNorm over each head with one gain and bias per channel (torch's GroupNorm), and the gate behind it."""
+    """LayerNorm per head with gain and bias per channel, and the output gate.
+
+    This is torch's GroupNorm followed by the gate of `ops.head_norm`.
+    """
 
     def __init__(self, heads: int, head_dim: int, *, gain: Init, eps: float = 64e-5, rngs: nnx.Rngs):
         self.eps = eps
@@ -83,13 +87,13 @@ class GroupNorm(nnx.Module):
         *,
         activation: str = "none",
     ) -> Array:
-        """Map [B, T, H, V] to [B, T, H * V]; gate and skip are as in `ops.head_norm`."""
+        """Map [B, T, H, V] to [B, T, H * V]; gate and skip as in `ops.head_norm`."""
         options: Any = {"gain": self.g[...], "bias": self.b[...], "activation": activation, "eps": self.eps}
         return head_norm(y_BTHV, gate_BTD, skip, **options)
 
 
 def group_norm_gain(layer: Layer) -> Init:
-    """Return the initialiser of the gain after the time mix: ((1 + l) / L) ** 0.7."""
+    """Return the initialiser of the time mix's norm gain: ((1 + l) / L) ** 0.7."""
     return values(((1 + layer.index) / layer.n_layers) ** 0.7)
 
 
@@ -110,24 +114,24 @@ class ChannelMix(nnx.Module):
         self.r = Linear(dim, dim, axes=("embed", None), init=zeros, rngs=rngs) if gated else None
 
     def __call__(self, x_BTD: Array, last_BD: Array | None = None) -> Array:
-        """Map [B, T, D] to [B, T, D]; `last_BD` (default zero) is the token before the first."""
+        """Map [B, T, D] to [B, T, D]; `last_BD` (default zero) precedes the first token."""
         k_BTD, *r_BTD = lerps(x_BTD, last_BD, tuple(mu[...] for mu in (self.mu_k, self.mu_r) if mu is not None))
         y_BTD = self.v(squared_relu(self.k(k_BTD)))
         return y_BTD if self.r is None else _sigmoid_gate(self.r(*r_BTD), y_BTD)
 
 
 class BlockCache(NamedTuple):
-    """The cache of the time mix, and the previous token's input of ChannelMix."""
+    """The cache of the time mix, and ChannelMix's input at the previous token."""
 
     mixer: Cache
     last_BD: Array
 
 
 class RwkvBlock(base.Block):
-    """The block of the RWKV mixers: norm, time mix, norm, ChannelMix of the `version` that a subclass names.
+    """The RWKV block: norm, time mix, norm, ChannelMix.
 
-    `mlp.kind` has no effect; `mlp.dim` is ChannelMix's inner width. A version whose time mix reads or writes `carry`
-    overrides `init_carry` and `time_mix`.
+    A subclass sets `version`. `mlp.kind` has no effect; `mlp.dim` is ChannelMix's inner width. A version with a time
+    mix that reads or writes `carry` overrides `init_carry` and `time_mix`.
     """
 
     version: ClassVar[int]
@@ -140,7 +144,10 @@ class RwkvBlock(base.Block):
     def time_mix(
         self, h_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, continues: bool
     ) -> tuple[Array, Carry, Cache]:
-        """Apply the time mix to [B, T, D]; `cache` is None in training, and empty unless the sequence `continues`."""
+        """Apply the time mix to [B, T, D].
+
+        `cache` is None in training. In decoding it is empty, unless the sequence `continues`.
+        """
         del layer
         if cache is None:
             return self.mixer(h_BTD), carry, None
@@ -158,7 +165,7 @@ class RwkvBlock(base.Block):
         continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        with jax.named_scope("mixer"):  # the names in profiles (lab.benchmarks.profile_step)
+        with jax.named_scope("mixer"):  # these names appear in profiles (lab.benchmarks.profile_step)
             x_BTD, h_BTD = residual_norm(self.norm1, x_BTD, dtype)
             y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
             x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
@@ -182,17 +189,20 @@ class RwkvBlock(base.Block):
     def prefill(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
-        """Apply the layer to a prompt, in parallel, and fill its cache."""
+        """Apply the layer to a prompt in parallel and fill its cache."""
         return self._apply(x_BTD, carry, cache, layer=layer, dtype=dtype)
 
     def prefill_next(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
-        """Apply the layer, in parallel, to T tokens after those that `cache` has seen."""
+        """Apply the layer in parallel to T tokens that continue the cached sequence."""
         return self._apply(x_BTD, carry, cache, layer=layer, dtype=dtype, continues=True)
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
-        """Apply the layer to one token, as a sequence of length 1; the arrays in `carry` have no time axis."""
+        """Apply the layer to one token, as a sequence of length 1.
+
+        The arrays in `carry` have no time axis.
+        """
         carry = jax.tree.map(lambda c: c[:, None], carry)
         x_BTD, carry, cache = self.prefill_next(x_BD[:, None], carry, cache, layer=layer, dtype=dtype)
         return x_BTD[:, 0], jax.tree.map(lambda c: c[:, 0], carry), cache

@@ -1,9 +1,9 @@
-"""The parts that RWKV-7 and its shell share: low-rank maps, token shifts, the value residual and the block.
+"""The shared parts of RWKV-7 and its shell: LoRAs, token shift, value residual.
 
-    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first, whose v is v_first
+    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer except the first, which computes v_first
 
-In a hybrid, the first layer is the model's first layer with one of these two mixers.
-Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7.
+In a hybrid, "first layer" means the model's first layer with one of these two mixers. Peng et al., arXiv 2503.14456;
+public implementation BlinkDL/RWKV-LM, RWKV-v7.
 """
 
 import abc
@@ -24,7 +24,10 @@ from seqjax.types import Array, Layer
 
 
 def rank(dim: int, factor: float, power: float) -> int:
-    """Return the rank by the published rule: factor * dim ** power, rounded to a multiple of 32, at least 32."""
+    """Return the published rank for a model width.
+
+    It is factor * dim ** power, rounded to a multiple of 32, at least 32.
+    """
     return max(32, 32 * round(factor * dim**power / 32))
 
 
@@ -39,7 +42,7 @@ def gate_rank(dim: int) -> int:
 
 
 class Lora(nnx.Module):
-    """b + act(x A) B; A is initialised to zero and B to a tenth of an orthogonal matrix."""
+    """b + act(x A) B; A starts as zero, B as a tenth of an orthogonal matrix."""
 
     def __init__(self, dim: int, n_rank: int, *, bias: Any = None, activation: Any = None, rngs: nnx.Rngs):
         self.activation = activation
@@ -48,7 +51,10 @@ class Lora(nnx.Module):
         self.bias = None if bias is None else param(rngs, values(bias), (dim,), ("heads",))
 
     def __call__(self, x: Array, *, dtype: Any = jnp.float32) -> Array:
-        """Map [..., D] to [..., D] of that dtype, float32 because most results go into a sigmoid."""
+        """Map [..., D] to [..., D] in `dtype`.
+
+        The default is float32, because most results enter a sigmoid.
+        """
         y = jnp.matmul(self.hidden(x), self.b[...].astype(x.dtype), preferred_element_type=dtype)
         return y if self.bias is None else y + self.bias[...]
 
@@ -58,22 +64,29 @@ class Lora(nnx.Module):
         return hidden if self.activation is None else self.activation(hidden)
 
     def factors(self, x_BTD: Array) -> kernels_pallas.LowRank:
-        """Return what the map is made of, for a kernel that makes its result where it is used. It has a bias."""
+        """Return the map's factors, for a kernel that computes the map's result in place.
+
+        The map must have a bias.
+        """
         assert self.bias is not None
         return kernels_pallas.LowRank(self.hidden(x_BTD), self.b[...], self.bias[...])
 
 
 class ValueResidual(Lora):
-    """The value residual: v + (v_first - v) sigmoid(v0 + (x_v v1) v2), in every layer but the first.
+    """The value residual: v + (v_first - v) sigmoid(v0 + (x_v v1) v2).
 
-    `v_first` holds the values of the first layer, which reach the others in the block's `carry`.
+    `v_first`, the first layer's values, reaches later layers through the block's `carry`. The first layer has no
+    residual.
     """
 
     def __init__(self, dim: int, n_rank: int, *, rngs: nnx.Rngs):
         super().__init__(dim, n_rank, bias=0.73 - 0.4 * centred(dim), rngs=rngs)
 
     def mix(self, x_BTD: Array, v_BTD: Array, v_first_BTD: Array, layer: Array | int) -> Array:
-        """Return the values of `layer`, mixed with those of the first layer by a ratio computed from `x_BTD`."""
+        """Return the values of `layer`, mixed with the first layer's values.
+
+        The mixing ratio is computed from `x_BTD`.
+        """
 
         @save_inputs
         def mixed(score_BTD: Array, v_BTD: Array, v_first_BTD: Array) -> Array:
@@ -84,12 +97,12 @@ class ValueResidual(Lora):
 
 
 def first_values(v_BTD: Array, v_first_BTD: Array | None, layer: Array | int) -> Array:
-    """Return the values of the first layer for the next one: `v_first_BTD`, or this layer's own if it is the first."""
+    """Return the first layer's values: `v_first_BTD`, or this layer's if it is first."""
     return v_BTD if v_first_BTD is None else jnp.where(layer == 0, v_BTD.astype(v_first_BTD.dtype), v_first_BTD)
 
 
 class TokenShift(nnx.Module):
-    """One token shift per name; mu is initialised to 1 - (n / D) ** (power * kappa)."""
+    """One token shift per name; mu starts as 1 - (n / D) ** (power * kappa)."""
 
     def __init__(self, names: str, dim: int, layer: Layer, *, rngs: nnx.Rngs):
         self.names = names
@@ -99,7 +112,10 @@ class TokenShift(nnx.Module):
             setattr(self, name, param(rngs, values(mu_D), (dim,), ("embed",)))
 
     def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
-        """Return the interpolations [B, T, D] with the previous token, by name; `last_BD` precedes the first token."""
+        """Return the interpolations [B, T, D] with the previous token, by name.
+
+        `last_BD` precedes the first token.
+        """
         mus = tuple(getattr(self, name)[...] for name in self.names)
         return dict(zip(self.names, lerps(x_BTD, last_BD, mus), strict=True))
 
@@ -110,7 +126,10 @@ def centred(dim: int) -> Array:
 
 
 class TimeMix(base.Mixer):
-    """A time mix that receives the first layer's values from its block; stand-alone it acts as a first layer."""
+    """A time mix that receives the first layer's values.
+
+    Outside a model it acts as a first layer.
+    """
 
     @abc.abstractmethod
     def time_mix(
@@ -122,10 +141,11 @@ class TimeMix(base.Mixer):
         layer: Array | int = 0,
         continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, the first layer's values for the next layer [B, T, D], and the cache.
+        """Return the output, the first layer's values [B, T, D], and the cache.
 
-        `cache` is None in training; in decoding it is empty unless the sequence `continues`. `layer` is counted from
-        the first layer with an RWKV-7 block. Without `v_first_BTD` this is the first layer.
+        The next layer receives the first layer's values. `cache` is None in training; in decoding it is empty, unless
+        the sequence `continues`. `layer` counts from the first layer with an RWKV-7 block. Without `v_first_BTD` this
+        is the first layer.
         """
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -138,7 +158,7 @@ class TimeMix(base.Mixer):
         return y_BTD, cache
 
     def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply a first layer to T tokens after those that `cache` has seen."""
+        """Apply a first layer to T tokens that continue the cached sequence."""
         y_BTD, _, cache = self.time_mix(x_BTD, cache, continues=True)
         return y_BTD, cache
 
@@ -149,7 +169,10 @@ class TimeMix(base.Mixer):
 
 
 class Block(RwkvBlock):
-    """The block of RWKV-7; `carry["v_first"]` holds the values of the model's first layer with such a block."""
+    """The RWKV-7 block; `carry["v_first"]` holds the first layer's values.
+
+    The first layer is the model's first layer with such a block.
+    """
 
     version = 7
     mixer: TimeMix
@@ -159,13 +182,13 @@ class Block(RwkvBlock):
         self.first = layer.first
 
     def init_carry(self, x: Array) -> Carry:
-        """Return zeros in place of the first layer's values, which no layer has computed yet."""
+        """Return zeros as placeholders for the first layer's values."""
         return {"v_first": jnp.zeros_like(x)}
 
     def time_mix(
         self, h_BTD: Array, carry: Carry, cache: Any, *, layer: Array, continues: bool
     ) -> tuple[Array, Carry, Any]:
-        """Apply the time mix, and put the first layer's values into `carry`."""
+        """Apply the time mix and store the first layer's values in `carry`."""
         y_BTD, v_first_BTD, cache = self.mixer.time_mix(
             h_BTD, cache, v_first_BTD=carry["v_first"], layer=layer - self.first, continues=continues
         )

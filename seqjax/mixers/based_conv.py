@@ -1,8 +1,9 @@
-"""Based's gated short convolution, "BaseConv" (Arora et al., arXiv 2402.18668; HazyResearch/based).
+"""Based's gated short convolution, "BaseConv" (Arora et al., arXiv 2402.18668).
 
     [u_1, u_2] = x W_in + b_in;  y = (silu(conv3(u_1)) * u_2) W_out + b_out    each half `expand` times the model width
 
-The convolution has no bias, as in the unfused path of the public code (the fused path has one).
+Public implementation: HazyResearch/based. The convolution has no bias, as in the unfused path of the public code (the
+fused path has a bias).
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ class ConvCache(NamedTuple):
 
 
 class BasedConv(base.RecurrentMixer):
-    """The gated short convolution of the module's docstring."""
+    """The gated short convolution; see the module docstring."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class BasedConv(base.RecurrentMixer):
         self.out = Linear(width, dim, axes=("mlp", "embed"), bias=True, init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         y_BTE, past_BWE = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
         return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past_BWE)
 

@@ -1,7 +1,8 @@
-"""Based's Taylor linear attention (Arora et al., arXiv 2402.18668; HazyResearch/based).
+"""Based's Taylor linear attention.
 
-Queries and keys have `feature_dim` channels per head (ops/taylor.py); there are no biases or positions. Based combines
-it with window attention (transformer_pp, window 128) and gated short convolutions (based_conv) in configs/based.py.
+Arora et al., arXiv 2402.18668; public implementation: HazyResearch/based. Queries and keys have `feature_dim` channels
+per head (ops/taylor.py); there are no biases or positions. Based combines this mixer with window attention
+(transformer_pp, window 128) and gated short convolutions (based_conv) in configs/based.py.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +19,10 @@ from seqjax.types import Array, Layer
 
 
 class TaylorCache(NamedTuple):
-    """The float32 sums of features times values and, in the last of the V + 1 columns, of features."""
+    """The float32 sums over keys; V + 1 columns.
+
+    The first V columns hold features times values, the last column the features.
+    """
 
     state_BHFV: Array
 
@@ -31,7 +35,7 @@ class BasedLinear(base.RecurrentMixer):
         dim: int,
         *,
         heads: int,
-        feature_dim: int = 16,  # of q and k, per head
+        feature_dim: int = 16,  # width of q and k per head
         chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
@@ -48,7 +52,7 @@ class BasedLinear(base.RecurrentMixer):
         self.out = Linear(dim, dim, axes=("heads", "embed"), init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         shape = (*x_BTD.shape[:2], self.heads, -1)
         q_BTHK, k_BTHK, v_BTHV = (p(x_BTD).reshape(shape) for p in (self.q, self.k, self.v))
         y_BTHV, state_BHFV = taylor_linear_attention(
@@ -63,7 +67,10 @@ class BasedLinear(base.RecurrentMixer):
         return TaylorCache(jnp.zeros(shape, jnp.float32))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
+        """Return the forward FLOPs per token of the chunked recurrence.
+
+        Counts the scores and their product with v over half a chunk, the state update and the state read.
+        """
         chunk = min(self.chunk_size, seq_len)
         values = self.dim + self.heads
         inside = (self.heads * self.feature_dim + values) * (chunk + 1)

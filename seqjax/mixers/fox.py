@@ -1,19 +1,20 @@
-"""FoX, the Forgetting Transformer: softmax attention whose scores a forget gate of every token lowers; no positions.
+"""FoX, the Forgetting Transformer: softmax attention with forget gates.
 
     f_t = sigmoid(x_t W_f + b_f), one per head;   g_ij = sum of log f_l over j < l <= i
     o_i = sum_j softmax_j(q_i . k_j / sqrt(K) + g_ij) v_j   for j <= i, and i - j < W with a window
 
-The gate of the query counts and that of the key does not (Lin et al., arXiv 2503.02130; public implementations:
-zhixuan-lin/forgetting-transformer and flash-linear-attention, `fla/layers/forgetting_attn.py`). b_f starts at 0, so
-that gates start at 1/2. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied.
+There are no positions. The sum g_ij includes the query's gate and excludes the key's gate (Lin et al., arXiv
+2503.02130; public implementations: zhixuan-lin/forgetting-transformer and flash-linear-attention,
+`fla/layers/forgetting_attn.py`). b_f starts at 0, hence gates start at 1/2. At 768 x 12: 12 heads of 64, SwiGLU of
+2048, RMSNorm with eps 1e-6; 109.6M parameters, tied.
 
 The paper's Pro block is `kv_shift`, `qk_norm` and `output_gate` with an MLP of 1792 (109.9M):
 
-    k_t <- a_t k_{t-1} + (1 - a_t) k_t,  a = sigmoid(x W_a) per head, k_{-1} = 0;  v likewise with gates of its own
+    k_t <- a_t k_{t-1} + (1 - a_t) k_t,  a = sigmoid(x W_a) per head, k_{-1} = 0;  v likewise with separate gates
     q, k <- RMSNorm(q), RMSNorm(k) per head;   out = (RMSNorm(o) per head * sigmoid(x W_g)) W_o
 
-with gains that heads do not share. Gates, their sums and norms are float32. Decoding keeps for every key the sum of the
-log gates after it.
+Its norms have separate gains for each head. Gates, their sums and norms are float32. The decoding cache keeps, for each
+key, the sum of the log gates after it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -33,7 +34,10 @@ from seqjax.types import Array, Layer
 
 
 class FoXCache(NamedTuple):
-    """A `KVCache` with the float32 sum of the log gates after each key, and with `kv_shift` the last projections."""
+    """A `KVCache` with each key's sum of later log gates, float32.
+
+    With `kv_shift` it also holds the last projections of k and v.
+    """
 
     k_BSGK: Array
     v_BSGK: Array
@@ -45,7 +49,10 @@ class FoXCache(NamedTuple):
 
 @save_inputs
 def _shift(x_BTE: Array, last_BE: Array | None, gate_BTG: Array) -> Array:
-    """Return a x_{t-1} + (1 - a) x_t with a = sigmoid(gate) per head; `last_BE` (default zero) precedes the first."""
+    """Return a x_{t-1} + (1 - a) x_t with a = sigmoid(gate) per head.
+
+    `last_BE` (default zero) precedes the first token.
+    """
     share_BTG1 = jax.nn.sigmoid(gate_BTG)[..., None]
     x_BTGK, before_BTGK = (x.reshape(*gate_BTG.shape, -1) for x in (x_BTE, token_shift(x_BTE, last_BE)))
     y_BTGK = share_BTG1 * before_BTGK.astype(jnp.float32) + (1 - share_BTG1) * x_BTGK.astype(jnp.float32)
@@ -53,7 +60,10 @@ def _shift(x_BTE: Array, last_BE: Array | None, gate_BTG: Array) -> Array:
 
 
 def forget(forgotten_BSH: Array, log_f_BTH: Array) -> tuple[Array, Array]:
-    """Return the sums of the log gates after each key in a cache and after each of T more, [B, S, H] and [B, T, H]."""
+    """Return the sums of log gates after cached keys and after T new keys.
+
+    They are [B, S, H] and [B, T, H].
+    """
     next_BTH = jnp.pad(log_f_BTH[:, 1:], ((0, 0), (0, 1), (0, 0)))
     after_BTH = lax.cumsum(next_BTH, axis=1, reverse=True)
     return forgotten_BSH + (log_f_BTH[:, :1] + after_BTH[:, :1]), after_BTH
@@ -67,24 +77,24 @@ class FoX(AttentionMixer):
         dim: int,
         *,
         heads: int,
-        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        kv_heads: int | None = None,  # None = same as heads; fewer = grouped-query attention
         head_dim: int | None = None,  # None = model width / heads
         window: int | None = None,  # includes the query's own position; None = the whole past
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before the norms
-        kv_shift: bool = False,  # mixes each key and value with the one before, in shares from the data; not with conv
-        qk_norm: bool = False,  # RMSNorm over each head's q and k, with gains of its own for each head
+        kv_shift: bool = False,  # mixes k and v with the previous token's, by data-dependent weights; not with conv
+        qk_norm: bool = False,  # RMSNorm over each head's q and k, with a separate gain for each head
         output_gate: bool = False,  # RMSNorm over each head's output, and a sigmoid gate per channel
-        norm_eps: float = 1e-6,  # of these norms
+        norm_eps: float = 1e-6,  # of qk_norm and output_gate
         implementation: Literal["triton", "xla", "chunked"] | None = None,  # None = chosen by device and length
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
         if window is not None and window < 1:
-            raise UserError(f"window={window}: give the keys a query sees, or None for all.")
+            raise UserError(f"window={window} must be at least 1; set the number of keys, or None for all.")
         if kv_shift and conv:
-            raise UserError("kv_shift and conv both mix a key with those before it; set kv_shift=False or conv=False.")
+            raise UserError("kv_shift and conv both mix a key with earlier keys; set kv_shift=False or conv=False.")
         if not 0 < norm_eps < 1:
-            raise UserError(f"norm_eps={norm_eps}: give a number between 0 and 1.")
+            raise UserError(f"norm_eps={norm_eps} must be between 0 and 1.")
         self.window, self.implementation = window or 0, implementation
         super().__init__(
             dim,
@@ -101,7 +111,7 @@ class FoX(AttentionMixer):
             rngs=rngs,
         )
         width, n_kv = heads * self.head_dim, self.kv_heads
-        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
+        # As in fla's models, and unlike GPT, the initial values of this matrix are not scaled down.
         self.out = Linear(width, dim, axes=("heads", "embed"), rngs=rngs)
         self.forget = Linear(dim, heads, axes=("embed", "heads"), bias=True, rngs=rngs)
         self.k_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
@@ -111,15 +121,18 @@ class FoX(AttentionMixer):
             self.gate = Linear(dim, width, axes=("embed", "heads"), rngs=rngs)
 
     def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
-        """Return the norm of each of so many heads, with gains of its own for each."""
+        """Return the RMSNorm for `heads` heads, with a separate gain for each head."""
         return RMSNorm(self.head_dim, eps=eps, axis="heads", heads=heads, rngs=rngs)
 
     def log_gates(self, x_BTD: Array) -> Array:
-        """Return the logarithms of the forget gates, float32 [B, T, H]."""
+        """Return the log forget gates, float32 [B, T, H]."""
         return jax.nn.log_sigmoid(project_float32(self.forget, x_BTD))
 
     def shift(self, x_BTD: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Array, Any]:
-        """Mix keys and values with those before, with `kv_shift`; the cache (or None) gets the last, unmixed."""
+        """Apply `kv_shift`: mix keys and values with the previous token's.
+
+        The cache (or None) stores the last unmixed projections.
+        """
         if self.k_shift is None or self.v_shift is None:
             return k_BTE, v_BTE, cache
         last_k_BE, last_v_BE = (None, None) if cache is None else (cache.k_BE, cache.v_BE)
@@ -131,7 +144,10 @@ class FoX(AttentionMixer):
         return k_BTE, v_BTE, cache
 
     def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply the mixer, whose projections and gates `attend`, to tokens at consecutive positions."""
+        """Apply the mixer to tokens at consecutive positions.
+
+        `attend` is `attend_sequence` or `attend_next`.
+        """
         q_BTE, k_BTE, v_BTE = self.project(x_BTD, positions_T)
         k_BTE, v_BTE, cache = self.shift(x_BTD, k_BTE, v_BTE, cache)
         o_BTHK, cache = self.convolve_and_attend(attend, q_BTE, k_BTE, v_BTE, cache, self.log_gates(x_BTD))
@@ -142,14 +158,14 @@ class FoX(AttentionMixer):
         return causal_attention(q_BTHK, k_BTGK, v_BTGK, *gates, window=self.window, implementation=self.implementation)
 
     def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> FoXCache:
-        """Return an empty cache of `max_len` entries, or of `window` entries if that is fewer."""
+        """Return an empty cache of `max_len` entries, at most `window`."""
         cache = super().init_attention_cache(batch, max_len, dtype)
         forgotten_BSH = jnp.zeros((*cache.k_BSGK.shape[:2], self.heads), jnp.float32)
         last_BE = None if self.k_shift is None else jnp.zeros((batch, self.kv_heads * self.head_dim), dtype)
         return FoXCache(cache.k_BSGK, cache.v_BSGK, cache.length, forgotten_BSH, last_BE, last_BE)
 
     def extend(self, cache: FoXCache, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> FoXCache:
-        """Return the cache with T more keys and values, and every key forgotten by what comes after it."""
+        """Return the cache with T more keys and values and updated log-gate sums."""
         forgotten_BSH, after_BTH = forget(cache.forgotten_BSH, *gates)
         forgotten_BSH = self.store(forgotten_BSH, after_BTH, cache.length)
         return super().extend(cache, k_BTGK, v_BTGK)._replace(forgotten_BSH=forgotten_BSH)
@@ -157,10 +173,13 @@ class FoX(AttentionMixer):
     def attend_after(
         self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: FoXCache, *gates: Array
     ) -> tuple[Array, FoXCache]:
-        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        """Attend from T new tokens to the cache and to each other, causally.
+
+        Returns [B, T, H, K] and the extended cache.
+        """
         (log_f_BTH,) = gates
         new_T = cache.length + jnp.arange(v_BTGK.shape[1])
-        # Relative to the token before these: a new key has forgotten less than nothing of it.
+        # The sums count from the last cached token. A new key's sum is therefore minus the log gates up to the key.
         forgotten_BTH = -jnp.cumsum(log_f_BTH, axis=1)
         k_BSGK, v_BSGK, forgotten_BSH = (
             jnp.concatenate([old, new.astype(old.dtype)], axis=1)
@@ -178,11 +197,14 @@ class FoX(AttentionMixer):
         return in_groups(attend, q_BTHK, new_T), self.extend(cache, k_BTGK, v_BTGK, log_f_BTH)
 
     def attend_step(self, q_BHK: Array, cache: FoXCache) -> Array:
-        """Let one query attend to the cache; return [B, H, K]."""
+        """Attend from one query to the cache; return [B, H, K]."""
         return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, cache.forgotten_BSH)
 
     def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array]:
-        """Return the queries [B, T, H, K] and keys [B, T, G, K] of a whole sequence; their gates come on top."""
+        """Return the queries [B, T, H, K] and keys [B, T, G, K] of a whole sequence.
+
+        The forget gates are not included.
+        """
         positions_T = jnp.arange(x_BTD.shape[1])
         q_BTE, k_BTE, v_BTE = self.project(x_BTD, positions_T)
         k_BTE, v_BTE, _ = self.shift(x_BTD, k_BTE, v_BTE, None)
@@ -192,7 +214,7 @@ class FoX(AttentionMixer):
         return q_BTHK, k_BTGK
 
     def entropy(self, x_BTD: Array) -> Array:
-        """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
+        """Return the entropy of each query's weights in nats, float32 [B, T, H]."""
         scored = (*self.queries_and_keys(x_BTD), self.log_gates(x_BTD))
         return heads_to_time(attention_entropy(*(time_to_heads(x) for x in scored), window=self.window))
 

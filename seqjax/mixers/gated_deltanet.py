@@ -1,4 +1,4 @@
-"""Gated DeltaNet: the delta rule on a state that decays, with an output gate.
+"""Gated DeltaNet: the delta rule with a decaying state and an output gate.
 
     g = -exp(A_log) softplus(x W_a + dt_bias)  per head
     S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1});  y_t = RMSNorm(q_t^T S_t) * silu(x W_g)
@@ -21,11 +21,11 @@ class GatedDeltaNet(GatedDeltaMixer):
         dim: int,
         *,
         heads: int,
-        key_dim: int | None = None,  # of all heads together; None = 3/4 of the model width
-        value_dim: int | None = None,  # of all heads together; None = twice key_dim
-        gate: bool = True,  # of the output
+        key_dim: int | None = None,  # summed over heads; None = 3/4 of the model width
+        value_dim: int | None = None,  # summed over heads; None = twice key_dim
+        gate: bool = True,  # output gate
         conv_width: int = 4,
-        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
+        conv: bool = True,  # False removes the convolutions; SiLU and the norm of q and k remain
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -48,6 +48,6 @@ class GatedDeltaNet(GatedDeltaMixer):
 
     @staticmethod
     def widths(dim: int, key_dim: int | None, value_dim: int | None) -> tuple[int, int]:
-        """Return the width of all keys and that of all values, at model width `dim`."""
+        """Return the key and value widths, summed over heads, at model width `dim`."""
         key_dim = 3 * dim // 4 if key_dim is None else key_dim
         return key_dim, 2 * key_dim if value_dim is None else value_dim

@@ -1,18 +1,18 @@
-"""Gated DeltaProduct: Gated DeltaNet with n steps of the delta rule for every token.
+"""Gated DeltaProduct: Gated DeltaNet with n delta-rule steps per token.
 
-    k_j, v_j, beta_j  for j = 1..n, each with its own projection;  beta = sigmoid(x W_b), or twice that
+    k_j, v_j, beta_j  for j = 1..n, each with a separate projection;  beta = sigmoid(x W_b), or twice that
     S <- e^{g_t} S_{t-1};  S <- S + k_j (x) beta_j (v_j - k_j^T S)  for j = 1..n;  S_t = S
     y_t = RMSNorm(q_t^T S_t) * silu(x W_g)
 
 Siems et al., arXiv 2502.10297; public implementation: flash-linear-attention, `fla/layers/gated_deltaproduct.py`. With
-beta in (0, 2) a step may reverse the sign of what S holds for its key, and two of them may rotate S, which is what
-tracking a state takes: one counts modulo 2, two modulo any number. (In bfloat16 keys are not of unit norm exactly, and
-beta near 2 may let S grow by up to 1% a step.) The decay, the gate, norms and initial values are Gated DeltaNet's,
-which this is with n = 1 and beta in (0, 1); see `_delta.py`.
+beta in (0, 2), one step can flip the sign of the value that S stores for a key, and two steps can rotate S. This allows
+state tracking: one step counts modulo 2, two steps count modulo any number. (In bfloat16 the keys are only nearly unit
+vectors, and with beta near 2 S may grow by up to 1% per step.) Decay, gate, norms and initial values are Gated
+DeltaNet's; n = 1 with beta in (0, 1) is Gated DeltaNet. See `_delta.py`.
 
-A head's n keys (values, betas) are neighbours among the columns of W_k (W_v, W_b), and not those of a step as in the
-public code, so that devices that share heads have all steps of theirs. At 768 x 12 and n = 2: 4 heads with keys of 96
-and values of 120, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.7M parameters, tied.
+The columns of W_k (W_v, W_b) are ordered by head and then by step; the public code orders them by step first. Devices
+that split the heads therefore hold all steps of their heads. At 768 x 12 and n = 2: 4 heads with keys of 96 and values
+of 120, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.7M parameters, tied.
 """
 
 from typing import Any
@@ -32,14 +32,14 @@ class GatedDeltaProduct(GatedDeltaMixer):
         dim: int,
         *,
         heads: int,
-        steps: int = 2,  # of the delta rule per token
-        decay: bool = True,  # False: DeltaProduct without forgetting, with the gate
+        steps: int = 2,  # delta-rule steps per token
+        decay: bool = True,  # False: DeltaProduct without forgetting, with the output gate
         allow_negative_eigenvalues: bool = True,  # beta in (0, 2); False: in (0, 1)
-        key_dim: int | None = None,  # of a step, all heads together; None = half the model width
-        value_dim: int | None = None,  # of a step, all heads together; None = key_dim
-        gate: bool = True,  # of the output
+        key_dim: int | None = None,  # of one step, summed over heads; None = half the model width
+        value_dim: int | None = None,  # of one step, summed over heads; None = key_dim
+        gate: bool = True,  # output gate
         conv_width: int = 4,
-        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
+        conv: bool = True,  # False removes the convolutions; SiLU and the norm of q and k remain
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # steps per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -63,19 +63,25 @@ class GatedDeltaProduct(GatedDeltaMixer):
         )
         self.beta_scale = 2.0 if allow_negative_eigenvalues else 1.0
 
-    # The steps of all tokens are one sequence of n T positions, S, for the delta rule. The state decays at a token's
-    # first step and is read at its last, so the other queries are zeros and their outputs are dropped. The cost is n
-    # times that of Gated DeltaNet's recurrence, 3 n products with a state per token where 2 n + 1 would do, and n times
-    # its inputs to keep for the gradient, q among them. That wastes less than a third of the recurrence, which at 110m
-    # is 3% of a layer's FLOPs, and in return the kernels of every backend, their gradients and meshes serve as is.
+    # The delta rule runs over one sequence of S = n T positions, n per token. The state decays at a token's first step
+    # and is read at its last step; all other queries are zero, and their outputs are dropped. The recurrence costs n
+    # times Gated DeltaNet's: 3 n products with a state per token where 2 n + 1 would suffice, and n times the inputs
+    # stored for the gradient, including q. This wastes less than a third of the recurrence, and the recurrence is 3% of
+    # a layer's FLOPs at 110m. In return, the kernels of every backend, their gradients and meshes work unchanged.
     def _in_order(self, x_BTE: Array) -> Array:
-        """Turn what is made for all steps of a token, [B, T, H n ...], into one position a step, [B, n T, H ...]."""
+        """Reorder per-token values [B, T, H n ...] to one position per step.
+
+        Returns [B, n T, H ...].
+        """
         n_batch, seq_len, width = x_BTE.shape
         x_BTHnE = x_BTE.reshape(n_batch, seq_len, self.heads, self.steps, -1)
         return jnp.moveaxis(x_BTHnE, 3, 2).reshape(n_batch, seq_len * self.steps, width // self.steps)
 
     def _at_step(self, x_BTHx: Array, step: int) -> Array:
-        """Put one value a token, [B, T, H, ...], at one of its steps and zeros at the others: [B, n T, H, ...]."""
+        """Place per-token values [B, T, H, ...] at one step, with zeros at the others.
+
+        Returns [B, n T, H, ...].
+        """
         n_batch, seq_len, *rest = x_BTHx.shape
         around = [(0, 0), (0, 0), (step, self.steps - 1 - step)] + [(0, 0)] * len(rest)
         return jnp.pad(x_BTHx[:, :, None], around).reshape(n_batch, seq_len * self.steps, *rest)

@@ -1,12 +1,13 @@
-"""GLA, gated linear attention: a matrix state with a decay per key channel from the data, without correction.
+"""GLA, gated linear attention: a matrix state with a data-dependent decay.
 
     q, k, v = x W;  q / sqrt(K);  g = log sigmoid((x F_1) F_2 + b) / 16
     S_t = diag(e^{g_t}) S_{t-1} + k_t (x) v_t;   y_t = q_t^T S_t                            (ops/linear_attention.py)
     out = (RMSNorm(y) * silu(x W_g)) W_o
 
-Yang et al., arXiv 2312.06635; public implementation: flash-linear-attention, `fla/layers/gla.py`. Neither convolution
-nor positions; F_1 has 16 columns. At 768 x 12: 4 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with
-eps 1e-6; 109.8M parameters, tied. The decay, what norm and gate compute, and the state are float32.
+Yang et al., arXiv 2312.06635; public implementation: flash-linear-attention, `fla/layers/gla.py`. There are no
+convolutions and no positions; F_1 has 16 columns. At 768 x 12: 4 heads with keys of 96 and values of 192, SwiGLU of
+2048, RMSNorm with eps 1e-6; 109.8M parameters, tied. The decay, the state and the arithmetic of norm and gate are
+float32.
 """
 
 from typing import Any, NamedTuple
@@ -29,17 +30,17 @@ class GlaCache(NamedTuple):
 
 
 class GLA(base.RecurrentMixer):
-    """Linear attention with its projections, its decay, norm and gate."""
+    """Linear attention with its projections, decay, norm and output gate."""
 
     def __init__(
         self,
         dim: int,
         *,
         heads: int,
-        key_dim: int | None = None,  # of all heads together; None = half the model width
-        value_dim: int | None = None,  # of all heads together; None = model width
+        key_dim: int | None = None,  # summed over heads; None = half the model width
+        value_dim: int | None = None,  # summed over heads; None = model width
         decay_rank: int = 16,
-        gate: bool = True,  # of the output
+        gate: bool = True,  # output gate
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -57,11 +58,11 @@ class GLA(base.RecurrentMixer):
         self.decay_out = Linear(decay_rank, key_dim, axes=("rank", "heads"), bias=True, rngs=rngs)
         self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs) if gate else None
         self.norm = RMSNorm(value_dim // heads, eps=norm_eps, axis=None, rngs=rngs)
-        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
+        # As in fla's models, and unlike GPT, the initial values of this matrix are not scaled down.
         self.out = Linear(value_dim, dim, axes=("heads", "embed"), rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: GlaCache) -> tuple[Array, GlaCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         q_BTHK, k_BTHK, v_BTHV = (self._split_heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
         result: Any = wkv6(
             q_BTHK * q_BTHK.shape[-1] ** -0.5,
@@ -83,7 +84,7 @@ class GLA(base.RecurrentMixer):
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def _log_decay(self, x_BTD: Array) -> Array:
-        """Return the logarithm of the decay, float32 [B, T, H, K]."""
+        """Return the log decay, float32 [B, T, H, K]."""
         return self._split_heads(jax.nn.log_sigmoid(project_float32(self.decay_out, self.decay_in(x_BTD)))) / 16
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> GlaCache:
@@ -93,7 +94,10 @@ class GLA(base.RecurrentMixer):
         return GlaCache(jnp.zeros(shape, jnp.float32))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
+        """Return the forward FLOPs per token of the chunked recurrence.
+
+        Counts the scores and their product with v over half a chunk, the state update and the state read.
+        """
         chunk = min(self.chunk_size, seq_len)
         state = self.key_width * self.value_width / self.heads
         return (self.key_width + self.value_width) * (chunk + 1) + 4 * state

@@ -1,24 +1,24 @@
-"""KDA, Kimi Delta Attention: Gated DeltaNet with a decay per key channel, and gates of low rank.
+"""KDA, Kimi Delta Attention: the delta rule with a decay per key channel.
 
     g = -exp(A_log) softplus((x F_1) F_2 + dt_bias)  per key channel, A_log per head
     S <- diag(e^{g_t}) S_{t-1};  S_t = S + k_t (x) beta_t (v_t - k_t^T S)
     y_t = RMSNorm(q_t^T S_t) * sigmoid((x G_1) G_2 + b)
 
-Kimi Linear, arXiv 2510.26692; public implementation: flash-linear-attention, `fla/layers/kda.py`. F_1 and G_1 have the
-width of a head's values. At 768 x 12: 6 heads of 128, SwiGLU of 2048, RMSNorm with eps 1e-6; 114.4M parameters, tied.
-q, k, v and beta are DeltaNet's (`_delta.py`); the recurrence is RWKV-7's (`ops/wkv7.py`) with a = -e^g k, b = beta k
-and keys beta k.
+Kimi Linear, arXiv 2510.26692; public implementation: flash-linear-attention, `fla/layers/kda.py`. The rank of F_1 and
+G_1 is the value width of one head. At 768 x 12: 6 heads of 128, SwiGLU of 2048, RMSNorm with eps 1e-6; 114.4M
+parameters, tied. q, k, v and beta are DeltaNet's (`_delta.py`); the recurrence is RWKV-7's (`ops/wkv7.py`) with a =
+-e^g k, b = beta k and keys beta k.
 
-`lower_bound` is the public code's bounded gate, g = lower_bound sigmoid(exp(A_log) ((x F_1) F_2 + dt_bias)). Kimi
-Linear itself has one layer of full attention after every three of KDA; here all are KDA, and a hybrid is a config's
-matter.
+`lower_bound` selects the public code's bounded decay, g = lower_bound sigmoid(exp(A_log) ((x F_1) F_2 + dt_bias)). Kimi
+Linear follows every three KDA layers with a full-attention layer; here all layers are KDA, and a config can build the
+hybrid.
 
-`channel_gates` makes it Gated DeltaNet-2 (arXiv 2605.22791; `fla/layers/gdn2.py`): in place of beta a gate for each
-channel of the key, of what is erased, and one for each of the value, of what is written,
+`channel_gates` selects Gated DeltaNet-2 (arXiv 2605.22791; `fla/layers/gdn2.py`). It replaces beta by two gates per
+channel: b over key channels for erasing, w over value channels for writing.
 
     S_t = S + k_t (x) (w_t * v_t - (b_t * k_t)^T S),   b = sigmoid(x W_b), w = sigmoid(x W_w)
 
-With b = w = beta it is KDA. At 768 x 12 with 12 heads of 64 and a SwiGLU of 1536: 112.0M parameters, tied.
+With b = w = beta it equals KDA. At 768 x 12 with 12 heads of 64 and a SwiGLU of 1536: 112.0M parameters, tied.
 """
 
 from typing import Any
@@ -46,13 +46,13 @@ class KDA(DeltaMixer):
         dim: int,
         *,
         heads: int,
-        key_dim: int | None = None,  # of all heads together; None = model width
-        value_dim: int | None = None,  # of all heads together; None = model width
-        lower_bound: float | None = None,  # of a token's log decay, below 0 (published: -5); None = not bounded
-        channel_gates: bool = False,  # Gated DeltaNet-2: erases and writes by a gate per channel, not beta per head
-        gate: bool = True,  # of the output
+        key_dim: int | None = None,  # summed over heads; None = model width
+        value_dim: int | None = None,  # summed over heads; None = model width
+        lower_bound: float | None = None,  # of a token's log decay, below 0 (published: -5); None = unbounded
+        channel_gates: bool = False,  # Gated DeltaNet-2: erase and write gates per channel instead of beta per head
+        gate: bool = True,  # output gate
         conv_width: int = 4,
-        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
+        conv: bool = True,  # False removes the convolutions; SiLU and the norm of q and k remain
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -87,7 +87,7 @@ class KDA(DeltaMixer):
         self.step_bias_E = param(rngs, dt_bias, (key_dim,), ("heads",))
 
     def _log_decay(self, x_BTD: Array) -> Array:
-        """Return the logarithm of the decay, float32 [B, T, H, K]."""
+        """Return the log decay, float32 [B, T, H, K]."""
         step_BTE = project_float32(self.decay_out, self.decay_in(x_BTD)) + self.step_bias_E[...]
         step_BTHK = step_BTE.reshape(*step_BTE.shape[:-1], self.heads, -1)
         rate_H1 = jnp.exp(self.log_rate_H[...])[:, None]
@@ -99,7 +99,7 @@ class KDA(DeltaMixer):
         return None if self.gate_in is None or self.gate_out is None else self.gate_out(self.gate_in(x_BTD))
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, ...]:
-        """Return the operands of the recurrence, r, k, v, log_w and a."""
+        """Return the operands of the recurrence: r, k, v, log_w and a."""
         return save_inputs(self._operands)(x_BTD, q_BTE, k_BTE, v_BTE)
 
     def _operands(self, x_BTD: Array, *convolved: Array) -> tuple[Array, ...]:

@@ -1,16 +1,18 @@
-"""Log-linear Mamba-2: the past in blocks of 1, 2, 4, ... tokens, each with a state and a weight of its own.
+"""Log-linear Mamba-2: states for past blocks of 1, 2, 4, ... tokens.
 
     x, B, C, D_t, a_t, gate, norm and D as in Mamba-2 (mamba2.py)
     m_t = softplus(M * (u_t W_m))                                                 L per head, M [H, L]
     y_t = sum over levels l of m_t^(l) C_t S_t^(l) + D x_t                        S^(l) [N, V] per head
 
-The state of level l is that of a block of 2^(l - 1) tokens before t, and there is one for each bit of t that is set;
-level 0 is t itself. So a sequence has up to log2 T + 1 states, and near tokens are in small ones. Levels from L - 1 on
-share a state and a weight. Guo et al., arXiv 2506.04761 (Log-Linear Attention); public implementation:
-flash-linear-attention, `fla/layers/log_linear_mamba2.py`, whose initial values of M are 1 and which has 15 levels; here
-12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP): 120.3M parameters, tied.
+Level 0 is token t itself. Level l > 0 is the state of a block of 2^(l - 1) tokens before t, and exists if bit l - 1 of
+t is set. A sequence thus has up to log2 T + 1 states, and recent tokens are in small blocks. Levels from L - 1 on share
+one state and one weight. Guo et al., arXiv 2506.04761 (Log-Linear Attention); public implementation:
+flash-linear-attention, `fla/layers/log_linear_mamba2.py`. As in the public code, M starts at 1. The public code has 15
+levels; the default here is 12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP): 120.3M parameters,
+tied.
 
-On XLA alone, so slower than Mamba-2. A piece of a prompt after a cache goes token by token.
+Only an XLA backend exists, which is slower than Mamba-2's kernels. Tokens that continue a cached sequence are processed
+one by one.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +31,10 @@ from seqjax.types import Array, Layer
 
 
 class LogLinearCache(NamedTuple):
-    """The last inputs of the convolutions, the float32 states of levels 1, 2, ..., and the number of tokens seen."""
+    """The convolutions' last inputs, the states of levels 1, 2, ..., and the length.
+
+    The states are float32.
+    """
 
     x_BWE: Array
     bc_BWN: Array
@@ -38,7 +43,7 @@ class LogLinearCache(NamedTuple):
 
 
 class LogLinearMamba2(Mamba2):
-    """Mamba-2 with states of a Fenwick tree's blocks."""
+    """Mamba-2 with one state per block of a Fenwick tree."""
 
     def __init__(
         self,
@@ -48,8 +53,8 @@ class LogLinearMamba2(Mamba2):
         head_dim: int = 64,
         state: int = 128,
         conv_width: int = 4,
-        levels: int = 12,  # weights per head; blocks of 2^(levels - 2) tokens and more share the last one, and a state
-        chunk_size: int = CHUNK,  # tokens per chunk, or the power of two below; affects the speed alone
+        levels: int = 12,  # weights per head; blocks of 2^(levels - 2) tokens or more share a weight and a state
+        chunk_size: int = CHUNK,  # tokens per chunk, rounded down to a power of two; affects only the speed
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
@@ -70,13 +75,13 @@ class LogLinearMamba2(Mamba2):
         self.level_scale = param(rngs, constant(1.0), (self.heads, levels), ("heads", None), group="vector")
 
     def _operands(self, u_BTD: Array, x_BTHV: Array, dt_BTH: Array) -> tuple[Array, Array, Array]:
-        """Return x with its step sizes, the logarithm of the decay, and the weights of levels, [B, T, H, L]."""
+        """Return x times step sizes, the log decay and the level weights [B, T, H, L]."""
         levels_BTHL = project_float32(self.level, u_BTD).reshape(*dt_BTH.shape, self.levels)
         m_BTHL = jax.nn.softplus(self.level_scale[...] * levels_BTHL)
         return (x_BTHV * dt_BTH[..., None]).astype(x_BTHV.dtype), self.log_decay(u_BTD, dt_BTH), m_BTHL
 
     def prefill(self, u_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply the parallel form to a prompt, and fill an empty cache."""
+        """Apply the parallel form to a prompt and fill an empty cache."""
         (x_BTHV, dt_BTH, b_BTN, c_BTN), past = self.inputs(u_BTD, cache.x_BWE, cache.bc_BWN)
         scaled_BTHV, log_a_BTH, m_BTHL = self._operands(u_BTD, x_BTHV, dt_BTH)
         y_BTHV = log_linear(scaled_BTHV, log_a_BTH, b_BTN, c_BTN, m_BTHL, chunk_size=self.chunk_size)
@@ -85,7 +90,10 @@ class LogLinearMamba2(Mamba2):
         return self.outputs(u_BTD, y_BTHV, x_BTHV), LogLinearCache(*past, states, length)
 
     def prefill_next(self, u_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply the recurrent form token by token: a block of the tree begins where the sequence did."""
+        """Apply the recurrent form token by token.
+
+        The tree's blocks are aligned to the start of the sequence, so the parallel form cannot continue from a cache.
+        """
         return base.Mixer.prefill_next(self, u_BTD, cache)
 
     def step(self, u_BD: Array, cache: Any) -> tuple[Array, Any]:
@@ -99,7 +107,7 @@ class LogLinearMamba2(Mamba2):
         return y_BTD[:, 0], LogLinearCache(*past, states_BLHNV, cache.length + 1)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
-        """Return an empty cache, with the states that `max_len` tokens can have."""
+        """Return an empty cache with all states that `max_len` tokens can have."""
         levels = min(self.levels - 1, max_len.bit_length())
         return LogLinearCache(
             jnp.zeros((batch, self.past, self.width), dtype),
@@ -109,7 +117,10 @@ class LogLinearMamba2(Mamba2):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of half a chunk, as Mamba-2, of updating a state, and of reading half of the others."""
+        """Return the forward FLOPs per token of the chunked recurrence.
+
+        Counts half a chunk as in Mamba-2, one state update, and reads of half of the other states.
+        """
         chunk, n_state = min(self.chunk_size, seq_len), self.n_state
         reads = (-(-seq_len // chunk) - 1).bit_length() / 2
         return (n_state + self.width) * (chunk + 1) + 2 * self.width * n_state * (1 + reads)

@@ -1,14 +1,16 @@
-"""Mamba-1: a selective state space, one decay per channel and state (Gu and Dao, arXiv 2312.00752; state-spaces/mamba).
+"""Mamba-1: a selective state space with a decay per channel and state.
 
     [x, z] = u W_in;  x = silu(conv4(x) + b);  [delta, B, C] = x W_x;  dt = softplus(delta W_dt + b_dt)
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,   A = -exp(A_log),   y_t = h_t C_t + D x_t         h [E, N]
     out = (y * silu(z)) W_out
 
-Step sizes, decays and the state are float32. W_in and W_x are two matrices each here, so that each can be sharded over
-devices. The block has no MLP and keeps a float32 residual stream.
+Gu and Dao, arXiv 2312.00752; public implementation: state-spaces/mamba. Step sizes, decays and the state are float32.
+W_in and W_x are stored as two matrices each, which lets each matrix be sharded over devices. The block has no MLP and
+keeps a float32 residual stream.
 
-Ablations (arXiv 2505.18522, section 3): `decay` one or none (mixers/_ssm.py; the transition is then a scalar, and the
-scan is Mamba-2's), one_dt (the step size is a scalar per token too), `conv=False` (the SiLU stays).
+Ablations (arXiv 2505.18522, section 3): `decay` can be "one" or "none" (mixers/_ssm.py; the transition is then a
+scalar, and the scan is Mamba-2's) or "one_dt" (the step size is also one scalar per token). `conv=False` removes the
+convolution and keeps the SiLU.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -20,7 +22,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, save_inputs, silu
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.selective_scan import selective_scan
@@ -47,9 +49,9 @@ class Mamba1(base.RecurrentMixer):
         state: int = 16,
         dt_rank: int | None = None,  # None = model width / 16, rounded up
         conv_width: int = 4,
-        conv: bool = True,  # False = only the SiLU
+        conv: bool = True,  # False removes the convolution and keeps the SiLU
         decay: Literal["full", "one", "one_dt", "none"] = "full",
-        chunk_size: int | None = None,  # tokens per chunk; affects the speed only; None = the default of the scan
+        chunk_size: int | None = None,  # tokens per chunk; affects only the speed; None = the scan's default
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
@@ -106,14 +108,14 @@ class Mamba1(base.RecurrentMixer):
         return y_BTE, jnp.moveaxis(state_BHNV[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         x_BTE, past_BWE = self.x(u_BTD), cache.x_BWE
         if self.conv is None:
             x_BTE = jax.nn.silu(x_BTE)
         else:
             x_BTE, past_BWE = self.conv.extend(x_BTE, past_BWE)
         y_BTE, state_BEN = self._scan(x_BTE, cache.state_BEN)
-        y_BTE = save_inputs(lambda y, z: y * jax.nn.silu(z))(y_BTE, self.z(u_BTD))
+        y_BTE = save_inputs(lambda y, z: (y * silu(z)).astype(y.dtype))(y_BTE, self.z(u_BTD))
         return self.out(y_BTE), Mamba1Cache(past_BWE, state_BEN)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
@@ -123,7 +125,10 @@ class Mamba1(base.RecurrentMixer):
         return Mamba1Cache(jnp.zeros((batch, self.past, self.width), dtype), state_BEN)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the recurrence (9 elementwise ones per channel and state), or of Mamba-2's chunks."""
+        """Return the forward FLOPs per token of the recurrence.
+
+        The full decay takes 9 elementwise FLOPs per channel and state. The other decays count Mamba-2's chunked form.
+        """
         if self.a_log is not None:
             return 9 * self.width * self.n_state
         chunk = min(self.chunk_size or SSD_CHUNK, seq_len)

@@ -1,15 +1,16 @@
-"""Mamba-2: a state space with one data-dependent decay per head (Dao and Gu, arXiv 2405.21060; state-spaces/mamba).
+"""Mamba-2: a state space with one data-dependent decay per head.
 
     [z, xBC, dt] = u W_in;  [x, B, C] = silu(conv4(xBC) + b)
     D_t = softplus(dt + dt_bias),  a_t = exp(-exp(A_log) D_t)                     per head
     S_t = a_t S_{t-1} + B_t (D_t x_t)^T,   y_t = C_t S_t + D x_t                  S [N, V] per head
     out = RMSNorm(y * silu(z)) W_out                                              one group, the gate before the norm
 
-The heads share B and C. Step sizes, decays and the state are float32. W_in is four matrices here (z, x, BC, dt) and the
-convolution two, so that each can be sharded over devices. The block has no MLP and keeps a float32 residual stream.
+Dao and Gu, arXiv 2405.21060; public implementation: state-spaces/mamba. The heads share B and C. Step sizes, decays and
+the state are float32. W_in is stored as four matrices (z, x, BC, dt) and the convolution as two, which lets each be
+sharded over devices. The block has no MLP and keeps a float32 residual stream.
 
-Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py), `conv=False` (the SiLU stays),
-`norm=False`; and `gate=False`, without z.
+Ablations (arXiv 2505.18522, section 3): `decay` "one" or "none" (see mixers/_ssm.py), `conv=False` (the SiLU remains),
+`norm=False`. `gate=False` removes z.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -21,7 +22,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, n_heads, out_init
 from seqjax.nn.initializers import constant, dt_bias, log_uniform, uniform
-from seqjax.nn.layers import Linear, RMSNorm, save_inputs
+from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs, silu
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.head_norm import head_norm
@@ -48,10 +49,10 @@ class Mamba2(base.RecurrentMixer):
         head_dim: int = 64,
         state: int = 128,
         conv_width: int = 4,
-        conv: bool = True,  # False = only the SiLU
+        conv: bool = True,  # False removes the convolutions and keeps the SiLU
         decay: Literal["full", "one", "none"] = "full",
         norm: bool = True,
-        gate: bool = True,  # of the output
+        gate: bool = True,  # output gate
         chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
@@ -76,7 +77,7 @@ class Mamba2(base.RecurrentMixer):
         self.out = Linear(self.width, dim, axes=("heads", "embed"), init=out, rngs=rngs)
 
     def log_decay(self, u_BTD: Array, dt_BTH: Array) -> Array:
-        """Return the logarithm of the decay of each head, float32 [B, T, H]."""
+        """Return each head's log decay, float32 [B, T, H]."""
         if self.a_log is not None:
             return -jnp.exp(self.a_log[...]) * dt_BTH
         if self.decay is not None:
@@ -84,7 +85,7 @@ class Mamba2(base.RecurrentMixer):
         return jnp.zeros_like(dt_BTH)
 
     def prefill(self, u_BTD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         (x_BTHV, dt_BTH, b_BTN, c_BTN), past = self.inputs(u_BTD, cache.x_BWE, cache.bc_BWN)
         y_BTHV, state_BHNV = ssd(
             x_BTHV,
@@ -101,7 +102,10 @@ class Mamba2(base.RecurrentMixer):
     def inputs(
         self, u_BTD: Array, past_x_BWE: Array, past_bc_BWN: Array
     ) -> tuple[tuple[Array, Array, Array, Array], tuple[Array, Array]]:
-        """Return x [B, T, H, V], step sizes [B, T, H], B and C [B, T, N]; and the last inputs of the convolutions."""
+        """Return the operands of the recurrence and the convolutions' last inputs.
+
+        The operands are x [B, T, H, V], step sizes [B, T, H], and B and C [B, T, N].
+        """
         x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
         if self.conv_x is not None and self.conv_bc is not None:
             x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, past_x_BWE)
@@ -109,12 +113,12 @@ class Mamba2(base.RecurrentMixer):
         else:
             x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
-        dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
+        dt_BTH = jax.nn.softplus(project_float32(self.dt, u_BTD) + self.dt_bias[...])
         x_BTHV = x_BTE.reshape(*u_BTD.shape[:2], self.heads, self.head_dim)
         return (x_BTHV, dt_BTH, b_BTN, c_BTN), (past_x_BWE, past_bc_BWN)
 
     def outputs(self, u_BTD: Array, y_BTHV: Array, x_BTHV: Array) -> Array:
-        """Return what stands behind the recurrence: what skips it, gate, norm and projection."""
+        """Apply the skip connection, output gate, norm and output projection."""
         z_BTE = None if self.z is None else self.z(u_BTD)
         if self.norm is None:
             y_BTE = save_inputs(self._gated)(y_BTHV, x_BTHV, z_BTE)
@@ -127,7 +131,7 @@ class Mamba2(base.RecurrentMixer):
         """Return (y + D x) * silu(z), without the norm."""
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
         y_BTE = y_BTHV.reshape(*y_BTHV.shape[:2], -1)
-        return y_BTE if z_BTE is None else y_BTE * jax.nn.silu(z_BTE)
+        return y_BTE if z_BTE is None else (y_BTE * silu(z_BTE)).astype(y_BTE.dtype)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return an empty cache."""
@@ -139,6 +143,9 @@ class Mamba2(base.RecurrentMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of scores and their product with x in half a chunk, and of updating and reading a state."""
+        """Return the forward FLOPs per token of the chunked recurrence.
+
+        Counts the scores and their product with x over half a chunk, the state update and the state read.
+        """
         chunk, n_state = min(self.chunk_size, seq_len), self.n_state
         return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state

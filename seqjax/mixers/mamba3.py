@@ -1,4 +1,4 @@
-"""Mamba-3, SISO: a state space with inputs by the trapezoidal rule, and B and C that are normed, biased and rotated.
+"""Mamba-3, SISO: trapezoidal inputs; B and C are normed, biased and rotated.
 
     [z, x, B, C, dt, a, l, theta] = u W_in;  D_t = softplus(dt + dt_bias),  A_t = -max(act(a), 1e-4)         per head
     phi_t = sum_{s<=t} pi tanh(theta_s) D_s                        mod 2 pi, per head and pair of channels
@@ -7,21 +7,21 @@
     S_t = alpha_t S_{t-1} + beta_t k_{t-1} x_{t-1}^T + gamma_t k_t x_t^T                  S [N, V] per head
     y_t = q_t S_t + D x_t,   out = (y * silu(z)) W_out
 
-arXiv 2603.15569; public implementation: state-spaces/mamba, `mamba_ssm/modules/mamba3.py`. No convolution. The heads
-share RMSNorm(B), RMSNorm(C) and theta, but neither biases nor step sizes, so each has its own k and q. Rotated are the
-channels (2m, 2m + 1), m < N / 4. act(a) is 1 + a above 0 and 1 / (1 - a) below, or, as in the first release, softplus
-(`rate`). `norm` is the public code's optional RMSNorm of each head before the gate. W_in is seven matrices here, which
-can be sharded over devices.
+arXiv 2603.15569; public implementation: state-spaces/mamba, `mamba_ssm/modules/mamba3.py`. There is no convolution. The
+heads share RMSNorm(B), RMSNorm(C) and theta. Biases and step sizes differ by head, hence k and q do too. The rotation
+acts on the channel pairs (2m, 2m + 1), m < N / 4. act(a) is 1 + a above 0 and 1 / (1 - a) below; `rate="softplus"` is
+the first release's activation. `norm` is the public code's optional RMSNorm per head before the gate. W_in is stored as
+seven matrices, which can be sharded over devices.
 
-With U the state without the token's own input, S_t = U_t + gamma_t k_t x_t^T, and
+With U_t, the state before token t's own input, S_t = U_t + gamma_t k_t x_t^T and
 
     U_t = alpha_t U_{t-1} + (alpha_t gamma_{t-1} + beta_t) k_{t-1} x_{t-1}^T
     y_t = q_t U_t + (gamma_t q_t . k_t + D) x_t
 
-So Mamba-2's recurrence (`ops/ssd.py`) serves, once, with the inputs of the token before; in q_t . k_t the rotation
-cancels. The usual other way, inputs with the weights gamma_t + beta_{t+1} / alpha_{t+1}, lets an output see the next
-token and subtracts that again, and rounding would leave a trace of it. The cache holds U and what the next token needs
-of this one. Step sizes, decays, angles (in turns) and the state are float32.
+This is one pass of Mamba-2's recurrence (`ops/ssd.py`) over the previous token's inputs; in q_t . k_t the rotation
+cancels. The usual alternative, input weights gamma_t + beta_{t+1} / alpha_{t+1}, adds the next token to an output and
+subtracts it again, which leaves a rounding error that depends on the future. The cache holds U and the parts of this
+token that the next token needs. Step sizes, decays, angles (in turns) and the state are float32.
 """
 
 import math
@@ -45,7 +45,10 @@ LEAST_RATE = 1e-4
 
 
 class Mamba3Cache(NamedTuple):
-    """The last token's x, normed B, float32 angles in turns and weight gamma; the float32 state without its input."""
+    """The float32 state before the last token's input, and the last token's values.
+
+    These are x, normed B, and float32 angles (in turns) and weight gamma.
+    """
 
     x_BE: Array
     b_BN: Array
@@ -64,8 +67,8 @@ class Mamba3(base.RecurrentMixer):
         expand: int = 2,  # inner width / model width
         head_dim: int = 64,
         state: int = 128,
-        angles: int | None = None,  # pairs of channels that rotate; None = a quarter of the state
-        rate: Literal["heavy_tail", "softplus"] = "heavy_tail",  # the activation of -A
+        angles: int | None = None,  # rotated channel pairs; None = a quarter of the state
+        rate: Literal["heavy_tail", "softplus"] = "heavy_tail",  # activation of -A
         norm: bool = False,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         layer: Layer = Layer(),
@@ -93,13 +96,13 @@ class Mamba3(base.RecurrentMixer):
         self.c_bias = param(rngs, constant(1.0), (self.heads, state), ("heads", None), group="vector")
         self.skip = param(rngs, constant(1.0), (self.heads,), ("heads",))
         self.norm = RMSNorm(head_dim, axis="heads", heads=self.heads, rngs=rngs) if norm else None
-        # The MLP of the block writes to the residual stream, too.
+        # The block's MLP also writes to the residual stream, hence two branches per layer.
         self.out = Linear(
             self.width, dim, axes=("heads", "embed"), init=out_init(self.width, 2 * layer.n_layers), rngs=rngs
         )
 
     def prefill(self, u_BTD: Array, cache: Mamba3Cache) -> tuple[Array, Mamba3Cache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         x_BTHV = self.x(u_BTD).reshape(*u_BTD.shape[:2], self.heads, self.head_dim)
         steps = [project_float32(linear, u_BTD) for linear in (self.dt, self.rate, self.trap, self.angle)]
         operands, skip_BTH, last = save_inputs(self._operands)(x_BTHV, self.bc(u_BTD), *steps, cache)
@@ -126,10 +129,11 @@ class Mamba3(base.RecurrentMixer):
         angle_BTR: Array,
         cache: Mamba3Cache,
     ) -> tuple[tuple[Array, ...], Array, Mamba3Cache]:
-        """Return the operands of the recurrence, the weights of a token's own x, and the cache but for the state.
+        """Return the operands of the recurrence, the skip weights, and the next cache.
 
-        The operands have all of the time and a share of the heads, where devices share a sequence: angles are sums over
-        the past, and B, C and theta, which the heads share, have fewer elements than k and q.
+        The skip weights multiply each token's own x. The next cache lacks the new state. If devices split the sequence,
+        the operands have all of the time and a share of the heads, because angles are sums over the past. B, C and
+        theta are gathered over time because they are smaller than k and q: the heads share them.
         """
         dt_BTH = jax.nn.softplus(dt_BTH + self.dt_bias[...])
         act = jax.nn.softplus if self.activation == "softplus" else _heavy_tail
@@ -140,7 +144,7 @@ class Mamba3(base.RecurrentMixer):
         x_BTHV, log_a_BTH, dt_BTH, own_BTH = (time_to_heads(x) for x in (x_BTHV, log_a_BTH, dt_BTH, own_BTH))
         gamma_BTH = own_BTH * dt_BTH
         turns_BTHR = _sum_of_turns(turn_BT1R * dt_BTH[..., None], cache.turns_BHR)
-        # With the token before, so that each bias is added once: devices then sum its gradient once.
+        # Concatenated with the previous token so that each bias is added only once: devices then sum its gradient once.
         b_BSHN, c_BTHN = _biased(_after(cache.b_BN, b_BTN), self.b_bias), _biased(c_BTN, self.c_bias)
         skip_BTH = gamma_BTH * jnp.sum(c_BTHN * b_BSHN[:, 1:], axis=-1) + self.skip[...]
         k_BTHN = _rotated(b_BSHN[:, :-1], _after(cache.turns_BHR, turns_BTHR)[:, :-1])
@@ -158,7 +162,7 @@ class Mamba3(base.RecurrentMixer):
         return (past_BTHV, log_a_BTH, k_BTHN, q_BTHN, weight_BTH), heads_to_time(skip_BTH), last
 
     def _gated(self, y_BTHV: Array, x_BTHV: Array, skip_BTH: Array, z_BTE: Array) -> Array:
-        """Return (y + skip x) * silu(z), the sum normed in each head if `norm`."""
+        """Return (y + skip x) * silu(z); with `norm`, the sum is normed per head."""
         y_BTHV = y_BTHV.astype(jnp.float32) + skip_BTH[..., None] * x_BTHV.astype(jnp.float32)
         y_BTHV = y_BTHV if self.norm is None else self.norm(y_BTHV)
         return (y_BTHV.reshape(z_BTE.shape) * jax.nn.silu(z_BTE.astype(jnp.float32))).astype(z_BTE.dtype)
@@ -175,33 +179,40 @@ class Mamba3(base.RecurrentMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of scores and their product with x in half a chunk, of a state's update and reading, of q k.
+        """Return the forward FLOPs per token of the chunked recurrence.
 
-        Each head has scores of its own.
+        Counts the scores and their product with x over half a chunk, the state update, the state read, and q . k. Every
+        head has separate scores.
         """
         chunk, keys = min(self.chunk_size, seq_len), self.heads * self.n_state
         return (keys + self.width) * (chunk + 1) + 4 * self.width * self.n_state + 2 * keys
 
 
 def _heavy_tail(a: Array) -> Array:
-    """Return 1 + a above 0 and 1 / (1 - a) below: positive, and of slope 1 at 0."""
+    """Return 1 + a for a >= 0 and 1 / (1 - a) below.
+
+    The result is positive and has slope 1 at 0.
+    """
     return jnp.where(a >= 0, 1 + a, 1 / (1 - jnp.minimum(a, 0)))
 
 
 def _biased(x_BTN: Array, bias: nnx.Param) -> Array:
-    """Return x plus each head's bias, float32 [B, T, H, N]."""
+    """Return x plus a bias per head, float32 [B, T, H, N]."""
     return x_BTN.astype(jnp.float32)[:, :, None] + bias[...]
 
 
 def _after(first: Array, x: Array) -> Array:
-    """Return [B, 1 + T, ...], x [B, T, ...] after that of the token before, `first` [B, ...]."""
+    """Return x [B, T, ...] preceded by the previous token's `first` [B, ...].
+
+    The result is [B, 1 + T, ...].
+    """
     return jnp.concatenate([first.astype(x.dtype)[:, None], x], axis=1)
 
 
 def _sum_of_turns(turn_BTHR: Array, start_BHR: Array) -> Array:
-    """Return `start_BHR` and all turns up to each token, summed modulo 1.
+    """Return `start_BHR` plus all turns up to each token, modulo 1.
 
-    Partial sums lose their integer part, so that those of thousands of tokens keep their digits.
+    Partial sums drop their integer part, which keeps float32 precision over thousands of tokens.
     """
 
     def add(a: Array, b: Array) -> Array:
@@ -211,7 +222,7 @@ def _sum_of_turns(turn_BTHR: Array, start_BHR: Array) -> Array:
 
 
 def _rotated(x_BTHN: Array, turns_BTHR: Array) -> Array:
-    """Rotate the pairs of neighbours (2m, 2m + 1), m < R, and leave the other channels."""
+    """Rotate the channel pairs (2m, 2m + 1), m < R, and keep the other channels."""
     n_rotated = 2 * turns_BTHR.shape[-1]
     radians = 2 * math.pi * turns_BTHR
     cos, sin = jnp.cos(radians), jnp.sin(radians)

@@ -1,14 +1,14 @@
-"""mLSTM, the matrix memory of xLSTM: linear attention with exponential input gates, forget gates and a normaliser.
+"""mLSTM, xLSTM's matrix memory: linear attention with exponential input gates.
 
     q, k, v = x W;  q / sqrt(K);   i = cap(x w_i + b_i), f = cap(x w_f + b_f) per head,  cap(z) = 15 tanh(z / 15)
     C_t = sigmoid(f_t) C_{t-1} + e^{i_t} k_t (x) v_t;   n_t = sigmoid(f_t) n_{t-1} + e^{i_t} k_t
     y_t = C_t^T q_t / max(|n_t . q_t|, 1);   out = (LayerNorm(y) * sigmoid(x W_o)) W         per head, gain, no bias
 
-Beck et al., arXiv 2405.04517; the layer of xLSTM 7B, 2503.13427, whose public implementation is `xlstm_large` and
+Beck et al., arXiv 2405.04517; the layer of xLSTM 7B, 2503.13427, with the public implementations `xlstm_large` and
 transformers' `xlstm`. They divide C, n and 1 by a running maximum of the gates and add 1e-6 to the denominator; capped
-gates need neither in float32. n is one more value of 1 at every key (ops/linear_attention.py). At 768 x 12: 4
-heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied. Not taken over:
-the cap of the logits. Gates, states and the division are float32.
+gates need neither in float32. n is stored as one more value, which is 1 for every key (ops/linear_attention.py). At 768
+x 12: 4 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied. The cap
+on the logits is omitted. Gates, states and the division are float32.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from seqjax.types import Array, Layer
 
 
 class MlstmCache(NamedTuple):
-    """The float32 state; the normaliser is the column behind the values."""
+    """The float32 state; the last value column is the normaliser n."""
 
     s_BHKV: Array
 
@@ -41,9 +41,9 @@ class MLSTM(base.RecurrentMixer):
         dim: int,
         *,
         heads: int,
-        key_dim: int | None = None,  # of all heads together; None = half the model width
-        value_dim: int | None = None,  # of all heads together; None = model width
-        gate: bool = True,  # of the output
+        key_dim: int | None = None,  # summed over heads; None = half the model width
+        value_dim: int | None = None,  # summed over heads; None = model width
+        gate: bool = True,  # output gate
         gate_cap: float = 15.0,  # input gates are between e^-cap and e^cap
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
@@ -55,7 +55,7 @@ class MLSTM(base.RecurrentMixer):
         base.at_least(1, heads=heads, chunk_size=chunk_size)
         base.divided(heads, key_dim=key_dim, value_dim=value_dim)
         if not 0 < gate_cap <= 30:
-            raise UserError(f"gate_cap={gate_cap}: above 0 and at most 30, so that states fit float32.")
+            raise UserError(f"gate_cap={gate_cap} must be above 0 and at most 30: larger states overflow float32.")
         self.heads, self.key_width, self.value_width, self.gate_cap = heads, key_dim, value_dim, gate_cap
         self.norm_eps, self.chunk_size, self.implementation = norm_eps, chunk_size, implementation
         small, zero = normal((2 / (5 * dim)) ** 0.5), constant(0.0)
@@ -74,7 +74,7 @@ class MLSTM(base.RecurrentMixer):
         self.out = Linear(value_dim, dim, axes=("heads", "embed"), init=out_init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: MlstmCache) -> tuple[Array, MlstmCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         q_BTHK, k_BTHK, v_BTHV = (self._split_heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
         i_BTH, f_BTH = project_float32(self.input, x_BTD), project_float32(self.forget, x_BTD)
         k_BTHK, log_w_BTHK = save_inputs(self._gated)(k_BTHK, i_BTH, f_BTH)
@@ -94,7 +94,7 @@ class MLSTM(base.RecurrentMixer):
             save_inputs(_normalised)(o_BTHV),
             None if self.gate is None else self.gate(x_BTD),
             gain=self.gain_E[...],
-            bias=jnp.zeros_like(self.gain_E[...]),  # with it the norm subtracts the mean
+            bias=jnp.zeros_like(self.gain_E[...]),  # with a bias, even zero, the norm subtracts the mean
             activation="sigmoid",
             eps=self.norm_eps,
         )
@@ -104,7 +104,7 @@ class MLSTM(base.RecurrentMixer):
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def _gated(self, k_BTHK: Array, i_BTH: Array, f_BTH: Array) -> tuple[Array, Array]:
-        """Return e^i k in the dtype of k, and the logarithm of the decay, float32 [B, T, H, K]."""
+        """Return e^i k in the dtype of k, and the log decay, float32 [B, T, H, K]."""
         i_BTH, f_BTH = self._capped(i_BTH + self.input_bias_H[...]), self._capped(f_BTH + self.forget_bias_H[...])
         log_w_BTH1 = jax.nn.log_sigmoid(f_BTH)[..., None]
         weighted_BTHK = k_BTHK.astype(jnp.float32) * jnp.exp(i_BTH)[..., None]
@@ -120,12 +120,18 @@ class MLSTM(base.RecurrentMixer):
         return MlstmCache(jnp.zeros(shape, jnp.float32))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
+        """Return the forward FLOPs per token of the chunked recurrence.
+
+        Counts the scores and their product with v over half a chunk, the state update and the state read.
+        """
         chunk, read = min(self.chunk_size, seq_len), self.value_width + self.heads
         return (self.key_width + read) * (chunk + 1) + 4 * self.key_width * read / self.heads
 
 
 def _normalised(o_BTHV: Array) -> Array:
-    """Return all but the last value over the last, which is at least 1 in magnitude."""
+    """Return all values but the last, divided by the last.
+
+    The divisor's magnitude is at least 1.
+    """
     o32_BTHV = o_BTHV.astype(jnp.float32)
     return (o32_BTHV[..., :-1] / jnp.maximum(jnp.abs(o32_BTHV[..., -1:]), 1.0)).astype(o_BTHV.dtype)

@@ -1,24 +1,25 @@
-"""NSA, Native Sparse Attention: every query reads means of blocks, the keys of a few blocks, and those near to it.
+"""NSA, Native Sparse Attention: block means, a few selected blocks, and a window.
 
-With blocks of b keys, R = H / G query heads for each key head, and RoPE on q and k before everything else:
+With blocks of b keys, R = H / G query heads per key head, and RoPE on q and k before everything else:
 
     compressed  o_c = sum_j p_j vbar_j,  p = softmax_j(q . kbar_j / sqrt(K)), over the blocks j that end at or before
-                the query; kbar_j and vbar_j are the means of the block; 0 where there is none yet
-    selected    o_s = causal softmax attention to the keys of n blocks: the own one, the first, the one before the own,
-                and those of the largest p, averaged over the R heads, which all read the same blocks
-    window      o_w = softmax attention to the last W keys, the own one included
+                the query; kbar_j and vbar_j are block means; o_c = 0 if there is no such block
+    selected    o_s = causal softmax attention to the keys of n blocks: the query's block, the block before it, the
+                first block, and the blocks with the largest p, averaged over the R heads, which share the selection
+    window      o_w = softmax attention to the last W keys, including the query's key
     y = (g_c o_c + g_s o_s + g_w o_w) W_o,   g = sigmoid(x W_g), one for each head and branch
 
-No gradient flows through the choice; ties go to the first block (Yuan et al., arXiv 2502.11089; public implementation:
-flash-linear-attention, `fla/ops/nsa/naive.py`, `fla/layers/nsa.py`). As there, blocks of both branches are the same, a
-block is compressed by its mean, and the branches share k and v; the paper has overlapping blocks, an MLP with positions
-inside a block, and keys and values for each branch. R, a power of two from 16 on in the public kernels, is any here.
+No gradient flows through the selection; ties go to the first block (Yuan et al., arXiv 2502.11089; public
+implementation: flash-linear-attention, `fla/ops/nsa/naive.py`, `fla/layers/nsa.py`). As in the public code, both
+branches use the same blocks, a block is compressed by its mean, and the branches share k and v. The paper uses
+overlapping blocks, an MLP with positions inside a block, and separate keys and values per branch. The public kernels
+require R to be a power of two from 16 on; here any R works.
 
 The defaults b = 64, n = 16, W = 512 are the paper's, for sequences of 8,192 tokens and more; configs/nsa.py has smaller
-ones for shorter sequences. At 768 x 12: 12 heads of 64, 3 key heads, SwiGLU of 2432; 109.9M parameters, tied.
+values for shorter sequences. At 768 x 12: 12 heads of 64, 3 key heads, SwiGLU of 2432; 109.9M parameters, tied.
 
-The scores of means, p and the means are float32. The compressed branch goes through queries in pieces, so that its
-scores, T^2 / b for each head, never exist at once; the selected branch is `kernels_pallas.selected_chunk_attention`.
+The means, their scores and p are float32. The compressed branch processes queries in pieces, which bounds its score
+memory (T^2 / b per head in total); the selected branch is `kernels_pallas.selected_chunk_attention`.
 """
 
 import functools
@@ -38,12 +39,12 @@ from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.ops.attention import attention_at, causal_attention, in_groups
 from seqjax.types import Array, Layer
 
-PIECE = 1024  # queries whose scores of means exist at once
-ALWAYS = 2.0  # the score of a block that is always read; a mean of probabilities is at most 1
+PIECE = 1024  # queries per piece of the compressed branch
+ALWAYS = 2.0  # the score of a block that is always read; the mean of probabilities is at most 1
 
 
 class NSACache(NamedTuple):
-    """A `KVCache` with the float32 mean key and value of every complete block."""
+    """A `KVCache` with the float32 mean key and value of each complete block."""
 
     k_BSGK: Array
     v_BSGK: Array
@@ -62,10 +63,11 @@ def compressed_attention(
     n_past: int,
     piece: int = PIECE,
 ) -> tuple[Array, Array]:
-    """Return attention to the means of complete blocks, [B, T, H, K], and the blocks that its weights select.
+    """Return attention to the means of complete blocks, and the block selection.
 
-    The selection, int32 [B, T, G, n] with n at most `n_past`, holds different blocks before the query's own, those that
-    are always read first, and -1 after the last. The means are those of `kernels_pallas.chunk_means`.
+    The attention is [B, T, H, K]. The selection, int32 [B, T, G, n] with n at most `n_past`, holds distinct blocks
+    before the query's block: first the blocks that are always read, and -1 as padding at the end. The means are the
+    output of `kernels_pallas.chunk_means`.
     """
     n_batch, n_queries, n_heads, head_dim = q_BTHK.shape
     n_blocks, n_kv = k_mean_BcGK.shape[1:3]
@@ -77,10 +79,10 @@ def compressed_attention(
     def attend(_: None, inputs: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
         q_BtHK, t_t1 = inputs[0], inputs[1][:, None]
         q_BtGRK = q_BtHK.reshape(n_batch, -1, n_kv, n_heads // n_kv, head_dim).astype(k_mean_BcGK.dtype)
-        # Full precision, as in `select_chunk`: few products, and a near tie decides which keys are read.
+        # Full precision, as in `select_chunk`: there are few products, and a near tie decides which keys are read.
         s_BtGRc = head_dim**-0.5 * jnp.einsum("btgrk,bcgk->btgrc", q_BtGRK, k_mean_BcGK, precision="highest")
         is_complete_tGRc = (((block_c + 1) * block_size) <= t_t1 + 1)[:, None, None]
-        # Finite, so that the softmax and the gradient of a query without a complete block are.
+        # -1e30 is finite, which keeps softmax and gradient finite for a query without a complete block.
         p_BtGRc = jax.nn.softmax(jnp.where(is_complete_tGRc, s_BtGRc, -1e30), axis=-1)
         p_BtGRc = jnp.where(is_complete_tGRc, p_BtGRc, 0.0)
         o_BtGRK = jnp.einsum("btgrc,bcgk->btgrk", p_BtGRc.astype(v_BcGK.dtype), v_BcGK)
@@ -89,7 +91,7 @@ def compressed_attention(
         score_BtGc = jnp.where(is_always_t1c, ALWAYS, lax.stop_gradient(p_BtGRc).mean(3))
         score_BtGc = jnp.where((block_c < own_t1)[:, None], score_BtGc, -1.0)
         sel_nBtG = []
-        for _rank in range(min(n_past, n_blocks)):  # XLA does not split `lax.top_k` over a batch on several devices
+        for _rank in range(min(n_past, n_blocks)):  # XLA cannot split `lax.top_k` over a batch on several devices
             best_BtG = jnp.argmax(score_BtGc, axis=-1).astype(jnp.int32)
             sel_nBtG.append(jnp.where(score_BtGc.max(-1) < 0, -1, best_BtG))
             score_BtGc = jnp.where(block_c == best_BtG[..., None], -1.0, score_BtGc)
@@ -106,9 +108,10 @@ def compressed_attention(
 def selected_attention_at(
     q_BTHK: Array, k_BSGK: Array, v_BSGK: Array, positions_T: Array, sel_BTGn: Array, *, block_size: int
 ) -> Array:
-    """Return attention of queries at arbitrary positions to their own and the selected blocks of a cache, [B, T, H, K].
+    """Return attention of cached queries to their own and their selected blocks.
 
-    Position p is at p. The keys of every query exist by themselves, [B, T, G, (n + 1) b, K].
+    The result is [B, T, H, K]. `positions_T` may be any positions, and the key at position p is in slot p. Each query's
+    keys are gathered separately, [B, T, G, (n + 1) b, K].
     """
     n_batch, n_queries, n_kv = sel_BTGn.shape[:3]
     own_BTG1 = jnp.broadcast_to((positions_T // block_size)[:, None, None], (n_batch, n_queries, n_kv, 1))
@@ -133,24 +136,24 @@ def _gated_sum(gate_BTHJ: Array, o_BTHJK: Array) -> Array:
 
 
 class NSA(AttentionMixer):
-    """Attention to the means of blocks, to the keys of selected blocks and to a window, each with a gate."""
+    """Attention to block means, selected blocks and a window, each with a gate."""
 
-    gate: Linear  # of every head and branch
+    gate: Linear  # one gate per head and branch
 
     def __init__(
         self,
         dim: int,
         *,
         heads: int,
-        kv_heads: int | None = None,  # None = as many as heads; all query heads of one select the same blocks
+        kv_heads: int | None = None,  # None = same as heads; the query heads of a key head share a block selection
         head_dim: int | None = None,  # None = model width / heads
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,
         qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
-        block_size: int = 64,  # keys of a block
-        blocks: int = 16,  # whose keys a query reads: the first, the own and the one before it count
-        window: int = 512,  # keys of the third branch, the query's own included
+        block_size: int = 64,  # keys per block
+        blocks: int = 16,  # blocks per query, including the first, the query's and the one before it
+        window: int = 512,  # keys of the window branch, including the query's
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
@@ -162,10 +165,10 @@ class NSA(AttentionMixer):
             )
         if blocks < 3:
             raise UserError(
-                f"blocks={blocks} leaves no room: the first block, the own one and the one before it are always read. "
-                "Choose 3, which selects none beside them, or more (the paper: 16)."
+                f"blocks={blocks} is too small: the first block, the query's and the one before it are always read. "
+                "Choose at least 3; 3 selects no further block (the paper: 16)."
             )
-        # Not `window`, which in this family bounds the whole cache.
+        # Not called `window`: in the base class that attribute limits the whole cache.
         self.block_size, self.blocks, self.near = block_size, blocks, window
         super().__init__(
             dim,
@@ -180,19 +183,22 @@ class NSA(AttentionMixer):
             layer=layer,
             rngs=rngs,
         )
-        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
+        # As in fla's models, and unlike GPT, the initial values of this matrix are not scaled down.
         self.out = Linear(heads * self.head_dim, dim, axes=("heads", "embed"), rngs=rngs)
         self.gate = Linear(dim, 3 * heads, axes=("embed", "heads"), rngs=rngs)
 
     def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply the mixer, whose projections `attend`, to tokens at consecutive positions."""
+        """Apply the mixer to tokens at consecutive positions.
+
+        `attend` is `attend_sequence` or `attend_next`.
+        """
         o_BTHX, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
         o_BTHJK = o_BTHX.reshape(*o_BTHX.shape[:3], 3, -1)
         y_BTHK = _gated_sum(project_float32(self.gate, x_BTD).reshape(o_BTHJK.shape[:4]), o_BTHJK)
         return self.out(y_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """Return the three branches side by side, [B, T, H, 3 K]: compressed, selected, window."""
+        """Return the three branches, compressed, selected and window: [B, T, H, 3 K]."""
         positions_T = jnp.arange(q_BTHK.shape[1])
         compressed_BTHK, sel_BTGn = self.compress(q_BTHK, *self.means(k_BTGK, v_BTGK), positions_T)
         sel_BTHn = jnp.repeat(sel_BTGn, self.heads // self.kv_heads, axis=2)
@@ -203,12 +209,12 @@ class NSA(AttentionMixer):
         return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
 
     def means(self, k_BSGK: Array, v_BSGK: Array) -> tuple[Array, Array]:
-        """Return the mean keys and values of the complete blocks, float32 [B, c, G, K]."""
+        """Return the mean keys and values of complete blocks, float32 [B, c, G, K]."""
         k_mean_BcGK, v_mean_BcGK = (kernels_pallas.chunk_means(x, chunk_size=self.block_size) for x in (k_BSGK, v_BSGK))
         return k_mean_BcGK, v_mean_BcGK
 
     def compress(self, q_BTHK: Array, k_mean_BcGK: Array, v_mean_BcGK: Array, positions_T: Array):
-        """Return `compressed_attention` with the settings."""
+        """Return `compressed_attention` with the mixer's settings."""
         options: Any = {"block_size": self.block_size, "n_past": self.blocks - 1}
         return compressed_attention(q_BTHK, k_mean_BcGK, v_mean_BcGK, positions_T, **options)
 
@@ -219,7 +225,7 @@ class NSA(AttentionMixer):
         return NSACache(**cache._asdict(), k_mean_BcGK=means[0], v_mean_BcGK=means[1])
 
     def extend(self, cache: NSACache, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> NSACache:
-        """Return the cache with more keys and values, and with the means of the blocks that they complete."""
+        """Return the cache with T more keys and values, and means of completed blocks."""
         cache = super().extend(cache, k_BTGK, v_BTGK, *gates)
         if k_BTGK.shape[1] > 1:
             k_mean_BcGK, v_mean_BcGK = self.means(cache.k_BSGK, cache.v_BSGK)
@@ -232,16 +238,19 @@ class NSA(AttentionMixer):
     def attend_after(
         self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: NSACache, *gates: Array
     ) -> tuple[Array, NSACache]:
-        """Let T queries attend to the cache and to the keys before them; return [B, T, H, 3 K] and the new cache."""
+        """Attend from T new tokens to the cache and to each other, causally.
+
+        Returns [B, T, H, 3 K] and the extended cache.
+        """
         cache = self.extend(cache, k_BTGK, v_BTGK, *gates)
         return self._attend_last(q_BTHK, cache), cache
 
     def attend_step(self, q_BHK: Array, cache: NSACache) -> Array:
-        """Let one query attend to the cache; return [B, H, 3 K]."""
+        """Attend from one query to the cache; return [B, H, 3 K]."""
         return self._attend_last(q_BHK[:, None], cache)[:, 0]
 
     def _attend_last(self, q_BTHK: Array, cache: NSACache) -> Array:
-        """Let the queries of the last T tokens of the cache attend to it."""
+        """Attend from the last T tokens of the cache to the cache."""
 
         def attend(q_BtHK: Array, positions_t: Array) -> Array:
             compressed_BtHK, sel_BtGn = self.compress(q_BtHK, cache.k_mean_BcGK, cache.v_mean_BcGK, positions_t)
@@ -258,7 +267,7 @@ class NSA(AttentionMixer):
         return in_groups(attend, q_BTHK, cache.length - n_queries + jnp.arange(n_queries))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of QK^T and PV of the three branches, averaged over positions."""
+        """Return the forward FLOPs of QK^T and PV per token, summed over the branches."""
         i_T, size = np.arange(seq_len), self.block_size
         means_T = (i_T + 1) // size
         selected_T = i_T % size + 1 + size * np.minimum(i_T // size, self.blocks - 1)

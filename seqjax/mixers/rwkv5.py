@@ -1,11 +1,12 @@
-"""RWKV-5 "Eagle": linear attention with a constant decay per channel (Peng et al., arXiv 2404.05892; RWKV-LM v5.2).
+"""RWKV-5 "Eagle": linear attention with a constant decay per channel.
 
     x_i = lerp(x; mu_i);  r, k, v = x_r W_r, x_k W_k, x_v W_v;  g = silu(x_g W_g)
     y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),   S_t = diag(w) S_{t-1} + k_t^T v_t,   w = exp(-exp(omega))
     out = (GroupNorm_H(y) * g) W_o                                                        S [N, N] per head
 
-omega is a parameter. The decay, the state and the norm are float32. The public files store 1 - mu. The eps of GroupNorm
-is 64e-5, which equals the public training code's y / 8 with eps 1e-5.
+Peng et al., arXiv 2404.05892; public implementation RWKV-LM v5.2. omega is a parameter. The decay, the state and the
+norm are float32. The public files store 1 - mu. The eps of GroupNorm is 64e-5, which equals the public training code's
+y / 8 with eps 1e-5.
 """
 
 from typing import Any, NamedTuple
@@ -31,19 +32,22 @@ class RwkvCache(NamedTuple):
 
 
 def omega_init(dim: int, layer: Layer) -> Any:
-    """Return the initialiser of omega: decays from slow to fast over the channels, steeper in deep layers."""
+    """Return omega's initialiser: slow to fast decays over the channels.
+
+    The range is steeper in deep layers.
+    """
     n_D = jnp.arange(dim) / (dim - 1)
     return values(-6 + 5 * n_D ** (0.7 + 1.3 * depth(layer)[0]))
 
 
 def bonus_init(dim: int, layer: Layer) -> Any:
-    """Return the initialiser of u, the bonus of the current token."""
+    """Return the initialiser of u, the bonus for the current token."""
     n_D = jnp.arange(dim)
     return values(depth(layer)[0] * (1 - n_D / (dim - 1)) + 0.1 * ((n_D + 1) % 3 - 1))
 
 
 class Block(RwkvBlock):
-    """The block with the ChannelMix of v5."""
+    """The RWKV block with ChannelMix v5."""
 
     version = 5
 
@@ -83,17 +87,20 @@ class RWKV5(base.RecurrentMixer):
     def _init_token_shift(self, layer: Layer, rngs: nnx.Rngs) -> None:
         rho, kappa = depth(layer)
         slow_D, fast_D = ramp(self.dim, kappa), ramp(self.dim, kappa / 2)
-        # The rows belong to r, k, v and g.
+        # Row order: r, k, v, g.
         mu_PD = jnp.stack([1 - x_D for x_D in (fast_D, slow_D, slow_D + 0.3 * rho, fast_D)])
         self.mu = param(rngs, values(mu_PD), mu_PD.shape, ("state", "embed"))
 
     def _shifted_inputs(self, x_BTD: Array, last_BD: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D]); `last_BD` precedes the first token."""
+        """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D]).
+
+        `last_BD` precedes the first token.
+        """
         r_BTD, k_BTD, v_BTD, g_BTD = lerps(x_BTD, last_BD, tuple(self.mu[...]))
         return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(self.omega[...])[None, None]
 
     def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
-        """Apply the parallel form after the tokens that `cache` has seen."""
+        """Apply the parallel form to tokens that continue the cached sequence."""
         r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, cache.last_BD)
 
         def split_heads(x: Array) -> Array:
@@ -120,6 +127,9 @@ class RWKV5(base.RecurrentMixer):
         return RwkvCache(jnp.zeros((batch, self.dim), dtype), state_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
+        """Return the forward FLOPs per token of the chunked recurrence.
+
+        Counts the scores and their product with v over half a chunk, the state update and the state read.
+        """
         chunk = min(self.chunk_size, seq_len)
         return 2 * self.dim * (chunk + 1) + 4 * self.dim * self.head_dim

@@ -1,10 +1,11 @@
-"""RWKV-6 "Finch": RWKV-5 with data-dependent token shift and decay (Peng et al., arXiv 2404.05892; RWKV-LM v6.0).
+"""RWKV-6 "Finch": RWKV-5 with data-dependent token shift and decay.
 
     s = lerp(x; mu_x);  m = tanh(s W_1) -> 5 parts, m_i = part_i W_2[i];  x_i = lerp(x; mu_i + m_i)    i = w, k, v, r, g
     w_t = exp(-exp(omega + tanh(x_w D_1) D_2))                                   per token and channel
     and the recurrence, norm and gate of RWKV-5.
 
-From omega on the decay is float32, whereas the public code computes it in the model's dtype.
+Peng et al., arXiv 2404.05892; public implementation RWKV-LM v6.0. From the product with D_2 on, the decay is float32;
+the public code computes it in the model's dtype.
 """
 
 import jax.numpy as jnp
@@ -14,14 +15,14 @@ from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
 from seqjax.mixers.rwkv5 import RWKV5
 from seqjax.nn.initializers import constant, uniform, values
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK
 from seqjax.types import Array, Layer
 
 
 class Block(RwkvBlock):
-    """The block with the ChannelMix of v6."""
+    """The RWKV block with ChannelMix v6."""
 
     version = 6
 
@@ -53,7 +54,7 @@ class RWKV6(RWKV5):
         dim, rank, zeros = self.dim, self.shift_rank, constant(0.0)
         rho, kappa = depth(layer)
         slow_D, fast_D = ramp(dim, kappa), ramp(dim, kappa / 2)
-        # The rows are in the order of W_2: w, k, v, r, g.
+        # Row order as in W_2: w, k, v, r, g.
         mu_PD = jnp.stack([1 - x_D for x_D in (slow_D, slow_D, slow_D + 0.3 * rho, fast_D, fast_D)])
         self.mu_x = param(rngs, values(1 - slow_D), (dim,), ("embed",))
         self.mu = param(rngs, values(mu_PD), (5, dim), ("state", "embed"))
@@ -68,11 +69,11 @@ class RWKV6(RWKV5):
         return r_BTD, k_BTD, v_BTD, g_BTD, save_inputs(self._log_decay)(w_BTD)
 
     def _lerps(self, x_BTD: Array, last_BD: Array, hidden_BTM: Array) -> tuple[Array, ...]:
-        """Return the five lerps, their mu moved by the product of W_2 and tanh(hidden)."""
+        """Return the five lerps; W_2 tanh(hidden) is added to each mu."""
         hidden_BTPM = jnp.tanh(hidden_BTM).reshape(*x_BTD.shape[:2], 5, self.shift_rank)
         delta_mu_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
         return lerps(x_BTD, last_BD, tuple(self.mu[...]), delta_mu_PBTD)
 
     def _log_decay(self, w_BTD: Array) -> Array:
-        omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
+        omega_BTD = self.omega[...] + project_float32(self.d2, jnp.tanh(self.d1(w_BTD)))
         return -jnp.exp(omega_BTD)

@@ -1,15 +1,16 @@
-"""RWKV-7: a matrix state with a decay per channel and a learned, partial removal of the value of a key.
+"""RWKV-7: a matrix state with a decay per channel and partial value removal.
 
     x_* = lerp(x; mu_*) for r, w, k, v, a, g;   r, k, v = x_r W_r, x_k W_k, x_v W_v
     lw = -e^{-1/2} sigmoid(w0 + tanh(x_w w1) w2);   eta = sigmoid(a0 + (x_a a1) a2);   g = sigmoid(x_g g1) g2
-    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first RWKV-7 layer, whose v is v_first
+    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer except the first RWKV-7 layer, which computes v_first
     kappa = normalize_per_head(k * k_k);   k = k * (1 + (eta - 1) * k_a)
     S_t = diag(e^{lw}) S_{t-1} + kappa*eta (-kappa^T S_{t-1}) + k v^T;   y = S^T r                  (ops/wkv7.py)
     out = ((GroupNorm(y) + (sum_n r k r_k) v) * g) W_o
 
-Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. Ranks 64 (w, a), 32 (v), 128 (g) at width
-768, as published. 114.9M parameters tied, 139.5M untied, not counting the first layer's unused v-LoRA (49,920), which
-exists because layers share one structure. Deviation: with a tied embedding, N(0, 0.02^2) instead of U(+-1e-4).
+Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. Ranks as published: 64 (w, a), 32 (v) and
+128 (g) at width 768. 114.9M parameters tied, 139.5M untied, not counting the first layer's unused v-LoRA (49,920),
+which exists because layers share one structure. Deviation: a tied embedding is initialised as N(0, 0.02^2) instead of
+U(+-1e-4).
 """
 
 import math
@@ -41,7 +42,10 @@ def lora_ranks(
     value_rank: int | None = None,
     gate_rank: int | None = None,
 ) -> tuple[int, int, int, int]:
-    """Return the ranks of w, a, v and g, by default the published ones: 64, 64, 32 and 128 at a width of 768."""
+    """Return the ranks of w, a, v and g.
+
+    The defaults are the published ones: 64, 64, 32 and 128 at width 768.
+    """
     return (
         decay_rank or rank(dim, 1.8, 0.5),
         eta_rank or rank(dim, 1.8, 0.5),
@@ -51,7 +55,7 @@ def lora_ranks(
 
 
 class Rwkv7Cache(NamedTuple):
-    """The float32 state with the key index first, and the previous token's input."""
+    """The float32 state, key index first, and the previous token's input."""
 
     s_BHKV: Array
     last_BD: Array
@@ -60,8 +64,7 @@ class Rwkv7Cache(NamedTuple):
 class RWKV7(TimeMix):
     """The time mix of RWKV-7.
 
-    Outside a model it acts as a first layer, whose values later layers mix in: the value residual (`v_lora`) has no
-    effect and gets no gradient.
+    Outside a model it acts as a first layer. The value residual (`v_lora`) then has no effect and gets no gradient.
     """
 
     block = Block
@@ -71,7 +74,7 @@ class RWKV7(TimeMix):
         dim: int,
         *,
         heads: int,
-        decay_rank: int | None = None,  # this and the other ranks: None = as published for the model's width
+        decay_rank: int | None = None,  # for all ranks: None = as published for the model width
         eta_rank: int | None = None,
         value_rank: int | None = None,
         gate_rank: int | None = None,
@@ -86,7 +89,7 @@ class RWKV7(TimeMix):
         base.at_least(1, **ranks)
         if not 1 <= chunk_size <= 128:
             raise UserError(
-                f"chunk_size={chunk_size} must be 1 to 128: over more positions the decay does not fit float32."
+                f"chunk_size={chunk_size} must be 1 to 128: the decay over a longer chunk does not fit float32."
             )
         self.dim, self.heads, self.head_dim = dim, heads, dim // heads
         self.chunk_size, self.implementation = chunk_size, implementation
@@ -122,8 +125,11 @@ class RWKV7(TimeMix):
         layer: Array | int = 0,
         continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, the first layer's values [B, T, D] and the cache; `cache` is None in training."""
-        del continues  # an empty cache is a state like any other
+        """Return the output, the first layer's values [B, T, D] and the cache.
+
+        `cache` is None in training.
+        """
+        del continues  # an empty cache needs no special case
         x = self.mu(x_BTD, None if cache is None else cache.last_BD)
         r_BTHK, k_BTHK, own_v_BTHV = (self._split_heads(y) for y in (self.r(x["r"]), self.k(x["k"]), self.v(x["v"])))
         mix = None
@@ -171,6 +177,9 @@ class RWKV7(TimeMix):
         return Rwkv7Cache(jnp.zeros(shape, jnp.float32), jnp.zeros((batch, self.dim), dtype))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the recurrence, 9 per state entry: decay, a^T S, two rank-one updates and r^T S."""
+        """Return the forward FLOPs of the recurrence per token, 9 per state entry.
+
+        Counts decay, a^T S, two rank-one updates and r^T S.
+        """
         del seq_len
         return 9 * self.dim * self.head_dim

@@ -1,13 +1,13 @@
-"""RWKV-7's block around another sequence core: softmax attention, a window, or Top-1 Chunk.
+"""RWKV-7's block around another core: full, window or Top-1 attention.
 
     q = lerp(x; mu_r) W_r;  k = lerp(x; mu_k) W_k;  v = lerp(x; mu_v) W_v, mixed with the first layer's as in RWKV-7
     o = core(rope(q), rope(k), v);   out = (GroupNorm(o) * sigmoid(lerp(x; mu_g) g1) g2) W_o
 
 arXiv 2505.18522, the experiments at 100k tokens: only the sequence modelling of RWKV-7 is replaced. The parts of its
-recurrence are removed: decay and eta, k_k, k_a and the bonus. Shift, value residual, gate and GroupNorm stay and can be
-disabled: 137.1M parameters untied with all (without the first layer's v-LoRA, which it does not use), 134.1M with
-none. W_k is initialised orthogonal with scale 1, not RWKV's 0.1, which would make the softmax uniform; queries and keys
-are normalised only for Top-1, unless `qk_norm` is set. ChannelMix keeps its own token shift.
+recurrence are removed: decay and eta, k_k, k_a and the bonus. Token shift, value residual, output gate and GroupNorm
+remain and can be disabled: 137.1M parameters untied with all four (without the first layer's v-LoRA, which it does not
+use), 134.1M with none. W_k is initialised orthogonal with scale 1; RWKV's scale of 0.1 would make the softmax uniform.
+Queries and keys are normalised only for Top-1, unless `qk_norm` is set. ChannelMix keeps its token shift.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -38,9 +38,9 @@ class ShellCache(NamedTuple):
 
 
 class RWKV7Shell(TimeMix):
-    """The time mix; the core is an attention mixer whose projections are initialised like RWKV's.
+    """The time mix around an attention core with RWKV's initial projections.
 
-    Outside a model it acts as a first layer: the value residual (`v_lora`) has no effect and gets no gradient.
+    Outside a model it acts as a first layer. The value residual (`v_lora`) then has no effect and gets no gradient.
     """
 
     block = Block
@@ -50,7 +50,7 @@ class RWKV7Shell(TimeMix):
         dim: int,
         *,
         heads: int,
-        # in place of the recurrence
+        # replaces the recurrence
         core: Literal[
             "full", "window", "top1_exact", "top1_best_key", "top1_best_key_int8", "top1_approx"
         ] = "top1_exact",
@@ -58,20 +58,20 @@ class RWKV7Shell(TimeMix):
         chunk_size: int = 128,  # for the Top-1 cores
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 1e6,
-        qk_norm: bool | None = None,  # as that of the attention mixers; None = for the Top-1 cores only
+        qk_norm: bool | None = None,  # as in the attention mixers; None = only for the Top-1 cores
         key_init: float = 1.0,  # scale of the orthogonal initialisation of W_k
-        token_shift: bool = True,  # this and the next three: which parts of RWKV-7's time mix stay around the core
+        token_shift: bool = True,  # this and the next three: the parts of RWKV-7's time mix to keep
         value_residual: bool = True,
         gate: bool = True,
         head_norm: bool = True,
-        value_rank: int | None = None,  # of the value residual; None = as published for the model's width
-        gate_rank: int | None = None,  # of the gate; the same
+        value_rank: int | None = None,  # None = as published for the model width
+        gate_rank: int | None = None,  # None = as published for the model width
         implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
         if core == "window" and window < 1:
-            raise UserError(f"window={window}: give the keys a query sees, or core=full.")
+            raise UserError(f"window={window} must be at least 1; set the number of keys, or core=full for all.")
         base.at_least(1, value_rank=value_rank, gate_rank=gate_rank)
         is_top1 = core.startswith("top1")
         shared: Any = {
@@ -115,9 +115,9 @@ class RWKV7Shell(TimeMix):
         layer: Array | int = 0,
         continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, the first layer's values for the next layer [B, T, D], and the cache.
+        """Return the output, the first layer's values [B, T, D], and the cache.
 
-        `cache` is None in training; in decoding it is empty unless the sequence `continues`.
+        `cache` is None in training. In decoding it is empty, unless the sequence `continues`.
         """
         x = self._shifted_inputs(x_BTD, None if cache is None else cache.last_BD)
         q_BTD, k_BTD, own_v_BTD = self.core.q(x["r"]), self.core.k(x["k"]), self.core.v(x["v"])
@@ -137,25 +137,28 @@ class RWKV7Shell(TimeMix):
         return self.core.out(y_BTD), first_values(own_v_BTD, v_first_BTD, layer), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:
-        """Return the core's empty cache, and zeros for the previous token."""
+        """Return the core's empty cache and a zero input for the previous token."""
         return ShellCache(self.core.init_cache(batch, max_len, dtype), jnp.zeros((batch, self.dim), dtype))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the core."""
+        """Return the core's forward FLOPs per token."""
         return self.core.flops_per_token(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """Return the training FLOPs of the core, whose selection has no backward."""
+        """Return the core's training FLOPs per token; its selection has no backward."""
         return self.core.train_flops_per_token(seq_len)
 
     def entropy(self, x_BTD: Array) -> Array | None:
-        """Return the entropy of the core's weights in nats, float32 [B, T, H]; None for the Top-1 cores."""
+        """Return the entropy of the core's weights in nats, float32 [B, T, H].
+
+        None for the Top-1 cores.
+        """
         return self.core.weights_entropy(*self.queries_and_keys(x_BTD))
 
     def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array]:
         """Return the core's queries and keys [B, T, H, K], normalised and rotated."""
         x, seq_len = self._shifted_inputs(x_BTD, None), x_BTD.shape[1]
         k_BTD = self.core.k(x["k"])
-        # They do not depend on the values, so the keys are passed in their place.
+        # The values do not matter here; the keys are passed as placeholders.
         q_BTHK, k_BTHK, _ = self.core.split_heads(self.core.q(x["r"]), k_BTD, k_BTD, jnp.arange(seq_len), seq_len)
         return q_BTHK, k_BTHK

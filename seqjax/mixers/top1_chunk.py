@@ -1,15 +1,19 @@
-"""Top-1 Chunk: each query attends to its local chunk and to one selected chunk of the past, or to `top_k` of them.
+"""Top-1 Chunk: attention to the local chunk and to selected past chunks.
 
-With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
-(arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass.
-Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it. Best key, which the paper does not
-have: c* = argmax_c max_{j in c} s_ij, the chunk of the key that full attention weighs most. Shortlist: the same among
-the m chunks of the largest scores in a cheap table (kernels_pallas/select_chunk/tables.py). Random, a control: c* is a
-hash of the position and the head, the same in every layer. No gradient flows through the selection.
+With chunks of C tokens, query i reads its own chunk up to position i and the past chunk c*, in one softmax (arXiv
+2505.18522, section 5):
 
-With `top_k` the softmax is over the k chunks of the largest scores and the own one, over all that there are for a query
-with fewer past chunks. MoBA (arXiv 2502.13189) selects by the mean key too, on queries and keys without `qk_norm`, and
-its top-k counts the own chunk: selection=approx with `top_k` one less (configs/moba.py).
+    exact       c* = argmax_c sum_{j in c} exp(s_ij)      the largest probability mass
+    approx      c* = argmax_c q_i . mean_{j in c} k_j     a first-order approximation of exact
+    best_key    c* = argmax_c max_{j in c} s_ij           the chunk with full attention's largest weight
+    shortlist   best_key among the m chunks that lead a cheap table (kernels_pallas/select_chunk/tables.py)
+    random      c* = hash(position, head), a control; the same in every layer
+
+Best key is not in the paper. No gradient flows through the selection.
+
+`top_k` selects the k chunks with the largest scores, or all past chunks of a query that has fewer. MoBA (arXiv
+2502.13189) also selects by the mean key, on queries and keys without `qk_norm`. Its top-k counts the query's chunk, so
+it is selection=approx with `top_k` one less (configs/moba.py).
 """
 
 import functools
@@ -28,9 +32,9 @@ from seqjax.types import Array, Layer
 
 
 class Top1Cache(NamedTuple):
-    """A `KVCache` with float32 rows of every complete chunk, for approx its mean key, for shortlist those of its table.
+    """A `KVCache` with float32 table rows of each complete chunk.
 
-    None for the other selections.
+    The rows are the mean key for approx, the table's rows for shortlist, and None for other selections.
     """
 
     k_BSGK: Array
@@ -40,14 +44,14 @@ class Top1Cache(NamedTuple):
 
 
 class Top1Chunk(AttentionMixer):
-    """Attention to the local chunk and to one selected past chunk, or to `top_k` of them."""
+    """Attention to the local chunk and to one (or `top_k`) selected past chunks."""
 
     def __init__(
         self,
         dim: int,
         *,
         heads: int,
-        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        kv_heads: int | None = None,  # None = same as heads; fewer = grouped-query attention
         head_dim: int | None = None,  # None = model width / heads
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "none"] = "rope",
@@ -57,14 +61,14 @@ class Top1Chunk(AttentionMixer):
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         chunk_size: int = 128,
-        # exact and best_key score every past key, best_key_int8 in 8 bits, approx one mean key per chunk, shortlist the
-        # keys of the chunks that lead a table; random reads no key, as a control
+        # exact and best_key score every past key, best_key_int8 in 8 bits; approx scores one mean key per chunk;
+        # shortlist scores the keys of the chunks that lead a table; random, a control, scores nothing
         selection: Literal["exact", "best_key", "best_key_int8", "approx", "shortlist", "random"] = "exact",
-        # the number of past chunks that a query reads; kernels find up to 16
+        # past chunks per query; the kernels support up to 16
         top_k: int = 1,
         shortlist: int = 4,  # for selection=shortlist: the number of chunks whose keys are scored
         # for selection=shortlist: a chunk's mean key, the mean keys of its 8 equal runs, or its mean key and the
-        # leading eigenvector of the covariance of its keys
+        # leading eigenvector of its keys' covariance
         table: Literal["mean", "sub_means", "mean_eigen"] = "mean",
         implementation: str | None = None,
         layer: Layer = Layer(),
@@ -77,11 +81,13 @@ class Top1Chunk(AttentionMixer):
             )
         if top_k < 1:
             raise UserError(
-                f"top_k={top_k} selects no past chunk: choose 1, as the paper does, or more; attention to near tokens "
-                "alone is transformer_pp with a window."
+                f"top_k={top_k} selects no past chunk: choose 1 (the paper) or more. For attention to near tokens "
+                "only, use transformer_pp with a window."
             )
         if selection == "shortlist" and shortlist < top_k:
-            raise UserError(f"shortlist={shortlist} holds no top_k={top_k} chunks: set shortlist to {top_k} or more.")
+            raise UserError(
+                f"shortlist={shortlist} holds fewer than top_k={top_k} chunks: set shortlist to {top_k} or more."
+            )
         if selection == "shortlist" and table == "sub_means" and chunk_size % 8:
             raise UserError(
                 f"table=sub_means cuts a chunk into 8 equal runs: chunk_size={chunk_size} must be a multiple of 8, or "
@@ -105,12 +111,15 @@ class Top1Chunk(AttentionMixer):
         )
 
     def check_length(self, seq_len: int) -> None:
-        """Raise `UserError` where `top_k` is more past chunks than there are, so that nothing would be selected."""
-        past = max(1, (seq_len - 1) // self.chunk_size)  # before the last query's own
+        """Raise `UserError` if `top_k` exceeds the sequence's number of past chunks.
+
+        Every query would then read all of its past chunks, and nothing would be selected.
+        """
+        past = max(1, (seq_len - 1) // self.chunk_size)  # complete chunks before the last query's chunk
         if self.top_k > past:
             raise UserError(
                 f"top_k={self.top_k} is more than the {past} past chunks of chunk_size={self.chunk_size} in "
-                f"{base.size(max_len=seq_len)}: choose at most {past}, or smaller chunks; all of them are full "
+                f"{base.size(max_len=seq_len)}: choose at most {past}, or smaller chunks. To read all chunks, use full "
                 "attention, transformer_pp."
             )
 
@@ -138,7 +147,7 @@ class Top1Chunk(AttentionMixer):
         return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, table_BcGPK)
 
     def extend(self, cache: Top1Cache, k_BTGK: Array, v_BTGK: Array) -> Top1Cache:
-        """Return the cache with more keys and values, and with the rows of the chunks that they complete."""
+        """Return the cache with T more keys and values, and completed chunks' table rows."""
         cache = super().extend(cache, k_BTGK, v_BTGK)
         if cache.table_BcGPK is None:
             return cache
@@ -150,15 +159,18 @@ class Top1Chunk(AttentionMixer):
         return cache._replace(table_BcGPK=table_BcGPK)
 
     def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Top1Cache) -> tuple[Array, Top1Cache]:
-        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        """Attend from T new tokens to the cache and to each other, causally.
+
+        Returns [B, T, H, K] and the extended cache.
+        """
         lengths_T = cache.length + 1 + jnp.arange(v_BTGK.shape[1])
         cache = self.extend(cache, k_BTGK, v_BTGK)
-        # Under vmap, XLA scores a group of queries in one product; a kernel would get the cache once per query.
+        # Under vmap, XLA scores a group of queries in one product; a kernel would read the cache once per query.
         attend = jax.vmap(functools.partial(self._decode, implementation="xla"), in_axes=(1, None, 0), out_axes=1)
         return in_groups(lambda q_BtHK, lengths_t: attend(q_BtHK, cache, lengths_t), q_BTHK, lengths_T), cache
 
     def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
-        """Let one query attend to the cache; return [B, H, K]."""
+        """Attend from one query to the cache; return [B, H, K]."""
         return self._decode(q_BHK, cache, cache.length)
 
     def _decode(self, q_BHK: Array, cache: Top1Cache, length: Array, *, implementation: str | None = None) -> Array:
@@ -180,15 +192,15 @@ class Top1Chunk(AttentionMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the selection and of attention to the keys in use, averaged over positions."""
+        """Return the forward FLOPs of selection and attention per token."""
         return self._selection_flops(seq_len) + self._attention_flops(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """Return the training FLOPs, in which the selection counts once because it has no backward."""
+        """Return the training FLOPs per token; the selection has no backward."""
         return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
 
     def _selection_flops(self, seq_len: int) -> float:
-        """Return the FLOPs of products with queries; making a table takes few beside them."""
+        """Return the FLOPs of products with queries; making a table costs little more."""
         if self.selection == "random":
             return 0.0
         n_chunks, key = seq_len // self.chunk_size, 2 * self.heads * self.head_dim / seq_len
@@ -208,7 +220,7 @@ class Top1Chunk(AttentionMixer):
         return 4 * self.heads * self.head_dim * (local + remote) / seq_len
 
     def _past(self, seq_len: int, most: int) -> int:
-        """Return the number of past chunks of all queries together, at most so many for each."""
+        """Return the number of past chunks, at most `most` each, summed over queries."""
         n_chunks = seq_len // self.chunk_size
-        # The queries from chunk n on have an n-th past chunk.
+        # Queries from chunk n on have an n-th past chunk.
         return sum(seq_len - n * self.chunk_size for n in range(1, min(most, n_chunks) + 1))

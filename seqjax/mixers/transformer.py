@@ -1,7 +1,8 @@
-"""GPT attention: softmax attention with biases and no position signal of its own (arXiv 2505.18522, Appendix A).
+"""GPT attention: softmax attention with biases and without positions.
 
-This is the Transformer++ mixer with other defaults. The rest of GPT is around it: learned positions added to the
-embeddings, LayerNorm, and a GELU MLP of 4 times the width with biases (configs/transformer.py; Radford et al., 2019).
+This is the Transformer++ mixer with other defaults (arXiv 2505.18522, Appendix A). The rest of GPT is around it:
+learned positions added to the embeddings, LayerNorm, and a GELU MLP of 4 times the width with biases
+(configs/transformer.py; Radford et al., 2019).
 """
 
 from typing import Literal
@@ -13,20 +14,23 @@ from seqjax.types import Layer
 
 
 class Transformer(TransformerPP):
-    """Causal softmax attention with biases; `config.model.learned_positions` adds the positions."""
+    """Causal softmax attention with biases; positions come from the embeddings.
+
+    They are added by `config.model.learned_positions`.
+    """
 
     def __init__(
         self,
         dim: int,
         *,
         heads: int,
-        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        kv_heads: int | None = None,  # None = same as heads; fewer = grouped-query attention
         head_dim: int | None = None,  # None = model width / heads
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "alibi", "none"] = "none",
         rope_base: float = 10_000.0,
-        # Lowers the frequencies of RoPE for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four
-        # settings are its numbers, by default those of Llama 3.1; "linear" takes the factor alone.
+        # Lowers RoPE frequencies for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four settings are
+        # its numbers, by default Llama 3.1's; "linear" uses only the factor.
         rope_scaling: Literal["none", "linear", "llama3"] = "none",
         rope_factor: float = 8.0,
         rope_low_freq_factor: float = 1.0,
@@ -35,12 +39,12 @@ class Transformer(TransformerPP):
         qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         qk_norm_eps: float = 1e-5,
         bias: bool = True,  # of q, k, v and the output projection
-        qkv_bias: bool | None = None,  # of q, k and v alone; None = as bias
+        qkv_bias: bool | None = None,  # of q, k and v only; None = as bias
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         window: int | None = None,  # includes the query's own position; None = the whole past
-        const: Literal["none", "k", "qk"] = "none",  # keys (and queries) that are a trained position table
-        temperature: float | None = None,  # of unit queries and keys; None = scores as usual
+        const: Literal["none", "k", "qk"] = "none",  # keys (and queries) from a trained position table
+        temperature: float | None = None,  # of unit queries and keys; None = standard scores
         implementation: Literal["cudnn", "splash", "xla", "chunked"] | None = None,  # None = chosen by device
         layer: Layer = Layer(),
         rngs: nnx.Rngs,

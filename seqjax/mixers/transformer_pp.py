@@ -1,12 +1,13 @@
-"""Transformer++ attention: RoPE on q and k, no biases, causal softmax over the whole past or a window.
+"""Transformer++ attention: causal softmax, full or windowed, with RoPE.
 
-o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j for 0 <= i - j < W (arXiv 2505.18522, section 2 and Appendix A). With
-RMSNorm and GeGLU around it this is the paper's Transformer++ (109.5M parameters at 768 x 12, tied); `window=256` is
-its sliding-window model.
+    o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j for 0 <= i - j < W
 
-Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, are a trained position
-table, whose length limits the sequence; not with `conv`), `temperature` (q and k of unit length; the scores are their
-cosine times sqrt(K) / temperature; `TransformerPP.entropy` is the entropy of the weights).
+arXiv 2505.18522, section 2 and Appendix A. With RMSNorm and GeGLU this is the paper's Transformer++ (109.5M parameters
+at 768 x 12, tied); `window=256` is its sliding-window model.
+
+Ablations (section 3): `position` is rope, alibi or none. `const` replaces keys, or queries and keys, by a trained
+position table, which limits the sequence length and excludes `conv`. `temperature` scales q and k to unit length; the
+scores are then their cosine times sqrt(K) / temperature. `TransformerPP.entropy` is the entropy of the weights.
 """
 
 import math
@@ -29,13 +30,16 @@ from seqjax.types import Array, Layer
 
 
 class Table(nnx.Module):
-    """A position table of queries or keys, initialised with the standard deviation of projected inputs."""
+    """A position table for queries or keys, with the initial scale of projections."""
 
     def __init__(self, dim: int, width: int, layer: Layer, *, rngs: nnx.Rngs):
         self.table = param(rngs, normal(0.02 * math.sqrt(dim)), (layer.max_len, width), ("positions", "heads"))
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
-        """Return the rows of the positions, [1, T, width] in the dtype of `x_BTD`, for all sequences of the batch."""
+        """Return the table rows at the positions, [1, T, width] in the dtype of `x_BTD`.
+
+        All sequences of the batch share them.
+        """
         return self.table[...][positions_T].astype(x_BTD.dtype)[None]
 
 
@@ -47,9 +51,12 @@ def _scaling(
     high_freq_factor: float,
     original_len: int,
 ) -> RopeScaling | None:
-    """Return the scaling that the settings `rope_...` describe, None for "none"; raise `UserError` for one of them."""
+    """Return the RoPE scaling of the settings `rope_...`; None for "none".
+
+    Raises `UserError` for an invalid setting.
+    """
     if not 1 <= factor < math.inf:
-        raise UserError(f"rope_factor={factor}: give a finite number of at least 1.")
+        raise UserError(f"rope_factor={factor} must be finite and at least 1.")
     if not 0 < low_freq_factor < high_freq_factor < math.inf:
         raise UserError(
             f"rope_low_freq_factor={low_freq_factor} must be positive and less than "
@@ -69,13 +76,13 @@ class TransformerPP(AttentionMixer):
         dim: int,
         *,
         heads: int,
-        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        kv_heads: int | None = None,  # None = same as heads; fewer = grouped-query attention
         head_dim: int | None = None,  # None = model width / heads
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "alibi", "none"] = "rope",
         rope_base: float = 10_000.0,
-        # Lowers the frequencies of RoPE for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four
-        # settings are its numbers, by default those of Llama 3.1; "linear" takes the factor alone.
+        # Lowers RoPE frequencies for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four settings are
+        # its numbers, by default Llama 3.1's; "linear" uses only the factor.
         rope_scaling: Literal["none", "linear", "llama3"] = "none",
         rope_factor: float = 8.0,
         rope_low_freq_factor: float = 1.0,
@@ -84,36 +91,38 @@ class TransformerPP(AttentionMixer):
         qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         qk_norm_eps: float = 1e-5,
         bias: bool = False,  # of q, k, v and the output projection
-        qkv_bias: bool | None = None,  # of q, k and v alone; None = as bias
+        qkv_bias: bool | None = None,  # of q, k and v only; None = as bias
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         window: int | None = None,  # includes the query's own position; None = the whole past
-        const: Literal["none", "k", "qk"] = "none",  # keys (and queries) that are a trained position table
-        temperature: float | None = None,  # of unit queries and keys; None = scores as usual
+        const: Literal["none", "k", "qk"] = "none",  # keys (and queries) from a trained position table
+        temperature: float | None = None,  # of unit queries and keys; None = standard scores
         implementation: Literal["cudnn", "splash", "xla", "chunked"] | None = None,  # None = chosen by device
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
         if window is not None and window < 1:
-            raise UserError(f"window={window}: give the keys a query sees, or None for all.")
+            raise UserError(f"window={window} must be at least 1; set the number of keys, or None for all.")
         if const == "qk" and implementation not in (None, "xla"):
             raise UserError(
-                f"implementation={implementation!r} computes a softmax per sequence; const='qk' needs one for all of "
-                "them: None or 'xla'."
+                f"implementation={implementation!r} computes a softmax per sequence; const='qk' shares one. Choose "
+                "None or 'xla'."
             )
         if const != "none" and conv:
             raise UserError(
-                f"conv convolves projections of the input; with const={const!r} a position table is in their place. "
+                f"conv convolves input projections, which a position table replaces with const={const!r}. "
                 "Set conv=False or const=none."
             )
         if temperature is not None and not 0 < temperature < math.inf:
-            raise UserError(f"temperature={temperature}: a positive number, or None for none.")
+            raise UserError(f"temperature={temperature} must be positive and finite, or None.")
         if temperature is not None and qk_norm:
             raise UserError("temperature already normalises q and k; set qk_norm=False.")
         if not 0 < qk_norm_eps < 1:
-            raise UserError(f"qk_norm_eps={qk_norm_eps}: give a number between 0 and 1.")
+            raise UserError(f"qk_norm_eps={qk_norm_eps} must be between 0 and 1.")
         if rope_scaling != "none" and position != "rope":
-            raise UserError(f"rope_scaling={rope_scaling!r} scales RoPE, which position={position!r} does not have.")
+            raise UserError(
+                f"rope_scaling={rope_scaling!r} needs position=rope, not {position!r}; set rope_scaling=none."
+            )
         scaling = _scaling(
             rope_scaling,
             factor=rope_factor,
@@ -151,35 +160,41 @@ class TransformerPP(AttentionMixer):
         return Table(dim, width, layer, rngs=rngs) if is_table else super().make_k(dim, width, layer, rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
-        """Scale to unit length if there is a temperature, without a gain, which would act as a second temperature."""
+        """Scale q and k to unit length if there is a temperature.
+
+        There is no gain, because a gain would act as a second temperature.
+        """
         if self.temperature is None:
             return super().normalize(q_BTHK, k_BTGK)
         return l2_normalize(q_BTHK).astype(q_BTHK.dtype), l2_normalize(k_BTGK).astype(k_BTGK.dtype)
 
     @property
     def scale(self) -> float | None:
-        """The factor of the scores q . k; None means 1 / sqrt(K)."""
+        """The factor on the scores q . k; None means 1 / sqrt(K)."""
         return None if self.temperature is None else self.head_dim**0.5 / self.temperature
 
     def entropy(self, x_BTD: Array) -> Array:
-        """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
+        """Return the entropy of each query's weights in nats, float32 [B, T, H]."""
         q_BTHK, k_BTGK = self.queries_and_keys(x_BTD)
         e_BTH = self.weights_entropy(q_BTHK, jnp.broadcast_to(k_BTGK, (q_BTHK.shape[0], *k_BTGK.shape[1:])))
         return jnp.broadcast_to(e_BTH, (x_BTD.shape[0], *e_BTH.shape[1:]))
 
     def weights_entropy(self, q_BTHK: Array, k_BTGK: Array) -> Array:
-        """Return the entropy of the weights in nats, float32 [B, T, H], of queries and keys after rotation."""
+        """Return the entropy of the weights in nats, float32 [B, T, H].
+
+        Queries and keys are already rotated.
+        """
         q_BTHK, k_BTGK = time_to_heads(q_BTHK), time_to_heads(k_BTGK)
         options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
         return heads_to_time(attention_entropy(q_BTHK, k_BTGK, **options))
 
     @property
     def longest(self) -> int:
-        """The number of positions in the tables; 0 without a table."""
+        """The number of table positions; 0 without a table."""
         return self.k.table.shape[0] if self.const != "none" else 0
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """Return `ops.attention.causal_attention` of the inputs; table-based k, or q and k, have a batch size of 1."""
+        """Return `ops.attention.causal_attention`; k or q from a table have batch size 1."""
         options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
         if self.const == "qk":
             return shared_attention(q_BTHK[0], k_BTGK[0], v_BTGK, **options)
@@ -191,11 +206,14 @@ class TransformerPP(AttentionMixer):
         return super().extend(cache, jnp.broadcast_to(k_BTGK, v_BTGK.shape), v_BTGK)
 
     def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any) -> tuple[Array, Any]:
-        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        """Attend from T new tokens to the cache and to each other, causally.
+
+        Returns [B, T, H, K] and the extended cache.
+        """
         start, slots, n_new = cache.length, cache.k_BSGK.shape[1], v_BTGK.shape[1]
         extended, positions_S = self.extend(cache, k_BTGK, v_BTGK), jnp.arange(slots)
         k_BSGK, v_BSGK = extended.k_BSGK, extended.v_BSGK
-        if self.window:  # The new tokens overwrite entries that the first of them still attend to, so both are needed.
+        if self.window:  # New tokens overwrite slots that the first of them still attend to, so both are needed.
             k_BTGK = jnp.broadcast_to(k_BTGK, v_BTGK.shape)
             k_BSGK, v_BSGK = (
                 jnp.concatenate([old, new.astype(old.dtype)], axis=1)
@@ -211,12 +229,15 @@ class TransformerPP(AttentionMixer):
         return in_groups(attend, q_BTHK, start + jnp.arange(n_new)), extended
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """Let one query attend to the cache; return [B, H, K]."""
+        """Attend from one query to the cache; return [B, H, K]."""
         q_BHK = jnp.broadcast_to(q_BHK, (cache.k_BSGK.shape[0], *q_BHK.shape[1:]))
         return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, scale=self.scale, slopes=self.slopes)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of QK^T (unless the batch shares it) and PV over the unmasked keys, per token."""
+        """Return the forward FLOPs of QK^T and PV over the unmasked keys, per token.
+
+        With const="qk" the batch shares QK^T, which is not counted.
+        """
         width = min(self.window or seq_len, seq_len)
         keys = width - width * (width - 1) / (2 * seq_len)
         return (2 if self.const == "qk" else 4) * self.heads * self.head_dim * keys

@@ -1,4 +1,4 @@
-"""The language model around the mixers: embedder, blocks, rematerialisation, entropy and FLOP counts."""
+"""The language model around the mixers: embedder, blocks, remat, entropy, FLOPs."""
 
 from seqjax.models.language_model import Model
 

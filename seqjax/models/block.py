@@ -1,14 +1,16 @@
-"""The block of most architectures: x += mixer(norm1(x)); x += mlp(norm2(x)) (arXiv 2505.18522, Appendix A).
+"""The pre-norm block of most architectures, with optional convolutions.
 
-What recurrent architectures have around their mixers and attention has not, the block may have around any mixer:
+    x += mixer(norm1(x)); x += mlp(norm2(x))
+
+arXiv 2505.18522, Appendix A. Two settings give any mixer the extra parts of recurrent architectures' blocks:
 
     canon        h + conv(h), causal, depthwise, over 4 tokens, of h = norm1(x) (A), of h = norm2(x) (C), and of gate
                  and up before the MLP's nonlinearity (D); Allen-Zhu, arXiv 2512.17351, facebookresearch/PhysicsLM4
-    token_shift  h_t + mu (h_{t-1} - h_t) of the mixer's input, behind A, with a share mu of each channel
+    token_shift  h_t + mu (h_{t-1} - h_t) of the mixer's input, after A, with mu per channel
 
-In channel n of layer l, mu starts at 1 - (n / D)^(1 - l / L), as RWKV-5's: the block then shifts from the first step as
-that architecture does, while shares that start at zero would take much of a short run to get there. Decoding keeps the
-last inputs of each.
+In channel n of layer l, mu starts at 1 - (n / D)^(1 - l / L), as in RWKV-5. The block then shifts from the first step,
+as RWKV does; a mu that starts at zero would need much of a short run to get there. Decoding keeps the last inputs of
+each part.
 """
 
 from collections.abc import Callable
@@ -28,7 +30,10 @@ from seqjax.types import Array, Cache, Layer
 
 
 class PreNormCache(NamedTuple):
-    """The cache of the mixer, and the last inputs of what `canon` and `token_shift` add; None of what is off."""
+    """The mixer's cache and the last inputs of `canon` and `token_shift`.
+
+    A disabled part has None.
+    """
 
     mixer: Cache
     a_BWD: Array | None = None
@@ -38,7 +43,10 @@ class PreNormCache(NamedTuple):
 
 
 class PreNormBlock(Block):
-    """The residual block of a norm and a mixer and, unless `mlp.kind` is none, a norm and an MLP."""
+    """A residual block: norm and mixer, then norm and MLP.
+
+    There is no MLP if `mlp.kind` is none.
+    """
 
     has_switches = True
 
@@ -47,7 +55,7 @@ class PreNormBlock(Block):
         has_mlp = config.mlp.kind != "none"
         self.norm2 = make_norm(config, rngs=rngs) if has_mlp else None
         self.mlp = _make_mlp(config, layer, rngs=rngs) if has_mlp else None
-        # Drawn last, so that the other parameters start alike with and without them.
+        # Drawn last, which keeps the other parameters' initial values independent of these settings.
         self.canon_a = Canon(config.dim, rngs=rngs) if "A" in config.canon else None
         self.canon_c = Canon(config.dim, rngs=rngs) if "C" in config.canon else None
         self.token_shift = _token_shift(config, layer, rngs=rngs) if config.token_shift else None
@@ -56,9 +64,12 @@ class PreNormBlock(Block):
     def _apply(
         self, mix: Callable[[Array, Cache], tuple[Array, Cache]], x: Array, cache: Cache, dtype: Any
     ) -> tuple[Array, Cache]:
-        """Apply the layer, with `mix` as the form of the mixer, to [B, T, D] or [B, D]; `cache` is None in training."""
+        """Apply the layer to [B, T, D] or [B, D], with `mix` as the mixer's form.
+
+        `cache` is None in training.
+        """
         last = cache if isinstance(cache, PreNormCache) else PreNormCache(cache)
-        with jax.named_scope("mixer"):  # the names in profiles (lab.benchmarks.profile_step)
+        with jax.named_scope("mixer"):  # these names appear in profiles (lab.benchmarks.profile_step)
             x, h, a_BWD, shift_BWD = self._mixer_input(x, last, dtype)
             y, mixer = mix(h, last.mixer)
             x = x + constrain_batch(y).astype(x.dtype)
@@ -78,11 +89,14 @@ class PreNormBlock(Block):
         return x, h, a_BWD, shift_BWD
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
-        """Return the mixer's input of whole sequences [B, T, D]."""
+        """Return the mixer's input for whole sequences [B, T, D]."""
         return self._mixer_input(x, PreNormCache(None), dtype)[1]
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
-        """Return the mixer's empty cache, inside a `PreNormCache` if there is `canon` or `token_shift`."""
+        """Return the mixer's empty cache.
+
+        With `canon` or `token_shift` it is inside a `PreNormCache`.
+        """
         mixer = super().init_cache(batch, max_len, dtype)
         if not self.looks_back:
             return mixer
@@ -105,7 +119,7 @@ class PreNormBlock(Block):
     def prefill_next(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
-        """Apply the layer to T tokens after those that `cache` has seen."""
+        """Apply the layer to T tokens that continue the cached sequence."""
         del layer
         x_BTD, cache = self._apply(self.mixer.prefill_next, x_BTD, cache, dtype)
         return x_BTD, carry, cache
@@ -140,5 +154,8 @@ def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
 
 
 def default_mlp_dim(config: ModelConfig) -> int:
-    """Return the default inner width: 4 D for a plain MLP, and 8/3 D for a gated one, which has the same cost."""
+    """Return the default inner width: 4 D for a plain MLP, 8/3 D for a gated MLP.
+
+    Both have the same cost.
+    """
     return 4 * config.dim if config.mlp.kind == "gelu" else 8 * config.dim // 3

@@ -1,4 +1,4 @@
-"""The embedder, which maps tokens to the initial residual stream and final hidden states to logits."""
+"""The embedder: tokens to the residual stream, final hidden states to logits."""
 
 import math
 from typing import Any
@@ -19,9 +19,9 @@ EMBED_AXES = ("vocab", "embed")
 
 
 class Embedder(nnx.Module):
-    """The embedding with its norm and learned positions (`encode`), the final norm, and the head (`decode`).
+    """Embedding with norm and positions (`encode`), final norm and head (`decode`).
 
-    The head is the transpose of the embedding if the config ties them. `max_len` is the length of the position table.
+    If the config ties them, the head is the transpose of the embedding. `max_len` is the length of the position table.
     """
 
     def __init__(self, config: ModelConfig, *, max_len: int, rngs: nnx.Rngs):
@@ -37,7 +37,7 @@ class Embedder(nnx.Module):
     def encode(self, tokens_BT: Array, start: Array | int = 0, *, copies_NOD: Array | None = None) -> Array:
         """Return the embeddings [B, T, D] of tokens from position `start` on.
 
-        With `copies_NOD`, a copy of the table for each piece of the tokens, its gradient goes to these.
+        `copies_NOD` holds a copy of the table per token piece; the table's gradient then goes to the copies.
         """
         table_OD = gather_fsdp(self.embed[...], EMBED_AXES)
         x_BTD = table_OD[tokens_BT] if copies_NOD is None else lookup(table_OD, copies_NOD, tokens_BT)
@@ -48,9 +48,10 @@ class Embedder(nnx.Module):
         return x_BTD
 
     def copies(self, tokens_BT: Array) -> Array | None:
-        """Return copies [N, O, D] of a tied table, one per piece of the tokens; None for a single piece.
+        """Return copies [N, O, D] of a tied table, one per token piece, or None.
 
-        Both gradients of the table then go to them, and are summed over devices at once.
+        Both gradients of the table go to the copies and are summed over devices at once. None for a single piece or an
+        untied head.
         """
         return table_copies(self.embed[...], tokens_BT) if self.head is None else None
 
@@ -60,13 +61,16 @@ class Embedder(nnx.Module):
         return self.embed[...].T if self.head is None else self.head[...]
 
     def decode(self, h: Array) -> Array:
-        """Return the float32 logits [..., O] of normalised hidden states [..., D]."""
+        """Return the float32 logits [..., O] for normalised hidden states [..., D]."""
         w_DO = self.unembedding.astype(h.dtype)
         return jnp.einsum("...d,do->...o", h, w_DO, preferred_element_type=jnp.float32)
 
 
 def _initializers(config: ModelConfig) -> tuple[Init, Init]:
-    """Return the initialisers of embedding and head; RWKV's tiny embedding requires its norm and an untied head."""
+    """Return the initialisers of embedding and head.
+
+    RWKV's tiny embedding requires its norm and an untied head.
+    """
     if config.init == "gpt" or config.tie_embeddings:
         return GPT_INIT, GPT_INIT
     scale = 0.5 * math.sqrt(max(1.0, config.vocab_size / config.dim))

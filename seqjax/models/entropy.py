@@ -1,7 +1,9 @@
-"""Inspection of attention: the entropy of its weights, and the queries and keys of every layer.
+"""Inspection of attention: the entropy of its weights, and its queries and keys.
 
-The entropy is E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3). Both come from a separate forward pass, not from
-that of training; queries and keys of all layers exist at once, so they are for short sequences.
+    E_i = -sum_j p_ij ln p_ij
+
+arXiv 2505.18522, section 3. Both come from a separate forward pass, not from training. Queries and keys of all layers
+exist at once, which limits `queries_and_keys` to short sequences.
 """
 
 import jax
@@ -15,15 +17,15 @@ from seqjax.types import Array, Params
 
 
 def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array, Array]:
-    """Return the mean entropy of the attention weights in nats and as a share of ln(i + 1), each float32 [L, B].
+    """Return the mean attention entropy in nats and relative to ln(i + 1).
 
-    ln(i + 1) is the maximum at position i. Both are means over the heads and over the positions i >= 1 (position 0 has
-    only one key), for every layer with attention weights. In a hybrid those are the layers with softmax attention.
-    Raises `UserError` if no layer has any, or if T is 1.
+    Both are float32 [L, B]. ln(i + 1) is the maximum at position i. The means are over heads and over positions i >= 1
+    (position 0 has only one key), for each layer with attention weights; in a hybrid, only the softmax attention
+    layers. Raises `UserError` if no layer has attention weights, or if T is 1.
     """
     n_tokens = tokens_BT.shape[1]
     if n_tokens < 2:
-        raise UserError("Entropy needs positions with something to choose: config.train.seq_len of at least 2.")
+        raise UserError("Entropy needs a position with several keys: set a config.train.seq_len of at least 2.")
     max_entropy_T = jnp.log(jnp.arange(2, n_tokens + 1, dtype=jnp.float32))
 
     def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
@@ -42,23 +44,22 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
     if not measured:
         raise UserError(
             f"{model.config.mixer_names}: no layer has softmax weights over the past, so there is no entropy to "
-            "measure. Leave --entropy out and config.eval.entropy_tokens at 0."
+            "measure. Omit --entropy and leave config.eval.entropy_tokens at 0."
         )
     nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*measured.values(), strict=True))
     return nats_LB, relative_LB
 
 
 def require_entropy(model: Model) -> None:
-    """Raise the `UserError` of `mean_entropy`, if any, without computing anything."""
+    """Raise the `UserError` of `mean_entropy`, if any, without computing."""
     tokens_BT = jax.ShapeDtypeStruct((1, model.max_len), jnp.int32)
     jax.eval_shape(lambda params, tokens: mean_entropy(model, params, tokens), model.shapes, tokens_BT)
 
 
 def queries_and_keys(model: Model, params: Params, tokens_BT: Array) -> list[tuple[Array, Array] | None]:
-    """Return the queries [B, T, H, K] and keys [B, T, G, K] of every layer; None for a layer that has none.
+    """Return each layer's queries [B, T, H, K] and keys [B, T, G, K], or None.
 
-    They are as the layer scores them: normalised and rotated, in the compute dtype, not yet scaled. Raises `UserError`
-    if no layer has any.
+    They are normalised and rotated, in the compute dtype, not yet scaled. Raises `UserError` if no layer has any.
     """
     n_batch = tokens_BT.shape[0]
 

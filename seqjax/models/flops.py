@@ -1,8 +1,9 @@
-"""Model FLOPs per token, peak rates of known devices, and MFU (model FLOPs utilisation).
+"""Model FLOPs per token, peak rates of known devices, and MFU.
 
-The forward pass takes 2 per parameter of a matrix (embeddings and position tables are looked up, not multiplied), plus
-the mixer's own count. The latter includes only the work that its mask, window or selection requires. Training takes
-three times the forward pass, unless a mixer's `train_flops_per_token` differs (a selection has no backward).
+The forward pass takes 2 FLOPs per matrix parameter (embeddings and position tables are looked up, not multiplied), plus
+the mixer's count. The mixer counts only the work that its mask, window or selection requires. Training takes three
+times the forward pass, unless a mixer's `train_flops_per_token` differs (a selection has no backward). MFU is model
+FLOPs utilisation.
 """
 
 import math
@@ -13,7 +14,7 @@ import jax
 from seqjax.models.language_model import Model
 from seqjax.sharding import is_axes
 
-# Dense bf16 peak of one device in TFLOP/s (vendors' datasheets), by a part of `device_kind`.
+# Dense bf16 peak per device in TFLOP/s (vendors' datasheets), by a substring of `device_kind`.
 PEAK_TFLOPS = {
     "H200": 989.0,
     "H100": 989.0,
@@ -27,12 +28,15 @@ PEAK_TFLOPS = {
     "TPU v6 lite": 918.0,
 }
 
-# Axes of parameters that are looked up or broadcast, not multiplied as a matrix.
+# Axes of parameters that are looked up or broadcast, not multiplied.
 TABLES = {"positions", "state"}
 
 
 def peak_flops(device: Any = None) -> float | None:
-    """Return the peak dense bf16 FLOP/s of a device (by default the first one), or None if it is unknown."""
+    """Return a device's peak dense bf16 FLOP/s, or None if it is unknown.
+
+    The default is the first device.
+    """
     kind = (device or jax.devices()[0]).device_kind
     matches = [tflops for name, tflops in PEAK_TFLOPS.items() if name.lower() in kind.lower()]
     return matches[0] * 1e12 if matches else None
@@ -44,7 +48,10 @@ def n_params(model: Model) -> int:
 
 
 def matmul_params(model: Model) -> int:
-    """Return the number of parameters that multiply every token: matrices and convolutions of layers, and the head."""
+    """Return the number of parameters that multiply every token.
+
+    These are the layers' matrices and convolutions, and the head.
+    """
     total = model.config.vocab_size * model.config.dim
     axes, _ = jax.tree.flatten(model.axes["blocks"], is_leaf=is_axes)
     for names, x in zip(axes, jax.tree.leaves(model.shapes["blocks"]), strict=True):
@@ -54,7 +61,10 @@ def matmul_params(model: Model) -> int:
 
 
 def flops_per_token(model: Model, seq_len: int, *, train: bool = True) -> float:
-    """Return the FLOPs per token of a training step, or of a forward pass, averaged over a sequence of `seq_len`."""
+    """Return the FLOPs per token of a training step or a forward pass.
+
+    They are averaged over a sequence of `seq_len` tokens.
+    """
     dense, blocks = 2.0 * matmul_params(model), model.abstract_blocks()
     if train:
         return 3 * dense + model.repeats * sum(block.train_flops_per_token(seq_len) for block in blocks)
@@ -62,6 +72,9 @@ def flops_per_token(model: Model, seq_len: int, *, train: bool = True) -> float:
 
 
 def mfu(tokens_per_s: float, flops: float) -> float | None:
-    """Return MFU, the ratio of `tokens_per_s` * `flops` to the peak of all devices, or None if that is unknown."""
+    """Return MFU: `tokens_per_s` * `flops` over the peak of all devices.
+
+    None if the peak is unknown.
+    """
     peak = peak_flops()
     return None if peak is None else tokens_per_s * flops / (peak * jax.device_count())

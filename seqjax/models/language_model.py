@@ -1,13 +1,13 @@
-"""The language model: embed -> blocks -> norm -> head, over plain dicts of parameters.
+"""The language model: embed -> blocks -> norm -> head, over parameter dicts.
 
     params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
-With several mixers, the layers alternate between them: "blocks" then holds one stack per place in that pattern, and the
-scan goes over whole patterns. `Model` holds only the structure; every method takes the parameters.
+With several mixers, the layers alternate between them: "blocks" then holds one stack per position in the pattern, and
+the scan runs over whole patterns. `Model` holds only the structure; every method takes the parameters.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -29,34 +29,41 @@ from seqjax.ops.cross_entropy import (
     weighted_sequence_losses,
 )
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, Layer, Params, PRNGKey
+from seqjax.types import Array, Cache, Layer, Params, PRNGKey, require_array
 
-# The residual stream, and the carry that blocks pass on to later blocks beside it.
+# The residual stream, and the carry that blocks pass to later blocks.
 State = tuple[Array, Carry]
 
 
 def compute_dtype(config: ModelConfig) -> Any:
-    """Return the compute dtype: by default bfloat16 on accelerators and float32 on a CPU."""
+    """Return the compute dtype.
+
+    By default it is bfloat16 on accelerators and float32 on a CPU.
+    """
     if config.dtype == "auto":
         return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     return jnp.dtype(config.dtype)
 
 
 def _at(h_BTD: Array, positions_BA: Array | None) -> Array:
-    """Return the hidden states at positions [B, A], or all of them if there are none."""
+    """Return the hidden states at positions [B, A], or all for None."""
     return h_BTD if positions_BA is None else jnp.take_along_axis(h_BTD, positions_BA[..., None], 1)
 
 
 def _first_like(block: type[Block], pattern: Sequence[type[Block]]) -> int:
-    """Return the index of the first block that carries the same arrays to later layers, by the same `init_carry`."""
+    """Return the index of the first block with the same `init_carry`.
+
+    These blocks carry the same arrays to later layers.
+    """
     return next(i for i, kind in enumerate(pattern) if kind.init_carry is block.init_carry)
 
 
 class Model:
-    """The structure of a language model. `max_len` is the training sequence length, which sizes position tables.
+    """The structure of a language model.
 
-    `carry_from_zero` is for models that were trained when only layer 0 could set the arrays that RWKV-7 blocks carry.
-    In a hybrid whose layer 0 has another block, these arrays then stay zero.
+    `max_len` is the training sequence length, which sizes position tables. `carry_from_zero` is for models trained when
+    only layer 0 could set the arrays that RWKV-7 blocks carry. In a hybrid with another block in layer 0, these arrays
+    then stay zero.
     """
 
     def __init__(self, config: ModelConfig, *, max_len: int, carry_from_zero: bool = False):
@@ -76,7 +83,7 @@ class Model:
         stack = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct((self.repeats, *x.shape), x.dtype))
         self.shapes: Params = {**self.embedder.shapes, "blocks": {i: stack(b.shapes) for i, b in self.blocks.items()}}
         self.axes: Params = {**self.embedder.axes, "blocks": {i: stacked_axes(b.axes) for i, b in self.blocks.items()}}
-        # The group of every parameter, for the optimiser (`seqjax.nn.param`).
+        # The group of each parameter, for the optimiser (`seqjax.nn.param`).
         self.groups: Params = {**self.embedder.groups, "blocks": {i: b.groups for i, b in self.blocks.items()}}
 
     def _block_template(self, block: type[Block], mixer_config: Any, *, first: int) -> Template:
@@ -100,53 +107,70 @@ class Model:
 
     @property
     def longest(self) -> int:
-        """The maximum sequence length in tokens, if there are position tables; 0 means no limit."""
+        """The longest sequence in tokens, set by position tables; 0 means no limit."""
         lengths = [block.longest for block in self.abstract_blocks()]
         return min((n for n in (*lengths, self.max_len * self.config.learned_positions) if n), default=0)
 
-    def _check_length(self, n_tokens: int) -> None:
+    def check_length(self, n_tokens: int) -> None:
+        """Raise `UserError` for more tokens than a position table has."""
         if self.longest and n_tokens > self.longest:
             raise UserError(
-                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, as many as it "
-                "was trained with (config.train.seq_len). Use fewer tokens, or train with longer sequences."
+                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, its "
+                "training length (config.train.seq_len). Use fewer tokens, or train with longer sequences."
             )
 
     def abstract_blocks(self) -> list[Block]:
-        """Return one block per place in the pattern, with shapes as parameters; each represents `repeats` layers."""
+        """Return one block per position in the pattern, with shapes as parameters.
+
+        Each represents `repeats` layers.
+        """
         return [block.bind(block.shapes) for block in self.blocks.values()]
 
     # ------------------------------------------------------------------------------------------- the parallel form
     def logits(self, params: Params, tokens_BT: Array, positions_BA: Array | None = None) -> Array:
-        """Return the float32 logits [B, T, O] of int32 tokens [B, T]; meant for short sequences and tests.
+        """Return the float32 logits [B, T, O] of int32 tokens [B, T].
 
-        With `positions_BA`, int32, they are those at these positions alone, [B, A, O].
+        Meant for short sequences and tests. With `positions_BA`, int32, only the logits at these positions, [B, A, O].
         """
         return self._embedder(params).decode(_at(self.hidden(params, tokens_BT), positions_BA))
 
     def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
-        """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
+        """Return each block's summed next-token loss in nats, float32 [B].
+
+        A block has T + 1 tokens. For evaluation.
+        """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
     def weighted_sequence_losses(self, params: Params, tokens_BT1: Array, weights_BT: Array) -> tuple[Array, Array]:
-        """Return `sequence_losses` and the same sums with a weight for every predicted token, float32 [B] both."""
+        """Return `sequence_losses` and the same sums with token weights.
+
+        Both are float32 [B].
+        """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             chunk = self.config.loss_chunk
             return weighted_sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], weights_BT, chunk)
 
     def token_losses(self, params: Params, tokens_BT1: Array) -> Array:
-        """Return the loss in nats of every predicted token of blocks of T + 1 tokens, float32 [B, T]."""
+        """Return each predicted token's loss in nats, float32 [B, T].
+
+        A block has T + 1 tokens.
+        """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             return token_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
-        """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.
+        """Return the summed next-token loss in nats and the number of predicted tokens.
 
-        With `weights_BT`, float32, it is the weighted sum over the predicted tokens and the sum of the weights.
+        A block has T + 1 tokens. With `weights_BT`, float32, return the weighted sum and the sum of the weights.
         """
+        require_array("tokens_BT1", tokens_BT1, "B, T + 1", integer=True)
         return self.target_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:], weights_BT)
 
     def target_loss(
@@ -158,13 +182,15 @@ class Model:
         *,
         positions_BA: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Return `loss` for targets int32 [B, T] that need not be the next inputs; with weight 0, any id will do.
+        """Return `loss` for targets int32 [B, T] that need not be the next inputs.
 
-        With `positions_BA`, int32, targets and weights are [B, A] and belong to these positions; the others cost no
-        logits.
+        A target with weight 0 may be any id. With `positions_BA`, int32, targets and weights are [B, A] and belong to
+        these positions; no logits are computed elsewhere.
         """
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
+        elif jnp.shape(weights_BT) != targets_BT.shape:
+            raise ValueError(f"weights_BT has the shape {jnp.shape(weights_BT)} instead of {targets_BT.shape}.")
         embedder = self._embedder(params)
         embed_NOD = embedder.copies(inputs_BT) if positions_BA is None else None
         h_BTD = self._hidden(params, self.initial_state(params, inputs_BT, embed_NOD=embed_NOD))
@@ -184,17 +210,17 @@ class Model:
     def continuation_scores(
         self, params: Params, tokens_BT: Array, marks_BT: Array, last_B: Array, candidates_BC: Array
     ) -> tuple[Array, Array, Array, Array]:
-        """Score continuations that end at `last_B`; several may share all but their last token.
+        """Score continuations that end at `last_B` and may differ in their last token.
 
         Args:
             params: The parameters.
             tokens_BT: Texts without the last token, int32 [B, T]; tokens after `last_B` are padding.
-            marks_BT: 1 where the token after this one belongs to the continuation, float32 [B, T]; 0 from `last_B` on.
-            last_B: Position of the last token of each text, int32.
-            candidates_BC: Tokens that may follow it, int32.
+            marks_BT: 1 if the next token belongs to the continuation, float32 [B, T]; 0 from `last_B` on.
+            last_B: Position of each text's last token, int32.
+            candidates_BC: Candidate tokens at the next position, int32.
 
-        Returns, in float32 and nats: the summed log-probability of the marked tokens [B], how many of them are not the
-        most likely ones [B], the log-probability of each candidate [B, C], and the most likely token there, int32 [B].
+        Returns, in float32 and nats: the summed log-probability of the marked tokens [B], how many marked tokens are
+        not the most likely [B], each candidate's log-probability [B, C], and the most likely next token, int32 [B].
         """
         h_BTD, embedder = self.hidden(params, tokens_BT), self._embedder(params)
         last_BD = jnp.take_along_axis(h_BTD, last_B[:, None, None], axis=1)[:, 0]
@@ -205,7 +231,7 @@ class Model:
         return marked_B, missed_B, jnp.take_along_axis(log_p_BO, candidates_BC, axis=1), best_B
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
-        """Return the final normalised hidden states [B, T, D], the input of the head."""
+        """Return the final normalised hidden states [B, T, D], the head's input."""
         return self._hidden(params, self.initial_state(params, tokens_BT))
 
     def _hidden(self, params: Params, state: State) -> Array:
@@ -220,18 +246,20 @@ class Model:
         return self._normalize(params, x_BTD)
 
     def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
-        """Return the input of the first block: the embeddings [B, T, D] and the initial carry."""
-        self._check_length(tokens_BT.shape[1])
+        """Return the first block's input: embeddings [B, T, D] and initial carry."""
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
+        self.check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
         return x_BTD, self._init_carry(x_BTD)
 
     def over_layers(
         self, body: Callable[[State, Params, Array], tuple[State, Any]], state: State, blocks: Params
     ) -> tuple[State, Any]:
-        """Run `body(state, layers, first_layer) -> (state, out)` for every group of layers, one repeat of the pattern.
+        """Run `body(state, layers, first_layer) -> (state, out)` per group of layers.
 
-        `layers` holds one layer per place in the pattern, and `first_layer` is the index of the first of them. The
-        `out` values are returned stacked. It is a scan or, with `scan_layers=False`, an unrolled loop.
+        A group is one repeat of the pattern: `layers` holds one layer per position in it, and `first_layer` is the
+        index of the first. The `out` values are returned stacked. The loop is a scan or, with `scan_layers=False`,
+        unrolled.
         """
         per_group = len(self.pattern)
         if self.config.scan_layers:
@@ -249,39 +277,56 @@ class Model:
 
     # ------------------------------------------------------------------------------------------ the recurrent form
     def init_cache(self, batch: int, max_len: int) -> Cache:
-        """Return the empty caches for `max_len` tokens: one per place in the pattern, of every group of layers.
+        """Return empty caches for `max_len` tokens, per layer group and pattern position.
 
-        Unlike the parameters they are not stacked: only separate arrays can be updated in place, one token at a time.
-        Raises `UserError` if the model has a table of fewer positions.
+        Unlike the parameters, they are not stacked: only separate arrays can be updated in place, one token at a time.
+        Raises `UserError` if a position table is shorter.
         """
-        self._check_length(max_len)
+        self.check_length(max_len)
         return tuple(
             {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
             for _ in range(self.repeats)
         )
 
+    def grow_cache(self, cache: Cache, batch: int, max_len: int) -> Cache:
+        """Return `cache` enlarged to `max_len` tokens (see `Mixer.init_cache`)."""
+
+        def grown(empty: Array, old: Array) -> Array:
+            return old if old.shape == empty.shape else jax.lax.dynamic_update_slice(empty, old, [0] * old.ndim)
+
+        return jax.tree.map(grown, self.init_cache(batch, max_len), cache)
+
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Fill an empty cache with a prompt; return the float32 logits after its last token [B, O] and the cache."""
+        """Fill an empty cache with a prompt.
+
+        Returns the float32 logits after the last token [B, O] and the cache.
+        """
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache, "prefill")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
     def prefill_next(self, params: Params, tokens_BT: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Add the tokens of a prompt from `position` on, before which the cache has seen all, to the cache.
+        """Add prompt tokens from `position` on to a cache with all earlier tokens.
 
-        Returns the float32 logits after the last of them [B, O] and the cache. Position 0 is an empty cache.
+        Returns the float32 logits after the last token [B, O] and the cache. At position 0 the cache is empty.
         """
+        require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT, position), cache, "prefill_next")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
     def step(self, params: Params, token_B: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Add one token at `position` to the cache; return the float32 logits of the next one [B, O] and the cache."""
+        """Add one token at `position` to the cache.
+
+        Returns the float32 logits of the next token [B, O] and the cache.
+        """
+        require_array("token_B", token_B, "B", integer=True)
         x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache, "step")
         return self._embedder(params).decode(self._normalize(params, x_BD)), cache
 
     def _decode(
         self, params: Params, x: Array, cache: Cache, form: Literal["prefill", "prefill_next", "step"]
     ) -> tuple[Array, Cache]:
-        """Apply all layers with their caches to a prompt or a part of one [B, T, D], or to one token [B, D].
+        """Apply all layers with their caches to tokens [B, T, D] or one token [B, D].
 
         The layers are unrolled: a scan returns new caches and would thus write every cache in full for each token.
         """
@@ -299,9 +344,9 @@ class Model:
     def embed(
         self, params: Params, tokens_BT: Array, start: Array | int = 0, *, embed_NOD: Array | None = None
     ) -> Array:
-        """Return the embeddings [B, T, D] of tokens from position `start` on, in the residual stream's dtype.
+        """Return the embeddings [B, T, D] of tokens from position `start` on.
 
-        The gradient of the table goes to its copies `embed_NOD`, if there are any.
+        They have the residual stream's dtype. The table's gradient goes to its copies `embed_NOD`, if any.
         """
         return self._embedder(params).encode(tokens_BT, start, copies_NOD=embed_NOD).astype(self.residual_dtype)
 
@@ -312,6 +357,8 @@ class Model:
         return carry
 
     def _embedder(self, params: Params) -> Embedder:
+        if not isinstance(params, Mapping):
+            raise TypeError(f"params is {type(params).__name__} instead of the dict of Model.init.")
         return self.embedder.bind({name: x for name, x in params.items() if name != "blocks"})
 
     def _normalize(self, params: Params, x: Array) -> Array:

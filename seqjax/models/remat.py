@@ -1,12 +1,13 @@
-"""Rematerialisation: which values of a block are saved for the backward pass, and which are recomputed.
+"""Rematerialisation: the values of a block that are saved for the backward pass.
 
-    none       everything that autodiff needs is saved
-    full       only the block's input is saved
-    attention  the output, logsumexp and selection of attention are saved, whose recomputation takes quadratic time
-    dots       these and every matrix product without batch dimensions are saved, so that around attention only
-               elementwise operations are recomputed
+    none       save everything that autodiff needs
+    full       save only the block's input
+    attention  also save attention's output, logsumexp and selection, which take quadratic time to recompute
+    dots       also save every matrix product without batch dimensions; except in attention, only elementwise
+               operations are recomputed
 
-The kernels name the values that "attention" saves; for cuDNN's attention, all results of the primitive are saved.
+All other values are recomputed. The kernels name the values that "attention" saves; for cuDNN's attention, all results
+of the primitive are saved.
 """
 
 from collections.abc import Callable
@@ -33,11 +34,11 @@ POLICIES = {
 
 
 def rematerialize(apply: Callable[..., Any], policy: str, *, in_scan: bool) -> Callable[..., Any]:
-    """Return `apply(template, params, x_BTD, carry, layer)`, one layer, with rematerialisation under the named policy.
+    """Return `apply(template, params, x_BTD, carry, layer)` with rematerialisation.
 
-    Outside a scan, common subexpression elimination would merge the recomputation with the first computation, so it is
-    prevented there. A layer's gradients are then completed before the backward pass of the previous layer begins, as in
-    a scan.
+    `apply` is one layer. Outside a scan, common subexpression elimination would merge the recomputation with the first
+    computation, so it is prevented there. A layer's gradients are then completed before the previous layer's backward
+    pass begins, as in a scan.
     """
     if policy != "none":
         apply = jax.checkpoint(apply, policy=POLICIES[policy], prevent_cse=not in_scan, static_argnums=0)

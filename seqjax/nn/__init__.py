@@ -1,4 +1,4 @@
-"""The building blocks of mixers and models: parameters, their initialisers, and the layers that architectures share."""
+"""The building blocks of mixers and models: parameters, initialisers, layers."""
 
 from seqjax.nn.initializers import constant, normal, orthogonal, residual_init, uniform, values
 from seqjax.nn.layers import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize, save_inputs

@@ -1,6 +1,6 @@
-"""Initialisers: functions of a key, a shape and a dtype that return the initial value of a parameter.
+"""Initialisers: functions of key, shape and dtype that return initial values.
 
-The initialisers of a single published model are in its mixer's file; several models share those here.
+An initialiser for a single published model is in its mixer's file; shared initialisers are here.
 """
 
 import functools
@@ -27,7 +27,7 @@ def uniform(bound: float) -> Init:
 
 
 def log_uniform(low: float, high: float) -> Init:
-    """Return an initialiser that draws log A for A uniform in [low, high), at least 1e-4."""
+    """Return an initialiser for log A, A uniform in [low, high), at least 1e-4."""
     return lambda key, shape, dtype: jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, low, high), 1e-4))
 
 
@@ -37,7 +37,7 @@ def constant(value: float) -> Init:
 
 
 def values(x: Any) -> Init:
-    """Return an initialiser that broadcasts the values of `x` to the parameter's shape."""
+    """Return an initialiser that broadcasts `x` to the parameter's shape."""
     return lambda key, shape, dtype: jnp.broadcast_to(jnp.asarray(x, dtype), shape)
 
 
@@ -45,18 +45,19 @@ GPT_INIT = normal(0.02)
 
 
 def residual_init(n_layers: int) -> Init:
-    """Return the GPT initialiser of the two matrices per layer that write to the residual stream.
+    """Return GPT's initialiser for matrices that write to the residual stream.
 
-    It draws from N(0, (0.02 / sqrt(2 L))^2).
+    There are two per layer. It draws from N(0, (0.02 / sqrt(2 L))^2).
     """
     return normal(0.02 / math.sqrt(2 * n_layers))
 
 
 def orthogonal(scale: float = 1.0) -> Init:
-    """Return an initialiser with orthogonal rows or columns, scaled by sqrt(out / in) if the matrix widens.
+    """Return an initialiser with orthogonal rows or columns.
 
-    It applies Gram-Schmidt, twice per column, to a Gaussian matrix. It does not use `jax.nn.initializers.orthogonal`,
-    because several LAPACK calls in one program deadlock on a CPU with two threads (jax 0.10.2); RWKV has seven.
+    A widening matrix is scaled by sqrt(out / in). The initialiser applies Gram-Schmidt, twice per column, to a Gaussian
+    matrix. It does not use `jax.nn.initializers.orthogonal`, because several LAPACK calls in one program deadlock on a
+    CPU with two threads (jax 0.10.2); RWKV has seven.
     """
 
     def init(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -78,7 +79,10 @@ def orthogonal(scale: float = 1.0) -> Init:
 
 
 def dt_bias(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Draw biases whose softplus, a step size, is log-uniform in [0.001, 0.1], as for Mamba and Gated DeltaNet."""
+    """Draw biases with softplus (the step size) log-uniform in [0.001, 0.1].
+
+    Mamba and Gated DeltaNet use them.
+    """
     dt = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(1e-3), math.log(0.1)))
     dt = jnp.maximum(dt, 1e-4)
     return dt + jnp.log(-jnp.expm1(-dt))  # the inverse of softplus

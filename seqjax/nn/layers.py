@@ -1,10 +1,10 @@
 """The layers that architectures share: projections, norms and MLPs.
 
-Parameters are float32 and are cast to the dtype of the input on use; the statistics of norms are always float32.
+Parameters are float32 and are cast to the input dtype on use; norm statistics are always float32.
 
-Autodiff saves what the derivative of every elementwise operation needs, much of it in float32, which costs more memory
-and time than the operations. So norms and the gate of the MLP have gradients of their own, and `save_inputs` gives one
-to other elementwise functions.
+Autodiff saves the inputs of each elementwise operation's derivative, many of them in float32. This costs more memory
+and time than the operations themselves. Norms and the MLP gate therefore have custom gradients, and `save_inputs`
+provides one for other elementwise functions.
 """
 
 import functools
@@ -26,21 +26,22 @@ from seqjax.sharding import constrain_batch
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
-STATISTICS = "norm_statistics"  # the name of what norms save beside their inputs: a number or two per token and head
+STATISTICS = "norm_statistics"  # checkpoint name of the norm statistics: one or two numbers per token and head
 
 
 def save_inputs(elements: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `elements` with a gradient that saves its inputs and the statistics of its norms alone.
+    """Return `elements` with a gradient that saves only inputs and norm statistics.
 
-    The backward pass computes everything else again. That pays between products: elementwise operations, and products
-    so narrow that they cost no more than reading their results. Inputs and gradients are then arrays in memory, before
-    which XLA's fusion ends in any case, so the barriers that keep the recomputation apart cost nothing.
+    The backward pass recomputes everything else. This pays off between matrix products: for elementwise operations, and
+    for products so narrow that they cost no more than reading their results. The saved inputs and the gradients are in
+    memory anyway, because XLA's fusions end there. So the barriers that prevent merging with the forward pass cost
+    nothing.
     """
     return jax.checkpoint(elements, policy=jax.checkpoint_policies.save_only_these_names(STATISTICS))
 
 
 class Linear(nnx.Module):
-    """y = x W (+ b), W of shape (in, out), with logical axis names for both dimensions."""
+    """y = x W (+ b), with W of shape (in, out) and a logical axis name per dimension."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Linear(nnx.Module):
 
 
 def project_float32(linear: Linear, x: Array) -> Array:
-    """Project with float32 sums and output, because the result goes into a sigmoid or an exponential."""
+    """Project with float32 sums and output, for a following sigmoid or exponential."""
     y = jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
     return y if linear.b is None else y + linear.b[...]
 
@@ -70,7 +71,7 @@ def project_float32(linear: Linear, x: Array) -> Array:
 class RMSNorm(nnx.Module):
     """y = x / sqrt(mean(x^2) + eps) * g over the last axis, statistics in float32.
 
-    With `heads`, x is [..., H, dim] and every head has gains of its own, H * dim in all.
+    With `heads`, x is [..., H, dim] and each head has separate gains, H * dim in total.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 class LayerNorm(nnx.Module):
-    """y = (x - mean) / sqrt(var + eps) * g + b over the last axis, statistics in float32."""
+    """y = (x - mean) / sqrt(var + eps) * g + b over the last axis, float32 stats."""
 
     def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
         self.eps = eps
@@ -124,7 +125,7 @@ class LayerNorm(nnx.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, g: Array, b: Array, eps: float) -> Array:
-    """Return (x - mean) / sqrt(var + eps) * g + b, normalised over the last axis; g and b are [D]."""
+    """Return (x - mean) / sqrt(var + eps) * g + b over the last axis, g and b [D]."""
     return _layer_norm_forward(x, g, b, eps)[0]
 
 
@@ -141,7 +142,7 @@ def _layer_norm_backward(eps: float, saved: tuple[Array, ...], dy: Array) -> tup
     x, g, mean, scale = saved
     unit, dy32 = (x.astype(jnp.float32) - mean) * scale, dy.astype(jnp.float32)
     du = dy32 * g
-    # Both means are of the same pass over memory; autodiff's second one would wait for the first.
+    # Computed with the second mean in one pass over memory; autodiff's second mean would wait for the first.
     along = jnp.mean(du * unit, axis=-1, keepdims=True)
     dx = scale * (du - jnp.mean(du, axis=-1, keepdims=True) - unit * along)
     leading = tuple(range(x.ndim - 1))
@@ -155,9 +156,10 @@ NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
 def residual_norm(norm: RMSNorm | LayerNorm, x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
-    """Return x [B, T, D] or [B, D], to which a block adds, and its norm in a dtype, the input of a branch.
+    """Return x, the residual stream, and its norm in `dtype`, a branch's input.
 
-    On Triton one pass over memory makes the gradient of the norm and adds the stream's own, where XLA takes two.
+    x is [B, T, D] or [B, D]. On Triton one pass over memory computes the norm's gradient and adds it to the stream's
+    gradient; XLA takes two passes.
     """
     if x.ndim < 3 or x.shape[1] == 1:  # one token, as in decoding
         return x, constrain_batch(norm(x).astype(dtype))
@@ -167,7 +169,7 @@ def residual_norm(norm: RMSNorm | LayerNorm, x: Array, dtype: DTypeLike) -> tupl
 
 
 def l2_normalize(x: Array) -> Array:
-    """Return x / sqrt(sum x^2 + 1e-6) over the last axis, computed and returned in float32."""
+    """Return x / sqrt(sum x^2 + 1e-6) over the last axis, in float32."""
     x32 = x.astype(jnp.float32)
     return x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True) + 1e-6)
 
@@ -177,38 +179,41 @@ def _wide(x: Array) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """Return x sigmoid(x), of 16-bit inputs in float32."""
+    """Return x sigmoid(x); 16-bit inputs are computed in float32."""
     return jax.nn.silu(_wide(x))
 
 
 def gelu_tanh(x: Array) -> Array:
-    """Return GELU in its tanh form, of 16-bit inputs in float32."""
+    """Return GELU in its tanh form; 16-bit inputs are computed in float32."""
     return jax.nn.gelu(_wide(x), approximate=True)
 
 
-# ln Phi(-a) for 0 <= a <= 7 from the constant upwards, fitted at Chebyshev's points; Phi(-a) within 1.5e-5 of itself.
+# ln Phi(-a) for 0 <= a <= 7, constant term first, fitted at Chebyshev points; the relative error of Phi(-a) is at most
+# 1.5e-5.
 LOG_PHI = (-0.6931496, -0.7978917, -0.3180376, -0.03714891, 0.005778093, -0.0006164424, 3.932413e-05, -1.116036e-06)
 
 
 def gelu(x: Array) -> Array:
-    """Return x Phi(x), Phi being the normal distribution's; of 16-bit inputs in float32, within 3e-6.
+    """Return x Phi(x), with Phi the normal CDF.
 
-    Of those it is max(x, 0) - a Phi(-a) with a = |x| and a polynomial's exponential, far below what rounding the
-    result to 16 bits costs: erf in float32 takes more instructions than a GPU has time for while it moves the inputs.
+    16-bit inputs are computed in float32 as max(x, 0) - a Phi(-a), with a = |x| and the exponential of a polynomial for
+    Phi(-a). The error, at most 3e-6, is far below the rounding of the 16-bit result. An exact float32 erf takes more
+    instructions than a GPU can hide behind its memory traffic.
     """
     if x.dtype.itemsize > 2:
         return jax.nn.gelu(x, approximate=False)
     x = _wide(x)
-    positive = x >= 0  # 0 too, for a derivative of 1/2 there
-    a = jnp.minimum(jnp.where(positive, x, -x), 7.0)  # beyond, a Phi(-a) is below 1e-11
+    positive = x >= 0  # includes 0, for a derivative of 1/2 there
+    a = jnp.minimum(jnp.where(positive, x, -x), 7.0)  # above 7, a Phi(-a) is below 1e-11
     log_phi = functools.reduce(lambda sum_, coefficient: sum_ * a + coefficient, reversed(LOG_PHI[:-1]), LOG_PHI[-1])
     return jnp.where(positive, x, 0.0) - a * jnp.exp(log_phi)
 
 
 class Mlp(nnx.Module):
-    """The MLP of a block. Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d.
+    """The MLP of a block, gated or plain.
 
-    With `canon`, x W_g and x W_u go through convolutions over time, each through its own (Canon-D).
+    Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d. With `canon`, x W_g and x W_u each
+    pass through a separate convolution over time (Canon-D).
     """
 
     def __init__(
@@ -236,7 +241,10 @@ class Mlp(nnx.Module):
         return self.extend(x, (None, None))[0]
 
     def extend(self, x: Array, last: tuple[Any, Any]) -> tuple[Array, tuple[Any, Any]]:
-        """Return the same behind earlier tokens, [B, T, D] or one token [B, D], and what `canon` keeps of the last."""
+        """Map tokens that continue a sequence, [B, T, D] or one token [B, D].
+
+        Returns the outputs and the last convolution inputs, which the next call receives as `last`.
+        """
         up, last_up = extend(self.up_conv, self.up(x), last[0])
         if self.gate is None:
             hidden = save_inputs(lambda up: self.activation(up).astype(up.dtype))(up)
@@ -246,11 +254,11 @@ class Mlp(nnx.Module):
         return self.down(hidden), (last_up, last_gate)
 
     def init_cache(self, batch: int, dtype: Any) -> tuple[Any, Any]:
-        """Return the empty `last` of `extend`."""
+        """Return an empty `last` for `extend`."""
         return init_cache(self.up_conv, batch, dtype), init_cache(self.gate_conv, batch, dtype)
 
 
-# This has its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
+# The custom gradient saves only the two inputs; autodiff would also save the activation and its derivative.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _gated(gate: Array, up: Array, activation: Any) -> Array:
     return (activation(gate) * up).astype(up.dtype)
@@ -261,7 +269,7 @@ def _gated_forward(gate: Array, up: Array, activation: Any) -> tuple[Array, tupl
 
 
 def _gated_backward(activation: Any, saved: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
-    # With the barrier a step of Transformer++ at 110M takes 11.4 GiB on a GPU, without it 14.4.
+    # The barrier reduces a 110M Transformer++ step on a GPU from 14.4 to 11.4 GiB.
     gate, up, dh = jax.lax.optimization_barrier((*saved, dh))
     active, pull = jax.vjp(activation, gate)
     dh = dh.astype(active.dtype)

@@ -1,8 +1,8 @@
-"""Parameters as plain nested dicts; the only file that splits and merges nnx modules.
+"""Parameters as plain nested dicts; the only file that splits and merges modules.
 
-An `nnx.Module` declares parameters and their shapes; a `Template` holds its structure without any array. After that
-the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` rebuilds the module
-inside a trace in order to call its methods. Layers that share a template are stacked along a leading axis.
+An `nnx.Module` declares parameters and their shapes; a `Template` holds the module's structure without arrays. After
+that the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` rebuilds the module
+inside a trace to call its methods. Layers that share a template are stacked along a leading axis.
 """
 
 import hashlib
@@ -24,12 +24,15 @@ Build = Callable[[nnx.Rngs, Any], nnx.Module]
 
 
 class _ShapesAlone(nnx.Rngs):
-    """Nothing is drawn, since tracing the initial values takes most of the time in which a structure is found."""
+    """A marker for `param` to skip initial values.
+
+    Tracing the initial values takes most of the time for finding a structure.
+    """
 
 
 Group = Literal["matrix", "vector", "embedding", "convolution"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-# The groups of parameters that layers of Flax name so. They have no logical axes.
+# Groups by the parameter names of Flax layers, which have no logical axes.
 _GROUPS_IN_FLAX: dict[Any, Group] = {"bias": "vector", "scale": "vector", "embedding": "embedding"}
 
 
@@ -41,10 +44,10 @@ def param(
     *,
     group: Group | None = None,
 ) -> nnx.Param:
-    """Return a float32 parameter with its logical axes, one name (or None) per dimension.
+    """Return a float32 parameter with its logical axes.
 
-    The optimiser treats parameters by their group (`Model.groups`). None is `default_group`. Name it if that is wrong,
-    as for a bias of [heads, width].
+    `axes` has one name (or None) per dimension. The optimiser treats parameters by `group` (`Model.groups`). None
+    selects `default_group`; pass a group if the default is wrong, as for a bias of [heads, width].
     """
     assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
     if group is not None and group not in GROUPS:
@@ -55,11 +58,11 @@ def param(
 
 
 def default_group(axes: tuple[str | None, ...]) -> Group:
-    """Return the group of a parameter with these logical axes, without those of stacked layers.
+    """Return the default group for a parameter with these logical axes.
 
-    Arrays of one dimension are vectors. A `conv` axis holds the taps of a convolution. A `vocab` or `positions` axis
-    belongs to an embedding or to the head. A `state` axis holds a value per channel and state entry, hence vectors.
-    All other arrays are matrices, or stacks of them.
+    The axis of stacked layers is not included. Arrays of one dimension are vectors. A `conv` axis holds convolution
+    taps. A `vocab` or `positions` axis belongs to an embedding or head. A `state` axis holds a value per channel and
+    state entry, hence vectors. All other arrays are matrices or stacks of matrices.
     """
     if len(axes) < 2 or "state" in axes:
         return "vector"
@@ -69,7 +72,7 @@ def default_group(axes: tuple[str | None, ...]) -> Group:
 
 
 class Template:
-    """The structure of the module that `build(rngs, layer)` returns; `layer` may be traced."""
+    """The structure of the module `build(rngs, layer)`; `layer` may be traced."""
 
     def __init__(self, build: Build):
         self._build = build
@@ -85,19 +88,19 @@ class Template:
         return nnx.to_pure_dict(nnx.state(self._build(nnx.Rngs(params=key), layer)))
 
     def init_stacked(self, key: PRNGKey, layers: Array) -> Params:
-        """Return the parameters of the layers with indices `layers`, stacked along axis 0."""
+        """Return the parameters of `layers` (indices), stacked along axis 0."""
         return jax.vmap(self.init)(jax.random.split(key, len(layers)), layers)
 
     def bind(self, params: Params) -> Any:
-        """Return the module over `params`. This is cheap and meant for use inside a trace."""
-        # A merge copies the structure, so the template's own state is never written.
+        """Return the module over `params`; cheap, for use inside a trace."""
+        # A merge copies the structure, which leaves the template's state unchanged.
         state = jax.tree.map(lambda x: x, self._state)
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state)
 
 
 def _axes_of(variable: Any) -> tuple[str | None, ...]:
-    # Parameters of other libraries' layers, such as nnx.Linear, have none: they are replicated.
+    # Parameters of other libraries' layers, such as nnx.Linear, have no axes: they are replicated.
     axes = variable.get_metadata("logical_axes", None)
     return (None,) * len(variable.shape) if axes is None else axes
 
@@ -125,7 +128,7 @@ def stacked_axes(axes: Params) -> Params:
 def unstack(params: Params, n_layers: int) -> list[Params]:
     """Return the layers of a stack, one dict each.
 
-    They are cut with `jax.lax.split`, whose gradient is one concatenation instead of a sum of padded arrays.
+    They are cut with `jax.lax.split`; its gradient is one concatenation instead of a sum of padded arrays.
     """
     leaves, tree = jax.tree.flatten(params)
     columns = [[x[0] for x in jax.lax.split(leaf, (1,) * n_layers)] for leaf in leaves]
@@ -133,18 +136,21 @@ def unstack(params: Params, n_layers: int) -> list[Params]:
 
 
 def count(params: Params) -> int:
-    """Return the number of elements in a tree of arrays or of their shapes."""
+    """Return the number of elements in a tree of arrays or shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
 def names(tree: Params) -> list[tuple[str, Any]]:
-    """Return every leaf with its path, as ('blocks.0.mixer.q.w', leaf)."""
+    """Return each leaf with its path, as ('blocks.0.mixer.q.w', leaf)."""
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)[0]
     return [(".".join(str(k.key) for k in path), leaf) for path, leaf in flat]
 
 
 def fingerprint(params: Params) -> str:
-    """Return the sha256 of all arrays, in the order of their names; of several processes, all must call it."""
+    """Return the SHA-256 of all arrays in name order.
+
+    All processes must call it.
+    """
     content = hashlib.sha256()
     for name, x in sorted(names(params)):
         content.update(f"{name}{x.shape}{x.dtype}".encode())

@@ -1,7 +1,7 @@
-"""The short depthwise convolution over time that precedes the recurrences of Mamba, DeltaNet and Based.
+"""The short depthwise convolution over time, as in Mamba, DeltaNet and Based.
 
-It is causal and computed in float32 (`kernels_pallas.short_conv`). In decoding, its last inputs are carried from one
-call to the next. `Canon` is the one with a residual connection that attention and the block of a model may have.
+It is causal and computed in float32 (`kernels_pallas.short_conv`). In decoding, each call passes its last inputs to the
+next call. `Canon` adds a residual connection; attention and the model's block can use it.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from seqjax.types import Array
 class ShortConv(nnx.Module):
     """A depthwise causal convolution, y_t = act(sum_i w_i x_{t - W + 1 + i} + b).
 
-    The last of the W taps multiplies the current token. Taps and bias are drawn from U(+-1 / sqrt(W)), as in torch's
-    Conv1d, unless `init` is given. The activation is SiLU, or none with `silu=False`. With `l2_heads`, y of each of so
-    many heads is then divided by its norm, as `layers.l2_normalize` does, and multiplied by `scale`. A width of None
-    leaves the convolution out, so that activation and norm are of x_t.
+    The last of the W taps multiplies the current token. Without `init`, taps and bias are drawn from U(+-1 / sqrt(W)),
+    as in torch's Conv1d. The activation is SiLU, or none with `silu=False`. With `l2_heads`, y is split into that
+    number of heads, L2-normalised per head like `layers.l2_normalize`, and multiplied by `scale`. With width None there
+    is no convolution, and activation and norm apply to x_t.
     """
 
     def __init__(
@@ -46,11 +46,14 @@ class ShortConv(nnx.Module):
 
     @property
     def taps(self) -> Array:
-        """The factors of each channel, float32 [E, W]."""
+        """The taps of each channel, float32 [E, W]."""
         return jnp.ones((self.dim, 1)) if self.w is None else self.w[...]
 
     def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
-        """Map [B, T, E] to [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
+        """Map [B, T, E] to [B, T, E].
+
+        `last_BWE` (default zero) holds the W - 1 inputs before the first.
+        """
         n_past = self.past
         n_batch, seq_len, _ = x_BTE.shape
         n_pieces = time_pieces(x_BTE)
@@ -70,13 +73,13 @@ class ShortConv(nnx.Module):
         return rows_to_time(y_BTE, n_batch)
 
     def init_cache(self, batch: int, dtype: Any) -> Array:
-        """Return zeros [B, W - 1, E] in place of earlier inputs."""
+        """Return zeros [B, W - 1, E] as the inputs before the first."""
         return jnp.zeros((batch, self.past, self.dim), dtype)
 
     def extend(self, x_BTE: Array, last_BWE: Array | None) -> tuple[Array, Any]:
-        """Return the convolution of inputs that follow `last_BWE`, and the last W - 1 inputs for the next call.
+        """Convolve inputs that follow `last_BWE`; also return the last W - 1 inputs.
 
-        In training, `last_BWE` is None, and so are those.
+        The next call receives these as `last_BWE`. In training both are None.
         """
         if last_BWE is None:
             return self(x_BTE), None
@@ -85,18 +88,24 @@ class ShortConv(nnx.Module):
 
 
 class Canon(ShortConv):
-    """y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i}, without bias and activation (Allen-Zhu, arXiv 2512.17351)."""
+    """y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i}, without bias or activation.
+
+    Allen-Zhu, arXiv 2512.17351.
+    """
 
     def __init__(self, dim: int, *, axis: str | None = "embed", rngs: nnx.Rngs):
         super().__init__(dim, silu=False, axis=axis, rngs=rngs)
 
     def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
-        """Map [B, T, E] to [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
+        """Map [B, T, E] to [B, T, E].
+
+        `last_BWE` (default zero) holds the W - 1 inputs before the first.
+        """
         return x_BTE + super().__call__(x_BTE, last_BWE)
 
 
 class TokenShift(ShortConv):
-    """y_t = x_t + mu (x_{t-1} - x_t), RWKV's token shift, with a learned share mu of each channel."""
+    """RWKV's token shift: y_t = x_t + mu (x_{t-1} - x_t), learned mu per channel."""
 
     def __init__(self, dim: int, *, init: Init, rngs: nnx.Rngs):
         super().__init__(dim, width=None, silu=False, rngs=rngs)
@@ -104,12 +113,15 @@ class TokenShift(ShortConv):
 
     @property
     def taps(self) -> Array:
-        """The factors of each channel, float32 [E, 2]."""
+        """The taps of each channel, float32 [E, 2]."""
         return jnp.stack([self.mu[...], 1 - self.mu[...]], axis=1)
 
 
 def extend(conv: ShortConv | None, x: Array, last_BWE: Array | None) -> tuple[Array, Any]:
-    """Return `conv.extend` of [B, T, E], or of one token [B, E]; without a convolution, the inputs."""
+    """Return `conv.extend` of [B, T, E], or of one token [B, E].
+
+    Without a convolution, return the inputs.
+    """
     if conv is None:
         return x, None
     if x.ndim == 3:

@@ -1,4 +1,4 @@
-"""Array functions without parameters that mixers share."""
+"""Parameter-free array functions that the mixers share."""
 
 from seqjax.ops.delta_rule import gated_delta_rule
 from seqjax.ops.head_norm import head_norm

@@ -1,8 +1,10 @@
-"""Causal softmax attention, full or over a window, for training, for one decoding step and for a piece of a prompt.
+"""Causal softmax attention, full or windowed, for training, prefill and decode.
 
-o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
-the query's own position, as Mistral's `sliding_window` does). `kernels_pallas.causal_attention` chooses the backend for
-whole sequences: cuDNN, splash attention, all scores at once, or chunks of them.
+    o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window
+
+arXiv 2505.18522, section 2. A window of W includes the query's position, as in Mistral's `sliding_window`.
+`kernels_pallas.causal_attention` chooses the backend for whole sequences: cuDNN, splash attention, all scores at once,
+or chunks of scores.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import kernels_pallas
 from seqjax.sharding import heads_split
 from seqjax.types import Array
 
-GROUP = 256  # queries of a piece of a prompt whose scores of all keys exist at once
+GROUP = 256  # queries per group; bounds the scores that exist at once
 
 
 def causal_attention(
@@ -30,14 +32,15 @@ def causal_attention(
     slopes: tuple[float, ...] = (),
     implementation: str | None = None,
 ) -> Float[Array, "B T H K"]:
-    """Return causal attention; `window=0` means the whole past, and G key-value heads serve H query heads.
+    """Return causal attention, [B, T, H, K].
 
-    `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32. `log_f_BTH`, float32
-    logarithms of forget gates, add the sum of those of the positions j + 1 to i (FoX, arXiv 2503.02130).
+    `window=0` means all past keys. G key-value heads serve H query heads. `slopes`, one per query head, add ALiBi's
+    -slope * (i - j) to the scaled scores in float32. `log_f_BTH`, float32 log forget gates, add their sum over
+    positions j + 1 to i (FoX, arXiv 2503.02130).
 
-    `implementation` is "cudnn", "triton", "splash", "xla" or "chunked", or None for the first that accepts, which is
-    recorded like the kernels' backends. A named implementation that cannot run the problem raises
-    `kernels_pallas.BackendError`, a `ValueError`, with every implementation's reason.
+    `implementation` is "cudnn", "triton", "splash", "xla" or "chunked". None selects the first that accepts the
+    problem; the choice is recorded like the kernels' backends. An explicit implementation that cannot run the problem
+    raises `kernels_pallas.BackendError`, a `ValueError`, with every implementation's reason.
     """
     return kernels_pallas.causal_attention(
         q_BTHK,
@@ -62,11 +65,11 @@ def attention_step(
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
 ) -> Float[Array, "B H K"]:
-    """Return the attention of one query over the first `length` entries of a cache.
+    """Return the attention of one query over the first `length` cache entries.
 
-    The order of the entries matters only with ALiBi's `slopes`: position p is at p modulo the number of slots, and the
-    query is at `length` - 1. `bias_BSH`, float32, is added to the scaled scores of each key: what has been
-    forgotten of it, the sum of the log gates after the key.
+    The order of the entries matters only for ALiBi's `slopes`: position p is in slot p modulo the number of slots, and
+    the query is at `length` - 1. `bias_BSH`, float32, is added to each key's scaled scores: FoX passes the sum of the
+    log gates after the key.
     """
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
@@ -95,11 +98,11 @@ def attention_at(
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
 ) -> Float[Array, "B T H K"]:
-    """Return causal attention of queries and keys at arbitrary positions; keys at negative positions are masked.
+    """Return causal attention for queries and keys at arbitrary positions.
 
-    `bias_BSH`, float32, is added to the scaled scores of each key: the sum of the log gates after the key up to any one
-    position, because what is added to all keys of a query changes no weight. The scores of all pairs exist at once,
-    float32 [B, H, T, S]. Options are as in `causal_attention`.
+    Keys at negative positions are masked. `bias_BSH`, float32, is added to each key's scaled scores. FoX passes the sum
+    of log gates from the key to any common position, because a constant over a query's keys does not change its
+    weights. All scores exist at once, float32 [B, H, T, S]. Options are as in `causal_attention`.
     """
     n_batch, n_new, n_heads, head_dim = q_BTHK.shape
     n_kv = k_BSGK.shape[2]
@@ -123,7 +126,10 @@ def in_groups(
     q_BTHK: Float[Array, "B T H K"],
     positions_T: Int[Array, "T"],
 ) -> Float[Array, "B T H V"]:
-    """Return `attend` of all queries, `GROUP` at a time: what it keeps of every pair, a group has of its own alone."""
+    """Attend in groups of `GROUP` queries to bound the score memory.
+
+    `attend` maps a group of queries and its positions to the group's outputs, which are concatenated.
+    """
     whole = q_BTHK.shape[1] // GROUP * GROUP
     parts = []
     if whole:
@@ -145,10 +151,11 @@ def attention_entropy(
     slopes: tuple[float, ...] = (),
     block: int = 128,
 ) -> Float[Array, "B T H"]:
-    """Return the entropy in nats of the weights of `causal_attention`, float32: lse_i - sum_j p_ij s_ij.
+    """Return the entropy of `causal_attention`'s weights in nats, float32 [B, T, H].
 
-    Keys are processed in blocks, so at most T x `block` scores exist at a time. Besides the running maximum m and the
-    sum l of e^(s - m) it keeps u, the sum of e^(s - m) s. It is meant for measurements, not for training.
+    It is computed as lse_i - sum_j p_ij s_ij over blocks of keys, hence at most T x `block` scores exist at once. The
+    scan keeps the running maximum m, the sum l of e^(s - m), and u, the sum of e^(s - m) s. It is meant for
+    measurements, not for training.
     """
     n_batch, seq_len, n_heads, head_dim = q_BTHK.shape
     factor = head_dim**-0.5 if scale is None else scale

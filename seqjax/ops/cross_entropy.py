@@ -1,13 +1,16 @@
-"""Next-token cross-entropy from hidden states, without the logits of the whole batch.
+"""Next-token cross-entropy from hidden states, without the whole batch's logits.
 
-L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32
-logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss is a scalar, so its gradient is linear
-in the incoming cotangent. The forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
-backward pass only scales them. This takes three matrix products instead of the four with recomputation. Between the
-products, `kernels_pallas.cross_entropy` makes a chunk's losses and the gradient of its logits.
+    L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats
 
-Devices that share the tokens, along B, T or both, each process `chunk` tokens at a time and accumulate their own dL/dW.
-These are summed once, after all chunks: each is the gradient of a copy of W (`seqjax.sharding.copies`).
+At T = 102,400 and a vocabulary of 32,000 the float32 logits would take 13 GB, so tokens are processed in chunks of
+`chunk`. The loss is a scalar, so its gradient is linear in the incoming cotangent. The forward pass computes dL/dh and
+dL/dW of each chunk while its logits exist, and the backward pass only scales them. This takes three matrix products
+instead of the four with recomputation. `kernels_pallas.cross_entropy` turns a chunk's logits into losses and the
+logits' gradient.
+
+With tokens sharded along B, T or both, each device processes `chunk` tokens at a time and accumulates its dL/dW. Every
+device's dL/dW is the gradient of a separate copy of W (`seqjax.sharding.copies`); the copies' gradients are summed
+once, after all chunks.
 """
 
 from functools import partial
@@ -39,9 +42,9 @@ def cross_entropy(
     *,
     implementation: str | None = None,
 ) -> Float[Array, ""]:
-    """Return the weighted sum over tokens in nats, float32 [].
+    """Return the weighted sum of token losses in nats, float32 [].
 
-    `chunk` bounds the number of tokens whose logits exist at a time on a device (at least one per row). It is
+    `chunk` limits the number of tokens with logits in memory per device (at least one per row). The loss is
     differentiable in `h_BTD` and `w_DO`. If `w_DO` is the transpose of a table with another use, it is differentiable
     in the copies `table_NOD` instead (`seqjax.ops.lookup.table_copies`). Logits are computed in the dtype of `h_BTD`
     with float32 accumulation. `implementation` is as in `kernels_pallas`.
@@ -76,7 +79,10 @@ def _cross_entropy(
 def sequence_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B"]:
-    """Return the sum over the tokens of each sequence in nats, float32 [B], with the chunks of `cross_entropy`."""
+    """Return each sequence's summed token losses in nats, float32 [B].
+
+    Chunks are as in `cross_entropy`.
+    """
     return _sequence_sums(h_BTD, w_DO, targets_BT, (jnp.ones(targets_BT.shape, jnp.float32),), chunk)[0]
 
 
@@ -96,7 +102,7 @@ def weighted_sequence_losses(
 def _sequence_sums(
     h_BTD: Array, w_DO: Array, targets_BT: Array, weights: tuple[Array, ...], chunk: int
 ) -> tuple[Array, ...]:
-    """Return the sum of each sequence's losses [B] for each of the weights [B, T]."""
+    """Return each sequence's summed losses [B], for each of the weights [B, T]."""
     n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), chunk * token_pieces(h_BTD)
     h_BTD, targets_BT, *weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, *weights))
     w_DO = w_DO.astype(h_BTD.dtype)
@@ -115,7 +121,10 @@ def _sequence_sums(
 def token_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B T"]:
-    """Return the loss of every token in nats, float32 [B, T], with the chunks of `cross_entropy`."""
+    """Return the token losses in nats, float32 [B, T].
+
+    Chunks are as in `cross_entropy`.
+    """
     n_sequences, chunk = h_BTD.shape[0], chunk * token_pieces(h_BTD)
     h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(targets_BT)
     w_DO = w_DO.astype(h_BTD.dtype)
@@ -137,10 +146,11 @@ def marked_scores(
     marks_BT: Float[Array, "B T"],
     chunk: int = 4096,
 ) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
-    """Return the log-probability in nats of the marked targets of each sequence, and how many are not the most likely.
+    """Return each sequence's marked log-probability and number of marked misses.
 
-    Marks are 0 or 1, and both results float32 [B]. The logits of a chunk of time without a mark are not computed, so
-    that a short continuation of a long context costs little.
+    The log-probability of the marked targets is in nats; a miss is a target that is not the most likely token. Marks
+    are 0 or 1, and both results float32 [B]. A time chunk without a mark computes no logits, which makes a short
+    continuation of a long context cheap.
     """
     n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), chunk * token_pieces(h_BTD)
     h_BTD, targets_BT, marks_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
@@ -164,7 +174,10 @@ def marked_scores(
 
 
 def _time_chunks(h_BTD: Array, targets_BT: Array, *weights: Array, chunk: int) -> tuple[Array, ...]:
-    """Return chunks of time on axis 0, padded with weight 0; a batch that is sharded over devices stays sharded."""
+    """Return time chunks on axis 0, padded with weight 0.
+
+    A batch that is sharded over devices stays sharded.
+    """
     n_batch, seq_len, _ = h_BTD.shape
     width = min(seq_len, max(1, chunk // n_batch))
     n_chunks = -(-seq_len // width)
@@ -186,7 +199,7 @@ def _logits(w_DO: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array
 def _losses_and_gradient(
     w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array, *, implementation: str | None
 ) -> tuple[Array, Array]:
-    """Return the weighted losses, summed over a chunk of time, and the gradient of its logits."""
+    """Return the weighted losses, summed over a time chunk, and the logits' gradient."""
     losses_BC, g_BCO = kernels_pallas.cross_entropy(
         jnp.einsum("bcd,do->bco", h_BCD, w_DO, preferred_element_type=jnp.float32),
         y_BC,
@@ -223,13 +236,13 @@ def _forward(
 
 
 def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
-    """Return the gradients of the weights in float32, stacked over the pieces of the rows, [N * D, O].
+    """Return the float32 weight gradients, stacked over row pieces, [N * D, O].
 
-    Each device then has a matrix, to which XLA can add a product in place.
+    In this layout each device holds a matrix, to which XLA can add a product in place.
 
-    With a tied head this is transposed, and XLA's CPU backend then fails with "Unsupported element type for
-    DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). With float32 operands the sums are the same, since products
-    of bfloat16 numbers are exact in float32.
+    With a tied head this product is transposed, and XLA's CPU backend then fails with "Unsupported element type for
+    DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). Casting the operands to float32 gives the same sums, since
+    products of bfloat16 numbers are exact in float32.
     """
     if jax.default_backend() == "cpu":
         h_BCD, g_BCO = h_BCD.astype(jnp.float32), g_BCO.astype(jnp.float32)

@@ -1,10 +1,11 @@
-"""The (gated) delta rule: a linear-attention state that is corrected towards each value.
+"""The (gated) delta rule: linear attention with a corrected state.
 
     S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1}),   y_t = q_t^T S_t,   S [K, V], float32
 
-See DeltaNet (arXiv 2406.06484, g = 0) and Gated DeltaNet (arXiv 2412.06464); public code: flash-linear-attention,
-`fla/ops/{delta_rule,gated_delta_rule}/naive.py`. `kernels_pallas/delta_rule` has the chunked form, its gradient, and
-Triton kernels beside the XLA form. Decays, beta and states are float32; products take the dtype of the inputs.
+Each step corrects the state towards the value. See DeltaNet (arXiv 2406.06484, g = 0) and Gated DeltaNet (arXiv
+2412.06464); public code: flash-linear-attention, `fla/ops/{delta_rule,gated_delta_rule}/naive.py`.
+`kernels_pallas/delta_rule` has the chunked form, its gradient, and the XLA and Triton backends. Decays, beta and states
+are float32; products use the input dtype.
 """
 
 import jax.numpy as jnp
@@ -29,11 +30,12 @@ def gated_delta_rule(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Return the outputs in the dtype of `q_BTHK`, and with `return_state` the final state in at least float32.
+    """Return the outputs and, with `return_state`, the final state.
 
-    `q_BTHK` must be scaled and `k_BTHK` of unit norm; `beta_BTH` is in [0, 2] and `log_g_BTH` <= 0. The result does not
-    depend on `chunk_size` (default 64, at most T), but time and memory do. The inputs and one state and one inverse per
-    chunk are saved for the backward pass. `implementation` is as in `kernels_pallas`.
+    The outputs have the dtype of `q_BTHK`, the state at least float32. `q_BTHK` must be scaled and `k_BTHK` have unit
+    norm; `beta_BTH` is in [0, 2] and `log_g_BTH` <= 0. `chunk_size` (default 64, at most T) changes time and memory,
+    not the result. The backward pass needs the inputs and, per chunk, one state and one inverse. `implementation` is as
+    in `kernels_pallas`.
     """
     o_BTHV, s_BHKV = kernels_pallas.delta_rule(
         time_to_heads(q_BTHK),
@@ -57,12 +59,15 @@ def gated_delta_rule_step(
     log_g_BH: Float[Array, "B H"] | None,
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
-    """Return the output, in the dtype of `q_BHK`, and the state after one step, computed in the dtype of the state."""
+    """Return the output and the state after one token.
+
+    The output has the dtype of `q_BHK`; the arithmetic has the dtype of the state.
+    """
     dtype, acc = q_BHK.dtype, s_BHKV.dtype
     q_BHK, k_BHK, v_BHV, beta_BH = (x.astype(acc) for x in (q_BHK, k_BHK, v_BHV, beta_BH))
     if log_g_BH is not None:
         s_BHKV = s_BHKV * jnp.exp(log_g_BH.astype(acc))[..., None, None]
-    # Sums and not products of matrices with one row, so that XLA makes one loop over the state of each line.
+    # Sums instead of one-row matrix products: XLA then compiles each line into one loop over the state.
     w_BHV = beta_BH[..., None] * (v_BHV - jnp.sum(k_BHK[..., None] * s_BHKV, axis=-2))
     s_BHKV = s_BHKV + k_BHK[..., :, None] * w_BHV[..., None, :]
     return jnp.sum(q_BHK[..., None] * s_BHKV, axis=-2).astype(dtype), s_BHKV

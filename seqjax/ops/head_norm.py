@@ -1,9 +1,9 @@
-"""What stands behind a recurrence: a norm per head, what joins its result, and a gate.
+"""Post-recurrence: a norm per head, a skip connection and an output gate.
 
     y = (norm(x) + s a) act(g),   or, with the gate first, y = norm((x + s a) act(g)) over all channels of a token
 
-`kernels_pallas/head_norm` has the equations, its gradient, and Triton kernels beside the XLA form. Arithmetic is
-float32, with one rounding at the end; the inputs alone are saved for the backward pass.
+`kernels_pallas/head_norm` has the equations, the gradient, and the XLA and Triton backends. Arithmetic is float32, with
+one rounding at the end. The backward pass needs only the inputs.
 """
 
 from jaxtyping import Float
@@ -25,10 +25,10 @@ def head_norm(
     eps: float,
     implementation: str | None = None,
 ) -> Float[Array, "B T E"]:
-    """Return the normalised and gated outputs of all heads, E = H V channels, in the dtype of `x_BTHV`.
+    """Return the normalised, gated outputs, [B, T, E] in the dtype of `x_BTHV`.
 
-    `gain` has E entries, or V that the heads share. `skip` is (a, s). The other arguments are as in
-    `kernels_pallas.head_norm`. One token, as in decoding, is left to XLA.
+    E = H V. `gain` has E entries, or V entries that the heads share. `skip` is (a, s). The other arguments are as in
+    `kernels_pallas.head_norm`. A single token, as in decoding, always runs on XLA by default.
     """
     n_batch, seq_len, n_heads, n_value = x_BTHV.shape
     y_BTHV = kernels_pallas.head_norm(

@@ -1,10 +1,11 @@
-"""Linear attention with a decay per channel: RWKV-5 and RWKV-6, which have a bonus for the current token, and GLA.
+"""Linear attention with a decay per channel: RWKV-5, RWKV-6 and GLA.
 
     y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),   S_t = diag(w_t) S_{t-1} + k_t^T v_t        S [K, V] per head
 
-Peng et al., arXiv 2404.05892; RWKV-5's decay is constant in time. Without u the token is read after the update,
-y_t = r_t S_t, as in GLA (arXiv 2312.06635). `kernels_pallas/linear_attention` has the chunked form, its gradient, and
-Triton kernels beside the XLA form. Decays, states and sums are float32; products take the dtype of v.
+Peng et al., arXiv 2404.05892; u is the bonus for the current token, and RWKV-5's decay is constant in time. Without u
+the state is read after the update, y_t = r_t S_t, as in GLA (arXiv 2312.06635). `kernels_pallas/linear_attention` has
+the chunked form, its gradient, and the XLA and Triton backends. Decays, states and sums are float32; products use the
+dtype of v.
 """
 
 import jax.numpy as jnp
@@ -29,11 +30,11 @@ def wkv6(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Return the outputs in the dtype of `v_BTHV`, and with `return_state` the float32 state after the last token.
+    """Return the outputs and, with `return_state`, the final state.
 
-    `log_w_BTHK` <= 0 has no lower bound; float32 is advised. Its B and T may be 1 (a constant decay). The
-    result does not depend on `chunk_size` (default 64, at most T). Without `u_HK` it is GLA's recurrence.
-    `implementation` is as in `kernels_pallas`.
+    The outputs have the dtype of `v_BTHV`, the state is float32. `log_w_BTHK` <= 0 has no lower bound; pass it in
+    float32. Its B and T may be 1 (a constant decay). The result does not depend on `chunk_size` (default 64, at most
+    T). Without `u_HK` the recurrence is GLA's. `implementation` is as in `kernels_pallas`.
     """
     if v_BTHV.shape[1] == 1 and return_state:  # decoding
         acc = kernels_pallas.accumulation_dtype(v_BTHV, log_w_BTHK)
@@ -59,7 +60,10 @@ def wkv6(
 def _step(
     r_BHK: Array, k_BHK: Array, v_BHV: Array, log_w_BHK: Array, u_HK: Array | None, s_BHKV: Array
 ) -> tuple[Array, Array]:
-    """Return the output and the state of one token; decoding then reads and writes the state, and little else."""
+    """Return the output and the state of one token.
+
+    Unlike the chunked form, it reads and writes little more than the state.
+    """
     acc = s_BHKV.dtype
     r_BHK1, k_BHK1, v_BH1V = r_BHK.astype(acc)[..., None], k_BHK.astype(acc)[..., None], v_BHV.astype(acc)[:, :, None]
     next_BHKV = jnp.exp(log_w_BHK)[..., None] * s_BHKV + k_BHK1 * v_BH1V

@@ -1,17 +1,17 @@
-"""A recurrence with a decay per head whose past is read in pieces of a Fenwick tree: log-linear attention.
+"""Log-linear attention: a per-head decay, the past in blocks of a Fenwick tree.
 
     y_t = sum over s <= t of m_t^(l(t, s)) exp(g_t - g_s) (c_t . b_s) x_s,   g the running sum of log a
     l(t, s) = 0 for s = t, else 1 + the number of the highest bit in which t and s differ, at most L - 1
 
-(Guo et al., arXiv 2506.04761; `fla/ops/log_linear_attn/naive.py` of flash-linear-attention at bc3b101, which later
-divides scores by sqrt(N), as Mamba-2 and this do not). With all m of 1 it is `ssd`.
-The tokens before t are blocks of 1, 2, 4, ... tokens, one for each bit of t that is set, and each block has a state:
+Guo et al., arXiv 2506.04761; public implementation: flash-linear-attention, `fla/ops/log_linear_attn/naive.py` at
+bc3b101. Its later versions divide scores by sqrt(N); Mamba-2 and this op do not. If all m are 1, the op equals `ssd`.
+The tokens before t form blocks of 1, 2, 4, ... tokens, one for each set bit of t, and each block has a state:
 
     S^(l) = sum over s in the block of exp(g_t - g_s) b_s x_s^T,   y_t = sum over l of m_t^(l) c_t S_t^(l)
 
-One token more closes blocks as it carries bits in t. In training all tokens of a chunk meet each other at once, and
-then the second half of every block of two chunks, four, ... reads the state of the first: log2(T / C) products in all.
-Decays, states and sums are float32; products take the dtype of `x_BTHV`. The backward pass computes all again.
+Each new token merges blocks, like carries in a binary counter. Training computes all pairs within a chunk at once.
+Then, for blocks of two chunks, four, ..., the second half reads the state of the first: log2(T / C) products in total.
+Decays, states and sums are float32; products use the dtype of `x_BTHV`. The backward pass recomputes everything.
 """
 
 import functools
@@ -30,8 +30,8 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def level(later: np.ndarray | int, earlier: np.ndarray | int, n_levels: int) -> np.ndarray | np.integer:
-    """Return l(t, s) of positions s <= t, of which there are `n_levels`."""
-    _, exponent = np.frexp(np.bitwise_xor(later, earlier).astype(np.float64))  # of 0 it is 0, of 2^i it is i + 1
+    """Return l(t, s) for positions s <= t, with `n_levels` levels."""
+    _, exponent = np.frexp(np.bitwise_xor(later, earlier).astype(np.float64))  # 0 for 0, i + 1 for 2^i
     return np.minimum(exponent, n_levels - 1)
 
 
@@ -44,10 +44,10 @@ def log_linear(
     *,
     chunk_size: int = CHUNK,
 ) -> Float[Array, "B T H V"]:
-    """Return the outputs, of the first token on, in the dtype of `x_BTHV`, which holds the step sizes already.
+    """Return the outputs of a sequence from its first token, [B, T, H, V].
 
-    `log_a_BTH` is at most 0. The result does not depend on `chunk_size`, of which the power
-    of two below is taken.
+    They have the dtype of `x_BTHV`, which must already be multiplied by the step sizes. `log_a_BTH` is at most 0. The
+    result does not depend on `chunk_size`, which is rounded down to a power of two.
     """
     x_BTHV, log_a_BTH, m_BTHL = (time_to_heads(x) for x in (x_BTHV, log_a_BTH, m_BTHL))
     run = jax.checkpoint(functools.partial(_log_linear, chunk_size=chunk_size))
@@ -68,9 +68,9 @@ def _log_linear(
 
     log_a_BTH = jnp.maximum(log_a_BTH.astype(jnp.float32), FLOOR)
     x_BcCHV, b_BcCN, c_BcCN, m_BcCHL = map(chunks, (x_BTHV, b_BTN, c_BTN, m_BTHL.astype(jnp.float32)))
-    g_BcCH = jnp.cumsum(chunks(log_a_BTH), axis=2)  # from the beginning of a block on, which is a chunk at first
+    g_BcCH = jnp.cumsum(chunks(log_a_BTH), axis=2)  # from the start of a block; the first blocks are chunks
 
-    # Within chunks, whose positions have the same levels
+    # Within chunks. All chunks have the same levels.
     levels_CC = level(np.arange(size)[:, None], np.arange(size), n_levels)
     factor_BcCCH = sum(
         jnp.where((levels_CC == i)[..., None], m_BcCHL[:, :, :, None, :, i], 0.0) for i in range(levels_CC.max() + 1)
@@ -81,7 +81,7 @@ def _log_linear(
     weights_BcCCH = (scores_BcCC[..., None] * decay_BcCCH * factor_BcCCH).astype(dtype)
     y_BcCHV = _einsum("bcijh,bcjhv->bcihv", weights_BcCCH, x_BcCHV)
 
-    # The second half of a block reads the first; then both are one.
+    # The second half of a block reads the first half's state; then the halves merge.
     total_BcH = g_BcCH[:, :, -1]
     kept_BcCHV = (jnp.exp(total_BcH[:, :, None] - g_BcCH)[..., None] * x_BcCHV).astype(dtype)
     s_BcHNV = _einsum("bcjn,bcjhv->bchnv", b_BcCN, kept_BcCHV)
@@ -106,7 +106,10 @@ def _log_linear(
 def log_linear_states(
     x_BTHV: Float[Array, "B T H V"], log_a_BTH: Float[Array, "B T H"], b_BTN: Float[Array, "B T N"], *, n_levels: int
 ) -> Float[Array, "B L H N V"]:
-    """Return the states of levels 1 to `n_levels` after the last token, float32, zeros where a level has no block."""
+    """Return the states of levels 1 to `n_levels` after the last token, float32.
+
+    A level without a block has zeros.
+    """
     n_batch, seq_len, n_heads, n_value = x_BTHV.shape
     g_BTH = jnp.cumsum(jnp.maximum(log_a_BTH.astype(jnp.float32), FLOOR), axis=1)
     kept_BTHV = jnp.exp(g_BTH[:, -1:] - g_BTH)[..., None] * x_BTHV
@@ -128,9 +131,9 @@ def log_linear_step(
     states_BLHNV: Float[Array, "B l H N V"],
     length: Array,
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B l H N V"]]:
-    """Return the output of the token after `length` others, and the states after it.
+    """Return the output of the token after `length` tokens, and the new states.
 
-    There are states of levels 1 to l, fewer than L - 1 where sequences cannot be long enough for more.
+    The states have levels 1 to l; l is below L - 1 if no sequence can be long enough for more.
     """
     n_levels = states_BLHNV.shape[1]
     levels_L = jnp.arange(1, n_levels + 1)
@@ -139,7 +142,7 @@ def log_linear_step(
     every_BLHNV = jnp.concatenate([new_BHNV[:, None], states_BLHNV], 1)
     m_BLH = jnp.moveaxis(m_BHL[..., : n_levels + 1].astype(jnp.float32), -1, 1)
     y_BHV = jnp.einsum("bn,blhnv,blh->bhv", c_BN.astype(jnp.float32), every_BLHNV, m_BLH)
-    # The lowest bit of `length` that is not set takes the carry of those below it.
+    # The lowest unset bit of `length` receives the carry from the bits below it.
     carry = jnp.minimum(jax.lax.population_count(length & ~(length + 1)) + 1, n_levels)
     closes_L = (levels_L < carry)[:, None, None, None]
     closed_BHNV = new_BHNV + jnp.where(closes_L, states_BLHNV, 0).sum(1)

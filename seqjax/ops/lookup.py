@@ -1,8 +1,8 @@
-"""Row lookup in a table with a second use, such as a tied embedding, which is also the head.
+"""Row lookup in a table with a second use, such as a tied embedding and head.
 
-Devices that share the tokens each accumulate a gradient of the table, and these are then summed. The gradients of the
-other use should join the same sum over devices, which moves 98 MB at a vocabulary of 32,000 and 768 dimensions. XLA
-does not join the two by itself.
+With sharded tokens, each device accumulates a gradient of the table, and the gradients are summed. The gradients of the
+second use should join the same sum over devices, which moves 98 MB at a vocabulary of 32,000 and 768 dimensions. XLA
+does not merge the two sums by itself.
 """
 
 import jax
@@ -14,9 +14,10 @@ from seqjax.types import Array
 
 
 def table_copies(table_OD: Float[Array, "O D"], tokens_BT: Int[Array, "B T"]) -> Float[Array, "N O D"] | None:
-    """Return copies of a table for `lookup` and `cross_entropy`, one for each piece of the tokens; None for one piece.
+    """Return copies of a table for `lookup` and `cross_entropy`, one per token piece.
 
-    Both add to the gradients of the copies, and the gradient of the table is the sum of these over devices.
+    Returns None for a single piece. Both functions add to the gradients of the copies; the table's gradient is the sum
+    of the copies' gradients over devices.
     """
     pieces = token_pieces(tokens_BT)
     return copies(table_OD, pieces) if pieces > 1 else None
@@ -26,9 +27,9 @@ def table_copies(table_OD: Float[Array, "O D"], tokens_BT: Int[Array, "B T"]) ->
 def lookup(
     table_OD: Float[Array, "O D"], copies_NOD: Float[Array, "N O D"], tokens_BT: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
-    """Return `table_OD[tokens_BT]`, whose gradient goes to the copies of the table, one for each piece of the tokens.
+    """Return `table_OD[tokens_BT]`, with the gradient going to the table's copies.
 
-    The copies come from `table_copies`, which sums over them.
+    The copies come from `table_copies`, one per token piece; it sums their gradients.
     """
     del copies_NOD
     return table_OD[tokens_BT]

@@ -1,19 +1,20 @@
-"""PaTH attention: between a key and a query stands the product of matrices that the tokens between them choose.
+"""PaTH attention: later tokens' matrices multiply each key before it is scored.
 
     H_t = I - beta_t w_t w_t^T,  |w_t| = 1;   s_ij = q_i^T H_i H_{i-1} ... H_{j+1} k_j * scale + c_i - c_j
     o_i = sum_j softmax_j(s_ij) v_j   for j <= i
 
-(Yang et al., arXiv 2505.16381; `fla/ops/path_attn/naive.py` of flash-linear-attention has the same chunks). c is the
-sum of the logarithms of forget gates, if there are any (FoX, arXiv 2503.02130).
+Yang et al., arXiv 2505.16381; flash-linear-attention, `fla/ops/path_attn/naive.py`, uses the same chunks. c is the
+running sum of log forget gates, if any (FoX, arXiv 2503.02130).
 
-Of a chunk with the rows W, B = diag(beta) and S the part of W W^T below its diagonal, the product of all is
+For a chunk with rows W, let B = diag(beta) and S the strictly lower part of W W^T. The product of the chunk's matrices
+is
 
     H_C ... H_1 = I - W^T T W,   T = (I + B S)^{-1} B
 
-and T serves parts of it too: the query in row i meets the matrices before it as lower(Q W^T)_i T W, and of these the
-ones after a key j are those below row j. Queries are brought to the beginning of their chunk and keys to the end of
-theirs; then all queries walk back over the chunks, one matrix K x K at each (`kernels_pallas.path_walk`). Everything
-but the products of queries, keys and values is float32.
+T also gives partial products: the matrices up to query row i contribute lower(Q W^T)_i T W, and the rows of W below row
+j belong to the matrices after key j. Queries are multiplied by the matrices back to the start of their chunk, keys by
+the matrices up to the end of their chunk. All queries then step back over the earlier chunks, one K x K matrix per
+chunk (`kernels_pallas.path_walk`). All arithmetic is float32, except the products of queries, keys and values.
 """
 
 import functools
@@ -31,7 +32,10 @@ _float32 = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
 class Chunk(NamedTuple):
-    """What the products of every chunk need: the rows W [..., C, K], T [..., C, C], and T lower(W K^T) [..., C, C]."""
+    """The matrices that give every product within a chunk.
+
+    These are W [..., C, K], T [..., C, C], and T lower(W K^T) [..., C, C].
+    """
 
     w_CK: Array
     t_CC: Array
@@ -49,10 +53,11 @@ def path_attention(
     chunk_size: int = 128,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return PaTH attention, scaled by 1 / sqrt(K); w has unit length and beta is in (0, 2), both float32.
+    """Return PaTH attention with scores scaled by 1 / sqrt(K), [B, T, H, V].
 
-    G key-value heads, each with its own path, serve H query heads. The backward pass computes the scores again.
-    `implementation` is of `kernels_pallas.path_walk`, which has what chunks see of those before them.
+    w has unit length and beta is in (0, 2), both float32. G key-value heads, each with a separate path, serve H query
+    heads. The backward pass recomputes the scores. `implementation` selects the backend of `kernels_pallas.path_walk`,
+    which attends to earlier chunks.
     """
     options = {"chunk_size": min(chunk_size, q_BTHK.shape[1]), "implementation": implementation}
     attend = jax.checkpoint(functools.partial(_attend, **options))
@@ -79,7 +84,7 @@ def _attend(
     chunk = _chunk(k_cBHCK, chunks(w_BTGK), chunks(beta_BTG[..., None]))
     forgotten_cBHC1 = None if log_f_BTH is None else chunks(jnp.cumsum(log_f_BTH, axis=1)[..., None])
 
-    # A chunk's own keys
+    # Keys of the query's chunk.
     qw_cBHCC, tw_cBHCK = jnp.tril(_float32(q_cBHCK, chunk.w_CK.mT)), _float32(chunk.t_CC, chunk.w_CK)
     s_cBHCC = _float32(q_cBHCK.astype(dtype), k_cBHCK.mT.astype(dtype)) - _float32(qw_cBHCC, chunk.twk_CC)
     if forgotten_cBHC1 is not None:
@@ -87,7 +92,7 @@ def _attend(
     s_cBHCC = jnp.where(jnp.tri(chunk_size, dtype=bool), s_cBHCC, -jnp.inf)
     lse_cBHC = jax.nn.logsumexp(s_cBHCC, axis=-1)
     own_cBHCV = _float32(jnp.exp(s_cBHCC - lse_cBHC[..., None]).astype(dtype), v_cBHCV)
-    # And those of the chunks before, the nearest first
+    # Keys of earlier chunks, nearest chunk first.
     o_cBHCV = kernels_pallas.path_walk(
         q_cBHCK.astype(jnp.float32) - _float32(qw_cBHCC, tw_cBHCK),
         _at_end(k_cBHCK, chunk).astype(dtype),
@@ -108,9 +113,9 @@ def path_keys(
     *,
     chunk_size: int = 128,
 ) -> tuple[Float[Array, "B S G K"], Float[Array, "B T G K"]]:
-    """Return the keys before T more tokens and the keys of these, both after the paths of the T tokens, float32.
+    """Return S cached and T new keys after the matrices of the T new tokens, float32.
 
-    The scores of the last token's query are then its products with them. Keys of zero stay zero.
+    The last token's scores are then plain products of its query with these keys. Zero keys stay zero.
     """
     seq_len = k_BTGK.shape[1]
     chunks = functools.partial(_chunks, size=min(chunk_size, seq_len))
@@ -134,7 +139,7 @@ def path_keys(
 
 
 def _chunk(k_CK: Array, w_CK: Array, beta_C1: Array) -> Chunk:
-    """Return what the products of chunks [c, B, H, C, ...] need."""
+    """Return the `Chunk` matrices for chunks [c, B, H, C, ...]."""
     below = jnp.tri(w_CK.shape[-2], k=-1, dtype=jnp.float32)
     inverse_CC = kernels_pallas.unit_lower_inverse(below * beta_C1 * _float32(w_CK, w_CK.mT))
     t_CC = inverse_CC * beta_C1.mT
@@ -142,18 +147,21 @@ def _chunk(k_CK: Array, w_CK: Array, beta_C1: Array) -> Chunk:
 
 
 def _at_end(k_CK: Array, chunk: Chunk) -> Array:
-    """Return keys [c, B, H, C, K] after the rest of their chunk, float32."""
+    """Return keys [c, B, H, C, K] times the later matrices of their chunk, float32."""
     return k_CK - _float32(chunk.twk_CC.mT, chunk.w_CK)
 
 
 def _chunks(x_BTHK: Array, *, size: int) -> Array:
-    """Return [c, B, H, C, K]; tokens of zero fill the last chunk, whose matrices are I and which no query sees."""
+    """Return [c, B, H, C, K]; zero tokens pad the last chunk.
+
+    The matrices of zero tokens are I, and no query attends to them.
+    """
     n_batch, seq_len, heads, width = x_BTHK.shape
     x_BTHK = jnp.pad(x_BTHK, ((0, 0), (0, -seq_len % size), (0, 0), (0, 0)))
     return x_BTHK.reshape(n_batch, -1, size, heads, width).transpose(1, 0, 3, 2, 4)
 
 
 def _tokens(x_cBHCK: Array) -> Array:
-    """Return [B, T, H, K] of chunks."""
+    """Return [B, T, H, K] from chunks."""
     count, n_batch, heads, size, width = x_cBHCK.shape
     return x_cBHCK.transpose(1, 0, 3, 2, 4).reshape(n_batch, count * size, heads, width)

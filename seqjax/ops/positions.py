@@ -1,4 +1,4 @@
-"""Rotary position embedding and ALiBi's slopes. Angles are float32 for every input dtype."""
+"""Rotary position embedding and ALiBi slopes; angles are float32 for every dtype."""
 
 import dataclasses
 import math
@@ -11,7 +11,10 @@ from seqjax.types import Array
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Return ALiBi's slopes (Press et al., arXiv 2108.12409): 2^(-8 i / n), interpolated if n is not a power of 2."""
+    """Return ALiBi's slopes: 2^(-8 i / n), interpolated if n is not a power of 2.
+
+    Press et al., arXiv 2108.12409.
+    """
     n = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / n) for i in range(n)]
     return tuple(slopes + [2 ** (-8 * (2 * i + 1) / (2 * n)) for i in range(heads - n)])
@@ -19,12 +22,14 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How the frequencies of RoPE are lowered for sequences longer than those of an earlier training.
+    """A reduction of RoPE frequencies for sequences longer than in earlier training.
 
-    linear: all of them are divided by `factor` (position interpolation; Chen et al., arXiv 2306.15595).
-    llama3: as in Llama 3.1, by the number of turns in `original_len` tokens, the longest sequence of that training. A
-    frequency of at most `low_freq_factor` turns is divided by `factor`, one of `high_freq_factor` or more stays, and
-    between them the two are mixed, linearly in the number of turns.
+    linear: all frequencies are divided by `factor` (position interpolation; Chen et al., arXiv 2306.15595).
+
+    llama3: as in Llama 3.1, the divisor depends on the number of turns in `original_len` tokens, the longest sequence
+    in the earlier training. Frequencies with at most `low_freq_factor` turns are divided by `factor`; frequencies with
+    at least `high_freq_factor` turns are unchanged. In between, the two are interpolated linearly in the number of
+    turns.
     """
 
     kind: Literal["linear", "llama3"]
@@ -35,7 +40,10 @@ class RopeScaling:
 
 
 def rope_frequencies(*, head_dim: int, base: float, scaling: RopeScaling | None = None) -> np.ndarray:
-    """Return the radians per position of each pair, base^(-2m / K) before any `scaling`, float64 [K/2]."""
+    """Return the radians per position of each pair, float64 [K/2].
+
+    They are base^(-2m / K) before any `scaling`.
+    """
     frequency_J = base ** (-np.arange(0, head_dim, 2) / head_dim)
     if scaling is None:
         return frequency_J
@@ -50,11 +58,12 @@ def rope_frequencies(*, head_dim: int, base: float, scaling: RopeScaling | None 
 def rope_angles(
     positions_T: Array, *, head_dim: int, base: float, max_len: int, scaling: RopeScaling | None = None
 ) -> tuple[Array, Array]:
-    """Return cos and sin of position * frequency, float32 [T, K/2], for integer positions below `max_len`.
+    """Return cos and sin of position * frequency, float32 [T, K/2].
 
-    float32 cannot represent position * frequency at 100k tokens (the error is up to 0.006 rad), and a float64 table of
-    every position would be a large constant in the program. So the position is split into two digits of base
-    sqrt(max_len), each with a small table made in float64, and the two angles are added by the rotation identity.
+    Positions are integers below `max_len`. float32 cannot represent position * frequency at 100k tokens (the error is
+    up to 0.006 rad), and a float64 table with a row per position would be a large constant in the program. So the
+    position is split into two digits in base sqrt(max_len), each with a small table computed in float64, and the two
+    angles are added by the rotation identity.
     """
     digit = max(1, math.isqrt(max_len - 1) + 1)
     frequency_J = rope_frequencies(head_dim=head_dim, base=base, scaling=scaling)
@@ -69,7 +78,10 @@ def rope_angles(
 
 
 def rope(x_BTHK: Array, cos_TJ: Array, sin_TJ: Array) -> Array:
-    """Rotate the pairs (x_m, x_{m + K/2}) by the angles of `rope_angles` (half-split pairing, as in Llama)."""
+    """Rotate the pairs (x_m, x_{m + K/2}) by the angles from `rope_angles`.
+
+    The half-split pairing is Llama's.
+    """
     a_BTHJ, b_BTHJ = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
     cos_T1J, sin_T1J = cos_TJ[:, None, :], sin_TJ[:, None, :]
     rotated = [a_BTHJ * cos_T1J - b_BTHJ * sin_T1J, b_BTHJ * cos_T1J + a_BTHJ * sin_T1J]

@@ -1,10 +1,10 @@
-"""Selective scan: a linear recurrence with a decay per channel and state (Mamba-1).
+"""Selective scan: a linear recurrence with a decay per channel and state.
 
     h_t[e, n] = exp(dt_t[e] A[e, n]) h_{t-1}[e, n] + dt_t[e] x_t[e] B_t[n]
     y_t[e] = sum_n C_t[n] h_t[e, n] + D[e] x_t[e]
 
-See Gu and Dao, arXiv 2312.00752, algorithm 2; gradient and backends are in `kernels_pallas.selective_scan`. dt, A,
-decays and states are float32 (float64 for float64 inputs).
+This is Mamba-1's recurrence: Gu and Dao, arXiv 2312.00752, algorithm 2. `kernels_pallas.selective_scan` has the
+gradient and the backends. dt, A, decays and states are float32 (float64 for float64 inputs).
 """
 
 import jax.numpy as jnp
@@ -29,12 +29,12 @@ def selective_scan(
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T E"] | tuple[Float[Array, "B T E"], Float[Array, "B E N"]]:
-    """Return the outputs in the dtype of `x_BTE`, and with `return_state` the float32 state after the last token.
+    """Return the outputs and, with `return_state`, the final state.
 
-    `dt_BTE` is at least 0 (after the softplus) and `A_EN` at most 0; float32 is advised for both. With `dt_bias_E` the
-    step sizes are softplus(dt_BTE + dt_bias_E) in float32, which kernels make where they use them: `dt_BTE` then comes
-    as a projection leaves it. The result does not depend on `chunk_size`, which only the xla backend uses (default 32,
-    at most T). Only reverse-mode gradients exist.
+    The outputs have the dtype of `x_BTE`, the state is float32. `dt_BTE` is at least 0 (after the softplus) and `A_EN`
+    at most 0; pass both in float32. With `dt_bias_E`, `dt_BTE` is the raw projection, and the kernels compute the step
+    sizes softplus(dt_BTE + dt_bias_E) in float32. Only the xla backend uses `chunk_size` (default 32, at most T), which
+    does not change the result. There is only a reverse-mode gradient.
     """
     acc = accumulation_dtype(x_BTE, dt_BTE)
     if D_E is None:

@@ -1,10 +1,10 @@
-"""Causal softmax attention whose queries and keys are the same for every sequence of a batch; only the values differ.
+"""Causal softmax attention with queries and keys shared by a whole batch.
 
     o_b = P v_b,   P = softmax(q k^T * scale) over 0 <= i - j < window, computed once
 
-This is attention whose queries and keys are position tables (arXiv 2505.18522, section 3; the
-factorised random Synthesizer of arXiv 2005.00743). One [H, T, T] softmax and one matrix product with the concatenated
-values replace B softmaxes. Memory is quadratic in T, which the length of the table bounds, and does not grow with B.
+Queries and keys are position tables (arXiv 2505.18522, section 3; the factorised random Synthesizer of arXiv
+2005.00743). One [H, T, T] softmax and one matrix product with the concatenated values replace B softmaxes. Memory is
+quadratic in T, which the table's length limits, and independent of B.
 """
 
 import jax
@@ -23,10 +23,10 @@ def shared_attention(
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
 ) -> Float[Array, "B T H V"]:
-    """Return `causal_attention` for q and k repeated over the batch; scores and softmax are float32.
+    """Return `causal_attention` with q and k repeated over the batch, [B, T, H, V].
 
-    G key-value heads serve H query heads, `window=0` means the whole past, and `slopes`, one per query head, add
-    -slope * (i - j) to the scores.
+    Scores and softmax are float32. G key-value heads serve H query heads, `window=0` means all past keys, and `slopes`,
+    one per query head, add -slope * (i - j) to the scores.
     """
     seq_len, n_heads, head_dim = q_THK.shape
     n_kv = k_SGK.shape[1]

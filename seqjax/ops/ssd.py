@@ -1,10 +1,10 @@
 """Linear recurrence with one decay per head (state space duality), in chunks.
 
-    S_t = a_t S_{t-1} + b_t x_t^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads, or not
+    S_t = a_t S_{t-1} + b_t x_t^T,   y_t = c_t S_t        S [N, V] per head; b and c per head or shared by all heads
 
-See Dao and Gu, arXiv 2405.21060 (Mamba-2), section 6. Decays, states and sums are float32; products take the dtype of
-`x_BTHV`. `kernels_pallas/ssd` has the chunked form, its gradient, and Triton kernels beside the XLA form. Memory is
-linear in T: the inputs and, with Triton, the states at chunk starts are saved for the backward pass.
+See Dao and Gu, arXiv 2405.21060 (Mamba-2), section 6. Decays, states and sums are float32; products use the dtype of
+`x_BTHV`. `kernels_pallas/ssd` has the chunked form, its gradient, and the XLA and Triton backends. Memory is linear in
+T: the backward pass needs the inputs and, with Triton, the states at chunk starts.
 """
 
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 128
-# A decay of e^-60 is negligible in float32; below it, differences of sums of log a would lose precision.
+# A decay of e^-60 is negligible in float32. With smaller decays, differences between sums of log a would lose
+# precision.
 FLOOR = -60.0
 
 
@@ -32,11 +33,12 @@ def ssd(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
-    """Return the outputs in the dtype of `x_BTHV`, and with `return_state` the float32 state after the last token.
+    """Return the outputs and, with `return_state`, the final state.
 
-    `x_BTHV` must be multiplied by its step size, unless `dt_BTH` gives it here. `log_a_BTH` is at most 0; float32 is
-    advised. `b_BTN` and `c_BTN` may be [B, T, H, N], those of each head. The result does not depend on `chunk_size`
-    (default 128, at most T). `implementation` is as in `kernels_pallas`.
+    The outputs have the dtype of `x_BTHV`, the state is float32. `x_BTHV` must be multiplied by its step size, unless
+    `dt_BTH` is passed. `log_a_BTH` is at most 0; pass it in float32. `b_BTN` and `c_BTN` may be [B, T, H, N], with
+    separate values per head. The result does not depend on `chunk_size` (default 128, at most T). `implementation` is
+    as in `kernels_pallas`.
     """
     y_BTHV, state_BHNV = ssd_of_heads(
         time_to_heads(x_BTHV),
@@ -62,9 +64,9 @@ def ssd_of_heads(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
-    """Return outputs and state as `ssd`, of operands that are not split along T.
+    """Return the outputs and state of `ssd` for operands that are not split along T.
 
-    A mixer that computes them from the whole past has been through `time_to_heads` and `gather_time` before, and calls
+    A mixer with operands that depend on the whole past calls `time_to_heads` and `gather_time` before, and
     `heads_to_time` on the outputs.
     """
     n_batch, seq_len, n_heads, n_value = x_BTHV.shape
@@ -92,8 +94,7 @@ def ssd_of_heads(
 def _step(x_BHV: Array, log_a_BH: Array, b_BN: Array, c_BN: Array, dt_BH: Array, s_BHNV: Array) -> tuple[Array, Array]:
     """Return the output and the state of one token.
 
-    It avoids the chunked form's matrix products, which would have one row: a decoding step reads and writes the state
-    once.
+    The chunked form's matrix products would have one row. This form reads and writes the state once.
     """
     acc = s_BHNV.dtype
     x_BH1V = (x_BHV.astype(acc) * dt_BH[..., None])[:, :, None]

@@ -1,9 +1,9 @@
-"""Straight-through estimation on dense arrays: the value of one array with the gradient of another.
+"""Straight-through estimation: the value of one array, another's gradient.
 
     straight_through(hard, soft):   y = hard,  dL/dsoft = dL/dy,  dL/dhard = 0
 
 The usual expression stop_gradient(hard - soft) + soft has the same gradient but rounds the value (in bf16, 1 - p + p
-need not be 1); here the forward value is `hard` exactly. See Bengio et al., arXiv 1308.3432; arXiv 2505.18522 uses it
+need not be 1); here the forward value is exactly `hard`. See Bengio et al., arXiv 1308.3432; arXiv 2505.18522 uses it
 for Top-1 Element.
 """
 
@@ -16,14 +16,17 @@ from kernels_pallas import accumulation_dtype
 
 @jax.custom_vjp
 def straight_through(hard: Float[Array, "..."], soft: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return `hard` with the gradient going to `soft`; raise `ValueError` if the shapes differ. Reverse mode only."""
+    """Return `hard`, with the gradient going to `soft`.
+
+    Reverse mode only. Raises `ValueError` if the shapes differ.
+    """
     _check(hard, soft)
     return hard
 
 
 def _forward(hard: Array, soft: Array) -> tuple[Array, tuple[Array, Array]]:
     _check(hard, soft)
-    # Empty arrays pass the dtypes to the backward rule.
+    # Empty arrays carry the dtypes to the backward rule.
     return hard, (hard[:0] if hard.ndim else hard, soft[:0] if soft.ndim else soft)
 
 
@@ -36,7 +39,10 @@ straight_through.defvjp(_forward, _backward)
 
 
 def top1_straight_through(scores: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:
-    """Return the one-hot argmax along `axis`, the first on ties, with the gradient of the float32 softmax."""
+    """Return the one-hot argmax along `axis` with the float32 softmax's gradient.
+
+    Ties go to the first entry.
+    """
     soft = jax.nn.softmax(scores.astype(accumulation_dtype(scores)), axis=axis).astype(scores.dtype)
     one_hot = jax.nn.one_hot(jnp.argmax(scores, axis=axis), scores.shape[axis], dtype=scores.dtype, axis=axis)
     return straight_through(one_hot, soft)
@@ -44,4 +50,4 @@ def top1_straight_through(scores: Float[Array, "..."], axis: int = -1) -> Float[
 
 def _check(hard: Array, soft: Array) -> None:
     if hard.shape != soft.shape:
-        raise ValueError(f"hard and soft must have one shape: {hard.shape} and {soft.shape}")
+        raise ValueError(f"hard and soft must have the same shape, not {hard.shape} and {soft.shape}.")

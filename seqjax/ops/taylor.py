@@ -1,14 +1,14 @@
-"""Linear attention with the second-order Taylor kernel of the exponential (Based), in chunks.
+"""Linear attention with the exponential's second-order Taylor kernel, in chunks.
 
     y_i = sum_{j<=i} f(s_ij) v_j / (sum_{j<=i} f(s_ij) + eps),   f(s) = 1 + s + s^2 / 2,   s_ij = q_i . k_j / sqrt(K)
 
-See Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products x_m x_n / sqrt(2 K)].
-f is at least 1/2, so the sums cannot vanish. Inside a chunk f is computed from the scores. Across chunks the state is S
-= sum_j phi(k_j) [v_j, 1]^T, whose last column is the denominator. It is float32, because in bfloat16 it would stop
-growing after some 256 tokens.
+This is Based's attention: Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products
+x_m x_n / sqrt(2 K)]. f is at least 1/2, so the sums cannot vanish. Within a chunk f is computed from the scores. Across
+chunks the state is S = sum_j phi(k_j) [v_j, 1]^T; its last column is the denominator. The state is float32, because in
+bfloat16 it would stop growing after some 256 tokens.
 
-The products x_m x_n and x_n x_m are one feature, computed as x times x rolled by 0 ... K / 2: 1 + K + K (K/2 + 1)
-features instead of 1 + K + K^2 (161 instead of 273 at K = 16), without a gather.
+The products x_m x_n and x_n x_m are stored as one feature, computed as x times x rolled by 0 ... K / 2. This needs 1 +
+K + K (K/2 + 1) features instead of 1 + K + K^2 (161 instead of 273 at K = 16), without a gather.
 """
 
 import functools
@@ -40,9 +40,10 @@ def taylor_linear_attention(
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H F V+1"]]:
-    """Return the outputs in the dtype of `v_BTHV`, and with `return_state` the float32 state.
+    """Return the outputs and, with `return_state`, the float32 state.
 
-    The state is [B, H, taylor_features(K), V + 1]. The result does not depend on `chunk_size` (default 128, at most T).
+    The outputs have the dtype of `v_BTHV`; the state is [B, H, taylor_features(K), V + 1]. The result does not depend
+    on `chunk_size` (default 128, at most T).
     """
     n_batch, seq_len, n_heads, n_value = v_BTHV.shape
     acc = accumulation_dtype(v_BTHV)
@@ -61,7 +62,8 @@ def _features(x: Array) -> Array:
     x = x * n_key**-0.25
     pairs = []
     for shift in range(n_key // 2 + 1):
-        # At shift 0 each square occurs once, and at K / 2 each pair twice; otherwise one product stands for two.
+        # Shift 0 contains each square once, and shift K / 2 each pair twice; at other shifts one product counts for
+        # two.
         complete = shift == 0 or 2 * shift == n_key
         pairs.append(x * jnp.roll(x, shift, axis=-1) * (0.5**0.5 if complete else 1.0))
     return jnp.concatenate([jnp.ones_like(x[..., :1]), x, *pairs], axis=-1)
@@ -70,8 +72,7 @@ def _features(x: Array) -> Array:
 @functools.partial(jax.checkpoint, static_argnums=(4,), prevent_cse=False)
 def _chunked(q_BTHK: Array, k_BTHK: Array, v_BTHV: Array, initial_BHFV: Array, chunk: int) -> tuple[Array, Array]:
     acc, dtype, seq_len = initial_BHFV.dtype, v_BTHV.dtype, v_BTHV.shape[1]
-    # Until `y_BcHCV`, V includes a last column: ones here, which the padding at the end continues with zeros, and the
-    # denominator in the sums.
+    # Until `y_BcHCV`, V includes a last column: ones in the values (zeros in the padding), the denominator in the sums.
     v_BTHV = jnp.concatenate([v_BTHV, jnp.ones_like(v_BTHV[..., :1])], axis=-1)
     q_BcHCK, k_BcHCK, v_BcHCV = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (q_BTHK, k_BTHK, v_BTHV))
     s_BcHCC = jnp.einsum("bchik,bchjk->bchij", q_BcHCK, k_BcHCK, preferred_element_type=acc) * q_BcHCK.shape[-1] ** -0.5

@@ -3,9 +3,9 @@
     S_t = diag(e^{lw_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   y_t = r_t^T S_t,   S [K, V], float32
 
 RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) uses a = -kappa and b = kappa * eta. KDA
-(arXiv 2510.26692) is a = -e^{lw} k and b = beta k, with keys beta k. `kernels_pallas/linear_attention` has the chunked
-form, its gradient, and Triton kernels beside the XLA form, which takes fewer operations where a chunk is known not to
-decay by more than e^-80 in all.
+(arXiv 2510.26692) uses a = -e^{lw} k and b = beta k, with keys beta k. `kernels_pallas/linear_attention` has the
+chunked form, its gradient, and the XLA and Triton backends. XLA needs fewer operations if the total decay within a
+chunk is known to be at least e^-80.
 """
 
 import math
@@ -34,15 +34,16 @@ def wkv7(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Return the outputs in the dtype of `r_BTHK`, and with `return_state` the final state in at least float32.
+    """Return the outputs and, with `return_state`, the final state.
 
-    `log_w_BTHK` is at most 0 and has no lower bound; if the caller knows one, `min_log_w` says it, and fewer operations
-    are needed where it keeps the sum over a chunk above -80 on xla, -59 on triton. `b_BTHK` None stands for `k_BTHK`.
-    The key index of the state comes first (it is last in RWKV's own code). The inputs and one state and one inverse per
-    chunk are saved for the backward pass. `implementation` is as in `kernels_pallas`.
+    The outputs have the dtype of `r_BTHK`, the state at least float32. `log_w_BTHK` is at most 0. `min_log_w` is a
+    lower bound that the caller knows; fewer operations are needed if it keeps the sum over a chunk above -80 (xla) or
+    -59 (triton). `b_BTHK` None means `k_BTHK`. The state's key index comes first (it is last in RWKV's code). The
+    backward pass needs the inputs and, per chunk, one state and one inverse. `implementation` is as in
+    `kernels_pallas`.
     """
     seq_len, dtype = r_BTHK.shape[1], r_BTHK.dtype
-    if seq_len == 1 and return_state:  # decoding: without chunks, only the state is read and written
+    if seq_len == 1 and return_state:  # decoding: no chunks; only the state is read and written
         acc = kernels_pallas.accumulation_dtype(r_BTHK)
         shape = (*r_BTHK.shape[:1], *r_BTHK.shape[2:], v_BTHV.shape[-1])
         s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
@@ -79,13 +80,16 @@ def wkv7_step(
     b_BHK: Float[Array, "B H K"] | None,
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
-    """Return the output, in the dtype of `r_BHK`, and the state after one step, computed in the dtype of the state."""
+    """Return the output and the state after one token.
+
+    The output has the dtype of `r_BHK`; the arithmetic has the dtype of the state.
+    """
     dtype, acc = r_BHK.dtype, s_BHKV.dtype
     b_BHK = k_BHK if b_BHK is None else b_BHK
     r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK = (
         x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK)
     )
-    # Sums and not products of matrices with one row, so that XLA makes one loop over the state of each line.
+    # Sums instead of one-row matrix products: XLA then compiles each line into one loop over the state.
     correction_BHV = jnp.sum(a_BHK[..., None] * s_BHKV, axis=-2)
     s_BHKV = jnp.exp(log_w_BHK)[..., None] * s_BHKV + b_BHK[..., :, None] * correction_BHV[..., None, :]
     s_BHKV = s_BHKV + k_BHK[..., :, None] * v_BHV[..., None, :]

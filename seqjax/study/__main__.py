@@ -15,7 +15,8 @@ rate slope, the spread of seeds and further seeds.
 `--compare A B` prints the gap of A to B in one line, with interval and p-value, and writes nothing. A and B are models
 of the study that `--analyse=DIR` or `--study=FILE [--out=DIR]` names; without either, they are workdirs, with commas
 between the seeds of a model.
-`--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
+`--dry_run` lists the remaining training and its time, at recorded speeds or at the speed of three steps here. `--list`
+shows the progress of the runs;
 `--only="LABEL|INDEX[;...]"` trains these runs alone, in this order: one for a job array, several where time is short.
 `seqjax/study/runs/studies.py` describes the content of a study file.
 """
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> None:
         help="in place of --study: configs to compare, the reference first; ; between them if they have settings",
     )
     parser.add_argument("--seeds", default=1, type=int, help="with --configs: runs of each (1)")
-    parser.add_argument("--out", type=Path, help="directory for the results")
+    parser.add_argument("--out", help="directory for the results")
     parser.add_argument(
         "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"
     )
@@ -55,9 +56,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="list the runs and their progress")
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
-    parser.add_argument("--analyse", type=Path, metavar="DIR", help="make the tables and pictures in DIR again")
+    parser.add_argument("--analyse", metavar="DIR", help="make the tables and pictures in DIR again")
     parser.add_argument(
-        "--runs", action="append", default=[], type=Path, metavar="DIR", help="with --analyse: join a finished study"
+        "--runs", action="append", default=[], metavar="DIR", help="with --analyse: join a finished study"
     )
     parser.add_argument("--latex", action="store_true", help="also write the leaderboard as a LaTeX table")
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
@@ -66,13 +67,16 @@ def main(argv: list[str]) -> None:
         "--compare", nargs=2, metavar=("A", "B"), help="print the gap of A to B: models of the study, or workdirs"
     )
     args = parser.parse_args(argv)
+    for name in ("analyse", "out"):
+        if (path := getattr(args, name)) is not None:
+            setattr(args, name, store.local(path, f"--{name}"))
+    args.runs = [store.local(path, "--runs") for path in args.runs]
     if args.reference and (args.analyse is None or args.page):
         raise UserError("--reference=MODEL prints the gaps of a finished study: --analyse=DIR --reference=MODEL.")
     if args.compare:
         tell(_compare(args))
         return
     if args.analyse is not None:
-        store.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR; leave out the other arguments.")
         if args.reference:
@@ -87,7 +91,6 @@ def main(argv: list[str]) -> None:
     if args.configs:
         if args.study or args.out is None:
             raise UserError("--configs=A,B needs --out=DIR, where it writes the study file, and no --study.")
-        store.require_local(args.out, "--out")
         configs = args.configs.split(";" if ";" in args.configs else ",")
         args.study = str(write_study(configs, seeds=args.seeds, out=args.out))
     if args.study is None:
@@ -103,8 +106,6 @@ def main(argv: list[str]) -> None:
         tell(estimate.report(chosen, jobs=args.jobs))
         return
     out: Path | None = args.out
-    if out is not None:
-        store.require_local(out, "--out")
     if out is None and not args.only:
         raise UserError("Say where the tables and pictures go: --out=DIR.")
     if args.partial:
@@ -132,7 +133,6 @@ def _compare(args: argparse.Namespace) -> str:
     if args.analyse is not None:
         if args.study or args.out:
             raise UserError("--analyse=DIR reads DIR alone; leave out --study and --out.")
-        store.require_local(args.analyse, "--analyse")
         return results.compare_two(args.analyse, *args.compare)
     if args.study:
         return results.compare_in_study(load_study(args.study), args.out, *args.compare)

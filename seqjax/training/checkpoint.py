@@ -70,12 +70,15 @@ class Checkpoints:
         keep_period: int | None = None,
         read_only: bool = False,
         identity: str | None = None,
+        before_commit: Callable[[], None] = lambda: None,
     ):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given.
 
+        `before_commit` may raise an error before a written checkpoint in a directory becomes complete.
         Saved checkpoints name `identity` (seqjax/training/identity.py), and restored ones must, unless it is None.
         """
-        self.identity = identity
+        self.identity, self._before_commit = identity, before_commit
+        workdir = store.location(workdir)
         url = store.url_of(workdir)
         self._is_remote = bool(url)
         self._path: Path | epath.Path = store.orbax_path(f"{url}/{DIRECTORY}") if url else Path(workdir) / DIRECTORY
@@ -85,6 +88,8 @@ class Checkpoints:
         _hide_noise()
         # Process 0 calls it when all items are written, before the directory is renamed.
         checksums = None if read_only or url else self._write_checksums
+        # A directory that cannot be created is then an error at once, not after five minutes.
+        waiting = ocp.AsyncOptions(post_finalization_callback=checksums, create_directories_asynchronously=False)
         self._options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
@@ -92,7 +97,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
-            async_options=None if checksums is None else ocp.AsyncOptions(post_finalization_callback=checksums),
+            async_options=None if checksums is None else waiting,
         )
         self._manager = self._opened()
         self._saving: int | None = None  # the step of the newest save
@@ -147,6 +152,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def _write_checksums(self) -> None:
+        self._before_commit()
         for unfinished in self._path.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
             write_checksums(Path(unfinished))
 
@@ -228,6 +234,11 @@ class Checkpoints:
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
+            if "checksums" in read_metadata(self._of(step))["custom_metadata"]:  # Its files are what was written.
+                raise UserError(
+                    f"The checkpoint {self._of(step)} is whole, but cannot be restored here ({first_line(error)}). Put "
+                    "back the config.json of its run, and install the versions of packages that run.json has."
+                ) from error
             raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def require_whole(self, names: Sequence[str] = STATE) -> None:
@@ -287,6 +298,11 @@ class Checkpoints:
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
         good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
+        if good is None and self.identity and is_whole(self._of(step), names, None):
+            return UserError(
+                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} are of different runs. Put back "
+                "a copy of the one that is not of this run."
+            )
         text = f"The checkpoint {self._of(step)} is damaged: {fault}."
         if good is None:
             return UserError(

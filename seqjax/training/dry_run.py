@@ -7,6 +7,7 @@ those of another machine. Time is the recorded speed of the same model on the sa
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from kernels_pallas import cpu_compiler
 from seqjax.config import Config, from_config_dict, presets
@@ -27,7 +29,7 @@ from seqjax.models import Model, flops
 from seqjax.nn.params import GROUPS, names
 from seqjax.reading import read_json
 from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
-from seqjax.terminal import duration, size
+from seqjax.terminal import StatusLine, duration, size
 from seqjax.training.checkpoint import has_any
 from seqjax.training.mirrors import readable
 from seqjax.training.origin import RULES
@@ -51,6 +53,9 @@ SPEED |= {"params": int, "flops_per_token": float, "tokens_per_s": float}
 TIMED_STEPS = 3
 # Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
 CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
+TIMED = f"{TIMED_STEPS} steps timed here"
+# The memory that a container may use, for control groups of version 2 and 1.
+CGROUP_LIMITS = tuple(Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
 FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the number of CPU devices
 
 
@@ -71,7 +76,7 @@ def describe(
     device = devices[0]
     mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
     require_equal_pieces(train.seq_len, mesh)
-    n_micro = micro_batches(train, mesh)
+    micro_batches(train, mesh)  # raises `UserError` for a batch that cannot be split
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
     yield f"workdir      {_workdir(workdir, config)}"
@@ -99,55 +104,114 @@ def describe(
 
     yield from group_table(model)
     yield f"decay        {_decay(config.optim.weight_decay, rules)}"
-    optimizer = make_optimizer(config.optim, model.groups if rules > 1 else None)
-    init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
-    shapes = jax.eval_shape(init_fn)
-    state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
-    batch = jax.ShapeDtypeStruct((n_micro, train.batch_size // n_micro, train.seq_len + 1), np.int32)
-    params_bytes = bytes_per_device(shapes.params, state_sharding.params)
-    state_bytes, batch_bytes = bytes_per_device(shapes, state_sharding), bytes_per_device(batch, tokens_sharding)
+    step = Step(config, model, mesh, rules=rules)
     yield ""
-    yield from parameter_table(model, state_sharding.params)
+    yield from parameter_table(model, step.sharding.params)
     yield ""
+    params_bytes = bytes_per_device(step.shapes.params, step.sharding.params)
     yield (
-        f"state        {state_bytes:,} bytes on each device: parameters {size(params_bytes)}, the optimiser's "
-        f"{size(state_bytes - params_bytes)}"
+        f"state        {step.state_bytes:,} bytes on each device: parameters {size(params_bytes)}, the optimiser's "
+        f"{size(step.state_bytes - params_bytes)}"
     )
-    yield f"batch        {batch_bytes:,} bytes on each device"
-    step = jit_train_step(model, optimizer, state=state_sharding, tokens=tokens_sharding)
-    rate = jax.ShapeDtypeStruct((), np.float32)
-    with jax.set_mesh(mesh):
-        compiled = step.lower(shapes, batch, rate).compile()
-        program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
-        needed, text = _memory(compiled, kept=state_bytes + batch_bytes, program=program)
-        yield f"memory       {text}"
-        if simulated:
-            yield "time         unknown: the devices are simulated"
-            return
-        limit = _limit(device)
-        fits = limit is None or needed <= limit
-        if limit is not None and not fits:
-            change = "lower config.train.per_device_batch_size"
-            if train.accumulate is not None:
-                change = "raise config.train.accumulate"
-            yield f"             MORE than the {size(limit)} of a device: {change},"
-            yield "             raise config.mesh.fsdp, or set config.model.remat"
-        speed, source = None, ""
-        found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
-        if found is not None:
-            times = jax.device_count()
-            speed, source = found.tokens_per_s * times, found.source
-            source += f"; of one device, times {times}" if times > 1 else ""
-        budget = CPU_FLOPS if device.platform == "cpu" else ACCELERATOR_FLOPS * jax.device_count()
-        if speed is None and fits and tokens_per_step * per_token <= budget:
-            state = jax.jit(init_fn, out_shardings=state_sharding)()
-            ids = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape, np.int32)
-            seconds = _time_steps(compiled, state, jax.device_put(ids, tokens_sharding))
-            speed, source = tokens_per_step / seconds, f"{TIMED_STEPS} steps timed here"
+    yield f"batch        {step.batch_bytes:,} bytes on each device"
+    if not simulated and (excess := _excess(step.state_bytes + step.batch_bytes, devices)):
+        yield f"             state and batch are {excess}"  # before the step is compiled, which may take minutes
+    StatusLine().say("compiling the training step, for its memory")
+    compiled = step.compile()
+    program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
+    needed, text = _memory(compiled, kept=step.state_bytes + step.batch_bytes, program=program)
+    yield f"memory       {text}"
+    if simulated:
+        yield "time         unknown: the devices are simulated"
+        return
+    if excess := _excess(needed, devices):
+        change = "lower config.train.per_device_batch_size"
+        if train.accumulate is not None:
+            change = "raise config.train.accumulate"
+        yield f"             {excess}: {change},"
+        yield "             raise config.mesh.fsdp, or set config.model.remat"
+    speed, source = None, ""
+    found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
+    if found is not None:
+        times = jax.device_count()
+        speed, source = found.tokens_per_s * times, found.source
+        source += f"; of one device, times {times}" if times > 1 else ""
+    if speed is None and not excess and step.takes_seconds:
+        speed, source = step.tokens_per_s(compiled), TIMED
     if speed is None:
         yield "time         unknown: no recorded speed of this model on this device, and its steps are too long to try"
     else:
         yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
+
+
+class Step:
+    """The training step of a config on a mesh, before anything is allocated."""
+
+    def __init__(self, config: Config, model: Model, mesh: Mesh, *, rules: int):
+        """Describe the step; `rules` are those that the run began with (seqjax/training/origin.py)."""
+        train = config.train
+        self.config, self.model, self.mesh = config, model, mesh
+        optimizer = make_optimizer(config.optim, model.groups if rules > 1 else None)
+        self._init = lambda: init_state(model, optimizer, jax.random.key(train.seed))
+        self.shapes = jax.eval_shape(self._init)
+        self.sharding = state_shardings(mesh, model, optimizer, self.shapes)
+        self._tokens = batch_sharding(mesh, leading=1)
+        n_micro = micro_batches(train, mesh)
+        self._batch = jax.ShapeDtypeStruct((n_micro, train.batch_size // n_micro, train.seq_len + 1), np.int32)
+        self.state_bytes = bytes_per_device(self.shapes, self.sharding)
+        self.batch_bytes = bytes_per_device(self._batch, self._tokens)
+        self._step = jit_train_step(model, optimizer, state=self.sharding, tokens=self._tokens)
+
+    def compile(self) -> Any:
+        """Return the compiled step, which allocates nothing."""
+        with jax.set_mesh(self.mesh):
+            return self._step.lower(self.shapes, self._batch, jax.ShapeDtypeStruct((), np.float32)).compile()
+
+    @property
+    def takes_seconds(self) -> bool:
+        """Whether a few steps are expected to take seconds, by their FLOPs."""
+        devices = self.mesh.devices.flatten()
+        budget = CPU_FLOPS if devices[0].platform == "cpu" else ACCELERATOR_FLOPS * len(devices)
+        train = self.config.train
+        return train.batch_size * train.seq_len * flops.flops_per_token(self.model, train.seq_len) <= budget
+
+    def tokens_per_s(self, compiled: Any) -> float:
+        """Return the speed of a few steps on random tokens."""
+        train = self.config.train
+        with jax.set_mesh(self.mesh):
+            state = jax.jit(self._init, out_shardings=self.sharding)()
+            ids = np.random.default_rng(0).integers(0, self.config.model.vocab_size, self._batch.shape, np.int32)
+            seconds = _time_steps(compiled, state, jax.device_put(ids, self._tokens))
+        return train.batch_size * train.seq_len / seconds
+
+
+class Measured(NamedTuple):
+    """What one device of this machine says of a config: tokens/s, None if not tried, and what does not fit, or ""."""
+
+    tokens_per_s: float | None
+    excess: str
+
+
+def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = lambda text: None) -> Measured:
+    """Return the speed of a few steps of a config on one device of this machine, if they fit and take seconds.
+
+    The memory of longer steps, or of steps that need not be `timed`, is that of the state and a batch alone: compiling
+    them takes minutes.
+    """
+    devices = jax.devices()[:1]
+    step = Step(config, Model(config.model, max_len=config.train.seq_len), make_mesh(devices=devices), rules=RULES)
+    kept = step.state_bytes + step.batch_bytes
+    if (excess := _excess(kept, devices)) or not (timed and step.takes_seconds):
+        return Measured(None, excess and f"state and batch need {size(kept)} on one device, {excess}")
+    say(f"timing {TIMED_STEPS} steps on {devices[0].device_kind}")
+    compiled = step.compile()
+    needed, _ = _memory(compiled, kept=kept, program="")
+    if excess := _excess(needed, devices):
+        return Measured(None, f"a step needs {size(needed)} on one device, {excess}")
+    try:
+        return Measured(step.tokens_per_s(compiled), "")
+    except jax.errors.JaxRuntimeError:  # another process holds the memory of the device
+        return Measured(None, "")
 
 
 def group_table(model: Model) -> list[str]:
@@ -227,8 +291,25 @@ def _data(config: Config) -> str:
 
 
 def _limit(device: Any) -> int | None:
-    """Return the bytes of a device's memory, or None if the device does not report them."""
-    return (device.memory_stats() or {}).get("bytes_limit")
+    """Return the bytes of a device's memory, of the machine's for a CPU, or None if they are not known."""
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_limit")
+    known = []
+    with contextlib.suppress(OSError, ValueError):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            known.append(int(path.read_text()))
+    return min(known, default=None)
+
+
+def _excess(needed: int, devices: Sequence[Any]) -> str:
+    """Return that a device needs more bytes than it has; "" if it fits or its memory is not known."""
+    limit = _limit(devices[0])
+    is_cpu = devices[0].platform == "cpu"  # devices of a CPU share its memory
+    if limit is None or needed * (len(devices) if is_cpu else 1) <= limit:
+        return ""
+    return f"MORE than the {size(limit)} of {'this machine' if is_cpu else 'a device'}"
 
 
 def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:

@@ -60,7 +60,8 @@ class WorkdirLock:
     def __init__(self, workdir: str, holder: Holder):
         self._workdir, self._lock, self._holder = workdir, f"{workdir}/{FILE}", holder
         self._opened = None if store.url_of(workdir) else os.open(workdir, os.O_RDONLY)  # also when it is moved
-        self._lost_to: Holder | None = None
+        self._lost_to: Holder | str = ""
+        self._seen = time.time()  # when this run last saw its own lock
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
         self._thread.start()
@@ -68,19 +69,19 @@ class WorkdirLock:
     def check(self, *, look: bool = False) -> None:
         """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes.
 
-        With `look`, read the lock now and raise an error if the workdir has moved.
+        With `look`, and after a time in which this process was suspended, read the lock now and raise an error if the
+        workdir has moved.
         """
-        if look and self._opened is not None:
-            here = Path(self._workdir)
-            if not here.exists() or not os.path.samestat(here.stat(), os.fstat(self._opened)):
-                raise UserError(
-                    f"{here} was moved or deleted while this run wrote to it. Nothing more is written; to go on from "
-                    "the last checkpoint, run the same command again with --workdir=DIR, where it is now."
-                )
+        look = look or abs(time.time() - self._seen) > 2 * BEAT_SECONDS
+        if look and self._opened is not None and not self._is_in_place():
+            raise UserError(
+                f"{self._workdir} was moved or deleted while this run wrote to it. Nothing more is written; to go on "
+                "from the last checkpoint, run the same command again with --workdir=DIR, where it is now."
+            )
         if look:
             with contextlib.suppress(OSError, store.StoreError):  # The next write reports it.
                 self._is_there()
-        if self._lost_to is not None:
+        if self._lost_to:
             raise UserError(
                 f"{self._workdir} was taken by {self._lost_to}: this run gave no sign of life for more than "
                 f"{STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; let the other "
@@ -95,26 +96,37 @@ class WorkdirLock:
             there = self._is_there()
             if self._opened is None and there:
                 store.remove(self._lock)
-            elif self._opened is not None and self._lost_to is None:
+            elif self._opened is not None and not self._lost_to:
                 os.unlink(FILE, dir_fd=self._opened)
         if self._opened is not None:
             os.close(self._opened)
 
     def _is_there(self) -> bool:
-        """Return whether this run holds the lock; remember the holder if it is another run."""
+        """Return whether this run holds the lock; remember who has taken it.
+
+        A lock that is missing or empty was taken as well: another run has ended since, or begins at this moment.
+        """
+        if self._opened is not None and not self._is_in_place():
+            return False  # `check` says that the directory has moved; its lock has moved with it.
         found = _read(self._lock)
-        if found is not None and found.token != self._holder.token:
-            self._lost_to = found
-        return found is not None and self._lost_to is None
+        if found is None or found.token != self._holder.token:
+            self._lost_to = found or self._lost_to or "another run"
+        else:
+            self._seen = time.time()
+        return not self._lost_to
+
+    def _is_in_place(self) -> bool:
+        here = Path(self._workdir)
+        return self._opened is not None and here.exists() and os.path.samestat(here.stat(), os.fstat(self._opened))
 
     def _beat(self) -> None:
-        while self._lost_to is None and not self._released.wait(BEAT_SECONDS):
+        while not self._lost_to and not self._released.wait(BEAT_SECONDS):
             # A file server or store may be away for a while; the age of the lock tells the others.
             with contextlib.suppress(OSError, store.StoreError):
                 if self._is_there() and self._opened is None:
                     store.write(self._lock, _content(self._holder))
-                elif self._opened is not None and self._lost_to is None:
-                    os.utime(self._lock)
+                elif self._opened is not None and not self._lost_to:
+                    os.utime(FILE, dir_fd=self._opened)
 
 
 @contextlib.contextmanager
@@ -224,11 +236,18 @@ def _create(lock: str, content: bytes) -> bool:
 
 
 def _read(lock: str) -> Holder | None:
-    """Return the holder of a lock, or None if there is no lock or its content is not (yet) complete."""
+    """Return the holder of a lock, or None if there is no lock or its content is not (yet) complete.
+
+    Raises `OSError` or `StoreError` if the file server or store cannot be reached.
+    """
     try:
-        text = store.read(lock) or b"" if store.url_of(lock) else content(lock)
-        found = parse_json(text, Holder.__annotations__, lock)
-    except UserError:
+        text = store.read(lock) if store.url_of(lock) else content(lock)
+        found = parse_json(text or b"", Holder.__annotations__, lock)
+    except store.StoreError:
+        raise
+    except UserError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
         return None
     return Holder(*(found[field] for field in Holder._fields))
 

@@ -7,6 +7,7 @@ A run is trained in segments (seqjax/training/schedule.py): one, or a trunk and 
 `train` goes through them, `_train` is the loop of each. All use the same compiled step.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,7 @@ def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | N
         )
         return False
     if jax.process_index() == 0:
+        mirror.check_lock(look=True)
         say_lost(config, mirror.directory)
         at_end = place.step == config.train.steps  # missing if the last of several ends was complete before
         params, rng = (place.state.params, place.state.rng) if at_end else (None, None)
@@ -217,7 +219,8 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
 
 def _checkpoints(config: Config, mirror: mirrors.Mirror, own: str | None) -> Checkpoints:
     keep, period = config.checkpoint.keep, config.checkpoint.keep_period
-    return Checkpoints(str(mirror), keep=keep, keep_period=period, identity=own)
+    check = functools.partial(mirror.check_lock, look=True)
+    return Checkpoints(str(mirror), keep=keep, keep_period=period, identity=own, before_commit=check)
 
 
 def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) -> Place | None:
@@ -316,6 +319,8 @@ def _description(setup: Setup, start: Place) -> list[str]:
         )
     if setup.mesh.size > 1:
         lines += parameter_table(setup.model, jax.tree.map(lambda x: x.sharding, setup.target.params))
+    if start.step < steps:
+        lines.append("Compiling the training step: seconds, or minutes for large models")
     return lines
 
 
@@ -368,6 +373,7 @@ def _train(
                     # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
                     # that its error tells the user to change.
                     jax.block_until_ready(device_metrics)
+                    mirror.check_lock(look=True)
                     hashes = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
                     metadata |= {"mixers": hashes} if hashes else {}
                     # Before config.json, which makes it a run.
@@ -383,7 +389,6 @@ def _train(
             every = config.eval.every
             last = step == segment.end
             stopping = stop.agreed()
-            mirror.check_lock()
             evaluating = (last and segment.is_end) or (
                 every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every
             )
@@ -408,6 +413,7 @@ def _train(
                         for field, values in evaluation.entropy(state.params).items():
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                     metrics.check_evaluation(step, row)
+                    mirror.check_lock(look=True)
                     if step == config.train.steps and config.eval.classes:
                         evaluation.write_classes(workdir, step, state.params)
                     log.evaluation(step, row, losses)  # last: its file marks the evaluation as complete
@@ -432,8 +438,12 @@ def log_step(
     mirror: mirrors.Mirror,
     checkpoints: Checkpoints,
 ) -> None:
-    """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite."""
+    """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite.
+
+    Nothing is written if another run has taken the workdir.
+    """
     values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
+    mirror.check_lock()
     if not all(map(math.isfinite, values.values())):
         raise metrics.not_finite(step, values, batch, mirror=mirror, checkpoints=checkpoints)
     log.step(step, values)

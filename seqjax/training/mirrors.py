@@ -17,7 +17,7 @@ import jax
 
 from seqjax import store
 from seqjax.errors import UserError
-from seqjax.files import cache_directory, is_text, remove_temporaries
+from seqjax.files import cache_directory, remove_temporaries
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import ENDS, Segment
 
@@ -32,17 +32,11 @@ class Mirror:
     """The local `directory` with a run's files, and the `url` of their store; "" if they are only local."""
 
     def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
-        """Raise `UserError` if no run can be kept in `workdir`: a URL, or no text. Nothing is read or written."""
-        workdir = store.location(os.fspath(workdir))
-        if not is_text(os.fspath(workdir)):
-            raise UserError(
-                f"{os.fspath(workdir)!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or "
-                "LC_ALL=C.UTF-8."
-            )
+        """Raise `UserError` if no run can be kept in `workdir`: see `store.location`. Nothing is read or written."""
+        workdir = store.location(workdir)
         self._lock = lock
         self.url = store.url_of(workdir)
-        if self.url:
-            store.require_workdir(self.url)
+        store.require_workdir(workdir)
         self.directory = _cached("mirrors", self.url) if self.url else Path(workdir)
         self._sent: dict[str, tuple[int, int]] = {}  # name -> time and size of what is in the store
 

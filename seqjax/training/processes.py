@@ -28,7 +28,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from seqjax.command_line import LOST, explained, reporting
-from seqjax.errors import UserError, first_line
+from seqjax.errors import UserError, first_line, is_out_of_memory
 from seqjax.terminal import leave
 
 START_SECONDS = 60.0
@@ -149,7 +149,7 @@ def _status(error: BaseException) -> int:
     """Report an error of this process and return its exit status, `LOST` if it follows from the loss of another."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause):
+        if isinstance(cause, jax.errors.JaxRuntimeError) and not is_out_of_memory(cause):
             traceback.print_exception(error)
             sys.stderr.write(
                 f"error: {first_line(cause)}. Most likely another process of the run is lost: look at its output. The "

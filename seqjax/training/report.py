@@ -178,6 +178,9 @@ def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
     return lines
 
 
+STYLES = {"in domain": "-", "out of domain": "--", "test set": ":"}  # of the lines of domains
+
+
 def _plot(
     path: Path,
     config: Config,
@@ -188,43 +191,47 @@ def _plot(
 ) -> None:
     """Plot the training loss (of the trunk and of every cooldown) and every domain's loss over tokens.
 
-    Out-of-domain lines are dashed. For a run with several ends they go through the ends.
+    For a run with several ends the lines of domains go through the ends. Their names are at their lines, and the legend
+    has the line styles.
     """
-    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    figure = Figure(figsize=(8.5, 5.2), layout="constrained")
     axes = figure.subplots()
     scale, unit = (1e6, "millions") if evals[-1]["tokens"] >= 1e6 else (1e3, "thousands")
     for i, rows in enumerate(curves):
         tokens = [r["tokens"] / scale for r in rows]
         losses = [r["train/loss"] for r in rows]
         axes.plot(tokens, losses, color="0.6" if i else "0.75", linewidth=1, label=None if i else "training")
-    ends = []
+    ends, sides = [], set[str]()
     for i, name in enumerate(corpus.eval_domains):
         losses = [r[f"eval/{name}/loss"] for r in evals]
         axes.plot(
             [r["tokens"] / scale for r in evals],
             losses,
             color=COLORS[i % len(COLORS)],
-            linestyle={"in domain": "-", "out of domain": "--", "test set": ":"}[corpus.side(name)],
+            linestyle=STYLES[corpus.side(name)],
             marker="o",
             markersize=3.5,
-            label=picture(f"{name} ({corpus.side(name)})"),
         )
+        sides.add(corpus.side(name))
         at = evals[-1]["tokens"] / scale
         ends.append(End(at, losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
+    for side in (side for side in STYLES if side in sides):
+        axes.plot([], [], color="0.3", linestyle=STYLES[side], marker="o", markersize=3.5, label=side)
     if bigram is not None:
-        axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
+        axes.axhline(bigram, color="0.4", linewidth=1, linestyle="-.", label=f"byte bigram, in domain {bigram:.2f}")
     shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
     shown += [r["train/loss"] for rows in curves for r in rows[len(rows) // 10 :]]
     shown += [bigram] if bigram is not None else []
     margin = 0.06 * (max(shown) - min(shown) + 0.1)
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
     axes.set_xlabel(f"training tokens ({unit})")
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel("loss (nats per token; lower is better)")
     title = f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime"
     axes.set_title(picture(title), loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
-    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="best")
+    # Outside: no corner of the panel is free in every run.
+    figure.legend(frameon=False, fontsize=9, ncols=5, loc="outside lower center", handlelength=3.2)
     label_ends({axes: ends})
     with replacing(path) as file:
         figure.savefig(file, dpi=130, format="png")

@@ -56,8 +56,8 @@ class Progress:
         self._line = StatusLine(stream=stream, quiet=quiet)
 
     def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
-        """Show the progress; `eta` is in seconds."""
-        parts = [f"step {step}/{self._total}", f"loss {loss:.3f}", f"{tokens_per_s:,.0f} tokens/s"]
+        """Show the progress; `loss` is the training loss of this step, `eta` is in seconds."""
+        parts = [f"step {step}/{self._total}", f"training loss {loss:.3f} nats/token", f"{tokens_per_s:,.0f} tokens/s"]
         parts += [f"MFU {mfu:.1%}"] if mfu is not None else []
         self._line.show(" | ".join([*parts, f"ETA {duration(eta)}"]), last=step >= self._total)
 
@@ -145,12 +145,14 @@ class TrainLog:
     def evaluation(self, step: int, row: dict[str, float], losses: dict[str, np.ndarray]) -> None:
         """Write the row of an evaluation, with the mean training loss since the last one, and every block's loss."""
         train_loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
+        steps = self._loss_count
         self._loss_sum, self._loss_count = 0.0, 0
         self._writer.write(step, {"tokens": step * self._tokens_per_step, "train/loss": train_loss, **row})
         if self._lead:
             eval_losses.write(self._workdir, step, losses)
         text = ", ".join(f"{name} {row[f'eval/{name}/loss']:.3f}" for name in losses)
-        self.say(f"step {step}: train {train_loss:.3f} | {text}")
+        since = f" | training loss {train_loss:.3f}, mean of the last {steps:,} steps" if steps else ""
+        self.say(f"step {step}: evaluation loss in nats/token {text}{since}")
 
     def __enter__(self) -> "TrainLog":
         return self

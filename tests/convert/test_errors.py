@@ -12,8 +12,9 @@ import safetensors.numpy
 from seqjax.config import from_config_dict
 from seqjax.convert import __main__ as command
 from seqjax.convert import export_weights, import_weights
-from seqjax.convert.weights import FAMILIES
+from seqjax.convert.weights import FAMILIES, family_of
 from seqjax.errors import UserError
+from seqjax.models import Model
 from seqjax.training import evaluate
 from seqjax.training.loop import train
 from tests import support
@@ -48,6 +49,10 @@ def test_a_missing_head_may_be_tied(tmp_path):
     del tensors["lm_head.weight"]
     safetensors.numpy.save_file(tensors, path)
     with pytest.raises(UserError, match=r"missing: lm_head\.weight.*config\.model\.tie_embeddings=True"):
+        import_weights(path, config_of("llama"))
+    del tensors["model.norm.weight"]  # a file that lacks more is of another model
+    safetensors.numpy.save_file(tensors, path)
+    with pytest.raises(UserError, match=r"missing: lm_head\.weight(?!.*tie_embeddings)"):
         import_weights(path, config_of("llama"))
 
 
@@ -244,3 +249,24 @@ def test_the_documentation_names_every_family():
             assert family.name in text
             for key in family.needs:
                 assert key.removeprefix("model.") in text, f"{name}: {key}"
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_head_that_differs_in_one_number_is_not_lost(family, tmp_path):
+    """Files of all families may repeat a tied embedding as their head, also without the prefix of their names."""
+    config = config_of(family, model__tie_embeddings=True)
+    path, prefix = tmp_path / "model.safetensors", family_of(config).prefix
+    shapes = Model(config.model, max_len=config.train.seq_len).shapes
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
+    params["embed"] += np.random.default_rng(0).standard_normal(params["embed"].shape, np.float32)
+    export_weights(params, config, path)
+    (tmp_path / "config.json").unlink()
+    tensors = safetensors.numpy.load_file(path)
+    (embed,) = (x for x in tensors.values() if np.array_equal(x, params["embed"]))
+    for names in (tensors, {name.removeprefix(prefix): x for name, x in tensors.items()}):
+        safetensors.numpy.save_file(names | {"lm_head.weight": embed}, path)
+        import_weights(path, config)
+        for head in (embed + np.eye(*embed.shape, dtype=np.float32), embed[:-1]):
+            safetensors.numpy.save_file(names | {"lm_head.weight": np.ascontiguousarray(head)}, path)
+            with pytest.raises(UserError, match=r"lm_head\.weight.*config\.model\.tie_embeddings=False"):
+                import_weights(path, config)

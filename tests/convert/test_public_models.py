@@ -85,6 +85,15 @@ def test_import_gives_back_what_was_exported(family, tmp_path):
     assert_equal_trees(import_weights(tmp_path, config), params)
 
 
+@pytest.mark.parametrize(("bos", "eos"), [(0, 1), (1, 0), (None, 0), (None, None)])
+def test_ids_that_start_and_end_a_text_are_written(tmp_path, bos, eos):
+    """0 is an id; null is none."""
+    config = config_of("gpt2")
+    export_weights(drawn(config), config, tmp_path / "model.safetensors", bos=bos, eos=eos)
+    made = json.loads((tmp_path / "config.json").read_text())
+    assert (made["bos_token_id"], made["eos_token_id"]) == (bos, eos)
+
+
 def test_biases_and_a_tied_head(tmp_path):
     """Llama's optional tensors."""
     changes = {"model__mixer__bias": True, "model__mlp__bias": True, "model__tie_embeddings": True}

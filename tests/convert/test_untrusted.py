@@ -151,3 +151,23 @@ def test_a_config_that_is_no_file_is_no_model(tmp_path):
     (tmp_path / "model" / "config.json").unlink()
     (tmp_path / "model" / "config.json").mkdir()
     assert public_config.read(tmp_path / "model" / "config.json") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_scaling", "linear"),
+        ("rope_scaling", ["linear"]),
+        ("rope_scaling", {"rope_type": ["linear"]}),
+        ("rope_parameters", 7),
+        ("model_type", ["llama"]),
+        ("model_type", {}),
+        ("hidden_size", 2**62),
+        ("num_hidden_layers", "2"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_line(key, value, tmp_path):
+    copied("llama", tmp_path, with_config=True, **{key: value})
+    with pytest.raises(UserError, match=r"config\.json") as caught:
+        directory.described(tmp_path)
+    assert "\n" not in str(caught.value)

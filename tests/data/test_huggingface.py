@@ -87,6 +87,18 @@ def test_special_ids_come_from_the_files_in_order(tmp_path):
         huggingface.special_ids(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config": {"bos_token_id": 0, "eos_token_id": 2}},
+        {"generation_config": {"bos_token_id": [0, 1], "eos_token_id": 2}},
+        {"tokenizer_config": {"bos_token": "<unk>", "eos_token": "</s>"}},
+    ],
+)
+def test_an_id_of_0_starts_a_text(tmp_path, files):
+    assert huggingface.special_ids(write(tmp_path, **files)) == (0, 2)
+
+
 def test_the_hash_is_of_the_tokenizer_and_of_what_ends_a_text(tmp_path):
     one = huggingface.hash_of(write(tmp_path / "a", config={"eos_token_id": 2}))
     assert huggingface.hash_of(write(tmp_path / "b", tokenizer_config={"eos_token": "</s>"}) / "tokenizer.json") == one
@@ -140,6 +152,15 @@ def test_text_to_ids_and_back(tokenizers, tmp_path):
     assert int(tokenizer.n_bytes[ids].sum()) == len(" ab a\u00e9c".encode())
     assert tokenizer.n_bytes[[0, 1, 2, len(WORDS)]].tolist() == [0, 0, 0, 5]
     assert pickle.loads(pickle.dumps(tokenizer)).encode("ab").tolist() == tokenizer.encode("ab").tolist()
+
+
+def test_a_text_may_start_or_end_with_id_0(tokenizers, tmp_path):
+    start = load_tokenizer("huggingface", write(tmp_path / "a", config={"bos_token_id": 0, "eos_token_id": 2}))
+    assert (start.bos, start.eos) == (0, 2)
+    end = load_tokenizer("huggingface", write(tmp_path / "b", config={"bos_token_id": 1, "eos_token_id": 0}))
+    assert (end.bos, end.eos) == (1, 0)
+    end = load_tokenizer("huggingface", write(tmp_path / "c", config={"eos_token_id": 0}))
+    assert (end.bos, end.eos) == (0, 0)
 
 
 def test_special_tokens_as_text(tokenizers, tmp_path):
@@ -225,8 +246,28 @@ def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     spec["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(UserError, match="is not read by tokenizers"):
+    with pytest.raises(UserError, match="cannot be read by the package tokenizers"):
         huggingface.HuggingFaceTokenizer(tmp_path)
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException."""
+
+
+@pytest.mark.parametrize("call", ["encode", "encode_batch", "decode"])
+def test_a_panic_while_it_is_used_is_one_line(call, tmp_path, monkeypatch):
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"})
+    tokenizer = huggingface.HuggingFaceTokenizer(tmp_path)
+
+    class Broken:
+        def panic(self, *args, **kwargs):
+            raise Panic("index out of range\nstack")
+
+        encode = encode_batch = decode = panic
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Broken())
+    with pytest.raises(UserError, match=r"tokenizer\.json .*index out of range\)"):
+        getattr(tokenizer, call)({"encode": "a", "encode_batch": ["a"], "decode": [1]}[call])
 
 
 @pytest.mark.parametrize("steps", [9, 3])
@@ -242,3 +283,10 @@ def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
             huggingface.HuggingFaceTokenizer(tmp_path)
     else:
         assert huggingface.HuggingFaceTokenizer(tmp_path).vocab_size
+
+
+@pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
+def test_an_end_token_of_another_form_is_one_line(token, tmp_path):
+    write(tmp_path, tokenizer_config={"eos_token": token})
+    with pytest.raises(UserError, match=r"tokenizer_config\.json"):
+        huggingface.HuggingFaceTokenizer(tmp_path)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from seqjax.command_line import run_command
-from seqjax.config import DataConfig
+from seqjax.commands import train as train_command
+from seqjax.config import DataConfig, from_config_dict, presets
 from seqjax.data import blocks, hold_out, manifests, open_corpus, sources
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
@@ -384,3 +386,62 @@ def test_arrow_files_without_validation(tmp_path: Path):
     assert count(made[0]) == {"test/x": len(TEXTS), "train/x": len(many) - held, "validation/x": held}
     assert held >= 1
     assert made[1]["splits"] == made[2]["splits"] == made[0]["splits"]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.01, 0.9])
+def test_every_domain_keeps_text_for_training_and_validation(tmp_path: Path, share: float):
+    """Also where the hashes of all its documents are below the share: few documents, as of a first try."""
+    texts = [some_text(np.random.default_rng(i), 20) for i in range(200)]
+    low, high = sorted(texts, key=hold_out.text_hash)[:3], sorted(texts, key=hold_out.text_hash)[-3:]
+    for name, chosen in {"low": low, "high": high}.items():
+        for i, text in enumerate(chosen):
+            path = tmp_path / "source" / name / f"{i}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain_from="folder"), validation=share)
+    assert {(split, name) for split, of in manifest["splits"].items() for name in of if of[name]["blocks"]} == {
+        (split, name) for split in ("train", "validation") for name in ("low", "high")
+    }
+
+
+def test_a_domain_that_cannot_be_divided_is_refused_and_the_remedies_work(tmp_path: Path, capsys):
+    for name, size in {"short": 300, "long": 900}.items():
+        (tmp_path / "source" / name).mkdir(parents=True)
+        for i in range(1 if name == "short" else 4):
+            (tmp_path / "source" / name / f"{i}.txt").write_text(f"{i} {some_text(np.random.default_rng(i), size)}")
+    layout = Layout(domain_from="folder")
+    with pytest.raises(UserError, match=r"--validation=0\.3: short has 1 document .*--seq_len"):
+        prepared(tmp_path / "source", tmp_path / "out", layout=layout, validation=0.3)
+    assert not (tmp_path / "out").exists()
+    options = [f"--source={tmp_path / 'source'}", "--tokenizer=byte", "--seq_len=16", "--workers=1"]
+    prepare_command.main([*options, "--domain_from=folder", f"--out={tmp_path / 'out'}"])
+    corpus = opened_as_printed(capsys.readouterr().out)
+    assert corpus.train_domains == ("long",) and corpus.eval_domains == ("long", "short")
+    (tmp_path / "source" / "short" / "more.txt").write_text(some_text(np.random.default_rng(9), 300))
+    prepared(tmp_path / "source", tmp_path / "more", layout=layout, validation=0.3)
+
+
+def opened_as_printed(out: str):
+    """Open the corpus of the command that `prepare` prints last."""
+    argv = shlex.split(out.splitlines()[-1])
+    (config,), overrides = train_command.split_overrides(argv[2:])
+    assert "mixed" not in config
+    found = from_config_dict(presets.read_config(config.removeprefix("--config="), overrides))
+    return open_corpus(found.data, seq_len=found.train.seq_len, vocab_size=found.model.vocab_size)
+
+
+@pytest.mark.parametrize("documents", [(1, 1), (3, 1), (1, 4), (4, 3)])
+def test_of_two_domains_one_is_trained_on_and_both_are_tested(tmp_path: Path, capsys, documents):
+    for name, n in zip(("a", "b"), documents, strict=True):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        for i in range(n):
+            (tmp_path / "source" / name / f"{i}.txt").write_text(f"{i} {some_text(np.random.default_rng(i), 300)}")
+    options = [f"--source={tmp_path / 'source'}", "--tokenizer=byte", "--seq_len=16", "--workers=1"]
+    prepare_command.main([*options, "--domain_from=folder", f"--out={tmp_path / 'out'}"])
+    corpus = opened_as_printed(capsys.readouterr().out)
+    (own,) = corpus.train_domains
+    assert own == ("a" if documents[0] >= documents[1] else "b")
+    assert {*corpus.eval_domains} - {own} == {"a", "b"} - {own}
+    assert (own in corpus.in_domain) == (max(documents) > 1)
+    for name in corpus.eval_domains:
+        assert len(corpus.eval_blocks(name, count=1).tokens) == 1

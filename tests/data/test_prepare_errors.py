@@ -1,5 +1,7 @@
 """Preparing blocks: what is wrong with the source, the settings or the disk is said."""
 
+import contextlib
+import json
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from seqjax.data import blocks
+from seqjax.data.layout import Layout
 from seqjax.data.prepare import executors, run
 from seqjax.data.prepare import manifest as manifests
 from seqjax.data.tokenizer import ByteTokenizer
@@ -163,6 +166,46 @@ def test_other_settings_are_refused(tmp_path: Path, change: dict[str, Any], mess
         write_shard(source / "train" / "new.jsonl.zst", [row("c4", "more")])
     with pytest.raises(UserError, match=message):
         prepared(source, tmp_path / "out", **change)
+
+
+EVERY_OPTION: list[tuple[dict[str, Any], str]] = [
+    ({"seq_len": 8}, "block"),
+    ({"domains": ["c4"]}, "domains"),
+    ({"min_tokens": 3}, "min_tokens"),
+    ({"max_tokens": 30}, "max_tokens"),
+    ({"validation": 0.4}, "validation"),
+    ({"layout": Layout(domain="other")}, "layout"),
+    ({"layout": Layout(text_field="body")}, "layout"),
+]
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "finished"])
+def test_every_other_option_is_refused_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool):
+    """A preparation goes on, or is looked at again, with its own options alone; its files stay as they are."""
+    texts = [f"some text {i}" for i in range(40)]
+    lines = [json.dumps({"text": text, "body": text}).encode() + b"\n" for text in texts]
+    source = tmp_path / "source"
+    write_shard(source / "c4" / "a.jsonl.zst", lines)
+
+    def begin(out: Path, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            if stopped:
+                patch.setattr(run, "plan_files", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt) if stopped else contextlib.nullcontext():
+                prepared(source, out, **options)
+
+    def files(out: Path) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+    begin(tmp_path / "plain")
+    for i, (options, name) in enumerate(EVERY_OPTION):
+        begin(tmp_path / f"{i}", **options)
+        before = files(tmp_path)
+        for out, given in ((tmp_path / "plain", options), (tmp_path / f"{i}", {})):
+            with pytest.raises(UserError, match=rf"begun with other settings.*\b{name}\b"):
+                prepared(source, out, **given)
+        assert files(tmp_path) == before
+        prepared(source, tmp_path / f"{i}", **options)  # which still goes on
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

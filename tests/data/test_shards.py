@@ -9,6 +9,7 @@ import pytest
 import zstandard
 
 from seqjax.data import shards, sources
+from seqjax.data.layout import Layout
 from seqjax.errors import UserError
 
 from .conftest import row, write_shard
@@ -219,3 +220,39 @@ def test_every_ending_of_json_lines(tmp_path: Path):
     found = shards.find_shards(str(tmp_path))
     assert [shard.name for shard in found] == ["a.jsonl", "b.ndjson", "c.JSONL", "d.NdJson", "e.JSONL.ZST"]
     assert [len(list(shard.records())) for shard in found] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "meta", "domain"),
+    [
+        # SlimPajama's: the name in the row counts, and the folder for rows without one
+        (Layout(), "arxiv/a.jsonl", {"redpajama_set_name": "RedPajamaC4"}, "c4"),
+        (Layout(), "arxiv/a.jsonl", {"redpajama_set_name": None}, "arxiv"),
+        (Layout(), "arxiv/a.jsonl", {}, "arxiv"),
+        (Layout(), "arxiv/a.jsonl", None, "arxiv"),
+        (Layout(), "arxiv/a.jsonl", {"redpajama_set_name": "RedPajamaPile"}, None),
+        (Layout(), "arxiv/a.jsonl", {"redpajama_set_name": ["RedPajamaC4"]}, None),
+        (Layout(), "a.jsonl", {"redpajama_set_name": None}, None),
+        (Layout(), "a.jsonl", None, None),
+        # a field of one's own, which nothing stands in for
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", {"kind": "News of 2024"}, "news-of-2024"),
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", {"kind": 7}, "7"),
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", {"kind": None}, None),
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", {"kind": "?"}, None),
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", {"kind": ""}, None),
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", {}, None),
+        (Layout(domain_field="meta.kind"), "arxiv/a.jsonl", None, None),
+        # folders and one name for all, whatever a row says
+        (Layout(domain_from="folder"), "train/news/a.jsonl", {"redpajama_set_name": "RedPajamaC4"}, "news"),
+        (Layout(domain_from="folder"), "train/a.jsonl", {"redpajama_set_name": "RedPajamaC4"}, None),
+        (Layout(domain="news"), "arxiv/a.jsonl", {"redpajama_set_name": "RedPajamaC4"}, "news"),
+    ],
+)
+def test_rows_without_a_domain(layout, name, meta, domain):
+    record = json.dumps({"text": "a"} | ({} if meta is None else {"meta": meta})).encode()
+    default = layout.file_domain(name)
+    if domain is None:
+        with pytest.raises(shards.BadLineError):
+            shards.parse(record, default=default, layout=layout)
+    else:
+        assert shards.parse(record, default=default, layout=layout).domain == domain

@@ -7,6 +7,9 @@ import pytest
 
 from seqjax.config import DataConfig
 from seqjax.data import load_tokenizer, open_corpus, stored_tokenizer
+from seqjax.data.corpus import block_bytes
+from seqjax.data.stored_tokenizer import StoredTokenizer
+from seqjax.data.tokenizer import with_specials
 from seqjax.errors import MissingPackageError, UserError
 from tests import extras, support
 from tests.data.conftest import prepared
@@ -55,6 +58,18 @@ def test_the_file_says_what_the_tokenizer_says(mixtral_dir):
     for call in (lambda: stored.encode("a"), lambda: stored.encode_batch(["a"]), lambda: stored.decode([5])):
         with pytest.raises(MissingPackageError, match="why"):
             call()
+
+
+def test_a_start_token_of_0_is_stored_and_counted(tmp_path):
+    """The space that the tokenizer adds to a document follows it, and is not in the text."""
+    sizes = np.array([0, 0, 3, 5], np.int64)
+    given = StoredTokenizer(name="n", hash="h", bos=0, eos=1, n_bytes=sizes, adds_space=True, why="why")
+    stored_tokenizer.write(tmp_path / "tokenizer.npz", given)
+    stored = stored_tokenizer.read(tmp_path / "tokenizer.npz", why="why")
+    assert (stored.bos, stored.eos, stored.adds_space) == (0, 1, True)
+    assert with_specials(stored, np.array([2, 3])).tolist() == [0, 2, 3, 1]
+    blocks = np.array([[0, 2, 3, 1, 0, 3], [3, 1, 0, 1, 0, 2]])
+    assert block_bytes(blocks, stored).tolist() == [3 + 5 + 5 - 2, 3 - 1]
 
 
 def test_blocks_open_without_the_packages(mixtral_dir, request):

@@ -95,6 +95,36 @@ def test_resumes_exactly_at_every_block(even: Path):
         np.testing.assert_array_equal(read(other, 10), np.concatenate(rows[step : step + 10]))
 
 
+def test_resumes_exactly_in_later_windows_and_shards(even: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each position is read to beyond the end of its epoch: what follows a later shard, window or document is whole."""
+    monkeypatch.setattr(stream, "WINDOW", 7)
+    monkeypatch.setattr(stream, "ENCODE", 3)
+    iterator = iter(stream.DomainBlocks(reader(even)))
+    states, rows = [], []
+    for _ in range(400):
+        states.append(iterator.get_state())
+        rows.append(next(iterator))
+    steps: dict[tuple[int, int], list[int]] = {}
+    for step, state in enumerate(states):
+        if state["epoch"] == 0:
+            steps.setdefault((state["shard"], state["window"]), []).append(step)
+    for place in ((2, 0), (0, 4), (1, 3), (2, 4)):
+        for step in (steps[place][1], steps[place][-1]):
+            other = iter(stream.DomainBlocks(reader(even)))
+            other.set_state(states[step])
+            np.testing.assert_array_equal(read(other, 200), np.concatenate(rows[step : step + 200]))
+    assert max(state["document"] for state in states) > stream.ENCODE
+
+
+def test_shards_of_the_same_texts_have_orders_of_their_own(tmp_path: Path):
+    lines = [row("c4", f"{i:02d}") for i in range(40)]
+    for index in range(2):
+        write_shard(tmp_path / f"s{index}.jsonl.zst", lines)
+    found = texts(read(iter(stream.DomainBlocks(reader(tmp_path))), 40))
+    assert sorted(found[:40]) == sorted(found[40:80])
+    assert found[:40] != found[40:80]
+
+
 def test_resumes_exactly_through_orbax(corpus_dir: Path, manager: ocp.CheckpointManager):
     corpus = open_stream(corpus_dir, regime="mixed")
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=4), points=64, after=3)

@@ -120,6 +120,22 @@ class TestMixtral:
         assert large.encode(text).dtype == np.uint32
         assert large.encode(text).tolist() == ids.tolist()
 
+    def test_a_text_may_start_with_id_0_or_not_at_all(self, tmp_path: Path):
+        import sentencepiece
+
+        (tmp_path / "text").write_text("the cat sat on the mat and the cat ate the rat\n" * 50)
+        options = {"input": str(tmp_path / "text"), "vocab_size": 30, "model_type": "bpe", "unk_id": 2}
+        for name, ids in (("start", {"bos_id": 0, "eos_id": 1}), ("end", {"bos_id": 1, "eos_id": 0})):
+            sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / name), **options, **ids)
+            made = MixtralTokenizer(str(tmp_path / f"{name}.model"))
+            assert {"bos_id": made.bos, "eos_id": made.eos} == ids
+            ids_of_text = made.encode("the cat")
+            assert tokenizer.with_specials(made, ids_of_text).tolist() == [made.bos, *ids_of_text, made.eos]
+            assert made.decode([made.bos, *ids_of_text, made.eos]) == "the cat" and made.n_bytes[0] == 0
+        sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "none"), bos_id=-1, eos_id=1, **options)
+        with pytest.raises(UserError, match="bos -1 and eos 1"):
+            MixtralTokenizer(str(tmp_path / "none.model"))
+
     def test_a_wrong_file(self, tmp_path: Path):
         with pytest.raises(UserError, match="no file"):
             MixtralTokenizer(str(tmp_path / "absent"))

@@ -1,12 +1,13 @@
 """The pieces of a prompt, what is compiled for it, and what the time is counted as."""
 
 import collections
+import itertools
 
 import jax
 import numpy as np
 import pytest
 
-from seqjax.decoding import Phase, Sampling, Timing, tokens
+from seqjax.decoding import Phase, Sampling, Timing, decode, tokens
 from seqjax.decoding.decode import _pieces
 from seqjax.errors import UserError
 from tests import support
@@ -61,6 +62,24 @@ def test_the_size_of_the_pieces_does_not_change_the_tokens(new):
     np.testing.assert_array_equal(new(101, prefill_chunk=7), want)
 
 
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_p": 0.6}, {0, 1, 3}),
+        ({"top_p": 0.6, "top_k": 2}, {1, 3}),
+        ({"temperature": 0.0}, {1}),
+    ],
+)
+def test_every_setting_of_sampling_counts(settings, want):
+    """At a temperature at which the four tokens are nearly as likely."""
+    sampling = Sampling(**{"temperature": 50.0} | settings)
+    logits = np.tile(np.array([2.0, 4.0, 1.0, 3.0], np.float32), (200, 1))
+    drawn, is_finite = decode._sample(logits, jax.random.key(0), np.int32(0), sampling=sampling)
+    assert is_finite and set(np.asarray(drawn).tolist()) == want
+
+
 def test_prompts_of_two_lengths_share_a_batch(new):
     """Each row is what it is by itself; what a row still has of its own prompt is given back as it is fed."""
     longer, shorter = new(101), new(70, 37)
@@ -68,6 +87,26 @@ def test_prompts_of_two_lengths_share_a_batch(new):
     np.testing.assert_array_equal(both[0, 31:], longer[0])
     np.testing.assert_array_equal(both[1], shorter[1])
     np.testing.assert_array_equal(both[0, :31], np.asarray(support.random_tokens((2, 200)))[0, 70:101])
+
+
+def test_a_cache_that_grows_does_not_change_the_tokens(new, monkeypatch):
+    want = new(101, 60)
+    monkeypatch.setattr(decode, "SMALLEST_CACHE", 8)  # a cache of 128, then of 256
+    np.testing.assert_array_equal(new(101, 60), want)
+    both = new(101, 40, lengths_B=[101, 70])
+    np.testing.assert_array_equal(both[0, 31:], want[0, :40])
+
+
+def test_the_first_token_costs_no_cache_for_the_last(monkeypatch):
+    model, lengths = support.tiny_model("transformer_pp", "window"), []
+    init_cache = type(model).init_cache
+    monkeypatch.setattr(
+        type(model), "init_cache", lambda self, *args: lengths.append(args[1]) or init_cache(self, *args)
+    )
+    options = {"model": model, "n_new": 100_000, "sampling": Sampling(temperature=0.0)}
+    drawn = tokens(support.random_params(model), np.zeros((1, 3), np.int32), jax.random.key(0), **options)
+    assert len(list(itertools.islice(drawn, 510))) == 510
+    assert lengths == [512, 1024]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

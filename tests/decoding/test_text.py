@@ -1,5 +1,6 @@
 """Streamed text: whole characters, the same in the end as decoding at once, and nothing that a stop takes back."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -125,3 +126,13 @@ def test_how_the_text_is_divided_does_not_matter(text, stops, cuts):
     for part in out[:-1]:  # what has been shown is never taken back
         shown += part
         assert first_stop(text, stops).startswith(shown)
+
+
+def test_anything_but_text_is_named_in_one_line():
+    for value, said in (
+        (np.zeros((1, 3), np.int32), r"ndarray of the shape \(1, 3\)"),
+        (b"abc", "bytes"),
+        (None, "None"),
+    ):
+        with pytest.raises(TypeError, match=rf"^prompt is {said}[^\n]*str[^\n]*$"):
+            inspect.unwrap(encode)(ByteTokenizer(), value, vocab_size=264, name="prompt")

@@ -194,4 +194,4 @@ def test_the_judge_command_of_the_page_runs_in_an_empty_directory(corpus_cache, 
     assert {"gema": hashlib.sha256(EXAMPLE.encode()).hexdigest()} in [run.get("mixers") for run in runs]
     (tmp_path / "empty" / "gema.py").write_text(EXAMPLE + "# other\n")
     again = support.run(command, cwd=tmp_path / "empty", env=environment)
-    assert again.returncode == 2 and "other settings or code" in again.stderr
+    assert again.returncode == 2 and "code: gema" in again.stderr

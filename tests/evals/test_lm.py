@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 from seqjax.evals.scoring import Score
 from seqjax.models import Model
@@ -58,6 +59,22 @@ def test_every_text_begins_with_bos_once(model, fed):
     assert got == [(-2.0, True), (-2.0, True), (-3.0, True)]
 
 
+def test_a_start_token_of_0(model, lm, fed, monkeypatch):
+    tokenizer = ByteTokenizer()
+    monkeypatch.setattr(tokenizer, "bos", 0, raising=False)
+    monkeypatch.setattr(type(model.pretrained), "tokenizer", tokenizer)
+    assert model.prefix_token_id == 0 and model.tok_encode("ab") == [0, *b"ab"]
+    assert model.tok_encode("\0ab") == [*b"\0ab"], "it is there already"
+    model.loglikelihood(requests("loglikelihood", [("ab", "cd"), ("", "cd")]))
+    model.loglikelihood_rolling(requests("loglikelihood_rolling", [("ab",)]))
+    assert fed == [([0, *b"ab"], [*b"cd"]), ([0], [*b"cd"]), ([0], [*b"ab"])]
+    seen = []
+    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["said"] * len(prompts))
+    without = lm.SeqjaxLM(model.pretrained, add_bos_token=False)
+    without.generate_until(requests("generate_until", [("", {"max_gen_toks": 5}), ("a", {"max_gen_toks": 5})]))
+    assert [p.ids for p in seen] == [[0], [*b"a"]]
+
+
 def test_whole_texts_are_predicted_once_from_bos(model, fed):
     text = "abcdefghijklmnopqrstuvwxyz" * 2
     assert model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,), ("",), ("x",)])) == [-52.0, 0, -1.0]
@@ -77,6 +94,25 @@ def test_prompts_leave_room_for_what_is_written(model, lm, monkeypatch):
     ]
     with pytest.raises(UserError, match=r"20 new tokens, and max_length is 20"):
         model.generate_until(requests("generate_until", [("a", {"max_gen_toks": 20})]))
+
+
+def test_a_prompt_that_is_too_long_loses_its_beginning(model, lm, monkeypatch):
+    seen = []
+    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["said"] * len(prompts))
+    text = "abcdefghijklmnopqrstuvwxyz"
+    asked = [(text[:n], {"max_gen_toks": 8}) for n in (11, 12, 26)]
+    model.generate_until(requests("generate_until", asked))
+    assert [p.ids for p in seen] == [[256, *b"abcdefghijk"], [*b"abcdefghijkl"], [*b"opqrstuvwxyz"]]
+
+
+def test_a_table_of_positions_bounds_the_length(lm):
+    config = support.tiny("transformer", model__vocab_size=258, train__seq_len=20)
+    for step in (0, 1):
+        m = Pretrained(model=Model(config.model, max_len=20), params={}, config=config, step=step, mesh=make_mesh())
+        assert lm.SeqjaxLM(m).max_length == lm.SeqjaxLM(m, max_length=20).max_length == 20
+        assert lm.SeqjaxLM(m, max_length=7).max_length == 7
+        with pytest.raises(UserError, match="max_length=21"):
+            lm.SeqjaxLM(m, max_length=21)
 
 
 def test_settings_of_generation(lm):

@@ -74,6 +74,42 @@ def test_answers_are_measured_where_something_is_asked() -> None:
     assert found["accuracy"] == pytest.approx(2 / 3) and found["whole"] == 0
 
 
+def test_rates_are_chosen_on_sequences_of_no_test_and_no_training(monkeypatch) -> None:
+    """What `_tested` draws for the validation, for the test like the training, and what seeds train on."""
+    test = S5(length=12, moved=5)
+    task = TaskSetup(steps=2, train=(test,), tests={"own": test, "long": S5(length=16)}, own="own")
+    setup = Setup(batch_size=8, rounds=((32, 1e-3),), test_sequences=32, steps_per_call=1, tasks=(task,))
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=16)
+    drawn: list[set[bytes]] = []
+
+    def measured(answers, params, task, stream, *, sequences, parameters):
+        drawn.append({row.tobytes() for _ in range(4) for row in next(stream).inputs[:, : task.length]})
+        return {"accuracy": 0.0}
+
+    monkeypatch.setattr(train, "measure", measured)
+    train._tested(None, {}, task, setup, model)
+    tested, _, validation = drawn
+    assert len(tested) == len(validation) == 32
+    assert not tested & validation
+    seeds: list[int] = []
+
+    def recorded(tasks, *, batch_size, seed, **lengths):
+        seeds.append(seed)
+        if len(seeds) == 8:
+            raise ZeroDivisionError
+        return iter(())
+
+    batches = train.batches
+    monkeypatch.setattr(train, "batches", recorded)
+    with pytest.raises(ZeroDivisionError):
+        train.train("transformer_pp", task, setup, dim=32, runs=[(1e-3, seed) for seed in range(8)])
+    assert len(set(seeds)) == 8
+    for seed in seeds:
+        stream = batches([test], batch_size=8, seed=seed)
+        trained = {row.tobytes() for _ in range(4) for row in next(stream).inputs}
+        assert not trained & (tested | validation)
+
+
 def test_the_loss_is_that_of_the_answers_alone() -> None:
     model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
     params = model.init(jax.random.key(0))
@@ -421,22 +457,29 @@ def assert_rows_in_picture(directory, size, tmp_path, monkeypatch) -> None:
     (figure,) = drawn
     assert_readable(figure, categories=True)
     panels = [panel for panel in figure.axes if panel.axison]
-    labels = [text.get_text() for text in panels[0].get_yticklabels()]
-    assert sorted(labels) == sorted({label for of_task in of_tasks.values() for label in of_task})
+    firsts = [panel for panel in panels if panel.get_subplotspec().is_first_col()]
+    rows = [[text.get_text() for text in panel.get_yticklabels()] for panel in firsts]
+    labels = list(dict.fromkeys(label for row in rows for label in row))
+    assert {*labels} == {label for of_task in of_tasks.values() for label in of_task}
     sizes = {
         label: [of_task[label][-1]["state"] for of_task in of_tasks.values() if label in of_task] for label in labels
     }
-    assert max(sizes[labels[0]][0].values()) < max(sizes[labels[-1]][0].values())
+    assert max(sizes[rows[0][0]][0].values()) < max(sizes[rows[0][-1]][0].values())
+    told = [text.get_text() for panel in figure.axes for text in panel.texts]
+    assert (told.count("state"), len(told)) == (len(rows), sum(1 + len(row) for row in rows))
     for panel, task in zip(panels, tasks, strict=True):
         by, unit = ("score", 1) if task.kind.score else ("accuracy", 100)
-        assert panel.get_xlabel() == (task.kind.score or "right answers (%)")
-        assert len(panel.texts) == len(labels) + 1 and overlapping(panel.texts) == []
+        assert panel.get_xlabel().replace("\n", " ") == (task.kind.score or "right answers (%)")
+        assert overlapping(panel.texts) == []
+        labels = rows[panel.get_subplotspec().rowspan.start]
         for label, of_model in of_tasks[task.name].items():
             y, last = labels.index(label), of_model[-1]
             shown = [line for line in panel.lines if list(line.get_ydata()) == [y] and line.get_marker() == "o"]
             assert [line.get_xdata()[0] for line in shown] == [unit * last["tests"][task.own][by]]
-        absent = [text for text in panel.texts if text.get_text() == "not run"]
-        assert len(absent) == len(labels) - len(of_tasks[task.name])
+        marked = {
+            round(line.get_ydata()[0]) for line in panel.lines if line.get_marker() == "o" and len(line.get_xdata())
+        }
+        assert marked == {labels.index(label) for label in of_tasks[task.name]}, "no mark: not run"
 
 
 def test_further_seeds_are_of_the_best_rate() -> None:

@@ -24,9 +24,7 @@ LOOK = (
 @pytest.mark.slow
 def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
     """In a copy: the command lists the page's task, tests check it, and it is trained and reported in its place."""
-    tree, out = tmp_path / "tree", tmp_path / "out"
-    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "lab", "__pycache__", "*.egg-info")
-    shutil.copytree(support.ROOT, tree, ignore=not_code)
+    tree, out = support.copy_tree(tmp_path / "tree"), tmp_path / "out"
     page = (support.ROOT / "docs" / "recall.md").read_text().partition("## A task of your own")[2]
     parity = page.split("```")[1].replace("steps=400", "steps=3")
     (tree / "seqjax" / "evals" / "recall" / "tasks" / "parity.py").write_text(parity)

@@ -119,6 +119,14 @@ def test_few_shapes(shapes):
     assert list(dict.fromkeys(shapes)) == [(2, 1024), (4, 512), (8, 256), (16, 128), (16, 64)]
 
 
+def test_rows_keep_the_end_of_what_is_too_long():
+    """A continuation as long as `max_length` is fed whole, behind the last token of its context."""
+    context, continuation = list(range(20)), list(range(20, 30))
+    for n, fed, marked in ((10, range(19, 29), 9), (12, range(17, 29), 9), (40, range(29), 9)):
+        (row,) = scoring._rows([(context, continuation)], n)
+        assert (row.tokens.tolist(), row.n_marked, row.requests) == (list(fed), marked, [(0, 29)])
+
+
 @pytest.mark.parametrize("request_", [([], [1]), ([1], []), ([1], [1] * 11)])
 def test_what_cannot_be_scored(request_):
     with pytest.raises(ValueError, match="at least one of each is needed, and the continuation has at most 10"):

@@ -3,9 +3,9 @@
     python -m tests.kernels.compile_triton [80] [90] [--kind=all | --quick]
 
 `CASES` lists calls of the backends. Each is traced with `runtime.launch` replaced by a recorder and the compute
-capability pretended, so tile sizes, warps and stages are those of that GPU; what was recorded is compiled down to
-machine code. One line of JSON per kernel: shared memory in bytes, registers and spilled bytes per thread. It runs in
-a process of its own, without TRITON_INTERPRET: `@triton.jit` decides at import what a kernel is. Needs no GPU.
+capability pretended, which selects tile sizes, warps and stages; the recorded launches are compiled down to machine
+code. One line of JSON per kernel: PTX version, shared memory in bytes, registers and spilled bytes per thread. It runs
+in its own process, without TRITON_INTERPRET: `@triton.jit` decides at import what a kernel is. Needs no GPU.
 """
 
 import argparse
@@ -389,8 +389,8 @@ def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
     """The launches of a case as the given GPU would see them."""
     seen: list[Recorded] = []
 
-    def recorder(kernel, *operands, out_shape, grid, num_warps=4, num_stages=2, zeroed=(), name="", **constants):
-        del grid, zeroed, name
+    def recorder(kernel, *operands, out_shape, grid, num_warps=4, num_stages=2, name="", **constants):
+        del grid, name
         dtypes = tuple(jnp.dtype(x.dtype).name for x in (*operands, *out_shape))
         seen.append(Recorded(kernel, dtypes, constants, num_warps, num_stages))
         return tuple(jnp.zeros(x.shape, x.dtype) for x in out_shape)
@@ -407,14 +407,14 @@ def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
 
 def resources(ptx: str, arch: int) -> tuple[int, int]:
     """(registers, spilled bytes) per thread, from the assembler's report."""
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
         suffix = "a" if arch == 90 else ""
         command = [
-            knobs.nvidia.ptxas.path,
+            get_ptxas(arch).path,  # Triton 3.9 has another assembler for sm_90
             "-v",
             f"--gpu-name=sm_{arch}{suffix}",
             source,
@@ -439,10 +439,13 @@ def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
     assert set(signature) == set(names), f"{launch.kernel.__name__}: {set(signature) ^ set(names)}"
     attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.dtypes))}
     source = ASTSource(launch.kernel, signature, constexprs=launch.constants, attrs=attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, spilled = resources(binary.asm["ptx"], capability)
-    return {"shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
+    version = re.search(r"^\.version (\d+)\.(\d+)", binary.asm["ptx"], re.MULTILINE)
+    assert version, "the PTX names no version"
+    ptx = [int(part) for part in version.groups()]
+    return {"ptx": ptx, "shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
 
 
 # dtype and dim; fp32 is for tests

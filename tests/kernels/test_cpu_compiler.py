@@ -1,6 +1,7 @@
 """XLA on a CPU gets what it compiles right, with the flag of kernels_pallas/cpu_compiler.py."""
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -86,6 +87,35 @@ def test_train_from_python_sets_the_flag_or_warns(monkeypatch, tmp_path, has_sta
     with warns, pytest.raises(UserError):
         train(from_config_dict(config), tmp_path / "run")
     assert os.environ["XLA_FLAGS"] == ("" if has_started else cpu_compiler.SAFE)
+
+
+FIRST_USE = """
+import os, jax
+from kernels_pallas import cpu_compiler
+import seqjax
+assert not os.environ["XLA_FLAGS"], "importing changes nothing"
+from seqjax import mixers
+from flax import nnx
+assert not cpu_compiler.has_started()
+mixers.Mamba2(8, rngs=nnx.Rngs(0), head_dim=8)
+assert cpu_compiler.has_started()
+cpu_compiler.use_safe_fusions()
+print(os.environ["XLA_FLAGS"])
+"""
+
+
+def test_the_first_use_of_seqjax_sets_the_flag_although_jax_was_imported_before() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", FIRST_USE],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    is_affected = cpu_compiler.AFFECTED[0] <= jax.__version_info__ < cpu_compiler.AFFECTED[1]
+    is_set = is_affected and importlib.util.find_spec("libtpu") is None
+    assert done.stdout.strip() == (cpu_compiler.SAFE if is_set else "")
 
 
 # The state before the only chunk, and the gradient after it, are zeros that XLA would know of.

@@ -124,3 +124,11 @@ def test_heads_that_the_devices_do_not_divide(gpu, heads, kv_heads, window):
         got = jax.jit(jax.grad(partial(loss, split=split)))(placed, batch)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(("capability", "default"), [(75, "xla"), (89, "cudnn"), (100, "cudnn"), (120, "cudnn")])
+def test_gpus_without_triton_kernels_take_cudnn_where_it_runs(gpu, capability, default):
+    gpu(capability)
+    q, k, v = (jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16),) * 3
+    jax.eval_shape(lambda *x: kernels_pallas.causal_attention(*x), q, k, v)
+    assert kernels_pallas.backends_used()["causal_attention"] == default

@@ -12,11 +12,13 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.delta_rule import reference
-from kernels_pallas.delta_rule.triton import refusal, scan
+from kernels_pallas.delta_rule.triton import refusal
 from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import block_of
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, assert_each_close, count_primitive, fast_jit, outputs_and_gradients
+
+scan = extras.triton_module("delta_rule.triton.scan")
 
 NAMES = ("q", "k", "v", "beta", "log_g", "state")
 

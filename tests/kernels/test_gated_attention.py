@@ -10,14 +10,20 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas.attention import reference
-from kernels_pallas.attention.triton import gated
-from tests import support
+from tests import extras, support
 from tests.kernels.common import ON_GPU, fast_jit
 from tests.kernels.test_chunked_attention import TOLERANCE, by_hand, log_gates, operands, output_and_gradients
 
+gated = extras.triton_module("attention.triton.gated")
+
+
+def attend(*operands, **options):
+    return gated.attend(*operands, **options)
+
+
 OPTIONS = {"window": 0, "scale": 0.7, "slopes": ()}
-run = fast_jit(partial(output_and_gradients, attend=gated.attend, **OPTIONS))
-forward = fast_jit(partial(gated.attend, **OPTIONS))  # a third of the time in the interpreter
+run = fast_jit(partial(output_and_gradients, attend=attend, **OPTIONS))
+forward = fast_jit(lambda *x: gated.attend(*x, **OPTIONS))  # a third of the time in the interpreter
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_batches_under_vmap():
     inputs: Any = (*operands(20, n_batch=4), jnp.concatenate([log_gates(20)] * 2))
     want = run(*inputs)
     split = [x.reshape(2, 2, *x.shape[1:]) for x in inputs]
-    mapped = jax.vmap(partial(output_and_gradients, attend=gated.attend, **OPTIONS))
+    mapped = jax.vmap(partial(output_and_gradients, attend=attend, **OPTIONS))
     for x, y in zip(fast_jit(mapped)(*split), want, strict=True):
         np.testing.assert_array_equal(x.reshape(y.shape), y)
 

@@ -15,12 +15,14 @@ import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.head_norm import reference
 from kernels_pallas.head_norm.interface import Call
-from kernels_pallas.head_norm.triton import load, norm, refusal
+from kernels_pallas.head_norm.triton import load, refusal
 from kernels_pallas.triton import limits, runtime
 from seqjax import mixers, sharding
 from seqjax.ops import head_norm
-from tests import support
+from tests import extras, support
 from tests.kernels.common import fast_jit, mixer_gradients
+
+norm = extras.triton_module("head_norm.triton.norm")
 
 EPS = 2.0**-24  # half a unit of float32
 # What one rounding to the dtype costs: relative, and of the smallest numbers.

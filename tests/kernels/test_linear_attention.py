@@ -15,10 +15,12 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.linear_attention import reference
-from kernels_pallas.linear_attention.triton import refusal, scan
+from kernels_pallas.linear_attention.triton import refusal
 from kernels_pallas.triton import runtime
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, assert_each_close, count_primitive, fast_jit, outputs_and_gradients
+
+scan = extras.triton_module("linear_attention.triton.scan")
 
 NAMES = ("r", "k", "v", "log_w", "u", "a", "b", "state")
 KINDS = ("bonus", "plain", "low_rank", "correction")

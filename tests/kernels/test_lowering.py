@@ -2,14 +2,20 @@
 
 import pytest
 
+from kernels_pallas.triton import runtime
 from tests import extras
 from tests.kernels.compile_triton import CASES
 from tests.kernels.test_triton_compiles import reports
 
-# by its spec: jax-triton 0.3 does not import without jaxlib's CUDA plugin, which lower_triton.py replaces
-pytestmark = extras.mark("jax_triton")
+
+@pytest.mark.parametrize("version", [(0, 3), (0, 4)])
+def test_multiply_add_fusion_does_not_depend_on_the_default(version) -> None:
+    """Triton 3.10 turns it off."""
+    options = runtime.call_options(version, ())
+    assert (options | options.get("backend_options", {}))["enable_fp_fusion"] is True
 
 
+@extras.mark("jax_triton")  # by its spec: jax-triton 0.3 does not import without the CUDA plugin (lower_triton.py)
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_every_launch_becomes_a_custom_call(capability) -> None:

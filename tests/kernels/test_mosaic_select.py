@@ -98,7 +98,7 @@ def test_the_polynomial_is_2_to_the_x() -> None:
         ({"is_named": False}, "only when selected by name"),
         ({"platform": "gpu", "capability": 80}, "compute capability 8.0, the kernel needs Hopper's, 9.0"),
         ({"platform": "gpu", "capability": 100}, "compute capability 10.0"),
-        ({"platform": "gpu", "capability": None}, "names no compute capability"),
+        ({"platform": "gpu", "capability": None}, "no compute capability"),
         ({"platform": "gpu", "capability": 90}, None),
     ],
     ids=str,

@@ -13,10 +13,11 @@ from kernels_pallas import BackendError, backend, selective_scan, state_passing,
 from kernels_pallas.selective_scan import reference as selective_reference
 from kernels_pallas.selective_scan import xla as selective_xla
 from kernels_pallas.state_scan import reference as state_reference
-from kernels_pallas.state_scan.triton import segments
 from seqjax import ops
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, fast_jit
+
+segments = extras.triton_module("state_scan.triton.segments")
 
 SLOW = pytest.mark.slow
 HIGHEST = jax.lax.Precision.HIGHEST

@@ -12,10 +12,12 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.short_conv import reference
-from kernels_pallas.short_conv.triton import conv, refusal
+from kernels_pallas.short_conv.triton import refusal
 from kernels_pallas.triton import runtime
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, fast_jit, outputs_and_gradients
+
+conv = extras.triton_module("short_conv.triton.conv")
 
 NAMES = ("x", "w", "b", "last")
 

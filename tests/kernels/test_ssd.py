@@ -11,11 +11,13 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.ssd import reference
-from kernels_pallas.ssd.triton import refusal, scan
+from kernels_pallas.ssd.triton import refusal
 from kernels_pallas.triton import runtime
 from seqjax.ops.ssd import ssd
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, fast_jit
+
+scan = extras.triton_module("ssd.triton.scan")
 
 
 def draw(B, T, H, V, N, *, decay=0.3, dtype="float32", seed=0, per_head=False) -> list[jax.Array]:

@@ -12,12 +12,14 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.token_shift import reference
-from kernels_pallas.token_shift.triton import load, refusal, shift
+from kernels_pallas.token_shift.triton import load, refusal
 from kernels_pallas.triton import runtime
 from seqjax import mixers, sharding
 from seqjax.mixers._rwkv import lerps
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, fast_jit, mixer_gradients, outputs_and_gradients
+
+shift = extras.triton_module("token_shift.triton.shift")
 
 NAMES = ("x", "last", "mus", "moves")
 

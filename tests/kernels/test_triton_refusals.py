@@ -61,7 +61,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "triton is not installed" in str(runtime.refusal("gpu"))
 
 
-def test_a_gpu_without_jax_triton_or_too_old_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_jax_triton_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
@@ -72,11 +72,47 @@ def test_a_gpu_without_jax_triton_or_too_old_refuses(monkeypatch: pytest.MonkeyP
     refusal = str(runtime.refusal("gpu"))
     assert "jax_triton does not import (jax-triton requires JAX to be installed with GPU support.)" in refusal
     monkeypatch.setattr(importlib, "import_module", lambda name: object())
-    for capability, said in ((75, "compute capability 7.5"), (None, "names no compute capability")):
-        monkeypatch.setattr(device, "compute_capability", lambda capability=capability: capability)
-        assert said in str(runtime.refusal("gpu"))
-    monkeypatch.setattr(device, "compute_capability", lambda: 80)
-    assert runtime.refusal("gpu") is None
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Pretend a GPU of a compute capability, with jax_triton installed."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    real = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name: object() if name == "jax_triton" else real(name))
+    monkeypatch.setattr(device, "platform", lambda: "gpu")
+    runtime._report_newer_gpu.cache_clear()
+    return lambda capability: monkeypatch.setattr(device, "compute_capability", lambda: capability)
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [(None, "no compute capability"), (75, "7.5"), (80, None), (89, None), (90, None), (100, "10821"), (120, "10821")],
+)
+def test_tested_gpus_are_accepted(on_gpu, capability, reason) -> None:
+    on_gpu(capability)
+    refusal = runtime.refusal("gpu")
+    assert refusal is None if reason is None else reason in str(refusal)
+
+
+@pytest.mark.parametrize("capability", [75, 100, 120])
+def test_an_untested_gpu_takes_another_backend(on_gpu, caplog, capability) -> None:
+    """The default never fails; a named backend does. A newer GPU is reported once."""
+    on_gpu(capability)
+    q, k, v = (jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16),) * 3
+    op = partial(kp.top1_chunk_attention, chunk_size=128)
+    for _ in range(2):
+        chosen_for(op, q, k, v)
+        assert kp.backends_used()["top1_chunk_attention"] == "xla"
+        with pytest.raises(kp.BackendError, match=f"capability {capability / 10}"):
+            chosen_for(partial(op, implementation="triton"), q, k, v)
+    assert sum("10821" in record.getMessage() for record in caplog.records) == (capability > device.HOPPER)
+
+
+def chosen_for(op: Callable[..., Any], *operands: jax.ShapeDtypeStruct) -> None:
+    """Trace an op, which chooses its backend then; a new function, so that no earlier trace is reused."""
+    jax.eval_shape(lambda *x: op(*x), *operands)
 
 
 @pytest.mark.parametrize("name", ["triton"])

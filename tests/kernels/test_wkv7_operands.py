@@ -14,11 +14,13 @@ from kernels_pallas import LowRank, ValueMix, backend
 from kernels_pallas.triton import runtime
 from kernels_pallas.wkv7_operands import reference
 from kernels_pallas.wkv7_operands.interface import Vectors
-from kernels_pallas.wkv7_operands.triton import load, operands, refusal
+from kernels_pallas.wkv7_operands.triton import load, refusal
 from seqjax import mixers
 from seqjax.nn.params import Template
-from tests import support
+from tests import extras, support
 from tests.kernels.common import assert_close, fast_jit, outputs_and_gradients
+
+operands = extras.triton_module("wkv7_operands.triton.operands")
 
 NAMES = ("r", "k", "v", "decay", "eta", "vectors", "first", "share")
 

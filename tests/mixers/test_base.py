@@ -1,11 +1,13 @@
 """The contract itself: what a mixer must define, what it is given, and that every block is told its layer."""
 
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from seqjax import mixers
 from seqjax.config import from_config_dict
@@ -132,3 +134,34 @@ def test_a_block_is_told_its_layer(scan, pattern):
     np.testing.assert_array_equal(seen, np.arange(4))
     logits, _ = jax.jit(model.step)(params, tokens[:, 2], jnp.asarray(2), cache)
     np.testing.assert_allclose(logits, want[:, 2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["transformer_pp", "mamba2", "gated_deltanet", "rwkv7"])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error"),
+    [
+        ((3, 64), "float32", ValueError),
+        ((1, 3, 32), "float32", ValueError),
+        ((1, 2, 3, 64), "float32", ValueError),
+        ((1, 3, 64), "int32", TypeError),
+    ],
+)
+def test_an_input_of_another_shape_or_dtype_is_named_in_one_line(name, shape, dtype, error):
+    cls = mixers.load(name)
+    settings = {"heads": 2} if "heads" in base.settings_of(cls.__init__) else {}
+    mixer, x = cls(64, **settings, rngs=nnx.Rngs(0)), jnp.ones(shape, dtype)
+    said = dtype if error is TypeError else re.escape(str(shape))
+    for form in (mixer, lambda x: mixer.prefill(x, mixer.init_cache(1, 3, jnp.float32))):
+        with pytest.raises(error, match=rf"^x_BTD [^\n]*{said}[^\n]*$"):
+            form(x)
+    with pytest.raises(ValueError, match=r"^x_BD [^\n]*\(1, 3, 64\)[^\n]*64[^\n]*$"):
+        mixer.step(jnp.ones((1, 3, 64)), mixer.init_cache(1, 3, jnp.float32))
+
+
+def test_an_input_of_a_users_mixer_is_checked_too():
+    for x in ([[[1.0]]], None):
+        with pytest.raises(TypeError, match=rf"^x_BTD is {type(x).__name__} instead of [^\n]*$"):
+            Doubling()(x)
+    with pytest.raises(ValueError, match=r"^x_BTD [^\n]*\(2, 4\)"):
+        Doubling()(x_BTD=jnp.ones((2, 4)))
+    assert Doubling()(np.ones((1, 2, 4), np.float32)).shape == (1, 2, 4)

@@ -10,11 +10,14 @@ import functools
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from seqjax import mixers, testing
 from seqjax.mixers._attention import AttentionMixer
+from seqjax.mixers.top1_chunk import Top1Chunk
 from seqjax.models import flops
 from seqjax.nn import params
+from seqjax.types import Layer
 from tests import support
 
 B = 8
@@ -87,6 +90,12 @@ PIECES = [
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(lambda *case: case in PIECES, support.CASES))
 def test_a_prompt_may_come_in_pieces(mixer, variant):
     testing.check_pieces(built(mixer, variant))
+
+
+def test_later_pieces_read_positions_further_on():
+    """Of a table added to the embeddings, of tables of queries and keys, and of ALiBi in a ring buffer, at once."""
+    settings = {"model__learned_positions": True, "model__mixer__const": "qk"}
+    testing.check_pieces(testing.Case(support.tiny_model("transformer_pp", "alibi_window_gqa", **settings)))
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
@@ -306,6 +315,24 @@ def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection
     tokens = support.random_tokens((2, T))
     want, got = jax.jit(full.logits)(weights, tokens), jax.jit(chunked.logits)(weights, tokens)
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("selection", ["exact", "random"])
+def test_decoding_reads_several_chunks(selection):
+    """Token by token, of ten past chunks the three that the parallel form selects."""
+    mixer = Top1Chunk(16, heads=2, chunk_size=2, top_k=3, selection=selection, layer=Layer(max_len=T), rngs=nnx.Rngs(0))
+    x_BTD = 2 * jax.random.normal(jax.random.key(1), (2, T, 16))
+
+    @jax.jit
+    def decoded(x_BTD):
+        def step(cache, x_BD):
+            y_BD, cache = mixer.step(x_BD, cache)
+            return cache, y_BD
+
+        return jax.lax.scan(step, mixer.init_cache(2, T, x_BTD.dtype), x_BTD.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+    want = jax.jit(mixer)(x_BTD)
+    np.testing.assert_allclose(decoded(x_BTD), want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_chunk_changes_what_top1_chunk_computes():

@@ -172,7 +172,7 @@ def test_no_scores_of_all_pairs_exist():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"blocks": 2}, "mixer.blocks=2 leaves no room.*Choose 3"),
+        ({"blocks": 2}, "mixer.blocks=2 .*Choose at least 3"),
         ({"block_size": 24}, "mixer.block_size=24 does not fit config.train.seq_len=23"),
         ({"block_size": 0}, "mixer.block_size=0 does not fit"),
         ({"window": 0}, "mixer.window must be at least 1, not 0"),

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,16 +34,7 @@ LOOK = (
 @pytest.mark.slow
 def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
     """In a copy: the page's mixer passes the contract by its name alone, and the tests that look at all mixers pass."""
-    tree = tmp_path / "tree"
-    not_code = {str(support.ROOT / name) for name in (".git", ".venv", "build", "runs", "lab", "benchmarks/results")}
-
-    def ignored(directory: str, names: list[str]) -> set[str]:
-        made = {name for name in names if name.endswith(("__pycache__", "_cache", ".egg-info", ".hypothesis"))}
-        return made | {name for name in names if str(Path(directory, name)) in not_code}
-
-    shutil.copytree(support.ROOT, tree, ignore=ignored)
-    for name in ("lab", "benchmarks/results"):  # to which pages link
-        (tree / name).symlink_to(support.ROOT / name)
+    tree = support.copy_tree(tmp_path / "tree")
     page = "docs/add_a_mixer.md"
     (tree / "seqjax/mixers/ema.py").write_text(support.page_block(page, "class Ema("))
     (tree / "configs/ema.py").write_text(support.page_block(page, 'name="ema"'))

@@ -221,3 +221,22 @@ def test_a_decoding_step_does_not_copy_its_cache():
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / 8
+
+
+@pytest.mark.parametrize(("shape", "dtype", "error"), [((7,), "int32", ValueError), ((1, 7), "float32", TypeError)])
+@pytest.mark.parametrize("form", ["logits", "hidden", "loss", "sequence_losses", "token_losses", "prefill"])
+def test_tokens_of_another_shape_or_dtype_are_named_in_one_line(form, shape, dtype, error):
+    model = support.tiny_model("transformer_pp")
+    cache = [model.init_cache(1, 8)] if form == "prefill" else []
+    said = r"\(7,\)" if error is ValueError else "float32"
+    with pytest.raises(error, match=rf"^tokens_BT1? [^\n]*{said}[^\n]*$"):
+        getattr(model, form)(support.random_params(model), jnp.ones(shape, dtype), *cache)
+
+
+def test_weights_and_one_token_of_another_shape_are_named():
+    model = support.tiny_model("transformer_pp")
+    params, tokens = support.random_params(model), support.random_tokens((2, 7))
+    with pytest.raises(ValueError, match=r"^weights_BT [^\n]*\(2, 7\)[^\n]*\(2, 6\)"):
+        model.loss(params, tokens, jnp.ones((2, 7)))
+    with pytest.raises(ValueError, match=r"^token_B [^\n]*\(2, 7\)"):
+        model.step(params, tokens, jnp.asarray(0), model.init_cache(2, 8))

@@ -87,7 +87,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["scan", "unrolled"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", support.slow_unless(lambda name: name in ("rwkv7 first", "shell third"), PATTERNS))
 def test_the_first_layer_with_rwkv7_sets_the_values_that_others_mix_in(pattern, scan):
     """Wherever it is: of six layers against the equations, and in all forms of decoding."""
     model = build(**{"model.n_layers": 6, "model.mixer": PATTERNS[pattern], "model.scan_layers": scan})

@@ -1,9 +1,12 @@
 """Which checkpoints stay, and that one which is no longer what was written is named and not read."""
 
+import errno
 import itertools
 import json
+import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import grain
@@ -15,7 +18,7 @@ import pytest
 from seqjax.data.pipeline import StreamIterator
 from seqjax.errors import UserError
 from seqjax.training import checkpoint, checksums
-from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.checkpoint import DIRECTORY, Checkpoints
 from seqjax.training.step import TrainState
 from tests import support
 
@@ -39,9 +42,45 @@ def test_the_period_must_be_one_of_saved_steps(blocks_dir):
     assert support.run_config(blocks_dir, checkpoint__keep_period=10).checkpoint.keep_period == 10
     for settings in ({"checkpoint__keep_period": 12}, {"checkpoint__keep_period": 10, "checkpoint__every": 0}):
         with pytest.raises(
-            UserError, match=r"keep_period=1. keeps what is saved.*multiple of config\.checkpoint\.every"
+            UserError, match=r"keep_period=1. keeps saved checkpoints.*multiple of config\.checkpoint\.every"
         ):
             support.run_config(blocks_dir, **settings)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPERM, errno.EDQUOT])
+def test_a_directory_that_cannot_be_created_is_an_error_at_once(tmp_path, monkeypatch, number):
+    """No inodes are left, or the directory is immutable: Orbax's other thread would let the save wait for minutes."""
+    made = os.mkdir
+
+    def refuse(path, *args, **options):
+        if "orbax-checkpoint-tmp" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        made(path, *args, **options)
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_params(1, {"w": np.zeros(2, np.float32)})
+    checkpoints.wait()
+    monkeypatch.setattr(os, "mkdir", refuse)
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=rf"{DIRECTORY}/1.*{os.strerror(number)}"):
+        checkpoints.save_params(2, {"w": np.zeros(2, np.float32)})
+        checkpoints.wait()
+    assert time.monotonic() - begin < 30
+    monkeypatch.undo()
+    checkpoints.close()
+
+
+def test_no_whole_checkpoint_is_to_be_deleted(tmp_path):
+    """Its run has another model now, because a config.json was edited; the checkpoint is what was written."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save_params(step, {"w": np.zeros(2, np.float32)})
+    checkpoints.wait()
+    checkpoints.close()
+    with pytest.raises(UserError, match=r"config\.json") as caught:
+        Checkpoints(tmp_path, read_only=True).restore_params({"v": np.zeros(2, np.float32)})
+    assert "delete" not in str(caught.value)
+    assert Checkpoints(tmp_path, read_only=True).restore_params({"w": np.zeros(2, np.float32)})[1] == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- damage

@@ -1,6 +1,7 @@
 """One run at a time writes to a workdir: who is refused, by whom, and how a dead run is told from a living one."""
 
 import concurrent.futures
+import contextlib
 import datetime
 import errno
 import io
@@ -20,7 +21,7 @@ import pytest
 
 from seqjax import store
 from seqjax.errors import UserError
-from seqjax.training import lock, mirrors
+from seqjax.training import checkpoint, lock, mirrors
 from seqjax.training import loop as train_module
 from seqjax.training.lock import locked
 from tests import support
@@ -184,6 +185,61 @@ def test_a_living_run_touches_its_lock(tmp_path, monkeypatch):
         held.check()
 
 
+def test_a_heartbeat_may_miss_several_beats_before_a_lock_is_stale():
+    assert 0 < lock.LOOK_SECONDS <= lock.BEAT_SECONDS <= lock.STALE_SECONDS / 4
+
+
+def test_a_heartbeat_outlives_a_file_server_that_is_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    utime, failures = os.utime, []
+
+    def away(*args, **options):
+        if len(failures) < 3:
+            failures.append(args)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        utime(*args, **options)
+
+    with locked(tmp_path) as held:
+        path = tmp_path / lock.FILE
+        os.utime(path, (1, 1))
+        monkeypatch.setattr(lock.os, "utime", away)
+        wait_until(lambda: path.stat().st_mtime > 1)
+        assert len(failures) == 3
+        held.check(look=True)
+
+
+def test_a_living_run_out_of_sight_is_not_taken_over_and_a_silent_one_is(tmp_path, monkeypatch):
+    """Its process cannot be seen, as on another host: the heartbeat alone keeps its lock."""
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lock, "STALE_SECONDS", 1.0)
+    spaces = iter(map(str, range(1000)))
+    monkeypatch.setattr(lock, "pid_space", lambda: next(spaces))
+    with locked(tmp_path):
+        time.sleep(1.2)
+        with pytest.raises(UserError, match="in use by process"):
+            locked(tmp_path).__enter__()
+    write_lock(tmp_path, age=1.2)
+    with locked(tmp_path):
+        assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
+
+
+def test_a_living_process_of_this_machine_keeps_a_stale_lock(tmp_path, other):
+    """It may have been suspended."""
+    path = tmp_path / "run" / lock.FILE
+    then = time.time() - 10 * lock.STALE_SECONDS
+    os.utime(path, (then, then))
+    with pytest.raises(UserError, match=f"in use by process {other.pid}"):
+        locked(tmp_path / "run").__enter__()
+
+
+def test_another_lock_of_the_same_pid_is_another_run(tmp_path):
+    """Containers have pids of their own."""
+    with locked(tmp_path) as held:
+        write_lock(tmp_path, pid=os.getpid(), host=socket.gethostname())
+        with pytest.raises(UserError, match="was taken by process"):
+            held.check(look=True)
+
+
 def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     with locked(tmp_path) as held:
@@ -194,6 +250,88 @@ def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
         ):
             held.check()
     assert json.loads((tmp_path / lock.FILE).read_text())["token"] == "other", "the other one's lock stays"
+
+
+@pytest.mark.parametrize("left", ["nothing", "empty", "another's"])
+def test_a_lock_that_is_gone_is_lost(tmp_path, left):
+    """Another run took it while this one was suspended, and has ended since or begins at this moment."""
+    with locked(tmp_path) as held:
+        (tmp_path / lock.FILE).unlink()
+        if left != "nothing":
+            write_lock(tmp_path)
+        if left == "empty":
+            os.truncate(tmp_path / lock.FILE, 0)
+        before = sorted(tmp_path.iterdir())
+        held.check()  # has not looked
+        held._seen -= 1000  # This process was suspended.
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"was taken by"):
+                held.check()
+            write_lock(tmp_path) if left != "nothing" else None
+    assert sorted(tmp_path.iterdir()) == before, "the other one's lock stays"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_file_server_that_is_away_for_a_while_loses_no_lock(tmp_path, monkeypatch, number):
+    def away(path):
+        raise UserError("cannot be read") from OSError(number, os.strerror(number))
+
+    with locked(tmp_path) as held:
+        with monkeypatch.context() as patch:
+            patch.setattr(lock, "content", away)
+            held.check(look=True)
+        held.check(look=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("moment", ["step", "evaluation", "save"])
+def test_a_run_that_lost_its_lock_writes_nothing_more(blocks_dir, tmp_path, monkeypatch, moment):
+    """It was suspended during a step, an evaluation or a save."""
+    taken = []
+
+    def take():
+        if not taken:
+            write_lock(tmp_path)
+            held[0]._seen -= 1000
+            taken.append({path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
+
+    held = []
+    acquired = mirrors.locked
+
+    @contextlib.contextmanager
+    def locked_here(*args, **options):
+        with acquired(*args, **options) as found:
+            held.append(found)
+            yield found
+
+    monkeypatch.setattr(mirrors, "locked", locked_here)
+    target, name = {
+        "step": (train_module, "log_step"),
+        "evaluation": (train_module.Evaluation, "measure"),
+        "save": (checkpoint, "write_checksums"),
+    }[moment]
+    done = getattr(target, name)
+
+    def disturbed(*args, **options):
+        if moment != "save":
+            take()
+        return done(*args, **options)
+
+    if moment == "save":
+        saved = checkpoint.Checkpoints._write_checksums
+
+        def committed(self):
+            take()
+            saved(self)
+
+        monkeypatch.setattr(checkpoint.Checkpoints, "_write_checksums", committed)
+    else:
+        monkeypatch.setattr(target, name, disturbed)
+    config = support.run_config(blocks_dir, "transformer_pp", train__steps=4, checkpoint__every=2, eval__every=256 * 2)
+    with pytest.raises(UserError, match="was taken by"):
+        train_module.train(config, tmp_path)
+    assert {path: path.read_bytes() for path in taken[0] if path.exists()} == taken[0]
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
 
 
 def test_a_workdir_that_cannot_be_written(tmp_path):

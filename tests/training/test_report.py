@@ -114,7 +114,7 @@ def test_the_picture_of_a_short_run_can_be_read(tmp_path, corpus, blocks_dir, mo
     assert [text.get_text() for text in panel.texts] == ["c4 2.12", "arxiv 3.06"]
     assert overlapping(panel.texts) == []
     assert panel.get_xlabel() == f"training tokens ({'millions' if len(losses) > 1 else 'thousands'})"
-    assert panel.get_ylabel() == "loss (nats per token)"
+    assert panel.get_ylabel() == "loss (nats per token; lower is better)"
 
 
 def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):

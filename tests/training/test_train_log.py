@@ -33,7 +33,7 @@ def test_the_progress_line_on_a_terminal_is_one_line():
     update(progress, 10)
     progress.say("evaluated")
     text = stream.getvalue()
-    assert "step 1/10 | loss 2.500 | 12,346 tokens/s | MFU 42.2% | ETA 1m15s" in text
+    assert "step 1/10 | training loss 2.500 nats/token | 12,346 tokens/s | MFU 42.2% | ETA 1m15s" in text
     assert text.count("\n") == 1
     assert text.endswith("\revaluated\n")
 

@@ -1,6 +1,7 @@
 """Weights & Biases through a run's log, against a stand-in for the package that records what it is told."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -71,7 +72,7 @@ def recorded(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / "recorded.jsonl").read_text().splitlines()]
 
 
-def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_dir):
+def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_dir, capsys):
     with log_of(workdir, blocks_dir, log__wandb="my_project") as log:
         log.start(0, None, {})
         log.step(1, VALUES)
@@ -83,6 +84,10 @@ def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_d
         for step in (2, 3, 4):
             log.step(step, VALUES)
         log.evaluation(4, {"eval/c4/loss": 2.5}, {"c4": np.ones(2)})
+    shown = capsys.readouterr().err
+    assert re.search(
+        r"^step 4: evaluation loss .*nats/token c4 2\.500 \| training loss 2\.000, .* 4 steps$", shown, re.M
+    )
     rows = recorded(workdir)
     first, second = (row["init"] for row in rows if "init" in row)
     assert first == second

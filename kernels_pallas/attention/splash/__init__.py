@@ -1,11 +1,14 @@
-"""The `splash` backend of causal attention: JAX's splash attention, a Pallas kernel for TPUs."""
+"""The `splash` backend of causal attention.
+
+It runs JAX's splash attention, a Pallas kernel for TPUs.
+"""
 
 from kernels_pallas.attention.interface import CausalAttention
 from kernels_pallas.backend import Backend, Problem
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why splash attention refuses: the machine, the dtypes, ALiBi, or gates."""
+    """Return why splash attention refuses: the machine, dtypes, ALiBi, or gates."""
     if problem.platform != "tpu":
         return f"splash attention needs a TPU, this is a {problem.platform}"
     dtypes = sorted({x.dtype.name for x in problem.operands})

@@ -1,8 +1,9 @@
-"""Splash attention (`jax.experimental.pallas.ops.tpu.splash_attention`) for batches of any length over a mesh.
+"""Run JAX's splash attention on batches of any length, over a mesh.
 
-The kernel takes one sequence, [H, T, K], scaled queries, and lengths that its blocks divide. Here time is padded to
-blocks: a padded key is later than every query, so the causal mask hides it. Like every custom call it has no rule for
-automatic sharding: over a mesh of several devices `jax.shard_map` gives each its own sequences and heads.
+The kernel (`jax.experimental.pallas.ops.tpu.splash_attention`) takes one sequence [H, T, K] with scaled queries, and T
+must be a multiple of its block. This module pads time to whole blocks; the causal mask hides padded keys, because they
+are later than every query. The kernel has no rule for automatic sharding, so over a mesh `jax.shard_map` gives each
+device its sequences and heads.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from jax.sharding import PartitionSpec
 from kernels_pallas.attention.interface import is_automatic
 from kernels_pallas.xla_tiles import pad_to
 
-# The longest side of a block of scores, in positions, and the number of lanes, of which every side is a multiple.
+# Maximal side of a score block, in positions; every side is a multiple of the lane count.
 BLOCK, LANES = 512, 128
 
 
@@ -34,7 +35,7 @@ def attend(
     split: PartitionSpec | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Return o_BTHK in the dtype of q; `refusal` keeps slopes and gates away.
+    """Return o_BTHK in the dtype of q; `refusal` excludes slopes and gates.
 
     `interpret` runs the kernel in Pallas' interpreter, on any device.
     """
@@ -45,7 +46,7 @@ def attend(
         block = min(BLOCK, -(-seq_len // LANES) * LANES)
         padded = -(-seq_len // block) * block
         kernel = _kernel(n_heads, padded, window if window < seq_len else 0, block, interpret)
-        # Scores are float32 and the factor is applied to q before, in its dtype: exact if it is a power of two.
+        # The scale is applied to q, and the result rounded to q's dtype: exact if the scale is a power of two.
         heads_first = (jnp.moveaxis(pad_to(x, padded, axis=1), 1, 2) for x in (_scaled(q_BTHK, scale), k_BTGK, v_BTGK))
         o_BHTK = jax.vmap(kernel)(*heads_first)
         return jnp.moveaxis(o_BHTK, 1, 2)[:, :seq_len]
@@ -61,10 +62,10 @@ def _scaled(q_BTHK: Array, scale: float) -> Array:
 
 
 class _CheapMask(splash.LocalMask):
-    """A `LocalMask` that does not compute the pairs of a block which sees all or nothing.
+    """A `LocalMask` that does not compute uniform blocks (all masked or visible).
 
-    The kernel evaluates `any` and `all` of every block. Of the 40,000 blocks of 512 x 512 at 102,400 tokens all but a
-    few hundred are uniform, and computing their pairs takes a minute.
+    The kernel calls `any` and `all` on every block. At 102,400 tokens there are 40,000 blocks of 512 x 512, and all but
+    a few hundred are uniform. Computing their pairs takes a minute.
     """
 
     def __getitem__(self, idx: Any) -> np.ndarray:
@@ -80,7 +81,10 @@ class _CheapMask(splash.LocalMask):
 
 @cache
 def _kernel(n_heads: int, padded: int, window: int, block: int, interpret: bool) -> Any:
-    """Return the kernel for [H, T, K]; it is kept, because its mask takes long and a layer's is the next one's."""
+    """Return the kernel for [H, T, K].
+
+    The cache avoids building the slow mask again in every layer.
+    """
     mask = _CheapMask((padded, padded), (window - 1 if window else None, 0), offset=0)
     sizes = splash.BlockSizes(
         block_q=block,
@@ -92,7 +96,7 @@ def _kernel(n_heads: int, padded: int, window: int, block: int, interpret: bool)
         block_q_dq=block,
         block_kv_dq=block,
     )
-    # Tables in numpy are constants of any trace, not arrays of the trace in which they were first used.
+    # As numpy arrays the tables are constants in any trace; JAX arrays would belong to the first trace.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         kernel = splash.make_splash_mha_single_device(
             splash.MultiHeadMask([mask] * n_heads),

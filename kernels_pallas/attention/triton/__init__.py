@@ -1,4 +1,4 @@
-"""The `triton` backend of causal attention with forget gates: sm80 and later."""
+"""The `triton` backend of causal attention with forget gates: sm80 to sm90."""
 
 from kernels_pallas.attention.interface import CausalAttention
 from kernels_pallas.backend import Backend, Problem
@@ -6,11 +6,14 @@ from kernels_pallas.triton import limits
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why Triton refuses: what another backend has kernels for, the machine, dtypes, or the head dim."""
+    """Return why Triton refuses a problem, or None.
+
+    Reasons: the call has no gates, or a window or ALiBi; the machine, the dtypes, or the head dim.
+    """
     if not problem.options["has_gates"]:
-        return "its kernels are those of forget gates; without them cuDNN's are faster"
+        return "its kernels need forget gates; without them cuDNN's are faster"
     if problem.options["window"] or problem.options["slopes"]:
-        return "beside forget gates it takes no window and no ALiBi; implementation='chunked' does"
+        return "with forget gates it takes no window and no ALiBi; implementation='chunked' does"
     return limits.attention(problem)
 
 

@@ -1,9 +1,11 @@
-"""Causal attention with forget gates in Triton: launches of gated_kernels.py, and the gradient of the gates.
+"""Launch the Triton kernels of causal attention with forget gates.
+
+The kernels (gated_kernels.py) return the row sums r and column sums c of ds in float32. This module computes the gate
+gradient:
 
     dlog f_l = sum over i >= l > j of ds_ij = sum over i >= l of r_i - c_i
 
-with r and c the sums of ds over the keys of a query and over the queries of a key (chunked.py says why r, which is 0
-but for rounding, stays). The kernels leave both in float32.
+r is zero up to rounding; chunked.py explains why it is kept.
 """
 
 from functools import partial
@@ -37,17 +39,20 @@ def attend(
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHK; `refusal` keeps windows and slopes away, and calls without gates. Reverse mode only, once."""
+    """Return o_BTHK. Reverse mode only, once.
+
+    `refusal` excludes windows, slopes, and calls without gates.
+    """
     del window, slopes, split
     assert log_f_BTH is not None
     return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, scale)
 
 
 def running_sums(log_f_BTH: Array) -> tuple[Array, Array]:
-    """Return the sums [B, H, T] of the log gates up to each position, as whole numbers and the rest, at most 1/2.
+    """Return the running log-gate sums [B, H, T], as whole numbers and a rest.
 
-    Differences of both are exact to float32's last bits at any length, where those of one float32 sum would lose the
-    digits of near keys: at 100,000 tokens it may be -70,000, whose neighbour is 0.008 away.
+    The rest is at most 1/2. Differences of both parts are exact to the last bits of float32 at any length. One float32
+    sum would lose the digits of near keys: at 100,000 tokens it may be -70,000, where float32 values are 0.008 apart.
     """
 
     def add(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,13 +1,29 @@
-"""Triton kernels of causal attention with forget gates: forward, and the gradients by query and by key.
+"""Triton kernels of attention with forget gates: forward, dq, and dk with dv.
 
-    s_ij = scale q_i . k_j + c_i - c_j,   c the running sum of the log gates of a query head
+    s_ij = scale q_i . k_j + c_i - c_j          c: running sum of a query head's log gates
+    p = exp(s - lse),  D = rowsum(do * o),  ds = p (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do
 
-c comes as two arrays, whole numbers and the rest (gated.py), whose differences are exact or nearly so. A tile takes
-both relative to its last key: a near key and its queries then have small numbers, and where one is large, so is what
-the query has forgotten of the key. Only among the queries of the tile itself may two large numbers nearly cancel.
+    kernel          one program per                   writes
+    forward_kernel  BLOCK_M queries of a query head   o, lse
+    dq_kernel       BLOCK_M queries of a query head   dq, sum: row sums of ds
+    dkv_kernel      BLOCK_N keys of a key-value head  dk, dv, sum: column sums of ds
 
-Scores are to base 2, and so is lse. The loops are those of Top-1 Element (its kernels say how programs are numbered
-and why the gradients have a pass each), and so are the sizes of tiles.
+    operand      shape         dtype
+    q, dq        [B, T, H, K]  bf16, fp16 or fp32
+    k, dk        [B, T, G, K]  as q
+    v, dv        [B, T, G, V]  as q
+    o, do        [B, T, H, V]  as q
+    whole, rest  [B, H, T]     fp32, the two parts of c (gated.py)
+    lse          [B, H, T]     fp32, base 2
+    D, sum       [B, H, T]     fp32
+
+Precision: differences of whole and rest are exact or nearly exact. A tile takes c relative to its last key. Near keys
+and their queries then have small numbers, and a large number means that the query has forgotten the key. Two large
+numbers may nearly cancel only for queries in the key's tile.
+
+Scores are in base 2. The loops, the program order and the tile sizes are the same as for Top-1 Element
+(top1_element/triton/attention_kernels.py). Its backward kernels explain why dq has a separate pass. Source: arXiv
+2503.02130 (gates), 2205.14135 (online softmax).
 """
 
 import triton
@@ -19,7 +35,10 @@ from kernels_pallas.triton.tile_io import LOG2_E, load_rows, store_rows
 
 @triton.jit
 def _sums(whole_ptr, rest_ptr, at_R, T: tl.constexpr, BOUNDED: tl.constexpr):
-    """Both parts of c [R] at positions, or of two other numbers of each; zeros from T on when BOUNDED."""
+    """Return both parts of c [R] at positions `at_R`, or any two such arrays.
+
+    When BOUNDED, positions from T on are zeros.
+    """
     if BOUNDED:
         return (
             tl.load(whole_ptr + at_R, mask=at_R < T, other=0.0),
@@ -30,7 +49,7 @@ def _sums(whole_ptr, rest_ptr, at_R, T: tl.constexpr, BOUNDED: tl.constexpr):
 
 @triton.jit
 def _from(whole_ptr, rest_ptr, last, whole_R, rest_R):
-    """Sums c [R] less that of position `last`, to base 2."""
+    """Return c [R] minus c at position `last`, in base 2."""
     return ((whole_R - tl.load(whole_ptr + last)) + (rest_R - tl.load(rest_ptr + last))) * LOG2_E
 
 
@@ -40,7 +59,10 @@ def _visit_keys(
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
     BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key tiles of [begin, end); all before the queries unless DIAGONAL."""
+    """Run the online softmax over the key tiles in [begin, end).
+
+    All keys are before the queries unless DIAGONAL.
+    """
     for start in tl.range(begin, end, BLOCK_N):
         col_N = tl.multiple_of(start, BLOCK_N) + tl.arange(0, BLOCK_N)
         k_NK = load_rows(k_ptr, col_N, G * K, T, K, KP, DIAGONAL)
@@ -68,7 +90,7 @@ def forward_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes o [B, T, H, V] and lse (log2) [B, H, T]; the sums of log gates are [B, H, T]."""
+    """Write o [B, T, H, V] and lse [B, H, T] (base 2) for BLOCK_M queries."""
     tile, b, h = place(T, H, BLOCK_M, True)
     g = h // (H // G)
     k_ptr += b * T * G * K + g * K
@@ -127,7 +149,7 @@ def dq_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dq [B, T, H, K], and the sums of ds over the keys [B, H, T]; so are lse (log2) and D."""
+    """Write dq [B, T, H, K] and the row sums of ds [B, H, T] for BLOCK_M queries."""
     tile, b, h = place(T, H, BLOCK_M, True)
     g = h // (H // G)
     k_ptr += b * T * G * K + g * K
@@ -173,7 +195,7 @@ def _dkv_over_queries(
         c_M = _from(whole_ptr, rest_ptr, last, whole_M, rest_M) - lse_M
         s_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION) * LOG2_SCALE
         p_NM = tl.exp2(s_NM + (c_M[None, :] - c_N[:, None]))
-        if BOUNDED:  # rows behind the end would have no sum of gates of their own
+        if BOUNDED:  # rows past the end have no gate sum
             p_NM = tl.where((col_N[:, None] <= row_M[None, :]) & (row_M < T)[None, :], p_NM, 0.0)
         dv_NV = tl.dot(p_NM.to(do_MV.dtype), do_MV, dv_NV, input_precision=PRECISION)
         dp_NM = tl.dot(v_NV, tl.trans(do_MV), input_precision=PRECISION)
@@ -190,7 +212,10 @@ def dkv_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dk and dv [B, T, G, .], and for each query head the sums of ds over the queries [B, H, T]."""
+    """Write dk, dv [B, T, G, .] for BLOCK_N keys, and the column sums of ds.
+
+    The column sums [B, H, T] are per query head.
+    """
     R: tl.constexpr = H // G
     tile, b, g = place(T, G, BLOCK_N, False)
     col_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)

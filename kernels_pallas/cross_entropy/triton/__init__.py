@@ -1,4 +1,4 @@
-"""The `triton` backend of the cross-entropy: sm80 and later."""
+"""The `triton` cross-entropy backend: sm80 to sm90."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.cross_entropy.interface import CrossEntropy
@@ -6,9 +6,9 @@ from kernels_pallas.triton import limits
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes, or a vocabulary that devices share."""
+    """Return why Triton refuses: the machine, the dtypes, or a sharded vocabulary."""
     logits, targets, weights = problem.operands
-    reason = limits.machine(problem, entry=logits.shape[-1])  # offsets are 32-bit within the logits of a token
+    reason = limits.machine(problem, entry=logits.shape[-1])  # offsets within one token's logits are 32-bit
     if reason is not None:
         return reason
     if limits.dtype_names(logits, weights) != ["float32"] or limits.dtype_names(targets) != ["int32"]:
@@ -17,7 +17,7 @@ def refusal(problem: Problem) -> str | None:
     if problem.options["dtype"].name not in limits.DTYPES:
         return f"the gradient's dtype is {problem.options['dtype'].name}; it may be {', '.join(limits.DTYPES)}"
     if problem.options["is_vocabulary_split"]:
-        return "devices share the vocabulary (a mesh with tensor above 1), and it reads whole rows"
+        return "devices share the vocabulary (a mesh with tensor above 1), but the kernel reads whole rows"
     return None
 
 

@@ -1,20 +1,29 @@
-"""The Triton kernel of the cross-entropy: two passes over the logits of a token, the second backwards.
+"""Cross-entropy Triton kernel: two passes over a token's logits.
 
-A program has one token. In the first pass each of BLOCK lanes keeps the largest of its logits and the sum of
-exponentials below it, so that nothing is reduced over lanes before the end of the vocabulary; of e^{x - m} and
-e^{m - x} one is 1, so a logit costs one exponential also where the maximum grows. The second pass begins with the
-block that was read last, which is still in the L2 cache; of a vocabulary of 32,000, 128 KB, most is.
+    m = max_o x_o,  s = sum_o e^{x_o - m},  loss = log s + m - x_y,  g_o = w (e^{x_o - m} / s - [o = y])
+
+    operand     shape   dtype
+    logits x    [N, O]  fp32
+    targets y   [N]     int32
+    weights w   [N]     fp32
+    losses      [N]     fp32
+    gradient g  [N, O]  bf16, fp16 or fp32
+
+A program handles one token. In the first pass each lane keeps its largest logit and the sum of exponentials relative to
+it. The BLOCK lanes are reduced only once, after the last block. Either e^{x - m} or e^{m - x} is 1, so a logit costs
+one exponential even if the maximum grows. The second pass writes the gradient and visits the blocks in reverse order:
+the last blocks read are still in the L2 cache (for a vocabulary of 32,000, 128 KB, most blocks).
 """
 
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.4e38)  # below every logit, and finite: the difference from one that is -inf is -inf, not NaN
+LOWEST = tl.constexpr(-3.4e38)  # below every logit but finite: -inf minus it is -inf, not NaN
 
 
 @triton.jit
 def load_block(ptr, at, n_vocab: tl.constexpr, BOUNDED: tl.constexpr, POLICY: tl.constexpr):
-    """The logits of a token at these places; -inf behind the vocabulary."""
+    """Return a token's logits at positions `at`; -inf past the vocabulary."""
     if BOUNDED:
         return tl.load(ptr + at, mask=at < n_vocab, other=float("-inf"), eviction_policy=POLICY)
     return tl.load(ptr + at, eviction_policy=POLICY)
@@ -24,7 +33,10 @@ def load_block(ptr, at, n_vocab: tl.constexpr, BOUNDED: tl.constexpr, POLICY: tl
 def loss_kernel(
     logits_ptr, targets_ptr, weights_ptr, losses_ptr, gradient_ptr, O: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The losses [N] fp32 and gradient [N, O] of logits [N, O] fp32, targets [N] int32 and weights [N] fp32."""
+    """Write losses [N] fp32 and gradient [N, O]; a program has one token.
+
+    Reads logits [N, O] fp32, targets [N] int32 and weights [N] fp32.
+    """
     n_blocks: tl.constexpr = (O + BLOCK - 1) // BLOCK
     BOUNDED: tl.constexpr = O % BLOCK != 0
     token = tl.program_id(0).to(tl.int64)
@@ -44,7 +56,7 @@ def loss_kernel(
 
     y = tl.load(targets_ptr + token)
     weight = tl.load(weights_ptr + token)
-    # As an index of jax: from the end below 0, and NaN where there is no such logit, also to read no other memory.
+    # As in JAX, a negative index counts from the end. An index out of range gives NaN and reads no other memory.
     place = tl.where(y < 0, y + O, y)
     x_y = tl.load(logits_ptr + place, mask=(place >= 0) & (place < O), other=float("nan"))
     tl.store(losses_ptr + token, tl.log(s) + (m - x_y))

@@ -1,4 +1,4 @@
-"""The cross-entropy in Triton: the launch of kernels.py."""
+"""Launch the Triton cross-entropy kernel (kernels.py)."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,20 +14,23 @@ from kernels_pallas.triton.blocks import padded
 
 
 class Tile(NamedTuple):
-    """Logits of a token per step at most, and warps."""
+    """Maximal logits per step (a step covers one token), and warps."""
 
     block: int
     warps: int
 
 
-# Chosen by what the compiler reports for sm80 and sm90: at most 57 registers a thread at every vocabulary tried, so
-# that two or three programs share a multiprocessor. With 8,192 logits there are up to 104, where 4 does not divide the
-# vocabulary and rows are read number by number.
+# Chosen from the compiler's reports for sm80 and sm90: at most 57 registers per thread at every tested vocabulary, and
+# two or three programs then share a multiprocessor. A step of 8,192 logits takes up to 104 registers if the vocabulary
+# is not a multiple of 4, because rows are then read one number at a time.
 TILES = {"loss": Tile(4096, 16)}
 
 
 def tile(n_vocab: int) -> Tile:
-    """Return the table's entry, or a smaller one for a small vocabulary; the interpreter's so that tests see blocks."""
+    """Return the table entry, or a smaller tile for a small vocabulary.
+
+    In the interpreter the tile is small: tests then cover several blocks.
+    """
     entry = Tile(16, 4) if interpreter.is_chosen() else TILES["loss"]
     block = min(entry.block, padded(n_vocab))
     return Tile(block, max(1, min(entry.warps, block // 128)))

@@ -1,14 +1,17 @@
-"""The `triton` backend of the delta rule: sm80 and later."""
+"""The `triton` backend of the delta rule, for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.delta_rule.interface import DeltaRule
 from kernels_pallas.triton import limits
 
-MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; Gated DeltaNet has 192 at 110m
+MAX_VALUE_DIM = 2 * limits.MAX_DIM  # value dims are tiled; Gated DeltaNet has 192 at 110m
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes (k and v follow q), or a head's dims."""
+    """Return why this backend cannot run: machine, dtypes or head dims; else None.
+
+    k and v have the dtype of q.
+    """
     q, _, v, *wide = problem.operands
     reason = limits.machine(problem, entry=limits.with_pairs(q, v))
     if reason is not None:

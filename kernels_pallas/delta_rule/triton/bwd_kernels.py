@@ -1,12 +1,22 @@
-"""Triton kernels of the gradient of the delta rule: the states' in a pass back over time, then rows and columns.
+"""Triton backward kernels of the delta rule: state, then input gradients.
 
-    dstate     the gradient L of the state after every chunk, and dY
-    rows       what the rows of the products give: dq, dv, dbeta, part of dk, part of dg; and W, computed again
-    columns    what their columns give: the rest of dk and dg
+    kernel   one program per batch entry and            writes
+    dstate   time segment, head, BLOCK columns of L     dstates, dy, dinitial; goes back over the chunks
+    rows     chunk and head                             dq, dv, dbeta, row parts of dk and dg, W (recomputed)
+    columns  chunk and head                             dk and dg: row parts plus column parts
 
-Rows and columns are two kernels because all accumulators together do not fit the registers. They round the same
-products of 64 x 64 before they multiply them, so that in dg, a difference of sums over rows and over columns, pairs of
-positions that cancel do so whatever the dtype. No atomics: two runs give the same bits.
+    operand                shape             dtype      meaning
+    q, k, dq, dk           [B, T, H, K]      input      queries, keys and their gradients
+    v, w, do, dy, dv       [B, T, H, V]      input      values, W, output gradient, dY, value gradient
+    x                      [B, T, H, C]      input      the inverse X of each chunk
+    beta, g, dbeta, dg     [B, c, H, C]      fp32       step sizes, summed log decays and their gradients
+    states, dstates        [B, c, H, K, V]   input      states before, and state gradients L after, each chunk
+    dlast, dinitial        [B, s, H, K, V]   fp32       gradients of the states after and before each segment
+
+Rows and columns are two kernels because their accumulators together exceed the registers. In dg, row sums minus column
+sums, the contributions of many pairs of positions cancel. Both kernels therefore round the same C x C products before
+they multiply, and the cancellation holds in every dtype. No atomics are used: two runs give equal bits. Equations and
+source: `delta_rule/api.py`, arXiv 2412.06464.
 """
 
 import triton
@@ -23,11 +33,10 @@ def dstate_kernel(
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = (X * G)^T (P^T dO + e^{g_C - g} K L).
+    """Pass BLOCK columns of the state gradient L back through SEGMENT chunks.
 
-    From the last of SEGMENT chunks, of one batch entry and head, for BLOCK columns of L. dy [B, T, H, V]; dstates
-    [B, c, H, K, V], each behind its chunk; dlast and dinitial [B, s, H, K, V] fp32, of the s segments of time. ENDS as
-    in `state_kernel`. P^T and (X * G)^T have positions i as columns.
+    L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = (X * G)^T (P^T dO + e^{g_C - g} K L). P^T and (X * G)^T
+    have the later position i as column. ENDS as in `state_kernel`: only `dinitial` is written.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -90,10 +99,10 @@ def rows_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients that sum over the columns j of the products of a chunk, for its rows i, and W [B, T, H, V].
+    """Compute the gradients that sum over the columns j of a chunk's products, and W.
 
-    dq, dk (its part) [B, T, H, K], dv [B, T, H, V], dbeta and dg (its part, with HAS_GATE) [B, c, H, C]. W is made as
-    W^T, from transposed loads, which is what dO W^T and dY W^T multiply with.
+    Writes dq, dv, dbeta and the row parts of dk and (with HAS_GATE) dg. The kernel computes W^T from transposed loads,
+    because the products dO W^T and dY W^T need it.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
@@ -142,7 +151,7 @@ def rows_kernel(
         dq_CK *= grow_C[:, None]
         dk_CK *= grow_C[:, None]
     k_wide_CK = k_CK.to(tl.float32)
-    # of what k adds to R, and of the k of a row of A; k . k once more, so that M is not rounded here
+    # First the path through R = V - e^g K S, then the rows of A. k . k is computed again: M must stay unrounded here.
     dbeta_C -= tl.sum(k_wide_CK * dk_CK, 1)
     dbeta_C += tl.sum(m_CC * tl.dot(k_CK, tl.trans(k_CK), input_precision=PRECISION), 1)
     tl.store(dbeta_ptr + head * C + i, dbeta_C)
@@ -162,9 +171,9 @@ def columns_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients that sum over the rows i of the products of a chunk, for its columns j, added to those of its rows.
+    """Compute the gradients that sum over the rows i of a chunk's products.
 
-    dk [B, T, H, K]; with HAS_GATE dg [B, c, H, C]. states and dstates are those before and behind the chunks.
+    Adds them to the row parts and writes the complete dk and, with HAS_GATE, dg.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0

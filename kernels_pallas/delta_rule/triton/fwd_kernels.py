@@ -1,13 +1,27 @@
-"""Triton kernels of the delta rule: the inverse of every chunk, the states in a pass over time, then all outputs.
+"""Triton forward kernels of the delta rule: inverses, then states, then outputs.
 
-Equations in `delta_rule/api.py`. A tile holds a whole chunk of C positions along one axis; the values of a head are
-taken in blocks of BLOCK columns, its keys, padded to KP, as a whole. HAS_GATE is Gated DeltaNet: without it g is not
-read and no decay is computed. Only differences of g are exponentiated, masked before: above the diagonal they would
-overflow. Sums are float32, products of the inputs' dtype. beta and g are [B, c, H, C], with zeros behind T: positions
-there correct nothing, and their rows of every other array read as zeros.
+    kernel   one program per batch entry and             writes
+    solve    chunk and head                              x [B, T, H, C], the inverse X of each chunk
+    state    time segment, head, BLOCK columns of S      states [B, c, H, K, V] at the chunk starts; last
+    out      chunk and head                              o [B, T, H, V]
 
-No tile that is computed is transposed for a product (compilers got that wrong on Hopper): what is needed the other way
-round is computed so, from tiles that are loaded.
+    operand      shape             dtype      meaning
+    q, k         [B, T, H, K]      input      queries, keys
+    v, o         [B, T, H, V]      input      values, outputs
+    x            [B, T, H, C]      input      row t: the row of X at position t
+    beta, g      [B, c, H, C]      fp32       step sizes (0 after T), log decays summed from the chunk start
+    states       [B, c, H, K, V]   input      states before each chunk
+    start, last  [B, s, H, K, V]   fp32       states before and after each of s time segments
+
+    X = (I + stril(beta K K^T))^{-1},   W = (X * G) beta (V - e^g K S),   G_ij = e^{g_i - g_j}, j <= i
+    S <- e^{g_C} S + K^T (e^{g_C - g} W),   O = e^g Q S + (tril(Q K^T) * G) W
+
+Only `state` is sequential over time; the two other kernels run all chunks in parallel. A tile holds all C positions of
+a chunk on one axis, all keys (padded to KP) and BLOCK value columns at a time. HAS_GATE selects Gated DeltaNet;
+DeltaNet reads no g and computes no decay. Exponents are masked differences of g, because unmasked ones overflow above
+the diagonal. Sums are float32 and products use the input dtype. Positions after T read as zero and correct nothing. No
+computed tile is transposed for a product, because compilers got that wrong on Hopper: the kernels compute the
+transposed tile from loaded tiles instead. Equations and source: `delta_rule/api.py`, arXiv 2412.06464.
 """
 
 import triton
@@ -19,7 +33,10 @@ from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_an
 
 @triton.jit
 def decays(later, earlier, g_later, g_earlier, HAS_GATE: tl.constexpr):
-    """G: e^{g_later - g_earlier} where later >= earlier, else 0. Rows or columns may be the later positions."""
+    """Return G: e^{g_later - g_earlier} where later >= earlier, else 0.
+
+    The later positions may index either the rows or the columns.
+    """
     is_seen = later >= earlier
     if HAS_GATE:
         return tl.exp(tl.where(is_seen, g_later - g_earlier, float("-inf")))
@@ -28,7 +45,7 @@ def decays(later, earlier, g_later, g_earlier, HAS_GATE: tl.constexpr):
 
 @triton.jit
 def corrected(beta_R, k_RK, earlier_RK, PRECISION: tl.constexpr):
-    """The block of A = beta K K^T of these rows and those columns."""
+    """Return a block of A = beta K K^T: rows `k_RK`, columns `earlier_RK`."""
     return beta_R[:, None] * tl.dot(k_RK, tl.trans(earlier_RK), input_precision=PRECISION)
 
 
@@ -38,7 +55,10 @@ def solve_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head; see `triton/triangular.py`."""
+    """Compute X = (I + A)^{-1} with A = stril(beta K K^T) for one chunk of one head.
+
+    Method: `triton/triangular.py`, in blocks of SOLVE rows.
+    """
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, SOLVE)
     in_k, in_beta, out = k_ptr + b * T * H * K + h * K, beta_ptr + head * C, x_ptr + (b * T * H + h) * C
@@ -75,7 +95,10 @@ def solve_kernel(
 
 @triton.jit
 def corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_KV, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr):
-    """W [C, V] in float32, of keys, values, X * G, beta, e^g and the state before the chunk in the inputs' dtype."""
+    """Return W [C, V] in float32.
+
+    `x_CC` is X * G, `grow_C` is e^g, and `s_KV` is the state before the chunk in the input dtype.
+    """
     seen_CV = tl.dot(k_CK, s_KV, input_precision=PRECISION)
     if HAS_GATE:
         seen_CV *= grow_C[:, None]
@@ -90,10 +113,10 @@ def state_kernel(
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{g_C} S + K^T (e^{g_C - g} W) over SEGMENT chunks, of one batch entry and head, for BLOCK columns of S.
+    """Pass BLOCK columns of a head's state through SEGMENT chunks.
 
-    states [B, c, H, K, V] are those before the chunks; start and last [B, s, H, K, V] fp32, of the s segments of time.
-    ENDS writes last alone, made of zero in place of start, and in K more columns of the identity.
+    S <- e^{g_C} S + K^T (e^{g_C - g} W). With ENDS the kernel writes only `last` [B, s, H, K, V + K]: the segment's end
+    state from S = 0, followed by K columns that start from the identity (see state_scan/triton/segments.py).
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -141,7 +164,7 @@ def out_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """O = e^g Q S + (tril(Q K^T) * G) W, for one chunk of a head; shapes as in `state_kernel`."""
+    """Compute O = e^g Q S + (tril(Q K^T) * G) W for one chunk of one head."""
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
     b, h, start, head = place_of(tl.program_id(0), T, H, C)

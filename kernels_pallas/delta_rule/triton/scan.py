@@ -1,9 +1,9 @@
-"""The delta rule in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
+"""Launch the Triton kernels of the delta rule; the custom VJP and the tile sizes.
 
-Forward: the inverses X of all chunks, [B, T, H, C]; one pass over the chunks that leaves the states at their starts,
-[B, c, H, K, V], both in the dtype of q (two, if the sequences are few: state_scan/triton/segments.py); then every chunk
-makes its outputs. The backward pass keeps the inputs, X and those states. It goes back over the chunks for the states'
-gradients, then makes those of the inputs; equations in `delta_rule/api.py`.
+Forward: the inverses X of all chunks [B, T, H, C], the states at the chunk starts [B, c, H, K, V], then the outputs. X
+and the states have the dtype of q. Few sequences are cut into time segments, whose states take two launches
+(state_scan/triton/segments.py). The backward pass keeps the inputs, X and the states. It computes the state gradients
+back over the chunks, then the input gradients. Equations: `delta_rule/api.py`.
 """
 
 from functools import partial
@@ -23,22 +23,25 @@ from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precis
 
 
 class Tile(NamedTuple):
-    """Columns of the values per block at most, warps, blocks or chunks in flight."""
+    """Tile settings for a kernel.
+
+    block: most value columns per block; warps: warps per program; stages: blocks or chunks in flight.
+    """
 
     block: int
     warps: int
     stages: int
 
 
-# By kernel and bits of the inputs. Those of 16 bits are the fastest of 12 on an H200, at the sizes of Gated DeltaNet,
-# but for `rows` and where more stages won little (lab/log/kernels.md). fp32, whose products are three each and hold
-# their operands in registers, spills, most where a head has 128 keys.
+# Keyed by kernel and input bits. 16-bit entries are the fastest of 12 settings on one H200 at Gated DeltaNet's sizes,
+# except `rows` and kernels where more stages gained little (lab/log/kernels.md). fp32 spills, most at K = 128: each
+# product is three TF32 products with operands in registers.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
     ("state", 16): Tile(32, 4, 2),
     ("out", 16): Tile(64, 4, 1),
     ("dstate", 16): Tile(64, 4, 1),
-    ("rows", 16): Tile(64, 8, 1),  # with 2 stages wrong on Hopper (Triton 3.6), a race
+    ("rows", 16): Tile(64, 8, 1),  # 2 stages give wrong results on Hopper (Triton 3.6): a race
     ("columns", 16): Tile(64, 4, 1),
     ("solve", 32): Tile(16, 1, 1),
     ("state", 32): Tile(16, 4, 1),
@@ -50,7 +53,7 @@ TILES = {
 
 
 def tile(kernel: str, dtype: Any) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
+    """Return the kernel's tile; the interpreter's small tile gives several blocks."""
     return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
 
 
@@ -64,7 +67,7 @@ def run(
     *,
     chunk_size: int,
 ) -> tuple[Array, Array]:
-    """Return (o [B, T, H, V], the last state)."""
+    """Return (o [B, T, H, V], last state)."""
     chunk = min(longest_chunk(q_BTHK.dtype), padded(min(chunk_size, q_BTHK.shape[1])))
     beta_BcHC = jnp.moveaxis(split_chunks(beta_BTH, chunk), 2, 3)
     g_BcHC = None
@@ -74,7 +77,7 @@ def run(
     return out
 
 
-# Of a sharding rule (batching.py): q, k, v, beta and g (beta again where there is none), with `g` for the heads.
+# Part of a sharding rule (batching.py): q, k, v, beta, and g (beta again without decay); `g` names the heads.
 _OPERANDS = "b t g k, b t g k, b t g v, b c g q, b c g q"
 
 
@@ -88,7 +91,7 @@ def _forward(q, k, v, beta, g, initial):
     results = "b t g v, b g k v, b t g q, b c g k v"
     run = fold_vmap(partial(_run_forward, has_gate=has_gate), f"{_OPERANDS}, b g k v -> {results}")
     o, last, x, states = run(q, k, v, beta, g if has_gate else beta, initial)
-    # Named as those of the xla backend, so that one policy of rematerialisation keeps either.
+    # Same names as in the xla backend: one remat policy keeps these values for both backends.
     x, states = checkpoint_name(x, "chunk_inverse"), checkpoint_name(states, "chunk_states")
     return (o, last), (q, k, v, beta, g, x, states)
 
@@ -124,7 +127,7 @@ def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool) -> tuple[Array, A
 
 def _run_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool) -> tuple[Array, ...]:
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
-    out_g = g if has_gate else jax.ShapeDtypeStruct((1,), beta.dtype)  # what is not written has one entry
+    out_g = g if has_gate else jax.ShapeDtypeStruct((1,), beta.dtype)  # one entry: not written
     d_states, dy, d_initial = segments.pass_states(
         partial(launch, "dstate", bwd_kernels.dstate_kernel, q, k, x, beta, g, do),
         d_last,
@@ -142,7 +145,10 @@ def _run_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool) ->
 
 
 def _block(kind: str, q: Any, v: Any, chunk: int) -> int:
-    """Return the columns of the values per block; chunks of 32 are those of sm80, where 64 spill."""
+    """Return the value columns per block, at most the chunk.
+
+    sm80 uses chunks of 32, where blocks of 64 spill.
+    """
     return block_of(min(tile(kind, q.dtype).block, chunk), v.shape[-1])
 
 
@@ -156,9 +162,10 @@ def _launch(
     segment: int = 1,
     ends: bool = False,
 ) -> tuple[Array, ...]:
-    """Launch `kernel` over the chunks of every head, or segments of so many, for shapes of q, v and beta.
+    """Launch `kernel` over all chunks of all heads, or over segments of chunks.
 
-    `segment` and `ends` are of the passes over time alone; see state_scan/triton/segments.py.
+    `segment` counts the chunks per time segment. `shapes` are q, v and beta. Only the passes over time use `segment`
+    and `ends` (state_scan/triton/segments.py).
     """
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)

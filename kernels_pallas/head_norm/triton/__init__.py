@@ -1,15 +1,18 @@
-"""The `triton` backend of the norm per head with its gate: sm80 and later."""
+"""The `triton` backend of the head norm, for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.head_norm.interface import HeadNorm
 from kernels_pallas.triton import limits
 from kernels_pallas.triton.blocks import padded
 
-MAX_CHANNELS = 8192  # of one norm, each dim padded to a power of two: a program has them all in registers
+MAX_CHANNELS = 8192  # per norm, with dims padded to powers of two; a program keeps all of them in registers
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes, the width of a norm, or channels that devices share."""
+    """Return the reason why this backend cannot run, or None.
+
+    Checks the machine, the dtypes, the norm width, and whether devices share a norm's channels.
+    """
     reason = limits.machine(problem)
     if reason is not None:
         return reason
@@ -22,7 +25,7 @@ def refusal(problem: Problem) -> str | None:
     if channels > MAX_CHANNELS:
         return f"a norm over {channels} channels (dims padded to powers of two) is wider than {MAX_CHANNELS}"
     if problem.options["gate_first"] and problem.options["is_split"]:
-        return "devices share the channels of a norm (a mesh with tensor above 1), and it reads whole tokens"
+        return "devices share the channels of a norm (a mesh with tensor above 1), but the kernel reads whole tokens"
     return None
 
 

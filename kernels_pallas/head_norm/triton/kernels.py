@@ -1,8 +1,19 @@
-"""The Triton kernels of the norm per head with its gate: one pass over the operands forward, one backward.
+"""Triton kernels of the head norm and output gate: one pass per direction.
 
-A program has some consecutive tokens and a group of heads, or all heads where one norm is over all (FIRST). It goes
-through them in tiles of ROWS = TOKENS x HEADS rows of V channels, with the gains of its heads in registers. Rows
-behind the end, and those of heads that only pad the group, are read as zeros and not written. Equations in `api.py`.
+    operand                         shape           dtype    meaning
+    x, gate, skip, y                [B, T, H, V]    input    recurrence output, gate, skip operand a, result
+    factor, dfactor                 [B, T, H]       fp32     factors s of the skip operand, and their gradient
+    gain, bias                      [B, H, V]       fp32     norm parameters, one copy per batch entry
+    dy, dpassed, dx, dgate, dskip   [B, T, H, V]    input    gradients; dpassed is the residual gradient of x
+    dgain, dbias                    [B, c, H, V]    fp32     parameter gradients, summed within each chunk of tokens
+
+    y = (norm(x) + s a) act(g),   or with FIRST   y = norm((x + s a) act(g))
+
+One program handles TOKENS x STEPS consecutive tokens and a group of HEADS heads, or all heads with FIRST, where one
+norm spans all heads. It loops over tiles of R = TOKENS x HEADS rows with V channels, padded to VP, and keeps the gains
+of its heads in registers. Rows after the last token, and rows for heads that only pad the group, read as zero and are
+not written. The backward pass computes the norm again, because it must read each row anyway. Equations and sources:
+`head_norm/api.py`.
 """
 
 import triton
@@ -13,7 +24,7 @@ from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 @triton.jit
 def place_of(pid, T: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr):
-    """Batch entry, chunk of tokens, its index in [B, c], and first head of a program."""
+    """Return a program's batch entry, token chunk, index into [B, c] and first head."""
     n_chunks: tl.constexpr = (T + CHUNK - 1) // CHUNK
     n_groups: tl.constexpr = (H + HEADS - 1) // HEADS
     group, chunk, b = pid % n_groups, pid // n_groups % n_chunks, (pid // (n_groups * n_chunks)).to(tl.int64)
@@ -22,19 +33,19 @@ def place_of(pid, T: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, CHUNK: 
 
 @triton.jit
 def parameter(ptr, head, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr):
-    """[R, VP]: the row of every head of [H, V]."""
+    """Return [R, VP]: the row of [H, V] for each `head`."""
     return load_rows(ptr, head, V, H, V, VP, True)
 
 
 @triton.jit
 def data(ptr, row, T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr):
-    """[R, VP]: rows of [T, H, V] in float32."""
+    """Return [R, VP]: rows of [T, H, V] in float32."""
     return load_rows(ptr, row, V, T * H, V, VP, True).to(tl.float32)
 
 
 @triton.jit
 def mean(x_RV, N: tl.constexpr, FIRST: tl.constexpr):
-    """Of every row, or of all rows of a token, whose channels are N."""
+    """Return the mean over N channels: of each row, or with FIRST of each token."""
     if FIRST:
         return tl.sum(tl.sum(x_RV, 1), 0) / N
     else:
@@ -43,7 +54,7 @@ def mean(x_RV, N: tl.constexpr, FIRST: tl.constexpr):
 
 @triton.jit
 def normed(x_RV, is_channel_RV, EPS: tl.constexpr, CENTER: tl.constexpr, N: tl.constexpr, FIRST: tl.constexpr):
-    """The norm before gain and bias, and what it multiplies with."""
+    """Return the norm before gain and bias, and its scale 1 / sqrt(mean x^2 + eps)."""
     if CENTER:
         x_RV = tl.where(is_channel_RV, x_RV - mean(x_RV, N, FIRST), 0.0)
     scale = tl.rsqrt(mean(x_RV * x_RV, N, FIRST) + EPS)
@@ -52,7 +63,7 @@ def normed(x_RV, is_channel_RV, EPS: tl.constexpr, CENTER: tl.constexpr, N: tl.c
 
 @triton.jit
 def through_norm(du_RV, unit_RV, scale, CENTER: tl.constexpr, N: tl.constexpr, FIRST: tl.constexpr):
-    """The gradient of what `normed` normalises; `du_RV` is 0 where there is no channel."""
+    """Return the gradient of `normed`'s operand; `du_RV` must be 0 in the padding."""
     across_RV = du_RV - unit_RV * mean(du_RV * unit_RV, N, FIRST)
     if CENTER:
         across_RV -= mean(du_RV, N, FIRST)
@@ -61,7 +72,7 @@ def through_norm(du_RV, unit_RV, scale, CENTER: tl.constexpr, N: tl.constexpr, F
 
 @triton.jit
 def activated(g_RV, ACTIVATION: tl.constexpr):
-    """The activation of a gate and its derivative."""
+    """Return the gate's activation and its derivative."""
     if ACTIVATION == "none":
         return g_RV, tl.full(g_RV.shape, 1.0, tl.float32)
     s_RV = tl.sigmoid(g_RV)
@@ -77,7 +88,7 @@ def forward_kernel(
     STEPS: tl.constexpr, EPS: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, SKIP: tl.constexpr,
     BIAS: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Results [B, T, H, V] of x, gate and skip alike, factors [B, T, H], gains and biases [B, H, V]."""
+    """Compute y for the program's tokens and heads."""
     N: tl.constexpr = H * V if FIRST else V
     b, chunk, _, first = place_of(tl.program_id(0), T, H, HEADS, TOKENS * STEPS)
     row = tl.arange(0, TOKENS * HEADS)
@@ -122,9 +133,10 @@ def backward_kernel(
     STEPS: tl.constexpr, EPS: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, SKIP: tl.constexpr,
     BIAS: tl.constexpr, FIRST: tl.constexpr, PASSED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the operands, of x with what is passed on to it (PASSED).
+    """Compute all operand gradients for the program's tokens and heads.
 
-    Those of gains and biases are by chunk of tokens, [B, c, H, V] fp32.
+    PASSED adds `dpassed`, the residual gradient, to dx. dgain and dbias are sums over the program's tokens, [B, c, H,
+    V].
     """
     N: tl.constexpr = H * V if FIRST else V
     b, chunk, place, first = place_of(tl.program_id(0), T, H, HEADS, TOKENS * STEPS)
@@ -156,7 +168,7 @@ def backward_kernel(
             active_RV, slope_RV = activated(data(gate_ptr, at, T, H, V, VP), ACTIVATION)
         if PASSED:
             dpassed_RV = data(dpassed_ptr, at, T, H, V, VP)
-        w_RV = x_RV  # the operand of the gate
+        w_RV = x_RV  # operand of the gate
         if not FIRST:
             unit_RV, scale = normed(x_RV, is_channel_RV, EPS, BIAS, N, FIRST)
             w_RV = unit_RV * gain_RV
@@ -164,7 +176,7 @@ def backward_kernel(
                 w_RV += bias_RV
         if SKIP:
             w_RV += skip_RV * factor_R1
-        dw_RV = dy_RV  # of the gate's result, then of its operand
+        dw_RV = dy_RV  # gradient: first for the gate's result, then for its operand
         if FIRST:
             z_RV = w_RV * active_RV if GATE else w_RV
             unit_RV, scale = normed(z_RV, is_channel_RV, EPS, BIAS, N, FIRST)
@@ -192,7 +204,7 @@ def backward_kernel(
 def store_sums(
     ptr, first, x_RV, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr
 ):
-    """Writes sums over the tokens of a tile to the rows of its heads."""
+    """Write sums over a tile's tokens to the rows of its heads."""
     if TOKENS > 1:
         x_RV = tl.sum(tl.reshape(x_RV, [TOKENS, HEADS, VP]), 0)
     store_rows(ptr, first + tl.arange(0, HEADS), V, H, x_RV, V, VP)

@@ -1,6 +1,6 @@
-"""The norm per head with its gate in Triton: launches of kernels.py, its gradient, tile sizes.
+"""Launch the Triton kernels of the head norm; the custom VJP and the tile sizes.
 
-The backward pass keeps the inputs and computes the norm again: a row is read once in any case.
+The backward pass keeps only the inputs and computes the norm again: it reads each row once either way.
 """
 
 from functools import partial
@@ -18,7 +18,11 @@ from kernels_pallas.triton.blocks import padded
 
 
 class Tile(NamedTuple):
-    """Channels of a tile, padding included, and of a thread, tiles that a program goes through, and those in flight."""
+    """Tile settings for a kernel.
+
+    channels: channels per tile, with padding; each: channels per thread; steps: tiles per program; stages: tiles in
+    flight.
+    """
 
     channels: int
     each: int
@@ -27,7 +31,11 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Heads and tokens of a tile, tiles of a program and those in flight, and warps."""
+    """Tile settings for given head dims.
+
+    heads, tokens: heads and tokens per tile; steps: tiles per program; stages: tiles in flight; warps: warps per
+    program.
+    """
 
     heads: int
     tokens: int
@@ -36,8 +44,9 @@ class Rows(NamedTuple):
     warps: int
 
 
-# By kernel; a tile of "all" is a token, however many channels that has. 8 channels a thread are 16 bytes of 16-bit
-# inputs at a time. The fastest of up to 81 on an H200, at the sizes of RWKV-7 and Mamba-2 (lab/log/kernels.md).
+# Keyed by kernel. A tile of an "all" kernel is one token with all channels. With 8 channels, a thread loads 16 bytes of
+# 16-bit inputs at a time. The fastest of up to 81 settings on one H200, at the sizes of RWKV-7 and Mamba-2
+# (lab/log/kernels.md).
 TILES = {
     "forward": Tile(1024, 8, 4, 3),
     "backward": Tile(512, 16, 16, 2),
@@ -47,21 +56,21 @@ TILES = {
 
 
 def kind_of(kernel: str, call: Call) -> str:
-    """Return the name in TILES of the forward or backward kernel: with one norm for each head, or one for all."""
+    """Return the TILES key: `kernel`, or with gate first `kernel`_all."""
     return f"{kernel}_all" if call.gate_first else kernel
 
 
 def rows(kind: str, x_BTHV: Array) -> Rows:
-    """Return the tile for the heads of x; the interpreter's is so small that tests see several programs."""
+    """Return the tile for x; the interpreter's small tile gives several programs."""
     H, V = x_BTHV.shape[2:]
     is_small, is_all = interpreter.is_chosen(), kind.endswith("_all")
     entry = Tile(padded(V) * 4, 8, 2, 1) if is_small else TILES[kind]
     most = 1 if is_all else max(1, entry.channels // padded(V))
-    # As many heads as leave no group in part empty
+    # Powers of two that divide H leave no group partly empty.
     heads = 1 << (H - 1).bit_length() if is_all else min(H & -H, most, 2 if is_small else H)
     tokens = max(1, most // heads)
     warps = heads * tokens * padded(V) // (32 * entry.each)
-    # Of five operands, two more tiles in flight are 80 KiB at most; every GPU has 99 for a program
+    # With five operands, two more tiles in flight take at most 80 KiB; every supported GPU has 99 KiB per program.
     is_wide = heads * tokens * padded(V) * x_BTHV.dtype.itemsize > 8192
     return Rows(heads, tokens, entry.steps, 1 if is_wide else entry.stages, max(1, min(warps, 16)))
 
@@ -74,11 +83,11 @@ def run(
     bias_HV: Array | None,
     call: Call,
 ) -> Array | tuple[Array, Array]:
-    """Return y_BTHV, or x and y."""
+    """Return y_BTHV, or (x, y)."""
     B, T, H, V = x_BTHV.shape
     if skip is not None:
         skip = skip[0], jnp.broadcast_to(skip[1], (B, T, H))
-    # by sequence, because vmap and meshes need a batch first
+    # One copy per batch entry, because vmap and sharding rules need a leading batch dim.
     gain, bias = (None if p is None else jnp.broadcast_to(p, (B, H, V)) for p in (gain_HV, bias_HV))
     y: Any = _normed(call, x_BTHV, gate_BTHV, skip, gain, bias)
     return y
@@ -90,14 +99,17 @@ def _normed(call: Call, x, gate, skip, gain, bias) -> Any:
 
 
 def forward(call: Call, *given: Any) -> tuple[Any, tuple]:
-    """Return y, or x and y, and what the backward pass keeps, from x, gate, skip, gain and bias [B, H, V]."""
+    """Return y, or (x, y), and the operands that the backward pass keeps.
+
+    `given` is x, gate, skip, gain and bias; gain and bias are [B, H, V].
+    """
     run, leaves, dims = _with_rules(_run_forward, call, given)
     y = run(f"{dims} -> {_DATA}")(*leaves)
     return (given[0], y) if call.with_input else y, given
 
 
 def backward(call: Call, given: tuple, dy: Any) -> tuple:
-    """Return the gradients of what `forward` was given."""
+    """Return the gradients of `forward`'s operands."""
     run, leaves, dims = _with_rules(_run_backward, call, given)
     of_results = dy if call.with_input else (dy,)
     gradients = run(f"{dims}{f', {_DATA}' * len(of_results)} -> {dims}")(*leaves, *of_results)
@@ -106,13 +118,13 @@ def backward(call: Call, given: tuple, dy: Any) -> tuple:
 
 _normed.defvjp(forward, backward)
 
-# Of a sharding rule (batching.py): `g` stands for the heads, which are independent unless one norm is over all of them.
-# Tokens always are; gradients of gains and biases are sums over them.
+# Parts of a sharding rule (batching.py). `g` names the heads, which are independent unless one norm spans all heads.
+# Tokens are always independent; parameter gradients are sums over tokens.
 _DATA, _FACTORS, _PARAMETERS = "b t g v", "b t g", "b g v"
 
 
 def _with_rules(f: Any, call: Call, given: tuple) -> tuple[Any, list[Array], str]:
-    """Return rule -> `f` with that rule, the operands that are there, and their dims."""
+    """Return (rule -> `f` under that rule, present operands, operand dims)."""
     _, gate, skip, _, bias = given
     dims = [_DATA] * (1 if gate is None else 2) + ([] if skip is None else [_DATA, _FACTORS])
     dims += [_PARAMETERS] * (1 if bias is None else 2)
@@ -136,10 +148,10 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     kind = kind_of("backward", call)
     entry = rows(kind, x)
     sums = jax.ShapeDtypeStruct((B, -(-T // (entry.tokens * entry.steps)), H, V), gain.dtype)
-    nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
+    nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # one entry: not written
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
-    more = (leaves[-1], leaves[-n_results])  # dy, and the gradient of x as a result, or dy again
+    more = (leaves[-1], leaves[-n_results])  # dy, and the residual gradient (dy again without one)
     gradients = _launch(kind, kernels.backward_kernel, given, more, out=out, call=call, PASSED=call.with_input)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
@@ -148,7 +160,10 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
 def _launch(
     kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call, **constants: Any
 ) -> tuple[Array, ...]:
-    """Launch a kernel over the tokens and groups of heads of x; an operand that is not there is some array."""
+    """Launch a kernel over the tokens and head groups of x.
+
+    A placeholder, which the kernel does not read, replaces an absent operand.
+    """
     x, gate, skip, gain, bias = given
     B, T, H, V = x.shape
     entry = rows(kind, x)

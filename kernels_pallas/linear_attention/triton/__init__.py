@@ -1,15 +1,18 @@
-"""The `triton` backend of linear attention with a decay per channel: sm80 and later."""
+"""The `triton` backend of linear attention with key-channel decay (sm80 or later)."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.linear_attention.interface import LinearAttention
 from kernels_pallas.triton import limits
 
-DTYPES = ("bfloat16", "float32")  # weights of e^60 do not fit float16
-MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; GLA has 192 at 110m
+DTYPES = ("bfloat16", "float32")  # no float16: it cannot hold weights up to e^60
+MAX_VALUE_DIM = 2 * limits.MAX_DIM  # value dims are tiled; GLA has 192 at 110m
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes (r and k follow v), or a head's dims."""
+    """Return why this backend cannot run: machine, dtypes or head dims; else None.
+
+    r and k have the dtype of v.
+    """
     r, _, v, *wide = problem.operands
     reason = limits.machine(problem, entry=limits.with_pairs(r, v))
     if reason is not None:

@@ -1,23 +1,34 @@
-"""Triton kernels of linear attention with a decay per channel; each serves the outputs and, in REVERSE, the gradients.
+"""Triton kernels of linear attention with a decay per key channel.
 
-Equations in `linear_attention/api.py`. Readers r (and a) and writers k (and b) mirror each other: the gradient of the
-values is what flows back from dO through the writers, as the outputs are what flows on from V through the readers, and
-the gradient of the state is a state. So one kernel makes states and their gradients, and one o and dv:
+    kernel     one program per batch entry, head and     writes; with REVERSE
+    sums       chunk                                     g from log w; gradient of log w from dg
+    pairs      chunk                (LOW_RANK)           a|b                                    low_rank_kernels.py
+    solve      chunk                (LOW_RANK)           X = (I - a|b)^-1                       low_rank_kernels.py
+    mix        chunk                (LOW_RANK)           X (a|k) V and X a~; the parts of dY    low_rank_kernels.py
+    state      time segment, BLOCK columns of S          S and U; L and dY
+    out        chunk                                     O; dV
+    d_scores   chunk                                     gradients of the scores                keys_kernels.py
+    keys       chunk, KEYS keys                          dr, dk, da, db, dg, du                 keys_kernels.py
 
-    sums      g to base 2, or the gradient of log w from that of g
-    pairs     a|b of every chunk                                     LOW_RANK alone, in low_rank_kernels.py
-    solve     X = (I - a|b)^-1                                       likewise
-    mix       X (a|k) V and X a~, of which U is made given S; in REVERSE those of dY         likewise
-    state     S (and U) over all chunks, or those of a segment; in REVERSE L (and dY)
-    out       O; in REVERSE dV
-    d_scores  the gradients of r|k and, LOW_RANK, of a|k, r|b and a|b                       in keys_kernels.py
-    keys      dr, dk, da and db, and what they give dg                                       likewise
+    operand            shape              dtype    meaning
+    r, a, k, b         [B, T, H, K]       input    readers r and a, writers k and b
+    v, o, do, dv       [B, T, H, V]       input    values, outputs and their gradients
+    z                  [B, T, H, V]       input    U, or with TIED V + U; in REVERSE dY
+    x_mixed, z_mixed   as r, v            input    results of `mix`
+    g                  [B, c C, H, K]     fp32     sum of log2 w from the chunk start, constant after T
+    u                  [B, H, K]          fp32     bonus (BONUS)
+    states             [B, c, H, K, V]    input    S before each chunk; in REVERSE L after each chunk
+    start, last        [B, s, H, K, V]    fp32     states before and after each of s time segments
 
-A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` as a whole,
-padded to KP, and values in blocks of BLOCK. MILD means that no g is below -BOUND (weight_kernels.py). Sums are float32,
-products of the inputs' dtype. g is [B, c C, H, K] float32, to base 2, constant behind T; rows behind T of every other
-array read as zeros. TIED, as in KDA, b is k: see low_rank_kernels.py. No tile that is computed is transposed for a
-product (compilers got that wrong on Hopper). No atomics: two runs give the same bits.
+    forward  (state)  x, y, low, z = k, v, b, U        (out)  x, y, z, y_low, z_low = r, k, v, b, U
+    REVERSE  (state)  x, y, low, z = r, do, a, dY      (out)  x, y, z, y_low, z_low = k, r, do, a, dY
+
+Readers and writers mirror each other: V reaches O through the readers, and dO reaches dV through the writers. One
+kernel therefore computes each result and, in REVERSE, its gradient. A tile holds all C positions of a chunk on one
+axis, values in blocks of BLOCK, and keys in blocks of KEYS (`state`: all keys, padded to KP). MILD means that no g is
+below -BOUND (weight_kernels.py). TIED means that b is k, as in KDA (low_rank_kernels.py). Sums are float32, products
+use the input dtype, and rows after T read as zero. No computed tile is transposed for a product, because compilers got
+that wrong on Hopper. No atomics are used: two runs give equal bits. Equations and sources: `linear_attention/api.py`.
 """
 
 import triton
@@ -32,7 +43,10 @@ def sums_kernel(
     x_ptr, sums_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """The sums g [B, c C, H, K] of log2 w from log w [B, T, H, K]; in REVERSE those of x from a chunk's end, back."""
+    """Compute g [B, c C, H, K], the sums of log2 w, from log w [B, T, H, K].
+
+    In REVERSE, compute the sums of x from the end of each chunk back, [B, T, H, K].
+    """
     PADDED: tl.constexpr = (T + C - 1) // C * C
     ROWS_IN: tl.constexpr = PADDED if REVERSE else T
     ROWS_OUT: tl.constexpr = T if REVERSE else PADDED
@@ -50,13 +64,12 @@ def state_kernel(
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr,
     TIED: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{g_C} S + K^^T V + B^^T U over SEGMENT chunks, of one batch entry and head, for BLOCK columns of S.
+    """Pass BLOCK columns of a head's state through SEGMENT chunks.
 
-    x is k, y is v, and with LOW_RANK low is b and z is U [B, T, H, V], which this makes of what `mix` has made; TIED z
-    is V + U, and all that is added. In REVERSE L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk on: x is r, y is
-    do, low is a, z is dY. states [B, c, H, K, V] are those before a chunk is added; start and last float32
-    [B, s, H, K, V], of the s segments of time. ENDS writes last alone, made of zero in place of start, and with
-    LOW_RANK in K more columns of the identity.
+    S <- e^{g_C} S + K^^T V + B^^T U. With LOW_RANK the kernel also computes U from the results of `mix`; with TIED, z
+    is V + U and is all that the chunk adds. In REVERSE, L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk back.
+    `states` are the states before each chunk is added. ENDS writes only `last`, from S = 0, and with LOW_RANK also K
+    columns that start from the identity (see state_scan/triton/segments.py).
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -113,10 +126,9 @@ def out_kernel(
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, MILD: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """O = (r|k) V + (r|b) U + R~ S of one chunk of a head: x is r, y is k, z is v, states those before the chunks.
+    """Compute O = (r|k) V + (r|b) U + R~ S for a chunk and head.
 
-    In REVERSE dV = (r|k)^T dO + (a|k)^T dY + K^ L: x is k, y is r, z is do, states the gradients behind the chunks.
-    With LOW_RANK y_low and z_low are b and U, or a and dY.
+    In REVERSE, dV = (r|k)^T dO + (a|k)^T dY + K^ L. y_low and z_low are read only with LOW_RANK.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS

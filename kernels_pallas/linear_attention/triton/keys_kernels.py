@@ -1,10 +1,17 @@
-"""Triton kernels of linear attention's gradients of keys: dr and dk, with a low-rank part da and db, and dg of all.
+"""Triton kernels for linear attention's gradients dr, dk, da, db, dg and du.
 
-    d_scores    d(r|k) and, with a low-rank part, d(a|k), d(r|b) and d(a|b), once for all keys of a head
-    keys        the rest, for some keys: what scores and states give each operand, its product with it for dg
+    kernel     one program per batch entry and    writes
+    d_scores   chunk and head                     pairs [B, c, H, N, C, C] input, own [B, c, H, 1 or 2, C] fp32
+    keys       chunk, head and KEYS keys          dr, dk, da, db [B, T, H, K] input, dg [B, c C, H, K], du [B, c, H, K]
 
-Each score's gradient serves a reader and, the other way round, a writer; both need the same weights, so one program
-makes both. Shapes and flags as in kernels.py. TIED, as in KDA, b is k: then z stands in for v, and there is no b.
+    pairs   d(r|k) (N = 1), with LOW_RANK also d(a|k) (N = 2), unless TIED also d(r|b) and d(a|b) (N = 4)
+    own     the diagonals of d(r|k) and d(r|b), which are not in pairs
+
+Each score gradient contributes to one reader and one writer, and both need the same weights. One program therefore
+computes all four gradients of its keys, and `d_scores` computes the score gradients once for all keys. With
+exponentials to base 2, this cut RWKV-7's instructions by 67% and the time of `keys` from 1.18 to 0.65 ms per layer on
+one H200 (lab/log/kernels.md). TIED means that b is k, as in KDA: z = V + U replaces v, and there is no b. Other
+operands and flags: kernels.py. Equations: `linear_attention/api.py`.
 """
 
 import triton
@@ -20,10 +27,9 @@ def d_scores_kernel(
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BONUS: tl.constexpr,
     LOW_RANK: tl.constexpr, TIED: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """d(r|k), with LOW_RANK d(a|k), unless TIED d(r|b) and d(a|b) of one chunk of a head: [B, c, H, 1, 2 or 4, C, C].
+    """Compute a chunk's score gradients below the diagonal, and the diagonals.
 
-    Only those of a writer before a reader; own [B, c, H, 1 or 2, C] float32 are the diagonals of d(r|k) and d(r|b). z
-    is U. Rows of readers before their own decay are in the order 1, ..., C - 1, 0, as `keys_kernel` takes them.
+    z is U. Readers before their own decay have their rows in the order 1, ..., C - 1, 0, as `keys_kernel` expects.
     """
     N: tl.constexpr = (1 + LOW_RANK) * (1 + (LOW_RANK and not TIED))
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
@@ -52,7 +58,7 @@ def d_scores(
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write x y^T below its diagonal to rows `at_row`, return the diagonal."""
+    """Write x y^T below its diagonal to rows `at_row` and return the diagonal."""
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
     i = tl.arange(0, C)
@@ -62,7 +68,8 @@ def d_scores(
         x_CV = load_tile(x_ptr, start + i, at_V, H * V, 1, T, V, BOUNDED, PART)
         y_VC = load_tile(y_ptr, at_V, start + i, 1, H * V, V, T, PART, BOUNDED)
         a_CC = tl.dot(x_CV, y_VC, a_CC, input_precision=PRECISION)
-    # factors stay in registers for all products of a chunk, where conditions are made again for each
+    # Masks as factors stay in registers (719 instructions per warp); conditions are computed again for each product
+    # (1,019).
     is_pair_CC, is_own_CC = (i[None, :] < i[:, None]).to(tl.float32), (i[None, :] == i[:, None]).to(tl.float32)
     store_tile(out_ptr, at_row, i, C, 1, C, C, a_CC * is_pair_CC)
     return tl.sum(a_CC * is_own_CC, 1)
@@ -76,10 +83,11 @@ def keys_kernel(
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, MILD: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of KEYS keys of a chunk of a head dr, dk, with LOW_RANK da, unless TIED db, dg [B, c C, H, K], du [B, c, H, K].
+    """Compute the gradients for KEYS keys of a chunk and head.
 
-    z is U; pairs and own are what `d_scores_kernel` makes; states are those before the chunks, d_states the gradients
-    behind them. Chunks that decay by more than BOUND have code of their own, whose registers the others are spared.
+    z is U; `states` are those before the chunks, `d_states` the gradients after them. Chunks with sums below -BOUND
+    take a separate branch. On a shared path, their loops cost other chunks 1,000 bytes of spills and a third of all
+    instructions.
     """
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
     N: tl.constexpr = (1 + LOW_RANK) * (1 + (LOW_RANK and not TIED))
@@ -130,10 +138,10 @@ def keys_of(
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, FAR: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`keys_kernel` of a chunk with these sums, FAR if some are below -BOUND; pointers are those of head and chunk.
+    """Compute `keys_kernel` for one chunk; FAR if some sum is below -BOUND.
 
-    Readers before their own decay have their rows in the order 1, ..., C - 1, 0: row i is what gives dg_i something,
-    and its sum is g_i, but for the last row, where it is 0.
+    Pointers point to the head and chunk. Readers before their own decay have their rows in the order 1, ..., C - 1, 0.
+    Row i then contributes to dg_i, and its sum is g_i, except in the last row, where it is 0.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     HAS_B: tl.constexpr = LOW_RANK and not TIED
@@ -229,7 +237,7 @@ def from_state(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """[C, KEYS] products of rows of x [T, H, V] and of a state [K, V]."""
+    """Return [C, KEYS]: rows of x [T, H, V] times the transposed state [K, V]."""
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
     PART_K: tl.constexpr = K % KEYS != 0
@@ -249,11 +257,11 @@ def gradient(
     stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, TWO: tl.constexpr, FAR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x, a reader or, unless READS, a writer, and the part of it that comes from the state.
+    """Return the gradient of x and its part that comes from the state.
 
-    state is what comes from there but for decays, p [C, C] the gradient of the scores of x and y, readers by writers
-    before them, and with TWO q that of x and z. by, near_y and near_z have the weights `from_start`; places are the
-    positions of rows. Unless FAR no sum is below -BOUND.
+    x is a reader with READS, otherwise a writer. state_CK is the state's part without decays. p [C, C] (rows: readers,
+    columns: earlier writers) is the gradient of the scores of x and y; with TWO, q is the same for x and z. by, near_y
+    and near_z carry `from_start` weights, and *_place are the positions of the rows. FAR as in `keys_of`.
     """
     if FAR:
         state_CK *= tl.exp2(x_sums_CK if READS else end_K[None, :] - x_sums_CK)
@@ -267,7 +275,7 @@ def gradient(
         dx_CK = tl.dot(pairs(q_ptr, C, READS), near_z_CK, dx_CK, input_precision=PRECISION)
     dx_CK *= by_CK
     if FAR:
-        dx_CK = state_CK + tl.where(by_CK > 0, dx_CK, 0.0)  # products of what has no weight may be infinite
+        dx_CK = state_CK + tl.where(by_CK > 0, dx_CK, 0.0)  # a product whose weight is 0 may be infinite
         key = at_K[None, :]
         half = C // 2
         for _ in range(6 if C == 64 else 5 if C == 32 else 4):
@@ -285,6 +293,6 @@ def gradient(
 
 @triton.jit
 def pairs(p_ptr, C: tl.constexpr, READS: tl.constexpr):
-    """[C, C] at `p_ptr`, rows first, or unless READS columns."""
+    """Return the [C, C] tile at `p_ptr`, transposed unless READS."""
     i = tl.arange(0, C)
     return load_tile(p_ptr, i, i, C if READS else 1, 1 if READS else C, C, C, False, False)

@@ -1,9 +1,18 @@
-"""Triton kernels of linear attention's low-rank part, beside those of kernels.py: what a chunk's corrections need.
+"""Triton kernels for linear attention's low-rank part: corrections U and dY.
 
-U = X (a|k) V + X a~ S, so with both factors made here for all chunks side by side one product per chunk waits for the
-state. The gradient dY = X^T (r|b)^T dO + X^T b^ L mirrors it. Shapes and flags as in kernels.py.
+    U = X (a|k) V + X a~ S,   dY = X^T (r|b)^T dO + X^T b^ L,   X = (I - a|b)^{-1}
 
-TIED, as in KDA, means that b is k. Then V + U = X (V + a~ S) takes the place of both V and U, dY is dV as well.
+    kernel   writes                    shape and dtype
+    pairs    a|b                       [B, T, H, C] fp32
+    solve    X                         [B, T, H, C] input
+    mix      X (a|k) V and X a~        [B, T, H, V] and [B, T, H, K] input
+    mix      X^T (r|b)^T dO and X^T b^, with REVERSE; same shapes
+
+One program handles one chunk of one head, and all chunks run in parallel. Only one product per chunk must then wait for
+the state, in `state` (kernels.py). `pairs` and `solve` are separate, because `solve` inverts blocks of 16 with one
+warp: together they took 0.32 ms for an RWKV-7 layer on one H200, a single kernel 0.69 ms (lab/log/kernels.md). TIED
+means that b is k, as in KDA. Then V + U = X (V + a~ S) replaces both V and U, and dY is also dV. Operands and flags:
+kernels.py.
 """
 
 import triton
@@ -20,7 +29,7 @@ def pairs_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, MILD: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """a|b [B, T, H, C] of one chunk of a head, in float32."""
+    """Compute a|b for a chunk and head: rows of [B, T, H, C] in float32."""
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, C)
     in_K = b * T * H * K + h * K
@@ -33,7 +42,10 @@ def pairs_kernel(
 
 @triton.jit
 def solve_kernel(pairs_ptr, x_ptr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr):
-    """X = (I - a|b)^{-1} [B, T, H, C] of one chunk of a head, from a|b; see `triton/triangular.py`."""
+    """Compute X = (I - a|b)^{-1} for a chunk and head from a|b.
+
+    Method: `triton/triangular.py`.
+    """
     b, h, start, _ = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, SOLVE)
     in_pairs, out = pairs_ptr + (b * T * H + h) * C, x_ptr + (b * T * H + h) * C
@@ -65,7 +77,7 @@ def solve_kernel(pairs_ptr, x_ptr, T: tl.constexpr, H: tl.constexpr, C: tl.const
 @triton.jit
 def block(in_pairs, row, r: tl.constexpr, c: tl.constexpr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
           BOUNDED: tl.constexpr):  # fmt: skip
-    """The block of -(a|b) of these rows and columns of blocks."""
+    """Return a SOLVE x SOLVE block of -(a|b); r and c count blocks."""
     i = tl.arange(0, SOLVE)
     return -load_tile(in_pairs, row + r * SOLVE, i + c * SOLVE, H * C, 1, T, C, BOUNDED, False)
 
@@ -77,9 +89,9 @@ def mix_kernel(
     BLOCK: tl.constexpr, TIED: tl.constexpr, REVERSE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """X (a|k) V, or TIED X V, [B, T, H, V] and X a~ [B, T, H, K] of one chunk of a head: x is a, y is k, z is v.
+    """Compute X (a|k) V (TIED: X V) and X a~ for a chunk and head.
 
-    In REVERSE X^T (r|b)^T dO and X^T b^: x is b, y is r, z is do.
+    x is a, y is k, z is v. In REVERSE, X^T (r|b)^T dO and X^T b^: x is b, y is r, z is do.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS

@@ -1,12 +1,15 @@
-"""Linear attention with a decay per channel in Triton: launches of kernels.py, low_rank_kernels.py and
-keys_kernels.py, tile sizes.
+"""Launch the Triton kernels of linear attention; custom VJP and tile sizes.
 
-Forward: the running sums g of log2 w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
-[B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
-[B, c, H, K, V], and U, [B, T, H, V], in the dtype of v (two, if the sequences are few: state_scan/triton/segments.py);
-then every chunk makes its outputs. The backward pass keeps the inputs, those states, X and U. It makes g again, goes
-back over the chunks for the states' gradients, then makes those of the inputs. If b is k, then V + U = X (V + a~ S),
-whose gradient dY is that of V too: V + U takes the place of V and of U, and nothing is made of b.
+    forward    sums: g [B, c C, H, K] fp32
+               pairs, solve, mix: the inverses X [B, T, H, C] and the parts of U (only with a low-rank part)
+               state: the states at the chunk starts [B, c, H, K, V] and U [B, T, H, V], in the dtype of v
+               out: the outputs
+    backward   sums, mix, state: g again, the state gradients and dY
+               out, d_scores, keys, sums: the input gradients
+
+Few sequences are cut into time segments, and `state` is launched twice (state_scan/triton/segments.py). The backward
+pass keeps the inputs, the states, X and U. If b is k, V + U = X (V + a~ S) replaces both V and U, its gradient dY is
+also dV, and nothing is computed for b.
 """
 
 from functools import partial
@@ -24,11 +27,14 @@ from kernels_pallas.state_scan.triton import segments
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
-STRONGEST = 59.0  # of weight_kernels.BOUND, 86 to base 2
+STRONGEST = 59.0  # weight_kernels.BOUND (86 to base 2) in base e, rounded down
 
 
 class Tile(NamedTuple):
-    """Columns of the values and keys per block at most, warps, blocks or chunks in flight."""
+    """Tile settings for a kernel.
+
+    block, keys: most value columns and keys per block; warps: warps per program; stages: blocks or chunks in flight.
+    """
 
     block: int
     keys: int
@@ -36,10 +42,9 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Those of 16 bits are the fastest of 24
-# on an H200, at the sizes of RWKV-7 (lab/log/kernels.md), but that of d_scores, which was not measured, and those of
-# `state` and `out`: the fastest over heads of 64, 96 and 128 on an H100. Those of 32 bits do not spill much, but in
-# keys.
+# Keyed by kernel and input bits. `sums` and `state` hold all keys in a tile. 16-bit entries are the fastest of 24 on
+# one H200 at RWKV-7's sizes (lab/log/kernels.md). Exceptions: `state` and `out` are the fastest over heads of 64, 96
+# and 128 on one H100, and `d_scores` is not measured. 32-bit entries spill little, except `keys`.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("pairs", 16): Tile(16, 64, 4, 1),
@@ -61,26 +66,29 @@ TILES = {
 
 
 class Way(NamedTuple):
-    """How a call is computed: positions per chunk; whether no decay of a chunk is below e^-STRONGEST."""
+    """Static choices for a call.
+
+    chunk: positions per chunk; is_mild: whether no chunk decays below e^-STRONGEST.
+    """
 
     chunk: int
     is_mild: bool
 
 
 def tile(kernel: str, dtype: Any) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
+    """Return the kernel's tile; the interpreter's small tile gives several blocks."""
     return Tile(16, 16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
 
 
 def stages_of(kernel: str, entry: Tile, block: int, V: int, *, is_crowded: bool) -> int:
-    """Return how many blocks or chunks are in flight, where values of V channels are taken in such blocks.
+    """Return how many value blocks or chunks are in flight.
 
-    `is_crowded` says that the gradient of a state with a low-rank part is made, which reads most.
+    `is_crowded` marks the reverse `state` pass with a low-rank part, which loads the most.
     """
     if kernel == "out" and block >= V:
         return 1
     if kernel == "state" and block <= 32 < entry.block and not is_crowded:
-        return entry.stages + 1  # blocks of half the size leave room for one more chunk
+        return entry.stages + 1  # half-size blocks leave room for one more chunk
     return entry.stages
 
 
@@ -97,19 +105,19 @@ def run(
     chunk_size: int,
     min_log_w: float,
 ) -> tuple[Array, Array]:
-    """Return (o [B, T, H, V], the last state)."""
+    """Return (o [B, T, H, V], last state)."""
     dtype = v_BTHV.dtype
     chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
     r, k, log_w = r_BTHK.astype(dtype), k_BTHK.astype(dtype), every_decay(log_w_BTHK, r_BTHK)
-    low = [x.astype(dtype) for x in (a_BTHK, b_BTHK) if x is not None]  # a alone: b is k
-    # by sequence, because vmap and meshes need a batch first
+    low = [x.astype(dtype) for x in (a_BTHK, b_BTHK) if x is not None]  # a without b: b is k
+    # One copy per batch entry, because vmap and sharding rules need a leading batch dim.
     bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
     way = Way(chunk, is_mild=chunk * min_log_w > -STRONGEST)
     out: Any = _chunked(way, r, k, v_BTHV, log_w, bonus, tuple(low), initial_BHKV)
     return out
 
 
-# Of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part; X and U. `g` stands for the heads.
+# Parts of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part; X and U. `g` names the heads.
 _INPUTS = "b t g k, b t g k, b t g v, b t g k"
 _BONUS, _LOW, _SOLVED, _STATES = ", b g k", ", b t g k", ", b t g q, b t g v", "b c g k v"
 
@@ -124,7 +132,7 @@ def _forward(way: Way, r, k, v, log_w, bonus, low, initial):
     rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED * bool(low)
     body = partial(_run_forward, way=way, has_bonus=bool(bonus), n_low=len(low))
     o, last, states, *solved = fold_vmap(body, rule)(r, k, v, log_w, *bonus, *low, initial)
-    # Same names as in the other recurrences: one rematerialisation policy keeps all of them.
+    # Same names as in other recurrences: one remat policy keeps them all.
     states = checkpoint_name(states, "chunk_states")
     solved = [checkpoint_name(x, name) for x, name in zip(solved, ("chunk_inverse", "chunk_states"), strict=False)]
     return (o, last), (r, k, v, log_w, bonus, low, states, solved)
@@ -150,7 +158,7 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
     (B, T, H, K), V = r.shape, v.shape[-1]
     launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
-    u = bonus[0] if has_bonus else g  # what is not read is some array
+    u = bonus[0] if has_bonus else g  # placeholder without a bonus: not read
     inverse, z, x = v, v, v
     if n_low:
         (pairs,) = launch("pairs", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, way.chunk), g.dtype)])
@@ -200,20 +208,20 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
 def _pass_states(
     launch: Any, start: Array, *, g: Array, like: list, way: Way, n_low: int, is_reverse: bool = False
 ) -> tuple[Array, ...]:
-    """Return what `state` writes: the states and U (or dY), like these, and the last state."""
+    """Return the results of `state`: states, U (or dY) and the last state."""
     decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
     block = block_of(tile("state", like[0].dtype).block, start.shape[-1])
     return segments.pass_states(launch, start, like, block=block, reverse=is_reverse, log2_decays_BcHK=decays)
 
 
 def _sums_of(log_w: Array, chunk: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of the running sums, which go on to the end of the last chunk."""
+    """Return the shape of the running sums, padded to whole chunks."""
     B, T, H, K = log_w.shape
     return jax.ShapeDtypeStruct((B, -(-T // chunk) * chunk, H, K), log_w.dtype)
 
 
 def _none(like: Array) -> jax.ShapeDtypeStruct:
-    """Return the shape of a result that is not written."""
+    """Return the shape of a result that the kernel does not write."""
     return jax.ShapeDtypeStruct((1,), like.dtype)
 
 
@@ -241,9 +249,10 @@ def _launch(
     segment: int = 1,
     ends: bool = False,
 ) -> Any:
-    """Launch a kernel over the chunks of every head, or segments of so many, for the shapes of r and v.
+    """Launch a kernel over all chunks of all heads, or over segments of chunks.
 
-    `segment` and `ends` are of `state` alone; see state_scan/triton/segments.py.
+    `shapes` are r and v. Only `state` uses `segment`, the chunks per time segment, and `ends`
+    (state_scan/triton/segments.py).
     """
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype

@@ -1,15 +1,19 @@
-"""Device functions for decays per key channel: running sums of log w, weights of readers and writers, score tiles.
+"""Device functions for key-channel decays: sums of log w, weights and scores.
 
-With g the running sum of log2 w from a chunk's start (an exponential to base 2 is one instruction, to base e five), a
-writer of position j has the weight 2^{-g_j}, a reader of position i 2^{g_i}, or 2^{g_{i-1}} if it reads BEFORE its own
-decay. Only their products are bounded. Channels of readers whose sums are above -BOUND, which they mostly are, take
-them as they are, in one product: the writers before them have at most 2^BOUND. For the others, if there are any, the
-chunk is halved down to single positions. Pairs in different halves of a block are taken relative to the sum at the end
-of its first half: the reader lies behind it, the writer before it, and both weights are at most 1 whatever the decays.
-All blocks of one size are one masked product. A channel of a reader has no weight in the product that does not serve
-it, so no score is masked for that. What a reader gets does not depend on positions behind it, to the bit.
+Let g be the running sum of log2 w from the chunk start. Base 2 is used because exp2 is one instruction and exp is five.
 
-Positions are [C, 1] or [1, C] and keys the other way, so weights come in the orientation that a product needs.
+    writer at position j    weight 2^{-g_j}
+    reader at position i    weight 2^{g_i}, or 2^{g_{i-1}} if it reads BEFORE its decay
+
+Only the product of both weights is bounded. Each reader channel therefore takes one of two paths:
+
+    near   g >= -BOUND, the common case. One product with these weights; earlier writers have at most 2^BOUND.
+    far    g < -BOUND. The chunk is halved down to single positions. For pairs in different halves of a block, sums are
+           relative to the end of the first half, which lies between writer and reader: both weights are at most 1.
+
+Blocks of equal size share one masked product. A reader channel has weight 0 on the path that it does not take, and
+scores need no mask for this. A reader's result does not depend on later positions, bit for bit. Positions are [C, 1] or
+[1, C] and keys the other way round, so weights have the orientation that a product needs.
 """
 
 import triton
@@ -22,7 +26,10 @@ BOUND = tl.constexpr(86.0)
 
 @triton.jit
 def load_sums(g_ptr, position, key, stride: tl.constexpr, K: tl.constexpr, BEFORE: tl.constexpr):
-    """The sums g at or before the positions of a chunk that begins at `g_ptr`; zeros before the chunk and from K on."""
+    """Return the sums g at (or BEFORE) positions of the chunk at `g_ptr`.
+
+    Zero before the chunk and for keys from K on.
+    """
     if BEFORE:
         position -= 1
     return tl.load(g_ptr + position * stride + key, mask=(position >= 0) & (key < K), other=0.0)
@@ -30,9 +37,9 @@ def load_sums(g_ptr, position, key, stride: tl.constexpr, K: tl.constexpr, BEFOR
 
 @triton.jit
 def from_start(sums, READS: tl.constexpr, FAR: tl.constexpr):
-    """Weights of readers, 0 below -BOUND, or of writers with these sums, relative to the start of the chunk.
+    """Return reader or writer weights relative to the chunk start.
 
-    Unless FAR no sum is below -BOUND.
+    Readers below -BOUND get 0. Without FAR, the caller guarantees that no sum is below -BOUND.
     """
     if not FAR:
         return tl.exp2(sums if READS else -sums)
@@ -43,8 +50,9 @@ def from_start(sums, READS: tl.constexpr, FAR: tl.constexpr):
 
 @triton.jit
 def from_middle(g_ptr, sums, position, key, half, stride: tl.constexpr, K: tl.constexpr, READS: tl.constexpr):
-    """The same relative to the middle of blocks of 2 * half positions; 0 for writers behind it, readers before it and
-    those that `from_start` has.
+    """Return weights relative to the middle of blocks of 2 * half positions.
+
+    Zero for writers after the middle, for readers before it, and for reader channels that `from_start` covers.
     """
     middle = (position | (2 * half - 1)) - half
     distance = sums - load_sums(g_ptr, middle, key, stride, K, False)
@@ -56,13 +64,13 @@ def from_middle(g_ptr, sums, position, key, half, stride: tl.constexpr, K: tl.co
 
 @triton.jit
 def near(row, column, half):
-    """Whether row and column lie in the same block of 2 * half positions."""
+    """Return whether row and column lie in the same block of 2 * half positions."""
     return (row | (2 * half - 1)) == (column | (2 * half - 1))
 
 
 @triton.jit
 def halvings_of(sums, C: tl.constexpr):
-    """How often a chunk with these sums of readers is halved."""
+    """Return how often a chunk with these reader sums must be halved."""
     return tl.where(tl.min(tl.min(sums, 1), 0) >= -BOUND, 0, 6 if C == 64 else 5 if C == 32 else 4)
 
 
@@ -73,8 +81,10 @@ def scores(
     READS: tl.constexpr, X_BEFORE: tl.constexpr, Y_BEFORE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[C, C] without its diagonal: sum_n x_in y_jn e^{...} of a chunk, x the reader and y the writer or, unless READS,
-    the other way round. Keys in blocks of KEYS. Pointers are those of the head, g's that of the chunk.
+    """Return sum_n x_in y_jn 2^{...} of a chunk, [C, C], without the diagonal.
+
+    With READS x is the reader and y the writer, otherwise the reverse. Keys are read in blocks of KEYS. x_ptr and y_ptr
+    point to the head, g_ptr to the chunk.
     """
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
@@ -108,7 +118,7 @@ def with_diagonal(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, BONUS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """`a_CC` with x_i . y_i, or with BONUS x_i . (u y_i), on its diagonal."""
+    """Return `a_CC` with diagonal x_i . y_i, or x_i . (u y_i) with BONUS."""
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
     i = tl.arange(0, C)

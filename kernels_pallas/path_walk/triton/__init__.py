@@ -1,4 +1,4 @@
-"""The `triton` backend of the walk: sm80 and later."""
+"""The `triton` backend of PaTH's walk, for sm80 and later."""
 
 import math
 
@@ -6,14 +6,17 @@ from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.path_walk.interface import PathWalk
 from kernels_pallas.triton import limits
 
-MAX_DIM = 64  # of a head: at 128 the tiles do not fit into the shared memory of an H100
-LEAST = 16  # tokens of a chunk: what `tl.dot` takes
+MAX_DIM = 64  # per head: at 128 the tiles exceed the shared memory of an H100
+LEAST = 16  # tokens per chunk: the minimum of `tl.dot`
 MOST_GIB = 16.0
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why Triton refuses: the machine, dtypes, the head dim, the chunks, or the memory of the backward pass."""
-    refused = limits.attention(problem, entry=0)  # of one chunk, which its limits bound
+    """Return why this backend cannot run, or None.
+
+    Checks the machine, dtypes, head dim, chunk size and memory of the backward pass.
+    """
+    refused = limits.attention(problem, entry=0)  # offsets stay within a chunk; the checks below bound it
     if refused is not None:
         return refused
     dim = max(x.shape[-1] for x in problem.operands)
@@ -24,7 +27,7 @@ def refusal(problem: Problem) -> str | None:
     if chunk < LEAST or chunk & (chunk - 1):
         return f"chunks of {chunk} tokens are no power of two from {LEAST} on"
     chunks = problem.options["chunks"]
-    # queries, and their gradients, of each pair of chunks
+    # Queries and their gradients for each pair of chunks.
     gib = 2 * (chunks * (chunks - 1) // 2) * math.prod(k.shape[1:]) * k.dtype.itemsize / 2**30
     if gib > MOST_GIB:
         return (

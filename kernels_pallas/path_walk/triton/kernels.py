@@ -1,15 +1,27 @@
-"""Triton kernels of the walk: forward, the queries at each chunk, and the gradients by query, key and product.
+"""Triton kernels of PaTH's walk over earlier chunks.
 
-Arrays are [c, B, H, C, .], with BH = B H heads of c = CHUNKS chunks of C tokens, and what belongs to a pair of chunks,
-a query's and one before it, is [pairs, B, H, C, .] in the order (1, 0), (2, 0), (2, 1), ... Scores are to base 2, and
-so is lse.
+    kernel     one program per                            writes
+    forward    head, chunk, M queries                     o, lse
+    queries    head, chunk, M queries                     queries
+    dq         head, chunk, M queries                     dq, behind, ds summed over keys
+    dkv        head, chunk, N keys                        dk, dv, ds summed over queries
+    dproduct   head, chunk                                dP
 
-A query is not to be had from the one after it, because a matrix I - P may have no inverse. So the backward pass walks
-once to keep q^(n) of every pair, and once more from the first chunk on, along which the gradient of q^(n) grows:
+    operand               shape                   dtype    meaning
+    q, dq                 [c, B, H, C, K]         fp32     queries at the start of their chunk
+    k, dk;  v, do, dv     [c, B, H, C, K or V]    input    keys, values
+    product, dproduct     [c, B, H, K, K]         fp32     P
+    gates                 [c, B, H, C]            fp32     summed log forget gates (GATES)
+    own, o                [c, B, H, C, V]         fp32     own chunk's outputs, merged outputs
+    own_lse, lse, D       [c, B, H, C]            fp32     own chunk's logsumexp to base e, total to base 2; do . o
+    queries, behind       [pairs, B, H, C, K]     input    q^(n) and g for each (chunk, earlier chunk)
 
     dq^(n) = sum_j ds_j k_j + g - g P_n^T,   g = dq^(n-1),   dP_n -= q^(n)^T g
 
-g is kept too, for dP, whose program sums over the queries of later chunks as that of dk and dv does.
+CHUNKS is c, and BH is B H. Pairs have the order (1, 0), (2, 0), (2, 1), ... Scores are to base 2. A query cannot be
+recovered from the next one, because I - P may be singular. The backward pass therefore walks twice: `queries` stores
+q^(n) for each pair, and `dq` goes from the first chunk up and accumulates the gradient of q^(n). It stores g, because
+`dproduct`, like `dkv`, sums over the queries of later chunks. Equations and source: `path_walk/api.py`.
 """
 
 import triton
@@ -25,7 +37,7 @@ def _pair(chunk, before):
 
 @triton.jit
 def _scores(q_MK, k_NK, gates_M, gates_N, GATES: tl.constexpr, PRECISION: tl.constexpr):
-    """[M, N], to base 2."""
+    """Return scores [M, N] to base 2."""
     s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
     if GATES:
         s_MN += gates_M[:, None] - gates_N[None, :]
@@ -34,7 +46,7 @@ def _scores(q_MK, k_NK, gates_M, gates_N, GATES: tl.constexpr, PRECISION: tl.con
 
 @triton.jit
 def _gates(gates_ptr, at_R, GATES: tl.constexpr):
-    """The sums of log gates [R] at tokens; a number that nothing reads where there are none."""
+    """Return the sums of log gates [R] at `at_R`, or without GATES a placeholder."""
     if GATES:
         return tl.load(gates_ptr + at_R)
     return at_R.to(tl.float32)
@@ -42,7 +54,7 @@ def _gates(gates_ptr, at_R, GATES: tl.constexpr):
 
 @triton.jit
 def _product(product_ptr, at, K: tl.constexpr, KP: tl.constexpr):
-    """P [K, K] of a chunk's head."""
+    """Return P [K, K] of a chunk and head."""
     return load_rows(product_ptr + at * K * K, tl.arange(0, KP), K, K, K, KP, K != KP)
 
 
@@ -52,7 +64,10 @@ def forward_kernel(
     BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes o [c, B, H, C, V] and lse [c, B, H, C]. Programs with most chunks before them come first."""
+    """Compute o [c, B, H, C, V] and lse [c, B, H, C].
+
+    Programs with the most earlier chunks come first.
+    """
     pid = tl.program_id(0)
     tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
     own = (chunk * BH + head).to(tl.int64)
@@ -87,7 +102,7 @@ def queries_kernel(
     BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, M: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes q^(n) [pairs, B, H, C, K]."""
+    """Store q^(n) [pairs, B, H, C, K]."""
     pid = tl.program_id(0)
     tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
     row_M = tile * M + tl.arange(0, M)
@@ -106,7 +121,7 @@ def dq_kernel(
     BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dq [c, B, H, C, K], g [pairs, B, H, C, K], and the sums of ds over the keys [c, B, H, C]."""
+    """Compute dq [c, B, H, C, K], g [pairs, B, H, C, K] and ds summed over the keys."""
     pid = tl.program_id(0)
     tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
     own = (chunk * BH + head).to(tl.int64)
@@ -143,7 +158,7 @@ def dkv_kernel(
     BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dk and dv [c, B, H, C, .], and the sums of ds over the queries [c, B, H, C]."""
+    """Compute dk and dv [c, B, H, C, .] and ds summed over the queries [c, B, H, C]."""
     pid = tl.program_id(0)
     tile, head, before = pid % (C // N), pid // (C // N) % BH, pid // (C // N * BH)
     own = (before * BH + head).to(tl.int64)
@@ -184,7 +199,7 @@ def dproduct_kernel(
     BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, M: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dP [c, B, H, K, K]."""
+    """Compute dP [c, B, H, K, K]."""
     pid = tl.program_id(0)
     head, before = pid % BH, pid // BH
     dproduct_KK = tl.zeros([KP, KP], tl.float32)

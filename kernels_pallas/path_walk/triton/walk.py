@@ -1,4 +1,4 @@
-"""The walk in Triton: launches of kernels.py, and the gradients of what is joined with it and of the gates."""
+"""Launch the Triton kernels of PaTH's walk; gradients for `own` and the gates."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from kernels_pallas.path_walk.triton import kernels
 from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import padded, precision
 
-TILE = 64  # queries, and keys, at most
+TILE = 64  # most queries or keys per tile
 ROWS = "c b h t"
 OPERANDS = "c b h t k, c b h t k, c b h t v, c b h k l, c b h t, c b h t v, c b h t"
 
@@ -27,9 +27,9 @@ def run(
     own_cBHCV: Array,
     lse_cBHC: Array,
 ) -> Array:
-    """Return o_cBHCV. Reverse mode only, once."""
+    """Return o_cBHCV; supports reverse mode once."""
     gates = forgotten_cBHC is not None
-    # A kernel gets no null pointer: where there are no gates, some array that it does not read.
+    # Kernels take no null pointer: without gates, pass an array that they do not read.
     forgotten_cBHC = lse_cBHC if forgotten_cBHC is None else forgotten_cBHC
     return _walk(q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, own_cBHCV, lse_cBHC, gates)
 
@@ -145,7 +145,7 @@ def _run_backward(
         *(queries_pBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
         out_shape=[_like(q_cBHCK), of_pairs, _like(D_cBHC)],
         grid=tiles,
-        num_stages=1,  # with two, 144 KiB of an H100's shared memory leave room for one program
+        num_stages=1,  # with 2 stages, 144 KiB of an H100's shared memory leave room for one program
         name="path_walk_dq",
         **constants,
     )

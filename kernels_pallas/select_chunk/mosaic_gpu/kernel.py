@@ -1,12 +1,19 @@
-"""Chunk selection (exact) as one Pallas kernel for Hopper's matrix units.
+"""Exact chunk selection as one Pallas kernel for Hopper's matrix units.
 
-A program scores a tile of queries against every full past chunk. One warpgroup copies keys into a ring in shared
-memory; the others take `rows` queries each, wait for the matrix product of a block of keys, and sum 2^x over it, where
-x = scale log2(e) q . k. Nothing makes them march in step, so while one waits for its product another keeps the
-special-function unit busy. masses.py processes a warpgroup's past.
+    x = scale log2(e) q . k,  sel_i = argmax over full past chunks c of sum_{j in c} 2^(x_ij)
 
-All rows of a warpgroup lie in one chunk (`rows` divides the chunk), so a warpgroup's loop ends where its past does, and
-no score is ever masked.
+    operand  shape          dtype
+    q        [B, T', H, K]  bf16 or fp16; T' is T padded to whole tiles
+    k        [B, T, G, K]   as q
+    sel      [B, H, T']     int32
+
+A program scores a tile (groups * rows queries, one head) against all full past chunks. One warpgroup copies keys into a
+ring in shared memory. Each other warpgroup takes `rows` queries, waits for the matrix product with a block of keys, and
+sums 2^x (masses.py). Warpgroups are not synchronised: while one waits for its product, another uses the
+special-function unit.
+
+`rows` divides the chunk, so all rows of a warpgroup lie in one chunk. Each warpgroup's loop therefore ends with its
+past, and no score is masked. Source: arXiv 2505.18522, Top-1 Chunk (Exact).
 """
 
 from collections.abc import Callable
@@ -24,7 +31,10 @@ from kernels_pallas.select_chunk.mosaic_gpu.masses import Sizes, best_chunks
 
 
 def scratch(n: Sizes) -> list:
-    """Shared memory and barriers: q, the ring of keys, the result; q and keys are there, a slot is free."""
+    """Return the kernel's shared memory and barriers.
+
+    Memory: q, the ring of keys, the result. Barriers: q has arrived, keys have arrived, a slot is free.
+    """
     tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     return [
         plgpu.SMEM((n.groups, n.rows, n.K), n.dtype, transforms=tiled),
@@ -49,9 +59,10 @@ def exact_kernel(
     *,
     n: Sizes,
 ) -> None:
-    """Write sel [B, H, T] from q [B, T, H, K] and k [B, T, G, K]; T of q and sel is a multiple of the tile.
+    """Write sel [B, H, T'] from q [B, T', H, K] and k [B, T, G, K].
 
-    Programs of one head run together (its keys stay in the L2 cache), the longest first.
+    T' is a multiple of the tile. Programs with the same head run together, so its keys stay in the L2 cache; the
+    longest start first.
     """
     program, group = lax.axis_index("tile"), lax.axis_index("group")
     tile, bh = n.tiles - 1 - lax.rem(program, n.tiles), lax.div(program, n.tiles)
@@ -59,7 +70,7 @@ def exact_kernel(
     per_chunk = n.C // n.block
 
     def chunks(group: Any) -> Any:
-        """How many full past chunks the rows of a warpgroup have."""
+        """Return how many full past chunks the rows of a warpgroup have."""
         return jnp.minimum(lax.div((tile * n.groups + group) * n.rows, n.C), n.full)
 
     most = chunks(n.groups - 1)
@@ -77,7 +88,7 @@ def exact_kernel(
         total = most * per_chunk
 
         @pl.loop(jnp.maximum(total - n.stages, 0), total)
-        def _(i: Array) -> None:  # leaves no phase of a barrier unseen, which the interpreter wants
+        def _(i: Array) -> None:  # waits for every barrier phase, as the interpreter requires
             plgpu.barrier_wait(k_free.at[lax.rem(i, n.stages)])
 
     @pl.when(group < n.groups)
@@ -89,7 +100,7 @@ def exact_kernel(
         sel_M = best_chunks(q_smem.at[group], k_smem, k_there, k_free, own, n=n)
 
         @pl.loop(own * per_chunk, most * per_chunk)
-        def _(i: Array) -> None:  # keys that only later warpgroups need; a slot is free once all have passed it
+        def _(i: Array) -> None:  # keys for later warpgroups only; a slot is free once all warpgroups pass it
             slot = lax.rem(i, n.stages)
             plgpu.barrier_wait(k_there.at[slot])
             plgpu.barrier_arrive(k_free.at[slot])

@@ -1,11 +1,13 @@
-"""The loop of a warpgroup of kernel.py over the chunks of its past, and the quantity by which it compares them.
+"""Loop of one warpgroup over its past chunks, and the scores that it compares.
 
-One accumulator: product, then exponentials. It is not in flight from one turn of the loop to the next: the assembler
-would then serialise every product. While one warpgroup waits for its product, another one computes.
+    bounded      |x| <= BOUND: chunks are compared by sum_j 2^x, without maximum or logarithm
+    otherwise    by log-sum-exp, with one maximum per block of keys
 
-bounded      |x| is at most BOUND: chunks compare by sum_j 2^x, without a maximum or a logarithm, and `poly` of every 8
-             exponentials are made on the multiply-add units (the polynomial of select_chunk/triton/kernels.py)
-otherwise    by log-sum-exp, with one maximum per block of keys
+When bounded, `poly` of every 8 exponentials run on the multiply-add units, with the polynomial in
+select_chunk/triton/kernels.py.
+
+There is one accumulator: a product, then its exponentials. The product never stays in flight across loop iterations,
+because the assembler would then serialise every product. While one warpgroup waits for its product, another computes.
 """
 
 from collections.abc import Callable
@@ -19,34 +21,35 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels_pallas import mosaic_gpu
 from kernels_pallas.numerics import LOG2_E
 
-SLICE = 8  # columns of an accumulator that can be told apart without moving registers
-MAGIC = 1.5 * 2**23  # adding it rounds to an integer, which is then in the low bits
-POLYNOMIAL = (0.055171669, 0.24261113, 0.69326097, 0.99992806)  # of 2^n, |n| <= 1/2, the highest power first
+SLICE = 8  # accumulator columns that can be separated without moving registers
+MAGIC = 1.5 * 2**23  # adding it rounds to an integer in the low bits
+POLYNOMIAL = (0.055171669, 0.24261113, 0.69326097, 0.99992806)  # coefficients for 2^n, |n| <= 1/2, highest power first
 
 
 class Sizes(NamedTuple):
-    """Everything static that a kernel is told."""
+    """The static arguments of the kernel."""
 
     H: int
-    R: int  # query heads of a key head
+    R: int  # query heads per key-value head
     K: int
     C: int
-    tiles: int  # of queries
-    full: int  # chunks that have a query after them
+    tiles: int  # query tiles
+    full: int  # full chunks that precede some query
     dtype: Any
     log2_scale: float
     bounded: bool
-    block: int  # keys in one product
-    rows: int  # of a warpgroup
+    block: int  # keys per product
+    rows: int  # queries per warpgroup
     groups: int  # warpgroups that compute
     stages: int  # blocks of keys in the ring
-    poly: int
+    poly: int  # of every 8 exponentials, computed with the polynomial
 
 
 def _start(own: Any, height: int, *, n: Sizes) -> tuple[Array, Array]:
-    """(best, sel) before the first chunk, -1 where no chunk will come. In loops sel is fp32, exact up to 2^24 chunks.
+    """Return (best, sel) before the first chunk; sel is -1 if no chunk follows.
 
-    A loop index loses its sign in one of Mosaic's lowerings and would then not fit an int32 array.
+    In loops sel is fp32, exact up to 2^24 chunks. One of Mosaic's lowerings makes a loop index unsigned, and it would
+    not fit an int32 array.
     """
     per_row = plgpu.Layout.WGMMA.reduce(1)
     best_M = jnp.full((height,), 0.0 if n.bounded else -jnp.inf, jnp.float32)
@@ -65,7 +68,10 @@ def _keys(k_smem: Any, slot: Any) -> Any:
 
 
 def best_chunks(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *, n: Sizes) -> Array:
-    """Return the chunk of its past that each row of a warpgroup selects, from q and the ring of keys."""
+    """Return the past chunk that each row of a warpgroup selects.
+
+    Reads q and the ring of keys.
+    """
     per_chunk = n.C // n.block
 
     def chunk(c: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -87,7 +93,10 @@ def best_chunks(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *
 
 
 def _add(total: Any, s_MN: Array, *, n: Sizes) -> Any:
-    """The state of a chunk after another block of its keys: its mass, or (largest x, mass relative to that)."""
+    """Return a chunk's state after another block of its keys.
+
+    The state is the mass, or (largest x, mass relative to it).
+    """
     if n.bounded:
         mass_M = _mass(s_MN, n=n)
         return mass_M if total is None else total + mass_M
@@ -98,12 +107,15 @@ def _add(total: Any, s_MN: Array, *, n: Sizes) -> Any:
 
 
 def _score(total: Any) -> Array:
-    """The quantity by which chunks are compared."""
+    """Return the score by which chunks are compared."""
     return total[0] + jnp.log(total[1]) * LOG2_E if isinstance(total, tuple) else total
 
 
 def _mass(s_MN: Array, *, n: Sizes) -> Array:
-    """sum_j 2^(log2_scale s_j). Slices of 8 columns add up by element, so lanes exchange sums once per block."""
+    """Return sum_j 2^(log2_scale s_j).
+
+    Slices of 8 columns are added elementwise, so lanes exchange sums only once per block.
+    """
     sums: list[Any] = [None, None]
     for i in range(s_MN.shape[1] // SLICE):
         x_M8 = s_MN[:, i * SLICE : (i + 1) * SLICE] * n.log2_scale
@@ -114,7 +126,10 @@ def _mass(s_MN: Array, *, n: Sizes) -> Array:
 
 
 def polynomial_exp2(x: Array) -> Array:
-    """2^x on the multiply-add units, relative error 8e-5, for |x| up to 100."""
+    """Return 2^x, computed on the multiply-add units.
+
+    The relative error is 8e-5, for |x| up to 100.
+    """
     t = x + MAGIC
     fraction = x - (t - MAGIC)
     p = POLYNOMIAL[0] * fraction + POLYNOMIAL[1]

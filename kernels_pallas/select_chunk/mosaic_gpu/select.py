@@ -1,7 +1,7 @@
-"""Exact chunk selection on Hopper: launches of the kernel in kernel.py.
+"""Launch the Hopper kernel of exact chunk selection (kernel.py).
 
-Sums of 2^x are compared directly if the Cauchy-Schwarz inequality (largest norms of q and k, found beforehand) bounds
-every |x| of the call, otherwise log-sum-exps. These are two kernels, with `lax.cond` between them.
+The Cauchy-Schwarz inequality bounds |x| for the call, from the largest norms of q and k. If the bound is small enough,
+chunks are compared by sums of 2^x, otherwise by log-sum-exp. These are two kernels, selected by `lax.cond`.
 """
 
 from functools import partial
@@ -17,11 +17,14 @@ from kernels_pallas.select_chunk.mosaic_gpu import kernel
 from kernels_pallas.select_chunk.mosaic_gpu.masses import Sizes
 from kernels_pallas.select_chunk.tables import Shortlist
 
-BOUND = 60.0  # 2^60 and a chunk of them stay far inside float32, and the polynomial's exponent needs no clamp
+BOUND = 60.0  # a chunk's sum of 2^60 stays far below float32's maximum, and the polynomial needs no exponent clamp
 
 
 class Tiles(NamedTuple):
-    """Sizes of a program, for tuning; see `masses.Sizes`. Larger tiles read keys from the L2 cache less often."""
+    """Sizes of a program, for tuning; see `masses.Sizes`.
+
+    Larger tiles read keys from the L2 cache less often.
+    """
 
     rows: int = 64
     groups: int = 4
@@ -39,9 +42,12 @@ def select(
     shortlist: Shortlist | None = None,
     scale: float,
 ) -> Array:
-    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
+    """Return sel_BTH int32, the full past chunk that each query selects.
+
+    The selection is -1 in the first chunk.
+    """
     assert (selection, top_k, shortlist) == ("exact", 1, None), (selection, top_k, shortlist)
-    if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
+    if chunk_size >= q_BTHK.shape[1]:  # no query has a full past chunk
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     f = partial(exact, chunk_size=chunk_size, scale=scale)
     return fold_vmap(f, "b t (g r) k, b t g k -> b t (g r)", **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
@@ -56,7 +62,10 @@ def exact(
     tile: Tiles = Tiles(),  # noqa: B008 - immutable
     interpret: bool | None = None,
 ) -> Array:
-    """Select by probability mass; `tile` is for tuning, `interpret` for compiling where there is no GPU."""
+    """Select by softmax mass.
+
+    `tile` is for tuning. `interpret` allows compiling without a GPU.
+    """
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
     if chunk_size % tile.rows:
         raise ValueError(f"{tile} does not fit chunks of {chunk_size}: the rows must divide them")
@@ -77,7 +86,7 @@ def exact(
         rows=tile.rows,
         groups=tile.groups,
         stages=tile.stages,
-        poly=0 if interpret else tile.poly,  # on a CPU, XLA cancels the polynomial's rounding: (x + a) - a is x to it
+        poly=0 if interpret else tile.poly,  # on a CPU, XLA simplifies (x + a) - a to x and cancels the rounding
     )
     run = partial(kernel.call, B=B, T=n_tiles * per_tile, interpret=interpret)
     padded_BTHK = jnp.pad(q_BTHK, ((0, 0), (0, n_tiles * per_tile - T), (0, 0), (0, 0)))

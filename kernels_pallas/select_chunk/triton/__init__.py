@@ -1,10 +1,13 @@
-"""The `triton` backend of chunk selection: exact, best_key, best_key_int8, approx and shortlist; sm80 and later."""
+"""The `triton` backend of chunk selection: sm80 to sm90.
+
+It has the rules exact, best_key, best_key_int8, approx and shortlist.
+"""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.select_chunk.interface import ChunkSelection
 from kernels_pallas.triton import limits
 
-MAX_TOP_K = 16  # lists in registers, whose insertions are unrolled
+MAX_TOP_K = 16  # lists are in registers, and insertions are unrolled
 
 
 def load() -> ChunkSelection:
@@ -15,7 +18,10 @@ def load() -> ChunkSelection:
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why selection refuses: the random rule, longer lists than registers hold, or as all attentions do."""
+    """Return why selection refuses a problem, or None.
+
+    Reasons: the random rule, lists that are too long for registers, or as for all attention kernels.
+    """
     return (
         limits.without(problem, "random")
         or long_list(problem, problem.operands[0].shape[1])
@@ -24,7 +30,10 @@ def refusal(problem: Problem) -> str | None:
 
 
 def long_list(problem: Problem, length: int) -> str | None:
-    """Say that a query lists more chunks, among those of so many tokens, than registers hold."""
+    """Return a reason if a query lists more chunks than fit in registers.
+
+    `length` is the number of tokens that chunks are selected from.
+    """
     name, size = "top_k", problem.options.get("top_k", 1)
     listed = problem.options.get("shortlist")
     if listed is not None and not listed.holds_all(length, problem.options["chunk_size"]):

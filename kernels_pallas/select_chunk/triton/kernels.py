@@ -1,28 +1,37 @@
-"""Triton kernels of chunk selection: the quadratic part of Top-1 Chunk (exact, best_key), and its 1 / C approximation.
+"""Triton kernels of chunk selection: exact, best_key, table scores, shortlist.
 
-exact. A program scores a tile of queries against every full past chunk. With x = scale log2(e) q . k the mass of a
-chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maximum per chunk, rescaling or logarithms.
+    x = scale log2(e) q . k
+    exact     mass of a chunk = sum_j 2^(x_ij - r_i); r_i is fixed per row
+    best_key  largest score in a chunk; with INT8 the largest integer product times the chunk's step (int8.py)
+    table     largest q . row, or x_0 + x_1^2 / 2 (tables.py); approx is the table of chunk means
 
-    bounded    r = 0, where |x| is at most BOUND by Cauchy and Schwarz (largest norms of q and k, found beforehand)
-    otherwise r_i is the row's largest x in chunk 0. The losing sums may underflow. A sum that passes 2^100 would lose
-               digits or overflow, and so would one of several below 2^-100: then the tile goes through
-               `best_by_logsumexp`, right for any scores
+    kernel           one program per                                writes
+    exact_kernel     head and BLOCK_M queries                       sel, by mass
+    best_key_kernel  head and BLOCK_M queries                       sel, by largest score, among all chunks or a list
+    table_kernel     head and BLOCK_M queries                       sel, by table score
+    listed_kernel    segment of rows with the same candidate chunk  top
 
-The special-function unit makes 16 exponentials per clock and multiprocessor, 1.7 times slower than the matrix units
-make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units:
-range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, of a mass less).
+    operand  shape                           dtype
+    q        [B, T, H, K]                    bf16, fp16 or fp32; int8 for best_key_int8
+    k        [B, T, G, K]                    as q; for int8 only full chunks, [B, T // C * C, G, K]
+    bounded  [B, H]                          int32, whether |x| <= BOUND in the head
+    step     [B, T // C, G]                  fp32, the key step of each chunk
+    list     [B, T, H, LISTED]               int32, candidates, or -1
+    table    [B, PARTS, ROWS, T // C, G, K]  k's dtype; the PARTS add up to fp32 rows
+    top      [B, H, T LISTED]                fp32, largest key score; entry t LISTED + j: j-th candidate of query t
+    sel      [B, T, H, TOP_K]                int32, padded with -1
 
-best_key. The same products; chunks are compared by their largest score, without exponentials. With `INT8` the products
-are of 8-bit integers, twice as fast, and a chunk's largest sum is multiplied by its step (int8.py).
+exact compares masses directly, without a maximum per chunk, rescaling or logarithms. r_i = 0 if the head is bounded, by
+the Cauchy-Schwarz inequality from the largest norms of q and k. Otherwise r_i is the row's largest x in chunk 0, and
+small masses may underflow. If a mass exceeds 2^100 (lost digits, overflow), or a mass after the first of TOP_K is below
+2^-100, `best_by_logsumexp` computes the tile again; it is right for any scores.
 
-approx. The same loop over the table of chunk means, without exponentials.
-
-With TOP_K, all insert chunks into lists in registers: exact and best_key each one after the other, approx the best of
-a tile.
-
-shortlist. That gives the candidates of every query, by this table or another (tables.py). Then programs have rows of
-one candidate each (triton/sort_plan.py), and find the largest scores of its keys. With few chunks best_key's kernel
-scores all of them, and counts the listed ones.
+The special-function unit computes 16 exponentials per clock and multiprocessor, and needs 1.7 times as long for them as
+the matrix units for the scores. When bounded, some of every 4 exponentials therefore run on the multiply-add units:
+range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, less for a mass). 8-bit
+products are twice as fast. Lists of TOP_K chunks stay in registers. A shortlist with many chunks sorts rows by
+candidate (triton/sort_plan.py) for listed_kernel; with few chunks best_key_kernel scores all of them. Source: arXiv
+2505.18522, Top-1 Chunk (Exact and Approx.).
 """
 
 import struct
@@ -34,7 +43,7 @@ from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import load_rows
 
 LOWEST = tl.constexpr(-(2**31))
-BOUND = 60.0  # 2^60 and 128 of them stay far inside float32, and the exponent needs no clamp
+BOUND = 60.0  # 128 * 2^60 stays far below float32's maximum, and the exponent needs no clamp
 
 _POLYNOMIAL = """
     fma.rn.f32 t, {x}, {c}, 0f4B400000;
@@ -57,7 +66,10 @@ _UNIT = """
 
 
 def exponentials(poly: int, log2_scale: float) -> str:
-    """PTX for 2^(log2_scale s) of four scores, the first `poly` of them without the special-function unit."""
+    """Return PTX that computes 2^(log2_scale s) of four scores.
+
+    The first `poly` of them avoid the special-function unit.
+    """
     c = f"0f{struct.unpack('>I', struct.pack('>f', log2_scale))[0]:08X}"
     lines = [(_POLYNOMIAL if i < poly else _UNIT).format(x=f"${i + 4}", y=f"${i}", c=c) for i in range(4)]
     return "{\n    .reg .f32 t, n, p;\n    .reg .b32 i, j;\n" + "".join(lines) + "}"
@@ -65,7 +77,10 @@ def exponentials(poly: int, log2_scale: float) -> str:
 
 @triton.jit
 def new_lists(lowest_M, NONE: tl.constexpr, TOP_K: tl.constexpr):
-    """Lists of the TOP_K best scores and their chunks, of the lowest score and chunk NONE at first: tuples."""
+    """Return lists (tuples) for the TOP_K best scores and their chunks.
+
+    All entries start with the lowest score and chunk NONE.
+    """
     bests, sels = (), ()
     for _rank in tl.static_range(TOP_K):
         bests += (lowest_M,)
@@ -75,12 +90,15 @@ def new_lists(lowest_M, NONE: tl.constexpr, TOP_K: tl.constexpr):
 
 @triton.jit
 def inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
-    """The lists with a score and its chunk, behind all that are as good; the last entry leaves."""
+    """Return the lists with one more score and its chunk.
+
+    The score goes after all equal scores; the last entry is dropped.
+    """
     new_bests, new_sels = (), ()
     is_in_M = new_M > bests[0]
     for rank in tl.static_range(TOP_K):
         best_M, sel_M = bests[rank], sels[rank]
-        is_in_M |= new_M > best_M  # what left a rank goes before the next one, also if that is as good
+        is_in_M |= new_M > best_M  # an entry pushed out of a rank goes before the next entry, even if equal
         new_bests += (tl.where(is_in_M, new_M, best_M),)
         new_sels += (tl.where(is_in_M, chunk_M, sel_M),)
         new_M, chunk_M = tl.where(is_in_M, best_M, new_M), tl.where(is_in_M, sel_M, chunk_M)
@@ -89,7 +107,10 @@ def inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
 
 @triton.jit
 def with_chunk(bests, sels, new_M, c, n_M, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr):
-    """The lists with chunk c, in rows where it lies before chunk n_M: in all when ALL_PAST."""
+    """Return the lists with chunk c, for rows where c < n_M.
+
+    When ALL_PAST, this holds in all rows.
+    """
     if TOP_K == 1:
         is_better_M = new_M > bests[0]
         if not ALL_PAST:
@@ -106,7 +127,7 @@ def with_chunk(bests, sels, new_M, c, n_M, ALL_PAST: tl.constexpr, TOP_K: tl.con
 def _store_lists(
     sel_ptr, sels, n_M, b, h, row_M, T: tl.constexpr, H: tl.constexpr, TOP_K: tl.constexpr
 ):  # fmt: skip
-    """Writes sel [B, T, H, TOP_K], -1 after the last past chunk."""
+    """Write sel [B, T, H, TOP_K], padded with -1."""
     for rank in tl.static_range(TOP_K):
         sel_M = tl.where(n_M <= rank, -1, sels[rank])
         tl.store(sel_ptr + ((b * T + row_M) * H + h) * TOP_K + rank, sel_M, mask=row_M < T)
@@ -114,7 +135,10 @@ def _store_lists(
 
 @triton.jit
 def _bounded_exp2(s, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr):
-    """2^(LOG2_SCALE s) for exponents within BOUND; by PTX, unless that is empty (the interpreter)."""
+    """Return 2^(LOG2_SCALE s) for exponents within BOUND.
+
+    Uses PTX unless it is empty (in the interpreter).
+    """
     if PTX == "":
         return tl.exp2(s * LOG2_SCALE)
     return tl.inline_asm_elementwise(PTX, "=f,=f,=f,=f,f,f,f,f", [s], tl.float32, True, 4)
@@ -125,7 +149,10 @@ def _scores(
     q_MK, k_ptr, begin, stop, T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[M, N] unscaled scores of keys begin, begin + 1, ...; -inf, or LOWEST, from key `stop` on when MASKED."""
+    """Return [M, N] unscaled scores of keys begin, begin + 1, ...
+
+    When MASKED, scores from key `stop` on are -inf, or LOWEST for integers.
+    """
     col_N = begin + tl.arange(0, BLOCK_N)
     k_NK = load_rows(k_ptr, col_N, G * K, stop, K, KP, MASKED)
     s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
@@ -142,7 +169,10 @@ def _by_mass(
     LOG2_SCALE: tl.constexpr, PTX: tl.constexpr, BOUNDED: tl.constexpr, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Chunks [first, last) compared by sum_j 2^(x - ref), ref = 0 when BOUNDED; all before all rows when ALL_PAST."""
+    """Compare chunks [first, last) by sum_j 2^(x - ref).
+
+    ref = 0 when BOUNDED. When ALL_PAST, all chunks precede all rows.
+    """
     for c in tl.range(first, last):
         mass_M = tl.zeros_like(ref_M)
         for piece in tl.static_range(0, C, BLOCK_N):
@@ -151,7 +181,7 @@ def _by_mass(
             )  # fmt: skip
             if BOUNDED and piece + BLOCK_N <= C:
                 p_MN = _bounded_exp2(s_MN, LOG2_SCALE, PTX)
-            elif BOUNDED:  # keys past the chunk's end have a score of -inf
+            elif BOUNDED:  # keys past the chunk's end have the score -inf
                 p_MN = tl.exp2(s_MN * LOG2_SCALE)
             else:
                 p_MN = tl.exp2(s_MN * LOG2_SCALE - ref_M[:, None])
@@ -165,7 +195,7 @@ def _logsumexp(
     q_MK, k_ptr, c, T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(largest x, log2 of the sum of 2^x) of one chunk, per row."""
+    """Return (largest x, log2 sum_j 2^x_j) per row, for one chunk."""
     m_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
     l_M = tl.zeros([q_MK.shape[0]], tl.float32)
     for piece in tl.static_range(0, C, BLOCK_N):
@@ -183,7 +213,10 @@ def best_by_logsumexp(
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
     TOP_K: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The selection for any scores: one maximum per chunk, chunks compared by log-sum-exp."""
+    """Return the selection for any scores.
+
+    It takes one maximum per chunk and compares chunks by log-sum-exp.
+    """
     bests, sels = new_lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), 0, TOP_K)
     for c in tl.range(0, last):
         _, lse_M = _logsumexp(q_MK, k_ptr, c, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
@@ -198,9 +231,9 @@ def exact_kernel(
     TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H, TOP_K] int32; bounded [B, H] int32 says which heads' scores are.
+    """Write sel [B, T, H, TOP_K] int32 by softmax mass.
 
-    Programs of one head run together (its keys stay in the L2 cache), the longest first.
+    Programs with the same head run together, so its keys stay in the L2 cache; the longest start first.
     """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
@@ -210,7 +243,7 @@ def exact_kernel(
     row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n_M = row_M // C
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
-    # chunks before `all_past` lie before every row, those up to `last` before some
+    # chunks before `all_past` precede every row, chunks up to `last` precede some rows
     all_past = tile * BLOCK_M // C
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
     zero_M = tl.zeros([BLOCK_M], tl.float32)
@@ -226,14 +259,14 @@ def exact_kernel(
         )  # fmt: skip
     elif last > 0:
         ref_M = _logsumexp(q_MK, k_ptr, 0, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)[0]
-        # chunk 0 is scored again below, so that its mass is rounded as every other's: ties are exact
+        # chunk 0 is scored again below: its mass is then rounded like all masses, and ties are exact
         bests, sels = _by_mass(
             q_MK, k_ptr, n_M, ref_M, bests, sels, 0, last,
             T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, False, False, TOP_K, PRECISION,
         )  # fmt: skip
-        # not below: NaN counts too. Rows past the end read zeros and have no large score.
+        # written as "not below", so NaN counts too. Rows past the end read zeros and have no large score.
         is_lost_M = tl.where((bests[0] < 1.2676506e30) | (n_M == 0), 0, 1)
-        for rank in tl.static_range(1, TOP_K):  # and those behind the first may be too small
+        for rank in tl.static_range(1, TOP_K):  # later entries may be too small
             is_lost_M = tl.where((bests[rank] > 7.8886091e-31) | (n_M <= rank), is_lost_M, 1)
         if tl.max(is_lost_M, 0) > 0:
             sels = best_by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, TOP_K, LOG2_SCALE, PRECISION)
@@ -246,9 +279,9 @@ def _by_best_key(
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
     INT8: tl.constexpr, LISTED: tl.constexpr, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Chunks [first, last) compared by their largest score; all before all rows when ALL_PAST.
+    """Compare chunks [first, last) by their largest score.
 
-    With LISTED, a row compares the chunks of the tuple `listed` alone.
+    When ALL_PAST, all chunks precede all rows. With LISTED, a row compares only the chunks in the tuple `listed`.
     """
     for c in tl.range(first, last):
         if INT8:
@@ -278,10 +311,10 @@ def best_key_kernel(
     C: tl.constexpr, LISTED: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INT8: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H, TOP_K] int32: the chunks of the largest scores; programs in the order of `exact_kernel`.
+    """Write sel [B, T, H, TOP_K] int32 by largest score.
 
-    There are TK keys, of full chunks alone when INT8; then step [B, T // C, G] is read. With LISTED, candidates are
-    those of list [B, T, H, LISTED].
+    There are TK keys, only of full chunks when INT8. step is read only when INT8. With LISTED, candidates come from
+    list [B, T, H, LISTED]. Programs run in the order of `exact_kernel`.
     """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
@@ -314,9 +347,12 @@ def _row_scores(
     q_MK, row_ptr, chunk_N, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[M, N] products of queries and one of the ROWS rows of chunks, whose PARTS lie ROWS N_FULL rows apart."""
+    """Return [M, N] products of queries with one table row of each chunk.
+
+    The PARTS of this row lie ROWS * N_FULL rows apart.
+    """
     x_MN = tl.zeros([q_MK.shape[0], chunk_N.shape[0]], tl.float32)
-    for part in tl.static_range(PARTS):  # the small ones first
+    for part in tl.static_range(PARTS):  # smallest part first
         at = row_ptr + (PARTS - 1 - part) * ROWS * N_FULL * G * K
         row_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
         x_MN = tl.dot(q_MK, tl.trans(row_NK), x_MN, input_precision=PRECISION)
@@ -329,7 +365,10 @@ def best_by_table(
     G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The TOP_K chunks before n_M of the largest scores, a tuple; table [PARTS, ROWS, N_FULL, G, K] of one head."""
+    """Return the TOP_K chunks before n_M with the largest table scores, as a tuple.
+
+    `table_ptr` points to one head's table [PARTS, ROWS, N_FULL, G, K].
+    """
     bests, sels = new_lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), 0, TOP_K)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
@@ -337,7 +376,7 @@ def best_by_table(
         if SQUARED:
             x_MN = _row_scores(q_MK, table_ptr + N_FULL * G * K, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
             s_MN += 0.5 * x_MN * x_MN
-        elif ROWS > 1:  # a loop, since the tiles of all rows together fit no shared memory
+        elif ROWS > 1:  # not unrolled: the tiles of all rows together exceed shared memory
             for row in tl.range(1, ROWS):
                 at = table_ptr + row * N_FULL * G * K
                 x_MN = _row_scores(q_MK, at, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
@@ -358,10 +397,10 @@ def table_kernel(
     N_FULL: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H, TOP_K] int32: the chunks of the largest scores in a table, -1 after the last.
+    """Write sel [B, T, H, TOP_K] int32 by table score.
 
-    The table is [B, PARTS, ROWS, T // C, G, K], whose parts add up to fp32 rows. With x = q . row a chunk's score is
-    the largest x, or x_0 + x_1^2 / 2 when SQUARED.
+    The PARTS of table [B, PARTS, ROWS, T // C, G, K] add up to fp32 rows. With x = q . row, a chunk's score is the
+    largest x, or x_0 + x_1^2 / 2 when SQUARED.
     """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
@@ -385,10 +424,10 @@ def listed_kernel(
     LISTED: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Top [B, H, N] fp32 of those of the N = T LISTED rows that have a chunk: the largest score of its keys.
+    """Write top [B, H, N] fp32 for rows with a chunk: the largest score of its keys.
 
-    Row t LISTED + j is the j-th candidate of query t. A program has a segment of rows of one chunk, whose keys it reads
-    once where they fit a tile.
+    Row t LISTED + j of the N = T LISTED rows is the j-th candidate of query t. A program has a segment of rows with the
+    same chunk, and reads its keys once if they fit one tile.
     """
     N: tl.constexpr = T * LISTED
     IS_ONE: tl.constexpr = C <= BLOCK_N

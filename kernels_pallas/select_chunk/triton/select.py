@@ -1,6 +1,6 @@
-"""Chunk selection in Triton: launches of kernels.py.
+"""Launch the Triton kernels of chunk selection (kernels.py).
 
-Arrays stay [B, T, H, D]; the kernels read them with strides.
+Arrays stay [B, T, H, D], and the kernels read them with strides.
 """
 
 from functools import partial
@@ -19,10 +19,10 @@ from kernels_pallas.select_chunk.triton.tile_sizes import tiles
 from kernels_pallas.triton import interpreter, runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
 
-SEGMENT_BLOCKS = 4  # blocks of rows of one candidate that a program has: its keys are read once for all
-# Up to so many past chunks for each entry of a list, scoring all is thought to be faster than sorting rows by their
-# candidates: on an H200 a row takes 0.40 ns for a candidate and 0.028 for a chunk, of which half are past on average.
-# The border itself was not timed.
+SEGMENT_BLOCKS = 4  # row blocks per program, all with the same candidate: its keys are read once
+# With at most this many past chunks per list entry, scoring all chunks should be faster than sorting rows by candidate.
+# On an H200 a row takes 0.40 ns per candidate and 0.028 ns per chunk, and on average half the chunks are past. The
+# threshold was not timed.
 FEW_CHUNKS = 24
 MOST = jnp.iinfo(jnp.int32).max
 
@@ -37,12 +37,12 @@ def select(
     shortlist: Shortlist | None = None,
     scale: float,
 ) -> Array:
-    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
+    """Return sel_BTH int32, the full past chunk that each query selects.
 
-    With a top_k above 1, sel_BTHk: the best first, -1 after the last past chunk.
+    The selection is -1 in the first chunk. With top_k above 1, return sel_BTHk: best chunk first, padded with -1.
     """
     T = q_BTHK.shape[1]
-    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
+    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more past chunks
     if k_most == 0:
         return jnp.full((*q_BTHK.shape[:3], top_k) if top_k > 1 else q_BTHK.shape[:3], -1, jnp.int32)
     q, k, sel = "b t (g r) k", "b t g k", "b t (g r) n"
@@ -53,7 +53,7 @@ def select(
         f = partial(by_shortlist, shortlist=shortlist, scale=scale)
     else:
         f = partial(exact if selection == "exact" else best_key, scale=scale)
-    if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
+    if selection == "best_key_int8":  # rounded outside `f`: jax-triton 0.4 fails in dead-code elimination
         rule, operands = f"{q}, b s g k, b c g -> {sel}", (quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size))
     f = partial(f, chunk_size=chunk_size, top_k=k_most)
     sel_BTHk = fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(*operands)
@@ -63,7 +63,10 @@ def select(
 
 
 def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, scale: float) -> Array:
-    """Select by probability mass: sel_BTHk, of no more chunks than some query has."""
+    """Select by softmax mass and return sel_BTHk.
+
+    `top_k` may not exceed the number of past chunks that some query has.
+    """
     B, T, H, K = q_BTHK.shape
     q_BTHK, scale = _with_sign(q_BTHK, scale), abs(scale) or 1.0
     tile = tiles("exact", K, chunk_size, q_BTHK.dtype)
@@ -96,7 +99,10 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, scale: f
 
 
 def _with_sign(q_BTHK: Array, scale: float) -> Array:
-    """Return q times the sign of the scale: the kernels mask scores with -inf before they scale them."""
+    """Return q times the sign of the scale.
+
+    The kernels mask scores with -inf before they scale them.
+    """
     return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
 
 
@@ -110,9 +116,10 @@ def best_key(
     scale: float,
     chunk_BTHm: Array | None = None,
 ) -> Array:
-    """Select by the largest score, sel_BTHk, among the candidates of each query or all. The scale's sign alone counts.
+    """Select by the largest score and return sel_BTHk.
 
-    With the steps of chunks, queries and keys are 8-bit integers, the keys those of full chunks alone (int8.py).
+    Candidates are all past chunks, or `chunk_BTHm` of each query. Only the sign of the scale matters. With `step_BcG`,
+    queries and keys are 8-bit integers, and there are only keys of full chunks (int8.py).
     """
     B, T, H, K = q_BTHK.shape
     int8 = step_BcG is not None
@@ -121,7 +128,7 @@ def best_key(
         kernels.best_key_kernel,
         _with_sign(q_BTHK, scale),
         k_BTGK,
-        step_BcG if int8 else k_BTGK,  # which is not read, nor is q as a list
+        step_BcG if int8 else k_BTGK,  # k and q are placeholders here, not read
         q_BTHK if chunk_BTHm is None else chunk_BTHm,
         out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
@@ -133,7 +140,7 @@ def best_key(
         H=H,
         G=k_BTGK.shape[2],
         K=K,
-        KP=max(padded(K), 32 if int8 else 16),  # 8-bit products take no fewer
+        KP=max(padded(K), 32 if int8 else 16),  # minimum for 8-bit products
         C=chunk_size,
         LISTED=0 if chunk_BTHm is None else chunk_BTHm.shape[-1],
         TOP_K=top_k,
@@ -148,7 +155,10 @@ def best_key(
 def by_table(
     q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, table: str = "mean", scale: float = 1.0
 ) -> Array:
-    """Select by the largest scores in a table, sel_BTHk. With means alone, a positive scale moves none of them."""
+    """Select by the largest table scores and return sel_BTHk.
+
+    For chunk means, a positive scale changes nothing.
+    """
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
     row_BpPcGK = _table_parts(k_BTGK, chunk_size, table, abs(scale))
     tile = tiles("table", K, chunk_size, q_BTHK.dtype)
@@ -180,10 +190,11 @@ def by_table(
 
 
 def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array:
-    """Return the rows of every full chunk as parts in k's dtype, [B, parts, P, T // C, G, K].
+    """Return each full chunk's table rows, as parts in k's dtype.
 
-    The parts add up to the fp32 rows. Their products with 16-bit queries are exact, and faster than fp32 ones. The
-    second row of mean_eigen is multiplied by the root of the scale, so that scores are those of tables.py over it.
+    The shape is [B, parts, P, T // C, G, K]. The parts add up to the fp32 rows. Their products with 16-bit queries are
+    exact, and faster than fp32 products. mean_eigen's second row is multiplied by the root of the scale: scores are
+    then the scores of tables.py, divided by the scale.
     """
     B, T, G, K = k_BTGK.shape
     k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K).astype(jnp.float32)
@@ -195,11 +206,11 @@ def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array
         row_BPcGK = jnp.moveaxis(k_BcCGK.reshape(B, T // C, runs, C // runs, G, K).mean(3), 2, 1)
     info, parts = jnp.finfo(k_BTGK.dtype), []
     n_parts = {"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]
-    if table == "sub_means":  # 16 bits of 24: less than what float32 sums lose, at two thirds of the products
+    if table == "sub_means":  # 16 of 24 bits: smaller errors than float32 sums make, with 2/3 of the products
         n_parts = min(n_parts, 2)
     for _ in range(n_parts):
-        # Not astype there and back, which XLA takes for a chance to keep the excess precision. The exponent is
-        # float32's, because reduce_precision flushes subnormal numbers, which the second part in float16 often is.
+        # XLA may drop a pair of astype conversions and keep the excess precision, hence reduce_precision. It flushes
+        # subnormal numbers, and the second float16 part is often subnormal, hence float32's 8 exponent bits.
         parts.append(jax.lax.reduce_precision(row_BPcGK, 8, info.nmant))
         row_BPcGK = row_BPcGK - parts[-1]
     return jnp.stack(parts, axis=1).astype(k_BTGK.dtype)
@@ -208,7 +219,10 @@ def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array
 def by_shortlist(
     q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, shortlist: Shortlist, scale: float
 ) -> Array:
-    """Select by the largest score among the chunks that lead a table, sel_BTHk; a list is shorter than the past."""
+    """Select by the largest score among the chunks that lead a table.
+
+    Returns sel_BTHk. The list must be shorter than the past.
+    """
     (B, T, H, K), G, C, m = q_BTHK.shape, k_BTGK.shape[2], chunk_size, shortlist.size
     chunk_BTHm = by_table(q_BTHK, k_BTGK, chunk_size=C, top_k=m, table=shortlist.table, scale=scale)
     NC, tile = (T - 1) // C, tiles("listed", K, C, q_BTHK.dtype)
@@ -247,14 +261,15 @@ def by_shortlist(
 
 
 def _best_listed(chunk_m: Array, top_m: Array, top_k: int) -> Array:
-    """Return the chunks of the best scores, [..., k], among candidates in any order; ties go to the smallest chunk.
+    """Return the chunks with the best scores, [..., k].
 
-    A candidate of -1, whose score may be anything, comes after all chunks.
+    Candidates may be in any order; ties go to the smallest chunk. A candidate of -1 ranks after all chunks, for any
+    score.
     """
     top_m, best = jnp.where(chunk_m < 0, -jnp.inf, top_m), []
     for _ in range(top_k):
         is_best_m = top_m == top_m.max(-1, keepdims=True)
-        # of NaN, which equals nothing, still a past chunk
+        # NaN equals nothing: fall back to the largest past chunk in the list
         best.append(jnp.minimum(jnp.where(is_best_m, chunk_m, MOST).min(-1), chunk_m.max(-1)))
         top_m = jnp.where(chunk_m == best[-1][..., None], -jnp.inf, top_m)
     return jnp.stack(best, axis=-1)

@@ -1,14 +1,14 @@
-"""The `triton` backend of the selective scan: sm80 and later."""
+"""The `triton` backend of the selective scan, for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.selective_scan.interface import SelectiveScan
 from kernels_pallas.triton import limits
 
-MAX_STATES = 64  # of a channel: a tile of channels x states is one program's
+MAX_STATES = 64  # per channel: one program holds a tile of channels x states
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes, or the states of a channel."""
+    """Return why this backend cannot run: machine, dtypes or states; else None."""
     reason = limits.machine(problem)
     if reason is not None:
         return reason

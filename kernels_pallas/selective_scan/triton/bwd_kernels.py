@@ -1,12 +1,25 @@
-"""Triton kernels of the selective scan's gradient, from the last position to the first.
+"""Triton backward kernels of the selective scan: last position to first.
 
-    scan_bwd   all gradients of a segment of time, a chunk of STEPS positions at a time: forward from the kept state,
-               which leaves the state before every U positions in a buffer of the program's own and makes dC; then back,
-               U positions at a time, whose states are made again in registers
-    needed     before it, where time has several segments: what each adds to the gradient of the state before it
+    kernel     one program per                          writes
+    needed     batch entry, segment, channel block      needed, decay (only with several segments)
+    scan_bwd   batch entry, segment, channel block      all gradients
 
-Where it has, the gradient after every segment follows from the segments after it (state_scan's elementwise form). Sums
-over channels are sums over blocks of them, added up by XLA: no atomics, so two runs give the same bits.
+    operand                shape                   dtype    meaning
+    x, dt, dy, dx, ddt     [B, T, E]               input    inputs, step sizes, output gradient; gradients
+    a, b, c, d, bias       as in fwd_kernels.py    fp32
+    kept                   [B, c, E, N]            fp32     states before the chunks
+    d_ends, d_starts       [B, S, E, N]            fp32     state gradients after and before each of S segments
+    needed, decay          [B, S, E, N]            fp32     a segment's contribution to d_starts, its total decay
+    da;  dd, d_bias        [B, S, E, N]; [B, S, E] fp32     parts, summed within a segment
+    db, dc                 [B, blocks, T, N]       fp32     parts, summed within a channel block
+    states                 [programs, STEPS / U, BLOCK_E, NP] fp32, a private buffer per program
+
+`scan_bwd` handles one chunk of STEPS positions at a time. It goes forward from the kept state, stores the state before
+every U positions in its buffer and computes dC. Then it goes back and recomputes the states of U positions in
+registers. Every chunk reuses the same buffer, which therefore stays in the L2 cache. This single pass replaced three
+kernels and raised Mamba-1's training from 258k to 270k tokens/s on H200s (lab/log/kernels.md). With several segments,
+the gradients after the segments follow from `needed` and `decay` by state_scan's elementwise form. XLA adds the parts.
+No atomics are used: two runs give equal bits. Equations and source: `selective_scan/api.py`.
 """
 
 import triton
@@ -31,8 +44,10 @@ def needed_kernel(
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
     LANES_E: tl.constexpr, LANES_N: tl.constexpr, SOFTPLUS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Of every segment of STEPS positions: the gradient of its start without that of its end, sum_t (a_1 ... a_t) dy_t
-    C_t, and its decay a_1 ... a_STEPS, both [B, S, E, N].
+    """Compute each segment's contribution to the gradient of its start state.
+
+    needed = sum_t (a_1 ... a_t) dy_t C_t and decay = a_1 ... a_STEPS over STEPS positions, both [B, S, E, N]. The
+    gradient from the end of the segment is not included.
     """
     n_blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     n_segments: tl.constexpr = (T + STEPS - 1) // STEPS
@@ -67,7 +82,7 @@ def needed_kernel(
 def load_tiles(
     x_ptr, dt_ptr, dy_ptr, e_E, t_U, T: tl.constexpr, E: tl.constexpr, CUT_E: tl.constexpr, CUT_T: tl.constexpr
 ):  # fmt: skip
-    """x, dt and dy [BLOCK_E, U] as they are; a conversion would wait for them."""
+    """Return x, dt and dy [BLOCK_E, U] unconverted: a conversion waits for its load."""
     x_EU = load_tile(x_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
     dt_EU = load_tile(dt_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
     dy_EU = load_tile(dy_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
@@ -81,12 +96,9 @@ def scan_bwd_kernel(
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
     LANES_E: tl.constexpr, LANES_N: tl.constexpr, SOFTPLUS: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dx and ddt [B, T, E] of CHUNKS chunks of STEPS positions, one batch entry and channel block; parts of
-    the sums: da [B, S, E, N], db and dc [B, blocks, T, N], dd and d_bias [B, S, E], for S segments of CHUNKS chunks.
+    """Compute the gradients of CHUNKS chunks of STEPS positions.
 
-    kept [B, c, E, N], the states before the chunks; d_ends and d_starts [B, S, E, N], the gradients of the states after
-    and before each segment. states [programs, STEPS / U, BLOCK_E, NP] is the programs' own: every chunk of a program
-    takes the same place, which therefore stays in the L2 cache.
+    One program handles one batch entry, segment and channel block. `CUT_E` and `CUT_T` mark partial blocks and chunks.
     """
     n_blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     n_chunks: tl.constexpr = (T + STEPS - 1) // STEPS
@@ -131,7 +143,7 @@ def scan_bwd_kernel(
                 h_EN = tl.exp2(dts[i][:, None] * a_EN) * h_EN + dtxs[i][:, None] * bs[i][None, :]
                 dcs += (part_over_channels(h_EN * dys[i][:, None], LANES_E),)
             store_tile(dc_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dcs, LANES_E, U))
-        tl.debug_barrier()  # a thread may read what another has written
+        tl.debug_barrier()  # a thread may read another thread's writes
         next_cs = load_rows(c_ptr + at_b, chunk * STEPS + STEPS - U, T, N, n_N, U)
         next_h_EN = tl.load(state_ptrs + (STEPS // U - 1) * (BLOCK_E * NP))
         for back in tl.range(0, STEPS // U):
@@ -158,7 +170,7 @@ def scan_bwd_kernel(
                 db_EN, grad_b_EN = grad_EN * dtxs[i][:, None], grad_EN * bs[i][None, :]
                 grad_EN *= decays[i]
                 through_EN = grad_EN * hs[i]
-                # from the last position to the first; Triton has no star
+                # Positions run backward, so new parts go first; Triton supports no star.
                 dbs = (part_over_channels(db_EN, LANES_E),) + dbs  # noqa: RUF005
                 grad_bs = (part_over_states(grad_b_EN, LANES_N),) + grad_bs  # noqa: RUF005
                 throughs = (part_over_states(through_EN * a_EN, LANES_N),) + throughs  # noqa: RUF005
@@ -172,7 +184,7 @@ def scan_bwd_kernel(
             store_tile(dx_ptr + at_x, e_E, t + i_U, 1, E, E, T, grad_b_EU * dt_EU + d_E[:, None] * dy_EU)
             store_tile(ddt_ptr + at_x, e_E, t + i_U, 1, E, E, T, ddt_EU)
             dd_EU += dy_EU * x_EU
-        tl.debug_barrier()  # all has been read before the next chunk takes its place
+        tl.debug_barrier()  # finish all reads before the next chunk overwrites the buffer
     tl.store(da_ptr + segment * (E * N) + at_EN, da_EN, mask=is_EN)
     tl.store(dd_ptr + segment * E + e_E, tl.sum(dd_EU, 1), mask=is_E)
     if SOFTPLUS:

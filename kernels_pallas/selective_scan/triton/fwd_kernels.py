@@ -1,9 +1,19 @@
-"""Triton kernels of the selective scan: states [BLOCK_E, NP] in registers, one program (of one warp) per channel block.
+"""Triton forward kernel of the selective scan: states stay in registers.
 
-A program goes over its positions U at a time: the tiles of the next U are loaded before the steps of these, which
-follow one another in registers. No position is indexed at run time, so everything between is plain arithmetic.
-exp(dt A) is a power of two: A comes multiplied by log2(e). Positions from T on load dt = 0 and change nothing. B and C
-come in float32, which spares every program their conversion.
+    operand       shape                     dtype    meaning
+    x, dt, y      [B, T, E]                 input    inputs, step sizes (fp32 without SOFTPLUS), outputs
+    a             [E, N]                    fp32     A log2(e): exp(dt A) becomes a power of two
+    b, c          [B, T, N]                 fp32     input and output weights
+    d, bias       [E]                       fp32     skip weights; dt bias (SOFTPLUS)
+    start, end    [B, S, E, N]              fp32     states before and after each of S segments
+    kept          [B, T / EVERY, E, N]      fp32     states before every EVERY-th position (KEEP)
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,   y_t = sum_n C_t h_t + D x_t
+
+One program of one warp handles BLOCK_E channels in a batch entry and segment; its state is [BLOCK_E, NP]. It steps
+through U positions at a time and loads the next U first, so the steps between are plain register arithmetic. No
+position is indexed at run time. Positions from T on load dt = 0 and change nothing. B and C are float32, which saves
+every program their conversion (1 of 14 instructions). Equations and source: `selective_scan/api.py`.
 """
 
 import triton
@@ -26,11 +36,9 @@ def scan_kernel(
     LANES_E: tl.constexpr, LANES_N: tl.constexpr, SOFTPLUS: tl.constexpr,
     STEPS: tl.constexpr, EVERY: tl.constexpr, WITH_Y: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Outputs and states of STEPS positions, of one batch entry, segment of time and channel block.
+    """Scan STEPS positions for one batch entry, time segment and channel block.
 
-    x, dt and y [B, T, E], b and c [B, T, N], start and end [B, S, E, N] for the S segments of STEPS positions. With
-    KEEP the state before every EVERY-th position goes to kept [B, T / EVERY, E, N]; without WITH_Y y stays unwritten.
-    With SOFTPLUS the step sizes are softplus(dt + bias), bias [E].
+    WITH_Y writes y, KEEP writes kept. With SOFTPLUS the step sizes are softplus(dt + bias).
     """
     n_blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     n_segments: tl.constexpr = (T + STEPS - 1) // STEPS
@@ -53,14 +61,14 @@ def scan_kernel(
     next_dt_EU = load_tile(dt_ptr + at_x, e_E, first + i_U, 1, E, E, T, True, True)
     next_bs = load_rows(b_ptr + at_b, first, T, N, n_N, U)
     next_cs = load_rows(c_ptr + at_b, first, T, N, n_N, U)
-    for t in tl.range(first, first + STEPS, U, loop_unroll_factor=2):  # two: what is next need not be copied
+    for t in tl.range(first, first + STEPS, U, loop_unroll_factor=2):  # unroll by two: avoids copying the next values
         x_EU, bs, cs = next_x_EU.to(tl.float32), next_bs, next_cs
         dt_EU = step_sizes(next_dt_EU, bias_E, t + i_U, T, SOFTPLUS)
         next_x_EU = load_tile(x_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
         next_dt_EU = load_tile(dt_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
         next_bs = load_rows(b_ptr + at_b, t + U, T, N, n_N, U)
         next_cs = load_rows(c_ptr + at_b, t + U, T, N, n_N, U)
-        if KEEP:  # noqa: SIM102 - a constant, unlike the position
+        if KEEP:  # noqa: SIM102 - KEEP is a constant, the position is not
             if t % EVERY == 0:
                 tl.store(kept_ptr + (b * n_kept + t // EVERY) * (E * N) + at_EN, h_EN, mask=is_EN & (t < T))
         dts, dtxs = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U)

@@ -1,10 +1,9 @@
-"""The selective scan in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
+"""Launch the Triton kernels of the selective scan; tile sizes.
 
-In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state at every
-chunk's start. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
-starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient goes over all of
-time from its end in the same case, and otherwise over as many segments of time as fill the device, each of some chunks.
-States and sums are float32.
+If batch x channel blocks fill the GPU, one forward program goes over all of time and keeps the state at every chunk
+start. Otherwise time is cut at the chunk starts: a first launch computes every chunk's end state from zero, state_scan
+the start states, and a second launch all chunks in parallel, with twice the exponentials. The gradient likewise goes
+over all of time, or over enough segments of chunks to fill the GPU. States and sums are float32.
 """
 
 from functools import partial
@@ -24,34 +23,41 @@ from kernels_pallas.triton import interpreter, runtime
 
 
 class Tile(NamedTuple):
-    """Channels per program, warps, positions per step of its loop (2, 4 or 8), warps from which on time is not cut."""
+    """Tile settings for a kernel.
+
+    e: channels per program; warps: warps per program; u: positions per loop step (2, 4 or 8); full: number of warps
+    from which time is not cut.
+    """
 
     e: int
     warps: int
     u: int
     full: int = 512
-    steps: int = 64  # of scan_bwd: positions between kept states, per chunk of the gradient
+    steps: int = 64  # for scan_bwd: positions between kept states, the chunk of the gradient
 
 
-# One warp holds a block of channels; BLOCK_E x N / 32 states per thread. More channels per program share the loads of B
-# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache for a chunk,
-# 25 MB of 1,536 programs with these, and its traffic. Both need registers: up to 168 per thread, all programs of 16 x
-# 1,536 channels are resident on 132 multiprocessors (128 with these, 214 in steps of 4).
+# One warp holds a block of channels, with BLOCK_E x N / 32 states per thread. More channels per program share the loads
+# of B and C and write fewer parts of their gradients. More positions per step halve the L2 buffer of scan_bwd (25 MB
+# for 1,536 programs here) and its traffic. Both need registers: with up to 168 per thread, all programs for 16 x 1,536
+# channels are resident on 132 multiprocessors (128 here, 214 with steps of 4).
 TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 2, full=1024, steps=32)}
 
 
 def tile(kernel: str) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks and chunks."""
+    """Return the kernel's tile; the interpreter's small tile gives several programs."""
     return Tile(4, 1, TILES[kernel].u, full=2, steps=8) if interpreter.is_chosen() else TILES[kernel]
 
 
 def chunk_steps() -> int:
-    """Return the positions per chunk; a shorter sequence has all, as triton 3.6 fails at a loop of two rounds."""
+    """Return the positions per chunk, also for shorter sequences.
+
+    triton 3.6 fails on a loop of two rounds.
+    """
     return max(tile("scan_bwd").steps, *(t.u for t in TILES.values()))
 
 
-# Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
-# over the batch, those of B and C sums over the channels.
+# Parts of a sharding rule (batching.py): x, dt, A, B, C and D; `g` names the channels. The gradients of A and D are
+# sums over the batch, the gradients of B and C sums over the channels.
 _OPERANDS = "b t g, b t g, g n, b t n, b t n, g"
 
 
@@ -61,7 +67,10 @@ has_softplus = True  # see interface.SelectiveScanOfSoftplus
 def forward(
     x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN, *, chunk_size: int | None, keep: bool, dt_bias_E=None
 ) -> tuple[Array, Array, Array]:
-    """Return (y [B, T, E], the last state, the states at the chunk starts [B, c, E, N], of use only if `keep`)."""
+    """Return (y [B, T, E], last state, chunk-start states [B, c, E, N]).
+
+    The third result is valid only with `keep`.
+    """
     del chunk_size  # the tiles fix the chunks
     biases, dims = ((), "") if dt_bias_E is None else ((dt_bias_E,), ", g")
     rule = f"{_OPERANDS}, b g n{dims} -> b t g, b g n" + (", b c g n" if keep else "")
@@ -74,7 +83,7 @@ def forward(
 def backward(
     x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN, *, chunk_size: int | None, dt_bias_E=None
 ) -> tuple[Array, ...]:
-    """Return the gradients of x, dt, A, B, C, D and the initial state, and of the bias if there is one."""
+    """Return the gradients of x, dt, A, B, C, D, the initial state and any bias."""
     del chunk_size  # the tiles fix the chunks
     biases, dims = ((), "") if dt_bias_E is None else ((dt_bias_E,), ", g")
     rule = f"{_OPERANDS}, b c g n, b t g, b g n{dims} -> b t g, b t g, g n, b t n, b t n, g, b g n{dims}"
@@ -94,7 +103,7 @@ def _forward(x, dt, a, b, c, d, initial, bias=None, *, keep: bool) -> tuple[Arra
         return (y, last[:, 0], kept) if keep else (y, last[:, 0])
     start = jnp.zeros((B, n_chunks, E, N), a.dtype)
     _, _, update = scan(start, segments=n_chunks, keep=False, with_y=False)
-    # the decay of a whole chunk; past the end of time dt counts as zero, as in the kernel
+    # Decay of a whole chunk; after T dt counts as zero, as in the kernel.
     total_BcE = jnp.sum(split_chunks(step_sizes(dt, bias), steps), axis=2)
     starts, last = state_passing(jnp.exp2(total_BcE[..., None] * a), update, initial, reverse=False)
     y, _, _ = scan(starts, segments=n_chunks, keep=False)
@@ -114,7 +123,7 @@ def _scan(x, dt, a, b, c, d, bias, start, *, steps: int, segments: int, keep: bo
         d,
         d if bias is None else bias,
         start,
-        # unwritten outputs have the size of one entry
+        # Outputs that the kernel does not write have one entry.
         out_shape=[
             jax.ShapeDtypeStruct(x.shape if with_y else (1,), x.dtype),
             jax.ShapeDtypeStruct((B, n_chunks, E, N) if keep else (1,), a.dtype),
@@ -133,10 +142,10 @@ def _scan(x, dt, a, b, c, d, bias, start, *, steps: int, segments: int, keep: bo
 
 
 def _sizes(x: Array, a: Array, block: Tile) -> dict[str, Any]:
-    """The constants that all kernels have; where the lanes are see tile_kernels.py."""
+    """Return the constants of all kernels; lane counts: see tile_kernels.py."""
     N, (_, T, E) = a.shape[1], x.shape
     NP = max(2, 1 << (N - 1).bit_length())
-    lanes_n = max(1, NP // 4)  # 16 bytes are loaded at a time
+    lanes_n = max(1, NP // 4)  # threads load 16 bytes at a time
     lanes = {"LANES_E": min(block.e, 32 * block.warps // lanes_n), "LANES_N": lanes_n}
     return {"T": T, "E": E, "N": N, "NP": NP, "BLOCK_E": block.e, "U": block.u, **lanes}
 
@@ -145,7 +154,7 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last, bias=None) -> tuple[Array, ..
     (B, T, E), N = x.shape, a.shape[1]
     steps, block = chunk_steps(), tile("scan_bwd")
     n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a, block)
-    chunks = -(-n_chunks // max(1, block.full // (B * n_blocks * block.warps)))  # of a segment
+    chunks = -(-n_chunks // max(1, block.full // (B * n_blocks * block.warps)))  # chunks per segment
     segments = -(-n_chunks // chunks)
     of_segments = jax.ShapeDtypeStruct((B, segments, E, N), a.dtype)
     d_ends = d_last[:, None]
@@ -205,7 +214,7 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last, bias=None) -> tuple[Array, ..
         dx,
         ddt,
         jnp.sum(da, axis=(0, 1)),
-        db,  # in float32: other devices' channels may have to be added
+        db,  # float32: channels on other devices may have to be added
         dc,
         jnp.sum(dd, axis=(0, 1)),
         d_starts[:, 0],

@@ -1,10 +1,11 @@
-"""Tiles of U positions in the registers: rows out of them, and sums of rows over channels or states into them.
+"""Device functions for tiles of U positions: splits into rows, and sums.
 
-The state of a position, [BLOCK_E, NP], lies over the lanes both ways: LANES_E of them beside each other hold channels,
-LANES_N states. Sums of a position over either would be shuffled between the lanes, three or two times per number, which
-was a third of all instructions. So threads sum what they hold, and the parts of U positions are joined and halved until
-one is left: the halves of `tl.split` are in one thread, for which the compiler takes the joined parts through shared
-memory once. The lane counts are those of the layout that it chooses; with another the sums would only be slower.
+The state of a position, [BLOCK_E, NP], is spread over the lanes of a warp: LANES_E lanes along the channels, LANES_N
+along the states. Direct sums over one axis would shuffle each number between lanes two or three times, which was a
+third of all instructions. Instead, each thread sums its own entries. The partial sums of U positions are then joined
+and halved until one is left. `tl.split` leaves both halves in one thread, so the compiler moves the joined sums through
+shared memory only once. The lane counts match the layout that the compiler chooses; with another layout the sums would
+only be slower.
 """
 
 import triton
@@ -15,7 +16,7 @@ from kernels_pallas.triton.tile_io import LOG2_E
 
 @triton.jit
 def load_rows(ptr, t, T: tl.constexpr, N: tl.constexpr, n_N, U: tl.constexpr):
-    """Rows t to t + U - 1 of [T, N] as a tuple; zeros from T and N on."""
+    """Return rows t to t + U - 1 of [T, N] as a tuple; zeros from T and N on."""
     rows = ()
     for i in tl.static_range(U):
         rows += (tl.load(ptr + (t + i) * N + n_N, mask=(n_N < N) & (t + i < T), other=0.0),)
@@ -24,9 +25,9 @@ def load_rows(ptr, t, T: tl.constexpr, N: tl.constexpr, n_N, U: tl.constexpr):
 
 @triton.jit
 def step_sizes(dt_EU, bias_E, t_U, T: tl.constexpr, SOFTPLUS: tl.constexpr):
-    """dt, or with SOFTPLUS softplus(dt + bias), zero from T on.
+    """Return dt, or with SOFTPLUS softplus(dt + bias) and zero from T on.
 
-    log(1 + y) / y on [0, 1] is a polynomial through its values at 9 Chebyshev points: off by 3e-8, in float32 by 2e-7.
+    log(1 + y) / y on [0, 1] is a polynomial through 9 Chebyshev points: its error is 3e-8, in float32 2e-7.
     """
     if SOFTPLUS:
         z_EU = dt_EU.to(tl.float32) + bias_E[:, None]
@@ -41,7 +42,7 @@ def step_sizes(dt_EU, bias_E, t_U, T: tl.constexpr, SOFTPLUS: tl.constexpr):
 
 @triton.jit
 def softplus_slope(dt_EU, bias_E, t_U, T: tl.constexpr):
-    """The derivative of `step_sizes` with SOFTPLUS."""
+    """Return the derivative of `step_sizes` with SOFTPLUS."""
     z_EU = dt_EU.to(tl.float32) + bias_E[:, None]
     y_EU = tl.exp2(tl.abs(z_EU) * -LOG2_E)
     return tl.where((t_U < T)[None, :], tl.where(z_EU >= 0.0, 1.0, y_EU) / (1.0 + y_EU), 0.0)
@@ -49,7 +50,7 @@ def softplus_slope(dt_EU, bias_E, t_U, T: tl.constexpr):
 
 @triton.jit
 def split_rows(x_EU, U: tl.constexpr):
-    """The U columns of a tile, each [E], as a tuple; U is 2, 4 or 8."""
+    """Return the U columns of a tile, each [E], as a tuple; U is 2, 4 or 8."""
     rows = (x_EU,)
     for level in tl.static_range(3):
         if U >> level > 1:
@@ -68,31 +69,31 @@ def split_rows(x_EU, U: tl.constexpr):
 
 @triton.jit
 def part_over_channels(x_EN, LANES_E: tl.constexpr):
-    """[LANES_E, N]: the sums of each thread."""
+    """Return [LANES_E, N]: each thread's sums over its channels."""
     return tl.sum(tl.reshape(x_EN, [x_EN.shape[0] // LANES_E, LANES_E, x_EN.shape[1]]), 0)
 
 
 @triton.jit
 def part_over_states(x_EN, LANES_N: tl.constexpr):
-    """[E, LANES_N]: the sums of each thread."""
+    """Return [E, LANES_N]: each thread's sums over its states."""
     return tl.sum(tl.reshape(x_EN, [x_EN.shape[0], LANES_N, x_EN.shape[1] // LANES_N]), 2)
 
 
 @triton.jit
 def over_channels(parts, LANES_E: tl.constexpr, U: tl.constexpr):
-    """[N, U] of the parts of U positions, [LANES_E, N] each."""
+    """Return [N, U] from the partial sums of U positions, [LANES_E, N] each."""
     return _halved(tl.permute(_joined(parts, U), [1, 2, 0]), LANES_E)
 
 
 @triton.jit
 def over_states(parts, LANES_N: tl.constexpr, U: tl.constexpr):
-    """[E, U] of the parts of U positions, [E, LANES_N] each."""
+    """Return [E, U] from the partial sums of U positions, [E, LANES_N] each."""
     return _halved(tl.permute(_joined(parts, U), [0, 2, 1]), LANES_N)
 
 
 @triton.jit
 def _joined(parts, U: tl.constexpr):
-    """[.., .., U] of U tiles."""
+    """Return [.., .., U] from U tiles."""
     for level in tl.static_range(3):
         if U >> level > 1:
             pairs = ()
@@ -104,7 +105,7 @@ def _joined(parts, U: tl.constexpr):
 
 @triton.jit
 def _halved(x, M: tl.constexpr):
-    """The sum over the last of three axes, of M entries, as [.., ..]."""
+    """Return the sum over the last of three axes, with M entries."""
     for level in tl.static_range(8):
         if M >> level > 1:
             first, second = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], M >> (level + 1), 2]))

@@ -1,16 +1,19 @@
-"""The `triton` backend of the short convolution: sm80 and later."""
+"""The `triton` backend of the short convolution, for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.short_conv.interface import ShortConv
 from kernels_pallas.triton import limits
 
-MAX_WIDTH = 8  # taps, and so many rows in registers
-MAX_HEAD = 256  # channels of a normalised head, which are one program's
-LEAST_LENGTH = 16  # positions; below that (a decoding step has one) XLA joins it with what is around it
+MAX_WIDTH = 8  # taps; their rows stay in registers
+MAX_HEAD = 256  # channels per normalised head: one program handles a head
+LEAST_LENGTH = 16  # positions; XLA fuses shorter inputs (one position in decoding) with their neighbours
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes, the width, a head's channels, or a short sequence."""
+    """Return why this backend cannot run, or None.
+
+    Checks the machine, dtypes, number of taps, channels per head and sequence length.
+    """
     reason = limits.machine(problem)
     if reason is not None:
         return reason

@@ -1,8 +1,7 @@
-"""The short convolution in Triton: launches of kernels.py, tile sizes.
+"""Launch the Triton kernels of the short convolution; custom VJP, tile sizes.
 
-Channels are seen as heads, [B, T, H, K], of one channel each where none is normalised, so that a mesh splits heads and
-not their channels. Taps and bias get the batch in front: every operand then has one, under vmap too, and the sum of
-their gradients over it is JAX's.
+Channels are grouped as heads, [B, T, H, K], with K = 1 without a norm, so a mesh splits heads and keeps each head's
+channels together. Taps and bias get a leading batch dim, as vmap requires, and JAX sums their gradients over it.
 """
 
 from collections.abc import Callable
@@ -20,8 +19,10 @@ from kernels_pallas.triton.blocks import block_of, padded
 
 
 class Tile(NamedTuple):
-    """Channels per block at most (a head that is normalised is one block); channels of all pieces of time together;
-    warps; positions per piece, and of these how many are loaded together.
+    """Tile settings for a kernel.
+
+    block: most channels per block (a normalised head is one block); row: channels of all pieces of time together;
+    warps: warps per program; steps: positions per piece; unroll: positions loaded together.
     """
 
     block: int
@@ -31,18 +32,18 @@ class Tile(NamedTuple):
     unroll: int
 
 
-# The fastest on an H200 at the sizes of Gated DeltaNet (lab/log/kernels.md): 4 channels a thread, so that many
-# programs wait for memory at once. Longer pieces load fewer rows twice, and leave a GPU with less to do.
+# The fastest on one H200 at the sizes of Gated DeltaNet (lab/log/kernels.md): with 4 channels per thread, many programs
+# wait for memory at once. Longer pieces load fewer rows twice but leave the GPU fewer programs.
 TILES = {"conv": Tile(128, 512, 4, 16, 8), "conv_bwd": Tile(128, 512, 4, 32, 4)}
 
 
 def tile(kernel: str) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks, pieces and tiles."""
+    """Return the kernel's tile; the interpreter's small tile gives several programs."""
     return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
 
 
 class Call(NamedTuple):
-    """The static half of a call."""
+    """Static options for a call."""
 
     silu: bool
     norm: bool
@@ -93,12 +94,12 @@ def _backward(call: Call, saved: tuple, dy: Array) -> tuple:
 
 _by_head.defvjp(_forward, _backward)
 
-# Of a sharding rule (batching.py), with `g` for the heads. A gradient has the dims of its operand.
+# Parts of a sharding rule (batching.py); `g` names the heads. A gradient has the dims of its operand.
 _RULES = {"x": "b t g k", "w": "b g k w", "b": "b g k", "last": "b n g k"}
 
 
 def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str]:
-    """Return names, arrays and sharding rule of the operands that are not None."""
+    """Return names, arrays and sharding rule of the present operands."""
     found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
     return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found)
 
@@ -115,7 +116,7 @@ def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple
 
     def out(n_tiles: int) -> list:
         parts = jax.ShapeDtypeStruct((B, n_tiles, W + ("b" in given), H * K), given["w"].dtype)
-        # what is not written has the size of one entry
+        # Outputs that the kernel does not write have one entry.
         return [dy, parts, given.get("last", jax.ShapeDtypeStruct((1,), dy.dtype))]
 
     dx, parts, dlast = _launch("conv_bwd", kernels.conv_bwd_kernel, given, dy, call=call, out=out)
@@ -128,11 +129,14 @@ def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple
 def _launch(
     name: str, kernel: Any, given: dict[str, Array], *more: Array, call: Call, out: Callable[[int], list]
 ) -> tuple[Array, ...]:
-    """Launch `kernel` over blocks of channels and tiles of time; `out` returns its results for a number of tiles."""
+    """Launch `kernel` over channel blocks and time tiles.
+
+    `out` maps the tile count to the result shapes.
+    """
     x, w = given["x"], given["w"]
     (B, T, H, K), W, entry = x.shape, w.shape[-1], tile(name)
     block = K if call.norm else block_of(entry.block, H * K)
-    # Of a short sequence there are fewer pieces than a program could take.
+    # Short sequences have fewer pieces than a program could take.
     pieces = min(max(1, entry.row // padded(block)), 1 << (-(-T // entry.steps) - 1).bit_length())
     warps = max(1, entry.warps * pieces * padded(block) // entry.row)
     n_tiles = -(-T // (pieces * entry.steps))

@@ -1,11 +1,19 @@
-"""Triton kernels of the short convolution: rows of R pieces of time x KP channels in registers, one position a step.
+"""Triton kernels of the short convolution: one pass per direction.
 
-A program goes through its R pieces of STEPS positions side by side and keeps the last W - 1 rows of inputs (and of
-gradients), so a row is loaded, and its sigmoid and sums over a head are made, once; only the W - 1 rows beside a piece
-are its neighbour's too. The loads of U positions are issued together, and no position is indexed at run time.
+    operand        shape              dtype    meaning
+    x, y, dy, dx   [B, T, E]          input    inputs, results and their gradients
+    w, b           [B, E, W], [B, E]  fp32     taps and bias (HAS_BIAS), one copy per batch entry
+    last, dlast    [B, W - 1, E]      input    inputs before the first position (HAS_LAST)
+    parts          [B, tiles, N, E]   fp32     tap and bias gradients, summed within each time tile; N = W + HAS_BIAS
 
-Blocks are of K channels, padded to KP: a head where it is normalised. Padding and positions outside [0, T) load as
-zero.
+    z_t = sum_i w_i x_{t - W + 1 + i} + b,   s = silu(z) or z,   y = s or scale s / sqrt(sum of s^2 + eps) per head
+
+One program handles K channels (one head if it is normalised), padded to KP, and R time pieces with STEPS positions
+each. It advances all pieces together, one position per step, and keeps the last W - 1 input (and gradient) rows in
+registers. Each row is therefore loaded once, and its sigmoid and head sums are computed once; only W - 1 rows are
+repeated per piece boundary. Shifted loads would compute dz, with its sigmoid and sums, W times. The loads of U
+positions are issued together, and no position is indexed at run time. Padding and positions outside [0, T) load as
+zero. Equations and sources: `short_conv/api.py`.
 """
 
 import triton
@@ -16,7 +24,10 @@ from kernels_pallas.triton.tile_io import LOG2_E
 
 @triton.jit
 def place_of(T: tl.constexpr, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, STEPS: tl.constexpr):
-    """Batch entry, index into [B, tiles of time], first positions of the pieces, channels and which of them exist."""
+    """Return a program's place in the operands.
+
+    Batch entry, index into [B, time tiles], first positions of the pieces, channels, and a mask of existing channels.
+    """
     n_blocks: tl.constexpr = (E + K - 1) // K
     n_tiles: tl.constexpr = (T + R * STEPS - 1) // (R * STEPS)
     pid = tl.program_id(0)
@@ -29,21 +40,21 @@ def place_of(T: tl.constexpr, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr
 
 @triton.jit
 def load_row(ptr, t_R, n, E: tl.constexpr, e_K, is_K):
-    """[R, K] of [n, E] at the positions `t_R`."""
+    """Return [R, K] of [n, E] at the positions `t_R`; zero outside [0, n)."""
     mask = ((t_R >= 0) & (t_R < n))[:, None] & is_K[None, :]
     return tl.load(ptr + t_R[:, None] * E + e_K[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def store_row(ptr, t_R, is_R, E: tl.constexpr, e_K, is_K, x_RK):
-    """Write [R, K] to the positions of [n, E] in `is_R`."""
+    """Write [R, K] to [n, E] at the positions `t_R` where `is_R`."""
     mask = is_R[:, None] & is_K[None, :]
     tl.store(ptr + t_R[:, None] * E + e_K[None, :], x_RK.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def load_rows(ptr, t_R, n, E: tl.constexpr, e_K, is_K, U: tl.constexpr):
-    """The rows of U positions from `t_R` on, as a tuple."""
+    """Return the rows for U positions from `t_R` on, as a tuple."""
     rows = ()
     for i in tl.static_range(U):
         rows += (load_row(ptr, t_R + i, n, E, e_K, is_K),)
@@ -52,7 +63,10 @@ def load_rows(ptr, t_R, n, E: tl.constexpr, e_K, is_K, U: tl.constexpr):
 
 @triton.jit
 def load_past(x_ptr, last_ptr, t_R, T, E: tl.constexpr, e_K, is_K, W: tl.constexpr, HAS_LAST: tl.constexpr):
-    """The W - 1 rows before `t_R` as float32; those before the first position come from `last`, which has W - 1."""
+    """Return the W - 1 rows before `t_R` in float32.
+
+    Rows before the first position come from `last`.
+    """
     rows = ()
     for i in tl.static_range(W - 1):
         row = load_row(x_ptr, t_R - (W - 1) + i, T, E, e_K, is_K)
@@ -64,7 +78,10 @@ def load_past(x_ptr, last_ptr, t_R, T, E: tl.constexpr, e_K, is_K, W: tl.constex
 
 @triton.jit
 def widened(rows, U: tl.constexpr):
-    """The rows as float32: apart from the loads, because it waits for them."""
+    """Return the rows in float32.
+
+    Separate from the loads, because a conversion waits for its load.
+    """
     wide = ()
     for i in tl.static_range(U):
         wide += (rows[i].to(tl.float32),)
@@ -73,7 +90,7 @@ def widened(rows, U: tl.constexpr):
 
 @triton.jit
 def part(rows, at: tl.constexpr, n: tl.constexpr):
-    """`n` of the rows, from `at` on."""
+    """Return `n` of the rows, from `at` on."""
     found = ()
     for i in tl.static_range(n):
         found += (rows[at + i],)
@@ -82,7 +99,7 @@ def part(rows, at: tl.constexpr, n: tl.constexpr):
 
 @triton.jit
 def load_taps(w_ptr, b_ptr, e_K, is_K, W: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """The W taps and, if there is one, the bias, [1, K] each."""
+    """Return the W taps and, with HAS_BIAS, the bias: [1, K] each."""
     taps = ()
     for i in tl.static_range(W):
         taps += (tl.load(w_ptr + e_K * W + i, mask=is_K, other=0.0)[None, :],)
@@ -93,7 +110,7 @@ def load_taps(w_ptr, b_ptr, e_K, is_K, W: tl.constexpr, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def convolved(rows, at: tl.constexpr, taps, W: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """The z of the position whose input is row `at` + W - 1."""
+    """Return z at the position with input row `at` + W - 1."""
     z_RK = rows[at] * taps[0]
     if HAS_BIAS:
         z_RK += taps[W]
@@ -104,7 +121,10 @@ def convolved(rows, at: tl.constexpr, taps, W: tl.constexpr, HAS_BIAS: tl.conste
 
 @triton.jit
 def sigmoid(z):
-    """1 / (1 + e^-z) as the square of a reciprocal root, which takes five instructions where `tl.sigmoid` takes 13."""
+    """Return 1 / (1 + e^-z) as the square of a reciprocal root.
+
+    It takes five instructions; `tl.sigmoid` takes 13.
+    """
     root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2_E))
     return root * root
 
@@ -116,7 +136,7 @@ def conv_kernel(
     STEPS: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
     EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """The y [B, T, E] of x [B, T, E], w [B, E, W] and b [B, E] fp32, last [B, W - 1, E]."""
+    """Compute y for one program's channels and time tile."""
     b, _, first_R, e_K, is_K = place_of(T, E, K, KP, R, STEPS)
     x_ptr += b * (T * E)
     y_ptr += b * (T * E)
@@ -137,7 +157,7 @@ def conv_kernel(
 
 @triton.jit
 def gradient_of_z(z_RK, g_RK, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr):
-    """The dz of a gradient g of y."""
+    """Return dz for the gradient g of y."""
     s_RK = z_RK
     if SILU:
         p_RK = sigmoid(z_RK)
@@ -153,7 +173,7 @@ def gradient_of_z(z_RK, g_RK, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.
 
 @triton.jit
 def gradient_of_x(dzs, at: tl.constexpr, taps, W: tl.constexpr):
-    """The dx of the position whose dz is row `at`."""
+    """Return dx for the position with dz row `at`."""
     dx_RK = dzs[at] * taps[W - 1]
     for i in tl.static_range(1, W):
         dx_RK += dzs[at + i] * taps[W - 1 - i]
@@ -167,10 +187,11 @@ def conv_bwd_kernel(
     STEPS: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
     EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dx [B, T, E] and dlast [B, W - 1, E]; parts [B, tiles, N, E] of dw and, with a bias, as last row of db.
+    """Compute dx, dlast and partial dw and db for a program's channels and tile.
 
-    The row W - 1 before the current one has all of its dz: these are the rows that are written. So the first W - 1 of a
-    piece belong to the piece before, or to dlast, and W - 1 more follow its end.
+    With a bias, the last row of `parts` is db. The dx at a position needs the next W - 1 dz, so the kernel writes
+    the row W - 1 positions before the current one. The first W - 1 such rows of a piece belong to the previous piece,
+    or to dlast; W - 1 extra steps after the end of a piece complete its last rows.
     """
     b, tile, first_R, e_K, is_K = place_of(T, E, K, KP, R, STEPS)
     x_ptr += b * (T * E)

@@ -1,14 +1,17 @@
-"""The `triton` backend of Mamba-2's recurrence: sm80 and later."""
+"""The `triton` backend of SSD (Mamba-2), for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.ssd.interface import Ssd
 from kernels_pallas.triton import limits
 
-LEAST_CHUNK = 16  # positions; below that (a decoding step has one) matrix units multiply padding
+LEAST_CHUNK = 16  # positions; smaller chunks (one position in decoding) leave the matrix units mostly padding
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes (B and C follow x), the state's two dims, or a small chunk."""
+    """Return why this backend cannot run, or None.
+
+    Checks the machine, the dtypes (B and C have the dtype of x), head dim, state size and chunk size.
+    """
     reason = limits.machine(problem)
     if reason is not None:
         return reason

@@ -1,10 +1,21 @@
-"""Triton kernels of the gradient of Mamba-2's recurrence. Its dX and the states' gradient are fwd_kernels.py's.
+"""Triton backward kernels of SSD; fwd_kernels.py has dX and the state gradients.
 
-    scores_bwd     of C B^T, summed over HEADS heads, and what g and dt get from inside the chunk
-    states_bwd     what the states add to dC, or their gradients to dB, summed over HEADS heads, and what g and dt get
+    kernel        one program per batch entry and           writes
+    scores_bwd    chunk, BLOCK keys of it, HEADS heads      ds; parts of dg and ddt from inside the chunk
+    states_bwd    chunk, BLOCK rows of it, HEADS heads      parts of dC (FOR_B: dB), dg and ddt through the states
 
-Sums over the remaining groups of heads are XLA's: no atomics, so two runs give the same bits. Where each head has its
-own B and C, [B, T, H, N], BC is H and not 1, HEADS is 1, and nothing is summed over heads.
+    operand               shape                      dtype    meaning
+    x, dy                 [B, T, H, V]               input    inputs and output gradient
+    b, c                  [B, T, BC, N]              input    as in fwd_kernels.py
+    g, dt                 [B, c, H, Q]               fp32     as in fwd_kernels.py
+    states                [B, c, H, N, V]            input    S before each chunk, or L after each chunk (FOR_B)
+    ds                    [B, c, H / HEADS, Q, Q]    fp32     gradient of C B^T, keys first, summed over HEADS heads
+    sum                   [B, c, H / HEADS, Q, N]    fp32     part of dC or dB, summed over HEADS heads
+    as_query              [B, c, blocks, H, Q]       fp32     parts of dg, by key block
+    as_key, dots, ddt     [B, c, H, Q]               fp32     parts of dg and ddt
+
+XLA sums over the remaining groups of heads. No atomics are used: two runs give equal bits. If each head has its own B
+and C, BC is H, HEADS is 1, and nothing is summed over heads. Equations and source: `ssd/api.py`.
 """
 
 import triton
@@ -21,12 +32,11 @@ def scores_bwd_kernel(
     VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
     WITH_DT: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """With dS = (dY X^T) * G * dt: BLOCK keys j of a chunk, its queries i as columns.
+    """Compute dS = (dY X^T) * G * dt for BLOCK keys j of a chunk and all queries i.
 
-    ds [B, c, H / HEADS, Q, Q], keys first, is its sum over HEADS heads.
-    With W = dS * (C B^T), the derivative of the log decay between i and j < i: as_query [B, c, blocks, H, Q] is the
-    block's sum_j W_ij, as_key [B, c, H, Q] is sum_i W_ij, both of the same fp32 values, so that terms cancel exactly in
-    their difference. ddt [B, c, H, Q] is sum_i W_ij / dt_j with the diagonal.
+    Keys are rows, queries are columns. ds is the sum over HEADS heads. W = dS * (C B^T) is the derivative of the log
+    decay between i and j < i: as_query is the block's sum_j W_ij, and as_key is sum_i W_ij. Both use the same fp32
+    values, so terms cancel exactly in their difference. ddt is sum_i W_ij / dt_j, including the diagonal.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK
@@ -68,11 +78,11 @@ def states_bwd_kernel(
     VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
     WITH_DT: tl.constexpr, BOUNDED: tl.constexpr, FOR_B: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """sum_h w_h * (V_h S_h^T) [B, c, H / HEADS, Q, N], BLOCK rows of it, and the dots [B, c, H, Q] of each term with U.
+    """Compute BLOCK rows of sum_h w_h * (V_h S_h^T), and each term's dots with U.
 
-    For dC: v is dy, the states those at chunk starts, u is C, w = e^g. For dB (FOR_B): v is x, the states are the
-    gradients after the chunks, u is B, w = e^{g_end - g} dt. The dots are the derivative of log w; with FOR_B ddt
-    [B, c, H, Q] is dots / dt.
+    For dC: v is dy, states are those at the chunk starts, u is C, w = e^g. For dB (FOR_B): v is x, states are the
+    gradients after the chunks, u is B, w = e^{g_end - g} dt. dots is the derivative of log w; with FOR_B, ddt is dots /
+    dt.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK

@@ -1,11 +1,23 @@
-"""Triton kernels of Mamba-2's recurrence: states at chunk starts in one pass over time, then all chunks; or in reverse.
+"""Triton kernels of SSD (Mamba-2): states, outputs; with REVERSE, L and dX.
 
-A tile holds a whole chunk of Q positions along one axis, padded to QP, so the causal half is a mask and not a loop.
-Heads share B and C: a program of `chunk_scan_kernel` makes their scores once and goes through HEADS heads with them.
-Where each head has its own, [B, T, H, N], BC is H and not 1, and HEADS is 1.
-With g the running sum of log a inside a chunk, only differences of g are exponentiated, masked before: above the
-diagonal they would overflow. g keeps its base: a multiple of it, as powers of two would want, is rounded where g is
-large and its differences are small. Sums are float32, products of the inputs' dtype.
+    kernel          one program per batch entry and             writes; with REVERSE
+    state_passing   head, BLOCK rows of S                       states, last; state gradients L
+    chunk_scan      chunk, BLOCK rows of it, HEADS heads        y; dx
+
+    operand          shape              dtype    meaning
+    x, y, dy, dx     [B, T, H, V]       input    inputs, outputs and gradients
+    b, c             [B, T, BC, N]      input    input and output weights; BC is 1, or H if each head has its own
+    g, dt            [B, c, H, Q]       fp32     log decays summed from the chunk start; factors of x (WITH_DT)
+    states, other    [B, c, H, N, V]    input    states before each chunk; with REVERSE L after each chunk, and S
+    start, last      [B, H, N, V]       fp32     first and last state
+
+    S <- e^{g_end} S + (B * e^{g_end - g} dt)^T X,   Y = ((C B^T) * G * dt) X + e^g * (C S)
+
+Only `state_passing` is sequential over time. A tile holds all Q positions of a chunk on one axis, padded to QP, so the
+causal half is a mask and needs no loop. Heads share B and C: `chunk_scan` computes their scores once and loops over
+HEADS heads (HEADS is 1 if each head has its own). Exponents are masked differences of g, because unmasked ones overflow
+above the diagonal. They keep base e: scaling g for base 2 would round large g, and with it small differences. Sums are
+float32 and products use the input dtype. Equations and source: `ssd/api.py`.
 """
 
 import triton
@@ -16,13 +28,16 @@ from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 @triton.jit
 def rows_of(chunk, i, Q: tl.constexpr, T: tl.constexpr):
-    """Positions of entries `i` of a chunk; T, which reads as zero and is not written, after the chunk's end."""
+    """Return the positions of a chunk's entries `i`; T after the chunk's end.
+
+    Row T reads as zero and is not written.
+    """
     return tl.where(i < Q, chunk * Q + i, T)
 
 
 @triton.jit
 def load_row(ptr, i, Q: tl.constexpr):
-    """[Q] padded with zeros."""
+    """Return [Q], padded with zeros."""
     return tl.load(ptr + i, mask=i < Q, other=0.0)
 
 
@@ -33,12 +48,11 @@ def state_passing_kernel(
     VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, WITH_DT: tl.constexpr,
     BOUNDED: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{g_end} S + U^T (w V) over all chunks, for one batch entry, head and BLOCK of the N rows of S.
+    """Pass BLOCK of the N rows of a head's state through all chunks.
 
-    Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v
-    is dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states and other [B, c, H, N, V], each state before its chunk
-    is added; start and last [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>.
-    Without KEEP only last is written.
+    S <- e^{g_end} S + U^T (w V). Forward: v is x, u is B, w_j = e^{g_end - g_j} dt_j. REVERSE computes the state
+    gradient: v is dy, u is C, w_i = e^{g_i}. `states` stores each state before its chunk is added. In REVERSE, overlap
+    [B, c, H, N / BLOCK] is e^{g_end} <S, other>. Without KEEP only `last` is written.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
@@ -85,11 +99,10 @@ def chunk_scan_kernel(
     VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
     WITH_DT: tl.constexpr, BOUNDED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Y = ((C B^T) * G * dt) X + e^g * (C S): BLOCK rows of a chunk for HEADS heads.
+    """Compute BLOCK rows of a chunk's output for HEADS heads.
 
-    Shapes as in `state_passing_kernel`. Forward: v is x, rows C, columns B. In reverse it is
-    dX = dt * (((B C^T) * G^T) dY + e^{g_end - g} * (B L)): v is dy, rows B, columns C, states the gradients L behind
-    the chunks.
+    Y = ((C B^T) * G * dt) X + e^g * (C S): v is x, rows C, columns B. REVERSE computes dX = dt * (((B C^T) * G^T) dY +
+    e^{g_end - g} * (B L)): v is dy, rows B, columns C, `states` the gradients L after the chunks.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK

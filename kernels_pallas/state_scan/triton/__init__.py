@@ -1,4 +1,4 @@
-"""The `triton` backend of the states at chunk starts: sm80 and later."""
+"""The `triton` backend of the chunk-start states, for sm80 and later."""
 
 import math
 
@@ -8,8 +8,8 @@ from kernels_pallas.triton import limits
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, a dtype but float32, or a state whose rows do not fit a program's registers."""
-    reason = limits.machine(problem, entry=math.prod(problem.operands[-1].shape[1:]))  # of one chunk
+    """Return why this backend cannot run: machine, dtypes or key dim; else None."""
+    reason = limits.machine(problem, entry=math.prod(problem.operands[-1].shape[1:]))  # offsets are within a chunk
     if reason is not None:
         return reason
     if (names := limits.dtype_names(*problem.operands)) != ["float32"]:

@@ -1,7 +1,19 @@
-"""Triton kernels of the states at chunk starts: the state stays in registers, one launch goes over all chunks.
+"""Triton kernels of the chunk-start states: one launch covers all chunks.
 
-Decays, updates and products of the next chunks are loaded ahead of the state that waits for them (num_stages), so a
-step costs its product, not the latency of memory. Sums have a fixed order: two runs give the same bits.
+    kernel        one program per                   recurrence
+    products      head, BLOCK_V columns of S        S <- d S + P S + R
+    elementwise   batch entry, BLOCK state entries  S <- d * S + R
+
+    operand           products             elementwise       meaning (all fp32)
+    decay             [c, M, K or 1]       [B, c, MIDDLE]    d
+    p                 [c, M, K, K]                           P; M = B H
+    r, update         [c, M, K, V]         [B, c, SIZE]      R
+    s, last           [M, K, V]            [B, SIZE]         first and last state
+    states            [c, M, K, V]         [B, c, SIZE]      states before each chunk; in REVERSE after it
+
+The state stays in registers. Decays, updates and P of the next chunks are loaded before the state needs them
+(num_stages or AHEAD), so a step costs one product instead of the memory latency. Sums have a fixed order: two runs give
+equal bits. Source: `state_scan/api.py`.
 """
 
 import triton
@@ -14,9 +26,9 @@ def products_kernel(
     CHUNKS: tl.constexpr, M: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, DECAYS: tl.constexpr,
     BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- d S + P S + R for one of M = B H heads and BLOCK_V columns.
+    """Scan S <- d S + P S + R for one of M = B H heads and BLOCK_V columns.
 
-    decay [c, M, DECAYS] with K decays per head or one, p [c, M, K, K], r and states [c, M, K, V], s and last [M, K, V].
+    `decay` has DECAYS entries per head: K or one. REVERSE goes back over the chunks with P^T.
     """
     n_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)
@@ -48,10 +60,10 @@ def elementwise_kernel(
     CHUNKS: tl.constexpr, SIZE: tl.constexpr, MIDDLE: tl.constexpr, INNER: tl.constexpr,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """S <- d * S + R for one batch entry and BLOCK of the SIZE entries of its state.
+    """Scan S <- d * S + R for one batch entry and BLOCK of the SIZE state entries.
 
-    decay [B, c, MIDDLE], each for INNER entries in a row and again every MIDDLE * INNER; update and states
-    [B, c, SIZE], s and last [B, SIZE]. AHEAD chunks are loaded before the first of them is used.
+    Each of the MIDDLE decays covers INNER consecutive entries; the pattern repeats every MIDDLE * INNER entries. AHEAD
+    chunks are loaded before the first of them is used.
     """
     n_blocks: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)

@@ -1,7 +1,7 @@
-"""The states at chunk starts in Triton: launches of kernels.py, tile sizes.
+"""Launch the Triton kernels of the chunk-start states; tile sizes.
 
-All arrays are float32. Products are TF32 for `Precision.DEFAULT` (the inputs had 8 bits anyway), and otherwise three
-TF32 products, whose error is near float32's own.
+All arrays are float32. `Precision.DEFAULT` uses single TF32 products, because the inputs had 8 bits anyway. Other
+precisions use three TF32 products, whose error is close to float32.
 """
 
 import math
@@ -20,29 +20,35 @@ from kernels_pallas.triton.blocks import padded
 
 
 class Tile(NamedTuple):
-    """Columns per program, warps, and chunks in flight."""
+    """Tile settings for a kernel.
+
+    v: columns per program; warps: warps per program; stages: chunks in flight.
+    """
 
     v: int
     warps: int
     stages: int
 
 
-# By padded key dim and whether the products are single TF32 ones. P of all stages is in shared memory, 4 K^2 bytes
-# each, with space for a second program where possible. No spills, but for up to 44 bytes on sm90 of (128, False), which
-# holds P in two halves in registers.
+# Keyed by padded key dim and single TF32 products. Shared memory holds P of all stages, 4 K^2 bytes each, and where
+# possible leaves room for a second program. Nothing spills, except up to 44 bytes on sm90 for (128, False), which keeps
+# P in registers in two halves.
 TILES = {
     (64, True): Tile(32, 4, 3),
     (64, False): Tile(16, 4, 3),
     (128, True): Tile(32, 8, 2),
     (128, False): Tile(16, 8, 2),
 }
-BLOCK, BLOCK_WARPS, AHEAD = 512, 4, 4  # of the elementwise kernel
+BLOCK, BLOCK_WARPS, AHEAD = 512, 4, 4  # for the elementwise kernel
 
 
 def products(
     decay_cBHk: Array, p_cBHKK: Array, r_cBHKV: Array, s_BHKV: Array, *, precision: jax.lax.Precision, reverse: bool
 ) -> tuple[Array, Array]:
-    """Return (states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
+    """Return (states [c, B, H, K, V], last [B, H, K, V]).
+
+    `decay_cBHk` has K entries per head or one.
+    """
     is_single = precision == jax.lax.Precision.DEFAULT
     decays = "k" if decay_cBHk.shape[-1] == s_BHKV.shape[-2] else "one"
     rule = f"c b g {decays}, c b g k l, c b g k v, start b g k v -> c b g k v, start b g k v"
@@ -52,9 +58,12 @@ def products(
 
 
 def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse: bool) -> tuple[Array, Array]:
-    """Return (states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the axis of chunks."""
+    """Return (states [B, c, ...], last [B, ...]).
+
+    `decay_Bc` broadcasts against `update_Bc`, except on the chunk axis.
+    """
     decay_Bc = jnp.broadcast_to(decay_Bc, (update_Bc.shape[0], *decay_Bc.shape[1:]))
-    dims = [f"d{i}" for i in range(update_Bc.ndim - 2)]  # every one may be split
+    dims = [f"d{i}" for i in range(update_Bc.ndim - 2)]  # each dim may be sharded
     pairs = zip(dims, decay_Bc.shape[2:], update_Bc.shape[2:], strict=True)
     decays, state = " ".join(d if have == want else f"one_{d}" for d, have, want in pairs), " ".join(dims)
     rule = f"b c {decays}, b c {state}, b {state} -> b c {state}, b {state}"
@@ -65,7 +74,10 @@ def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse:
 def products_share(
     decay: Array, p: Array, r: Array, s: Array, *, is_single: bool, reverse: bool
 ) -> tuple[Array, Array]:
-    """`products` without its rules for vmap and sharding; products are single TF32 ones or of three."""
+    """Compute `products` without rules for vmap and sharding.
+
+    `is_single` selects single TF32 products; otherwise each product is three TF32 products.
+    """
     n_chunks, B, H, K, V = r.shape
     tile = tile_of(K, is_single)
     block = min(tile.v, padded(V))
@@ -95,12 +107,15 @@ def products_share(
 
 
 def tile_of(key_dim: int, is_single: bool) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several programs per head."""
+    """Return the tile; the interpreter's small tile gives several programs per head."""
     return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[(64 if key_dim <= 64 else 128, is_single)]
 
 
 def elementwise_share(decay: Array, update: Array, initial: Array, *, reverse: bool) -> tuple[Array, Array]:
-    """`elementwise` without its rules for vmap and sharding; `decay` has the batch of `update`."""
+    """Compute `elementwise` without rules for vmap and sharding.
+
+    `decay` has the batch size of `update`.
+    """
     B, n_chunks, *shape = update.shape
     runs = _runs(decay.shape[2:], shape)
     if runs is None:
@@ -129,7 +144,10 @@ def elementwise_share(decay: Array, update: Array, initial: Array, *, reverse: b
 
 
 def _runs(decay_shape: tuple[int, ...], shape: Sequence[int]) -> tuple[int, int] | None:
-    """(number of decays, entries of the state in a row that share one); None where axes of both kinds alternate."""
+    """Return (number of decays, consecutive state entries per decay).
+
+    None if decayed and broadcast axes alternate.
+    """
     own = [i for i, (have, want) in enumerate(zip(decay_shape, shape, strict=True)) if have == want > 1]
     if not own:
         return 1, 1

@@ -1,4 +1,4 @@
-"""The `triton` backend of the token shift: sm80 and later."""
+"""The `triton` backend of the token shift, for sm80 and later."""
 
 import math
 
@@ -6,14 +6,17 @@ from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.token_shift.interface import TokenShift
 from kernels_pallas.triton import limits
 
-MAX_BRANCHES = 6  # results of a kernel, which a launch cannot count
-LEAST_LENGTH = 16  # positions; below that (a decoding step has one) XLA joins it with what is around it
+MAX_BRANCHES = 6  # the kernels have a fixed number of result pointers
+LEAST_LENGTH = 16  # positions; XLA fuses shorter inputs (one position in decoding) with their neighbours
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtype, the number of branches, or a short sequence."""
+    """Return why this backend cannot run, or None.
+
+    Checks the machine, the dtype, the number of branches and the sequence length.
+    """
     x, branches = problem.operands[0], problem.options["branches"]
-    reason = limits.machine(problem, entry=math.prod(x.shape[1:]))  # the batch is the second axis of the moves
+    reason = limits.machine(problem, entry=math.prod(x.shape[1:]))  # moves have the batch on axis 1
     if reason is not None:
         return reason
     if x.dtype.name not in limits.DTYPES:

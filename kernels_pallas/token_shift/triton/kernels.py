@@ -1,7 +1,20 @@
-"""Triton kernels of the token shift: one pass over the inputs forward, one over inputs and gradients backward.
+"""Triton kernels of the token shift: one pass per direction.
 
-A program goes through pieces of time side by side, one position a step, as those of the short convolution do, whose
-functions it shares: the row before is in registers. What a variant has fewer of than six is some other array.
+    operand          shape              dtype    meaning
+    x, dx            [B, T, D]          input    inputs
+    mu               [N, B, D]          fp32     previous input's weights, one copy per batch entry
+    moves, dmoves    [N, B, T, D]       input    per-token offsets of mu (HAS_MOVES)
+    last, dlast      [B, D]             input    input before the first position (HAS_LAST)
+    y0 ... y5        [B, T, D]          input    results for N <= 6 branches; unused pointers are placeholders
+    g0 ... g5        [B, T, D]          input    result gradients
+    parts            [B, tiles, N, D]   fp32     mu gradients, summed within each time tile
+
+    y_n,t = x_t + (x_{t-1} - x_t) m_n,t,   m_n,t = mu_n + moves_n,t
+
+One program handles K channels (padded to KP) and R time pieces with STEPS positions each. It advances all pieces
+together, one position per step. The previous row stays in registers, and each row is loaded once for all branches; XLA
+uses several fusions and adds dx branch by branch. The loads of U positions are issued together. The row functions are
+shared with short_conv/triton/kernels.py. Equations and sources: `token_shift/api.py`.
 """
 
 import triton
@@ -12,7 +25,7 @@ from kernels_pallas.short_conv.triton.kernels import load_past, load_row, load_r
 
 @triton.jit
 def shares(mu_ptr, step: tl.constexpr, e_K, is_K, N: tl.constexpr):
-    """The mu of every branch, [1, K] each."""
+    """Return each branch's mu, [1, K]."""
     mus = ()
     for n in tl.static_range(N):
         mus += (tl.load(mu_ptr + n * step + e_K, mask=is_K, other=0.0)[None, :],)
@@ -21,7 +34,7 @@ def shares(mu_ptr, step: tl.constexpr, e_K, is_K, N: tl.constexpr):
 
 @triton.jit
 def load_moves(ptr, step: tl.constexpr, t_R, T, D: tl.constexpr, e_K, is_K, N: tl.constexpr, U: tl.constexpr):
-    """The rows of U positions, N each, of arrays that are `step` entries apart."""
+    """Return rows for U positions and N branches, whose arrays are `step` apart."""
     rows = ()
     for i in tl.static_range(U):
         for n in tl.static_range(N):
@@ -31,7 +44,7 @@ def load_moves(ptr, step: tl.constexpr, t_R, T, D: tl.constexpr, e_K, is_K, N: t
 
 @triton.jit
 def load_gradients(ptrs, t_R, T, D: tl.constexpr, e_K, is_K, N: tl.constexpr, U: tl.constexpr):
-    """The rows of U positions, N each."""
+    """Return rows for U positions and N branches, from one pointer per branch."""
     rows = ()
     for i in tl.static_range(U):
         for n in tl.static_range(N):
@@ -45,9 +58,9 @@ def shift_kernel(
     B: tl.constexpr, T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     R: tl.constexpr, STEPS: tl.constexpr, U: tl.constexpr, HAS_MOVES: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """N results y [B, T, D] of x [B, T, D], mu [N, B, D] fp32, moves [N, B, T, D] and last [B, D]."""
+    """Compute N results y [B, T, D] for one program's channels and time tile."""
     b, _, first_R, e_K, is_K = place_of(T, D, K, KP, R, STEPS)
-    step: tl.constexpr = B * T * D  # of a branch
+    step: tl.constexpr = B * T * D  # entries per branch
     at = b * (T * D)
     x_ptr += at
     moves_ptr += at
@@ -77,13 +90,14 @@ def shift_bwd_kernel(
     B: tl.constexpr, T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     R: tl.constexpr, STEPS: tl.constexpr, U: tl.constexpr, HAS_MOVES: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dx [B, T, D], dmoves [N, B, T, D] and dlast [B, D]; parts [B, tiles, N, D] fp32 of dmu.
+    """Compute dx, dmoves, dlast and parts of dmu for a program's channels and tile.
 
-    A position gives its own input `own` and the one before `back`. So the row before the current one is written; the
-    first of a piece belongs to the piece before, or to dlast, and one more follows its end.
+    Each position adds `own` to dx at its position and `back` to dx at the previous one. The kernel therefore writes
+    dx one position late. The first such row of a piece belongs to the previous piece, or to dlast; one extra step after
+    the end of a piece completes its last row.
     """
     b, tile, first_R, e_K, is_K = place_of(T, D, K, KP, R, STEPS)
-    step: tl.constexpr = B * T * D  # of a branch
+    step: tl.constexpr = B * T * D  # entries per branch
     at = b * (T * D)
     x_ptr += at
     moves_ptr += at

@@ -1,8 +1,8 @@
-"""The token shift in Triton: launches of kernels.py, its gradient, tile sizes.
+"""Launch the Triton kernels of the token shift; custom VJP and tile sizes.
 
-For vmap and meshes (batching.py) every operand has the batch behind a first axis, which is that of the branches or has
-length 1: moves come as [N, B, T, D], as the product that makes them writes them. `mus` get a batch, and the sum of
-their gradients over it is JAX's.
+vmap and sharding rules (batching.py) need the batch on axis 1 in all operands. Axis 0 is the branch or has length 1:
+moves are [N, B, T, D], the layout of the product that computes them. `mus` get a batch dim, and JAX sums their
+gradients over it.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from kernels_pallas.token_shift.triton import MAX_BRANCHES, kernels
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, padded
 
-# By kernel, and with moves. As is fastest of the convolution's, 4 channels a thread; by the compiler's report at most
-# 128 registers. No others were timed (lab/log/kernels.md).
+# Keyed by kernel, `_moved` with moves. 4 channels per thread, as in the fastest tiles of the short convolution; at most
+# 128 registers by the compiler's report. No other tiles were timed (lab/log/kernels.md).
 TILES = {
     "shift": Tile(128, 512, 4, 16, 8),
     "shift_bwd": Tile(128, 512, 4, 32, 2),
@@ -30,7 +30,7 @@ TILES = {
 
 
 def tile(kernel: str) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks, pieces and tiles."""
+    """Return the kernel's tile; the interpreter's small tile gives several programs."""
     return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
 
 
@@ -46,12 +46,12 @@ def _shifted(x, mu, moves, last) -> tuple[Array, ...]:
     return _forward(x, mu, moves, last)[0]
 
 
-# Of a sharding rule (batching.py), with `g` for the channels. A gradient has the dims of its operand.
+# Parts of a sharding rule (batching.py); `g` names the channels. A gradient has the dims of its operand.
 _RULES = {"x": "o b t g", "mu": "n b g", "moves": "n b t g", "last": "o b g"}
 
 
 def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str, str]:
-    """Return names, arrays and sharding rule of the operands that are not None, and the rule of the results."""
+    """Return names, arrays and sharding rule of present operands, and results' rule."""
     found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
     results = ", ".join([_RULES["x"]] * len(found["mu"]))
     return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found), results
@@ -76,7 +76,7 @@ _shifted.defvjp(_forward, _backward)
 def _run_forward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
     given = dict(zip(names, operands, strict=True))
     x, N = given["x"], len(given["mu"])
-    nothing = jax.ShapeDtypeStruct((1,), x.dtype)  # what is not written has the size of one entry
+    nothing = jax.ShapeDtypeStruct((1,), x.dtype)  # outputs that the kernel does not write have one entry
     out = [x] * N + [nothing] * (MAX_BRANCHES - N)
     return _launch("shift", kernels.shift_kernel, given, out=lambda n_tiles: out)[:N]
 
@@ -99,14 +99,14 @@ def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]
 def _launch(
     name: str, kernel: Any, given: dict[str, Array], *more: Array, out: Callable[[int], list]
 ) -> tuple[Array, ...]:
-    """Launch `kernel` over blocks of channels and tiles of time; `out` returns its results for a number of tiles.
+    """Launch `kernel` over channel blocks and time tiles.
 
-    An operand that is not there is some array.
+    `out` maps the tile count to the result shapes. A placeholder replaces an absent operand.
     """
     x, entry = given["x"], tile(f"{name}_moved" if "moves" in given else name)
     _, B, T, D = x.shape
     block = block_of(entry.block, D)
-    # Of a short sequence there are fewer pieces than a program could take.
+    # Short sequences have fewer pieces than a program could take.
     pieces = min(max(1, entry.row // padded(block)), 1 << (-(-T // entry.steps) - 1).bit_length())
     n_tiles = -(-T // (pieces * entry.steps))
     return runtime.launch(

@@ -1,4 +1,4 @@
-"""The `triton` backend of Top-1 Chunk attention and of its decoding step: sm80 and later."""
+"""The `triton` backend of Top-1 Chunk attention and decoding: sm80 to sm90."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.select_chunk.triton import long_list
@@ -9,14 +9,17 @@ MAX_CHUNK = 256  # a decoding step holds one chunk of keys in shared memory
 
 
 def load() -> ChunkAttention:
-    """Import the kernels of attention."""
+    """Import the attention kernels."""
     from kernels_pallas.top1_chunk.triton import attention
 
     return attention
 
 
 def decode_refusal(problem: Problem) -> str | None:
-    """Say why decoding refuses: as attention and selection do, and the chunk must fit the tile of one step."""
+    """Return why decoding refuses a problem, or None.
+
+    Reasons: as for attention and selection, or a chunk that exceeds the tile of one step.
+    """
     if problem.options["chunk_size"] > MAX_CHUNK:
         return f"chunk_size {problem.options['chunk_size']} is larger than {MAX_CHUNK}"
     return (
@@ -27,7 +30,7 @@ def decode_refusal(problem: Problem) -> str | None:
 
 
 def load_decoding() -> ChunkDecoding:
-    """Import the kernels of the decoding step."""
+    """Import the decoding kernels."""
     from kernels_pallas.top1_chunk.triton import decode
 
     return decode

@@ -1,11 +1,11 @@
-"""Top-1 Chunk attention in Triton, given the selection: launches of the kernels beside it.
+"""Launch the Triton kernels of attention to given chunks.
 
-Rows are sorted by what they selected (sort_plan.py); then a remote pass over the selected chunks and a local one over
-the own chunk, T C K work. A query that selects k chunks is k rows, each with its own part of the softmax, which the
-local pass joins. In memory the parts are as many as the rows, in the dtype of v; one part for every query is fp32.
-Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are multiplied as
-three TF32 products, with an error near fp32's own; bf16 and fp16 products are exact, sums fp32. Two runs give the same
-bits.
+A query that selects k chunks has k rows, and rows are sorted by selected chunk (sort_plan.py). A remote pass attends to
+the selected chunks (k T C K work), then a local pass attends to the local chunk (T C K work). The remote pass gives
+each row a partial softmax result, and the local pass joins them. Partial results use v's dtype, or fp32 for k = 1.
+
+Arrays stay [B, T, H, D], and the kernels read them with strides. fp32 inputs use three TF32 products, with an error
+near fp32's. bf16 and fp16 products are exact, sums are fp32. Two runs give the same bits.
 """
 
 from functools import partial
@@ -51,12 +51,12 @@ def backward(
 
 
 def _names(sel_BTH: Array) -> str:
-    """Return the dims of a selection of one chunk, or of several, as rules name them."""
+    """Return the einops dims of a selection with one chunk or several chunks."""
     return "b t (g r)" if sel_BTH.ndim == 3 else "b t (g r) n"
 
 
 def _rows(sel_BTH: Array) -> tuple[Array, int]:
-    """Return the selection as rows, [B, T k, H], those of a query one after the other, and k."""
+    """Return the selection as rows [B, T k, H] (consecutive for a query), and k."""
     if sel_BTH.ndim == 3:
         return sel_BTH, 1
     B, T, H, top_k = sel_BTH.shape
@@ -64,7 +64,7 @@ def _rows(sel_BTH: Array) -> tuple[Array, int]:
 
 
 def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int) -> dict:
-    """Return what all attention kernels are told."""
+    """Return the constants of all attention kernels."""
     (_, T, H, K), (G, V) = q_BTHK.shape, v_BTGV.shape[2:]
     sizes = {"T": T, "H": H, "G": G, "K": K, "V": V, "KP": padded(K), "VP": padded(V), "C": C}
     sizes["TOP_K"] = top_k
@@ -79,7 +79,7 @@ def _forward(
     n_chunks, sizes = -(-T // C), _sizes(q_BTHK, v_BTGV, C, scale, top_k)
     dim, V = max(K, v_BTGV.shape[-1]), v_BTGV.shape[-1]
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-    remote = (q_BTHK, q_BTHK)  # not read without a second chunk
+    remote = (q_BTHK, q_BTHK)  # placeholder, not read if there is only one chunk
     if n_chunks > 1:
         NC, tile = n_chunks - 1, tiles("remote", dim, C, q_BTHK.dtype)
         plan = sort_plan.make(sel_BNH, NC)
@@ -139,7 +139,7 @@ def _backward(
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     D_BTH = jnp.einsum("bthv,bthv->bth", do_BTHV.astype(jnp.float32), o_BTHV.astype(jnp.float32))
     operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, LOG2_E * lse_BTH, D_BTH)
-    ends_BHc, remote, segments = sel_BNH, (D_BTH, D_BTH, D_BTH), 0  # none is read without a second chunk
+    ends_BHc, remote, segments = sel_BNH, (D_BTH, D_BTH, D_BTH), 0  # placeholders for a single chunk, not read
     if n_chunks > 1:
         tile = tiles("remote_bwd", dim, C, q_BTHK.dtype)
         segment = tile.m * tile.n

@@ -1,17 +1,27 @@
-"""Triton kernels of attention given the selection, backward. With p = 2^(x - lse) and D = rowsum(do * o):
+"""Triton kernels of attention to given chunks, backward.
 
-    dp = do v^T,  ds = scale p (dp - D),  dq = ds k,  dk = ds^T q,  dv = p^T do
+A remote pass covers the selected chunks; a local pass covers the local chunk and adds the remote results.
 
-    remote   a program per segment of rows that selected one chunk: their dq, and the segment's part of dk and dv. A
-             popular chunk has many segments, so no program runs long.
-    local    a program per chunk: dq, dk and dv of the causal part, the rows' remote dq and the chunk's parts added
+    p = 2^(x - lse),  D = rowsum(do * o),  dp = do v^T,  ds = scale p (dp - D),  dq = ds k,  dk = ds^T q,  dv = p^T do
 
-A query's rows are those of attention_kernels.py: they need its lse and D alone, and its dq is the sum of theirs.
+    kernel             one program per                               writes
+    remote_bwd_kernel  segment of rows that selected the same chunk  remote dq per row, partial dk and dv
+    local_bwd_kernel   chunk and key-value head                      dq, dk, dv: local plus all remote parts
 
-A chunk too large for one program is cut into PIECES of N keys, each with programs of its own in both passes; dq is then
-one array per piece.
+    operand                shape                   dtype
+    q, k, v, do            [B, T, H or G, .]       as in attention_kernels.py
+    lse, D                 [B, T, H]               fp32, lse in base 2
+    sel, order, first      [B, N, H], ...          as in attention_kernels.py
+    ends                   [B, H, NC]              int32, number of segments up to each chunk's last
+    remote dq              [PIECES, B, N, H, K]    fp32 with one chunk per query, else q's dtype
+    remote dk, remote dv   [B, H, SEGMENTS, C, .]  fp32
+    dq                     [PIECES, B, T, H, K]    q's dtype if PIECES = 1, else fp32
+    dk, dv                 [B, T, G, .]            as k and v
 
-No atomics: parts are added in order of their rows, so two runs give the same bits.
+Rows are as in attention_kernels.py. A row needs only its query's lse and D, and a query's dq is the sum over its rows.
+A popular chunk has many segments, so no program runs long. A chunk too large for one program is cut into PIECES of
+BLOCK_N keys; each piece has programs in both passes, and there is one dq array per piece. There are no atomics: partial
+results are added in row order, so two runs give the same bits.
 """
 
 import triton
@@ -27,9 +37,10 @@ def _row_grads(
     q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV,
     SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(dq [M, K], dk, dv) with this tile's part added to the latter two.
+    """Return (dq [M, K], dk, dv), with this tile's part added to dk and dv.
 
-    Scores are [keys, rows]: as left operands of dk and dv they then stay in registers, and only dq's takes a turn.
+    Scores are [keys, rows]. As left operands of dk and dv they stay in registers; only the product for dq transposes
+    them.
     """
     x_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION) * LOG2_SCALE
     p_NM = tl.where(is_seen_NM, tl.exp2(x_NM - lse_M[None, :]), 0.0)
@@ -49,15 +60,14 @@ def remote_bwd_kernel(
     NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr,
     SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Dq [PIECES, B, N, H, K] of the N = T TOP_K rows that have a chunk; dk, dv [B, H, SEGMENTS, C, .] fp32 of segments
-    that exist.
+    """Write dq of the N = T TOP_K rows that have a chunk, and dk, dv of each segment.
 
-    lse [B, T, H] to base 2, D [B, T, H] fp32.
+    Shapes: dq [PIECES, B, N, H, K]; dk, dv [B, H, SEGMENTS, C, .] fp32, only segments that exist.
     """
     N: tl.constexpr = T * TOP_K
     pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
     bh, segment = pid // SEGMENTS, pid % SEGMENTS
-    # every piece has its own dq; batch entries and heads of all pieces fill the grid
+    # dq has a leading axis of pieces; the number of programs gives the number of batch entries and heads
     dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * N * K
     b, h = (bh // H).to(tl.int64), bh % H
     g = h // (H // G)
@@ -98,7 +108,10 @@ def local_bwd_kernel(
     PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
     LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Dq [PIECES, B, T, H, K], dk and dv in their final layout; a program per batch entry, kv head, chunk and piece."""
+    """Write dq [PIECES, B, T, H, K], and dk, dv in their final layout.
+
+    There is one program per batch entry, key-value head, chunk and piece.
+    """
     N: tl.constexpr = T * TOP_K
     n_chunks: tl.constexpr = (T + C - 1) // C
     R: tl.constexpr = H // G
@@ -117,7 +130,7 @@ def local_bwd_kernel(
     for r in range(R):
         h = g * R + r
         bh = b * H + h
-        if chunk < NC:  # the last chunk is nobody's past
+        if chunk < NC:  # no query selects the last chunk
             begin = 0
             if chunk > 0:
                 begin = tl.load(ends_ptr + bh * NC + chunk - 1)

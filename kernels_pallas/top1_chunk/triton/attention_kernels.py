@@ -1,13 +1,31 @@
-"""Triton kernels of attention given the selection, forward: a pass over the selected chunks, then the local one.
+"""Triton kernels of attention to given chunks, forward.
 
-    remote   a program per block of rows that selected one chunk (sort_plan.py): gathers their queries, attends to the
-             chunk, writes the normalised output and its log-sum-exp back to the rows; every row belongs to one block
-    local    a program per tile of queries of one chunk: causal attention inside the chunk, starting from what the
-             remote pass found for their rows, so all share one softmax
+A remote pass attends to the selected chunks; a local pass then adds the local chunk.
 
-A query has TOP_K rows, one after the other, each with a chunk or none: row t TOP_K + j is the j-th of query t.
+    x = scale log2(e) q . k,  p = 2^(x - lse),  o = p v,  lse in base 2 (the local kernel returns it in base e)
 
-x = scale log2(e) q . k, and log-sum-exps are kept to base 2 inside.
+    kernel         one program per                                     writes
+    remote_kernel  block of BLOCK_M rows that selected the same chunk  remote o, lse: normalised, per row
+    local_kernel   tile of BLOCK_M queries in the same chunk           o, lse: per query
+
+    operand      shape            dtype
+    q            [B, T, H, K]     bf16, fp16 or fp32
+    k            [B, T, G, K]     as q
+    v            [B, T, G, V]     as q
+    sel          [B, N, H]        int32, the selected chunk, or -1
+    order        [B, H, N]        int32, the sorted rows (sort_plan.py)
+    first        [B, H, NC + 1]   int32, place of each chunk's first row in order
+    ends         [B, H, NC]       int32, number of blocks up to each chunk's last
+    remote o     [B, N, H, V]     fp32 with one chunk per query, else v's dtype
+    remote lse   [B, N, H]        fp32, base 2
+    o            [B, T, H, V]     v's dtype
+    lse          [B, T, H]        fp32, base e
+
+N = T TOP_K rows: row t TOP_K + j is the j-th selection of query t, possibly none (-1).
+
+The rows of a block share a chunk, so the remote pass gathers queries and reads keys once per block. Each row belongs to
+one block, so no atomics are needed. The local pass starts its running softmax from the row results: one softmax covers
+all keys. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import triton
@@ -23,7 +41,10 @@ def _attend(
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BLOCK_N: tl.constexpr,
     LOG2_SCALE: tl.constexpr, BOUNDED: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of keys from `begin` on to the running softmax; those from `stop` on are masked when BOUNDED."""
+    """Return the running softmax after a tile of keys from `begin` on.
+
+    When BOUNDED, keys from `stop` on are masked.
+    """
     col_N = begin + tl.arange(0, BLOCK_N)
     k_NK = load_rows(k_ptr, col_N, G * K, stop, K, KP, BOUNDED)
     v_NV = load_rows(v_ptr, col_N, G * V, stop, V, VP, BOUNDED)
@@ -32,7 +53,7 @@ def _attend(
         x_MN = tl.where(col_N[None, :] <= row_M[:, None], x_MN, float("-inf"))
     if BOUNDED:
         x_MN = tl.where((col_N < stop)[None, :], x_MN, float("-inf"))
-    # the first tile holds a key that counts for every row, so the maximum is finite from then on
+    # in the first tile every row has an unmasked key, so the maximum is finite from then on
     new_M = tl.maximum(m_M, tl.max(x_MN, 1))
     p_MN = tl.exp2(x_MN - new_M[:, None])
     decay_M = tl.exp2(m_M - new_M)
@@ -43,7 +64,10 @@ def _attend(
 
 @triton.jit
 def at_stride(row_M, SIZE: tl.constexpr):
-    """Rows of an entry of SIZE numbers, in int64 where their offsets are: several for each query may pass 2^31."""
+    """Return rows as int64 if an entry has SIZE >= 2^31 numbers.
+
+    Several rows per query can exceed 32-bit offsets.
+    """
     return row_M.to(tl.int64) if SIZE >= 2147483648 else row_M
 
 
@@ -55,9 +79,9 @@ def remote_kernel(
     BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O [B, N, H, V] and lse [B, N, H] fp32 (base 2) of those of the N = T TOP_K rows that have a chunk.
+    """Write o [B, N, H, V] and lse [B, N, H] of rows that selected a chunk.
 
-    Others are not written.
+    Other rows are not written.
     """
     N: tl.constexpr = T * TOP_K
     pid = tl.program_id(0)
@@ -86,7 +110,10 @@ def remote_kernel(
 
 @triton.jit
 def row_of(sel_ptr, query_M, j, T: tl.constexpr, H: tl.constexpr, TOP_K: tl.constexpr):
-    """The j-th row of each query, or T TOP_K if that has no chunk, as sel [T TOP_K, H] of a head says."""
+    """Return the j-th row of each query, or T TOP_K if it has no chunk.
+
+    sel [T TOP_K, H] is the selection of one head.
+    """
     row_M = query_M * TOP_K + j
     sel_M = tl.load(sel_ptr + row_M * H, mask=query_M < T, other=-1)
     return tl.where(sel_M >= 0, row_M, T * TOP_K)
@@ -99,9 +126,9 @@ def local_kernel(
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, ALL_SELECT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O [B, T, H, V] and lse [B, T, H] (natural) of the local chunk and the results of the remote pass.
+    """Write o [B, T, H, V] and lse [B, T, H] of both passes.
 
-    Queries after the first chunk have one row each, with a chunk, when ALL_SELECT; else sel [B, T TOP_K, H] says which.
+    When ALL_SELECT, every query after the first chunk has one row with a chunk. Otherwise sel [B, N, H] is read.
     """
     N: tl.constexpr = T * TOP_K
     tiles_each: tl.constexpr = (C + BLOCK_M - 1) // BLOCK_M
@@ -131,7 +158,7 @@ def local_kernel(
                 parts_ptr = remote_o_ptr + b * N * H * V + h * V
                 part_MV = load_rows(parts_ptr, at_stride(part_M, N * H * V), H * V, N, V, VP, True).to(tl.float32)
                 new_M = tl.maximum(m_M, lse_M)
-                # both are -inf where no row so far has a chunk
+                # both are -inf if no row so far has a chunk
                 decay_M = tl.where(new_M > float("-inf"), tl.exp2(m_M - new_M), 1.0)
                 weight_M = tl.where(part_M < N, tl.exp2(lse_M - new_M), 0.0)
                 o_MV = o_MV * decay_M[:, None] + part_MV * weight_M[:, None]

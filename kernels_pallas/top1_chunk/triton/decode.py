@@ -1,8 +1,9 @@
-"""Top-1 Chunk decoding in Triton (contract in top1_chunk/decode.py, kernels in decode_kernels.py).
+"""Launch the Triton kernels of Top-1 Chunk decoding.
 
-A step is bound by memory: exact and best_key read every key of the cache once, approx the table of means, a shortlist
-its table and the keys of m chunks; all then (k + 1) C keys and values. `length` stays on the device; one per batch
-entry would do, since the kernels read it per entry.
+Contract: top1_chunk/decode.py. Memory bandwidth limits a step. exact and best_key read every cached key once, approx
+reads the table of means, and a shortlist reads its table and the keys of m chunks. Then each rule reads (k + 1) C keys
+and values. `length` stays on the device. The kernels read one length per batch entry, although the op passes the same
+for all.
 """
 
 from functools import partial
@@ -18,9 +19,9 @@ from kernels_pallas.top1_chunk.triton import decode_kernels as kernels
 from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import padded, precision, splits
 
-# Bytes of keys on their way into shared memory, per program: three programs then fit a multiprocessor of an A100.
+# Bytes of keys being copied to shared memory, per program; three programs then fit one multiprocessor of an A100.
 IN_FLIGHT = 48 * 1024
-CHUNKS_PER_SPLIT = 128  # of a table
+CHUNKS_PER_SPLIT = 128  # minimal chunks of a table per split
 
 
 def decode(
@@ -37,10 +38,13 @@ def decode(
     shortlist: Shortlist | None = None,
     chunk_table_BcGPK: Array | None = None,
 ) -> Array:
-    """Return o_BHV; there are means for "approx" alone; a shortlist and its table come with "shortlist" alone."""
+    """Return o_BHV.
+
+    Pass `chunk_mean_BcGK` only with "approx", and `shortlist` and `chunk_table_BcGPK` only with "shortlist".
+    """
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
     if shortlist is not None and shortlist.holds_all(k_BSGK.shape[1], chunk_size):
-        shortlist = chunk_table_BcGPK = None  # the best key of all
+        shortlist = chunk_table_BcGPK = None  # equals best_key
     tables = [x for x in (chunk_table_BcGPK, chunk_mean_BcGK) if x is not None]
     row = ", b c g p k" if shortlist is not None else ", b c g k" if tables else ""
     rule = f"b (g r) k, b s g k, b s g v, b{row} -> b (g r) v"
@@ -63,7 +67,7 @@ def _decode(
 ) -> Array:
     (B, H, K), (S, G) = q_BHK.shape, k_BSGK.shape[1:3]
     V, log2_scale, n_past = v_BSGV.shape[-1], scale * LOG2_E, (S - 1) // C
-    top_k = max(1, min(top_k, n_past))  # no query has more chunks before its own
+    top_k = max(1, min(top_k, n_past))  # no query has more past chunks
     sizes = {"S": S, "H": H, "G": G, "K": K, "KP": padded(K), "C": C, "LOG2_SCALE": log2_scale}
     if n_past == 0:
         score_BHn, chunk_BHn = jnp.full((B, H, 1), -jnp.inf), jnp.full((B, H, 1), -1, jnp.int32)
@@ -131,7 +135,10 @@ def _decode(
 def _by_table(
     q_BHK: Array, table: Array, length_B: Array, C: int, count: int, scale: float, shortlist: Shortlist | None
 ) -> tuple[Array, ...]:
-    """Return the first chunks of every split by their means, [B, c, G, K], or a shortlist's table, [B, c, G, P, K]."""
+    """Return the best chunks of every split by their table scores.
+
+    The table has means [B, c, G, K], or a shortlist's rows [B, c, G, P, K].
+    """
     (B, H, K), (n_full, G) = q_BHK.shape, table.shape[1:3]
     n_splits = splits(B * H, n_full, least=CHUNKS_PER_SPLIT)
     return runtime.launch(
@@ -152,12 +159,12 @@ def _by_table(
         C=C,
         SPLITS=n_splits,
         TOP_K=count,
-        SCALE=1.0 if shortlist is None else scale,  # of means alone it moves no order
+        SCALE=1.0 if shortlist is None else scale,  # a positive scale does not change the order of means
         SQUARED=shortlist is not None and shortlist.table == "mean_eigen",
         BLOCK=32,
     )
 
 
 def _candidates(B: int, H: int, n: int) -> list[jax.ShapeDtypeStruct]:
-    """Return the scores and the chunks of n candidates for every head."""
+    """Return the shapes of scores and chunks, n candidates per head."""
     return [jax.ShapeDtypeStruct((B, H, n), dtype) for dtype in (jnp.float32, jnp.int32)]

@@ -1,13 +1,25 @@
-"""Triton kernels of Top-1 Chunk decoding: one new token per batch entry against a cache.
+"""Triton kernels of Top-1 Chunk decoding: one new token against a cache.
 
-1. `every_key_kernel` or `table_kernel`: each program scores a share ("split") of the past chunks and keeps its TOP_K
-   best, so that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs
-   nothing.
-2. `listed_kernel`, of a shortlist: each program finds one of the first chunks of all splits and its best key.
-3. `attend_kernel`: the TOP_K best of the splits, or of the list, then one softmax over those chunks and the own one.
+    kernel            one program per                                 writes
+    every_key_kernel  key-value head and split (share of the chunks)  TOP_K best chunks per query head, and scores
+    table_kernel      query head and split                            TOP_K best chunks by table scores, and scores
+    listed_kernel     query head and listed chunk (shortlist only)    the chunk, and its best key's score
+    attend_kernel     query head                                      o
 
-Scores are in units of log2, but those of a table. Exact and best_key read every key once, as a product of the group's
-query heads (padded to 16 rows) with a chunk; everything else reads a few rows and needs no matrix unit.
+    operand       shape                    dtype
+    q             [B, H, K]                bf16, fp16 or fp32
+    k cache       [B, S, G, K]             as q
+    v cache       [B, S, G, V]             as q
+    table         [B, N_FULL, G, ROWS, K]  fp32
+    length        [B]                      int32
+    score, chunk  [B, H, splits, TOP_K]    fp32 and int32; a missing chunk is -1
+    best, listed  [B, H, LISTED]           fp32 and int32; as score and chunk
+    o             [B, H, V]                v's dtype
+
+attend_kernel takes the TOP_K best candidates and computes one softmax over these chunks and the local chunk. Splits are
+cut from the actual length, so unused cache costs nothing and a few sequences fill the GPU. Scores are in base 2, except
+table scores. every_key_kernel reads each key once, as a product of a chunk with the group's query heads (padded to 16
+rows). The other kernels read few rows and use no matrix unit. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import triton
@@ -19,7 +31,10 @@ from kernels_pallas.triton.tile_io import load_rows
 
 @triton.jit
 def _share(length, C: tl.constexpr, SPLITS: tl.constexpr, split):
-    """[begin, end) of the full past chunks that this split scores; the own chunk is number (length - 1) // C."""
+    """Return [begin, end), the full past chunks that this split scores.
+
+    The local chunk has the number (length - 1) // C.
+    """
     own = (length - 1) // C
     each = (own + SPLITS - 1) // SPLITS
     begin = split * each
@@ -33,13 +48,13 @@ def every_key_kernel(
     C: tl.constexpr, CP: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, LOG2_SCALE: tl.constexpr,
     BY_MASS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes score [B, H, splits, TOP_K] fp32 and chunk, of that size: the best chunks of a share, -1 after the last.
+    """Write the best chunks of a split and their scores, [B, H, splits, TOP_K].
 
-    The score is the log-sum-exp of the chunk's keys when BY_MASS, otherwise the largest of theirs.
+    The score is the log-sum-exp of a chunk's keys when BY_MASS, otherwise their largest score. Unused entries are -1.
     """
     R: tl.constexpr = H // G
     pid = tl.program_id(0)
-    g = pid % G  # neighbours read the same tokens: rows of one head are 128 bytes, those of all are contiguous
+    g = pid % G  # neighbours read the same tokens: a head's row has 128 bytes, and all heads' rows are contiguous
     split = pid // G % SPLITS
     b = (pid // G // SPLITS).to(tl.int64)
     begin, end = _share(tl.load(length_ptr + b), C, SPLITS, split)
@@ -65,7 +80,7 @@ def every_key_kernel(
 
 @triton.jit
 def _products(q_K, row_ptr, c_C, end, STRIDE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
-    """[C] products of the query and rows c_C, in fp32."""
+    """Return [C] fp32 products of the query with rows c_C."""
     row_CK = load_rows(row_ptr, c_C, STRIDE, end, K, KP, True)
     return tl.sum(row_CK.to(tl.float32) * q_K[None, :], 1)
 
@@ -77,9 +92,10 @@ def table_kernel(
     C: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, SCALE: tl.constexpr, SQUARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As every_key_kernel, by the scores of a table [B, N_FULL, G, ROWS, K], in fp32 throughout.
+    """Write the best chunks of a split by a table [B, N_FULL, G, ROWS, K].
 
-    With x = SCALE q . row that is the largest x, or x_0 + x_1^2 / 2 when SQUARED.
+    The output is as in every_key_kernel; arithmetic is fp32. With x = SCALE q . row, a chunk's score is the largest x,
+    or x_0 + x_1^2 / 2 when SQUARED.
     """
     pid = tl.program_id(0)
     h = pid % H
@@ -111,7 +127,10 @@ def table_kernel(
 
 @triton.jit
 def _load_candidates(score_ptr, chunk_ptr, bh, N: tl.constexpr, NP: tl.constexpr):
-    """Scores and chunks [N] of a head: those of all splits, or of a list; -1 where there is no chunk."""
+    """Return the scores and chunks [N] of a head; missing chunks are -1.
+
+    They come from all splits, or from a list.
+    """
     n_N = tl.arange(0, NP)
     score_N = tl.load(score_ptr + bh * N + n_N, mask=n_N < N, other=float("-inf"))
     return score_N, tl.load(chunk_ptr + bh * N + n_N, mask=n_N < N, other=-1)
@@ -119,7 +138,10 @@ def _load_candidates(score_ptr, chunk_ptr, bh, N: tl.constexpr, NP: tl.constexpr
 
 @triton.jit
 def _taken(score_N, chunk_N, NONE: tl.constexpr):
-    """The smallest chunk among those of the largest score, or NONE, and the candidates without it."""
+    """Return the best candidate's chunk, and the candidates without it.
+
+    Ties go to the smallest chunk. The chunk is NONE if no candidate is left.
+    """
     is_best_N = (score_N == tl.max(score_N, 0)) & (chunk_N >= 0)
     chunk = tl.min(tl.where(is_best_N, chunk_N, NONE), 0)
     return chunk, tl.where(chunk_N == chunk, float("-inf"), score_N), tl.where(chunk_N == chunk, -1, chunk_N)
@@ -131,7 +153,10 @@ def listed_kernel(
     S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     N: tl.constexpr, NP: tl.constexpr, LISTED: tl.constexpr, LOG2_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes best and listed [B, H, LISTED]: the first chunks of N candidates and the scores of their best keys."""
+    """Write best and listed [B, H, LISTED]: the first LISTED of N candidates.
+
+    `listed` has their chunks, `best` the score of each chunk's best key.
+    """
     pid = tl.program_id(0)
     bh = (pid // LISTED).to(tl.int64)
     b, h = bh // H, bh % H
@@ -159,7 +184,7 @@ def _visit(
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, LOG2_SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys of [begin, end)."""
+    """Run the online softmax over the keys in [begin, end)."""
     for first in tl.range(begin, end, BLOCK):
         s_S = first + tl.arange(0, BLOCK)
         k_SK = load_rows(k_ptr, s_S, G * K, end, K, KP, True)
@@ -182,7 +207,10 @@ def attend_kernel(
     VP: tl.constexpr, C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, TOP_K: tl.constexpr,
     LOG2_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes o [B, H, V] from the TOP_K best of N candidates; in the first chunk there is none (-1)."""
+    """Write o [B, H, V] from the TOP_K best of N candidates.
+
+    In the first chunk there is no candidate (-1).
+    """
     pid = tl.program_id(0)
     b, h = (pid // H).to(tl.int64), pid % H
     length = tl.load(length_ptr + b)
@@ -193,7 +221,7 @@ def attend_kernel(
     k_ptr += b * S * G * K + g * K
     v_ptr += b * S * G * V + g * V
     own = (length - 1) // C * C
-    # the newest key is always there: no softmax over nothing, and m is finite before the remote chunk is read
+    # the local chunk comes first: it always has the newest key, so m is finite before a remote chunk is read
     m, l, o_V = _visit(
         q_K, k_ptr, v_ptr, tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32),
         tl.zeros([VP], tl.float32), own, length, G, K, V, KP, VP, LOG2_SCALE, BLOCK,

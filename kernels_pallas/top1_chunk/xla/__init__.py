@@ -1,11 +1,11 @@
-"""The `xla` backend of Top-1 Chunk: any device, any T, O(T) memory in both directions."""
+"""The `xla` backend of Top-1 Chunk: any device, any T, O(T) memory."""
 
 from kernels_pallas.backend import Backend
 from kernels_pallas.top1_chunk.interface import ChunkAttention, ChunkDecoding
 
 
 def load() -> ChunkAttention:
-    """Import the attention, whose schedule goes by length."""
+    """Import the attention; the sequence length chooses its schedule."""
     from kernels_pallas.top1_chunk.xla import attention
 
     return attention.BY_LENGTH

@@ -1,9 +1,9 @@
-"""Attention given the selection, in plain XLA. Two schedules have the same result:
+"""Attention to given chunks in plain XLA, with two schedules for the same result.
 
     masked   masked attention over the causal half (masked.py): T^2 K work, no sort; short sequences
-    sorted   queries sorted by selection, each chunk against the queries that chose it (sorted.py): k T C K work
+    sorted   queries sorted by selected chunk, multiplied with that chunk (sorted.py): k T C K work
 
-The length picks (`is_short`, docs/kernels.md); tests and benchmarks also take each by itself.
+The sequence length picks one (`is_short`, docs/kernels.md). Tests and benchmarks also run each separately.
 """
 
 from typing import NamedTuple
@@ -15,13 +15,16 @@ from kernels_pallas import xla_tiles
 from kernels_pallas.top1_chunk.xla import masked
 from kernels_pallas.top1_chunk.xla import sorted as sorted_rows
 
-# Up to this length the masked schedule is as fast; measured on CPU and on a GPU.
+# Up to this length the masked schedule is equally fast; measured on CPU and on a GPU.
 MASKED_UP_TO = 512
 SCHEDULES = {"masked": masked, "sorted": sorted_rows}
 
 
 class Attention(NamedTuple):
-    """Attention given a selection, and its gradient; `schedule` None goes by length. Hashable, so static."""
+    """Attention to a given selection, and its gradient.
+
+    `schedule` None means that the length chooses. Hashable, hence static.
+    """
 
     schedule: str | None
 
@@ -79,15 +82,19 @@ class Attention(NamedTuple):
 
 
 def is_short(length: int, chunk_size: int, top_k: int) -> bool:
-    """Whether the masked schedule runs: up to a length that was measured for one selected chunk.
+    """Return whether the masked schedule runs.
 
-    With several, also where the k + 1 chunks of a query are no fewer keys than the causal half, its work.
+    With one selected chunk, the limit was measured. With several, it also runs where a query's k + 1 chunks hold no
+    fewer keys than the causal half that it processes.
     """
     return length <= (MASKED_UP_TO if top_k == 1 else max(MASKED_UP_TO, 2 * (top_k + 1) * chunk_size))
 
 
 def _selection_to_rows(sel_BTH: Array, groups: int) -> Array:
-    """Rearrange [B, T, H], or [B, T, H, k], to [B, G, T * R, k]; one chunk is k = 1."""
+    """Rearrange [B, T, H], or [B, T, H, k], to [B, G, T * R, k].
+
+    One chunk is k = 1.
+    """
     return xla_tiles.to_rows(sel_BTH if sel_BTH.ndim == 4 else sel_BTH[..., None], groups)
 
 

@@ -1,8 +1,8 @@
 """Top-1 Chunk decoding in plain XLA (contract in top1_chunk/decode.py).
 
-Per step: one score per chunk (from the table of means, from every key, or a hash), k gathered chunks per query head,
-and the own chunk. A shortlist's chunks are gathered before, for their best keys. The softmax is taken over the
-(k + 1) C scores together.
+A step computes one score per chunk (from the table of means, from every key, or from a hash), gathers k chunks per
+query head, and slices the local chunk. For a shortlist it first gathers the listed chunks to score their keys. One
+softmax covers the (k + 1) C scores.
 """
 
 import jax
@@ -30,7 +30,10 @@ def decode(
     shortlist: Shortlist | None = None,
     chunk_table_BcGPK: Array | None = None,
 ) -> Array:
-    """Return o_BHV; there are means for "approx" alone; a shortlist and its table come with "shortlist" alone."""
+    """Return o_BHV.
+
+    Pass `chunk_mean_BcGK` only with "approx", and `shortlist` and `chunk_table_BcGPK` only with "shortlist".
+    """
     B, H, K = q_BHK.shape
     S, G = k_BSGK.shape[1:3]
     C = chunk_size
@@ -42,7 +45,7 @@ def decode(
         q_BGRK, k_BSGK, position, C, selection, top_k, scale, chunk_mean_BcGK, shortlist, chunk_table_BcGPK
     )
 
-    # Remote: each query head's own gather of C rows for each chunk.
+    # Remote: each query head gathers C rows per chunk.
     width = min(C, S)
     n_remote = sel_BGRj.shape[-1] * width
     is_selected_BGRC = jnp.repeat(sel_BGRj >= 0, width, axis=-1)
@@ -50,16 +53,16 @@ def decode(
     remote_BGRC = scale * jnp.einsum("bgrk,bgrck->bgrc", q_BGRK, k_BGRCK, preferred_element_type=acc)
     remote_BGRC = jnp.where(is_selected_BGRC, remote_BGRC, MASKED)
 
-    # Local: near the end of a cache that C does not divide the slice starts early, hence the lower bound.
+    # Local: if C does not divide S, the slice starts early near the end of the cache, hence the lower bound.
     start = jnp.minimum(own * C, S - width)
     k_BLGK, v_BLGV = (jax.lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in (k_BSGK, v_BSGV))
     local_BGRL = scale * jnp.einsum("bgrk,blgk->bgrl", q_BGRK, k_BLGK, preferred_element_type=acc)
     s_L = start + jnp.arange(width)
     local_BGRL = jnp.where((s_L >= own * C) & (s_L <= position), local_BGRL, MASKED)
 
-    # the own key is always among them, so no softmax is over masked scores alone
+    # the newest key is never masked, so no softmax has only masked scores
     p_BGRX = jax.nn.softmax(jnp.concatenate([remote_BGRC, local_BGRL], axis=-1), axis=-1).astype(v_BSGV.dtype)
-    # slots that were never written may hold anything, and 0 * NaN is NaN
+    # slots that were never written may hold NaN, and 0 * NaN is NaN
     v_BGRCV = jnp.where(is_selected_BGRC[..., None], v_BGRCV, 0)
     v_BLGV = jnp.where((s_L <= position)[:, None, None], v_BLGV, 0)
     o_BGRV = jnp.einsum("bgrc,bgrcv->bgrv", p_BGRX[..., :n_remote], v_BGRCV, preferred_element_type=acc)
@@ -68,9 +71,9 @@ def decode(
 
 
 def _gather(x_BSGK: Array, chunk_BGRj: Array, C: int, width: int) -> Array:
-    """Return the keys of chunks of a query head's own, [B, G, R, j * width, K]; of chunk 0 for -1.
+    """Return the keys of each query head's chunks, [B, G, R, j * width, K].
 
-    A chunk of the past is full, so no slice leaves the cache.
+    -1 gives chunk 0. A past chunk is full, so no slice leaves the cache.
     """
 
     def gather(x_SK, chunk_N):
@@ -93,7 +96,10 @@ def _select(
     shortlist: Shortlist | None,
     table_BcGPK: Array | None,
 ) -> Array:
-    """Return sel_BGRj: the selected chunks among those before that of `position`; -1 when there are no more."""
+    """Return sel_BGRj, the selected chunks before the chunk of `position`.
+
+    Padded with -1 if there are fewer.
+    """
     B, G, R, _ = q_BGRK.shape
     S, own = k_BSGK.shape[1], position // C
     n_full, acc = S // C, accumulation_dtype(q_BGRK, k_BSGK)

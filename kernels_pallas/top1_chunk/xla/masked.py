@@ -1,11 +1,10 @@
-"""Attention given the selection, as masked attention over the causal half: the schedule for short sequences.
+"""Attention to given chunks as masked attention, for short sequences.
 
-A scan over the causal tiles with an online softmax; a key counts for a query when its chunk is a selected
-one, or the own one and not later. Does the work of full attention, T^2 K, but needs no sort and no gather.
-The backward pass scans the same tiles and recomputes the probabilities from the saved log-sum-exp:
+A scan visits the tiles of the causal half with an online softmax. A query sees a key if the key's chunk is selected, or
+if the key is in the local chunk and not later. This does the work of full attention, T^2 K, but needs no sort and no
+gather. The backward pass scans the same tiles and recomputes the probabilities from the saved log-sum-exp:
 
-    p = exp(s - lse),  D = sum(do * o),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv =
-    p^T do
+    p = exp(s - lse),  D = sum(do * o),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do
 """
 
 import jax
@@ -41,7 +40,7 @@ def forward(
         s_BGms = jnp.where(is_seen, s_BGms, MASKED)
         m_BGm = xla_tiles.block(m_BGM, row, rows)
         m_new_BGm = jnp.maximum(m_BGm, s_BGms.max(-1))
-        # a tile may hold nothing for a row: without the mask exp(MASKED - MASKED) would count
+        # a row may see no key of a tile: without the mask exp(MASKED - MASKED) would count
         p_BGms = jnp.where(is_seen, jnp.exp(s_BGms - m_new_BGm[..., None]), 0)
         decay_BGm = jnp.exp(m_BGm - m_new_BGm)
         l_BGm = decay_BGm * xla_tiles.block(l_BGM, row, rows) + p_BGms.sum(-1)
@@ -72,7 +71,7 @@ def backward(
     """Return (dq_BGMK, dk_BGSK, dv_BGSV) in the accumulation dtype."""
     acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
     M, S, R = q_BGMK.shape[2], k_BGSK.shape[2], heads_per_group
-    # padded rows have do = 0 and D = 0, so whatever their probabilities are, they add nothing
+    # padded rows have do = 0 and D = 0, so they add nothing for any probabilities
     plan, rows, per_row, (k_BGSK, v_BGSV) = _plan(
         (q_BGMK, sel_BGMk, lse_BGM, D_BGM, do_BGMV), (k_BGSK, v_BGSV), chunk_size, R
     )
@@ -106,7 +105,10 @@ def _plan(per_row: tuple, per_key: tuple, chunk_size: int, R: int) -> tuple:
 
 
 def _is_seen(sel_BGmk: Array, row: Array, col: Array, side: int, C: int, R: int) -> Array:
-    """[B, G, rows, side]: the key's chunk is a selected one, or the own one up to the query."""
+    """Return [B, G, rows, side]: whether the query sees the key.
+
+    True for keys in a selected chunk, and in the local chunk up to the query.
+    """
     t_m = row * side + jnp.arange(side * R) // R
     s_s = col * side + jnp.arange(side)
     is_local_ms = (s_s // C == t_m[:, None] // C) & (s_s <= t_m[:, None])

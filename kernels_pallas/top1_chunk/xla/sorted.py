@@ -1,15 +1,15 @@
-"""Attention given the selection, with queries sorted by what they selected: the schedule for long sequences.
+"""Attention to given chunks with queries sorted by chunk, for long sequences.
 
-Work T C K (remote, times k chunks) instead of T^2 K. Two passes and a merge, one joint softmax:
+The work is T C K (remote: k times that) instead of T^2 K. Two passes and a merge give one joint softmax:
 
-    remote   per block of rows that selected one chunk (xla_sort_plan.py): gather the rows of q, one product with the
-             chunk's keys, (o, lse) per slot; every row fetches its own back, one for each chunk that it selected
+    remote   per block of rows that selected the same chunk (xla_sort_plan.py): gather the rows of q, multiply them with
+             the chunk's keys, (o, lse) per slot; each row then fetches one result per selected chunk
     local    per chunk: causal attention inside it, (o, lse) per row
-    merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l, chunk by chunk
+    merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l, one chunk at a time
 
-Backward runs the same two passes with p = exp(s - lse) (formulas in masked.py): dq goes back by slot, dk and dv
-of a block are added to its chunk. Both passes scan over groups of blocks, one group of scores alive at a time: memory
-O(T), for the slots O(k T).
+The backward pass runs the same two passes with p = exp(s - lse) (formulas in masked.py). Rows fetch dq by slot, and a
+block's dk and dv are added to its chunk. Both passes scan over groups of blocks, and one group of scores exists at a
+time. Memory is O(T), and O(k T) for the slots.
 """
 
 import jax
@@ -100,7 +100,7 @@ def backward(
     def local(carry, q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV):
         return carry, grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, _is_causal(C, R))
 
-    # rows that only pad the last chunk have do = 0 and D = 0: whatever their probabilities are, they add nothing
+    # rows that pad the last chunk have do = 0 and D = 0: they add nothing for any probabilities
     rows = tuple(in_blocks(x, C * R) for x in (q_BGMK, lse_BGM, D_BGM, do_BGMV))
     _, (dq_BGcrK, dk_BGcCK, dv_BGcCV) = scan_blocks(local, None, C, *rows, k_BGcCK, v_BGcCV)
     dq_BGMK = from_blocks(dq_BGcrK, M)
@@ -121,12 +121,12 @@ def backward(
 
 
 def _is_causal(C: int, R: int) -> Array:
-    """[R C, C]: key s of the chunk is not after row r."""
+    """Return [R C, C]: whether key s of the chunk is not after row r."""
     return jnp.arange(C) <= (jnp.arange(R * C) // R)[:, None]
 
 
 def _add_at(x: Array, index: Array, update: Array) -> Array:
-    """x[b, g, index[b, g, n]] += update[b, g, n]."""
+    """Return x after x[b, g, index[b, g, n]] += update[b, g, n]."""
     return jax.vmap(jax.vmap(lambda x, i, u: x.at[i].add(u)))(x, index, update)
 
 

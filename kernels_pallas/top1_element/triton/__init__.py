@@ -1,4 +1,4 @@
-"""The `triton` backend of Top-1 Element attention and of its decoding step: sm80 and later."""
+"""The `triton` backend of Top-1 Element attention and decoding: sm80 to sm90."""
 
 from kernels_pallas.backend import Backend
 from kernels_pallas.top1_element.interface import ElementAttention, ElementDecoding
@@ -6,14 +6,14 @@ from kernels_pallas.triton import limits
 
 
 def load() -> ElementAttention:
-    """Import the kernels of attention."""
+    """Import the attention kernels."""
     from kernels_pallas.top1_element.triton import attention
 
     return attention
 
 
 def load_decoding() -> ElementDecoding:
-    """Import the kernels of the decoding step."""
+    """Import the decoding kernels."""
     from kernels_pallas.top1_element.triton import decode
 
     return decode

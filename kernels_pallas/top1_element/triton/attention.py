@@ -1,8 +1,8 @@
-"""Top-1 Element in Triton: launches of attention_kernels.py and attention_bwd_kernels.py.
+"""Launch the Triton kernels of Top-1 Element attention.
 
-Arrays stay [B, T, H, D]; the kernels read them with strides. Only lse and D = rowsum(do * soft output), 1 / V of the
-size, are turned to [B, H, T] for the backward pass. fp32 inputs are multiplied as three TF32 products (tf32x3, an error
-near fp32's own); bf16 and fp16 products are exact, sums fp32. Two runs give the same bits.
+Arrays stay [B, T, H, D], and the kernels read them with strides. For the backward pass, only lse and D = rowsum(do *
+soft output) are transposed to [B, H, T]; they have 1 / V of the size. fp32 inputs use three TF32 products (tf32x3),
+with an error near fp32's. bf16 and fp16 products are exact, sums are fp32. Two runs give the same bits.
 """
 
 from functools import partial
@@ -22,13 +22,16 @@ from kernels_pallas.triton.blocks import padded, precision
 
 
 def evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> Array:
-    """Return o_BTHV alone, without the softmax and its product with v."""
+    """Return o_BTHV without computing the softmax or its product with v."""
     rule = "b t (g r) k, b t g k, b t g v -> b t (g r) v"
     return fold_vmap(partial(_evaluate, scale=scale), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV)
 
 
 def forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> tuple[Array, Array, Array]:
-    """Return (index_BTH int32, lse_BTH fp32, soft_BTHV): the best key, and the softmax output for the backward pass."""
+    """Return (index_BTH int32, lse_BTH fp32, soft_BTHV).
+
+    The index is the best key. The log-sum-exp and the softmax output are for the backward pass.
+    """
     rule = "b t (g r) k, b t g k, b t g v -> b t (g r), b t (g r), b t (g r) v"
     return fold_vmap(partial(_forward, scale=scale), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV)
 
@@ -59,7 +62,10 @@ def backward(
 
 
 def _oriented(q_BTHK: Array, scale: float) -> tuple[Array, float, float]:
-    """Return (q, scale, sign), scale above 0: the kernels compare unscaled scores, which must rank like scaled ones."""
+    """Return (q, scale, sign) with scale > 0.
+
+    The kernels compare unscaled scores, so these must have the same order as scaled scores.
+    """
     if scale > 0:
         return q_BTHK, scale, 1.0
     sign = -1.0 if scale < 0 else 0.0
@@ -67,7 +73,7 @@ def _oriented(q_BTHK: Array, scale: float) -> tuple[Array, float, float]:
 
 
 def _sizes(per_head_BTH: Array, key_BTGK: Array | None = None, value_BTGV: Any = None) -> dict[str, Any]:
-    """Return the arguments of a kernel that reads keys, values or both."""
+    """Return the size constants of a kernel that reads keys, values or both."""
     sizes = dict(zip("TH", per_head_BTH.shape[1:3], strict=True))
     for name, x in (("K", key_BTGK), ("V", value_BTGV)):
         if x is not None:
@@ -127,7 +133,7 @@ def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> tu
 
 def _best_key(q_BTHK: Array, k_BTGK: Array, tile_BTH: Array, block_n: int) -> Array:
     B, T, H, K = q_BTHK.shape
-    # a program holds rows x keys x dim products in registers: 128 per thread
+    # a program holds rows x keys x dim products in registers, 128 per thread
     rows = max(1, 2**14 // (block_n * padded(K)))
     (index_BTH,) = runtime.launch(
         kernels.best_key_kernel,
@@ -222,7 +228,7 @@ def _hard_dv(do_BTHV: Array, index_BTH: Array, like_v: jax.ShapeDtypeStruct) -> 
     index_BGM = index_BTH.reshape(B, T, G, H // G).transpose(0, 2, 1, 3).reshape(B, G, -1)
     row_BGM = jax.lax.broadcasted_iota(jnp.int32, index_BGM.shape, 2)
     sorted_BGM, order_BGM = jax.lax.sort((index_BGM, row_BGM), num_keys=1, is_stable=True)
-    # keys per program, and rows per step: about as many rows as keys when every key has its query
+    # keys per program, and rows per step: equal, as for one query per key
     block = 16 if interpreter.is_chosen() else 64 if do_BTHV.dtype.itemsize == 2 else 32
     (dv_BTGV,) = runtime.launch(
         bwd_kernels.hard_dv_kernel,

@@ -1,11 +1,24 @@
-"""Triton kernels of Top-1 Element's gradients: the softmax's, with p = 2^(s LOG2_SCALE - lse) recomputed per tile.
+"""Triton kernels of Top-1 Element's gradients.
 
-    D = rowsum(do * soft output),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  "soft" dv = p^T do
+    p = 2^(s LOG2_SCALE - lse),  D = rowsum(do * soft),  ds = p * (do v^T - D)
+    dq = scale ds k,  dk = scale ds^T q,  dv: "soft" is p^T do, "hard" sums do over the queries that chose the key
 
-Two passes, one per query tile for dq and one per key tile for dk (and dv), each recomputing the scores: seven matrix
-products instead of five, but no atomics, so two runs give the same bits. lse comes in units of log2. Rows after
-the end have do = D = 0 and add nothing. The "hard" dv needs no scores: a sum of do over the queries that chose
-the key, taken from the queries sorted by choice.
+    kernel          one program per                   writes
+    dq_kernel       BLOCK_M queries of a query head   dq
+    dk_kernel       BLOCK_N keys of a key-value head  dk
+    dkv_kernel      BLOCK_N keys of a key-value head  dk, "soft" dv
+    hard_dv_kernel  BLOCK_N keys of a key-value head  "hard" dv
+
+    operand        shape         dtype
+    q, do, dq      [B, T, H, .]  bf16, fp16 or fp32
+    k, v, dk, dv   [B, T, G, .]  as q
+    lse            [B, H, T]     fp32, base 2
+    D              [B, H, T]     fp32
+    sorted, order  [B, G, T R]   int32: best keys in ascending order, and the row t R + r of each
+
+p is recomputed per tile. dq has one pass over query tiles, dk and dv have one over key tiles, and both recompute the
+scores. This takes seven matrix products instead of five, but needs no atomics, so two runs give the same bits. Rows
+past the end have do = D = 0 and add nothing. "hard" dv needs no scores. Source: arXiv 2505.18522, Top-1 Element.
 """
 
 import triton
@@ -42,7 +55,10 @@ def dq_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dq [B, T, H, K]; lse (log2) and D are [B, H, T]."""
+    """Write dq [B, T, H, K].
+
+    lse (base 2) and D are [B, H, T].
+    """
     tile, b, h = place(T, H, BLOCK_M, True)
     g = h // (H // G)
     k_ptr += b * T * G * K + g * K
@@ -72,7 +88,7 @@ def _dkv_over_queries(
     BLOCK_M: tl.constexpr, LOG2_SCALE: tl.constexpr, SOFT: tl.constexpr, DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # scores are transposed, [keys, queries]: p and ds are then left operands, which stay in registers
+    # scores are transposed, [keys, queries]: as left operands p and ds stay in registers
     BOUNDED: tl.constexpr = DIAGONAL or T % BLOCK_M != 0
     for start in tl.range(begin, end, BLOCK_M):
         row_M = tl.multiple_of(start, BLOCK_M) + tl.arange(0, BLOCK_M)
@@ -138,7 +154,10 @@ def dk_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dk [B, T, G, K], summed over the query heads of the group; lse (log2) and D are [B, H, T]."""
+    """Write dk [B, T, G, K], summed over the group's query heads.
+
+    lse (base 2) and D are [B, H, T].
+    """
     _key_grads(
         q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dk_ptr,
         T, H, G, K, V, KP, VP, BLOCK_M, BLOCK_N, SCALE, LOG2_SCALE, False, PRECISION,
@@ -152,7 +171,7 @@ def dkv_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dk as `dk_kernel`, and the "soft" dv [B, T, G, V]."""
+    """Write dk as in `dk_kernel`, and the "soft" dv [B, T, G, V]."""
     _key_grads(
         q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dv_ptr,
         T, H, G, K, V, KP, VP, BLOCK_M, BLOCK_N, SCALE, LOG2_SCALE, True, PRECISION,
@@ -161,7 +180,7 @@ def dkv_kernel(
 
 @triton.jit
 def _first_at_least(sorted_ptr, target, M: tl.constexpr, STEPS: tl.constexpr):
-    """How many of the M sorted entries are below `target`, by bisection."""
+    """Return how many of the M sorted entries are below `target`, by bisection."""
     low = target * 0
     high = low + M
     for _ in range(STEPS):
@@ -179,10 +198,10 @@ def hard_dv_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dv [B, T, G, V] = sum of do over the rows whose best key it is.
+    """Write dv [B, T, G, V], the sum of do over the rows that chose each key.
 
-    sorted, order [B, G, T R] int32: the best keys in ascending order, and the row t R + r each belongs to. A program
-    owns BLOCK_N keys, finds their rows by bisection and sums them as products with a 0/1 tile, in one fixed order.
+    sorted, order [B, G, T R] int32 are the best keys in ascending order and the row t R + r of each. A program has
+    BLOCK_N keys. It finds their rows by bisection and sums them as products with a 0/1 tile, in a fixed order.
     """
     R: tl.constexpr = H // G
     M: tl.constexpr = T * R

@@ -1,15 +1,28 @@
-"""Triton kernels of Top-1 Element: forward, the index of the best key, and the gradients of q and k.
+"""Triton kernels of Top-1 Element, forward: best key, softmax, values.
 
-Scores stay unscaled; LOG2_SCALE = scale log2(e) goes into the exponent, p = 2^(s LOG2_SCALE - ...), one multiply-add
-before the special-function unit. Key tiles ahead of the query tile need no mask; only those on the diagonal do.
+    s = q . k (unscaled),  m_i = argmax_{j <= i} s_ij,  o_i = v[m_i]
+    p = 2^(s LOG2_SCALE - lse) (lse in base 2 here),  LOG2_SCALE = scale log2(e),  soft = p v
 
-The best key costs no extra instruction per score: the loop keeps, per row, the tile with the best score by a select per
-row and tile. Only a strictly greater score replaces it and tiles ascend, so ties go to the first tile.
-`best_key_kernel` then scores that one tile again, row by row, and takes the first key of the largest. Equal keys have
-equal scores in either arithmetic, so ties go to the earliest key.
+    kernel              one program per               writes
+    forward_kernel      BLOCK_M queries of a head     tile, lse, soft
+    evaluate_kernel     BLOCK_M queries of a head     tile
+    best_key_kernel     ROWS queries of a head        index
+    take_values_kernel  ROWS rows (position and head)  o
 
-Programs are numbered so that those of one head run together (its keys and values stay in the L2 cache) and the longest
-rows of tiles start first.
+    operand      shape         dtype
+    q            [B, T, H, K]  bf16, fp16 or fp32
+    k            [B, T, G, K]  as q
+    v            [B, T, G, V]  as q
+    tile, index  [B, T, H]     int32: the tile of BLOCK_N keys with the best key, and the best key m_i
+    lse          [B, T, H]     fp32, base e
+    soft, o      [B, T, H, V]  v's dtype
+
+The search costs one select per row and tile, and no extra instruction per score: the loop keeps only the best tile.
+best_key_kernel then scores this tile again and takes the first key with the largest score. Tiles ascend and only a
+strictly greater score replaces the best, so ties between tiles go to the first. Equal keys have equal scores in both
+kernels, so all ties go to the earliest key. The scale enters in the exponent, as one multiply-add before the
+special-function unit. Only tiles on the diagonal need a mask. Programs with the same head run together, so its keys and
+values stay in the L2 cache; the longest start first. Source: arXiv 2505.18522, Top-1 Element.
 """
 
 import triton
@@ -20,7 +33,7 @@ from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
 
 @triton.jit
 def place(T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, DESCENDING: tl.constexpr):
-    """(tile, batch entry as int64, head) of this program."""
+    """Return (tile, batch entry as int64, head) of this program."""
     n_tiles = (T + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     tile = pid % n_tiles
@@ -36,7 +49,10 @@ def _visit_keys(
     BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, SOFT: tl.constexpr, DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key tiles of [begin, end); all before the queries unless DIAGONAL."""
+    """Run the online softmax over the key tiles in [begin, end).
+
+    All keys are before the queries unless DIAGONAL. Also tracks the tile with the best score.
+    """
     for start in tl.range(begin, end, BLOCK_N):
         col_N = tl.multiple_of(start, BLOCK_N) + tl.arange(0, BLOCK_N)
         k_NK = load_rows(k_ptr, col_N, G * K, T, K, KP, DIAGONAL)
@@ -95,7 +111,10 @@ def forward_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes the tile [B, T, H] of BLOCK_N keys that holds the best key, lse [B, T, H] and soft [B, T, H, V]."""
+    """Write tile [B, T, H], lse [B, T, H] and soft [B, T, H, V].
+
+    The tile of BLOCK_N keys contains the best key.
+    """
     _forward(
         q_ptr, k_ptr, v_ptr, tile_ptr, lse_ptr, soft_ptr,
         T, H, G, K, V, KP, VP, BLOCK_M, BLOCK_N, LOG2_SCALE, True, PRECISION,
@@ -108,7 +127,7 @@ def evaluate_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The tile alone: no exponential, no product with v."""
+    """Write only the tile [B, T, H]: no exponential, no product with v."""
     _forward(
         q_ptr, k_ptr, k_ptr, tile_ptr, tile_ptr, tile_ptr,
         T, H, G, K, K, KP, KP, BLOCK_M, BLOCK_N, 1.0, False, PRECISION,
@@ -121,9 +140,10 @@ def best_key_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes index [B, T, H], the first key of the largest score within each row's tile, up to the query.
+    """Write index [B, T, H], the best key within each row's tile.
 
-    Rows are taken in the order head, batch, time, so that neighbouring programs read the same head's keys.
+    Keys after the query are masked; ties go to the first key. Neighbouring programs have the same head, so they read
+    the same keys.
     """
     n_tiles: tl.constexpr = (T + ROWS - 1) // ROWS
     pid = tl.program_id(0)
@@ -153,7 +173,10 @@ def take_values_kernel(
     v_ptr, index_ptr, o_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes o [B, T, H, V] = v[index], bit for bit; a program's rows are neighbours in [T, H]."""
+    """Write o [B, T, H, V] = v[index], bit for bit.
+
+    A program's rows are neighbours in [T, H].
+    """
     n_tiles: tl.constexpr = (T * H + ROWS - 1) // ROWS
     pid = tl.program_id(0)
     b = (pid // n_tiles).to(tl.int64)

@@ -1,4 +1,7 @@
-"""Top-1 Element decoding in Triton: one pass over the keys, one value per head fetched."""
+"""Launch the Triton kernels of Top-1 Element decoding.
+
+One pass over the keys; one value is read per head.
+"""
 
 from functools import partial
 
@@ -12,11 +15,14 @@ from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision, splits
 
 BLOCK = 128  # keys per step: 16 KB of bf16 at dim 64
-IN_FLIGHT = 48 * 1024  # bytes of keys on their way into shared memory, per program
+IN_FLIGHT = 48 * 1024  # bytes of keys being copied to shared memory, per program
 
 
 def decode(q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length: Array) -> Array:
-    """Return o_BHV, bit for bit a row of v. The scale does not move an argmax."""
+    """Return o_BHV, bit for bit a row of v.
+
+    It needs no scale, because a positive scale does not change the argmax.
+    """
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
     rule = "b (g r) k, b s g k, b s g v, b -> b (g r) v"
     return fold_vmap(_decode, rule, **heads(q_BHK[:, None], k_BSGK))(q_BHK, k_BSGK, v_BSGV, length_B)

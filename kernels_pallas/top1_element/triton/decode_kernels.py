@@ -1,4 +1,20 @@
-"""Triton kernels of Top-1 Element decoding: the best key of each split of the cache, then the value of the best."""
+"""Triton kernels of Top-1 Element decoding: best key per split, then the value.
+
+    kernel                    one program per           writes
+    best_key_of_split_kernel  key-value head and split  score, index, for each query head of the group
+    value_kernel              query head                o
+
+    operand       shape           dtype
+    q             [B, H, K]       bf16, fp16 or fp32
+    k cache       [B, S, G, K]    as q
+    v cache       [B, S, G, V]    as q
+    length        [B]             int32
+    score, index  [B, H, splits]  fp32 and int32: the largest q . k of a split, and its first key
+    o             [B, H, V]       v's dtype
+
+A split is a share of the keys up to `length`, so a few sequences fill the GPU and unused cache is not read. Source:
+arXiv 2505.18522, Top-1 Element.
+"""
 
 import triton
 import triton.language as tl
@@ -12,13 +28,10 @@ def best_key_of_split_kernel(
     S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, RP: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes score [B, H, splits] and index [B, H, splits]: the largest q . k of a split and its first key.
-
-    A split is a share of the keys up to `length`, in blocks; beyond it nothing is read.
-    """
+    """Write each split's largest q . k and its first key, both [B, H, splits]."""
     R: tl.constexpr = H // G
     pid = tl.program_id(0)
-    g = pid % G  # neighbours read the same tokens, whose heads are contiguous
+    g = pid % G  # neighbours read the same tokens; a token's heads are contiguous
     split = pid // G % SPLITS
     b = (pid // G // SPLITS).to(tl.int64)
     length = tl.load(length_ptr + b)
@@ -49,7 +62,10 @@ def value_kernel(
     S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, SPLITS: tl.constexpr,
     SPLITS_P: tl.constexpr,
 ):  # fmt: skip
-    """Writes o [B, H, V]: the value of the best key; keys ascend with the split, so ties go to the earliest."""
+    """Write o [B, H, V], the value of the best key.
+
+    Keys ascend with the split, so ties go to the earliest key.
+    """
     pid = tl.program_id(0)
     b, h = (pid // H).to(tl.int64), pid % H
     split = tl.arange(0, SPLITS_P)

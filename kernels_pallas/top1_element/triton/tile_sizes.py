@@ -1,4 +1,7 @@
-"""Tile sizes of the Top-1 Element kernels by GPU, head dim and dtype, and what decides them."""
+"""Tile sizes of the Top-1 Element kernels by GPU, head dim and dtype.
+
+Comments give the reasons for the sizes.
+"""
 
 from typing import NamedTuple
 
@@ -9,7 +12,10 @@ from kernels_pallas.triton import interpreter
 
 
 class Tiles(NamedTuple):
-    """Queries and keys per step. The outer one (queries, but keys for dk and dkv) is a multiple of the inner one."""
+    """Queries and keys per step, warps, and stages.
+
+    The outer size (queries; keys for dk and dkv) is a multiple of the inner size.
+    """
 
     m: int
     n: int
@@ -17,16 +23,16 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By kernel, largest padded dim, 16-bit or not, and whether from Hopper on. Chosen by registers and shared memory as the
-# compiler reports them (python -m tests.kernels.compile_triton). The criteria are no spills, then the most warps on a
-# multiprocessor, then the largest outer tile, which determines how often keys are read again.
-#   16-bit, sm80   mma.sync: operands pass through registers, 4 warps of 128 x 32..64 fit two programs; at
-#                  dim 128 the output tile alone is half of the registers of 4 warps, so 8 warps or smaller tiles
-#   16-bit, sm90   wgmma reads the right operand from shared memory: 64 rows per warpgroup, two programs of two each; of
-#                  dk, which holds k, v and two score tiles, 32 queries at a time
-#   fp32           three TF32 products per tile, each with its operands split in registers: small tiles
-# `n` of forward serves evaluate too: it is the unit in which the best key is found first.
-SMALL = Tiles(32, 16, 4, 1)  # the interpreter's: tests see several tiles at T = 50
+# By kernel, largest padded dim, 16-bit or not, Hopper or not. Chosen from the registers and shared memory that the
+# compiler reports (python -m tests.kernels.compile_triton). Criteria, in this order: no spills, most warps on a
+# multiprocessor, largest outer tile (it determines how often keys are read again).
+#   16-bit, sm80   mma.sync: operands pass through registers. With 4 warps and 128 x 32..64 two programs fit. At dim 128
+#                  the output tile takes half the registers of 4 warps: use 8 warps or smaller tiles.
+#   16-bit, sm90   wgmma reads the right operand from shared memory: 64 rows per warpgroup, two programs of two
+#                  warpgroups. dk holds k, v and two score tiles: 32 queries at a time.
+#   fp32           three TF32 products per tile, with operands split in registers: small tiles
+# evaluate uses `n` of forward: it is the size of the tile in which the best key is searched first.
+SMALL = Tiles(32, 16, 4, 1)  # for the interpreter: tests cover several tiles at T = 50
 TILES = {
     # (kernel, dim, 16-bit, sm90)
     ("forward", 64, True, False): Tiles(128, 64, 4, 3),
@@ -57,7 +63,7 @@ TILES = {
 
 
 def tiles(kernel: str, dim: int, dtype: jnp.dtype) -> Tiles:
-    """Return the table's entry for the GPU at hand, or the interpreter's."""
+    """Return the table entry for this GPU, or the interpreter's."""
     if interpreter.is_chosen():
         return Tiles(SMALL.n, SMALL.m, 4, 1) if kernel in ("dk", "dkv") else SMALL
     capability = device.compute_capability() or device.AMPERE

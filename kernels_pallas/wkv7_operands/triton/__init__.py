@@ -1,16 +1,19 @@
-"""The `triton` backend of the operands of RWKV-7's recurrence: sm80 and later."""
+"""The `triton` backend of RWKV-7's operands, for sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.triton import limits
 from kernels_pallas.triton.blocks import padded
 from kernels_pallas.wkv7_operands.interface import Wkv7Operands
 
-MAX_CHANNELS = 1024  # of a head, padded to a power of two: a program has a whole head in registers
-LEAST_LENGTH = 16  # positions; below that (a decoding step has one) XLA joins it with what is around it
+MAX_CHANNELS = 1024  # per head, padded to a power of two; a program keeps a whole head in registers
+LEAST_LENGTH = 16  # positions; XLA fuses shorter inputs (one position in decoding) with their neighbours
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes, the channels of a head, or a short sequence."""
+    """Return why this backend cannot run, or None.
+
+    Checks the machine, the dtypes, the channels per head and the sequence length.
+    """
     reason = limits.machine(problem)
     if reason is not None:
         return reason

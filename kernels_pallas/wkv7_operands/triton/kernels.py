@@ -1,9 +1,22 @@
-"""The Triton kernels of the operands of RWKV-7's recurrence: one pass over the operands forward, one backward.
+"""Triton kernels of RWKV-7's recurrence operands: one pass per direction.
 
-A program has some consecutive tokens and a group of heads, as those of the norm per head, whose functions it shares:
-tiles of TOKENS x HEADS rows of K channels. Decays, keys and values have no operand in common; backward each has a loop
-of its own, so that it has the registers to itself. Vectors are k_k, k_a, r_k and the biases of w, a and v, in that
-order. Equations in `api.py`.
+    operand                       shape                 dtype    meaning
+    r, k, v, first                [B, T, H, K]          input    projections, the first layer's values
+    z_w, z_a, z_v                 [B, T, H, K]          input    low-rank products, without bias
+    vectors                       [B, 5 or 6, H, K]     fp32     k_k, k_a, r_k, and the biases of w, a and (MIX) v
+    key, a, b, value              [B, T, H, K]          input    results
+    log_w;  bonus                 [B, T, H, K]; [B, T, H] fp32   results
+    d_*                           as the results                 result gradients
+    dr, dk, dz_*, dv, dfirst      [B, T, H, K]          input    operand gradients
+    parts                         [B, c, 5 or 6, H, K]  fp32     vector gradients, summed within each chunk of tokens
+
+    log w = -e^{-1/2} sigmoid(z_w),   eta = sigmoid(z_a),   kappa = k k_k / |k k_k|,   a = -kappa,   b = kappa eta
+    key = k (1 + (eta - 1) k_a),   value = v + (first - v) sigmoid(z_v),   bonus = sum over a head of r key r_k
+
+One program handles TOKENS x STEPS consecutive tokens and HEADS heads, in tiles of R = TOKENS x HEADS rows of K
+channels, as in the head norm, with which it shares functions. Decays, keys and values share no operand. The backward
+kernel therefore has three loops, each with all registers for its sums. Equations and source:
+`wkv7_operands/api.py`.
 """
 
 import triton
@@ -18,7 +31,7 @@ LOG_W = tl.constexpr(-0.6065306597126334)  # -e^{-1/2}
 
 @triton.jit
 def rows_of(chunk, step, first, T: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr):
-    """The rows of [T, H] of a tile; those that do not exist are T H."""
+    """Return the rows of [T, H] that a tile covers; T H for missing rows."""
     row = tl.arange(0, TOKENS * HEADS)
     token, head = (chunk + step) * TOKENS + row // HEADS, first + row % HEADS
     return tl.where((head < H) & (token < T), token * H + head, T * H)
@@ -26,7 +39,10 @@ def rows_of(chunk, step, first, T: tl.constexpr, H: tl.constexpr, HEADS: tl.cons
 
 @triton.jit
 def removed(k_RK, k_k_RK):
-    """kappa, what k k_k is multiplied with, and whether a norm depends on its head, which it must exceed 1e-12 for."""
+    """Return kappa, its scale 1 / |k k_k|, and whether |k k_k| exceeds 1e-12.
+
+    Below 1e-12 the scale is constant and has no gradient.
+    """
     kappa_RK = k_RK * k_k_RK
     square_R1 = tl.sum(kappa_RK * kappa_RK, 1)[:, None]
     scale_R1 = tl.rsqrt(tl.maximum(square_R1, 1e-24))
@@ -40,7 +56,7 @@ def forward_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     STEPS: tl.constexpr, STAGES: tl.constexpr, MIX: tl.constexpr,
 ):  # fmt: skip
-    """Results [B, T, H, K], the bonus [B, T, H] fp32, of data alike and vectors [B, 5 or 6, H, K] fp32."""
+    """Compute the results for one program's tokens and heads."""
     b, chunk, _, first = place_of(tl.program_id(0), T, H, HEADS, TOKENS * STEPS)
     head = first + tl.arange(0, TOKENS * HEADS) % HEADS
     vectors_ptr += b * ((6 if MIX else 5) * H * K)
@@ -78,9 +94,9 @@ def backward_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     STEPS: tl.constexpr, STAGES: tl.constexpr, MIX: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of data [B, T, H, K]; those of vectors by chunk of tokens, [B, c, 5 or 6, H, K] fp32.
+    """Compute the gradients of all operands for one program's tokens and heads.
 
-    `d_*` are the gradients of results.
+    `d_*` are the gradients of the results. Vector gradients are sums over the program's tokens.
     """
     N: tl.constexpr = 6 if MIX else 5
     b, chunk, place, first = place_of(tl.program_id(0), T, H, HEADS, TOKENS * STEPS)

@@ -1,7 +1,7 @@
-"""The operands of RWKV-7's recurrence in Triton: launches of kernels.py, their gradient, tile sizes.
+"""Launch the Triton kernels of RWKV-7's operands; custom VJP and tile sizes.
 
-XLA makes the products of the low-rank maps, in the dtype of the inputs, which the backward pass keeps beside these;
-bias and sigmoid are the kernels', in float32.
+XLA computes the low-rank products in the input dtype, and the backward pass keeps them in addition to the inputs. The
+kernels apply bias and sigmoid in float32.
 """
 
 from functools import partial
@@ -18,17 +18,17 @@ from kernels_pallas.triton.blocks import padded
 from kernels_pallas.wkv7_operands.interface import LowRank, Operands, ValueMix, Vectors
 from kernels_pallas.wkv7_operands.triton import kernels
 
-# By kernel, as those of the norm per head. The only ones that were timed, on an H200 (lab/log/kernels.md).
+# Keyed by kernel, as for the head norm. Only these tiles were timed, on one H200 (lab/log/kernels.md).
 TILES = {"forward": Tile(1024, 8, 4, 1), "backward": Tile(1024, 8, 16, 1)}
 
 
 def rows(kernel: str, x_BTHK: Array) -> Rows:
-    """Return the tile for the heads of x; the interpreter's is so small that tests see several programs."""
+    """Return the tile for x; the interpreter's small tile gives several programs."""
     H, K = x_BTHK.shape[2:]
     is_small = interpreter.is_chosen()
     entry = Tile(padded(K) * 4, 8, 2, 1) if is_small else TILES[kernel]
     most = max(1, entry.channels // padded(K))
-    heads = min(H & -H, most, 2 if is_small else H)  # as many as leave no group in part empty
+    heads = min(H & -H, most, 2 if is_small else H)  # powers of two that divide H leave no group partly empty
     tokens = max(1, most // heads)
     warps = heads * tokens * padded(K) // (32 * entry.each)
     return Rows(heads, tokens, entry.steps, entry.stages, max(1, min(warps, 16)))
@@ -52,8 +52,8 @@ def run(
     data, summands = [r_BTHK, k_BTHK, result(decay), result(eta)], [*vectors, decay.bias_D, eta.bias_D]
     if mix is not None:
         data += [v_BTHK, mix.first_BTHK, result(mix.share)]
-        summands.append(jnp.where(mix.is_first_layer, -jnp.inf, mix.share.bias_D))  # a share of 0
-    # by sequence, because vmap and meshes need a batch first
+        summands.append(jnp.where(mix.is_first_layer, -jnp.inf, mix.share.bias_D))  # the first layer's weight is 0
+    # One copy per batch entry, because vmap and sharding rules need a leading batch dim.
     vectors_BNHK = jnp.broadcast_to(jnp.stack(summands).reshape(-1, H, K), (B, len(summands), H, K))
     results: Any = _prepared(tuple(data), vectors_BNHK)
     r, k, log_w, a, b, bonus, *values = results
@@ -66,9 +66,9 @@ def _prepared(data: tuple[Array, ...], vectors_BNHK: Array) -> tuple[Array, ...]
     return forward(data, vectors_BNHK)[0]
 
 
-# Of a sharding rule (batching.py): `g` stands for the heads, which are independent, as tokens are.
+# Parts of a sharding rule (batching.py). `g` names the heads, which are independent, as tokens are.
 _DATA, _FACTORS, _VECTORS = "b t g k", "b t g", "b n g k"
-_N_ALL = 7  # data with values
+_N_ALL = 7  # number of data operands with value mixing
 
 
 def _rule(operands: list[str], results: list[str]) -> dict[str, Any]:
@@ -76,7 +76,11 @@ def _rule(operands: list[str], results: list[str]) -> dict[str, Any]:
 
 
 def forward(data: tuple[Array, ...], vectors: Array) -> tuple[tuple[Array, ...], tuple]:
-    """Return r, what the kernel makes, the values again for the norm and the first layer's; and what is kept."""
+    """Return the results and the saved operands.
+
+    Results: r, the kernel's results, and with value mixing the values again (for the norm) and the first layer's
+    values.
+    """
     has_mix = len(data) == _N_ALL
     rule = _rule([_DATA] * len(data) + [_VECTORS], [_DATA] * 4 + [_FACTORS] + [_DATA] * has_mix)
     made = fold_vmap(_run_forward, **rule)(*data, vectors)
@@ -98,7 +102,7 @@ _prepared.defvjp(forward, backward)
 def _run_forward(*operands: Array) -> list[Array]:
     r, has_mix = operands[0], len(operands) > _N_ALL
     wide, bonus = jax.ShapeDtypeStruct(r.shape, jnp.float32), jax.ShapeDtypeStruct(r.shape[:3], jnp.float32)
-    nothing = jax.ShapeDtypeStruct((1,), r.dtype)  # what is not written has the size of one entry
+    nothing = jax.ShapeDtypeStruct((1,), r.dtype)  # one entry: not written
     out = [r, wide, r, r, bonus, r if has_mix else nothing]
     made = _launch("forward", kernels.forward_kernel, operands[:-1], operands[-1], (), out=out)
     return list(made) if has_mix else list(made[:-1])
@@ -119,7 +123,10 @@ def _run_backward(*arrays: Array, n: int) -> list[Array]:
 def _launch(
     name: str, kernel: Any, data: tuple[Array, ...], vectors: Array, gradients: tuple[Array, ...], *, out: list
 ) -> tuple[Array, ...]:
-    """Launch a kernel over the tokens and groups of heads; an operand that is not there is some array."""
+    """Launch a kernel over the tokens and head groups.
+
+    A placeholder replaces an absent operand.
+    """
     r = data[0]
     _, T, H, K = r.shape
     entry = rows(name, r)

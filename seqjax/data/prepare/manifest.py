@@ -139,20 +139,19 @@ def training_command(manifest: dict[str, Any], out: str | Path, *, tokenizer_pat
         {domain for domain, entry in manifest["splits"].get(split, {}).items() if entry["blocks"]}
         for split in ("train", "validation")
     )
-    for regime in ("limited", "mixed"):
-        try:
-            regimes.choose(DataConfig(regime=regime), train=train, evaluate=train | held, where="", fix="")
-            break
-        except UserError:  # domains that this regime needs are not there
-            continue
-    else:
-        settings |= {"data.train_domains": ordered(train), "data.eval_domains": ordered(train & held or train | held)}
+    try:
+        regimes.choose(DataConfig(), train=train, evaluate=train | held, where="", fix="")
+    except UserError:  # The regime cannot choose among these domains: train on the largest one, test on all.
+        own = max(sorted(train & held or train), key=lambda name: manifest["splits"]["train"][name]["tokens"])
+        settings["data.train_domains"] = [own]
+        others = ordered((train | held) - {own})
+        settings["data.eval_domains"] = [*([own] if own in held or not others else []), *others]
     given = [f"--config.{key}={shlex.quote(_shown(value))}" for key, value in settings.items()]
-    return " ".join([f"seqjax train --config=transformer_pp:{size},{regime}", *given])
+    return " ".join([f"seqjax train --config=transformer_pp:{size},limited", *given])
 
 
 def _shown(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, list) else str(value)
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _token_bytes(*, text: int, by_tokens: int) -> list[str]:

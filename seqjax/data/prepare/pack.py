@@ -6,6 +6,7 @@ as if they were one stream. The result thus does not depend on the number of pro
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ def portions(
                         found.append(Portion(split, domain, lengths[chosen], sources[chosen], of_split, segments))
             first += counts["tokens"]
     return found, {domain: of_domain for domain, of_domain in names.items() if of_domain}
+
+
+def lacks_a_split(found: Sequence[Portion], *, validation: float, block: int) -> str:
+    """Return what is wrong if a domain has less than a block of text to train on or to validate with; "" if none has.
+
+    Without `validation`, the share to hold out, nothing is wrong.
+    """
+    documents, tokens = Counter[str](), Counter[tuple[str, str]]()
+    for portion in found if validation else ():
+        if portion.split in ("train", "validation"):
+            documents[portion.domain] += len(portion.lengths)
+            tokens[portion.domain, portion.split] += int(portion.lengths.sum(dtype=np.int64))
+    for domain, n in documents.items():
+        both = tokens[domain, "train"], tokens[domain, "validation"]
+        if min(both) < block:
+            return (
+                f"--validation={validation}: {domain} has {n} document{'s' * (n > 1)} with {sum(both):,} tokens, which "
+                f"cannot be divided into training and validation text of at least one block, {block:,} tokens, each. "
+                "Give it more documents or a smaller --seq_len, or leave out --validation: then it is not validated."
+            )
+    return ""
 
 
 def in_two_splits(jobs: Sequence[ShardJob]) -> dict[str, int]:

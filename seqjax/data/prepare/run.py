@@ -43,7 +43,7 @@ from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
 from seqjax.data.prepare.manifest import document_lengths, make_manifest, source_indices
-from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, plan_files, portions, write_file
+from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, lacks_a_split, plan_files, portions, write_file
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.tokenize import ShardJob, TextJob, compare_text, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
@@ -98,10 +98,11 @@ def prepare(
             changed later is compared.
 
     Raises:
-        UserError: An argument is invalid, nothing was read, a requested domain is absent, `out` holds other data, its
-            text has changed, a line is bad (if strict), the disk is full, or the cluster fails.
+        UserError: An argument is invalid, nothing was read, a requested domain is absent or cannot be divided as
+            `validation` says, `out` holds other data, its text has changed, a line is bad (if strict), the disk is
+            full, or the cluster fails.
     """
-    store.require_local(out, "--out")
+    source, out = store.location(source), store.local(out, "--out")
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
@@ -110,7 +111,7 @@ def prepare(
     executors.require(executor, workers=workers)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(store.url_of(source) or str(source), layout=layout, say=StatusLine().say)
+    found = shards.find_shards(str(source), layout=layout, say=StatusLine().say)
     if set(of_split := Counter(shard.split for shard in found)) != {"train"}:
         StatusLine().say(f"Files by split: {', '.join(f'{n} {split}' for split, n in of_split.items())}.")
     for kind in {type(shard) for shard in found}:
@@ -118,9 +119,9 @@ def prepare(
     if layout.is_slimpajama:  # The user may omit the domain, and a dataset may name it.
         layout = dataclasses.replace(found[0].layout, text_field=layout.text_field)
     kept = _kept(domains, layout)
-    validation = _validation(validation, layout, found)
+    is_given, validation = validation is not None, _validation(validation, layout, found)
     # Workers elsewhere have other current directories.
-    out, tokenizer_path = Path(out).absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
+    out, tokenizer_path = out.absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
     settings = {
         "block": seq_len + 1,
         "domains": list(kept),
@@ -188,6 +189,9 @@ def prepare(
             _abandon(out, parts)  # so that the command can be given again with other settings
             raise
         held, names = portions(jobs, reports, validation=validation, block=seq_len + 1)
+        if is_given and (problem := lacks_a_split(held, validation=validation, block=seq_len + 1)):
+            _abandon(out, parts)
+            raise UserError(problem)
         plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
         _write(pool, [job for _, _, job in plan], out=out, workers=workers)
         _compare_texts(pool, _text_jobs(jobs, out, workers=workers, slack=0))

@@ -53,8 +53,7 @@ def main(argv: list[str]) -> None:
         raise UserError("--tasks: give paper, local, or names of tasks with commas.")
     if args.out is None and store.url_of(args.workdir):
         raise UserError(f"--workdir={args.workdir}: give a directory of this machine for the results as --out.")
-    store.require_local(args.out or "", "--out")
-    out = Path(args.out or Path(args.workdir) / "harness")
+    out = store.local(args.out or Path(args.workdir) / "harness", "--out")
     if args.out is None and out.is_symlink():
         raise UserError(f"{out} is a link to {out.resolve()}: give the directory of the results as --out.")
     with _as_in_seqjax():
@@ -70,7 +69,7 @@ def _run(args: Any, out: Path) -> None:
             raise
         raise MissingPackageError("seqjax harness needs lm_eval: pip install 'seqjax[harness]'.") from None
     names = tasks.expanded(args.tasks)
-    include = [Path(directory) for directory in args.include]
+    include = [store.local(directory, "--include") for directory in args.include]
     manager = tasks.manager(names, include)
     lm = SeqjaxLM(args.workdir, max_length=args.max_length, batch_tokens=args.batch_tokens, allow_code=args.allow_code)
     cache_dir = lm.pretrained.config.data.cache_dir

@@ -76,8 +76,7 @@ def main(argv: list[str]) -> None:
     for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
-    store.require_local(store.location(args.out), "--out")
-    out = Path(args.out)
+    out = store.local(args.out, "--out")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
     require_asked(setup, out)
@@ -95,6 +94,8 @@ def main(argv: list[str]) -> None:
         runs = list(_runs(setup, models, tasks, seeds=seeds, found=report.results(out)))
         if missing := {*runs} - _done(out):
             _require_rules(out)
+            out.mkdir(parents=True, exist_ok=True)
+            (out / report.RESULTS).open("ab").close()  # Fail before the training if it cannot be written.
         jobs = min(args.jobs, len(missing))
         if jobs > 1:
             command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}"]

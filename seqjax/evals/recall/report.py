@@ -8,12 +8,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from seqjax.escape import markdown as escaped
 from seqjax.evals.recall.setups import MODELS, is_file
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.files import replacing
-from seqjax.pictures import COLORS
+from seqjax.pictures import COLORS, shortened
 from seqjax.reading import Float, check, read_json_lines
 from seqjax.study.report import figures
 from seqjax.study.report.tables import markdown
@@ -209,32 +210,43 @@ def _cell(test: Mapping[str, Any]) -> str:
     return shown if shown == of_sequences else f"{shown} ({of_sequences})"
 
 
-PANELS = 4  # in a row
+PANELS = 6  # in a row
 LOOKS: tuple[dict[str, Any], ...] = (  # of the test that is like the training, and of the hardest
     {"color": COLORS[0], "marker": "o"},
     {"color": COLORS[3], "marker": "D", "markerfacecolor": "none"},
 )
-SIZES = (5.5, 3.5)  # of the markers of the largest width and of the others
+SIZES = (4.5, 2.5)  # of the markers of the largest width and of the others
+ROW = 0.14  # inches
 
 
 def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
     """Draw a panel for each task: a row for each model with the test that is like the training, and the hardest.
 
-    The rows are in the order of the models' states, the smallest at the top. The size of each state is at the right.
+    The rows are in the order of the models' states, the smallest at the top. The size of the state is at the right of
+    every row of panels, which has the models that ran any of its tasks.
     """
-    order = _by_state(tasks, results)
-    columns = min(PANELS, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(3.0 * columns + 1.6, (0.22 * len(order) + 1.3) * rows + 0.8), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for i, panel in enumerate(grid.flat):
-        if i < len(tasks):
-            _draw_task(panel, tasks[i], results[tasks[i].name], order)
-        else:
+    states = _states(tasks, results)
+    n_rows = -(-len(tasks) // PANELS)
+    columns = -(-len(tasks) // n_rows)
+    parts = [tasks[i * columns : (i + 1) * columns] for i in range(n_rows)]
+    orders = [[name for name in states if any(name in results[task.name] for task in part)] for part in parts]
+    heights = [ROW * len(order) + 1.0 for order in orders]
+    names_width = 0.063 * max(len(shortened(name)) for name in states)
+    width = max(1.18 * columns, 4.5) + names_width + 0.7
+    figure = Figure(figsize=(width, sum(heights) + 1.1), layout="constrained")
+    grid = figure.subplots(n_rows, columns, squeeze=False, sharey="row", height_ratios=heights)
+    for panels, part, order in zip(grid, parts, orders, strict=True):
+        for panel, task in zip(panels, part, strict=False):
+            _draw_task(panel, task, results[task.name], order)
+        for panel in panels[len(part) :]:
             panel.set_axis_off()
+        panels[0].set_yticks(range(len(order)), [*map(shortened, order)])
+        panels[0].set_ylim(len(order) - 0.4, -0.6)
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+        place |= {"ha": "right", "fontsize": 7.5, "color": "0.35", "annotation_clip": False}
+        for y, text in enumerate(["state", *(_short(states[name]) for name in order)], start=-1):
+            panels[-1].annotate(text, (1, y), xytext=(38, 0), **place)
     first = grid[0][0]
-    first.set_yticks(range(len(order)), order)
-    first.set_ylim(len(order) - 0.4, -0.6)
     handles = [
         first.plot([], [], linestyle="none", markersize=SIZES[0], label=label, **look)[0]
         for label, look in zip(("the test like the training", "the hardest test"), LOOKS, strict=True)
@@ -246,20 +258,20 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
     if any(result["runs"] > 1 for result in every):
         handles += first.plot([], [], color="0.4", linewidth=1.2, label="range of several runs")
     handles += first.plot([], [], linestyle=":", color="0.4", linewidth=1, label="guessing")
-    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2 * columns - 1)
-    figure.suptitle(
-        f"{title}\nmodels in the order of their state, the smallest at the top", x=0.01, ha="left", fontsize=11
-    )
+    figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower center", ncols=min(5, columns + 2))
+    about = "Models in the order of their state (elements per sequence), the smallest at the top; no mark: not run"
+    figure.suptitle(f"{title}\n{figures.wrapped(about, round(11 * width))}", x=0.01, ha="left", fontsize=11)
     figures.save(figure, path)
 
 
-def _by_state(tasks: Sequence[TaskSetup], results: Mapping[str, Results]) -> list[str]:
-    """Return the models by their state after the tests like the training: the geometric mean, at the largest width."""
+def _states(tasks: Sequence[TaskSetup], results: Mapping[str, Results]) -> dict[str, int]:
+    """Return the size of the models' states in order: the geometric mean over the tests like the training, widest."""
     logs: dict[str, list[float]] = {}
     for task in tasks:
         for label, of_model in results[task.name].items():
             logs.setdefault(label, []).append(math.log(max(of_model[-1]["state"][task.own], 1)))
-    return sorted(logs, key=lambda label: statistics.mean(logs[label]))
+    means = {label: statistics.mean(of_label) for label, of_label in logs.items()}
+    return {label: round(math.exp(means[label])) for label in sorted(means, key=means.__getitem__)}
 
 
 def _draw_task(panel: Axes, task: TaskSetup, results: Results, order: Sequence[str]) -> None:
@@ -276,25 +288,19 @@ def _draw_task(panel: Axes, task: TaskSetup, results: Results, order: Sequence[s
                 ends = [unit * end for end in result["tests"][test][f"{by}_range"]]
                 panel.plot(ends, [at, at], color=look["color"], linewidth=1.2)
                 panel.plot(value, at, markersize=SIZES[k < len(of_model) - 1], markeredgewidth=1, **look)
-        states = [_short(of_model[-1]["state"][test]) for test in tests] if of_model else ["not run"]
-        told = " to ".join(dict.fromkeys(states))
-        panel.annotate(
-            told, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=7.5, color="0.35",
-            annotation_clip=False,
-        )  # fmt: skip
-    # Below the column, because a title may reach over it.
-    panel.text(1.02, -0.005, "state\n(elements)", transform=panel.transAxes, fontsize=7.5, color="0.35", va="top")
     if by == "accuracy":
         panel.axvline(100 * next(iter(results.values()))[0]["chance"], color="0.4", linewidth=1, linestyle=":")
-        panel.set_xlim(-5, 105)
-        panel.set_xticks(range(0, 101, 25))
-    panel.tick_params(axis="x", labelsize=8)
-    panel.tick_params(axis="y", length=0, labelsize=8.5)
+        panel.set_xlim(-8, 108)
+        panel.set_xticks(range(0, 101, 50))
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
+    panel.tick_params(axis="x", labelsize=7.5)
+    panel.tick_params(axis="y", length=0, labelsize=8)
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
     panel.spines[["top", "right", "left"]].set_visible(False)
-    panel.set_title(f"{task.name}\n{' and '.join(tests)}", fontsize=9, loc="left")
-    panel.set_xlabel(task.kind.score or "right answers (%)", fontsize=9)
+    panel.set_title(f"{task.name}\n{figures.wrapped(' / '.join(tests), 20)}", fontsize=8, loc="left")
+    panel.set_xlabel(figures.wrapped(task.kind.score or "right answers (%)", 16), fontsize=8)
 
 
 def _short(n: int) -> str:

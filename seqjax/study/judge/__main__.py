@@ -6,11 +6,10 @@ alone. It ends with one sentence and writes DIR/judge.md (docs/judge.md). After 
 resumes.
 
 `--runs=DIR` joins a finished study of the same data, tokens and optimiser. `--dry_run` lists the runs, their tokens and
-the time at recorded speeds, and trains nothing.
+the time at recorded speeds or at the speed of three steps on this machine, and needs no data.
 """
 
 import sys
-from pathlib import Path
 
 from seqjax.command_line import command_parser, run_command, words
 from seqjax.study.judge import page
@@ -23,9 +22,9 @@ def main(argv: list[str]) -> None:
     """Judge a mixer and print the sentence."""
     parser = command_parser("judge", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE_OR_NAME[:SIZE[,...]]", help="the mixer's config")
-    parser.add_argument("--out", type=Path, help="directory for the runs and the page (runs/judge/NAME)")
+    parser.add_argument("--out", help="directory for the runs and the page (runs/judge/NAME)")
     parser.add_argument("--jobs", type=int, help="number of concurrent runs, each on its own GPU if there are any (1)")
-    parser.add_argument("--references", type=Path, metavar="DIR", help="shared runs of attention (~/.cache/seqjax)")
+    parser.add_argument("--references", metavar="DIR", help="shared runs of attention (~/.cache/seqjax)")
     parser.add_argument("--seeds", default=3, type=int, help="seeds of the mixer and of the references (3)")
     parser.add_argument(
         "--rates", default="", metavar="A,B,C", help="learning rates of the mixer and the references (recorded ones)"
@@ -36,12 +35,13 @@ def main(argv: list[str]) -> None:
         help="set the MLP width so that the parameters match the reference's, or not (a config of your own is matched "
         "if it does not set model.mlp.dim)",
     )
-    parser.add_argument(
-        "--runs", action="append", default=[], type=Path, metavar="DIR", help="join a finished study; repeatable"
-    )
+    parser.add_argument("--runs", action="append", default=[], metavar="DIR", help="join a finished study; repeatable")
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     args = parser.parse_args(argv)
-    plan = plan_of(args.config, args.out, args.references, args.seeds, words(args.rates), args.match, args.runs)
+    rates, needs_data = words(args.rates), not args.dry_run
+    plan = plan_of(
+        args.config, args.out, args.references, args.seeds, rates, args.match, args.runs, needs_data=needs_data
+    )
     jobs = checked_jobs(args.jobs)
     if args.dry_run:
         tell(dry_run(plan, jobs=jobs))

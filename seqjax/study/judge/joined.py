@@ -169,7 +169,7 @@ def _other(run: Record, config: Config, domains: Sequence[str], manifest: str) -
     if not run.is_wsd or "optim" not in recorded or "model" not in recorded:
         return f"{run.label} has no warmup-stable-decay schedule, so that a gap would be due to the schedule as well."
     only = "so that nothing but the order of its own models can be concluded from it."
-    if (theirs := run.metadata.get("manifest")) != manifest:
+    if manifest and (theirs := run.metadata.get("manifest")) != manifest:
         return f"{run.label} has other data (manifest {str(theirs)[:16]}, here {manifest[:16]}), {only}"
     if lacking := [domain for domain in domains if domain not in run.last.domains]:
         return f"{run.label} has no loss of {', '.join(lacking)}, {only}"

@@ -22,7 +22,7 @@ import seqjax
 from seqjax import mixers
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.config.settings import to_dict
-from seqjax.data import open_corpus
+from seqjax.data import open_corpus, regimes
 from seqjax.errors import UserError
 from seqjax.files import replacing
 from seqjax.study.judge import joined, matching
@@ -271,8 +271,11 @@ def make_plan(
     rates: Sequence[float] = (),
     match: str | None = None,
     runs: Sequence[Path] = (),
+    needs_data: bool = True,
 ) -> Plan:
     """Return the plan of judging the config `FILE_OR_NAME[:SIZE[,...]]`; `runs` are finished studies that join it.
+
+    Without `needs_data`, for a dry run, data that cannot be read is a remark, and its domains are those of the config.
 
     Raises `UserError` for a config that cannot be read or takes no argument, a size without recorded rates, data
     without domains in and out of training, a width that cannot be matched, or studies that cannot be joined.
@@ -301,17 +304,27 @@ def make_plan(
     begun = Path(out) / "study.py"
     # A judgement keeps its built-in text when other packages are installed.
     recorded = _judged(presets.load_file(begun)).get("manifest", "") if begun.is_file() else ""
-    corpus = open_corpus(
-        config.data,
-        seq_len=config.train.seq_len,
-        vocab_size=config.model.vocab_size,
-        recorded=recorded,
-    )
-    against = tuple(name for name in corpus.eval_domains if name in corpus.in_domain)
-    domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
+    remarks = []
+    try:
+        corpus = open_corpus(
+            config.data,
+            seq_len=config.train.seq_len,
+            vocab_size=config.model.vocab_size,
+            recorded=recorded,
+        )
+        evaluated, in_domain, manifest = corpus.eval_domains, corpus.in_domain, corpus.manifest_hash
+    except UserError as error:
+        if needs_data:
+            raise
+        remarks.append(f"The data is NOT READY, so finished runs of the references are not known: {error}")
+        manifest, regime = recorded, regimes.REGIMES[config.data.regime]
+        in_domain = frozenset(config.data.train_domains or regime.train)
+        evaluated = config.data.eval_domains or tuple(dict.fromkeys((*in_domain, *regime.eval)))
+    against = tuple(name for name in evaluated if name in in_domain)
+    domains = tuple(name for name in evaluated if name not in in_domain)
     if not domains or not against:
         raise UserError(
-            f"--config={text} is evaluated on {', '.join(corpus.eval_domains)}; a judgement needs domains that it is "
+            f"--config={text} is evaluated on {', '.join(evaluated)}; a judgement needs domains that it is "
             "trained on and domains that it is not, as in the regime limited."
         )
     references = {model: reference(config, settings) for model, settings in REFERENCES.items()}
@@ -319,16 +332,13 @@ def make_plan(
     if matched is not None:
         own = f"{own},model.mlp.dim={matched.width}"
         config = read(_text(own, rate=UNIT, seed=0))
-    remarks = []
     batch = config.train.batch_size * config.train.seq_len
     if scale is not None and batch != scale.batch_tokens:
         remarks.append(
             f"The learning rates of the size {size} were recorded with {scale.batch_tokens:,} tokens a step, and a "
             f"step has {batch:,} here; others may be better."
         )
-    join = joined.read(
-        runs, config, references, name=name, domains=domains, against=against, manifest=corpus.manifest_hash
-    )
+    join = joined.read(runs, config, references, name=name, domains=domains, against=against, manifest=manifest)
     return Plan(
         model=name,
         text=own,
@@ -336,7 +346,7 @@ def make_plan(
         references=references,
         domains=domains,
         against=against,
-        manifest=corpus.manifest_hash,
+        manifest=manifest,
         rates=rates,
         seeds=seeds,
         out=Path(out).resolve(),

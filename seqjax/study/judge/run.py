@@ -71,11 +71,10 @@ def plan_of(
     rates: Sequence[str],
     match: str | None,
     runs: Sequence[str | Path],
+    *,
+    needs_data: bool = True,
 ) -> Plan:
-    """Return the plan of a judgement from the arguments of `judge`."""
-    for path, flag in ((out, "--out"), (references, "--references"), *((path, "--runs") for path in runs)):
-        if path is not None:
-            store.require_local(path, flag)
+    """Return the plan of a judgement from the arguments of `judge`; a dry run needs no data."""
     try:
         numbers = [float(rate) for rate in rates]
     except ValueError:
@@ -84,12 +83,13 @@ def plan_of(
     folder = "-".join([Path(name).stem, *filter(str.isalnum, argument.replace("_", "").split(","))])
     return make_plan(
         config,
-        out=Path(out) if out is not None else Path("runs") / "judge" / folder,
-        cache=Path(references) if references is not None else None,
+        out=store.local(out, "--out") if out is not None else Path("runs") / "judge" / folder,
+        cache=store.local(references, "--references") if references is not None else None,
         seeds=seeds,
         rates=numbers,
         match=match,
-        runs=[Path(path) for path in runs],
+        runs=[store.local(path, "--runs") for path in runs],
+        needs_data=needs_data,
     )
 
 
@@ -223,7 +223,9 @@ def run(plan: Plan, *, jobs: int) -> Judgement:
 
 
 def dry_run(plan: Plan, *, jobs: int) -> str:
-    """Return a table of the runs that are left, their tokens and their time at recorded speeds, and what mixers cost.
+    """Return a table of the runs that are left, their tokens and their time, and what mixers cost.
+
+    The speed is recorded, or that of a few steps on this machine.
 
     The learning rate that extends the grid and the rate of further seeds are not known before: others stand for them.
     """

@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from seqjax import mixers, testing
@@ -21,6 +22,7 @@ LENGTHS, SHORT = (
 
 
 # In another process, on a CPU, so that this process takes no GPU memory from the runs.
+PASSED = "all checks passed\n"  # status 0 is also that of code that calls `sys.exit`
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 
@@ -29,22 +31,38 @@ def require_sound(plan: Plan) -> None:
     tell(f"Checking the mixer of {plan.model}: causality, decoding, gradients.")
     sys.stdout.flush()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, plan.text], capture_output=True, text=True, check=False, env=environment
-    )
-    if done.returncode:
-        said = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]).splitlines()
-        raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {' '.join(said)}")
+    passed = False
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        command = [sys.executable, "-c", CHECK, plan.text]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
+            for line in process.stdout or ():
+                passed = line == PASSED
+                tell(f"  {line.rstrip()}")
+                sys.stdout.flush()
+        if process.returncode or not passed:
+            errors.seek(0)
+            said = errors.read().strip().rpartition("\n")[2]
+            said = said if process.returncode and said else f"it ended with status {process.returncode}"
+            raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {said}")
 
 
 def check(text: str) -> None:
-    """Run the contract tests on the mixers of a config; write what fails to stdout and exit with status 1."""
+    """Run the contract tests on the mixers of a config; print a line per passed check, and `PASSED` at the end.
+
+    On a failure, the last line on stderr says what fails, and the exit status is 1.
+    """
     for mixer in read(text).model.mixers:
         try:
             checked_mixer(mixer)
-        except AssertionError as error:
-            sys.stdout.write(str(error))
+        except (AssertionError, UserError) as error:
+            sys.stderr.write("\n" + " ".join(str(error).splitlines()))
             sys.exit(1)
+    sys.stdout.write(PASSED)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def checked_mixer(mixer: Any) -> list[str]:
@@ -64,7 +82,8 @@ def checked_mixer(mixer: Any) -> list[str]:
     error: UserError | None = None
     for n_given, dim in itertools.product(range(len(given), -1, -1), dims):
         try:
-            return testing.check_mixer(cls, settings=dict(list(given.items())[:n_given]), dim=dim, skip=UNCHECKED)
+            few = dict(list(given.items())[:n_given])
+            return testing.check_mixer(cls, settings=few, dim=dim, skip=UNCHECKED, say=_say)
         except UserError as refused:
             error = refused
     raise error or UserError(f"The mixer {mixer.name} cannot be checked.")

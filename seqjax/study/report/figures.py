@@ -1,7 +1,7 @@
 """losses.png: per domain, the OOD loss of every run over its in-domain loss, along the run.
 
-Few models share a panel per domain, or one for the mean if there are many domains; their names are at the ends of their
-lines. Of many models, each has a panel with the mean over domains; other models are grey. If no run has a second
+Few models share a panel per domain, or one for the mean if there are many domains; their names are at their lines. Many
+models are spread over panels with the mean over domains, each with the references in grey. If no run has a second
 evaluation, all models share the panels as points. A model is a colour (Okabe and Ito) and a marker where the colours
 repeat; its seeds are line styles. Stars mark the ends of runs that were also evaluated before their ends.
 """
@@ -29,8 +29,9 @@ ROUNDS = (("o", True), ("^", False), ("s", True), ("D", False))
 # Line styles of the seeds in their order.
 OF_SEEDS = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 COLUMNS = 4  # with more domains only the mean is drawn
-TOGETHER = len(COLORS)  # more models have a panel each, because their colours repeat
-WIDEST = 6  # panels in a row
+TOGETHER = len(COLORS)  # models in a panel; the colours of more repeat
+BETTER = "lower is better"
+GREY = "0.55"  # of references among other models
 # Nats above the lowest in-domain loss of the worst model: higher losses are the first steps of training.
 SHOWN = 0.5
 DECIMALS = re.compile(r"(\.\d\d)\d+")  # of coordinates in an SVG, that are left out
@@ -62,7 +63,7 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
     if all(len(run.points) == 1 for run in every):
         draw = _by_point
     else:
-        draw = _by_domain if len(runs) <= TOGETHER else _by_model
+        draw = _by_domain if len(runs) <= TOGETHER else _by_family
     limit = max(in_domain(run.points, records.against).min() for run in every) + SHOWN * records.unit.scale
     figure = draw(records, runs, styles, limit)
     save(figure, path)
@@ -88,7 +89,7 @@ Styles = Mapping[str, dict[str, Any]]
 def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Figure:
     """Return a figure with a panel per domain; names are at the right of the last one."""
     columns = _columns(records.domains)
-    width = 3.6 if len(columns) > 1 else 4.8
+    width = min(4.8, 8.0 / len(columns))
     figure = Figure(figsize=(width * len(columns) + 1.9, 3.9), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
     ends: list[End] = []
@@ -98,10 +99,10 @@ def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
             lines = [_line(records, run, domains, limit) for run in of_model]
             for line in lines:
                 _draw(panel, line, styles[name])
-            end = next((line.points[-1] for line in lines if len(line.points)), None)
+            end = next((line.points[0] for line in lines if len(line.points)), None)  # at the right
             ends += [] if end is None else [End(float(end[0]), float(end[1]), name, styles[name]["color"])]
         _finish(panel, records, heading)
-    axes[0].set_ylabel(f"loss ({records.unit.name})")
+    axes[0].set_ylabel(f"loss ({records.unit.name}; {BETTER})")
     _set_limits(axes)
     _finish_figure(figure, records, runs, limit)
     label_ends({axes[-1]: ends})
@@ -111,7 +112,7 @@ def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
 def _by_point(records: Records, runs: Runs, styles: Styles, limit: float) -> Figure:
     """Return a figure with a panel per domain, in which every run is a point."""
     columns = _columns(records.domains)
-    figure = Figure(figsize=(5.2 * len(columns) + 0.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(max(5.2, min(5.2 * len(columns), 9.6)), 4.6), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
     named: dict[Axes, dict[str, Named]] = {panel: {} for panel in axes}
     for panel, (heading, domains) in zip(axes, columns.items(), strict=True):
@@ -123,47 +124,68 @@ def _by_point(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
             named[panel] |= {name: Named(points, styles[name]["color"])} if points else {}
         panel.margins(y=0.1)
         _finish(panel, records, heading)
-    axes[0].set_ylabel(f"loss ({records.unit.name})")
+    axes[0].set_ylabel(f"loss ({records.unit.name}; {BETTER})")
     _set_limits(axes)
     _finish_figure(figure, records, runs, limit)
     label_points(named)
     return figure
 
 
-def _by_model(records: Records, runs: Runs, styles: Styles, limit: float) -> Figure:
-    """Return a figure in which every model has a panel, with the other models in grey."""
-    n_rows = -(-len(runs) // WIDEST)
-    n_columns = -(-len(runs) // n_rows)
-    width = max(2.0, 0.066 * max(map(len, runs)))  # for the longest name over a panel
-    figure = Figure(figsize=(width * n_columns + 0.6, 1.45 * n_rows + 1.2), layout="constrained")
+def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Figure:
+    """Return a figure with panels of few models each, and the references in grey."""
+    groups = _families([name for name in runs if name not in records.references])
+    n_columns = min(2, len(groups))
+    n_rows = -(-len(groups) // 2)
+    figure = Figure(figsize=(max(6.0, 4.8 * n_columns), 2.6 * n_rows + 1.6), layout="constrained")
     block: Any = figure.subfigures()  # its labels leave room for the legend of the figure
     axes = block.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
     lines = {name: [_line(records, run, records.domains, limit) for run in of_model] for name, of_model in runs.items()}
-    for panel in axes.flat[len(runs) :]:
+    for panel in axes.flat[len(groups) :]:
         panel.set_axis_off()
-    for panel in axes[-1 - bool(len(runs) % n_columns)][len(runs) % n_columns :]:
-        panel.tick_params(labelbottom=True)  # no panel is below it
-    for panel, name in zip(axes.flat, runs, strict=False):
-        # A single path of all others keeps the SVG small.
-        others = [of_model[0].points for other, of_model in lines.items() if other != name]
-        path = [part for points in others for part in (points, np.full((1, 2), np.nan))]
-        dot = "o" if all(len(points) == 1 for points in others) else ""  # lines of one point do not show
-        x, y = np.concatenate(path).T
-        panel.plot(x, y, color="0.85", linewidth=0.7, marker=dot, markersize=3, zorder=1)
-        for i, line in enumerate(lines[name]):
-            _draw(panel, line, styles[name] | {"markersize": 3}, plain=bool(i))
-        panel.set_title(name, loc="left", fontsize=8.5, color=styles[name]["color"], pad=3)
+        axes[-2][1].tick_params(labelbottom=True)  # no panel is below it
+    ends: dict[Axes, list[End]] = {}
+    for panel, group in zip(axes.flat, groups, strict=False):
+        looks = {
+            name: {**styles[name], "color": GREY, "markersize": 2.5} for name in records.references if name in runs
+        }
+        looks |= {name: styles[name] | {"color": COLORS[i]} for i, name in enumerate(group)}
+        for name, look in looks.items():
+            look["markerfacecolor"] = look["color"] if styles[name]["markerfacecolor"] != "white" else "white"
+            for i, line in enumerate(lines[name]):
+                if i == 0 or name not in records.references:
+                    _draw(panel, line, look, plain=bool(i))
+        ends[panel] = [
+            End(float(lines[name][0].points[0, 0]), float(lines[name][0].points[0, 1]), name, looks[name]["color"])
+            for name in (looks if panel is axes[0, 0] else group)
+            if len(lines[name][0].points)
+        ]
         clean(panel)
-        panel.grid(visible=False, axis="x")
         panel.tick_params(labelsize=8)
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
     what = f"mean of {len(records.domains)} domains" if len(records.domains) > 1 else "".join(records.domains)
-    block.supylabel(f"loss ({records.unit.name}), {what}", fontsize=9)
-    block.supxlabel(f"{records.in_domain_name} ({records.unit.name})", fontsize=9)
-    _set_limits(axes.flat[: len(runs)])
-    _finish_figure(figure, records, runs, limit, more="\ngrey: the other models")
+    block.supylabel(f"OOD loss, {what}\n({records.unit.name}; {BETTER})", ma="center", fontsize=9)
+    block.supxlabel(f"{wrapped(records.in_domain_name, 60)}\n({records.unit.name}; {BETTER})", fontsize=9)
+    _set_limits(axes.flat[: len(groups)])
+    _finish_figure(figure, records, runs, limit, more="; grey: the references")
+    label_ends(ends, fontsize=8)
     return figure
+
+
+def _families(names: Sequence[str]) -> list[list[str]]:
+    """Return the models in groups of at most `TOGETHER`: "m, conv" goes with "m" where a group has room for both."""
+    families = dict[str, list[str]]()
+    for name in names:
+        families.setdefault(name.partition(",")[0], []).append(name)
+    groups: list[list[str]] = [[] for _ in range(max(1, -(-len(names) // TOGETHER)))]
+    for family in sorted(families.values(), key=len, reverse=True):
+        for start in range(0, len(family), TOGETHER):
+            part = family[start : start + TOGETHER]
+            group = min(groups, key=len)
+            if len(group) + len(part) > TOGETHER:
+                groups.append(group := [])
+            group += part
+    return groups
 
 
 def _draw(panel: Axes, line: Line, look: dict[str, Any], *, plain: bool = False) -> None:
@@ -177,17 +199,21 @@ def _draw(panel: Axes, line: Line, look: dict[str, Any], *, plain: bool = False)
 
 def _finish(panel: Axes, records: Records, heading: str) -> None:
     panel.set_title(heading, loc="left", fontsize=10)
-    panel.set_xlabel(f"{_wrapped(records.in_domain_name)}\n({records.unit.name})")
+    panel.set_xlabel(f"{wrapped(records.in_domain_name)}\n({records.unit.name}; {BETTER})")
     clean(panel)
 
 
 def _finish_figure(figure: Figure, records: Records, runs: Runs, limit: float, *, more: str = "") -> None:
     """Add title and legend, which names are placed after: a legend moves the panels."""
-    figure.suptitle(f"{records.title}{more}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{records.title}\nOOD loss against in-domain loss{more}", x=0.01, ha="left", fontsize=11)
     every, panel, handles = [run for of_model in runs.values() for run in of_model], figure.axes[0], []
-    for seed, run in sorted({run.seed: run for run in every if run.seed}.items()):
+    seeds = sorted({run.seed: run for run in every if run.seed}.items())
+    for seed, run in seeds[: len(OF_SEEDS) - 1]:  # the styles of more repeat
         look: dict[str, Any] = line_style(run) | {"marker": "", "color": "0.3"}
         handles += panel.plot([], [], label=f"seed {seed}", **look)
+    if len(seeds) >= len(OF_SEEDS):
+        handles[1:] = []
+        handles[0].set_label("further seeds")
     if any(len(_line(records, run, records.domains, limit).ends) for run in every):
         handles += panel.plot([], [], label=ENDS_LABEL, color="0.3", **ENDS)
     if handles:
@@ -195,13 +221,13 @@ def _finish_figure(figure: Figure, records: Records, runs: Runs, limit: float, *
 
 
 def _set_limits(panels: Iterable[Axes]) -> None:
-    """Give panels one horizontal axis, turned so that training goes from left to right, with room for all markers."""
+    """Give panels one horizontal axis with room for all markers."""
     panels = list(panels)
     values = np.concatenate([np.asarray(line.get_xdata(), float) for panel in panels for line in panel.lines])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.04 * (high - low) or 0.05
     for panel in panels:
-        panel.set_xlim(high + margin, low - margin)
+        panel.set_xlim(low - margin, high + margin)
 
 
 def clean(panel: Axes) -> None:
@@ -253,8 +279,8 @@ def _columns(domains: Sequence[str]) -> dict[str, Sequence[str]]:
     return {domain: [domain] for domain in domains}
 
 
-def _wrapped(text: str, width: int = 40) -> str:
-    """Return a label with its list of domains on further lines, where it would be wider than its panel."""
+def wrapped(text: str, width: int = 28) -> str:
+    """Return a label with line breaks, where it would be wider than its panel."""
     lines = [""]
     for word in text.split(" "):
         lines += [""] if len(f"{lines[-1]} {word}") > width else []

@@ -1,11 +1,12 @@
 """gaps.png: a forest plot of the gaps to each reference, one line per model, and the gaps over training tokens.
 
-Next to a panel are the number of seeds, the parameters, * where the gap is provisional, and the share of copies
-(`Row`). Models without a gap have their difference at equal tokens. Below a panel are the gaps at the ends of the runs.
+Next to a panel are * where the gap is provisional and the share of copies (`Row`), and next to the last one the number
+of seeds and the parameters. Models without a gap have their difference at equal tokens. Below a panel are the gaps at
+the ends of the runs.
 The same marks are in report.html (page.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from seqjax.pictures import COLORS, End, label_ends
+from seqjax.pictures import COLORS, End, label_ends, shortened
 from seqjax.study import gaps as statistic
 from seqjax.study.gaps import Row, documents, heights
 from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.gaps.verdicts import LIMIT
 from seqjax.study.report import leaderboard
-from seqjax.study.report.figures import clean, save, style
+from seqjax.study.report.figures import clean, save, style, wrapped
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.runs.record import Records
 
@@ -29,18 +30,22 @@ GAP = "gap with its 95% interval"
 ALONE = "gap without an interval (one seed)"
 TUNED = "gap as tuned, each side at its own learning rates"
 TOKENS = "no gap: OOD difference at equal tokens"
+REFERENCE = "reference"
 LOOKS: dict[str, dict[str, Any]] = {
     GAP: {"color": "0.1", "marker": "o", "markersize": 5.5, "elinewidth": 1.8},
     ALONE: {"color": "0.1", "marker": "o", "markersize": 5.5, "markerfacecolor": "white"},
     TUNED: {"color": COLORS[1], "marker": "D", "markersize": 3},
     TOKENS: {"color": "0.55", "marker": "D", "markersize": 4.5, "markerfacecolor": "white", "elinewidth": 1},
+    REFERENCE: {"color": "0.55", "marker": "s", "markersize": 5},
 }
+OF_GAPS = (GAP, ALONE, TUNED)
 OFFSETS = {TUNED: 0.27}  # of a mark below its model's line, in the height of a line
 HEIGHT = 0.235  # of a line, in inches
 SMALL = 7.5  # points
+WIDEST = 10.0  # inches, with two references
 NAMED = 8  # lines over tokens that all have names
-# Header of a column of text -> the distance of its right edge from the panel, in points.
-COLUMNS = {"seeds": 32, "params": 70, "edge": 98, "copies": 134}
+# Header of a column of text -> its width in points.
+COLUMNS = {"edge": 30, "copies": 34, "seeds": 32, "params": 38}
 
 
 class Mark(NamedTuple):
@@ -63,6 +68,8 @@ def marks(compared: Compared) -> list[Mark]:
                     found.append(Mark(reference, row.model, TUNED, Estimate(row.as_tuned)))
             elif row.at_equal_tokens is not None:
                 found.append(Mark(reference, row.model, TOKENS, row.at_equal_tokens.outside))
+        if found and found[-1].reference == reference:
+            found.append(Mark(reference, reference, REFERENCE, Estimate(0.0)))
     return found
 
 
@@ -75,7 +82,7 @@ def order(compared: Compared) -> list[str]:
     found = marks(compared)[::-1]
     of_gaps, of_tokens = dict[str, float](), dict[str, float]()
     for mark in found:
-        if mark.what in (GAP, ALONE):
+        if mark.what in (GAP, ALONE, REFERENCE):
             of_gaps.setdefault(mark.model, mark.estimate.value)
     for mark in found:
         if mark.what == TOKENS and mark.model not in of_gaps:
@@ -87,7 +94,7 @@ def title(records: Records, compared: Compared) -> str:
     """Return what the picture shows, in words."""
     n = len(records.domains)
     loss = f"OOD loss (mean of {n} domains)" if n > 1 else f"{records.domains[0]} loss"
-    has_gaps = any(mark.what != TOKENS for mark in marks(compared))
+    has_gaps = any(mark.what in OF_GAPS for mark in marks(compared))
     at = "equal in-domain loss and matched learning rates" if has_gaps else "equal tokens"
     return f"{loss} at {at}; to the right is worse"
 
@@ -101,19 +108,24 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     n_along = max(map(len, along.values()))
     sizes = [HEIGHT * (len(lines) + 0.8), *([min(2.8, 1.7 + 0.05 * n_along)] if n_along else [])]
     heading = f"{records.title}\n{title(records, compared)}"
-    width = max(5.6 * len(compared) + 0.075 * max(map(len, lines)), 0.08 * max(map(len, heading.split("\n"))) + 0.3)
+    names_width = 0.07 * max(len(shortened(name)) for name in lines)
+    width = max(
+        min((5.0 if len(compared) == 1 else 3.8) * len(compared) + names_width, WIDEST * max(1, len(compared) / 2)),
+        0.08 * max(map(len, heading.split("\n"))) + 0.3,
+    )
     figure = Figure(figsize=(width, sum(sizes) + 1.6 + 0.5 * bool(n_along)), layout="constrained")
     axes = figure.subplots(len(sizes), len(compared), squeeze=False, height_ratios=sizes)
     limits, names = _limits(records, found), dict[Axes, list[End]]()
     for i, (reference, rows) in enumerate(compared.items()):
         panel = axes[0][i]
-        panel.set_xlabel(f"{leaderboard.what_is_shown(rows, reference)} ({records.unit.name})")
+        panel.set_xlabel(f"{wrapped(leaderboard.what_is_shown(rows, reference), 34)}\n({records.unit.name})")
         panel.set_xlim(*limits)
         draw_marks(panel, [mark for mark in found if mark.reference == reference], lines, records)
-        if reference in lines:
-            panel.text(0, lines.index(reference), "  reference", va="center", fontsize=SMALL, color="0.45")
-        panel.set_yticks(range(len(lines)), lines if i == 0 else [""] * len(lines), fontsize=8.5)
-        _write_columns(panel, {row.model: row for row in rows}, lines)
+        panel.set_yticks(range(len(lines)), [*map(shortened, lines)] if i == 0 else [""] * len(lines), fontsize=8.5)
+        cells = {name: {row.model: text for row in rows if (text := of(row))} for name, of in CELLS.items()}
+        if i == len(compared) - 1:
+            cells |= _shared_cells(compared)
+        _write_columns(panel, cells, lines)
         if n_along:
             names[axes[1][i]] = _draw_along(axes[1][i], records, rows, along[reference])
     figure.legend(
@@ -133,7 +145,7 @@ def _handles(panel: Axes, records: Records, found: Sequence[Mark]) -> list[Any]:
         for what, look in LOOKS.items()
         if what in drawn
     ]
-    if drawn != {TOKENS}:
+    if drawn.intersection(OF_GAPS):
         handles.append(Patch(color="0.93", label=f"gaps from 0 to {LIMIT * records.unit.scale:.2g}"))
     star = {"marker": "$*$", "color": "0.25", "linestyle": "none", "markersize": 5}
     return [*handles, *panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", **star)]
@@ -145,7 +157,7 @@ def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
     def ends(chosen: Sequence[Mark]) -> list[float]:
         return [mark.estimate.value + sign * (mark.estimate.half or 0.0) for mark in chosen for sign in (-1, 1)]
 
-    of_gaps = ends([mark for mark in found if mark.what != TOKENS] or found)
+    of_gaps = ends([mark for mark in found if mark.what in OF_GAPS] or found)
     low, high = min(0.0, *of_gaps), max(LIMIT * records.unit.scale, *of_gaps)
     room = 0.3 * (high - low)
     close = [x for x in ends([mark for mark in found if mark.what == TOKENS]) if low - room < x < high + room]
@@ -155,7 +167,7 @@ def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
 
 def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str], records: Records) -> None:
     """Draw the estimates of one reference, each at the height of its model in `lines`, with numbers for far ones."""
-    if any(mark.what != TOKENS for mark in found):
+    if any(mark.what in OF_GAPS for mark in found):
         panel.axvspan(0, LIMIT * records.unit.scale, color="0.93", linewidth=0, zorder=0)
     panel.axvline(0, color="0.6", linewidth=1, zorder=1)
     low, high = panel.get_xlim()
@@ -174,24 +186,31 @@ def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str], records
     panel.tick_params(axis="y", length=0)
 
 
-def _write_columns(panel: Axes, rows: Mapping[str, Row], lines: Sequence[str]) -> None:
+CELLS: dict[str, Callable[[Row], str]] = {
+    "edge": lambda row: "*" if row.provisional else "",
+    "copies": lambda row: "" if row.copy is None else f"{row.copy:.0%}",
+}
+
+
+def _shared_cells(compared: Compared) -> dict[str, dict[str, str]]:
+    """Return the columns that are the same for all references: header -> model -> text."""
+    rows = [row for of_reference in compared.values() for row in of_reference]
+    seeds = {row.reference: row.reference_seeds for row in rows} | {row.model: row.seeds for row in rows}
+    sizes = {row.reference: row.reference_parameters for row in rows} | {row.model: row.parameters for row in rows}
+    texts = {name: size_text(size) for name, size in sizes.items() if size is not None}
+    return {"seeds": {name: str(n) for name, n in seeds.items()}, "params": texts}
+
+
+def _write_columns(panel: Axes, cells: Mapping[str, Mapping[str, str]], lines: Sequence[str]) -> None:
     """Write the columns of text to the right of a panel; a column without any value is left out."""
-    cells = {name: [_cells(rows[model])[name] if model in rows else "" for model in lines] for name in COLUMNS}
     place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
     place |= {"va": "center", "fontsize": SMALL, "color": "0.25", "annotation_clip": False}
+    right = 0
     for name, texts in cells.items():
-        if any(texts):
-            for y, text in enumerate((name, *texts), start=-1):
-                panel.annotate(text, (1, y), xytext=(COLUMNS[name], 0), **place)
-
-
-def _cells(row: Row) -> dict[str, str]:
-    return {
-        "seeds": str(row.seeds),
-        "params": "" if row.parameters is None else size_text(row.parameters),
-        "edge": "*" if row.provisional else "",
-        "copies": "" if row.copy is None else f"{row.copy:.0%}",
-    }
+        if texts:
+            right += COLUMNS[name]
+            for y, text in enumerate((name, *(texts.get(model, "") for model in lines)), start=-1):
+                panel.annotate(text, (1, y), xytext=(right, 0), **place)
 
 
 def size_text(n: float) -> str:

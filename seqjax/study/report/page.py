@@ -7,18 +7,20 @@ again.
 """
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seqjax.errors import UserError
+from seqjax.escape import html as escape
+from seqjax.escape import plotly
 from seqjax.pictures import COLORS
 from seqjax.study import gaps
 from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.gaps.verdicts import LIMIT
 from seqjax.study.report import forest, leaderboard, points
+from seqjax.study.report.figures import BETTER
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.report.words import in_words
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
@@ -33,6 +35,7 @@ OF_MARKS: dict[str, dict[str, Any]] = {
     forest.ALONE: {"color": "#222", "symbol": "circle-open", "size": 9},
     forest.TUNED: {"color": COLORS[1], "symbol": "diamond", "size": 5},
     forest.TOKENS: {"color": "#888", "symbol": "diamond-open", "size": 8},
+    forest.REFERENCE: {"color": "#888", "symbol": "square", "size": 8},
 }
 IN_DOMAIN, TOKENS = "in-domain loss", "training tokens (millions)"
 STYLE = """
@@ -126,12 +129,12 @@ def _forest(go: Any, records: Records, compared: Compared) -> Any:
                 xaxis=f"x{axis}",
                 yaxis=f"y{axis}",
             )
-        x_title = f"{escape(leaderboard.what_is_shown(rows, reference))} ({records.unit.name})"
+        x_title = f"{plotly(leaderboard.what_is_shown(rows, reference))} ({records.unit.name})"
         x_axis = {"title": x_title, "zeroline": True, "zerolinecolor": "#888"}
         x_axis |= {"domain": [i * width, (i + 0.96) * width], "anchor": f"y{axis}"}
         y_axis = {
             "tickvals": list(range(len(lines))),
-            "ticktext": [*map(escape, lines)] if i == 0 else [""] * len(lines),
+            "ticktext": [*map(plotly, lines)] if i == 0 else [""] * len(lines),
         }
         y_axis |= {"range": [len(lines) - 0.4, -0.6], "anchor": f"x{axis}", "zeroline": False, "ticklabelstandoff": 6}
         if i:
@@ -151,7 +154,7 @@ def _forest(go: Any, records: Records, compared: Compared) -> Any:
 
 
 def _of_mark(mark: forest.Mark, records: Records) -> str:
-    return f"<b>{escape(mark.model)}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.what}"
+    return f"<b>{plotly(mark.model)}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.what}"
 
 
 def _quantities(records: Records) -> dict[str, list[str]]:
@@ -190,7 +193,7 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
                 text=[_hover(run, p) for p in run.points],
                 hoverinfo="text",
                 mode="lines+markers",
-                name=escape(name),
+                name=plotly(name),
                 legendgroup=name,
                 showlegend=k == 0,
                 visible=True if name == run.model else "legendonly",
@@ -201,13 +204,13 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
     for name, of_runs in choices.items():
         axis = {"yaxis.range": _range(of_runs)}
         buttons.append(
-            {"label": escape(name), "method": "update", "args": [{"y": [y.tolist() for y in of_runs]}, axis]}
+            {"label": plotly(name), "method": "update", "args": [{"y": [y.tolist() for y in of_runs]}, axis]}
         )
     unit = records.unit.name
-    _finish(figure, f"{IN_DOMAIN} ({unit})" if x_title == IN_DOMAIN else x_title, f"loss ({unit})", buttons)
+    title = f"{IN_DOMAIN} ({unit}; {BETTER})" if x_title == IN_DOMAIN else x_title
+    _finish(figure, title, f"loss ({unit}; {BETTER})", buttons)
     figure.update_yaxes(range=buttons[0]["args"][1]["yaxis.range"])
-    low, high = _range(x)  # inverted for losses: training goes from left to right
-    figure.update_xaxes(range=[high, low] if x_title == IN_DOMAIN else [low, high])
+    figure.update_xaxes(range=_range(x))
     return figure
 
 
@@ -221,18 +224,18 @@ def _range(values: Iterable[np.ndarray]) -> list[float]:
 
 def _hover(run: Record, p: Point) -> str:
     lines = [
-        f"<b>{escape(run.label)}</b>",
+        f"<b>{plotly(run.label)}</b>",
         f"step {p.step:,}, {p.tokens / 1e6:,.1f}M tokens",
         f"training {p.train_loss:.3f}",
     ]
-    return "<br>".join([*lines, *(f"{escape(domain)} {loss:.3f}" for domain, loss in p.domains.items())])
+    return "<br>".join([*lines, *(f"{plotly(domain)} {loss:.3f}" for domain, loss in p.domains.items())])
 
 
 def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float]) -> Any:
     """Return a figure with every model's gap over its speed, and a menu of the references."""
     unit = records.unit.name
     values = {name: {name: Estimate(0.0)} | leaderboard.shown(rows) for name, rows in compared.items()}
-    titles = {name: f"{escape(leaderboard.what_is_shown(rows, name))} ({unit})" for name, rows in compared.items()}
+    titles = {name: f"{plotly(leaderboard.what_is_shown(rows, name))} ({unit})" for name, rows in compared.items()}
     models = [name for name in records.models if name in speeds]
     figure, first = go.Figure(), next(iter(compared))
     for model in models:
@@ -242,8 +245,8 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
             y=[estimate and estimate.value],
             error_y={"type": "data", "array": [estimate and estimate.half]},
             mode="markers",
-            name=escape(model),
-            hovertemplate=f"<b>{escape(model)}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {unit}<extra></extra>",
+            name=plotly(model),
+            hovertemplate=f"<b>{plotly(model)}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {unit}<extra></extra>",
             **_look(records, gaps.shown_runs(records, model)[0]),
         )
     buttons = []
@@ -254,7 +257,7 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
             "error_y": [{"type": "data", "array": [estimate and estimate.half]} for estimate in of_model],
         }
         buttons.append(
-            {"label": f"gap to {escape(name)}", "method": "update", "args": [data, {"yaxis.title.text": title}]}
+            {"label": f"gap to {plotly(name)}", "method": "update", "args": [data, {"yaxis.title.text": title}]}
         )
     _finish(figure, "training speed (tokens/s)", titles[first], buttons)
     return figure

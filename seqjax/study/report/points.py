@@ -2,7 +2,8 @@
 
 rates.png tells whether the learning rate explains a difference: it does where a model's line over its rates follows
 the reference's, and does not where the lines stay apart. sweep.png also has the entropy of attention where runs
-measured it (`eval.entropy_tokens`). cost.png has one panel for the logged speed and one per table in `speeds`.
+measured it (`eval.entropy_tokens`). cost.png has one panel for the logged speed and one per table in `speeds`. With
+many models the points have numbers, in the order of the gaps, and the names are in a legend.
 """
 
 import math
@@ -14,16 +15,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from seqjax.pictures import COLORS, Named, label_points, log_ticks
+from seqjax.pictures import COLORS, Named, label_points, log_ticks, shortened
 from seqjax.study import gaps
 from seqjax.study.gaps import Row
 from seqjax.study.gaps.statistics import Estimate
 from seqjax.study.report import leaderboard
-from seqjax.study.report.figures import clean, save, style
+from seqjax.study.report.figures import BETTER, clean, save, style, wrapped
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.runs.record import MEAN, Record, Records
 
 SIZE = 5.5  # of the marker of the rate 1, in points
+NAMED = 12  # models with names at the points of a panel; numbers of more have room beside their points
 
 
 def by_rate(path: str | Path, records: Records) -> None:
@@ -31,25 +33,47 @@ def by_rate(path: str | Path, records: Records) -> None:
 
     Values are means over seeds and domains. Writes a PNG at `path`, and an SVG next to it.
     """
-    figure = Figure(figsize=(8.6, 6), layout="constrained")
+    found = {name: gaps.rates(records, name).found for name in records.models}
+    shown = sorted(found, key=lambda name: min(outside for _, _, outside in found[name].values()))
+    numbers = _numbers(shown, 2 * NAMED)
+    figure = Figure(figsize=(9.6 if numbers else 8.6, 6.4), layout="constrained")
     panel = figure.subplots()
     named: dict[str, Named] = {}
-    for i, name in enumerate(records.models):
-        ends = {rate: (inside, outside) for rate, (_, inside, outside) in gaps.rates(records, name).found.items()}
-        look = style(i)
+    looks = {name: style(i) for i, name in enumerate(records.models)}
+    for name, look in looks.items():
+        ends = {rate: (inside, outside) for rate, (_, inside, outside) in found[name].items()}
         panel.plot(*np.array(list(ends.values())).T, **look | {"marker": "", "linewidth": 1.1})
         for rate, (inside, outside) in ends.items():
             panel.plot(inside, outside, **look | {"linestyle": "none", "markersize": SIZE * rate**0.35})
         # At the point that is best in domain, or another where there is no room.
-        named[name] = Named(sorted(ends.values()), look["color"])
+        named[numbers.get(name, name)] = Named(sorted(ends.values()), look["color"])
     panel.margins(0.08)
-    panel.invert_xaxis()  # as in the picture of the losses: better is to the right
-    panel.set_xlabel(f"{records.in_domain_name}, last ({records.unit.name})")
-    panel.set_ylabel(f"{records.quantities[0]}, last ({records.unit.name})")
+    panel.set_xlabel(f"{records.in_domain_name}, last ({records.unit.name}; {BETTER})")
+    panel.set_ylabel(f"{records.quantities[0]} loss, last ({records.unit.name}; {BETTER})")
     clean(panel)
-    figure.suptitle(f"{records.title}\nlarger markers: higher learning rates", x=0.01, ha="left", fontsize=11)
+    about = "Last losses at each learning rate; larger markers: higher rates"
+    figure.suptitle(f"{records.title}\n{about}", x=0.01, ha="left", fontsize=11)
+    _add_names(panel, numbers, looks)
     label_points({panel: named})
     save(figure, path)
+
+
+def _numbers(names: Sequence[str], most: int) -> dict[str, str]:
+    """Return the number of each model, from the bottom of a panel; none of at most `most` models."""
+    return {name: str(i) for i, name in enumerate(names, start=1)} if len(names) > most else {}
+
+
+def _add_names(panel: Axes, numbers: Mapping[str, str], looks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add a legend with the names of numbered models, from the top as in the panels."""
+    if not numbers:
+        return
+    figure = panel.get_figure(root=True)
+    assert figure is not None
+    handles = [
+        panel.plot([], [], label=f"{number:\u2007>2}  {shortened(name)}", **{**looks[name], "linestyle": "none"})[0]
+        for name, number in reversed(list(numbers.items()))
+    ]
+    figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside right center", handletextpad=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------- over a setting
@@ -65,7 +89,7 @@ def over_setting(path: str | Path, records: Records, compared: Compared | None =
     domains = {domain: COLORS[i % len(COLORS)] for i, domain in enumerate((*records.against, *records.domains))}
     entropies = {model: entropy_of(gaps.shown_runs(records, model)) for model in values}
     n_panels = 2 if any(entropies.values()) else 1
-    figure = Figure(figsize=(5.2 * n_panels + 2.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(3.9 * n_panels + 1.8, 4.2), layout="constrained")
     axes = figure.subplots(1, n_panels, squeeze=False)[0]
     axes[0].axhline(0, color="0.6", linewidth=1)
     for name, estimates in _of_setting(records, rows).items():
@@ -132,6 +156,10 @@ def _look(records: Records, name: str) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------------- over speed
+LABEL = 24  # characters in a line of a label
+TO_THE_LOWER_RIGHT = "Gap against training speed: better is to the lower right"
+
+
 def gap_over_speed(path: str | Path, records: Records, compared: Compared | None = None) -> None:
     """Draw every model's gap to the first reference over its training speed, one panel per condition.
 
@@ -142,22 +170,29 @@ def gap_over_speed(path: str | Path, records: Records, compared: Compared | None
     values = {reference: Estimate(0.0)} | leaderboard.shown(rows)
     given = {"training speed of these runs (tokens/s)": run_speeds(records)} | records.speeds
     speeds = {what: of_model for what, of_model in given.items() if values.keys() & of_model.keys()}
-    # More names need more room.
-    widths = [5.6 * max(1.0, math.sqrt(len(values.keys() & of_model.keys()) / 12)) for of_model in speeds.values()]
-    figure = Figure(figsize=(sum(widths) + 0.8, max(widths) - 0.2), layout="constrained")
-    axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True, width_ratios=widths)[0]
     looks = {name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(records.models)}
+    shown = [name for name in values if name in looks and any(name in of_model for of_model in speeds.values())]
+    shown = sorted(shown, key=lambda name: values[name].value)
+    numbers = _numbers(shown, NAMED)
+    # More names need more room.
+    widths = [max(1.0, math.sqrt(len(values.keys() & of_model.keys()) / NAMED)) for of_model in speeds.values()]
+    figure = Figure(figsize=(9.6, max(4.6, 0.2 * len(numbers) + 0.8)), layout="constrained")
+    axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True, width_ratios=widths)[0]
     named: dict[Axes, dict[str, Named]] = {}
     for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
-        names = [name for name in looks if name in values and name in of_model]
+        names = [name for name in shown if name in of_model]
         panel.axhline(0, color="0.6", linewidth=1)
         for name in names:
             panel.errorbar(of_model[name], values[name].value, yerr=values[name].half, elinewidth=1, **looks[name])
         _set_speeds(panel, [of_model[name] for name in names])
-        panel.set_xlabel(what if "tokens/s" in what else f"{what} (tokens/s)")
-        named[panel] = {name: Named([(of_model[name], values[name].value)], looks[name]["color"]) for name in names}
-    axes[0].set_ylabel(f"{leaderboard.what_is_shown(rows, reference)}\n({records.unit.name})")
-    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+        panel.set_xlabel(wrapped(what if "tokens/s" in what else f"{what} (tokens/s)", LABEL))
+        named[panel] = {
+            numbers.get(name, name): Named([(of_model[name], values[name].value)], looks[name]["color"])
+            for name in names
+        }
+    axes[0].set_ylabel(f"{leaderboard.what_is_shown(rows, reference)}\n({records.unit.name}; {BETTER})")
+    figure.suptitle(f"{records.title}\n{TO_THE_LOWER_RIGHT}", x=0.01, ha="left", fontsize=11)
+    _add_names(axes[0], numbers, looks)
     label_points(named)
     save(figure, path)
 

@@ -57,7 +57,7 @@ def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
     collected = collect.collect(runs, [*study.domains, *study.against], unit=UNITS[study.unit])
     by_label = stored | {run.label: run for run in collected}
     found = [by_label[run.label] for run in study.runs if run.label in by_label]
-    sums = {label: of_run for label, of_run in classes.read(out).items() if label in stored}
+    sums = {label: of_run for label, of_run in (classes.read(out) if stored else {}).items() if label in stored}
     messages = files.write(out, found, study=about, missing=missing, workdirs=workdirs)
     new_sums, more = classes.collect(workdirs)
     sums |= new_sums
@@ -71,8 +71,8 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
 
     Raises `UserError` if one was made with other settings than the study's.
     """
-    if not (out / "runs.json").is_file():
-        return {}
+    if not labels or not all((out / name).is_file() for name in ("runs.json", "points.csv")):
+        return {}  # What is damaged there but not needed is replaced.
     stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
         if run.label not in stored or run.config is None:

@@ -1,18 +1,21 @@
 """Estimate the cost of a study before it is started: `seqjax study --study=FILE --dry_run`.
 
 The speed of a run is the speed of a finished run of the same model in the study, or the recorded speed (`seqjax train
---dry_run`) of the same model or of its mixer with other settings. An evaluation counts as a third of the training on
+--dry_run`) of the same model or of its mixer with other settings. Without either, a few steps are timed on this
+machine, if they take seconds. An evaluation counts as a third of the training on
 as many tokens, because it has no backward pass.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from seqjax.data import regimes
 from seqjax.models import Model, flops
 from seqjax.study.runs.runner import Run
-from seqjax.terminal import duration
+from seqjax.terminal import StatusLine, duration
 from seqjax.training import dry_run
+from seqjax.training.dry_run import Measured
 
 EVALUATION = 1 / 3  # share of the training time on as many tokens
 EXACTLY, ALIKE = 0.0, 0.05  # differences of parameters and FLOPs: of the same model, of one with other settings
@@ -28,8 +31,12 @@ class Estimate(NamedTuple):
     source: str
 
 
-def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
-    """Return the remaining work of a run; None if it is only read. `runs` are those of the study, for their speeds."""
+def of_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measured] | None = None) -> Estimate | None:
+    """Return the remaining work of a run; None if it is only read.
+
+    `runs` are those of the study, for their speeds, and `measured` the speeds of steps on this machine by model, for
+    models of which no speed is recorded.
+    """
     if run.config is None:
         return None
     config, train = run.config, run.config.train
@@ -51,6 +58,9 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
             if found is not None:
                 speed, source = found.tokens_per_s, f"{what} on one {found.device}"
                 break
+        here = (measured or {}).get(run.model)
+        if speed is None and here is not None and here.tokens_per_s is not None:
+            speed, source = here.tokens_per_s, dry_run.TIMED
     n_evaluations = max(1, len(train.ends)) + (tokens // config.eval.every if config.eval.every else 0)
     domains = config.data.eval_domains or regimes.REGIMES[config.data.regime].eval
     evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0
@@ -59,11 +69,15 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
 
 
 def report(runs: Sequence[Run], *, jobs: int) -> str:
-    """Return a table with the remaining work of every run, and the sum."""
+    """Return a table with the remaining work of every run, the sum, and the models that this machine cannot hold.
+
+    Models without a recorded speed are timed for a few steps, if these take seconds.
+    """
     width = max(len(run.label) for run in runs)
+    measured = _measured(runs)
     lines, estimates = [], []
     for run in runs:
-        estimate = of_run(run, runs)
+        estimate = of_run(run, runs, measured=measured)
         if estimate is None:
             lines.append(f"{run.index:>4}  {run.label:<{width}}  read only")
             continue
@@ -85,4 +99,19 @@ def report(runs: Sequence[Run], *, jobs: int) -> str:
         total += (
             f", {sum(known) / 3600:.1f} device hours{without}; about {duration(sum(known) / jobs)} with {at_a_time}"
         )
-    return "\n".join([*lines, total])
+    return "\n".join([*lines, total, *(f"{model}: {m.excess}" for model, m in measured.items() if m.excess)])
+
+
+def _measured(runs: Sequence[Run]) -> dict[str, Measured]:
+    """Return what this machine says of the models whose speed no run and no record tells."""
+    found = dict[str, Measured]()
+    for run in runs:
+        estimate = of_run(run, runs) if run.model not in found else None
+        if run.config is not None and estimate is not None and estimate.steps:
+            say = functools.partial(_say, run.model)
+            found[run.model] = dry_run.measure(run.config, timed=estimate.seconds is None, say=say)
+    return found
+
+
+def _say(model: str, text: str) -> None:
+    StatusLine().say(f"{model}: {text}")

@@ -16,6 +16,7 @@ byte for byte, wherever the files are.
 
 import csv
 import dataclasses
+import io
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ RUN |= {"entropy?": {str: {"entropy": float, "entropy_relative": float}}}
 STUDY = {"title": str, "references": [str], "domains": [str], "against": [str], "unit?": tuple(UNITS), "sweep?": str}
 STUDY |= {"speeds?": SPEEDS, "asks?": [str], "protocol?": (1, 2)}  # `protocol` was written by earlier versions
 FORM = {"study": STUDY, "missing": {str: str}, "runs": {str: RUN}}
-FIX = "put back a copy of it, or compare the runs again (`seqjax study --study=... --out=...`)"
+FIX = "put back a copy of it, or move it away and compare the runs again (`seqjax study --study=... --out=...`)"
 Described = dict[str, np.ndarray]  # "DOMAIN/FIELD" -> [blocks]
 Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
 MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
@@ -149,15 +150,17 @@ def _write_tables(
     entries = {r.label: {f: getattr(r, f) for f in IDENTITY} for r in runs}
     entries = {r.label: entries[r.label] | {k: v for k, v in r.metadata.items() if k not in IDENTITY} for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
-    with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for run in runs:
-            for p in run.points:
-                losses = p.domains | {MEAN + name: mean for name, mean in p.means.items()}
-                start = [run.label, run.model, run.seed, f"{run.rate:g}", f"{run.schedule:g}"]
-                for domain, loss in losses.items():
-                    writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in runs:
+        for p in run.points:
+            losses = p.domains | {MEAN + name: mean for name, mean in p.means.items()}
+            start = [run.label, run.model, run.seed, f"{run.rate:g}", f"{run.schedule:g}"]
+            for domain, loss in losses.items():
+                writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
+    with replacing(out / "points.csv") as file:
+        file.write(text.getvalue().encode())
     (out / "blocks.npz").unlink(missing_ok=True)
     if arrays:
         _save(out / "blocks.npz", arrays)

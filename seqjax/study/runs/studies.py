@@ -126,7 +126,7 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     ]
     for text in with_ends:
         _config(text)
-    path, models = out / "study.py", _names(configs)
+    path, models = out / "study.py", _names(configs, [config.name for config in (first, *others)])
     text = WRITTEN.format(
         title=f"{', '.join(models)}, {seeds} seed{'s' * (seeds > 1)}",
         configs=dict(zip(models, with_ends, strict=True)),
@@ -155,15 +155,14 @@ def not_left_out(config: str, domains: Sequence[str]) -> UserError:
     )
 
 
-def _names(configs: Sequence[str]) -> list[str]:
-    """Return a name for each config: that of its file, and the settings that not all of them have."""
-    split = [text.partition(":")[::2] for text in configs]
-    settings = [presets.parts(argument) if argument else [] for _, argument in split]
-    names = [
-        ", ".join([Path(name).stem, *(text for text in own if any(text not in others for others in settings))])
-        for (name, _), own in zip(split, settings, strict=True)
+def _names(configs: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a label for each config: its name, and the settings in its text that not all of them have."""
+    settings = [presets.parts(text.partition(":")[2]) if ":" in text else [] for text in configs]
+    labels = [
+        ", ".join([name, *(text for text in own if any(text not in others for others in settings))])
+        for name, own in zip(names, settings, strict=True)
     ]
-    return names if len(set(names)) == len(names) else list(configs)
+    return labels if len(set(labels)) == len(labels) else list(configs)
 
 
 def load_study(text: str | Path) -> Study:

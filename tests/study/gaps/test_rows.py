@@ -8,6 +8,7 @@ import pytest
 from seqjax.errors import UserError
 from seqjax.study import gaps
 from seqjax.study.gaps import compare, rows, statistics
+from seqjax.study.runs.record import UNITS
 from tests.study.gaps.studies import records, run
 
 NOISE = np.random.default_rng(0).normal(scale=0.02, size=(30, 3))
@@ -126,8 +127,6 @@ def test_out_of_reach_and_no_common_rate():
 
 
 def test_thresholds_have_the_unit_of_the_losses():
-    from seqjax.study.runs.record import UNITS
-
     bits = by_model(study(unit=UNITS["bits_per_byte"]))
     assert bits["m4"].verdict.word == "costs" and bits["m4"].gap == by_model(study())["m4"].gap
     far = [run("far", last=2.97, shares=(1.0,))]  # 0.03 below the reference: within 0.05 nats, not within 0.017 bits
@@ -149,3 +148,28 @@ def test_estimates_are_the_gaps():
 
 def test_parts_have_the_names_of_the_leaderboard():
     assert set(by_model(study())["m1"].parts) == set(rows.PARTS)
+
+
+def test_another_unit_changes_the_numbers_alone():
+    """Losses in bits per byte, a third of those in nats here, with one seed, noise and different rates."""
+    unit = UNITS["bits_per_byte"]
+
+    def scaled(one):
+        points = [p._replace(domains={name: unit.scale * x for name, x in p.domains.items()}) for p in one.points]
+        return dataclasses.replace(one, points=points, ends=points)
+
+    runs = [*several("reference", index=0, rates=(1, 2)), run("one", gap=0.06)]
+    for i in range(1, 7):
+        rates, of_end = (2, 1) if i < 3 else (1,), lambda share, i=i: 0.003 * float(np.sin(50 * share + i))
+        runs += several(f"m{i}", index=i, gap=0.02 * (i - 3), rates=rates, of_end=of_end)
+        runs += [run(f"m{i}", rate=4, last=3.05, gap=0.1)] * (i < 3)  # 0.05 nats behind the best rate: not near it
+    nats, bits = records(runs), records([scaled(one) for one in runs], unit=unit)
+    rows_of = [compare(found, "reference") for found in (nats, bits)]
+    assert len({row.verdict.word for row in rows_of[0]}) > 2
+    for ours, theirs in zip(*rows_of, strict=True):
+        word = ours.verdict.word.replace("0.05", f"{unit.scale * 0.05:.2g}")
+        assert (ours.model, word, ours.verdict.needs) == (theirs.model, theirs.verdict.word, theirs.verdict.needs)
+        assert (ours.seeds, ours.marks, ours.why) == (theirs.seeds, theirs.marks, theirs.why)
+        assert (ours.gap is None) == (theirs.gap is None)
+        if ours.gap is not None:
+            assert theirs.gap.value == pytest.approx(unit.scale * ours.gap.value, abs=1e-9)

@@ -35,6 +35,23 @@ def test_the_less_favourable_reading_is_tested():
     assert candidate(0.1, as_tuned=-0.1).p() == 1.0
 
 
+def test_gains_beside_costs_and_none():
+    none = verdicts.no_cost(0.05)
+    every = [candidate(-0.1), candidate(0.1), candidate(0.005), candidate(-0.1, as_tuned=-0.04), candidate(-0.005)]
+    assert words(*every) == ["gains", "costs", none, "gains", none]
+    assert words(candidate(-0.1), several=[False]) == ["gains"]  # one seed may gain, too
+    assert words(candidate(-0.1, as_tuned=0.0)) == words(candidate(0.0, as_tuned=-0.1)) == [none]
+    assert words(candidate(-0.1, as_tuned=0.1)) == ["undecided"]
+
+
+def test_a_gain_is_tested_as_a_cost_is():
+    """Two-sided at 5%: 2.15 standard errors are beyond it and 1.9 are not, on either side of zero."""
+    assert words(candidate(-0.0215)) == ["gains"] and words(candidate(0.0215)) == ["costs"]
+    assert words(candidate(-0.019)) != ["gains"] and words(candidate(0.019)) != ["costs"]
+    assert candidate(-0.02).p() == pytest.approx(candidate(0.02).p())
+    assert candidate(-0.1, as_tuned=-0.02).p() == pytest.approx(candidate(-0.02).p())
+
+
 def test_models_are_tested_together():
     assert words(candidate(0.024)) == ["costs"]
     assert words(*[candidate(0.024)] * 8) == ["undecided"] * 8

@@ -18,6 +18,7 @@ from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
 from seqjax.study.judge.run import beyond, common_rate
 from seqjax.study.runs import files
 from seqjax.study.runs.studies import load_study
+from seqjax.training import dry_run
 from tests.study.judge.conftest import DOMAINS, HIGH, LOW, labels
 
 SLOW = pytest.mark.slow
@@ -60,6 +61,23 @@ def test_a_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
     assert "15 of 15 runs left" in said and "mamba2, rate 0.008, seed 2" in said
     assert "A first mixer costs 21.0 times" in said and "7.0 times" in said
     assert not trainer.trained and not (tmp_path / "out").exists()
+    assert said.count(dry_run.TIMED) == 15, "a few steps of each model are timed"
+
+
+def test_a_dry_run_needs_no_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    options = ["--out=out", "--references=cache"]
+    given = "data.corpus=blocks,data.path=absent"
+    command.main([f"--config=mamba2:debug,{given}", "--dry_run", *options])
+    said = capsys.readouterr().out
+    assert "NOT READY" in said and "absent" in said and "15 of 15 runs left" in said
+    own = "data.train_domains=(news,),data.eval_domains=(news,law)"
+    command.main([f"--config=mamba2:debug,{given},{own}", "--dry_run", *options])
+    assert "15 of 15 runs left" in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(UserError, match="absent"):
+        command.main([f"--config=mamba2:debug,{given}", *options])
 
 
 def test_all_run_the_same_rates_and_then_seeds_at_one(judged, trainer, tmp_path, capsys):

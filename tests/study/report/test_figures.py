@@ -1,4 +1,4 @@
-"""losses.png: lines of runs and seeds, panels of domains or of models, and the same bytes each time."""
+"""losses.png: lines of runs and seeds, panels of domains or of families, and the same bytes each time."""
 
 import dataclasses
 
@@ -91,22 +91,25 @@ def test_losses_of_the_first_steps_are_left_out(composed):
         assert len(line.get_xdata()) == 2 and max(line.get_xdata()) < 3.02 + figures.SHOWN
 
 
-def test_many_models_have_a_panel_each(composed, monkeypatch):
-    """The others are grey, and no point is cut."""
-    monkeypatch.setattr(figures, "TOGETHER", 2)
-    names = ["reference", *"abcdef"]
+def test_many_models_are_spread_over_panels(composed, monkeypatch):
+    """Versions of a model stay together, the references are in each panel, and no point is cut."""
+    monkeypatch.setattr(figures, "TOGETHER", 3)
+    names = ["reference", "a", "b", "a, conv", "c", "d", "a, gate", "e"]
     draw("losses.png", records([run for i, name in enumerate(names) for run in side(name, i / 10, last=3 - i / 20)]))
     figure = composed["losses.png"]
     assert_readable(figure)
     panels = [panel for panel in figure.axes if panel.axison]
-    assert [panel.get_title(loc="left") for panel in panels] == names
-    for i, panel in enumerate(panels):
-        assert len(lines_of(panel, i)) == 3
-        assert sum(line.get_color() == "0.85" for line in panel.lines) == 1, "a path of all others"
-        low, high = sorted(panel.get_xlim())
-        for line in panel.lines:
-            x = np.asarray(line.get_xdata(), float)
-            assert not len(x) or (low < np.nanmin(x) and np.nanmax(x) < high)
+    named = [[text.get_text() for text in panel.texts] for panel in panels]
+    assert named == [["reference", "a", "a, conv", "a, gate"], ["b", "d"], ["c", "e"]]
+    for panel, of_panel in zip(panels, named, strict=True):
+        models = {*of_panel} - {"reference"}
+        drawn = [line for line in panel.lines if len(line.get_xdata())]
+        of_models = [line for line in drawn if line.get_color() != figures.GREY]
+        assert len(drawn) - len(of_models) == 1 and len(of_models) == 3 * len(models), "of the reference one seed"
+        assert len({line.get_color() for line in of_models}) == len(models)
+        low, high = panel.get_xlim()
+        for line in drawn:
+            assert low < min(line.get_xdata()) and max(line.get_xdata()) < high
 
 
 def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
@@ -157,16 +160,22 @@ def assert_all_readable(found, composed):
         assert_readable(figure, categories=what == "gaps")
         for panel in figure.axes:
             assert overlapping(panel.texts) == [], what
-    titles = [panel.get_title(loc="left") for panel in composed["losses"].axes]
-    labels = {text.get_text() for panel in composed["losses"].axes for text in panel.texts}
-    assert {*found.models} <= {*titles, *labels}
-    assert {text.get_text() for text in composed["rates"].axes[0].texts} == {*found.models}
+    assert {*found.models} <= {text.get_text() for panel in composed["losses"].axes for text in panel.texts}
+    assert names_of(composed["rates"]) == {*found.models}
     values = {found.references[0], *leaderboard.shown(compared[found.references[0]])}
-    assert {text.get_text() for text in composed["cost"].axes[0].texts} == points.run_speeds(found).keys() & values
+    assert names_of(composed["cost"]) == points.run_speeds(found).keys() & values
     lines = [text.get_text() for text in composed["gaps"].axes[0].get_yticklabels()]
     assert {*found.models} - {*found.references} <= {*lines} | {
         row.model for row in gaps.compare(found, found.references[0]) if row.at_equal_tokens is None
     }
+
+
+def names_of(figure):
+    """The names at the points of the first panel, or in the legend where the points have numbers."""
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    entries = [text.get_text().split("  ") for legend in figure.legends for text in legend.get_texts()]
+    named = {number.strip("\u2007"): name for number, name in entries}
+    return {named[text] if named else text for text in texts}
 
 
 def test_a_dollar_in_a_name_starts_no_formula(tmp_path):

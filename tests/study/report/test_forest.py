@@ -27,16 +27,18 @@ def test_marks_are_the_rows(known):
     assert found["alone", forest.TUNED].value == rows["alone"].as_tuned
     assert found["far", forest.TOKENS] == rows["far"].at_equal_tokens.outside
     assert {model for model, what in found if what == forest.TUNED} == {"alone", "same", "far"} - {"far"}
-    assert len(found) == 6 + 2
+    assert found["reference", forest.REFERENCE].value == 0
+    assert len(found) == 6 + 2 + 1
 
 
 def test_models_are_in_the_order_of_their_gaps_and_those_without_come_last(known):
     compared = leaderboard.compared(known)
-    assert forest.order(compared) == ["gain", "same", "alone", "dear", "shrinks", "far"]
+    assert forest.order(compared) == ["gain", "reference", "same", "alone", "dear", "shrinks", "far"]
     both = leaderboard.compared(dataclasses.replace(known, references=("reference", "dear")))
     to_dear = [row.model for row in both["dear"] if row.gap is not None]
     found = forest.order(both)
     assert [name for name in found if name in to_dear] == to_dear, "the order is by the last reference"
+    assert found.index("dear") == sum(row.gap.value < 0 for row in both["dear"] if row.gap is not None)
     assert sorted(found) == sorted(known.models) and found[-1] == "far"
 
 
@@ -61,18 +63,21 @@ def test_the_picture(known, composed):
     figure = composed["gaps.png"]
     assert_readable(figure, categories=True)
     panel, along = figure.axes
-    lines = ["gain", "same", "alone", "dear", "shrinks", "far"]
+    lines = ["gain", "reference", "same", "alone", "dear", "shrinks", "far"]
     assert [text.get_text() for text in panel.get_yticklabels()] == lines
     texts = {(round(text.xy[1]), text.get_text()) for text in panel.texts if hasattr(text, "xy")}
     assert {(-1, name) for name in ("seeds", "params", "edge")} <= texts and (-1, "copies") not in texts
     rows = rows_of(known)
+    assert {(1, "3"), (1, "100M")} <= texts, "of the reference too"
     for y, model in enumerate(lines):
+        if model == "reference":
+            continue
         row = rows[model]
         assert {(y, str(row.seeds)), (y, "104M" if model == "dear" else "100M")} <= texts
         assert ((y, "*") in texts) == row.provisional
     assert overlapping(panel.texts) == []
     low, high = panel.get_xlim()
-    for model in lines[:-1]:
+    for model in ("gain", "same", "alone", "dear", "shrinks"):
         assert low < rows[model].gap.value < high
     assert {text.get_text() for text in along.texts} == {"gain", "dear", "same", "shrinks", "alone"}
 
@@ -105,7 +110,8 @@ def test_without_any_gap_differences_are_drawn(composed):
     study = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
     forest.gaps("gaps.png", study)
     (panel,) = composed["gaps.png"].axes
-    assert "at equal tokens" in panel.get_xlabel()
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["reference", "m"]
+    assert "at equal tokens" in panel.get_xlabel().replace("\n", " ")
     assert forest.title(study, leaderboard.compared(study)) == (
         "OOD loss (mean of 2 domains) at equal tokens; to the right is worse"
     )

@@ -36,8 +36,8 @@ def test_gaps_over_the_speeds_of_runs_and_of_conditions(known, composed):
     assert {text.get_text() for text in given.texts} == {"reference", "same"}
     drawn = {tuple(line.get_xydata()[0]) for line in given.lines if line.get_marker() == "o" and len(line.get_xdata())}
     assert drawn == {(2000.0, 0.0), (1000.0, rows["same"].value)}
-    assert own.get_ylabel() == "gap to reference\n(nats per token)"
-    assert given.get_xlabel() == "H200, 2,048 tokens (tokens/s)"
+    assert own.get_ylabel() == "gap to reference\n(nats per token; lower is better)"
+    assert given.get_xlabel().replace("\n", " ") == "H200, 2,048 tokens (tokens/s)"
     assert points.run_speeds(known)["gain"] == 1400.0
 
 
@@ -77,3 +77,16 @@ def test_without_gaps_the_differences_are_drawn_over_the_setting(composed):
     lines = [list(line.get_ydata()) for line in panel.lines if list(line.get_xdata()) == [0.25, 4.0]]
     assert lines == [pytest.approx([b.outside.value for b in both]), pytest.approx([b.inside.value for b in both])]
     assert "at equal tokens" in panel.get_ylabel()
+
+
+def test_of_many_models_the_points_have_numbers_and_the_legend_has_names(known, composed, monkeypatch):
+    monkeypatch.setattr(points, "NAMED", 2)
+    for what, draw in (("cost", points.gap_over_speed), ("rates", points.by_rate)):
+        draw(what, known)
+        assert_readable(composed[what])
+        (legend,) = composed[what].legends
+        listed = [text.get_text().strip("\u2007").split("  ") for text in legend.get_texts()]
+        numbers = [int(number) for number, _ in listed]
+        assert numbers == list(range(len(listed), 0, -1)), "from the top, as in the panels"
+        assert {text.get_text() for text in composed[what].axes[0].texts} == {*map(str, numbers)}
+    assert [name for _, name in listed] and {name for _, name in listed} == {*known.models}

@@ -137,6 +137,29 @@ def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path):
     assert (out / "points.csv").read_bytes() != made["points.csv"]
 
 
+@pytest.mark.parametrize("name", ["points.csv", "runs.json", "blocks.npz", "metrics.npz", "classes.npz"])
+def test_a_damaged_file_of_earlier_results_is_replaced(name, runs, tmp_path):
+    """Where it is needed for a run that is elsewhere, the remedy in the error works."""
+    path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
+    command = [f"--study={path}", f"--out={out}", "--partial"]
+    study.main(command)
+    made = {file: (out / file).read_bytes() for file in (*TABLES, "points.csv")}
+    (out / name).write_bytes(b"damaged")
+    study.main(command)
+    assert {file: (out / file).read_bytes() for file in made} == made
+    runs["fast"].rename(tmp_path / "elsewhere")
+    (out / name).write_bytes(b"damaged")
+    with pytest.raises(UserError, match=name) as caught:
+        study.main(command)
+    assert "move it away" in str(caught.value)
+    (out / name).rename(tmp_path / name)
+    study.main(command)
+    assert (
+        "fast"
+        in json.loads((out / "runs.json").read_text())["missing" if name in ("points.csv", "runs.json") else "runs"]
+    )
+
+
 def test_kept_results_have_all_runs_of_different_schedules(tmp_path):
     entries = {}
     for share in (0.5, 1.0):

@@ -15,6 +15,11 @@ from tests.study.synthetic import write_run, write_study
 SETTINGS = "debug,train.seq_len=32,train.steps=10,train.batch_size=4,optim.warmup_steps=1,eval.every=512,eval.tokens=64"
 
 
+@pytest.fixture(autouse=True)
+def untimed(monkeypatch):
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+
+
 @pytest.fixture
 def runs(tmp_path):
     """One run stopped at step 2 of 10 with 5 tokens/s, another seed of it, another model, and one that is only read."""
@@ -86,3 +91,19 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
             )
             is None
         )
+
+
+def test_a_model_without_a_recorded_speed_is_timed_once(runs, monkeypatch, capsys):
+    configs = []
+
+    def measure(config, *, timed, say):
+        configs.append((config.name, timed))
+        return dry_run.Measured(64.0 if timed else None, "" if timed else "a step needs 9 GiB, MORE than the 8 GiB")
+
+    monkeypatch.setattr(dry_run, "measure", measure)
+    study.main([f"--study={runs}", "--dry_run"])
+    shown = capsys.readouterr().out.splitlines()
+    assert configs == [("transformer_pp", False), ("mamba2", True)], "of the first, a run tells the speed"
+    # Three evaluations of five domains of 64 tokens count as a third of training.
+    assert shown[2].endswith(f"{round((1280 + 3 * 5 * 64 / 3) / 64)}s ({dry_run.TIMED})")
+    assert "without" not in shown[4] and shown[5] == "slow: a step needs 9 GiB, MORE than the 8 GiB"

@@ -166,7 +166,7 @@ def test_a_figure_from_nothing_to_its_pictures(tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {f"{name}.{kind}" for name in ("gaps", "losses", "cost", "sweep") for kind in ("png", "svg")}
     data = {"points.csv", "blocks.npz", "classes.npz", "metrics.npz", "runs.json"}
-    assert names == {"leaderboard.md", "leaderboard.csv", *data, *pictures}
+    assert names == {"leaderboard.md", "leaderboard.csv", "classes.md", *data, *pictures}
     found = files.read(tmp_path / "out")
     entropy = {model: points.entropy_of(gaps.shown_runs(found, model)) for model in points.values_of(found)}
     assert set(entropy) == {"temperature 4", "temperature 0.25"}

@@ -1,0 +1,332 @@
+"""Write the numbers of docs/results.md and README.md from the recorded results: `python lab/pages/results.py`.
+
+A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a function of `BLOCKS`. Gaps are
+those of lab/results/STUDY/leaderboard.csv, speeds those of benchmarks/results (all_mixers.py chooses the files). A
+sentence whose claim the numbers no longer support stops the script, and has to be written again here.
+"""
+
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.pages import all_mixers, parts
+from seqjax.study import gaps
+from seqjax.study.report import leaderboard
+from seqjax.study.report.tables import markdown
+from seqjax.study.runs import files
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "lab" / "results"
+PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
+ATTENTION = (PUBLISHED, SAME_BLOCK, "Transformer++")
+EXACT, BEST_KEY, WINDOW = "Top-1 Chunk, exact", "Top-1 Chunk, best key", "W=256, QK norm"
+# Rows of README's table: model -> its name there.
+SHORT = {
+    SAME_BLOCK: "attention, with short convolution (reference)",
+    PUBLISHED: "attention",
+    EXACT: "Top-1 Chunk, exact selection",
+    WINDOW: "attention, window of 256 tokens",
+    "KDA": "KDA",
+    "Gated DeltaNet": "Gated DeltaNet",
+    "Mamba-2": "Mamba-2",
+    "Mamba-3": "Mamba-3",
+}
+NAMES = {BEST_KEY: "Top-1 Chunk with the best key"}  # in sentences
+WORDS = {8: "eight", 9: "nine"}
+# Model -> the model without QK norm, which was timed in its place.
+TIMED = {PUBLISHED: "Transformer++"}
+# Days of the records of speeds: of the measured commit, or of the file where it names none.
+DAYS = {
+    "train_step": "2026-11-25",
+    "train_step_rest": "2026-11-25",
+    "train_step_before": "2026-11-25",
+    "train_step_older": "2026-11-25",
+    "train_step_h100_fox": "2026-11-26",
+    "train_step_h100_path": "2026-11-28",
+    "train_step_h100_rest": "2026-11-28",
+    "train_step_135m_100k_selection": "2026-11-25",
+    "train_step_135m_100k_recurrent": "2026-11-25",
+    "train_step_135m_100k": "2026-11-25",
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+@cache
+def known() -> all_mixers.Known:
+    """Return the speeds and parameters of all mixers."""
+    return all_mixers.read()
+
+
+@cache
+def board(study: str) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Return the rows of a study's leaderboard by reference and model."""
+    return {(row["reference"], row["model"]): row for row in leaderboard.read(RESULTS / study / leaderboard.FILE)}
+
+
+def row(model: str, reference: str = SAME_BLOCK, study: str = "trunks_110m") -> Mapping[str, Any]:
+    """Return the comparison of a model with a reference."""
+    return board(study)[reference, model]
+
+
+def gap(found: Mapping[str, Any]) -> str:
+    """Return a gap with its interval, or without one of a single seed."""
+    if found["gap"] is None:
+        return ""
+    half = "" if found["lo"] is None else f" ± {(found['hi'] - found['lo']) / 2:.2f}"
+    return f"{found['gap']:+.2f}{half}"
+
+
+def tokens_per_s(model: str, card: str = "") -> str:
+    """Return the training speed at 2,048 tokens, or "" if there is none (on that card)."""
+    speed = known().speeds.get(TIMED.get(model, model))
+    return "" if speed is None or card not in device(speed.file) else f"{speed.tokens_per_s / 1e3:.0f}k"
+
+
+def device(file: str) -> str:
+    """Return the card of a record of speeds."""
+    return all_mixers.recorded(file)["machine"]["device"]
+
+
+def measured(file: str) -> str:
+    """Return the card and the day of a record of speeds."""
+    if file not in DAYS:
+        raise ValueError(f"{file}.json has no day: add it to DAYS in {Path(__file__).name}.")
+    return f"{device(file).removeprefix('NVIDIA ').partition(' ')[0]}, {DAYS[file]}"
+
+
+def require(claim: object, sentence: str) -> None:
+    """Raise `ValueError` if a sentence is no longer true."""
+    if not claim:
+        raise ValueError(f"The results no longer support {sentence!r}: write it again in {Path(__file__).name}.")
+
+
+# -------------------------------------------------------------------------------------------------------------- blocks
+def answer() -> str:
+    """Return the first paragraph of the results page."""
+    others = {model: found for (ref, model), found in board("trunks_110m").items() if ref == SAME_BLOCK}
+    others = {model: found for model, found in others.items() if model not in ATTENTION}
+    require(all(found["verdict"] in ("costs", "undecided") for found in others.values()), "no mixer matches attention")
+    seeds = {model: found for model, found in others.items() if found["seeds"] >= 3}
+    best = min(seeds, key=lambda model: seeds[model]["gap"])
+    return _wrapped(
+        "At 110M parameters no mixer is shown to match attention with the same block. Of the mixers with three seeds, "
+        f"{NAMES.get(best, best)} comes closest: its OOD loss is {gap(seeds[best]).lstrip('+')} nats per "
+        "token higher. These are small models on little text; read the [open questions](#open-questions) before you "
+        "generalise."
+    )
+
+
+def all_gaps() -> str:
+    """Return the leaderboard: every model of trunks_110m."""
+    header = ["model", "parameters (M)", "learning rates", "seeds", "gap, same block", "verdict", "gap, as published"]
+    lines = []
+    for model in all_mixers.order(known().study):
+        of_both = [board("trunks_110m").get((reference, model)) for reference in (SAME_BLOCK, PUBLISHED)]
+        same, published = of_both
+        one = same or published
+        assert one is not None
+        rates = one["rates"].replace(";", ", ")
+        verdict = "reference" if same is None else same["verdict"] + ("\\*" if same["provisional"] == "yes" else "")
+        size = f"{one['parameters'] / 1e6:.0f}"
+        published_gap = "reference" if published is None else gap(published)
+        lines.append(
+            [
+                model,
+                size,
+                rates,
+                str(one["seeds"]),
+                "0" if same is None else gap(same),
+                verdict,
+                published_gap,
+                tokens_per_s(model, "H200"),
+            ]
+        )
+    return markdown([*header, "tokens/s"], lines).rstrip()
+
+
+def speeds() -> str:
+    """Return the table of training speeds, fastest first."""
+    attention = known().long_speeds[all_mixers.YARDSTICK].tokens_per_s
+    lines = []
+    times = {model: speed.ratio or 0.0 for model, speed in known().speeds.items()}
+    for model in sorted(known().configs, key=lambda name: -times.get(name, 0.0)):
+        short, long = known().speeds.get(model), known().long_speeds.get(model)
+        cells = ["", "", "", "", ""]
+        if short:
+            ratio = "" if short.ratio is None else f"{short.ratio:.2f}"
+            cells[:4] = [f"{short.tokens_per_s / 1e3:.0f}k", ratio, f"{short.gib:.1f}", measured(short.file)]
+        if long:
+            cells[4] = f"{long.tokens_per_s / 1e3:.0f}k ({long.tokens_per_s / attention:.1f})"
+        if short or long:
+            lines.append([model, *cells])
+    header = [
+        "model",
+        "tokens/s at 2,048",
+        "times attention",
+        "GiB",
+        "card, day",
+        "tokens/s at 102,400 (times attention)",
+    ]
+    return markdown(header, lines).rstrip()
+
+
+def speed() -> str:
+    """Return the sentences about speed."""
+    exact, mamba = (known().speeds[name].ratio for name in (EXACT, "Mamba-2"))
+    full = known().long_speeds["Transformer++"].tokens_per_s
+    of_rules = [
+        found.tokens_per_s / full for name, found in known().long_speeds.items() if name.startswith("Top-1 Chunk")
+    ]
+    days = sorted({measured(found.file) for found in known().long_speeds.values()})
+    return _wrapped(
+        f"At 2,048 tokens, Top-1 Chunk with exact selection trains at {exact:.2f} times and Mamba-2 at {mamba:.2f} "
+        "times the speed of attention. At 102,400 tokens a step with Top-1 Chunk is "
+        f"{min(of_rules):.1f} to {max(of_rules):.1f} times as fast as with cuDNN attention "
+        f"(135M parameters, {'; '.join(days)})."
+    )
+
+
+def claims() -> str:
+    """Return the table of the paper's claims."""
+    published = {name: row(name, PUBLISHED) for name in ("Gated DeltaNet", "Mamba-2", "Mamba-3", WINDOW, EXACT)}
+    of_states = [f"{name} {gap(published[name])}" for name in ("Gated DeltaNet", "Mamba-2", "Mamba-3")]
+    require(all(published[name]["verdict"] == "costs" for name in published if name != EXACT), "recurrent mixers cost")
+    require(published[EXACT]["verdict"] == "undecided" and row(EXACT)["verdict"] == "costs", "exact is undecided")
+    exact = f"undecided against attention as published ({gap(published[EXACT])}); costs against attention with the same"
+    lines = [
+        ["trained on all domains, architectures look alike", "not run"],
+        [
+            "recurrent mixers cost OOD loss at equal in-domain loss",
+            f"yes: against attention as published {', '.join(of_states)}",
+        ],
+        ["windows cost too", f"yes: 256 tokens {gap(published[WINDOW])}"],
+        ["Top-1 Chunk with exact selection is close to attention", f"{exact} block ({gap(row(EXACT))})"],
+        ["a lower attention temperature lowers the OOD loss", "[yes](../lab/results/figure4/README.md), one seed"],
+        ["the short convolution of Mamba-2 does not matter OOD", "[no](../lab/results/switches/parts.md), one seed"],
+        ["the results at 1.3B parameters", "not run"],
+    ]
+    head = ["claim of [arXiv 2505.18522](https://arxiv.org/abs/2505.18522)", "here, at 110M"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---", "---"], *lines))
+
+
+def blocks() -> str:
+    """Return the paragraph about parts of a block."""
+    of_models = parts.read()
+    at_equal_loss = parts.QUANTITIES["OOD, at equal in-domain loss"]
+    lost = {name: at_equal_loss(of_models[name].parts["conv"])[0] for name in ("Gated DeltaNet", "Mamba-2")}
+    others = [
+        at_equal_loss(part)[0] for model in of_models.values() for name, part in model.parts.items() if name != "conv"
+    ]
+    require(max(map(abs, others)) < min(lost.values()), "other parts change less than the convolution")
+    gains = gap(row(SAME_BLOCK, PUBLISHED)).lstrip("-")
+    hybrid, alone = (row(name, PUBLISHED, "hybrids")["gap"] for name in ("Mamba-2, attention 1 in 8", "Mamba-2"))
+    return _wrapped(
+        f"Without its short convolution Gated DeltaNet loses {lost['Gated DeltaNet']:.2f} nats OOD at equal in-domain "
+        f"loss, and Mamba-2 {lost['Mamba-2']:.2f}; attention gains {gains} with one. Token shift, an output gate and "
+        "further convolutions change less ([all parts](../lab/results/switches/parts.md), one seed). So compare with "
+        f"attention in the same block. Full attention in one layer of eight removes {1 - hybrid / alone:.0%} of "
+        "Mamba-2's gap to attention as published ([hybrids](../lab/results/hybrids/README.md), one seed)."
+    )
+
+
+def length() -> str:
+    """Return the paragraph about long contexts."""
+    ours = {"attention": "RWKV-7 shell, full attention", "exact": "RWKV-7 shell, Top-1 exact", "state": "RWKV-7"}
+    short = {name: _last("books_16k", model) for name, model in ours.items()}
+    long = {name: _last("books_100k", ours[name]) for name in ("exact", "state")}
+    inside = [losses[0] for losses in short.values()]
+    require(min(short, key=lambda name: short[name][1]) == "exact", "exact selection is best OOD at 16,384 tokens")
+    return _wrapped(
+        "Models trained on books, one seed, compared after the same tokens. In RWKV-7's block at "
+        "[16,384 tokens](../lab/results/books_16k/README.md), full attention, exact Top-1 selection and RWKV-7's state "
+        f"are within {max(inside) - min(inside):.2f} nats in domain; OOD, exact selection is best and RWKV-7's state "
+        f"is {short['state'][1] - short['exact'][1]:.1f} nats worse. At "
+        "[102,400 tokens](../lab/results/books_100k/README.md), exact selection in that block is "
+        f"{long['state'][1] - long['exact'][1]:.2f} nats better OOD than RWKV-7's state and "
+        f"{long['exact'][0] - long['state'][0]:.2f} worse in domain. Without a short convolution or token shift, "
+        "attention does not learn to copy at these lengths."
+    )
+
+
+def _last(study: str, model: str) -> tuple[float, float]:
+    """Return the last in-domain and OOD losses of a model at the rate that is shown."""
+    rates = gaps.rates(files.read(RESULTS / study), model)
+    _, inside, outside = rates.found[rates.shown]
+    return inside, outside
+
+
+def questions() -> str:
+    """Return the open questions that have numbers."""
+    found = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
+    seeds = [line["seeds"] for model, line in found.items() if model != PUBLISHED]
+    require(found[PUBLISHED]["seeds"] == found[PUBLISHED]["reference_seeds"], "both references have as many seeds")
+    slopes = [(line["as_tuned"] - line["gap"]) / line["octaves"] for line in found.values() if line["octaves"]]
+    of_seeds = (
+        f"* **Seeds.** Both references have {found[PUBLISHED]['seeds']} seeds and {sum(n >= 3 for n in seeds)} of "
+        f"{len(seeds)} other models three or more; many verdicts are undecided or provisional."
+    )
+    of_rates = (
+        "* **Learning rates.** Doubling the rate lowers the OOD loss at equal in-domain loss by about "
+        f"{-sum(slopes) / len(slopes):.2f} nats. Some best rates are at the edge of the tried rates."
+    )
+    return "\n".join(_wrapped(text, "  ") for text in (of_seeds, of_rates))
+
+
+def results() -> str:
+    """Return README's table and the sentences about it."""
+    found = {model: row(model) for model in SHORT if model != SAME_BLOCK}
+    require(all(line["verdict"] == "costs" for line in found.values()), "every gap is significant")
+    require({line["seeds"] for model, line in found.items() if model != PUBLISHED} == {3}, "three seeds")
+    edges = [model for model, line in found.items() if line["edge"]]
+    first = found[PUBLISHED]
+    lines = [[SHORT[SAME_BLOCK], _millions(known().parameters[SAME_BLOCK]), "0", tokens_per_s(SAME_BLOCK, "H200")]]
+    lines += [
+        [SHORT[m], _millions(line["parameters"]), gap(line), tokens_per_s(m, "H200")] for m, line in found.items()
+    ]
+    head = ["model", "parameters", "OOD gap (nats per token)", "training speed (tokens/s)"]
+    table = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *lines)]
+    table.insert(1, "|---|---:|---:|---:|")  # one word: README has at most 900
+    about = (
+        "The gap is the mean over the three domains, where both models have the same in-domain loss. 0.1 nats is 10% "
+        f"higher perplexity. Every gap is significant at 5%; the best learning rates of {' and '.join(edges)} are at "
+        "the edge of the tried ones. The reference has the short convolution of queries, keys and values that "
+        f"recurrent mixers have. Models: 110M parameters, 2,048 tokens of context, {first['tokens'] / 2e6:.0f}M tokens "
+        "of [openly licensed text](docs/corpus.md) read twice (one token per parameter), three seeds, "
+        f"{WORDS.get(first['seeds'], first['seeds'])} for attention. Speed: one H200, 16 sequences of 2,048 tokens."
+    )
+    return "\n".join([*table, "", _wrapped(about)])
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 140, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _millions(n: float) -> str:
+    return f"{n / 1e6:.0f}M"
+
+
+BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"results": results},
+    "docs/results.md": {
+        "answer": answer, "leaderboard": all_gaps, "speed": speed, "speeds": speeds, "claims": claims,
+        "blocks": blocks, "length": length, "questions": questions,
+    },
+}  # fmt: skip
+
+
+def page(name: str, text: str) -> str:
+    """Return a page with its generated blocks; raise `ValueError` if it lacks one."""
+    for block, write in BLOCKS[name].items():
+        start, end = f"<!--{block}-->", f"<!--/{block}-->"
+        if text.count(start) != 1 or text.count(end) != 1:
+            raise ValueError(f"{name} needs {start} and {end} once: the block {block!r} goes between them.")
+        text = text[: text.index(start)] + f"{start}\n{write()}\n" + text[text.index(end) :]
+    return text
+
+
+if __name__ == "__main__":
+    for name in BLOCKS:
+        path = ROOT / name
+        path.write_text(page(name, path.read_text(encoding="utf-8")), encoding="utf-8")

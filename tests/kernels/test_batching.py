@@ -1,0 +1,77 @@
+"""The rules for `jax.vmap` around calls with a batch: one call for all, each element's results in their places."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas.batching import fold_vmap, loop_vmap
+
+N, M, B, T, H = 4, 5, 3, 2, 6
+calls: list[tuple[int, ...]] = []
+
+
+def of_rows(x_BTH, y_BH):
+    """Two results, each of whose rows depends on the rows of its own batch entry alone."""
+    calls.append(x_BTH.shape)
+    return jnp.cumsum(x_BTH, axis=1) * y_BH[:, None], y_BH[:, ::-1] + x_BTH.sum(1)
+
+
+def of_columns(x_TBH, y_HB):
+    calls.append(x_TBH.shape)
+    return jnp.cumsum(x_TBH, axis=0) * y_HB.T
+
+
+def drawn(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+def loop(f, x_N, y_N, in_axes=(0, 0)):
+    rows = [f(*(x[i] if axis == 0 else x for x, axis in zip((x_N, y_N), in_axes, strict=True))) for i in range(N)]
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
+
+
+def assert_equal(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0)])
+def test_a_batch_is_folded_into_one_call(in_axes):
+    shapes = ((B, T, H), (B, H))
+    x, y = (drawn(*(N,) * (axis == 0), *shape) for axis, shape in zip(in_axes, shapes, strict=True))
+    folded = fold_vmap(of_rows, "b t g, b g -> b t g, b g", g=H)
+    calls.clear()
+    got = jax.vmap(folded, in_axes=in_axes)(x, y)
+    assert calls[-1] == (N * B, T, H)
+    assert_equal(got, loop(of_rows, x, y, in_axes))
+
+
+def test_vmap_of_vmap_is_one_call():
+    x, y = drawn(M, N, B, T, H), drawn(N, M, B, H)
+    folded = fold_vmap(of_rows, "b t g, b g -> b t g, b g", g=H)
+    calls.clear()
+    got = jax.vmap(jax.vmap(folded), in_axes=(0, 1))(x, y)
+    assert calls[-1] == (M * N * B, T, H)
+    want = [loop(of_rows, x[i], y[:, i]) for i in range(M)]
+    assert_equal(got, jax.tree.map(lambda *xs: jnp.stack(xs), *want))
+
+
+def test_the_batch_may_be_a_later_dimension():
+    x, y = drawn(N, T, B, H), drawn(N, H, B)
+    folded = fold_vmap(of_columns, "t b g, g b -> t b g", g=H, axis=1)
+    calls.clear()
+    got = jax.vmap(folded)(x, y)
+    assert calls[-1] == (T, N * B, H)
+    assert_equal(got, loop(of_columns, x, y))
+    assert_equal(jax.vmap(folded, in_axes=(0, None))(x, y[0]), loop(of_columns, x, y[0], (0, None)))
+
+
+def test_without_a_batch_it_is_a_loop():
+    """Around what JAX cannot map itself."""
+    x, y = drawn(N, B, T, H), drawn(N, B, H)
+
+    def sums(x_BTH, y_BH):
+        result = jax.ShapeDtypeStruct((T, H), jnp.float32)
+        return jax.pure_callback(lambda x, y: np.asarray(x * y[:, None]).sum(0), result, x_BTH, y_BH)
+
+    assert_equal(jax.vmap(loop_vmap(sums, "b t g, b g -> t g"))(x, y), loop(sums, x, y))
