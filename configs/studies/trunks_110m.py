@@ -114,6 +114,17 @@ REFERENCES = (
     *((PUBLISHED, 2, seed) for seed in SEEDS),
     *((model, BEST[model][0], seed) for seed in range(3, 9) for model in (SAME_BLOCK, PUBLISHED)),
 )
+# Further runs with these ends: seeds of Top-1 Chunk at twice its best rate; models at half or twice a best rate that is
+# at the edge of the rates tried; RWKV-7, Mamba-2 and the window, whose gaps need earlier ends.
+FURTHER = (
+    *((f"Top-1 Chunk, {how}", 2, seed) for how in ("exact", "best key", "shortlist") for seed in SEEDS),
+    ("FoX", 0.5, 0),
+    ("Mamba-3", 1, 0),
+    ("KDA", 4, 0),
+    ("KDA, attention 1 in 4", 4, 0),
+    *(("RWKV-7", 2, seed) for seed in (1, 2, 3)),
+    *((model, BEST[model][0], seed) for model in ("Mamba-2", "W=256, QK norm") for seed in (3, 4)),
+)
 
 # At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves
 # have had slower ones.
@@ -149,8 +160,8 @@ def get_study():
     first = [(model, rate, 0, ends) for model, of_rate in ENDS.items() for rate, ends in of_rate.items()]
     best = (*BEST.items(), *MORE.items())
     more = [(model, rate, seed, ends) for seed in SEEDS for model, (rate, ends) in best]
-    references = [(model, rate, seed, NEW_ENDS) for model, rate, seed in REFERENCES]
-    for model, rate, seed, ends in first + more + references:
+    new = [(model, rate, seed, NEW_ENDS) for model, rate, seed in (*REFERENCES, *FURTHER)]
+    for model, rate, seed, ends in first + more + new:
         label = f"{model}, rate {rate * LR:g}" + (f", seed {seed}" if seed else "")
         own = f"optim.lr={rate * LR:g},train.seed={seed},data.seed={seed},train.ends={ends}"
         runs[label] = {
