@@ -7,7 +7,6 @@ This reads the results of `seqjax recall --size=SIZE --out=OUT` and the studies.
 """
 
 import sys
-from pathlib import Path
 
 from lab.foretell import page
 from seqjax import store
@@ -24,16 +23,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", default="runs/recall", help="the directory of the recall results (runs/recall)")
     parser.add_argument("--models", default="", help="labels with ; or , between them (all models of the studies)")
     help_text = "results of `seqjax study`; repeat it to add the models of another study"
-    parser.add_argument("--study", type=Path, action="append", required=True, help=help_text)
+    parser.add_argument("--study", action="append", required=True, help=help_text)
     args = parser.parse_args(argv)
     setup = SETUPS[known("size", [args.size], SETUPS)[0]]
     chosen = known("models", labels(args.models), MODELS) if args.models else None
-    store.require_local(store.location(args.out), "--out")
-    for study in args.study:
-        store.require_local(study, "--study")
-    out = Path(args.out)
+    out, studies = store.local(args.out, "--out"), [store.local(study, "--study") for study in args.study]
     require_asked(setup, out)
-    sys.stdout.write(f"Wrote {page.write(out, args.study, setup, chosen=chosen)}\n")
+    sys.stdout.write(f"Wrote {page.write(out, studies, setup, chosen=chosen)}\n")
 
 
 if __name__ == "__main__":

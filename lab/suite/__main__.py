@@ -62,8 +62,7 @@ def main(argv: list[str]) -> None:
     parser.prog = "python -m lab.suite"
     parser.add_argument("--out", required=True, type=store.location, help="the directory of the runs")
     out = parser.parse_args(argv).out
-    store.require_local(out, "--out")
-    out = Path(out)
+    out = store.local(out, "--out")
     kept = out / "runs.json"
     fix = "delete it: the runs whose directories are there are read again"
     stored = read_json(kept, {"runs": [RUN]}, fix=fix)["runs"] if kept.is_file() else []
