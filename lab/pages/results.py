@@ -296,12 +296,11 @@ def results() -> str:
     table = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *lines)]
     table.insert(1, "|---|---:|---:|---:|")  # one word: README has at most 900
     about = (
-        "The gap is the mean over the three domains, where both models have the same in-domain loss. 0.1 nats is 10% "
-        f"higher perplexity. Every gap is significant at 5%; the best learning rates of {' and '.join(edges)} are at "
-        "the edge of the tried ones. The reference has the short convolution of queries, keys and values that "
-        f"recurrent mixers have. Models: 110M parameters, 2,048 tokens of context, {first['tokens'] / 2e6:.0f}M tokens "
-        f"of [openly licensed text](docs/corpus.md) read twice (one token per parameter), {least} to {most} seeds. "
-        "Speed: one H200, 16 sequences of 2,048 tokens."
+        "Gaps are means over the three domains; ± is a 95% interval. 0.1 nats is 10% higher perplexity. Every gap is "
+        f"significant at 5%; the best learning rates of {' and '.join(edges)} are at the edge of the tried rates. The "
+        "reference has the short convolution of queries, keys and values that recurrent mixers have. All models saw "
+        f"{first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per parameter, "
+        f"{least} to {most} seeds. Speed: one H200, 16 sequences of 2,048 tokens."
     )
     return "\n".join([*table, "", _wrapped(about)])
 
