@@ -111,7 +111,7 @@ def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
     assert len({run.workdir for run in found.runs}) == 4
     study.main([*arguments, "--list"])  # the same again
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
-    with pytest.raises(UserError, match="is there and says something else"):
+    with pytest.raises(UserError, match="exists with other content"):
         study.main([*of_configs(blocks_dir, tmp_path, seeds=3), "--list"])
     for args, says in (
         (["--configs=transformer_pp"], "at least two configs"),
