@@ -109,7 +109,7 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
         raise UserError(f"--seeds must be at least 1, not {seeds}.")
     if len(configs) < 2 or len(set(configs)) < len(configs):
         raise UserError(
-            f"--configs={';'.join(configs)}: give at least two different configs; the first is the reference."
+            f"--configs={';'.join(configs)}: name at least two configs, each once; the first is the reference."
         )
     first, *others = [_config(config) for config in configs]
     for config, text in zip(others, configs[1:], strict=True):
