@@ -108,7 +108,7 @@ def read(
         if not fitting:
             raise UserError(f"--runs={directory}: {next(iter(why.values()))} {ANYHOW}")
         if left_out := [label for label, text in why.items() if text]:
-            remarks.append(f"{len(left_out)} runs of {directory} do not join: {why[left_out[0]]}")
+            remarks.append(f"{len(left_out)} runs in {directory} do not join: {why[left_out[0]]}")
         own = dataclasses.replace(found, runs=fitting, domains=tuple(domains), against=tuple(against))
         names, said = _names(own, directory, references, config, taken=[name, *_models(of_directory)])
         remarks += said
@@ -126,8 +126,8 @@ def read(
     joined = Joined(of_directory, records, tuple(remarks))
     if records is not None and not joined.tells_slope:
         text = (
-            f"The joined runs have {joined.n_slopes} models with two near-best learning rates, and the slope of the "
-            f"learning rate needs {FEWEST}: the verdict is at learning rates that the mixer and the references share."
+            f"The joined runs have {joined.n_slopes} models with two near-best learning rates; the learning-rate slope "
+            f"needs {FEWEST}. The verdict is therefore at learning rates common to the mixer and the references."
         )
         joined = dataclasses.replace(joined, remarks=(*remarks, text))
     return joined

@@ -118,11 +118,11 @@ def write_diverged(plan: Plan, runs: Sequence[Run], tried: Sequence[float]) -> J
     """
     of_models = costs.of_models(plan, runs)
     rates = ", ".join(f"{rate:g}" for rate in sorted(tried))
-    said = f"{plan.model} diverged at every learning rate ({rates}), so that its cost is not known"
+    said = f"{plan.model} diverged at every learning rate ({rates}), so its cost is unknown"
     said += f"{_speed(plan, of_models)}."
     remarks = [
         *plan.remarks,
-        "Lower learning rates (--rates) or a longer warmup may train it.",
+        "It may train at lower learning rates (--rates) or with a longer warmup.",
         *costs.remarks(of_models),
     ]
     judgement = _judgement(plan, said, {}, of_models, remarks)
@@ -226,7 +226,7 @@ def _dropped(plan: Plan, runs: Runs) -> list[str]:
     """Return sentences about the mixer's learning rates that were stopped early."""
     steps = plan.config.train.steps
     return [
-        f"{run.label}: ended after {run.ends[-1] / steps:.0%} of its tokens, far behind another learning rate."
+        f"{run.label}: stopped after {run.ends[-1] / steps:.0%} of its tokens, far worse than another learning rate."
         for run in runs.runs()
         if run.model == plan.model and run.ends[-1] < steps
     ]
@@ -250,7 +250,7 @@ def _remedies(
     if wanted:
         rates = ",".join(f"{rate:g}" for rate in sorted({*tried, *wanted}))
         said.append(
-            f"The best learning rate may not be among those tried: --rates={rates} tries more in the same --out."
+            f"The best learning rate may not have been tried yet: --rates={rates} with the same --out tries more rates."
         )
     return said
 
@@ -312,8 +312,8 @@ def _cost_table(plan: Plan, judgement: Judgement) -> str:
             ]
         )
     return (
-        "Median training speed over the logged steps; decoding state of one sequence, and its growth from half the "
-        "training length to all of it.\n\n" + markdown([*header, "growth"], table)
+        "Median training speed over the logged steps; decoding state for one sequence, and its growth from half the "
+        "training length to the full length.\n\n" + markdown([*header, "growth"], table)
     )
 
 
@@ -324,7 +324,7 @@ def _scale(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> str:
     lines = [
         "Parameters: " + "; ".join(f"{model} {n:,}" for model, n in judgement.parameters.items()) + ".",
         *([plan.match.text] if plan.match else []),
-        f"Tokens of a run: {tokens:,}, {train.steps:,} steps of {train.batch_size} sequences of {train.seq_len:,}.",
+        f"Tokens per run: {tokens:,} ({train.steps:,} steps with {train.batch_size} sequences of {train.seq_len:,}).",
         f"Training domains: {', '.join(plan.against)}; OOD test domains: {', '.join(plan.domains)}, at most "
         f"{config.eval.tokens:,} tokens each.",
         f"Learning rates: {', '.join(f'{rate:g}' for rate in sorted(tried))}.",

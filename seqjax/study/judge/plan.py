@@ -304,7 +304,7 @@ def make_plan(
         )
     rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
-        raise UserError("--rates are learning rates above 0, each named once.")
+        raise UserError("--rates must be learning rates above 0, each named once.")
     name, own = _name(own, argument), f"{own},{COMMON}"
     if scale is not None and scale.steps is not None and given.train.steps == presets.SIZES[size].steps:
         own += f",train.steps={scale.steps}"
@@ -334,8 +334,8 @@ def make_plan(
     domains = tuple(name for name in evaluated if name not in in_domain)
     if not domains or not against:
         raise UserError(
-            f"--config={text} is evaluated on {', '.join(evaluated)}; a judgement needs domains that it is "
-            "trained on and domains that it is not, as in the regime limited."
+            f"--config={text} is evaluated on {', '.join(evaluated)}; a judgement needs training domains and other "
+            "domains, as in the regime limited."
         )
     references = {model: reference(config, settings) for model, settings in REFERENCES.items()}
     matched = matching.match(text, config, references[SAME_BLOCK], how=match)
@@ -345,8 +345,8 @@ def make_plan(
     batch = config.train.batch_size * config.train.seq_len
     if scale is not None and batch != scale.batch_tokens:
         remarks.append(
-            f"The learning rates of the size {size} were recorded with {scale.batch_tokens:,} tokens a step, and a "
-            f"step has {batch:,} here; others may be better."
+            f"The learning rates for the size {size} were recorded with {scale.batch_tokens:,} tokens per step. Here a "
+            f"step has {batch:,}, so other rates may be better."
         )
     join = joined.read(runs, config, references, name=name, domains=domains, against=against, manifest=manifest)
     return Plan(

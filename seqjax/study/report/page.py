@@ -44,9 +44,9 @@ th { border-bottom: 1px solid #888; text-align: left; }
 li span { white-space: nowrap; }
 .table { overflow-x: auto; }
 """
-CLICKS = "A click on a model in the legend hides or shows all its seeds together, and a double click shows it alone."
+CLICKS = "Click a model in the legend to hide or show all its seeds; double-click to show only this model."
 OTHERS = "Its runs at other learning rates have a separate entry and are hidden at first."
-ZOOM = "Dragging over a picture enlarges a part of it, and a double click there shows all of it again."
+ZOOM = "Drag over a picture to zoom in; double-click the picture to zoom out."
 
 
 def write(path: str | Path, records: Records, *, text: str, compared: Compared | None = None) -> None:
@@ -91,9 +91,8 @@ def write(path: str | Path, records: Records, *, text: str, compared: Compared |
 def _verdicts(records: Records, compared: Compared) -> str:
     """Return a list with the verdicts against each reference."""
     about = (
-        f"Numbers are gaps in {records.unit.name}: the difference of the OOD loss at the same in-domain loss and "
-        "matched learning rates, positive where a model is worse than the reference. ± is half the width of the 95% "
-        "interval."
+        f"Numbers are gaps in {records.unit.name}: OOD loss minus the reference's, at the same in-domain loss and "
+        "matched learning rates. A positive gap is worse. ± is half the width of the 95% interval."
     )
     parts = ["<h2>Verdicts</h2>\n", f"<p>{about}</p>\n"]
     for reference in compared:

@@ -51,7 +51,7 @@ def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
     runs = [run for run in study.runs if run.label not in missing and run.label not in stored]
     if not {run.model for run in [*runs, *stored.values()]}.intersection(study.references):
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
-        raise UserError(f"No reference has results, so there is nothing to compare with ({why}).")
+        raise UserError(f"No reference has results, so nothing can be compared ({why}).")
     fields = ("title", "references", "domains", "against", "speeds", "unit", "sweep")
     about = {name: getattr(study, name) for name in fields}
     workdirs = {run.label: run.workdir for run in runs}
@@ -104,7 +104,7 @@ def analyse(
     records, sums = files.read(directory), classes.read(directory)
     measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in records.runs)
     if not sums and measured and records.unit == NATS:
-        tell(f"No losses by class of token, which the runs had: {directory / classes.FILE} is missing.")
+        tell(f"The runs measured losses by token class, but {directory / classes.FILE} is missing.")
     compared = leaderboard.compared(records, sums, others=[files.read(other) for other in others])
     report = tables.report(records, compared)
     texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, compared))}

@@ -83,12 +83,12 @@ def require_distinct(runs: Sequence[Run], where: str) -> None:
         if (first := orders.setdefault(run.seed, (order, run.label)))[0] != order:
             raise UserError(
                 f"{where}: {first[1]!r} and {run.label!r} both have seed {run.seed}, but data.seed is {first[0]} and "
-                f"{order}: runs with one seed read the data in one order."
+                f"{order}; runs with the same seed must have the same data.seed."
             )
         if (first := scales.setdefault(run.model, (scale, run.label)))[0] != scale:
             raise UserError(
                 f"{where}: the rate of {run.label!r} is {run.rate:g} and its optim.lr {run.config.optim.lr:g}, which "
-                f"does not agree with {first[1]!r}. `rate` is the multiple of the study's common learning rate."
+                f"does not agree with {first[1]!r}. Set `rate` to optim.lr divided by the study's common learning rate."
             )
 
 
@@ -105,7 +105,7 @@ def _require_one(of_run: Mapping[str, str], what: str, where: str) -> None:
     seen: dict[str, str] = {}
     for label, value in of_run.items():
         if (first := seen.setdefault(value, label)) != label:
-            raise UserError(f"{where}: {first!r} and {label!r} have {what}; each run needs its own.")
+            raise UserError(f"{where}: {first!r} and {label!r} have {what}; give each run different ones.")
 
 
 def manifest_of_others(run: Run, runs: Iterable[Run]) -> str:

@@ -68,7 +68,7 @@ class Run:
             return schedule.end_steps(self.config)
         path = self.files / "config.json"
         if not path.is_file() and (self.files / schedule.ENDS).is_dir():
-            raise UserError(f"{path} is missing, and this run has ends, whose steps it tells; put back a copy of it.")
+            raise UserError(f"{path} is missing, which has the steps of the run's ends; put back a copy of it.")
         train = read_json(path, FORM).get("train", {}) if path.is_file() else {}
         return schedule.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
 
@@ -226,7 +226,7 @@ def train_all(
     gpus = visible_gpus()
     if gpus and jobs > len(gpus):
         raise UserError(
-            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs: each run takes one. Give --jobs={len(gpus)}."
+            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs and each run needs one. Give --jobs={len(gpus)}."
         )
     waiting = [run for run in runs if not run.complete]
     slots: list[str | None] = [*gpus[:jobs]] if gpus else [None] * jobs

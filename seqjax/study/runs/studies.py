@@ -173,7 +173,7 @@ def load_study(text: str | Path) -> Study:
     path = presets.find(name, flag="--study", folder="studies")
     get_study = getattr(presets.load_file(path), "get_study", None)
     if get_study is None:
-        raise UserError(f"--study: {path} has no get_study(), so it is no study.")
+        raise UserError(f"--study: {path} has no get_study(), so it is not a study.")
     if size and not inspect.signature(get_study).parameters:
         raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
     with naming_the_line(path):
@@ -194,13 +194,13 @@ def load_study(text: str | Path) -> Study:
         raise UserError(f"{path}: unit is {' or '.join(map(repr, UNITS))}, not {unit!r}.")
     if unit != "nats" and not study.get("against"):
         raise UserError(
-            f"{path}: the training loss is in nats per token, so in {UNITS[unit].name} runs are compared at "
-            "a held-out loss; name its domains in `against`."
+            f"{path}: runs in {UNITS[unit].name} cannot be compared at the training loss, which is in nats per token; "
+            "name held-out domains in `against`."
         )
     check(study.get("speeds", {}), SPEEDS, f"{path}: speeds", fix="see seqjax/study/runs/studies.py")
     for what, of_model in speed_tables(study.get("speeds", {}))[0].items():
         if unknown := set(of_model) - {run.model for run in runs}:
-            raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, which no run has as its model.")
+            raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, but no run has this model.")
     return Study(
         study["title"],
         tuple(study["references"]),
@@ -237,7 +237,7 @@ def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
     """Raise `UserError` for wrong references, a WSD run's schedule, or duplicate runs."""
     references = study["references"]
     if isinstance(references, str) or not references:
-        raise UserError(f"{path}: references is a tuple of models, not {references!r}.")
+        raise UserError(f"{path}: references must be a tuple of models, not {references!r}.")
     for run in runs:
         if run.schedule != 1 and run.config is not None and run.config.train.ends:
             raise UserError(f"{path}: {run.label!r}: leave out schedule, which a run with train.ends does not have.")
