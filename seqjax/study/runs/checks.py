@@ -29,20 +29,20 @@ def remarks(runs: Sequence[Record]) -> list[str]:
     tokens = _groups((run.model, f"{most[run.model]:,}") for run in full)  # a run that was dropped has fewer
     if len(tokens) > 1:
         found.append(
-            f"Runs have different numbers of tokens ({_named(tokens)}). Gaps at equal in-domain loss remain valid; "
+            f"Runs have different numbers of tokens ({_named(tokens)}): gaps at equal in-domain loss remain valid, but "
             "differences at equal tokens and speed-ups exist only between runs with equal tokens."
         )
     optimisers = _groups((run.model, _optimiser(run.metadata.get("config", {}))) for run in full)
     if len(optimisers) > 1:
         found.append(
-            f"Runs have different optimisers ({_named(optimisers)}), so a gap between them includes the optimiser's "
-            "effect. Only gaps within one optimiser compare mixers."
+            f"Runs have different optimisers ({_named(optimisers)}): a gap between them includes the optimiser's "
+            "effect, so only gaps within one optimiser compare mixers."
         )
     schedules = _groups((run.model, "WSD" if run.is_wsd else "linear") for run in full if run.metadata.get("config"))
     if len(schedules) > 1:
         found.append(
-            f"Runs have different schedules ({_named(schedules)}), so a gap between them includes the schedule's "
-            "effect. Only gaps within one schedule compare mixers."
+            f"Runs have different schedules ({_named(schedules)}): a gap between them includes the schedule's effect, "
+            "so only gaps within one schedule compare mixers."
         )
     return found
 

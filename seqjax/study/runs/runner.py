@@ -68,7 +68,7 @@ class Run:
             return schedule.end_steps(self.config)
         path = self.files / "config.json"
         if not path.is_file() and (self.files / schedule.ENDS).is_dir():
-            raise UserError(f"{path} is missing, which has the steps of the run's ends; put back a copy of it.")
+            raise UserError(f"{path} is missing, and this run has ends: it holds their steps. Put back a copy of it.")
         train = read_json(path, FORM).get("train", {}) if path.is_file() else {}
         return schedule.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
 
