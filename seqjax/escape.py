@@ -1,8 +1,14 @@
 """Escape text from users, files and models for terminals, Markdown, HTML and pictures.
 
-A name, path, title or generated text may contain anything: control characters that move the cursor, markup that forges
-a table row or runs a script, a `$` that starts a formula, or a URL with a password. Every such text must pass through
-the function for its target language. Use `shlex` for shell commands and `repr` for Python.
+A name, path, title or generated text may contain anything:
+
+    * control characters that move the cursor
+    * markup that forges a table row or runs a script
+    * a `$` that starts a formula
+    * a URL with a password
+
+Every such text must pass through the function for its target language. Use `shlex` for shell commands and `repr` for
+Python.
 """
 
 import html as standard_html

@@ -226,7 +226,7 @@ def _near(records: Records, model: str) -> list[Record]:
 
 
 def _plain(records: Records, model: str, reference: str, difference: Difference | None) -> Row:
-    """Return the row of a model without a gap."""
+    """Return a model's row without its gap."""
     ours, theirs = rates(records, model), rates(records, reference)
     sides = [shown_runs(records, name) for name in (model, reference)]
     wanted = {"model": ours.next_rate(theirs.best), "reference": theirs.next_rate(ours.best)}

@@ -2,7 +2,7 @@
 
     costs               above zero (Holm over the models, two-sided, 5%)
     gains               below zero (the same family)
-    no cost above 0.05  below 0.05 nats (Holm, one-sided, 2.5%), tested for the remaining models with two seeds
+    no cost above 0.05  below 0.05 nats (Holm, one-sided, 2.5%), for remaining models with at least two seeds
     undecided           needs: more seeds, another rate, or ends from 50%
 
 A verdict must hold both at matched learning rates and as tuned: the less favourable gap is tested.

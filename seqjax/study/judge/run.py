@@ -166,9 +166,9 @@ class Losses:
 
 
 def beyond(tried: Collection[float], losses: Mapping[float, float]) -> float | None:
-    """Return the rate that extends a grid; None if the best rate is inside.
+    """Return the rate that extends a grid, half or twice its best rate.
 
-    It is half or twice the best rate, which is at the grid's edge.
+    The result is None if the best rate is inside the grid or there are no losses.
     """
     if not losses:
         return None
@@ -283,7 +283,7 @@ def rates_of_seeds(losses: Losses) -> dict[str, float]:
 
 
 def _train_rates(losses: Losses, models: Sequence[str], rates: Sequence[float], *, jobs: int) -> None:
-    """Train seed 0 at several learning rates; shorten runs that are far behind."""
+    """Train seed 0 at several learning rates; shorten runs that are much worse."""
     runs, against = losses.runs, losses.plan.against
     chosen = losses.missing([(model, rate, 0) for rate in rates for model in models])
 
@@ -375,7 +375,10 @@ def has_diverged(run: Run) -> bool:
 
 
 def is_behind(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
-    """Return whether an incomplete run is far behind another run at its first end."""
+    """Return whether an incomplete run is more than `BEHIND` worse than another run.
+
+    The losses are in domain, at the first end.
+    """
     return not run.complete and behind(run, others, against) > BEHIND
 
 

@@ -1,9 +1,13 @@
 """Estimate a study's cost: `seqjax study --study=FILE --dry_run`.
 
-A run's speed is taken from the first source that has it: the study's runs with the same model so far; the recorded
-speed (`seqjax train --dry_run`) of the same model; the recorded speed of its mixer with other settings; a few steps
-timed on this machine, if they take seconds. An evaluation takes a third of the training time for the same number of
-tokens, because it has no backward pass.
+A run's speed comes from the first source that has it:
+
+    1. the study's runs with the same model so far (median)
+    2. the recorded speed of the same model (`seqjax train --dry_run`)
+    3. the recorded speed of its mixer with other settings
+    4. a few steps timed on this machine, if they take seconds
+
+An evaluation takes a third of the training time for the same number of tokens, because it has no backward pass.
 """
 
 import functools

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Unit(NamedTuple):
-    """Hold a loss unit: its evaluation field, name, and size in nats per token."""
+    """Hold a loss unit: evaluation field, name, and factor from nats per token."""
 
     field: str
     name: str
