@@ -108,7 +108,7 @@ def read(
         if not fitting:
             raise UserError(f"--runs={directory}: {next(iter(why.values()))} {ANYHOW}")
         if left_out := [label for label, text in why.items() if text]:
-            remarks.append(f"{len(left_out)} runs in {directory} do not join: {why[left_out[0]]}")
+            remarks.append(f"{len(left_out)} runs of {directory} do not join: {why[left_out[0]]}")
         own = dataclasses.replace(found, runs=fitting, domains=tuple(domains), against=tuple(against))
         names, said = _names(own, directory, references, config, taken=[name, *_models(of_directory)])
         remarks += said
