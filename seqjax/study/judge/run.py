@@ -74,7 +74,7 @@ def plan_of(
     *,
     needs_data: bool = True,
 ) -> Plan:
-    """Return the plan for the arguments of `judge`; a dry run needs no data."""
+    """Return the plan of a judgement from the arguments of `judge`; a dry run needs no data."""
     for path, flag in ((out, "--out"), (references, "--references"), *((path, "--runs") for path in runs)):
         if path is not None:
             store.require_local(path, flag)

@@ -21,7 +21,7 @@ LENGTHS, SHORT = (
 )  # settings in tokens, and the value that replaces a long one
 
 
-# A separate CPU process: this process must not take GPU memory from the runs.
+# In another process, on a CPU, so that this process takes no GPU memory from the runs.
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 
@@ -43,9 +43,9 @@ def require_sound(plan: Plan) -> None:
 
 
 def check(text: str) -> None:
-    """Run the contract tests on a config's mixers; print a line per passed check.
+    """Run the contract tests on the mixers of a config, with a line on stdout for each check that passes.
 
-    After a failure, the last stderr line has the problem, and the exit status is 1.
+    The last line on stderr says what fails, and the exit status is 1 then.
     """
     for mixer in read(text).model.mixers:
         try:
