@@ -1,15 +1,21 @@
-"""Text of users, files and models inside another language: a terminal, Markdown, HTML, or the labels of pictures.
+"""Escape text from users, files and models for terminals, Markdown, HTML and pictures.
 
-A name, a path, a title or a generated text may hold anything: control characters that move the cursor, markup that
-forges a row of a table or runs a script, `$` that starts a formula, or a URL with a password. Every such text goes
-through the function of the language that it enters. Shell commands use `shlex`, Python uses `repr`.
+A name, path, title or generated text may contain anything:
+
+    * control characters that move the cursor
+    * markup that forges a table row or runs a script
+    * a `$` that starts a formula
+    * a URL with a password
+
+Every such text must pass through the function for its target language. Use `shlex` for shell commands and `repr` for
+Python.
 """
 
 import html as standard_html
 import re
 
-# C0 and C1 controls without line feed and tab, line separators, marks that reverse the direction of text, and halves of
-# surrogate pairs, which no file can hold.
+# C0 and C1 controls except line feed and tab, line separators, marks that change the text direction, and lone
+# surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE = re.compile(r"[\n\t]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,3}[^\s'\"<>]*")
@@ -25,12 +31,12 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def terminal(text: object) -> str:
-    r"""Return text without control characters, which are shown as `\x1b`; line feeds and tabs stay."""
+    r"""Return text with control characters shown as `\x1b`; line feeds and tabs stay."""
     return _CONTROL.sub(_escaped, str(text))
 
 
 def masked(text: object) -> str:
-    """Return text with `***` for the passwords and tokens in its URLs."""
+    """Return text with `***` in place of passwords and tokens in URLs."""
 
     def mask(found: re.Match[str]) -> str:
         url = _TOKEN_AS_USER.sub(r"\1***@", _PASSWORD.sub(r"\1***@", found[0]))
@@ -40,29 +46,32 @@ def masked(text: object) -> str:
 
 
 def message(text: object) -> str:
-    """Return text for a message: without control characters and passwords."""
+    """Return text for a message, without control characters and passwords."""
     return terminal(masked(text))
 
 
 def line(text: object) -> str:
-    r"""Return `message(text)` on a single line: line feeds and tabs are shown as `\n` and `\t`."""
+    r"""Return `message(text)` on a single line; line feeds and tabs become `\n`, `\t`."""
     return _LINE.sub(_escaped, message(text))
 
 
 def markdown(text: object) -> str:
-    """Return text as plain words of Markdown on a single line, for a paragraph, a list, a heading or a cell."""
+    """Return text as plain Markdown words on a single line.
+
+    It fits a paragraph, a list, a heading or a table cell.
+    """
     return _NUMBERED.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", line(text).strip()))
 
 
 def fenced(text: object, language: str = "") -> str:
-    """Return text as a block of code in Markdown, which nothing in it can end."""
+    """Return text as a Markdown code block that its content cannot end."""
     shown = message(text)
     marks = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{marks}{language}\n{shown}\n{marks}"
 
 
 def html(text: object) -> str:
-    """Return text for an HTML page: its content, or the value of an attribute in quotes."""
+    """Return text for HTML content or a quoted attribute value."""
     return standard_html.escape(line(text))
 
 
@@ -72,6 +81,9 @@ def plotly(text: object) -> str:
 
 
 def picture(text: object) -> str:
-    """Return text for a title or label of matplotlib: no formula between two `$`, no label that a legend leaves out."""
+    """Return text for a matplotlib title or label.
+
+    `$` starts no formula, and a leading underscore does not hide the label from a legend.
+    """
     shown = message(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

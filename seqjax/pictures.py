@@ -1,8 +1,8 @@
-"""What all pictures share: colours, round numbers for logarithmic axes, and names beside lines and points.
+"""Share colours, logarithmic ticks and direct labels between all pictures.
 
-A name stands at its line or point, not in a legend, so that a reader finds it. Names are moved until none covers
-another, and a thin line leads from one that had to move far. Positions are computed from the size of the drawn text,
-so call these functions last, when the limits of the axes are set.
+A name is next to its line or point, where a reader finds it faster than in a legend. Names are moved until none
+overlaps another; a thin leader line connects a distant name to its point. Positions depend on the size of the drawn
+text, so call these functions last, after the axis limits are set.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,22 +16,22 @@ from matplotlib.ticker import MaxNLocator
 
 from seqjax.escape import picture
 
-# Okabe and Ito's colours without their yellow, which white paper swallows; colour-blind readers tell them apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, which is too faint on white.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
-FONT_SIZE = 8.5  # of names, in points
-LONGEST = 36  # characters of a name; a longer one leaves no room for the axes
+FONT_SIZE = 8.5  # points
+LONGEST = 36  # characters in a name; longer names leave no room for the axes
 PAD = 1.5  # points of white around a name
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 78.0, 96.0, 120.0, 150.0)  # points from a point to its name
 DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-LEADER = 11.0  # points: names further away than this have a line to their point
+LEADER = 11.0  # points: a more distant name has a leader line
 ROUNDS, TRIES = 3, 6
-# Costs of a place, beside its distance in points.
+# Position costs, added to the distance in points.
 ON_NAME, OUTSIDE, CROSSED, ON_MARKER, ON_LINE = 1e5, 5e4, 1e3, 400.0, 40.0
 
 
 class End(NamedTuple):
-    """The end of a line, and its name."""
+    """Hold a line's end and its name."""
 
     x: float
     y: float
@@ -40,13 +40,16 @@ class End(NamedTuple):
 
 
 def shortened(name: str) -> str:
-    """Return a name as the text of a picture, without its middle if it is very long."""
+    """Return a name for a picture, without its middle if it is longer than `LONGEST`."""
     half = LONGEST // 2
     return picture(name if len(name) <= LONGEST else f"{name[:half]}…{name[1 - half :]}")
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return two or more round numbers between two positive ones: 1, 2, 5, ... or finer steps where these are few."""
+    """Return at least two round numbers between two positive numbers.
+
+    They are 1, 2, 5, ..., or finer steps if these give too few.
+    """
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [digit * 10.0**power for power in powers for digit in digits]
@@ -58,7 +61,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def label_ends(ends: Mapping[Axes, Sequence[End]], *, fontsize: float = FONT_SIZE) -> None:
-    """Write names in the margin at the right of panels, each as close to the height of its line's end as they fit."""
+    """Write names in the right margin, close to the heights of their lines' ends."""
     place: dict[str, Any] = {"xycoords": "data", "textcoords": ("axes fraction", "data"), "annotation_clip": False}
     texts: dict[Axes, list[Annotation]] = {panel: [] for panel in ends}
     for panel, of_panel in ends.items():
@@ -78,11 +81,11 @@ def label_ends(ends: Mapping[Axes, Sequence[End]], *, fontsize: float = FONT_SIZ
 
 
 def _lay_out(panels: Iterable[Axes]) -> None:
-    """Give the figure of these panels its layout, so that places in pixels are known."""
+    """Lay out the panels' figure, so positions in pixels are known."""
     for panel in list(panels)[:1]:
         figure = panel.get_figure(root=True)
         assert figure is not None
-        for text in figure.findobj(Text):  # titles and labels may hold names that are not escaped
+        for text in figure.findobj(Text):  # titles and labels may contain unescaped names
             assert isinstance(text, Text)
             is_tick = text.get_text().startswith(r"$\mathdefault")
             text.set_parse_math(is_tick or "$" not in text.get_text().replace(r"\$", ""))
@@ -90,14 +93,15 @@ def _lay_out(panels: Iterable[Axes]) -> None:
 
 
 def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Return centres near `wanted` of intervals of these sizes that do not overlap, in `low` to `high` if they fit.
+    """Return centres near `wanted` for intervals that must not overlap.
 
-    The sum of squared moves is the least: a run of intervals that touch lies about the mean of where they would be.
+    The intervals have the lengths `sizes` and lie between `low` and `high` if they fit. The sum of squared moves is
+    minimal: a group of touching intervals is centred on the mean of its wanted positions.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     before = np.concatenate([[0.0], np.cumsum([sizes[i] for i in order])])
-    # With the sizes before it taken off, an interval may lie anywhere above the one before.
-    blocks: list[list[float]] = []  # of intervals that touch: the mean of their starts, and their number
+    # Subtract the preceding sizes from each start: the starts then only have to be ascending.
+    blocks: list[list[float]] = []  # touching intervals: mean start, number
     for start, i in zip(before, order, strict=False):
         blocks.append([wanted[i] - sizes[i] / 2 - start, 1])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
@@ -113,16 +117,20 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: flo
 
 
 class Named(NamedTuple):
-    """The points of a model in a panel, and its colour; its name stands beside one of them, the first if it fits."""
+    """Hold a model's points in a panel, and its colour.
+
+    The name is next to the first point if it fits, else next to a later point.
+    """
 
     points: Sequence[tuple[float, float]]
     color: str
 
 
 def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float = FONT_SIZE) -> None:
-    """Write names beside points, where they cover no other name and, if there is room, nothing else that is drawn.
+    """Write names next to points without covering other names.
 
-    The layout of the figure leaves no room for names, else it would change when they have moved.
+    If there is room, names cover no other drawn element either. Names do not take part in the figure's layout, because
+    the layout would change whenever they move.
     """
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": fontsize, "ha": "center", "va": "center"}
     look["in_layout"] = False
@@ -139,7 +147,11 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
 
 
 class _Spot(NamedTuple):
-    """A place for a name, in pixels: its centre, the index of its point, two corners, the line between, if far."""
+    """Hold a candidate position for a name, in pixels.
+
+    Its fields are the cost, the centre, the point's index, the box corners, the leader line, and whether the line is
+    drawn.
+    """
 
     cost: float
     centre: np.ndarray
@@ -150,7 +162,7 @@ class _Spot(NamedTuple):
 
 
 def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotation]) -> None:
-    """Move the names of one panel, and draw the lines that lead to them."""
+    """Move a panel's names and draw their leader lines."""
     figure = panel.get_figure(root=True)
     assert figure is not None
     scale, frame, to_display = figure.dpi / 72, panel.get_window_extent().get_points(), panel.transData
@@ -163,9 +175,9 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
         extent = texts[name].get_window_extent()
         spots[name] = list(_spots(at, np.array([extent.width, extent.height]) + 2 * PAD * scale, scale))
     tries: list[dict[str, _Spot]] = []
-    pressed = dict.fromkeys(named, 0)  # how often a name found no good place
+    pressed = dict.fromkeys(named, 0)  # how often a name had no good position
     for _ in range(TRIES):
-        # A name among many has few places, so it chooses first; before it those that found none when others did.
+        # Names without a good position in earlier tries choose first, then names with close neighbours.
         order = sorted(named, key=lambda name: (-pressed[name], crowd[name]))
         tries.append(_choose(order, spots, frame, markers, segments))
         badly = [name for name, spot in tries[-1].items() if spot.cost >= ON_MARKER]
@@ -189,7 +201,10 @@ def _choose(
     markers: np.ndarray,
     segments: np.ndarray,
 ) -> dict[str, _Spot]:
-    """Return the places that names take one after the other, with their costs; in later rounds each looks again."""
+    """Return a position per name, chosen greedily in `order`, with costs.
+
+    In later rounds each name chooses again.
+    """
     chosen: dict[str, _Spot] = {}
     for _ in range(ROUNDS):
         for name in order:
@@ -216,7 +231,10 @@ def _choose(
 
 
 def _spots(points: np.ndarray, size: np.ndarray, scale: float) -> Iterator[_Spot]:
-    """Yield the places around points for a name of a size; the border of its box has the distance from the point."""
+    """Yield candidate positions around points for a name with a given box size.
+
+    A candidate's box border has the candidate's distance from the point.
+    """
     for i, at in enumerate(points):
         for distance in DISTANCES:
             for angle in DIRECTIONS:
@@ -229,7 +247,7 @@ def _spots(points: np.ndarray, size: np.ndarray, scale: float) -> Iterator[_Spot
 
 
 def _drawn(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points [n, 2] and the segments [n, 2, 2] that are drawn in a panel, in pixels."""
+    """Return a panel's drawn points [n, 2] and segments [n, 2, 2], in pixels."""
     markers, lines = [np.zeros((0, 2))], [np.zeros((0, 2, 2))]
     for line in panel.lines:
         xy = line.get_transform().transform(np.asarray(line.get_xydata(), float))
@@ -245,12 +263,12 @@ def _drawn(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inside(box: np.ndarray, points: np.ndarray, margin: float = 4.0) -> int:
-    """Return how many points lie in a box, or close to it."""
+    """Return how many points lie in or close to a box."""
     return int(((points > box[0] - margin) & (points < box[1] + margin)).all(1).sum())
 
 
 def _near(segment: np.ndarray, points: np.ndarray, margin: float = 7.0) -> int:
-    """Return how many points a segment passes, without those at its start."""
+    """Return how many points a segment passes, except points at its start."""
     start, along = segment[0], segment[1] - segment[0]
     share = np.clip((points - start) @ along / max(float(along @ along), 1e-9), 0, 1)
     close = np.hypot(*(points - start - share[:, None] * along).T) < margin
@@ -258,9 +276,10 @@ def _near(segment: np.ndarray, points: np.ndarray, margin: float = 7.0) -> int:
 
 
 def _crossed(box: np.ndarray, segments: np.ndarray) -> int:
-    """Return how many segments meet a box: the part of each that its two sides leave, along x and y, is not empty.
+    """Return how many segments meet a box, or how many boxes [n, 2, 2] meet a segment.
 
-    Or how many boxes, [n, 2, 2], one segment meets.
+    Each axis limits the part of a segment that lies between the box's sides. The segment meets the box if both parts
+    overlap.
     """
     start, along = segments[:, 0], segments[:, 1] - segments[:, 0]
     along = np.where(np.abs(along) < 1e-9, 1e-9, along)

@@ -7,12 +7,12 @@ The paper is arXiv 2505.18522.
 
 Three sizes:
 
-    demo   a model of two layers of 64, 100 steps of 2,048 bytes of the built-in corpus. Windows are an eighth of the
-           sequence. It shows that the study runs, not what the paper shows.
+    demo   a model with two layers of width 64, 100 steps of 2,048 bytes from the built-in corpus. A window is an eighth
+           of the sequence. This size only shows that the study runs.
     small  the settings of studies/limited_110m, 104M tokens of data/mixtral-2048
     paper  the paper's settings, 100B tokens of data/slimpajama-2048 or data/slimpajama-102400
 
-Each study has one of the paper's scales: 110m, 1b3 or 100k. A run's directory follows from size, scale, regime and
+Each study has a scale from the paper: 110m, 1b3 or 100k. A run's directory follows from size, scale, regime and
 label, so studies with the same runs share them, and nothing is trained twice. The size `small` reuses the runs of
 studies/limited_110m.
 """

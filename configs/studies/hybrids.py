@@ -2,11 +2,11 @@
 
     seqjax study --study=hybrids --out=runs/hybrids --jobs=2
 
-The other mixer is in the last layer of every two, four or eight: full attention (once with QK norm), a window or Top-1
-Chunk. Gated DeltaNet and KDA have 12 layers with MLPs; a ratio of 7 to 1 would need 8 or 16 layers. Mamba-2 and its
-hybrid have 24 layers without MLPs. Kimi Linear (arXiv 2510.26692) is KDA with attention in every fourth layer, a model
-of trunks_110m. Settings and models without a change are as in `trunks_110m`. Each hybrid uses the tuned learning rate
-of its majority mixer.
+Every second, fourth or eighth layer has the second mixer: full attention (once with QK norm), a window or Top-1 Chunk.
+Gated DeltaNet and KDA have 12 layers with MLPs; a ratio of 7 to 1 would need 8 or 16 layers. Mamba-2 and its hybrid
+have 24 layers without MLPs. Kimi Linear (arXiv 2510.26692) is KDA with attention in every fourth layer, a model of
+trunks_110m. Settings and models without a change are as in `trunks_110m`. Each hybrid uses the tuned learning rate of
+its majority mixer.
 
 Results: lab/results/hybrids
 """

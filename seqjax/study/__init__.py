@@ -1,1 +1,1 @@
-"""Compares runs at equal loss in domain: `seqjax study --study=NAME_OR_FILE --out=DIR`."""
+"""Compare runs at equal in-domain loss: `seqjax study --study=NAME_OR_FILE --out=DIR`."""

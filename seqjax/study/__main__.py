@@ -1,24 +1,27 @@
-"""Train the missing runs of a study and compare all: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
+"""Train a study's missing runs and compare all runs.
 
-`--configs=transformer_pp,mamba2 --seeds=2` compares configs without a study file; it writes one, DIR/study.py.
+    seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]
+    seqjax study --configs=transformer_pp,mamba2 --seeds=2 --out=DIR     without a study file: writes DIR/study.py
 
-Complete runs are read; the others are trained or resumed, N at a time. The command writes `leaderboard.md`,
-`leaderboard.csv`, `classes.md` and the pictures (docs/protocol.md) into DIR, with their data: `points.csv`,
-`blocks.npz` and `runs.json`. The training curves go to `metrics.npz`. `--latex` also writes `leaderboard.tex`.
+Complete runs are read. Missing runs are trained or resumed, N at a time. DIR then has `leaderboard.md`,
+`leaderboard.csv`, `classes.md` and the pictures (docs/protocol.md), with their data in `points.csv`, `blocks.npz` and
+`runs.json`. `metrics.npz` holds the training curves. `--latex` also writes `leaderboard.tex`.
 
-`--partial` trains nothing and compares the runs that have finished; `leaderboard.md` names the others. A run that has
-not begun here keeps the results that DIR has of it, so that several machines can train the runs of a study in turn.
-`--analyse=DIR` makes tables and pictures again from DIR, without study file and workdirs; with `--page` also
-`report.html`, a page to look at in a browser. `--analyse=DIR --reference=MODEL` prints the gaps to any model of the
-study, and writes nothing. `--analyse=DIR --runs=DIR2` joins a finished study of the same data, whose runs supply the
-rate slope, the spread of seeds and further seeds.
-`--compare A B` prints the gap of A to B in one line, with interval and p-value, and writes nothing. A and B are models
-of the study that `--analyse=DIR` or `--study=FILE [--out=DIR]` names; without either, they are workdirs, with commas
-between the seeds of a model.
-`--dry_run` lists the remaining training and its time, at recorded speeds or at the speed of three steps here. `--list`
-shows the progress of the runs;
-`--only="LABEL|INDEX[;...]"` trains these runs alone, in this order: one for a job array, several where time is short.
-`seqjax/study/runs/studies.py` describes the content of a study file.
+    --partial            train nothing and compare the finished runs; `leaderboard.md` lists the missing runs. A run
+                         that has not begun here keeps its results in DIR, so several machines can train in turn.
+    --analyse=DIR        make the tables and pictures in DIR again, without the study file and the workdirs;
+                         --page adds `report.html`, --reference=MODEL prints the gaps to any model and writes nothing,
+                         --runs=DIR2 joins a finished study on the same data, which supplies the learning-rate slope,
+                         the seed variance and further seeds
+    --compare A B        print the gap of A to B in one line, with interval and p-value, and write nothing. A and B are
+                         models in --analyse=DIR or --study=FILE [--out=DIR]. Without either flag, they are workdirs;
+                         commas separate a model's seeds.
+    --dry_run            list the remaining training and its time, at recorded speeds or timed for three steps here
+    --list               show each run's progress
+    --only="LABEL|INDEX[;...]"    train only these runs, in this order: one run for a job array, the most important
+                         runs if time is short
+
+`seqjax/study/runs/studies.py` describes study files.
 """
 
 import argparse
@@ -35,7 +38,7 @@ from seqjax.terminal import tell
 
 
 def main(argv: list[str]) -> None:
-    """Train the runs that are missing, compare them and write the results."""
+    """Train the missing runs, compare all runs and write the results."""
     parser = command_parser("study", description=__doc__)
     parser.add_argument("--study", help="a shipped study or a file with get_study(): NAME_OR_FILE[:SIZE]")
     parser.add_argument(
@@ -127,7 +130,7 @@ def main(argv: list[str]) -> None:
 
 
 def _compare(args: argparse.Namespace) -> str:
-    """Return the line of --compare."""
+    """Return the output line for --compare."""
     if args.only or args.list or args.partial or args.page or args.latex or args.configs or args.reference:
         raise UserError("--compare A B takes --analyse=DIR or --study=FILE [--out=DIR]; leave out the other arguments.")
     if args.analyse is not None:

@@ -34,7 +34,7 @@ def test_errors_name_the_fix(runs, tmp_path):
         load_study(str(tmp_path / "absent.py"))
     with pytest.raises(UserError, match=r"no run has the model of the references \['other'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, references=("other",))))
-    with pytest.raises(UserError, match="references is a tuple"):
+    with pytest.raises(UserError, match="references must be a tuple"):
         load_study(str(write_study(tmp_path / "study.py", runs, references="slow")))
     with pytest.raises(UserError, match=r"unknown fields \['reference'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, reference="slow")))
@@ -44,7 +44,7 @@ def test_errors_name_the_fix(runs, tmp_path):
     with pytest.raises(UserError, match=r"speeds: c.* see seqjax/study/runs/studies\.py"):
         load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     for speeds in ({"c": {"slwo": 1.0}}, {"c": {"card": "H100", "length": 8, "tokens_per_s": {"slwo": 1.0}}}):
-        with pytest.raises(UserError, match=r"speeds\['c'\] names \['slwo'\], which no run has"):
+        with pytest.raises(UserError, match=r"speeds\['c'\] names \['slwo'\], but no run has"):
             load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
     with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
@@ -111,7 +111,7 @@ def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
     assert len({run.workdir for run in found.runs}) == 4
     study.main([*arguments, "--list"])  # the same again
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
-    with pytest.raises(UserError, match="is there and says something else"):
+    with pytest.raises(UserError, match="exists with other content"):
         study.main([*of_configs(blocks_dir, tmp_path, seeds=3), "--list"])
     for args, says in (
         (["--configs=transformer_pp"], "at least two configs"),

@@ -1,4 +1,4 @@
-"""The statistic: the gap of each model to a reference at equal in-domain loss and equal learning rate."""
+"""Measure each model's gap to a reference at equal in-domain loss and equal learning rate."""
 
 from seqjax.study.gaps.rates import rates, shown_runs
 from seqjax.study.gaps.rows import Row, compare, estimates, require_model, with_copies

@@ -1,16 +1,16 @@
-"""Decomposition of the difference of two models by classes of tokens (`seqjax.training.eval_losses`).
+"""Split the loss difference of two models by token class (`seqjax.training.eval_losses`).
 
-With S_k the summed losses of the tokens of class k, n_k their number and N the number of all tokens of a domain,
+For token class k in a domain, S_k is the summed loss, n_k the token count, and N the domain's token count:
 
     difference = sum_k (S_k - S'_k) / N = sum_k (n_k / N) * (S_k - S'_k) / n_k
 
-is the sum over the classes of a family of the share of each times the difference within it. Intervals cover documents
-and seeds, which are both samples.
+Each class in a family thus contributes its token share times its mean difference. Confidence intervals cover documents
+and seeds; both are samples.
 
-A study keeps the sums in `classes.npz` next to `blocks.npz`: "runs" and "steps" [runs], the names of the classes of
-each "FAMILY" [classes], and per domain "DOMAIN/blocks" [groups], "DOMAIN/FAMILY/tokens" [groups, classes] and
-"DOMAIN/FAMILY/losses" [runs, groups, classes]. A group is one document or, beyond `MAX_GROUPS` documents, several
-consecutive ones.
+A study keeps the sums in `classes.npz`, next to `blocks.npz`. The arrays are "runs" and "steps" [runs], the class names
+of each "FAMILY" [classes], and per domain "DOMAIN/blocks" [groups], "DOMAIN/FAMILY/tokens" [groups, classes] and
+"DOMAIN/FAMILY/losses" [runs, groups, classes]. A group is one document. With more than `MAX_GROUPS` documents, a group
+has several consecutive documents.
 """
 
 import dataclasses
@@ -30,14 +30,15 @@ from seqjax.training import token_classes
 from seqjax.training.token_classes import ClassSums, DomainSums
 
 FILE = "classes.npz"
-MAX_GROUPS = 256  # of documents per domain in a study's file, which is committed with the results
-REPEAT = "repeat"  # the family whose last class are tokens that continue an earlier bigram
+MAX_GROUPS = 256  # document groups per domain: the file is committed with the results, so it must stay small
+REPEAT = "repeat"  # family; its last class holds the tokens that continue an earlier bigram
 
 
 class ClassPart(NamedTuple):
-    """A class of tokens: its share of all, its mean losses in nats per token, and its part of the difference.
+    """Hold a token class: token share, mean losses (nats per token), contribution.
 
-    `difference` is the one within the class; the `contribution` is `share` times that, with its interval.
+    `difference` is ours minus theirs within the class. `contribution` is `share * difference`, with its confidence
+    interval.
     """
 
     name: str
@@ -49,9 +50,9 @@ class ClassPart(NamedTuple):
 
 
 def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], list[str]]:
-    """Return the sums of runs, by label, and messages about runs without sums.
+    """Return class sums by run label, and messages about runs without sums.
 
-    Raises `UserError` if two runs have sums of different tokens.
+    Raises `UserError` if two runs have sums over different tokens.
     """
     of_run = {label: token_classes.read_classes(workdir) for label, workdir in workdirs.items()}
     found = {label: sums for label, sums in of_run.items() if sums is not None}
@@ -61,9 +62,9 @@ def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], l
 
 
 def parts(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str, family: str) -> list[ClassPart]:
-    """Return the classes of a family that have tokens, in order; both sides have one or more seeds.
+    """Return a family's non-empty classes, in order.
 
-    Raises `UserError` if the sums are not of the same tokens.
+    Each side has one or more seeds. Raises `UserError` if the sums cover different tokens.
     """
     _require_same({f"run {i}": sums for i, sums in enumerate((*ours, *theirs))})
     first = ours[0].domains[domain]
@@ -81,14 +82,18 @@ def parts(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str, f
 
 
 def total(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str) -> ClassPart:
-    """Return all tokens of a domain as one class, whose contribution is the difference."""
+    """Return a domain's tokens as a single class; its contribution is the difference."""
     family = next(iter(ours[0].names))
     one, other = ([_one_class(sums, domain, family) for sums in side] for side in (ours, theirs))
     return parts(one, other, domain, "all")[0]
 
 
 def copy_share(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], *, domains: Sequence[str]) -> float | None:
-    """Return the share of the mean difference over domains from tokens that continue an earlier bigram."""
+    """Return the share of the mean difference that comes from copied bigrams.
+
+    A copied bigram is a token that continues an earlier bigram. The mean is over `domains`. The result is None if a run
+    lacks these sums or the difference is zero.
+    """
     if any(REPEAT not in sums.names for sums in (*ours, *theirs)):
         return None
     copies = wholes = 0.0
@@ -108,10 +113,10 @@ def _one_class(sums: ClassSums, domain: str, family: str) -> ClassSums:
 def _estimates(
     ours_SDC: np.ndarray, theirs_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
 ) -> list[Estimate]:
-    """Return the contribution of every class to the difference, from sums of losses per seed and document.
+    """Return each class's contribution to the difference.
 
-    The mean over documents is an estimate of a ratio: with G_d the sum of document d, m_d its share of the tokens, its
-    variance is D / (D - 1) * sum_d (G_d - mean * m_d)^2.
+    The inputs are summed losses per seed and document. The mean over documents is a ratio estimate. With document sum
+    G_d and token share m_d, its variance is D / (D - 1) * sum_d (G_d - mean * m_d)^2.
     """
     n_tokens = tokens_DC.sum()
     gaps_DC = (ours_SDC.mean(0) - theirs_SDC.mean(0)) / n_tokens
@@ -133,7 +138,7 @@ def _estimates(
 
 
 def _in_groups(sums: ClassSums) -> ClassSums:
-    """Return the sums with at most `MAX_GROUPS` groups of documents in each domain."""
+    """Return the sums with at most `MAX_GROUPS` document groups per domain."""
     domains = {}
     for domain, of in sums.domains.items():
         n = len(of.blocks)
@@ -145,7 +150,7 @@ def _in_groups(sums: ClassSums) -> ClassSums:
 
 
 def _require_same(found: Mapping[str, ClassSums]) -> None:
-    """Raise `UserError` unless all runs have sums of the same tokens in the same classes."""
+    """Raise `UserError` unless all runs have the same tokens in the same classes."""
     if not found:
         return
     (first, sums), *others = found.items()
@@ -157,14 +162,17 @@ def _require_same(found: Mapping[str, ClassSums]) -> None:
             same &= all(np.array_equal(tokens, own.tokens[family]) for family, tokens in of.tokens.items())
         if not same:
             raise UserError(
-                f"The classes of tokens of {label} are not those of {first}: compare runs with the same data, "
-                "eval.tokens and eval.seed, and the same version of seqjax."
+                f"{label} and {first} have different token classes: compare runs with the same data, eval.tokens and "
+                "eval.seed, and the same seqjax version."
             )
 
 
 # ----------------------------------------------------------------------------------------------------------- files
 def write(out: Path, found: Mapping[str, ClassSums]) -> None:
-    """Write `classes.npz`, or remove it if there are no sums. Raises `UserError` for sums of different tokens."""
+    """Write `classes.npz`, or remove it if there are no sums.
+
+    Raises `UserError` if the sums cover different tokens.
+    """
     (out / FILE).unlink(missing_ok=True)
     if not found:
         return
@@ -184,7 +192,10 @@ def write(out: Path, found: Mapping[str, ClassSums]) -> None:
 
 
 def read(directory: str | Path) -> dict[str, ClassSums]:
-    """Return the sums that `write` wrote, by label; empty if there are none. Documents are numbered by group."""
+    """Return the sums from `classes.npz` by run label; {} without the file.
+
+    Documents are numbered by group.
+    """
     path = Path(directory) / FILE
     if not path.is_file():
         return {}

@@ -1,20 +1,20 @@
-"""The gap of every model to a reference at equal in-domain loss and equal learning rate.
+"""Measure each model's gap to a reference at equal in-domain loss and learning rate.
 
-Every run becomes one number, its height above the reference's loss curve. One slope, common to all models, takes out
-the learning rate. The gap of a model is its seeds' mean height less the reference's. With x the in-domain loss and y
-the OOD loss of an end, and rho = log2 of the rate:
+Every run becomes one number, its height above the reference's loss curve. One slope, common to all models, adjusts for
+the learning rate. A gap is the model's mean height over seeds, minus the reference's. For an end, x is the in-domain
+loss, y the OOD loss, and rho = log2(rate).
 
-    h(x)   = b (x - x0) + q (x - x0)^2, fitted to all ends of the reference's runs with an intercept per run; beyond
-             these ends its tangent
-    u_i(x) the height of run i: the line through y - h(x) at its ends, level beyond them
-    X      the reference's mean last x at its best rate
-    x_i    = max(last x of run i, X): where run i is read. A run whose ends all lie below X is read at its highest end
-    c      the mean over models of the slope of heights on rho, between near-best rates of one seed
-    R(x)   = mean over the reference's seeds of the mean over their rates of u_j(x) - c rho_j
-    g_s    = mean over the seed's rates of u_i(x_i) - c rho_i - R(x_i);   g = mean over seeds of g_s
+    h(x)   = b (x - x0) + q (x - x0)^2, fitted to all ends of the reference, with an intercept per run; the tangent
+             continues it past the outermost ends
+    u_i(x) height of run i: linear interpolation of y - h(x) between its ends, constant outside
+    X      mean last x of the reference at its best rate
+    x_i    = max(last x of run i, X): the loss at which run i is read; its highest end if all its ends lie below X
+    c      mean over models: slope of heights on rho, between near-best rates of one seed
+    R(x)   = mean over reference seeds, then over their rates: u_j(x) - c rho_j
+    g_s    = mean over rates of seed s: u_i(x_i) - c rho_i - R(x_i);   g = mean over seeds: g_s
 
-All functions have a leading axis D of draws (`documents.py`); the data itself is a single draw. Letters: D draws, E
-ends, P places where heights are read, Q quantities (the mean over domains, then each domain), S seeds.
+All functions have a leading axis D for draws (`documents.py`); the measured data is a single draw. Letters: D draws, E
+ends, P positions where heights are read, Q quantities (the domain mean, then each domain), S seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-REACH = 0.05  # nats in domain: the farthest that a run is read beyond the reference
-FEWEST = 3  # models with a slope; with fewer, the learning rate is not adjusted
-SAME = 1e-9  # octaves: mean rates of two sides that are equal up to rounding
+REACH = 0.05  # nats in domain: the largest distance past the reference's ends at which a run is read
+FEWEST = 3  # models with a slope; with fewer, there is no learning-rate adjustment
+SAME = 1e-9  # octaves: the largest rounding difference between equal mean rates
 
 
 class Ends(NamedTuple):
-    """The ends of a run: x in domain [D, E], y out of domain [D, E, Q], and the number of tokens [E]."""
+    """Hold a run's ends: in-domain x [D, E], OOD y [D, E, Q], and tokens [E]."""
 
     label: str
     seed: int
@@ -44,7 +44,10 @@ class Ends(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """h(x) of a reference: coefficients [D, Q], the centre x0 [D], and its lowest and highest end [D]."""
+    """Hold a reference's curve h(x).
+
+    The coefficients are [D, Q]. The centre x0, the lowest end and the highest end are [D].
+    """
 
     linear: np.ndarray
     quadratic: np.ndarray
@@ -61,9 +64,9 @@ class Curve(NamedTuple):
 
 
 def fit(runs: Sequence[Ends]) -> Curve:
-    """Return the curve through the ends of a reference's runs, by least squares with an intercept per run.
+    """Return the least-squares curve through a reference's ends.
 
-    The square needs a run with three ends; without one, the curve is a line.
+    Each run has an intercept. The quadratic term needs a run with three ends; without such a run, the curve is a line.
     """
     x = np.concatenate([run.x for run in runs], axis=1)
     centre = x.mean(1)
@@ -72,7 +75,7 @@ def fit(runs: Sequence[Ends]) -> Curve:
     for run in runs:
         z = run.x - centre[:, None]
         terms = np.stack([z, z**2 * squares], -1)
-        terms = terms - terms.mean(1, keepdims=True)  # takes the place of an intercept
+        terms = terms - terms.mean(1, keepdims=True)  # equivalent to an intercept per run
         normal += np.einsum("dei,dej->dij", terms, terms)
         right += np.einsum("dei,deq->diq", terms, run.y - run.y.mean(1, keepdims=True))
     solved = np.linalg.pinv(normal) @ right
@@ -80,7 +83,7 @@ def fit(runs: Sequence[Ends]) -> Curve:
 
 
 def height(run: Ends, curve: Curve, at_DP: np.ndarray) -> np.ndarray:
-    """Return u(x) of a run at [D, P], [D, P, Q]."""
+    """Return a run's height u at [D, P], [D, P, Q]."""
     order = np.argsort(run.x, axis=1, kind="stable")
     x = np.take_along_axis(run.x, order, 1)
     u = np.take_along_axis(run.y - curve.at(run.x), order[..., None], 1)
@@ -95,17 +98,17 @@ def height(run: Ends, curve: Curve, at_DP: np.ndarray) -> np.ndarray:
 
 
 class ModelGap(NamedTuple):
-    """The gap of a model.
+    """Hold a model's gap to the reference.
 
     Args:
         of_seed: g_s, seed -> [D, Q].
-        reference: The reference's seeds in this gap, seed -> u - c rho - R at X, [D, Q].
-        of_rate: The mean gap of the runs of each rate, [D, Q].
+        reference: Each reference seed in this gap: u - c rho - R at X, seed -> [D, Q].
+        of_rate: Mean gap at each rate, [D, Q].
         labels: The runs that were read.
         loss: Mean loss at which the runs were read, [D].
-        beyond: Mean distance of the readings beyond the reference's ends, [D].
-        rho: Mean rho of the model and of the reference.
-        rates: The near-best rates that were compared, of the model and of the reference.
+        beyond: Mean distance at which runs were read past the reference's ends, [D].
+        rho: Mean rho: model, reference.
+        rates: Compared near-best rates: model, reference.
     """
 
     of_seed: dict[int, np.ndarray]
@@ -124,17 +127,17 @@ class ModelGap(NamedTuple):
 
     @property
     def octaves(self) -> float:
-        """How many octaves the model's mean rate lies above the reference's."""
+        """The distance from the reference's mean rate up to the model's, in octaves."""
         return 0.0 if abs(self.rho[0] - self.rho[1]) < SAME else self.rho[0] - self.rho[1]
 
 
 class Gaps(NamedTuple):
-    """The gaps of all models to a reference.
+    """Hold all models' gaps to a reference.
 
     Args:
         slopes: Slope of heights per octave of the learning rate, model -> [D, Q].
-        c: Their mean, which is taken out, [D, Q]; zero if fewer than `FEWEST` models have one.
-        of_model: Model -> its gap; or the reason why it has none.
+        c: Mean slope, used for the adjustment, [D, Q]; zero if fewer than `FEWEST` models have a slope.
+        of_model: Model -> its gap, or the reason for a missing gap.
     """
 
     curve: Curve
@@ -145,11 +148,11 @@ class Gaps(NamedTuple):
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether the learning rate was taken out."""
+        """Whether the heights are adjusted for the learning rate."""
         return len(self.slopes) >= FEWEST
 
 
-NO_REACH, NO_RATE = "ends from 50%", "another rate"  # what a gap needs
+NO_REACH, NO_RATE = "ends from 50%", "another rate"  # needs of an undecided verdict
 
 
 def measure(
@@ -160,14 +163,14 @@ def measure(
     reach: float = REACH,
     among: Mapping[str, Sequence[str]] | None = None,
 ) -> Gaps:
-    """Return the gaps of all models to `reference`, whose best rate is `best`.
+    """Return all models' gaps to `reference`.
 
     Args:
         models: Each model's runs at its near-best rates.
         reference: One of the models. At least one of its runs has two ends.
         best: The reference's best rate.
-        reach: The farthest that a run is read beyond the reference, in the unit of the losses.
-        among: Labels of the runs to read, per model; without it, those within reach.
+        reach: The largest distance past the reference's ends at which a run is read, in the loss unit.
+        among: Labels of the runs to read, per model. Without it, runs within reach are read.
     """
     theirs = models[reference]
     curve = fit(theirs)
@@ -208,7 +211,10 @@ def _within(run: Ends, curve: Curve, at_D: np.ndarray, reach: float) -> bool:
 
 
 def _slope(runs: Sequence[Ends], curve: Curve) -> np.ndarray | None:
-    """Return the mean over seeds of the slope of heights on rho, [D, Q]; None without a seed with several rates."""
+    """Return the slope of heights on rho, [D, Q], averaged over seeds.
+
+    The result is None unless a seed has several rates.
+    """
     found = []
     for of_seed in by_seed(runs).values():
         if len(of_seed) > 1:
@@ -235,9 +241,9 @@ def _mean_rho(runs: Sequence[Ends]) -> float:
 def _gap(
     ours: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, at_D: np.ndarray, c: np.ndarray, *, by_rate: bool
 ) -> ModelGap:
-    """Return the gap of a model's runs to a reference's.
+    """Return a model's gap to the reference.
 
-    Without a common slope (`by_rate`), sides whose seeds ran different rates are compared rate by rate.
+    With `by_rate` there is no common slope. Sides whose seeds have different rates are then compared rate by rate.
     """
     places = np.stack([reading(run, at_D) for run in ours], 1)
     heights = np.stack([height(run, curve, places[:, [i]])[:, 0] - c * run.rho for i, run in enumerate(ours)], 1)
@@ -272,7 +278,7 @@ def _gap(
 def reference_levels(
     runs: Sequence[Ends], curve: Curve, at_DP: np.ndarray, c: np.ndarray
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Return R at [D, P], [D, P, Q], and the level of each of the reference's seeds."""
+    """Return R at [D, P], [D, P, Q], and each reference seed's level."""
     of_seed = {
         seed: np.mean([height(run, curve, at_DP) - (c * run.rho)[:, None] for run in of_seed], axis=0)
         for seed, of_seed in by_seed(runs).items()
@@ -281,7 +287,10 @@ def reference_levels(
 
 
 def _beyond(runs: Sequence[Ends], places: np.ndarray, curve: Curve) -> np.ndarray:
-    """Return how far readings lie beyond the reference's ends, the mean over seeds of the mean over rates, [D]."""
+    """Return how far runs are read past the reference's ends, [D].
+
+    The mean is over rates, then over seeds.
+    """
     far = np.maximum(np.maximum(places - curve.high[:, None], curve.low[:, None] - places), 0.0)
     seeds = dict.fromkeys(run.seed for run in runs)
     return np.mean([far[:, [i for i, run in enumerate(runs) if run.seed == s]].mean(1) for s in seeds], axis=0)

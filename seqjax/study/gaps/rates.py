@@ -1,8 +1,8 @@
-"""The learning rates of a model: which are near-best, which is the best, and which to try next.
+"""Find a model's near-best learning rates, its best rate, and the next rate to try.
 
-A rate is near-best if its last in-domain loss is within `NEAR` nats of the model's best rate. Rates are compared on the
-seeds that all of them have, because a seed moves all rates alike. Above the optimum the effect of the rate on the OOD
-loss turns; the limit keeps such rates out.
+A rate is near-best if its last in-domain loss is within `NEAR` nats of the model's best rate. Rates are compared on
+their common seeds, because a seed shifts the loss at all rates alike. Above the optimum, the learning rate's effect on
+the OOD loss reverses; the limit excludes such rates.
 """
 
 import functools
@@ -15,14 +15,14 @@ NEAR = 0.03  # nats in domain
 
 
 class Rates(NamedTuple):
-    """The learning rates of a model, as multiples of the common one.
+    """Hold a model's learning rates, as multiples of the common rate.
 
     Args:
         found: Rate -> number of seeds, last in-domain loss, last OOD loss (means over seeds).
         best: The rate with the lowest last in-domain loss.
         near: The near-best rates, ascending.
-        shown: The near-best rate with the most seeds, of these the lowest in domain.
-        edge: "lowest", "highest" or "only", if the best rate is at that edge of the grid.
+        shown: The near-best rate with the most seeds; ties go to the lowest in-domain loss.
+        edge: "lowest" or "highest" if the best rate is at that grid edge, "only" for a single rate, else "".
     """
 
     found: dict[float, tuple[int, float, float]]
@@ -32,9 +32,9 @@ class Rates(NamedTuple):
     edge: str
 
     def next_rate(self, preferred: float | None = None) -> float | None:
-        """Return the rate that settles whether the best one is at the edge; None if it is inside the grid.
+        """Return the next rate to try if the best rate is at a grid edge, else None.
 
-        A model with a single rate gets the `preferred` one, that of its reference, if it differs; else the double.
+        A model with a single rate tries its reference's best rate (`preferred`) if it differs, else twice its rate.
         """
         if self.edge == "only" and preferred is not None and preferred != self.best:
             return preferred
@@ -60,13 +60,16 @@ def rates(records: Records, model: str) -> Rates:
 
 
 def _means(records: Records, runs: Sequence[Record]) -> tuple[float, float]:
-    """Return the mean last losses of runs, in domain and OOD."""
+    """Return mean last losses, in domain and OOD."""
     last = [run.last for run in runs]
     return float(in_domain(last, records.against).mean()), float(losses(last, records.domains).mean())
 
 
 def shown_runs(records: Records, model: str) -> list[Record]:
-    """Return the runs that represent a model in pictures and costs, one per seed: those at its `shown` rate."""
+    """Return the runs at a model's `shown` rate, one per seed.
+
+    Pictures and cost tables show these runs.
+    """
     runs = records.of_model(model)
     shown = rates(records, model).shown if runs else None
     return sorted((run for run in runs if run.rate == shown), key=lambda run: run.seed)

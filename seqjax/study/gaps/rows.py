@@ -1,16 +1,16 @@
-"""One row per model: its gap to a reference at equal in-domain loss and equal learning rate, and its verdict.
+"""Build one row per model: its gap to a reference, and its verdict.
 
-`heights.py` measures the gaps. The variance of a gap g with S seeds of the model and S_R of the reference is
+`heights.py` measures the gaps. A gap g with S model seeds and S_R reference seeds has the variance
 
     V = s_m^2 / S + s_R^2 / S_R + Delta^2 tau^2 (1 / K + 1 / 2) + (k d)^2 + V_text
 
-with Delta the octaves between the two sides' mean rates, tau the standard deviation of the K models' slopes, d the
-distance of the readings beyond the reference's ends, k the standard deviation between seeds of the slope of heights
-over the last two ends, and V_text the variance over draws of the evaluated text. s^2 is a variance of seeds, drawn
-towards that of all models but never below a side's own. Intervals have Satterthwaite's degrees of freedom.
+Delta is the distance of the two mean rates in octaves. tau is the standard deviation of the K models' slopes. d is the
+distance past the reference's ends at which the runs were read. k is the standard deviation between seeds of the height
+slope over the last two ends. V_text is the variance over text draws. s^2 is a seed variance, shrunk towards all models'
+pooled variance but never below the model's sample variance. Intervals use Satterthwaite's degrees of freedom.
 
-A model with one seed has a point and no interval. For its verdict alone, s_m^2 is the largest variance of any model
-with three seeds; with fewer than `ENOUGH` such models it stays undecided.
+A model with one seed has a gap without an interval. Only for its verdict, s_m^2 is the largest variance among models
+with three seeds. With fewer than `ENOUGH` such models, the verdict stays undecided.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from seqjax.study.gaps.tokens import Difference, SpeedUp
 from seqjax.study.gaps.verdicts import Candidate, Verdict
 from seqjax.study.runs.record import Record, Records
 
-ENOUGH, SEEDS = 5, 3  # models with so many seeds that tell how far the verdict of one seed may be trusted
+ENOUGH, SEEDS = 5, 3  # a verdict on one seed needs 5 models with 3 seeds, which show how much seeds vary
 PARTS = ("seeds", "reference", "rate", "beyond", "text")
 WHY = {
     heights.NO_REACH: "no end lies within reach of the reference's in-domain losses",
@@ -41,27 +41,29 @@ ONE_END = "the reference has one end per run; give its runs ends from 50% (train
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The comparison of a model with a reference. Losses are in the unit of the study, positive gaps are worse.
+    """Hold a model's comparison with a reference.
+
+    Losses are in the study's unit. A positive gap is worse.
 
     Args:
-        model, reference: Their names.
-        verdict: The verdict on the gap, or what it needs.
-        why: Why there is no gap; "" if there is one.
-        seeds, reference_seeds: Numbers of seeds in the gap; without a gap, of the runs shown.
-        parameters, reference_parameters: Numbers of parameters, if known.
-        rates: The near-best rates that were compared, as multiples of the common one.
-        edge, reference_edge: Where the best rate lies in its grid: "lowest", "highest", "only", or "" inside.
-        next_rates: "model" or "reference" -> the rate that settles whether the best one is at the edge.
+        model, reference: Names.
+        verdict: The verdict on the gap, with its need if undecided.
+        why: Reason for a missing gap; "" if there is a gap.
+        seeds, reference_seeds: Seed counts in the gap; without a gap, counts of the shown runs.
+        parameters, reference_parameters: Parameter counts, if known.
+        rates: The compared near-best rates, as multiples of the common rate.
+        edge, reference_edge: Position of the best rate in its grid: "lowest", "highest", "only", or "" inside.
+        next_rates: "model" or "reference" -> the rate to try next, if the best rate is at an edge.
         loss: Mean in-domain loss at which the runs were read.
-        tokens: Training tokens of the runs.
-        mid_rate, octaves: The rate halfway between both sides' mean rates, and their distance.
-        beyond: Distance of the readings beyond the reference's ends.
-        gaps: Gap of every quantity (`Records.quantities`), at matched learning rates.
-        as_tuned: The main gap with each side at its own rates.
-        by_rate: The main gap of the runs at each rate.
-        parts: Variances of the main gap by their names in `PARTS`.
-        per_doubling: Change of the main gap per doubling of tokens.
-        at_equal_tokens: Differences after equal tokens.
+        tokens: Training tokens per run.
+        mid_rate, octaves: Midpoint (geometric) and distance of the two mean rates.
+        beyond: Distance past the reference's ends at which the runs were read.
+        gaps: Gap of each quantity (`Records.quantities`), at matched learning rates.
+        as_tuned: The main gap with each side at its near-best rates.
+        by_rate: Rate -> the main gap at this rate.
+        parts: Variance components of the main gap, by their names in `PARTS`.
+        per_doubling: Change in the main gap per token doubling.
+        at_equal_tokens: Loss differences after equal tokens.
         copy: Share of the OOD difference at equal tokens from tokens that continue an earlier bigram.
         speed_up: Speed-up to equal OOD loss.
     """
@@ -94,63 +96,66 @@ class Row:
 
     @property
     def gap(self) -> Estimate | None:
-        """The gap of the main quantity: the mean over the OOD domains."""
+        """The main gap: the mean over OOD domains."""
         return next(iter(self.gaps.values()), None)
 
     @property
     def provisional(self) -> bool:
-        """Whether the best rate of either side is the only one or at the edge of its grid."""
+        """Whether either side's best rate is its only rate or at a grid edge."""
         return bool(self.edge or self.reference_edge)
 
     @property
     def trend(self) -> str:
-        """Return "shrinks" or "grows" if the 95% interval of the trend excludes zero."""
+        """Return "shrinks" or "grows" if the trend's 95% interval excludes zero, else ""."""
         if self.per_doubling is None or not self.per_doubling.differs or self.gap is None:
             return ""
         return "grows" if self.per_doubling.value * self.gap.value > 0 else "shrinks"
 
     @property
     def marks(self) -> str:
-        """The marks of the verdict: "shrinks" or "grows", "one seed", and * if it is provisional."""
+        """The verdict's marks: "shrinks" or "grows", "one seed", and * for provisional."""
         said = [mark for mark in (self.trend, "one seed" if self.gap and self.seeds == 1 else "") if mark]
         return "".join(f", {mark}" for mark in said) + ("*" if self.provisional else "")
 
     @property
     def text(self) -> str:
-        """The verdict with its marks and what it needs: "undecided, one seed* (needs: 2 more seeds)"."""
+        """The verdict with marks and need: "undecided, one seed* (needs: 2 more seeds)"."""
         needs = f" (needs: {self.verdict.needs})" if self.verdict.needs else ""
         return f"{self.verdict.word}{self.marks}{needs}"
 
     @property
     def size(self) -> float | None:
-        """The model's parameters as a multiple of the reference's."""
+        """The model's parameter count relative to the reference's; None if unknown."""
         if not self.parameters or not self.reference_parameters:
             return None
         return self.parameters / self.reference_parameters
 
 
 def require_model(records: Records, name: str) -> None:
-    """Raise `UserError` unless the study has runs of a model."""
+    """Raise `UserError` unless the study has runs with this model."""
     if name not in records.models:
         raise UserError(f"The study has no model {name!r}. Its models: {'; '.join(records.models)}.")
 
 
 def compare(records: Records, reference: str) -> tuple[Row, ...]:
-    """Return a row for every other model, the lowest gap first and models without a gap last.
+    """Return a row per model, lowest gap first and models without a gap last.
 
-    Raises `UserError` if the study has no such model.
+    Raises `UserError` if the study has no model named `reference`.
     """
     require_model(records, reference)
     return _compare(records, reference)
 
 
 def estimates(records: Records, reference: str) -> dict[str, Estimate]:
-    """Return the main gap of every model that has one."""
+    """Return the main gaps by model."""
     return {row.model: row.gap for row in compare(records, reference) if row.gap is not None}
 
 
 def with_copies(rows: Sequence[Row], records: Records, sums: Mapping[str, ClassSums]) -> tuple[Row, ...]:
-    """Return rows with the share of copies, from the sums over classes of tokens by label (`classes.read`)."""
+    """Return rows with copy shares.
+
+    `sums` are class sums by run label (`classes.read`).
+    """
     return tuple(dataclasses.replace(row, copy=_copy(row, records, sums)) for row in rows)
 
 
@@ -215,13 +220,13 @@ def _compare(records: Records, reference: str) -> tuple[Row, ...]:
 
 
 def _near(records: Records, model: str) -> list[Record]:
-    """Return the runs of a model at its near-best rates."""
+    """Return a model's runs at its near-best rates."""
     near = rates(records, model).near
     return [run for run in records.of_model(model) if run.rate in near]
 
 
 def _plain(records: Records, model: str, reference: str, difference: Difference | None) -> Row:
-    """Return what is known of a model without a gap."""
+    """Return a model's row without its gap."""
     ours, theirs = rates(records, model), rates(records, reference)
     sides = [shown_runs(records, name) for name in (model, reference)]
     wanted = {"model": ours.next_rate(theirs.best), "reference": theirs.next_rate(ours.best)}
@@ -243,7 +248,7 @@ def _plain(records: Records, model: str, reference: str, difference: Difference 
 
 
 def _measure(records: Records, reference: str) -> tuple[Gaps, Gaps | None]:
-    """Return the gaps as measured, and on draws of the text if losses of blocks are known."""
+    """Return the measured gaps, and the gaps on text draws if block losses are known."""
     best, reach = rates(records, reference).best, heights.REACH * records.unit.scale
     near = {model: _near(records, model) for model in records.models}
     data = {model: [documents.of_data(records, run) for run in runs] for model, runs in near.items()}
@@ -273,7 +278,7 @@ def _found(measured: Gaps) -> list[ModelGap]:
 
 
 def _spread(measured: Gaps, quantity: int) -> Spread | None:
-    """Return the common variance of seeds of all models and the reference."""
+    """Return the pooled seed variance over all models and the reference."""
     gaps = _found(measured)
     if not gaps:
         return None
@@ -284,7 +289,7 @@ def _spread(measured: Gaps, quantity: int) -> Spread | None:
 def _estimate(
     measured: Gaps, gap: ModelGap, spread: Spread | None, others: Mapping[str, Part], quantity: int
 ) -> tuple[Estimate, dict[str, Part] | None]:
-    """Return the gap of a quantity and the parts of its variance, to which `others` belong.
+    """Return a quantity's gap and its variance components, which include `others`.
 
     A model with one seed has no interval.
     """
@@ -308,7 +313,7 @@ def _estimate(
 
 
 def _bend(records: Records, measured: Gaps, quantity: int) -> Part:
-    """Return the variance between seeds of the slope of heights over the last two ends."""
+    """Return the variance between seeds of the height slope over the last two ends."""
     groups: dict[tuple[str, float], list[float]] = {}
     for run in records.runs:
         ends = documents.of_data(records, run)
@@ -321,7 +326,10 @@ def _bend(records: Records, measured: Gaps, quantity: int) -> Part:
 
 
 def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Spread | None) -> Candidate | None:
-    """Return a gap as it is tested; None for one seed, if too few models tell how much seeds vary."""
+    """Return a gap as a test candidate.
+
+    The result is None for one seed if fewer than `ENOUGH` models have `SEEDS` seeds.
+    """
     assert spread is not None, "parts are known"
     reference = spread.of(_values(gap.reference, 0))
     ours = planned = spread.of(_values(gap.of_seed, 0))
@@ -342,7 +350,10 @@ def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Sp
 
 
 def _with_verdicts(records: Records, rows: Sequence[Row], tested: Mapping[str, Candidate | None]) -> list[Row]:
-    """Return rows with their verdicts; the models that the study asks about are one family of tests, others another."""
+    """Return rows with verdicts.
+
+    The models in `records.asks` form one test family, all other models a second family.
+    """
     limit = verdicts.LIMIT * records.unit.scale
     asked = records.asks or [model for model in records.models if model not in records.references]
     said: dict[str, Verdict] = {}

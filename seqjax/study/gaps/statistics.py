@@ -1,4 +1,4 @@
-"""Estimates, variances drawn towards a common one, Satterthwaite's degrees of freedom, and Holm's procedure."""
+"""Compute estimates, shrunken variances, Satterthwaite's degrees of freedom, Holm's procedure."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,20 +8,23 @@ from scipy import optimize, special
 
 LEVEL = 0.95
 NO_FREEDOM = 1e-6  # degrees of freedom that are zero up to rounding
-# How sure the spread of the models' variances of seeds is not underestimated. Few seeds seldom show that variances
-# differ, and drawing one too far towards the others misleads.
+# Confidence that the spread between seed variances is not underestimated. A few seeds rarely show that variances
+# differ, and too much shrinkage misleads.
 SURE = 0.85
 
 
 class Part(NamedTuple):
-    """A part of the variance of an estimate, and its degrees of freedom."""
+    """Hold one variance component and its degrees of freedom."""
 
     variance: float
     freedom: float
 
 
 class Estimate(NamedTuple):
-    """A value with its standard error and degrees of freedom; without an `error` it has no interval."""
+    """Hold a value, its standard error and its degrees of freedom.
+
+    Without an `error` there is no interval.
+    """
 
     value: float
     error: float | None = None
@@ -34,7 +37,7 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The ends of the 95% interval."""
+        """The 95% interval: low, high."""
         return None if self.half is None else (self.value - self.half, self.value + self.half)
 
     @property
@@ -43,17 +46,17 @@ class Estimate(NamedTuple):
         return self.half is not None and abs(self.value) > self.half
 
     def text(self, digits: int = 3) -> str:
-        """Return the signed value with half the width of its interval, "+0.125 ± 0.047"."""
+        """Return the signed value and half its interval's width, "+0.125 ± 0.047"."""
         return f"{self.value:+.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
 def quantile(freedom: float, p: float) -> float:
-    """Return the quantile of Student's t; `freedom` may be infinite."""
+    """Return a Student's t quantile; `freedom` may be infinite."""
     return float(special.ndtri(p) if np.isinf(freedom) else special.stdtrit(freedom, p))
 
 
 def p_value(distance: float, error: float, freedom: float) -> float:
-    """Return the one-sided p-value of a value that lies `distance` beyond the hypothesis."""
+    """Return the one-sided p-value for a value `distance` beyond the hypothesis."""
     if error == 0:
         return float(distance <= 0)
     t = -distance / error
@@ -61,7 +64,10 @@ def p_value(distance: float, error: float, freedom: float) -> float:
 
 
 def power(distance: float, error: float, freedom: float, *, level: float) -> float:
-    """Return the power of a one-sided t-test at `level` for a value that lies `distance` beyond the hypothesis."""
+    """Return the power of a one-sided t-test at `level`.
+
+    The true value lies `distance` beyond the hypothesis.
+    """
     if error == 0:
         return float(distance > 0)
     if np.isinf(freedom):
@@ -70,24 +76,25 @@ def power(distance: float, error: float, freedom: float, *, level: float) -> flo
 
 
 def combined(parts: Sequence[Part]) -> Part:
-    """Return the sum of independent variances, with Satterthwaite's degrees of freedom."""
+    """Return the sum of independent variances, with Satterthwaite degrees of freedom."""
     total = float(sum(part.variance for part in parts))
     of_sum = sum(part.variance**2 / part.freedom for part in parts)
     return Part(total, total**2 / of_sum if of_sum > 0 else np.inf)
 
 
 class Spread(NamedTuple):
-    """The variance of seeds: the pooled one, the degrees of freedom that all sides lend, and their sum."""
+    """Hold the seed variance: pooled value, prior degrees of freedom, and their total."""
 
     pooled: float
     prior: float
     most: float
 
     def of(self, values: Sequence[float]) -> Part:
-        """Return the variance of a side's seeds: drawn towards the pooled one, but never below its own.
+        """Return a side's seed variance, shrunk towards the pooled value.
 
-        With Q the sum of squares around the mean and f its degrees of freedom, s^2 = (f_0 s_0^2 + Q) / (f_0 + f) with
-        f_0 + f degrees of freedom (Smyth 2004, doi 10.2202/1544-6115.1027); for a single value s_0^2.
+        The result is never below the sample variance. With Q the sum of squares around the mean and f its degrees of
+        freedom, s^2 = (f_0 s_0^2 + Q) / (f_0 + f) with f_0 + f degrees of freedom (Smyth 2004, doi
+        10.2202/1544-6115.1027). A single value has s_0^2.
         """
         freedom = len(values) - 1
         squares = float(np.sum((np.asarray(values) - np.mean(values)) ** 2))
@@ -98,9 +105,9 @@ class Spread(NamedTuple):
 
 
 def spread(sides: Sequence[Sequence[float]]) -> Spread | None:
-    """Return the common variance of the seeds of several sides, each with the values of its seeds.
+    """Return the pooled seed variance; each side lists its seeds' values.
 
-    None if no side has a second seed.
+    The result is None if no side has a second seed.
     """
     several = [np.asarray(values) for values in sides if len(values) > 1]
     if not several:
@@ -111,16 +118,16 @@ def spread(sides: Sequence[Sequence[float]]) -> Spread | None:
 
 
 def _prior_freedom(sums: np.ndarray, freedoms: np.ndarray) -> float:
-    """Return the degrees of freedom f_0 that all sides lend to each one's variance; infinite if variances agree.
+    """Return the prior degrees of freedom f_0; infinite if the variances agree.
 
-    If the true variances are 1 / chi^2 with f_0 degrees of freedom, up to a factor, log(Q_m / f_m) has the variance
-    trigamma(f_m / 2) + trigamma(f_0 / 2), and the mean digamma(f_m / 2) - log(f_m / 2) and a constant. Its variance
-    over models is taken at the upper limit of `SURE`.
+    Assume that the true variances follow 1 / chi^2 with f_0 degrees of freedom, up to a factor. Then log(Q_m / f_m) has
+    the variance trigamma(f_m / 2) + trigamma(f_0 / 2), and its mean is digamma(f_m / 2) - log(f_m / 2) plus a constant.
+    The variance over models enters at its upper confidence limit `SURE`.
     """
     half, total = freedoms / 2, float(sums.sum())
     if len(half) < 2 or total <= 0:
         return np.inf
-    # The floor keeps the logarithm of a model without spread finite.
+    # The floor keeps the logarithm finite for a model without spread.
     logs = np.log(np.maximum(sums / total / half, 1e-6)) - special.digamma(half) + np.log(half)
     limit = float(((logs - logs.mean()) ** 2).sum() / special.chdtri(len(logs) - 1, SURE))
     beyond = limit - float(special.polygamma(1, half).mean())
@@ -131,9 +138,10 @@ def _prior_freedom(sums: np.ndarray, freedoms: np.ndarray) -> float:
 
 
 def holm(p_values: Sequence[float], *, level: float) -> list[bool]:
-    """Return which hypotheses are rejected, with a probability of at most `level` that any of these is true.
+    """Return which hypotheses Holm's procedure rejects.
 
-    Holm's procedure: the i-th smallest of n p-values is compared with level / (n - i + 1), until the first above.
+    The probability that any true hypothesis is rejected is at most `level`. The i-th smallest p-value, out of n, is
+    compared with level / (n - i + 1). The procedure stops at the first p-value above its threshold.
     """
     rejected = [False] * len(p_values)
     for rank, i in enumerate(np.argsort(p_values, kind="stable")):

@@ -1,6 +1,6 @@
-"""Differences at equal tokens, and the speed-up to an equal OOD loss.
+"""Compute loss differences at equal tokens, and the speed-up to an equal OOD loss.
 
-Both are between the runs that represent a model and its reference: at the near-best rate with the most seeds.
+Both compare the shown runs of a model and its reference: the runs at the near-best rate with the most seeds.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from seqjax.study.runs.record import Record, Records, in_domain, losses
 
 
 class Difference(NamedTuple):
-    """The difference of the last losses after equal tokens, in domain and OOD (the mean over domains)."""
+    """Hold the last-loss differences after equal tokens, in domain and OOD mean."""
 
     inside: Estimate
     outside: Estimate
 
 
 def last(runs: Sequence[Record], records: Records) -> dict[int, tuple[float, float]]:
-    """Return the last losses of runs in domain and OOD, by seed."""
+    """Return last losses by seed, in domain and OOD."""
     return {
         run.seed: (
             float(in_domain([run.last], records.against)[0]),
@@ -33,7 +33,10 @@ def last(runs: Sequence[Record], records: Records) -> dict[int, tuple[float, flo
 
 
 def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
-    """Return the difference of every model to the reference, where all of their runs have the same tokens."""
+    """Return each model's difference to the reference.
+
+    A model is included only if all runs on both sides have the same number of tokens.
+    """
     sides = {model: shown_runs(records, model) for model in records.models}
     values = {model: last(runs, records) for model, runs in sides.items()}
     spreads = [statistics.spread([[v[i] for v in of.values()] for of in values.values()]) for i in (0, 1)]
@@ -59,7 +62,7 @@ def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
 
 
 def _of_text(records: Records, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[float, float]:
-    """Return the variances that the documents give the differences, in domain and OOD; zero if not known."""
+    """Return the text variances for the in-domain and OOD difference; zero if unknown."""
     drawn = [[documents.of_draws(records, run) for run in side] for side in (ours, theirs)]
     known = [[ends for ends in side if ends is not None] for side in drawn]
     if any(len(side) < len(runs) for side, runs in zip(known, (ours, theirs), strict=True)):
@@ -77,13 +80,15 @@ def _last_y(ends: documents.Ends) -> np.ndarray:
 
 
 class SpeedUp(NamedTuple):
-    """The reference's training time over the model's, to the higher of their two last OOD losses.
+    """Hold the ratio of training times to one OOD loss, reference over model.
+
+    The loss is the higher of the two last OOD losses.
 
     Args:
         value: The ratio; above 1 the model is faster.
-        low, high: Its 95% interval; None for one seed.
+        low, high: The 95% interval; None for one seed.
         bound: "at least" or "at most" if the loss lies above every first end of the better side; else "".
-        what: The condition of the speeds, as the study names it.
+        what: The name of the speed table in the study.
     """
 
     value: float
@@ -94,13 +99,14 @@ class SpeedUp(NamedTuple):
 
 
 def speed_up(records: Records, model: str, reference: str, difference: Difference | None) -> SpeedUp | None:
-    """Return the speed-up with the first table of speeds that has both models at the runs' length; None without one.
+    """Return the speed-up to equal OOD loss; None without a matching speed table.
 
-    A table of another sequence length is left out; one that names no length is taken to have the runs' own.
+    The first speed table is used that has both models at the runs' sequence length. A table without a length is assumed
+    to have the runs' length.
 
-    The tokens that the better side needs come from the line through its ends, OOD loss over log of tokens, averaged
-    over its runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value, with the
-    standard error of the OOD difference.
+    The better side's token count comes from interpolation between its ends: OOD loss over log(tokens), averaged over
+    the runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value; se is the standard
+    error of the OOD difference.
     """
     own = shown_runs(records, model)[0].metadata.get("config", {}).get("train", {}).get("seq_len")
     fitting = {
@@ -131,7 +137,10 @@ def speed_up(records: Records, model: str, reference: str, difference: Differenc
 
 
 def _reach(log_t: np.ndarray, y: np.ndarray, loss: float) -> tuple[float, float] | None:
-    """Return the log of the tokens at which a falling line reaches a loss, and its slope there; None outside it."""
+    """Return log(tokens) at which a falling line reaches a loss, and its slope there.
+
+    The result is None outside the line.
+    """
     for i in range(len(y) - 1):
         if y[i] >= loss >= y[i + 1] and y[i] > y[i + 1]:
             slope = (y[i + 1] - y[i]) / (log_t[i + 1] - log_t[i])
@@ -140,7 +149,7 @@ def _reach(log_t: np.ndarray, y: np.ndarray, loss: float) -> tuple[float, float]
 
 
 def _line(run: Record, records: Records) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return log of tokens and OOD loss of a run's ends; None for a run with one end."""
+    """Return log(tokens) and OOD loss at a run's ends; None for a run with one end."""
     if len(run.ends) < 2:
         return None
     return np.log([p.tokens for p in run.ends]), losses(run.ends, records.domains).mean(1)

@@ -1,10 +1,10 @@
-"""How gaps change with training tokens: the slope of a model's gap per doubling.
+"""Measure how gaps change with training tokens: the slope of a model's gap per doubling.
 
-Per run, the gap at its ends (without the rate's slope) is regressed on log2 of the tokens, over the ends within reach
-of the reference. Runs are weighted by their spread of log2 tokens. The variance of slopes around their model's mean is
-pooled over all models, so it needs a model with two runs. With w the summed weights of a side's runs, the error of a
-trend is sqrt(s^2 / w + s^2 / min(w, w_R)): the reference's curve has an error, too, and its runs with many ends tell
-little about the places where only some of its runs have ends.
+Per run, the gap at its ends is regressed on log2(tokens), without the learning-rate adjustment. Only ends within reach
+of the reference count. Each run's weight is its sum of squares in log2(tokens). The slope variance around model means
+is pooled over all models, so it needs a model with two runs. With w the summed weights on a side, a trend's error is
+sqrt(s^2 / w + s^2 / min(w, w_R)). The second term is needed because the reference's curve has an error, too. Its runs
+with many ends say little about losses where only some runs have ends, so w_R is capped at w.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from seqjax.study.gaps.statistics import Estimate
 
 
 class _Slopes(NamedTuple):
-    """Slopes of a model's runs [n] and their weights [n]."""
+    """Hold the slopes of a model's runs [n] and their weights [n]."""
 
     values: np.ndarray
     weights: np.ndarray
@@ -31,13 +31,15 @@ class _Slopes(NamedTuple):
 def per_doubling(
     models: Mapping[str, Sequence[Ends]], reference: str, curve: Curve, *, reach: float
 ) -> dict[str, Estimate]:
-    """Return the change of each model's gap to `reference` per doubling of the tokens; {} without a trend there.
+    """Return each model's change in gap to `reference` per token doubling.
+
+    The result is {} if the reference has no slope.
 
     Args:
-        models: Each model's runs at its near-best rates, the reference among them.
+        models: Each model's runs at its near-best rates, including the reference.
         reference: One of the models.
-        curve: Its loss curve.
-        reach: How far beyond the reference's ends a gap is read, in the unit of the losses.
+        curve: The reference's loss curve.
+        reach: How far past the reference's ends a gap is read, in the loss unit.
     """
     of_model = {
         name: slopes
@@ -52,7 +54,7 @@ def per_doubling(
         return {name: Estimate(slopes.mean) for name, slopes in of_model.items()}
     squares = sum(float(s.weights @ (s.values - s.mean) ** 2) for s in of_model.values())
     variance = squares / freedom
-    # R is a mean over seeds of means over rates, in which runs of a seed with few rates count for more.
+    # R averages over rates, then over seeds, so a run has more weight if its seed has few rates.
     seeds = [len(of_seed) for of_seed in heights.by_seed(models[reference]).values()]
     effective = len(seeds) ** 2 / sum(1 / n for n in seeds) / sum(seeds)
     found = {}
@@ -64,7 +66,7 @@ def per_doubling(
 
 
 def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
-    """Return the slopes of the runs that have two ends within reach; None without any."""
+    """Return the slopes of runs with two ends within reach; None without any."""
     found = []
     for run in runs:
         inside = (run.x[0] >= curve.low[0] - reach) & (run.x[0] <= curve.high[0] + reach)

@@ -1,11 +1,11 @@
-"""Verdicts on gaps, tested together per reference, and what an undecided gap needs.
+"""Decide verdicts on gaps, tested together per reference, and what an undecided gap needs.
 
     costs               above zero (Holm over the models, two-sided, 5%)
     gains               below zero (the same family)
-    no cost above 0.05  of the models left that have two seeds, below 0.05 nats (Holm, one-sided, 2.5%)
+    no cost above 0.05  below 0.05 nats (Holm, one-sided, 2.5%), for remaining models with at least two seeds
     undecided           needs: more seeds, another rate, or ends from 50%
 
-A verdict must hold on both readings, at matched learning rates and as tuned: the less favourable one is tested.
+A verdict must hold both at matched learning rates and as tuned: the less favourable gap is tested.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ from seqjax.study.gaps.statistics import Part
 
 LIMIT = 0.05  # nats: the largest gap that is not called a cost
 TWO_SIDED, ONE_SIDED = 0.05, 0.025
-POWER, MOST_SEEDS = 0.8, 9  # of studies that are decided with the seeds that are needed; most further seeds
+POWER, MOST_SEEDS = 0.8, 9  # probability that the needed seeds decide; the most further seeds that are suggested
 COSTS, GAINS, UNDECIDED = "costs", "gains", "undecided"
 
 
 class Candidate(NamedTuple):
-    """A gap to be tested.
+    """Hold a gap to be tested.
 
     Args:
         gap: The gap at matched learning rates.
         as_tuned: The gap as tuned.
-        seeds: Variance of one seed of the model, and of the reference.
-        counts: Their numbers of seeds.
-        rest: Variances that further seeds do not lower; the rate's part is the first.
-        further: Variances of one seed that a planned run has; they differ from `seeds` for a model with one seed.
+        seeds: Variance of one seed: model, reference.
+        counts: Seed counts: model, reference.
+        rest: Variances that further seeds do not lower; the learning-rate part is first.
+        further: Variance of one planned seed: model, reference; differs from `seeds` only for a model with one seed.
     """
 
     gap: float
@@ -41,27 +41,30 @@ class Candidate(NamedTuple):
 
     @property
     def parts(self) -> list[Part]:
-        """The parts of the gap's variance."""
+        """The gap's variance components."""
         return [Part(p.variance / n, p.freedom) for p, n in zip(self.seeds, self.counts, strict=True)] + [*self.rest]
 
     def p(self) -> float:
-        """Return the two-sided p-value of the gap being zero, on the less favourable reading."""
+        """Return the two-sided p-value for a zero gap, at the less favourable gap."""
         total = statistics.combined(self.parts)
         return min(1.0, 2 * statistics.p_value(self._from_zero, total.variance**0.5, total.freedom))
 
     def p_above(self, limit: float) -> float:
-        """Return the one-sided p-value of the gap being `limit` or more, on the less favourable reading."""
+        """Return the one-sided p-value for a gap of at least `limit`.
+
+        The less favourable gap is tested.
+        """
         total = statistics.combined(self.parts)
         return statistics.p_value(limit - max(self.gap, self.as_tuned), total.variance**0.5, total.freedom)
 
     @property
     def _from_zero(self) -> float:
-        """How far the nearer reading lies from zero; negative if zero is between the readings."""
+        """The distance from zero to the nearer gap; negative if zero lies between them."""
         low, high = sorted((self.gap, self.as_tuned))
         return max(low, -high)
 
     def needs(self, *, level: float, limit: float) -> str:
-        """Return the smallest number of further seeds with which the gap as estimated would be decided."""
+        """Return the fewest further seeds that would decide the estimated gap."""
         distance = max(self._from_zero, limit - max(self.gap, self.as_tuned))
         for both, rest, where in ((False, self.rest, ""), (True, self.rest, " of both"), (True, self.rest[1:], ONE)):
             for n in range(1, MOST_SEEDS + 1):
@@ -83,7 +86,7 @@ ONE = " of both at one rate"
 
 
 class Verdict(NamedTuple):
-    """A verdict; `needs` says what an undecided gap needs, and `p` is the p-value of no gap."""
+    """Hold a verdict, its need if undecided, and the p-value for a zero gap."""
 
     word: str
     needs: str = ""
@@ -91,19 +94,19 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The verdict in words, "undecided (needs: 2 more seeds)"."""
+        """The verdict with its need: "undecided (needs: 2 more seeds)"."""
         return f"{self.word} (needs: {self.needs})" if self.needs else self.word
 
 
 def no_cost(limit: float) -> str:
-    """Return the words for a gap that is below `limit`."""
+    """Return the verdict words for a gap below `limit`."""
     return f"no cost above {limit:.2g}"
 
 
 def decide(gaps: Sequence[Candidate], several: Sequence[bool], *, limit: float) -> list[Verdict]:
-    """Return the verdicts on gaps that are tested together; `several` says which models have two seeds or more.
+    """Return the verdicts on gaps that are tested together.
 
-    `limit` is `LIMIT` in the unit of the losses.
+    `several` marks models with at least two seeds. `limit` is `LIMIT` in the loss unit.
     """
     p_values = [tested.p() for tested in gaps]
     rejected = statistics.holm(p_values, level=TWO_SIDED)

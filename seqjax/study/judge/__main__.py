@@ -1,12 +1,14 @@
-"""Judge a mixer: does it cost base capabilities, and how fast is it? `seqjax judge --config=FILE_OR_NAME[:SIZE[,...]]`.
+"""Judge a mixer: does it cost base capabilities, and how fast is it?
 
-It trains the mixer and two references, attention as published and with the same block, at the same learning rates, and
-further seeds at the one that suits all. The references are kept in --references, so a second mixer trains its own runs
-alone. It ends with one sentence and writes DIR/judge.md (docs/judge.md). After an interruption, the same command
-resumes.
+    seqjax judge --config=FILE_OR_NAME[:SIZE[,...]]
 
-`--runs=DIR` joins a finished study of the same data, tokens and optimiser. `--dry_run` lists the runs, their tokens and
-the time at recorded speeds or at the speed of three steps on this machine, and needs no data.
+The command trains the mixer and two references, attention as published and with the same block, at the same learning
+rates. It then trains further seeds at the rate that suits all models. It prints one sentence and writes DIR/judge.md
+(docs/judge.md). After an interruption, the same command resumes. --references keeps the references, so a second mixer
+trains only its own runs.
+
+`--runs=DIR` joins a finished study with the same data, tokens and optimiser. `--dry_run` lists the runs, their tokens
+and their time, at recorded speeds or timed for three steps on this machine; it needs no data.
 """
 
 import sys

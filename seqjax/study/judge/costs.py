@@ -1,4 +1,7 @@
-"""Training speed, memory and decoding state of the models of a judgement, measured by their runs."""
+"""Collect training speed, memory and decoding state for the judged models.
+
+The runs measure speed and memory; the config determines the state.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,19 +18,20 @@ from seqjax.reading import read_json
 from seqjax.study.judge.plan import Plan
 from seqjax.study.runs.runner import Run
 
-JOBS = "judge.json"  # in a workdir: how many runs shared its device
+JOBS = "judge.json"  # in a workdir: the number of concurrent runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a model, as measured by its runs.
+    """Hold a model's cost, as measured by its runs.
 
     Args:
-        tokens_per_s: Median training speed; None if it was not measured.
-        peak_gib: Peak memory of the device; None on a device that does not report it.
-        state_bytes: Bytes of decoding one sequence, by its length: half the training length, and the training length.
-        devices: The devices of the runs.
-        shared: The most runs that were trained on one device at a time.
+        tokens_per_s: Median training speed; None if not measured.
+        peak_gib: Peak device memory; None on a device that does not report it.
+        state_bytes: Sequence length -> decoding state bytes for one sequence, at half the training length and at the
+            full length.
+        devices: The runs' devices.
+        shared: Largest number of concurrent runs on one device.
     """
 
     tokens_per_s: float | None
@@ -38,7 +42,7 @@ class Cost:
 
 
 def note_jobs(run: Run, *, jobs: int) -> None:
-    """Write into a run's workdir how many runs are trained at a time, the most so far."""
+    """Record the number of concurrent runs in a run's workdir; keep the maximum."""
     path = Path(run.workdir) / JOBS
     before = _jobs(path) if path.is_file() else 1
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +50,11 @@ def note_jobs(run: Run, *, jobs: int) -> None:
 
 
 def _jobs(path: Path) -> int:
-    return read_json(path, {"jobs": int}, fix="delete it; it says how many runs were trained at a time")["jobs"]
+    return read_json(path, {"jobs": int}, fix="delete it; it holds only the number of concurrent runs")["jobs"]
 
 
 def cost(config: Config, runs: Iterable[Run]) -> Cost:
-    """Return the cost of one model with this config, from its runs so far."""
+    """Return a model's cost from its runs so far."""
     speeds, peaks, devices, shared = list[float](), list[float](), set[str](), 1
     for run in runs:
         workdir = run.files
@@ -71,7 +75,10 @@ def cost(config: Config, runs: Iterable[Run]) -> Cost:
 
 
 def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
-    """Return the bytes of decoding one sequence, by its length: half the training length, and the training length."""
+    """Return decoding state bytes for one sequence, by sequence length.
+
+    The lengths are half the training length and the training length.
+    """
     settings, length = config.model, config.train.seq_len
     if settings.dtype == "auto":
         settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
@@ -84,12 +91,15 @@ def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
 
 
 def of_models(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
-    """Return the costs of the mixer and the references, from the runs trained here."""
+    """Return the costs of mixer and references from the runs trained here."""
     return {name: cost(config, (run for run in runs if run.model == name)) for name, config in plan.configs.items()}
 
 
 def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the speed table of a study; {} unless all runs had one device, one at a time."""
+    """Return the study's speed table.
+
+    It is {} unless all runs used the same device, one run at a time.
+    """
     found = of_models(plan, runs)
     measured = {name: of.tokens_per_s for name, of in found.items() if of.tokens_per_s is not None}
     devices = frozenset().union(*(of.devices for of in found.values()))
@@ -101,14 +111,17 @@ def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
-    """Return how many times as fast a model trains as another; None unless both were measured on the same device."""
+    """Return a model's training speed relative to another model's.
+
+    The result is None unless both were measured on the same device.
+    """
     if ours.tokens_per_s is None or theirs.tokens_per_s is None or ours.devices != theirs.devices:
         return None
     return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
 
 
 def remarks(of_models: Mapping[str, Cost]) -> list[str]:
-    """Return sentences on what the costs do not tell."""
+    """Return sentences about limits of the measured costs."""
     said = []
     measured = {name: of for name, of in of_models.items() if of.tokens_per_s is not None}
     if len({of.devices for of in measured.values()}) > 1 or any(len(of.devices) > 1 for of in measured.values()):
@@ -118,6 +131,6 @@ def remarks(of_models: Mapping[str, Cost]) -> list[str]:
         said.append(f"The speed of {' and '.join(without)} was not measured here.")
     if shared := [model for model, of in of_models.items() if of.shared > 1 and of.devices <= {"cpu"}]:
         said.append(
-            f"Several runs at a time shared one CPU ({', '.join(shared)}), so that their speeds are lower than alone."
+            f"Concurrent runs shared one CPU ({', '.join(shared)}), so their speeds are lower than for a single run."
         )
     return said

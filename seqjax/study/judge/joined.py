@@ -1,7 +1,7 @@
-"""Finished studies that join a judgement: `--runs=DIR`.
+"""Join finished studies to a judgement: `--runs=DIR`.
 
-Their runs have the same data, tokens and optimiser as the judgement's. They supply the slope of the learning rate and
-the spread of seeds. A model there with the settings of a reference is this reference, which then need not be trained.
+The joined runs must have the judgement's data, tokens and optimiser. They supply the learning-rate slope and the seed
+variance. A joined model with a reference's settings replaces this reference, which then need not be trained.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ from seqjax.study.runs.record import NATS, Record, Records
 DATA = (
     *("train.steps", "train.batch_size", "train.seq_len", "model.vocab_size"),
     *("eval.tokens", "eval.seed"),
-)  # settings that decide what was read
-UNIT = 1e-3  # the learning rate of which the field `rate` of a run is a multiple
+)  # settings that determine the training and evaluation text
+UNIT = 1e-3  # learning rate of a run with `rate` = 1
 ANYHOW = "Without it, mixer and references are compared at common learning rates."
-EARLY = 0.505  # of the tokens: the latest first end that counts as one at 50%
+EARLY = 0.505  # share of the tokens: a first end up to here counts as an end at 50%
 
 
 def rounded(rate: float) -> float:
-    """Return a learning rate, or a multiple, as it is written: with six digits."""
+    """Return a learning rate, or a multiple, rounded to six digits."""
     return float(f"{rate:.6g}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Runs of other studies, with the labels, models and rates that they have in the judgement.
+    """Hold other studies' runs, with their labels, models and rates in the judgement.
 
     Args:
-        of_directory: The runs of each directory.
-        records: All of them as one study; None without any.
-        remarks: Sentences on what they cannot supply.
+        of_directory: Each directory's runs.
+        records: All runs as one study; None without any.
+        remarks: Sentences about runs that do not join.
     """
 
     of_directory: Mapping[Path, Sequence[Record]] = dataclasses.field(default_factory=dict)
@@ -51,12 +51,15 @@ class Joined:
 
     @property
     def n_slopes(self) -> int:
-        """The number of models that supply the slope of the learning rate: two near-best rates of one seed."""
+        """The number of models with a learning-rate slope.
+
+        A slope needs two near-best rates with the same seed.
+        """
         return len(self._with_slope) if self.records is not None else 0
 
     @property
     def tells_slope(self) -> bool:
-        """Whether they suffice to compare runs of different learning rates."""
+        """Whether the slopes suffice to compare runs with different learning rates."""
         return self.n_slopes >= FEWEST
 
     @property
@@ -69,7 +72,7 @@ class Joined:
         return found
 
     def near(self, model: str) -> list[Record]:
-        """Return the runs of a model at its near-best learning rates."""
+        """Return a model's runs at its near-best learning rates."""
         if self.records is None or model not in self.records.models:
             return []
         near = gaps.rates(self.records, model).near
@@ -86,10 +89,10 @@ def read(
     against: Sequence[str],
     manifest: str,
 ) -> Joined:
-    """Return the runs of finished studies that join a judgement of `config`; `name` is the name of its model.
+    """Return the runs of finished studies that join a judgement of `config`.
 
-    Raises `UserError` if a directory is no finished study, was edited, or has no run of the same data, tokens and
-    optimiser.
+    `name` is the judged model's name. Raises `UserError` if a directory is not a finished study, was edited, or has no
+    run with the same data, tokens and optimiser.
     """
     if len({path.resolve() for path in directories}) < len(directories):
         raise UserError("--runs: name each directory once.")
@@ -123,8 +126,8 @@ def read(
     joined = Joined(of_directory, records, tuple(remarks))
     if records is not None and not joined.tells_slope:
         text = (
-            f"The joined runs have {joined.n_slopes} models with two near-best learning rates, and the slope of the "
-            f"learning rate needs {FEWEST}: the verdict is at learning rates that the mixer and the references share."
+            f"The joined runs have {joined.n_slopes} models with two near-best learning rates; the learning-rate slope "
+            f"needs {FEWEST}. The verdict is therefore at learning rates common to the mixer and the references."
         )
         joined = dataclasses.replace(joined, remarks=(*remarks, text))
     return joined
@@ -137,7 +140,7 @@ def _models(of_directory: Mapping[Path, Sequence[Record]]) -> list[str]:
 def _names(
     records: Records, directory: Path, references: Mapping[str, Config], config: Config, *, taken: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the name of each model in the judgement, and remarks on models that do not join."""
+    """Return each joined model's name in the judgement, and remarks."""
     names, remarks = {}, []
     for model in records.models:
         recorded = records.of_model(model)[0].metadata["config"]
@@ -159,16 +162,19 @@ def _names(
 
 
 def _same(recorded: Mapping[str, Any], ours: Config) -> bool:
-    """Return whether a recorded config has the model of a reference; a setting that it lacks has its default."""
+    """Return whether a recorded config has a reference's model.
+
+    A missing setting has its default.
+    """
     return not any(text.startswith("model.") for text in identity.changed(recorded, ours))
 
 
 def _other(run: Record, config: Config, domains: Sequence[str], manifest: str) -> str:
-    """Return in a sentence why a run cannot join a judgement of `config`; "" if it can."""
+    """Return a sentence why a run cannot join a judgement of `config`; "" if it can."""
     recorded = run.metadata.get("config", {})
     if not run.is_wsd or "optim" not in recorded or "model" not in recorded:
-        return f"{run.label} has no warmup-stable-decay schedule, so that a gap would be due to the schedule as well."
-    only = "so that nothing but the order of its own models can be concluded from it."
+        return f"{run.label} has no warmup-stable-decay schedule, so a gap would include the schedule's effect."
+    only = "so its losses do not compare with the judgement's."
     if manifest and (theirs := run.metadata.get("manifest")) != manifest:
         return f"{run.label} has other data (manifest {str(theirs)[:16]}, here {manifest[:16]}), {only}"
     if lacking := [domain for domain in domains if domain not in run.last.domains]:
@@ -181,5 +187,5 @@ def _other(run: Record, config: Config, domains: Sequence[str], manifest: str) -
             return f"{run.label} has {key}={value}, here {ours[group][field]}, {only}"
     theirs = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in ours["optim"]}
     if changed := differences(theirs, {key: ours["optim"][key] for key in theirs}, "optim."):
-        return f"{run.label} has another optimiser ({changed[0]} here), so that a gap would be due to it as well."
+        return f"{run.label} has another optimiser ({changed[0]} here), so a gap would include the optimiser's effect."
     return ""

@@ -1,7 +1,7 @@
-"""Match the parameters of a mixer's model to the reference's by the width of its MLP.
+"""Match a mixer's parameter count to the reference's by MLP width.
 
-The number of parameters is linear in the width, so two widths give the matching one, rounded to a multiple of `COARSE`
-or, below the size 110m, of `FINE`.
+The parameter count is linear in the width, so two widths determine the matching width. It is rounded to a multiple of
+`COARSE`, or `FINE` below the size 110m.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ PARAMS, NONE = "params", "none"
 
 
 class Match(NamedTuple):
-    """The width of the MLP, and the parameters of the mixer's model with it and of the reference's."""
+    """Hold the MLP width, the resulting parameter count, and the reference's count."""
 
     width: int
     parameters: int
@@ -33,14 +33,16 @@ class Match(NamedTuple):
 
 
 def match(text: str, config: Config, reference: Config, *, how: str | None = None) -> Match | None:
-    """Return the width that matches a config to its reference, or None if it keeps its own.
+    """Return the MLP width that matches a config to its reference.
+
+    The result is None if the config keeps its width.
 
     Args:
-        text: The config as it was given, `FILE_OR_NAME[:ARG]`.
+        text: The config as the user wrote it, `FILE_OR_NAME[:ARG]`.
         config: Its settings.
         reference: The reference's settings.
-        how: "params" or "none". By default a user's config is matched if it does not set `model.mlp.dim`; one of a
-            block without such a width, and a shipped config, keep theirs.
+        how: "params" or "none". By default a user's config is matched unless it sets `model.mlp.dim`. A block without
+            MLP width and a shipped config keep their width.
 
     Raises `UserError` for "params" if the block has no MLP or ignores the width.
     """
@@ -62,7 +64,7 @@ def match(text: str, config: Config, reference: Config, *, how: str | None = Non
 
 
 def parameters(config: Config) -> int:
-    """Return the number of parameters of a config's model."""
+    """Return the parameter count of a config's model."""
     return flops.n_params(Model(config.model, max_len=config.train.seq_len))
 
 

@@ -1,4 +1,4 @@
-"""The result of a judgement: one sentence, rows of the leaderboard and costs, as data and as the page DIR/judge.md."""
+"""Write a judgement's result: one sentence, leaderboard rows and costs; the page is DIR/judge.md."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,17 +27,19 @@ SMOKE_TESTS = ("demo", "debug")  # sizes
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """The result of judging a mixer against two references, attention as published and with the same block.
+    """Hold the result of judging a mixer against two references.
+
+    The references are attention as published and attention with the same block.
 
     Args:
         model: Name of the mixer's model.
         sentence: The answer: the verdict against attention with the same block, and the speed.
-        rows: Comparison with each reference, which has results (`seqjax.study.gaps.Row`).
-        costs: Cost of the mixer and of each reference.
-        parameters: Parameters of the same.
-        width: MLP width that matches the parameters; None if the config keeps its own.
-        remarks: Sentences on what the runs cannot tell, and how to find out.
-        out: Directory of the page and of the study's files.
+        rows: Comparison with each reference that has results (`seqjax.study.gaps.Row`).
+        costs: Costs of the mixer and each reference.
+        parameters: Parameter counts of the mixer and each reference.
+        width: MLP width that matches the parameters; None if the config keeps its width.
+        remarks: Sentences about limits of the runs, and how to remove them.
+        out: Directory with the page and the study's files.
     """
 
     model: str
@@ -51,13 +53,13 @@ class Judgement:
 
 
 def head(plan: Plan) -> list[str]:
-    """Return the first lines of what is printed."""
+    """Return the first printed lines."""
     smoke = [smoke_test(plan)] if plan.config.size in SMOKE_TESTS else []
     return [*smoke, *([plan.match.text] if plan.match else []), *(f"* {remark}" for remark in plan.remarks)]
 
 
 def smoke_test(plan: Plan) -> str:
-    """Return the first line of a judgement at a size that tells nothing about the mixer at a useful one."""
+    """Return the first line for a size too small to judge a mixer."""
     return (
         f"This is a smoke test at the size {plan.config.size}: it shows that the mixer trains and decodes, not what it "
         "costs at a useful size."
@@ -77,9 +79,9 @@ def write(
 
     Args:
         plan: The plan.
-        runs: The runs of the study file.
-        missing: Label of each run without results -> reason.
-        tried: The learning rates of the mixer.
+        runs: The study file's runs.
+        missing: Label -> reason, for runs without results.
+        tried: The mixer's learning rates.
         losses: Model -> learning rate -> last in-domain loss.
     """
     found = files.read(plan.out)
@@ -110,14 +112,17 @@ def write(
 
 
 def write_diverged(plan: Plan, runs: Sequence[Run], tried: Sequence[float]) -> Judgement:
-    """Write the page of a mixer whose loss was not finite at any learning rate, and return its content."""
+    """Write the page for a mixer that diverged at every learning rate.
+
+    Returns its content.
+    """
     of_models = costs.of_models(plan, runs)
     rates = ", ".join(f"{rate:g}" for rate in sorted(tried))
-    said = f"{plan.model} diverged at every learning rate ({rates}), so that its cost is not known"
+    said = f"{plan.model} diverged at every learning rate ({rates}), so its cost is unknown"
     said += f"{_speed(plan, of_models)}."
     remarks = [
         *plan.remarks,
-        "Lower learning rates (--rates) or a longer warmup may train it.",
+        "It may train at lower learning rates (--rates) or with a longer warmup.",
         *costs.remarks(of_models),
     ]
     judgement = _judgement(plan, said, {}, of_models, remarks)
@@ -126,7 +131,10 @@ def write_diverged(plan: Plan, runs: Sequence[Run], tried: Sequence[float]) -> J
 
 
 def sentence(plan: Plan, row: Row | None, of_models: Mapping[str, Cost], *, tried: Sequence[float] = ()) -> str:
-    """Return the judgement in one sentence; `row` is the comparison with attention with the same block."""
+    """Return the judgement in one sentence.
+
+    `row` is the comparison with attention with the same block.
+    """
     name, against = plan.model, IN_WORDS[SAME_BLOCK]
     if row is None or row.verdict.word == UNDECIDED:
         needs = f" (needs: {row.verdict.needs})" if row is not None and row.verdict.needs else ""
@@ -144,7 +152,7 @@ def sentence(plan: Plan, row: Row | None, of_models: Mapping[str, Cost], *, trie
 
 
 def _marks(row: Row, tried: Sequence[float]) -> str:
-    """Return the marks of a verdict: one seed, its trend, and the next learning rate to try."""
+    """Return the verdict's marks: one seed, trend, next learning rate to try."""
     marks = ["one seed"] if row.gap is not None and row.seeds == 1 else []
     marks += [f"{row.trend} with tokens"] if row.trend else []
     if rates := _next_rates(row, tried):
@@ -153,7 +161,7 @@ def _marks(row: Row, tried: Sequence[float]) -> str:
 
 
 def _next_rates(row: Row, tried: Sequence[float]) -> dict[str, float]:
-    """Return the learning rates that settle which one is best, by side, without those that were tried."""
+    """Return the untried next learning rates, by side."""
     rates = {side: rounded(multiple * UNIT) for side, multiple in row.next_rates.items()}
     return {side: rate for side, rate in rates.items() if rate not in tried}
 
@@ -173,7 +181,10 @@ def _size(row: Row) -> str:
 
 
 def _inside(row: Row) -> str:
-    """Return where the in-domain loss at equal tokens differs: a mixer that learns less may have no gap."""
+    """Return a clause on the in-domain difference at equal tokens, if it is large.
+
+    The clause matters because a mixer that learns less may have no gap.
+    """
     gap = 0.0 if row.at_equal_tokens is None else row.at_equal_tokens.inside.value
     if abs(gap) <= LIMIT:
         return ""
@@ -181,7 +192,7 @@ def _inside(row: Row) -> str:
 
 
 def _speed(plan: Plan, of_models: Mapping[str, Cost]) -> str:
-    """Return the end of the sentence about training speed; "" if the two cannot be compared."""
+    """Return the sentence's end about training speed; "" if speeds do not compare."""
     ratio = costs.speed_ratio(of_models[plan.model], of_models[SAME_BLOCK])
     if ratio is None:
         return ""
@@ -212,10 +223,10 @@ def _judgement(
 
 
 def _dropped(plan: Plan, runs: Runs) -> list[str]:
-    """Return sentences on the mixer's learning rates that were ended early."""
+    """Return sentences about the mixer's learning rates that were stopped early."""
     steps = plan.config.train.steps
     return [
-        f"{run.label}: ended after {run.ends[-1] / steps:.0%} of its tokens, far behind another learning rate."
+        f"{run.label}: stopped after {run.ends[-1] / steps:.0%} of its tokens, far worse than another learning rate."
         for run in runs.runs()
         if run.model == plan.model and run.ends[-1] < steps
     ]
@@ -224,7 +235,7 @@ def _dropped(plan: Plan, runs: Runs) -> list[str]:
 def _remedies(
     plan: Plan, rows: Mapping[str, Row], tried: Sequence[float], losses: Mapping[str, Mapping[float, float]]
 ) -> list[str]:
-    """Return how to settle the learning rates, in the same directory."""
+    """Return sentences that suggest learning rates to try in the same directory."""
     wanted = {rate for row in rows.values() for rate in _next_rates(row, tried).values()}
     said = []
     row = rows.get(SAME_BLOCK)
@@ -239,7 +250,7 @@ def _remedies(
     if wanted:
         rates = ",".join(f"{rate:g}" for rate in sorted({*tried, *wanted}))
         said.append(
-            f"The best learning rate may not be among those tried: --rates={rates} tries more in the same --out."
+            f"The best learning rate may not have been tried yet: --rates={rates} with the same --out tries more rates."
         )
     return said
 
@@ -283,7 +294,7 @@ def _readings(rows: Mapping[str, Row]) -> str:
 
 
 def _cost_table(plan: Plan, judgement: Judgement) -> str:
-    """Return the table of training speed, memory and decoding state."""
+    """Return the table with training speed, memory and decoding state."""
     length = plan.config.train.seq_len
     header = ["model", "tokens/s", f"times {IN_WORDS[SAME_BLOCK]}", "peak memory", f"state at {length:,} tokens"]
     table = []
@@ -301,8 +312,8 @@ def _cost_table(plan: Plan, judgement: Judgement) -> str:
             ]
         )
     return (
-        "Median training speed over the logged steps; decoding state of one sequence, and its growth from half the "
-        "training length to all of it.\n\n" + markdown([*header, "growth"], table)
+        "Median training speed over the logged steps; decoding state for one sequence, and its growth from half the "
+        "training length to the full length.\n\n" + markdown([*header, "growth"], table)
     )
 
 
@@ -313,7 +324,7 @@ def _scale(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> str:
     lines = [
         "Parameters: " + "; ".join(f"{model} {n:,}" for model, n in judgement.parameters.items()) + ".",
         *([plan.match.text] if plan.match else []),
-        f"Tokens of a run: {tokens:,}, {train.steps:,} steps of {train.batch_size} sequences of {train.seq_len:,}.",
+        f"Tokens per run: {tokens:,} ({train.steps:,} steps with {train.batch_size} sequences of {train.seq_len:,}).",
         f"Training domains: {', '.join(plan.against)}; OOD test domains: {', '.join(plan.domains)}, at most "
         f"{config.eval.tokens:,} tokens each.",
         f"Learning rates: {', '.join(f'{rate:g}' for rate in sorted(tried))}.",

@@ -1,10 +1,10 @@
-"""The runs of a judgement: the config of a mixer, and two references on the same data.
+"""Plan a judgement's runs: a mixer's config, and two references on the same data.
 
-The references are Transformer++ with QK norm (attention as published) and the same with the short convolution of
-recurrent mixers (attention with the same block). Both have the size of the mixer's config and its settings of data,
-training, evaluation and optimiser.
+The references are Transformer++ with QK norm (attention as published), and the same model with the short convolution
+from recurrent mixers (attention with the same block). Both have the size and the data, training, evaluation and
+optimiser settings of the mixer's config.
 
-The runs belong to a study file, DIR/study.py, to which they are appended: the index of a run never changes.
+The runs are in a study file, DIR/study.py. New runs are appended, so a run's index never changes.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ REFERENCES = {
     PUBLISHED: "model.mixer.qk_norm=True",
 }
 IN_WORDS = {SAME_BLOCK: "attention with the same block", PUBLISHED: "attention as published"}
-# Without evaluations between the ends, which a comparison does not read. The trunk's newest checkpoint suffices to
-# resume; decayed ends have none.
+# A comparison reads only the ends, so there are no evaluations between them. The newest checkpoint at the constant rate
+# suffices to resume, so ends keep none.
 COMMON = "eval.every=0,checkpoint.keep=1,checkpoint.ends=none,log.sample_tokens=0,log.tensorboard=False"
 SHARED = ("data", "train", "eval", "optim")  # groups of settings that the references take from the mixer's config
 MOST_SEEDS = 100
@@ -48,12 +48,12 @@ MOST_SEEDS = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The recorded learning rates of a size, and where a judgement is shorter than the size's own runs.
+    """Hold a size's recorded learning rates, and the judgement's shorter settings.
 
     Args:
         rates: Two learning rates, for the mixer and the references.
-        batch_tokens: The number of tokens of a step at which they were recorded.
-        steps, eval_tokens: Settings of a judgement that differ from the size's.
+        batch_tokens: Tokens per step at which the rates were recorded.
+        steps, eval_tokens: Settings that a judgement uses instead of the size's; None keeps the size's setting.
     """
 
     rates: tuple[float, float]
@@ -63,21 +63,24 @@ class Scale:
 
 
 SCALES: dict[str, Scale] = {
-    # lab/results/trunks_110m: with the convolution 2e-3 is the best of four rates, without 1e-3 the best of three, and
-    # Gated DeltaNet is best at 2e-3.
+    # From lab/results/trunks_110m. Best rates: 2e-3 out of four with the convolution, 1e-3 out of three without it, and
+    # 2e-3 for Gated DeltaNet.
     "110m": Scale(rates=(1e-3, 2e-3), batch_tokens=65_536),
-    # Measured with Transformer++ and QK norm, one seed, a trunk of 150 steps with an end: loss in domain 2.185 at 2e-3,
-    # 2.056 at 4e-3 and 2.261 at 8e-3. A judgement takes 150 steps and 16,384 tokens of each domain, half of what the
-    # size has, because a first mixer takes 21 times the steps of a run on two CPU cores.
+    # Measured with Transformer++ and QK norm, one seed, a WSD run with 150 steps and one end: in-domain loss 2.185 at
+    # 2e-3, 2.056 at 4e-3 and 2.261 at 8e-3. A judgement uses 150 steps and 16,384 tokens per domain, half the size's
+    # settings, because a first mixer needs 21 times a run's steps on two CPU cores.
     "demo": Scale(rates=(2e-3, 4e-3), batch_tokens=4_096, steps=150, eval_tokens=16_384),
-    # The same with the size's 20 steps: 3.699 at 2e-3, 3.570 at 4e-3, 3.526 at 8e-3 and 3.615 at 1.6e-2.
+    # As above, with the size's 20 steps: 3.699 at 2e-3, 3.570 at 4e-3, 3.526 at 8e-3 and 3.615 at 1.6e-2.
     "debug": Scale(rates=(4e-3, 8e-3), batch_tokens=512),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is judged, against what, and where; `text` is the mixer's config as text, without rate, ends and seeds."""
+    """Hold a judgement's mixer, references, data and directories.
+
+    `text` is the mixer's config as text, without rate, ends and seeds.
+    """
 
     model: str
     text: str
@@ -102,12 +105,15 @@ class Plan:
 
     @property
     def configs(self) -> dict[str, Config]:
-        """The configs of the mixer's model and of the references, with the rate `UNIT` and the seed 0."""
+        """The configs of the mixer's model and the references, at rate `UNIT` and seed 0."""
         return {self.model: self.config, **self.references}
 
     @property
     def judged(self) -> dict[str, Any]:
-        """The identity of the judgement: a directory holds one, to which rates, seeds and joined runs may be added."""
+        """The judgement's identity.
+
+        A directory holds one judgement; later commands may add rates, seeds and joined runs.
+        """
         return {
             "model": self.model,
             "config": self.text,
@@ -117,9 +123,9 @@ class Plan:
         }
 
     def entry(self, model: str, rate: float, *, seed: int) -> dict[str, Any]:
-        """Return the entry of a run. The workdir of a reference is in the cache."""
+        """Return a run's entry. A reference's workdir is in the cache."""
         about = {"model": model, "seed": seed, "rate": rounded(rate / UNIT)}
-        if model == self.model:  # as text, which names the file with the mixer
+        if model == self.model:  # text, because it contains the mixer's file name
             return {"config": _text(self.text, rate=rate, seed=seed)} | about
         config = _config_of_run(self.references[model], rate=rate, seed=seed)
         workdir = self.cache / workdir_name(model, config, manifest=self.manifest)
@@ -127,15 +133,15 @@ class Plan:
 
 
 def label_of(model: str, rate: float, seed: int) -> str:
-    """Return the label of a run."""
+    """Return a run's label."""
     return f"{model}, rate {rate:g}, seed {seed}"
 
 
 class Runs:
-    """The runs of a judgement, by label in the order of their indices, and their study file.
+    """Hold a judgement's runs by label, in index order, and write their study file.
 
-    `rates` are the learning rates that this and earlier commands named. Raises `UserError` if the file belongs to
-    another judgement, or to none.
+    `rates` are the learning rates from this and earlier commands. Raises `UserError` if the study file belongs to
+    another judgement, or was not written by a judgement.
     """
 
     def __init__(self, plan: Plan):
@@ -150,7 +156,7 @@ class Runs:
         self.rates = sorted({*before, *plan.rates})
 
     def run(self, model: str, rate: float, *, seed: int = 0) -> Run:
-        """Return a run, appended if there is none yet."""
+        """Return a run, and append it if it is new."""
         label = label_of(model, rate, seed)
         if label not in self._entries:
             where = {"workdir": str(self.plan.out / "runs" / f"{len(self._entries):02d}")}
@@ -158,12 +164,12 @@ class Runs:
         return self._made(label)
 
     def known(self, model: str, rate: float, *, seed: int) -> Run | None:
-        """Return a run; None if there is none yet."""
+        """Return a run; None if it does not exist yet."""
         label = label_of(model, rate, seed)
         return self._made(label) if label in self._entries else None
 
     def tried(self, model: str) -> list[float]:
-        """Return the learning rates of the runs of a model with seed 0."""
+        """Return the learning rates of a model's runs with seed 0."""
         own = [entry for entry in self._entries.values() if entry["model"] == model and entry["seed"] == 0]
         return [rounded(entry["rate"] * UNIT) for entry in own]
 
@@ -178,13 +184,16 @@ class Runs:
         return self._runs[label]
 
     def drop(self, run: Run) -> Run:
-        """Shorten a run to the ends that it has, and return it; the study keeps it as a rate that is far behind."""
+        """Shorten a run to its finished ends, and return it.
+
+        The study keeps the run, as a rate that is clearly worse.
+        """
         assert run.config is not None, "a judgement trains its runs"
         lacking = run.lacking
         ends = [step for step in run.ends if step not in lacking]
         shares = schedule.shares_of_steps(ends, steps=ends[-1])
         entry = self._entries[run.label]
-        if isinstance(entry["config"], str):  # of the mixer, or of an earlier version
+        if isinstance(entry["config"], str):  # the mixer, or an entry from an earlier version
             entry["config"] += f",train.steps={ends[-1]},train.ends={shares}"
         else:
             entry["config"]["train"] |= {"steps": ends[-1], "ends": shares}
@@ -201,7 +210,7 @@ class Runs:
             judged=pprint.pformat(plan.judged, width=118, compact=True, sort_dicts=False),
             rates=self.rates,
             runs="\n".join(f"    {label!r}: {entry!r}," for label, entry in self._entries.items()),
-            # A study has a reference; here they may all come from joined studies.
+            # A study must have a reference, but all references may come from joined studies.
             references=tuple(name for name in plan.references if name in models) or (plan.model,),
             against=plan.against,
             domains=plan.domains,
@@ -211,13 +220,13 @@ class Runs:
 
 
 def _judged(study: ModuleType) -> dict[str, Any]:
-    """Return the identity of the judgement that wrote a study file; {} if none did."""
+    """Return the identity of the judgement that wrote a study file; {} without one."""
     found = getattr(study, "JUDGED", None)
     return found if isinstance(found, dict) and {"config", "settings", "manifest"} <= found.keys() else {}
 
 
 def _other(plan: Plan, judged: Mapping[str, Any]) -> str:
-    """Return how a judgement that has begun differs from a plan; "" if it is the same."""
+    """Return how an existing judgement differs from a plan; "" if it is the same."""
     if not judged:
         return "was not written by seqjax judge"
     settings = judged["settings"]
@@ -237,7 +246,7 @@ def _other(plan: Plan, judged: Mapping[str, Any]) -> str:
 
 
 def title(plan: Plan) -> str:
-    """Return the title of the study."""
+    """Return the study's title."""
     return f"{plan.model} judged at {plan.config.size}"
 
 
@@ -273,12 +282,13 @@ def make_plan(
     runs: Sequence[Path] = (),
     needs_data: bool = True,
 ) -> Plan:
-    """Return the plan of judging the config `FILE_OR_NAME[:SIZE[,...]]`; `runs` are finished studies that join it.
+    """Return the plan to judge a config `FILE_OR_NAME[:SIZE[,...]]`.
 
-    Without `needs_data`, for a dry run, data that cannot be read is a remark, and its domains are those of the config.
+    `runs` are finished studies that join. Without `needs_data` (dry run), unreadable data only causes a remark, and the
+    domains come from the config.
 
     Raises `UserError` for a config that cannot be read or takes no argument, a size without recorded rates, data
-    without domains in and out of training, a width that cannot be matched, or studies that cannot be joined.
+    without in-domain or OOD domains, a width that cannot be matched, or studies that cannot be joined.
     """
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds must be 1 to {MOST_SEEDS}, not {seeds}.")
@@ -294,7 +304,7 @@ def make_plan(
         )
     rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
-        raise UserError("--rates are learning rates above 0, each named once.")
+        raise UserError("--rates must be learning rates above 0, each named once.")
     name, own = _name(own, argument), f"{own},{COMMON}"
     if scale is not None and scale.steps is not None and given.train.steps == presets.SIZES[size].steps:
         own += f",train.steps={scale.steps}"
@@ -324,8 +334,8 @@ def make_plan(
     domains = tuple(name for name in evaluated if name not in in_domain)
     if not domains or not against:
         raise UserError(
-            f"--config={text} is evaluated on {', '.join(evaluated)}; a judgement needs domains that it is "
-            "trained on and domains that it is not, as in the regime limited."
+            f"--config={text} is evaluated on {', '.join(evaluated)}; a judgement needs training domains and other "
+            "domains, as in the regime limited."
         )
     references = {model: reference(config, settings) for model, settings in REFERENCES.items()}
     matched = matching.match(text, config, references[SAME_BLOCK], how=match)
@@ -335,8 +345,8 @@ def make_plan(
     batch = config.train.batch_size * config.train.seq_len
     if scale is not None and batch != scale.batch_tokens:
         remarks.append(
-            f"The learning rates of the size {size} were recorded with {scale.batch_tokens:,} tokens a step, and a "
-            f"step has {batch:,} here; others may be better."
+            f"The learning rates for the size {size} were recorded with {scale.batch_tokens:,} tokens per step. Here a "
+            f"step has {batch:,}, so other rates may be better."
         )
     join = joined.read(runs, config, references, name=name, domains=domains, against=against, manifest=manifest)
     return Plan(
@@ -359,17 +369,20 @@ def make_plan(
 
 
 def read(text: str) -> Config:
-    """Return the checked config of `FILE_OR_NAME:ARG`."""
+    """Return the checked config `FILE_OR_NAME:ARG`."""
     return from_config_dict(presets.read_config(text))
 
 
 def default_cache() -> Path:
-    """Return the default directory of reference runs."""
+    """Return the default directory for reference runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seqjax" / "references"
 
 
 def workdir_name(model: str, config: Config, *, manifest: str) -> str:
-    """Return the name of a reference's workdir: model, size, and a hash of all settings, the data and the version."""
+    """Return a reference's workdir name: model, size, seed and a hash.
+
+    The hash covers all settings, the data and the version.
+    """
     whole = {"config": to_dict(config), "manifest": manifest, "version": seqjax.__version__}
     key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
     name = "".join(c if c.isalnum() else "_" for c in model.lower())
@@ -377,7 +390,10 @@ def workdir_name(model: str, config: Config, *, manifest: str) -> str:
 
 
 def reference(config: Config, settings: str) -> Config:
-    """Return the config of a reference: its mixer's `settings`, and what it shares with `config`."""
+    """Return a reference's config.
+
+    It has the mixer `settings` and shares the groups `SHARED` with `config`.
+    """
     base = read(f"transformer_pp:{config.size},{settings},{COMMON}")
     # The tokenizer of `config` decides the vocabulary.
     model = dataclasses.replace(base.model, vocab_size=config.model.vocab_size)
@@ -385,7 +401,7 @@ def reference(config: Config, settings: str) -> Config:
 
 
 def _config_of_run(config: Config, *, rate: float, seed: int) -> Config:
-    """Return the config of a run with a learning rate and a seed."""
+    """Return a run's config, with its learning rate and seed."""
     return dataclasses.replace(
         config,
         optim=dataclasses.replace(config.optim, lr=float(f"{rate:g}")),
@@ -395,13 +411,16 @@ def _config_of_run(config: Config, *, rate: float, seed: int) -> Config:
 
 
 def _own_text(text: str) -> tuple[str, str]:
-    """Return the config's text with an argument and an absolute path if it is a file, and the argument as given."""
+    """Return the config text with an argument, and the user's argument.
+
+    A file has an absolute path in the text.
+    """
     name, _, argument = text.partition(":")
     path = presets.find(name)
     if Path(name).suffix == ".py" and Path(name).is_file():
         name = str(path.resolve())
     try:
-        # A config that is given no argument may have another default than the presets'.
+        # Without an argument, a config may have another default than the presets.
         default = from_config_dict(presets.read_config(name))
         presets.read_config(f"{name}:{argument or default.size}")
     except UserError as error:
@@ -418,13 +437,13 @@ def _own_text(text: str) -> tuple[str, str]:
 
 
 def _absolute(value: str) -> str:
-    """Return the value of a setting, with an absolute path if it is the FILE.py:CLASS of a mixer."""
+    """Return a setting's value; a mixer's FILE.py:CLASS gets an absolute path."""
     file, colon, cls = value.partition(":")
     return f"{Path(file).resolve()}:{cls}" if colon and file.endswith(".py") and Path(file).is_file() else value
 
 
 def _name(text: str, argument: str) -> str:
-    """Return the name of the model: that of its file, and the settings of the model that were given."""
+    """Return the model's name: its file's name, and the user's model settings."""
     given = [part for part in presets.parts(argument) if part.strip().startswith("model.")]
     name = ", ".join([Path(text.partition(":")[0]).stem, *given])
     return name if name not in REFERENCES else f"{name} (judged)"

@@ -1,8 +1,8 @@
-"""The phases of a judgement: which runs are trained, in which order, and the decisions between them.
+"""Run a judgement's phases: choose the runs, train them, and decide between phases.
 
-Without a known slope of the learning rate, the mixer and the references run the same learning rates with seed 0, and
-then further seeds at one rate that suits all. If joined studies tell the slope (seqjax/study/judge/joined.py), each
-model's seeds run at its own best rate, and the references need not be trained if the studies have them.
+Without a known learning-rate slope, the mixer and the references train the same learning rates with seed 0. Further
+seeds then train at one rate that suits all models. If joined studies supply the slope (seqjax/study/judge/joined.py),
+each model's seeds train at the model's best rate, and references from these studies need not be trained.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ from seqjax.terminal import tell
 from seqjax.training import schedule
 from seqjax.training.workdir import recorded_mixers
 
-BEHIND = 0.1  # nats in domain at the first end: a learning rate that is further behind another is dropped
+BEHIND = 0.1  # nats in domain at the first end: a learning rate that is worse than another by more is dropped
 
 
 def judge(
@@ -42,18 +42,18 @@ def judge(
     match: str | None = None,
     runs: Sequence[str | Path] | str | Path = (),
 ) -> Judgement:
-    """Judge the mixer of a config, `FILE_OR_NAME[:SIZE[,...]]`, as `seqjax judge` does, and return the result.
+    """Judge a config's mixer, as `seqjax judge` does, and return the result.
 
     Args:
-        config: The config. Each run is a process, so the mixer must be in a file.
-        out: Directory for the runs and the page, runs/judge/NAME by default. A judgement there is resumed.
-        jobs: Number of concurrent runs, each on its own GPU if there are any; 1 by default.
-        references: Directory of attention's runs, shared by all judgements; ~/.cache/seqjax/references by default.
-        seeds: Number of seeds of the mixer and of the references; a single one has no interval.
-        rates: Learning rates of the mixer and the references, those recorded for the size by default.
-        match: "params" sets the MLP width so that the parameters match the reference's, "none" does not. By default
-            a config of your own that does not set `model.mlp.dim` is matched.
-        runs: Directories of finished studies of the same data, tokens and optimiser, whose runs join.
+        config: The config, `FILE_OR_NAME[:SIZE[,...]]`. Each run is a process, so the mixer must be in a file.
+        out: Directory for the runs and the page; default runs/judge/NAME. An existing judgement is resumed.
+        jobs: Number of concurrent runs, each on a separate GPU if there are GPUs; default 1.
+        references: Directory with attention's runs, shared by all judgements; default ~/.cache/seqjax/references.
+        seeds: Number of seeds for the mixer and the references; a single seed has no interval.
+        rates: Learning rates for the mixer and the references; default: the size's recorded rates.
+        match: "params" sets the MLP width that matches the reference's parameters, "none" does not. By default a user's
+            config is matched unless it sets `model.mlp.dim`.
+        runs: Directories with finished studies that join; they need the same data, tokens and optimiser.
 
     Raises `UserError` for a config that cannot be judged, a mixer that fails its checks, or a run that fails.
     """
@@ -105,7 +105,10 @@ Cell = tuple[str, float, int]  # model, learning rate, seed
 
 
 class Losses:
-    """The runs of a judgement and of joined studies by model, learning rate and seed, with their last losses."""
+    """Provide last losses by model, learning rate and seed.
+
+    They come from the judgement's runs and from joined studies.
+    """
 
     def __init__(self, runs: Runs):
         self.runs, self.plan = runs, runs.plan
@@ -116,7 +119,7 @@ class Losses:
         }
 
     def last(self, model: str, rate: float, seed: int) -> float | None:
-        """Return the last in-domain loss of a cell; None if it has not run to the last end."""
+        """Return a cell's last in-domain loss; None before the last end."""
         if record := self.supplied.get((model, rate, seed)):
             return float(in_domain([record.last], self.plan.against)[0])
         run = self.runs.known(model, rate, seed=seed)
@@ -125,36 +128,45 @@ class Losses:
         return loss_at(run, run.ends[-1], self.plan.against)
 
     def of_rates(self, model: str) -> dict[float, float]:
-        """Return the last in-domain loss of seed 0 at every learning rate that ran to the last end."""
+        """Return the last in-domain loss with seed 0, by learning rate.
+
+        Only rates that reached the last end are included.
+        """
         rates = {rate for name, rate, _ in self.supplied if name == model} | {*self.runs.tried(model)}
         found = {rate: self.last(model, rate, 0) for rate in sorted(rates)}
         return {rate: loss for rate, loss in found.items() if loss is not None}
 
     def of_models(self) -> dict[str, dict[float, float]]:
-        """Return the same of the mixer and both references."""
+        """Return `of_rates` for the mixer and both references."""
         return {name: self.of_rates(name) for name in (self.plan.model, *self.plan.references)}
 
     def seeds(self, model: str, rate: float) -> int:
-        """Return how many of the seeds of the plan have run to the last end."""
+        """Return how many of the plan's seeds reached the last end."""
         return sum(self.last(model, rate, seed) is not None for seed in range(self.plan.seeds))
 
     def is_enough(self, model: str) -> bool:
-        """Return whether joined studies have as many seeds of a reference as the plan, at a near-best rate."""
+        """Return whether joined studies have enough seeds of a reference.
+
+        They need the plan's number of seeds at one near-best rate.
+        """
         near = self.plan.joined.near(model)
         return any(sum(run.rate == other.rate for other in near) >= self.plan.seeds for run in near)
 
     def trained(self) -> list[str]:
-        """Return the references that are trained, as far as joined studies do not have them."""
+        """Return the references that joined studies do not supply."""
         tells = self.plan.joined.tells_slope
         return [name for name in self.plan.references if not (tells and self.is_enough(name))]
 
     def missing(self, cells: Sequence[Cell]) -> list[Run]:
-        """Return the runs of the cells that joined studies do not have."""
+        """Return the runs for cells that joined studies do not supply."""
         return [self.runs.run(m, rate, seed=seed) for m, rate, seed in cells if (m, rate, seed) not in self.supplied]
 
 
 def beyond(tried: Collection[float], losses: Mapping[float, float]) -> float | None:
-    """Return the rate by which a grid is extended, half or twice its best one at an edge; None if it is inside."""
+    """Return the rate that extends a grid, half or twice its best rate.
+
+    The result is None if the best rate is inside the grid or there are no losses.
+    """
     if not losses:
         return None
     best = min(losses, key=losses.__getitem__)
@@ -164,15 +176,17 @@ def beyond(tried: Collection[float], losses: Mapping[float, float]) -> float | N
 def common_rate(
     losses: Mapping[str, Mapping[float, float]], model: str, *, with_seeds: Collection[float] = ()
 ) -> float | None:
-    """Return the learning rate at which all models run further seeds; None if it is not near-best for a pair.
+    """Return the learning rate for all models' further seeds.
+
+    The result is None if no rate is near-best for both the mixer and attention with the same block.
 
     Args:
-        losses: Model -> learning rate -> last in-domain loss; the mixer, called `model`, and both references.
-        model: The mixer.
-        with_seeds: Rates at which the reference has its seeds already, which are preferred.
+        losses: Model -> learning rate -> last in-domain loss, for the mixer and both references.
+        model: The mixer's model.
+        with_seeds: Rates at which the reference already has its seeds; they are preferred.
 
-    The rate has the smallest largest excess over each side's best rate: of the pair, the mixer and attention with the
-    same block, then of all.
+    A rate's excess in a set of models is the largest loss difference to a model's best rate. The result minimises the
+    excess of the mixer and attention with the same block, then the excess of all models.
     """
     shared = set.intersection(*(set(of) for of in losses.values()))
 
@@ -187,10 +201,10 @@ def common_rate(
 
 # --------------------------------------------------------------------------------------------------------------- phases
 def run(plan: Plan, *, jobs: int) -> Judgement:
-    """Train the missing runs of a judgement, write its page and return its result.
+    """Train a judgement's missing runs, write its page and return its result.
 
-    Raises `UserError` if a run fails for another reason than a loss that is not finite, and `KeyboardInterrupt` after a
-    signal has ended all of them.
+    Raises `UserError` if a run fails for a reason other than a non-finite loss. Raises `KeyboardInterrupt` after a
+    signal, once all runs have ended.
     """
     runs = Runs(plan)
     for line in page.head(plan):
@@ -199,7 +213,7 @@ def run(plan: Plan, *, jobs: int) -> Judgement:
         require_sound(plan)
     losses, rates = Losses(runs), list(runs.rates)
     references = losses.trained()
-    # A study file has a run of a reference from the beginning if it has any.
+    # A study file needs a run of a reference from the start, if any reference is trained.
     losses.missing([(name, rate, 0) for rate in rates for name in references])
     _train_rates(losses, [plan.model], rates, jobs=jobs)
     extended = [*rates]
@@ -223,11 +237,11 @@ def run(plan: Plan, *, jobs: int) -> Judgement:
 
 
 def dry_run(plan: Plan, *, jobs: int) -> str:
-    """Return a table of the runs that are left, their tokens and their time, and what mixers cost.
+    """Return a table with the remaining runs, tokens and time, and costs per mixer.
 
-    The speed is recorded, or that of a few steps on this machine.
-
-    The learning rate that extends the grid and the rate of further seeds are not known before: others stand for them.
+    Speeds are recorded, or timed for a few steps on this machine. The rate that extends the grid and the rate for
+    further seeds are unknown before training; the table assumes values. The costs are for a first mixer and a second
+    mixer.
     """
     runs = Runs(plan)
     losses = Losses(runs)
@@ -254,7 +268,7 @@ def dry_run(plan: Plan, *, jobs: int) -> str:
 
 
 def rates_of_seeds(losses: Losses) -> dict[str, float]:
-    """Return the learning rate of further seeds, by model; {} if no rate suits all."""
+    """Return the learning rate for further seeds, by model; {} if no rate suits all."""
     plan = losses.plan
     of_model = losses.of_models()
     trained = [plan.model, *losses.trained()]
@@ -266,7 +280,7 @@ def rates_of_seeds(losses: Losses) -> dict[str, float]:
 
 
 def _train_rates(losses: Losses, models: Sequence[str], rates: Sequence[float], *, jobs: int) -> None:
-    """Train seed 0 of models at learning rates; shorten runs that are far behind another rate of their model."""
+    """Train seed 0 at several learning rates; shorten runs that are much worse."""
     runs, against = losses.runs, losses.plan.against
     chosen = losses.missing([(model, rate, 0) for rate in rates for model in models])
 
@@ -287,7 +301,10 @@ def _train(
     doing: str,
     may_stop: Callable[[Run], bool] = lambda run: False,
 ) -> None:
-    """Train the runs that are not complete; raise `UserError` if one fails but for a loss that is not finite."""
+    """Train incomplete runs; raise `UserError` if one fails.
+
+    A non-finite loss is not a failure.
+    """
     runs.write()
     for run in chosen:
         identity.require(run)
@@ -312,7 +329,7 @@ def _train(
 
 
 def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
-    """Write the files of the study, with the joined runs, and its tables and pictures."""
+    """Write the study's files, with joined runs, and its tables and pictures."""
     chosen = [run for run in runs.runs() if run.label not in missing]
     found = collect(chosen, [*plan.domains, *plan.against])
     study = {
@@ -337,9 +354,9 @@ def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
     analyse(plan.out, quiet=True)
 
 
-# ------------------------------------------------------------------------------------------ decisions, from files alone
+# ------------------------------------------------------------------------------------------ decisions from files
 def loss_at(run: Run, step: int, against: Sequence[str]) -> float | None:
-    """Return the mean loss of the domains `against` at the end after `step`; None if it is not evaluated yet."""
+    """Return the mean loss over `against` at an end; None before its evaluation."""
     if step in run.lacking:
         return None
     point = read_points(schedule.end_directory(run.files, step))[-1]
@@ -347,19 +364,25 @@ def loss_at(run: Run, step: int, against: Sequence[str]) -> float | None:
 
 
 def has_diverged(run: Run) -> bool:
-    """Return whether the run ended because its loss was not finite: it keeps the batch then."""
+    """Return whether a run stopped because its loss was not finite.
+
+    Such a run keeps its last batch in not_finite_step*.npz.
+    """
     return not run.complete and next(run.files.rglob("not_finite_step*.npz"), None) is not None
 
 
 def is_behind(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
-    """Return whether a run that is not complete is far behind another at its first end."""
+    """Return whether an incomplete run is more than `BEHIND` worse than another run.
+
+    The losses are in domain, at the first end.
+    """
     return not run.complete and behind(run, others, against) > BEHIND
 
 
 def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
-    """Return how much higher the in-domain loss of a run is than the lowest one at their first ends, in nats.
+    """Return a run's first-end loss minus the lowest in `others`, in nats.
 
-    It is 0 where the run or all others have no such end yet.
+    The loss is in domain. The result is 0 if the run or all others have not reached their first end.
     """
     own = loss_at(run, run.ends[0], against)
     losses = [loss_at(other, other.ends[0], against) for other in others if other.index != run.index]
@@ -368,5 +391,5 @@ def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
 
 
 def why_missing(run: Run) -> str:
-    """Return why a run of a judgement has no results."""
+    """Return the reason for a run without results."""
     return "the loss is not finite" if has_diverged(run) else "not part of this judgement"

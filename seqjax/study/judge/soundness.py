@@ -1,4 +1,4 @@
-"""Check the mixers of a config with the contract tests (seqjax/testing.py) before anything is trained."""
+"""Run the contract tests (seqjax/testing.py) on a config's mixers before training."""
 
 import itertools
 import os
@@ -13,12 +13,12 @@ from seqjax.mixers import base
 from seqjax.study.judge.plan import Plan, read
 from seqjax.terminal import tell
 
-# Not of whether the mixer is a sound one: FLOPs in loops that XLA cannot count, and a chunk that is part of the model.
+# Skipped, because a sound mixer may fail them: XLA cannot count FLOPs in loops, and a chunk may be part of the model.
 UNCHECKED = ("flops", "chunk_size")
 LENGTHS, SHORT = (
     ("chunk_size", "window"),
     8,
-)  # settings that are numbers of tokens, and what a check takes for a long one
+)  # settings in tokens, and the value that replaces a long one
 
 
 # In another process, on a CPU, so that this process takes no GPU memory from the runs.
@@ -27,7 +27,7 @@ CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(s
 
 
 def require_sound(plan: Plan) -> None:
-    """Raise `UserError` unless every mixer of the config passes the contract tests (seqjax/testing.py)."""
+    """Raise `UserError` unless every mixer passes the contract tests."""
     tell(f"Checking the mixer of {plan.model}: causality, decoding, gradients.")
     sys.stdout.flush()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -66,10 +66,10 @@ def _say(line: str) -> None:
 
 
 def checked_mixer(mixer: Any) -> list[str]:
-    """Run the contract tests on a mixer with the settings of a config, and return the names of those that ran.
+    """Run the contract tests on a mixer with its config's settings.
 
-    The tests have small models, and most have sequences of 23 tokens: a longer chunk or window is a short one there,
-    and settings that do not fit a small model are left at their defaults.
+    Returns the test names. The tests use small models, mostly with sequences of 23 tokens. Therefore a longer chunk or
+    window is shortened, and settings that do not fit a small model keep their defaults.
     """
     cls: type[base.Mixer] = mixers.load(mixer.name)
     settings = {key: value for key, value in vars(mixer).items() if key not in ("name", "heads", "rope_base")}
@@ -77,7 +77,7 @@ def checked_mixer(mixer: Any) -> list[str]:
     defaults = {key: getattr(known, key, None) for key in settings}
     given = {key: value for key, value in settings.items() if value != defaults[key]}
     given |= {key: SHORT for key in LENGTHS if isinstance(settings.get(key), int) and settings[key] > testing.LENGTH}
-    given = dict(sorted(given.items(), key=lambda item: item[0] not in LENGTHS))  # these are given up last
+    given = dict(sorted(given.items(), key=lambda item: item[0] not in LENGTHS))  # lengths are dropped last
     dims = (32, 64)
     error: UserError | None = None
     for n_given, dim in itertools.product(range(len(given), -1, -1), dims):

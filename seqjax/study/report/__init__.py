@@ -1,1 +1,1 @@
-"""Tables and pictures of a study. They read rows and records only."""
+"""Make a study's tables and pictures; they read only rows and records."""

@@ -1,9 +1,9 @@
-"""losses.png: per domain, the OOD loss of every run over its in-domain loss, along the run.
+"""Draw losses.png: every run's OOD loss against its in-domain loss, during training.
 
-Few models share a panel per domain, or one for the mean if there are many domains; their names are at their lines. Many
-models are spread over panels with the mean over domains, each with the references in grey. If no run has a second
-evaluation, all models share the panels as points. A model is a colour (Okabe and Ito) and a marker where the colours
-repeat; its seeds are line styles. Stars mark the ends of runs that were also evaluated before their ends.
+A few models share a panel per domain, or one panel for the mean if there are many domains; each line has its model's
+name. Many models are spread over panels with the domain mean, each with the references in grey. If every run has a
+single evaluation, all models share the panels as points. A model has a colour (Okabe and Ito), and a marker where
+colours repeat; seeds have line styles. Stars mark the ends of runs that also have earlier evaluations.
 """
 
 import io
@@ -24,23 +24,26 @@ from seqjax.pictures import COLORS, End, Named, label_ends, label_points
 from seqjax.study import gaps
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
 
-# Marker and whether it is filled, one for each round of the colours.
+# Marker, and whether it is filled: one entry per repetition of the colours.
 ROUNDS = (("o", True), ("^", False), ("s", True), ("D", False))
-# Line styles of the seeds in their order.
+# Line styles by seed.
 OF_SEEDS = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 COLUMNS = 4  # with more domains only the mean is drawn
-TOGETHER = len(COLORS)  # models in a panel; the colours of more repeat
+TOGETHER = len(COLORS)  # models in a panel: with more, colours would repeat
 BETTER = "lower is better"
-GREY = "0.55"  # of references among other models
-# Nats above the lowest in-domain loss of the worst model: higher losses are the first steps of training.
+GREY = "0.55"  # references in panels with other models
+# Nats above the worst model's lowest in-domain loss. Higher losses are not shown: they are early training steps.
 SHOWN = 0.5
-DECIMALS = re.compile(r"(\.\d\d)\d+")  # of coordinates in an SVG, that are left out
+DECIMALS = re.compile(r"(\.\d\d)\d+")  # SVG coordinates keep two decimals
 ENDS_LABEL = "ends with a decayed learning rate"
 ENDS: dict[str, Any] = {"marker": "*", "markersize": 9, "markerfacecolor": "white", "linestyle": ":", "linewidth": 1.1}
 
 
 class Line(NamedTuple):
-    """The losses of a run's points, by descending in-domain loss; and of its ends, if other points were evaluated."""
+    """Hold a run's losses, by descending in-domain loss.
+
+    `ends` are its ends, if other points were evaluated too.
+    """
 
     run: Record
     points: np.ndarray  # [n, 2]
@@ -48,10 +51,10 @@ class Line(NamedTuple):
 
 
 def against_loss_in_domain(path: str | Path, records: Records, *, models: Collection[str] | None = None) -> None:
-    """Draw the losses of every model, one line per seed; write a PNG at `path` and an SVG next to it.
+    """Draw every model's losses, one line per seed.
 
-    `models` are drawn with the references; None draws all. A model looks the same whichever others are drawn. Raises
-    `UserError` for a model that the study does not have.
+    The PNG is written to `path`, and an SVG next to it. `models` are drawn with the references; None draws all models.
+    A model's look is independent of the selection. Raises `UserError` for an unknown model.
     """
     for name in models or ():
         gaps.require_model(records, name)
@@ -70,7 +73,7 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
 
 
 def _line(records: Records, run: Record, domains: Sequence[str], limit: float) -> Line:
-    """Return the mean losses of a run over domains, where the in-domain loss is at most `limit`."""
+    """Return a run's mean losses over domains, up to the in-domain loss `limit`."""
 
     def of(points: Sequence[Point]) -> np.ndarray:
         if not points:
@@ -87,7 +90,7 @@ Styles = Mapping[str, dict[str, Any]]
 
 
 def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Figure:
-    """Return a figure with a panel per domain; names are at the right of the last one."""
+    """Return a figure with a panel per domain, names at the right."""
     columns = _columns(records.domains)
     width = min(4.8, 8.0 / len(columns))
     figure = Figure(figsize=(width * len(columns) + 1.9, 3.9), layout="constrained")
@@ -132,12 +135,12 @@ def _by_point(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
 
 
 def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Figure:
-    """Return a figure with panels of few models each, and the references in grey."""
+    """Return a figure with a few models per panel, and the references in grey."""
     groups = _families([name for name in runs if name not in records.references])
     n_columns = min(2, len(groups))
     n_rows = -(-len(groups) // 2)
     figure = Figure(figsize=(max(6.0, 4.8 * n_columns), 2.6 * n_rows + 1.6), layout="constrained")
-    block: Any = figure.subfigures()  # its labels leave room for the legend of the figure
+    block: Any = figure.subfigures()  # its labels leave room for the figure's legend
     axes = block.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
     lines = {name: [_line(records, run, records.domains, limit) for run in of_model] for name, of_model in runs.items()}
     for panel in axes.flat[len(groups) :]:
@@ -173,7 +176,10 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
 
 
 def _families(names: Sequence[str]) -> list[list[str]]:
-    """Return the models in groups of at most `TOGETHER`: "m, conv" goes with "m" where a group has room for both."""
+    """Return the models in groups of at most `TOGETHER`.
+
+    A model and its variants ("m", "m, conv") share a group if it has room.
+    """
     families = dict[str, list[str]]()
     for name in names:
         families.setdefault(name.partition(",")[0], []).append(name)
@@ -189,7 +195,10 @@ def _families(names: Sequence[str]) -> list[list[str]]:
 
 
 def _draw(panel: Axes, line: Line, look: dict[str, Any], *, plain: bool = False) -> None:
-    """Draw a run in the style of its model and its seed; a `plain` line has no markers, unless it is one point."""
+    """Draw a run in its model's and seed's style.
+
+    A `plain` line has no markers, unless it is one point.
+    """
     look = look | line_style(line.run)
     look_of_line: dict[str, Any] = look | ({"marker": ""} if plain and len(line.points) > 1 else {})
     panel.plot(*line.points.T, **look_of_line, zorder=3)
@@ -204,11 +213,14 @@ def _finish(panel: Axes, records: Records, heading: str) -> None:
 
 
 def _finish_figure(figure: Figure, records: Records, runs: Runs, limit: float, *, more: str = "") -> None:
-    """Add title and legend, which names are placed after: a legend moves the panels."""
+    """Add title and legend.
+
+    Names must be placed after this call, because a legend moves the panels.
+    """
     figure.suptitle(f"{records.title}\nOOD loss against in-domain loss{more}", x=0.01, ha="left", fontsize=11)
     every, panel, handles = [run for of_model in runs.values() for run in of_model], figure.axes[0], []
     seeds = sorted({run.seed: run for run in every if run.seed}.items())
-    for seed, run in seeds[: len(OF_SEEDS) - 1]:  # the styles of more repeat
+    for seed, run in seeds[: len(OF_SEEDS) - 1]:  # with more seeds, styles repeat
         look: dict[str, Any] = line_style(run) | {"marker": "", "color": "0.3"}
         handles += panel.plot([], [], label=f"seed {seed}", **look)
     if len(seeds) >= len(OF_SEEDS):
@@ -221,7 +233,7 @@ def _finish_figure(figure: Figure, records: Records, runs: Runs, limit: float, *
 
 
 def _set_limits(panels: Iterable[Axes]) -> None:
-    """Give panels one horizontal axis with room for all markers."""
+    """Give panels a common horizontal range with room for all markers."""
     panels = list(panels)
     values = np.concatenate([np.asarray(line.get_xdata(), float) for panel in panels for line in panel.lines])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
@@ -231,25 +243,28 @@ def _set_limits(panels: Iterable[Axes]) -> None:
 
 
 def clean(panel: Axes) -> None:
-    """Give a panel a light grid and no frame at the top and the right."""
+    """Give a panel a light grid and no frame at the top and right."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure as PNG at `path` and as SVG next to it; both are the same bytes each time."""
+    """Write the figure as PNG to `path` and as SVG next to it.
+
+    Both files have the same bytes every time.
+    """
     path, png, svg = Path(path), io.BytesIO(), io.StringIO()
-    for text in figure.findobj(Text):  # a `$` in a name starts no formula; ticks are the only ones here
+    for text in figure.findobj(Text):  # only tick labels are formulas; a `$` in a name must not start one
         assert isinstance(text, Text)
         is_formula = text.get_text().startswith(r"$\mathdefault")
         text.set_parse_math(is_formula)
         if not is_formula:
-            text.set_text(text.get_text().replace(r"\$", "$"))  # escaped while it might have been one
+            text.set_text(text.get_text().replace(r"\$", "$"))  # `escape.picture` escaped it
     figure.savefig(png, format="png", dpi=130)
-    # With a palette the PNG has a third of the bytes; an SVG needs no more than hundredths of a point, nor indents.
+    # A palette reduces the PNG to a third. An SVG needs only hundredths of a point, and no indentation.
     PngImageFile(io.BytesIO(png.getvalue())).convert("RGB").quantize(256).save(path, optimize=True)
-    # Without a salt the identifiers of an SVG are random, and without this entry it contains the time.
+    # Without a salt an SVG has random identifiers, and without the entry "Date" it contains the time.
     with mpl.rc_context({"svg.hashsalt": "seqjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
     text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: DECIMALS.sub(r"\1", found.group()), svg.getvalue())
@@ -258,7 +273,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def style(i: int) -> dict[str, Any]:
-    """Return colour and marker of the i-th model of a study, the same in all of its pictures."""
+    """Return the colour and marker for a study's i-th model, in all its pictures."""
     color = COLORS[i % len(COLORS)]
     marker, filled = ROUNDS[i // len(COLORS) % len(ROUNDS)]
     face = color if filled else "white"
@@ -266,21 +281,21 @@ def style(i: int) -> dict[str, Any]:
 
 
 def line_style(run: Record) -> dict[str, Any]:
-    """Return the line and marker style of a run, by its seed."""
+    """Return a run's line and marker style, by its seed."""
     if run.seed == 0:
         return {"linestyle": OF_SEEDS[0]}
     return {"linestyle": OF_SEEDS[run.seed % len(OF_SEEDS)], "markersize": 3, "linewidth": 0.9}
 
 
 def _columns(domains: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the domains whose mean a column shows, by its title."""
+    """Return column titles -> the domains whose mean the column shows."""
     if len(domains) > COLUMNS:
         return {f"mean of {len(domains)} domains": domains}
     return {domain: [domain] for domain in domains}
 
 
 def wrapped(text: str, width: int = 28) -> str:
-    """Return a label with line breaks, where it would be wider than its panel."""
+    """Return a label with line breaks at `width` characters."""
     lines = [""]
     for word in text.split(" "):
         lines += [""] if len(f"{lines[-1]} {word}") > width else []

@@ -1,9 +1,8 @@
-"""gaps.png: a forest plot of the gaps to each reference, one line per model, and the gaps over training tokens.
+"""Draw gaps.png: a forest plot of gaps, and the gaps over training tokens.
 
-Next to a panel are * where the gap is provisional and the share of copies (`Row`), and next to the last one the number
-of seeds and the parameters. Models without a gap have their difference at equal tokens. Below a panel are the gaps at
-the ends of the runs.
-The same marks are in report.html (page.py).
+There is a panel per reference and a line per model. The columns next to a panel mark provisional gaps (*) and show copy
+shares (`Row`); the last panel also has seed and parameter counts. A model without a gap shows its difference at equal
+tokens. A second panel below shows the gaps at the runs' ends. report.html (page.py) has the same marks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,17 +38,17 @@ LOOKS: dict[str, dict[str, Any]] = {
     REFERENCE: {"color": "0.55", "marker": "s", "markersize": 5},
 }
 OF_GAPS = (GAP, ALONE, TUNED)
-OFFSETS = {TUNED: 0.27}  # of a mark below its model's line, in the height of a line
-HEIGHT = 0.235  # of a line, in inches
+OFFSETS = {TUNED: 0.27}  # distance below the model's line, in line heights
+HEIGHT = 0.235  # inches per line
 SMALL = 7.5  # points
 WIDEST = 10.0  # inches, with two references
-NAMED = 8  # lines over tokens that all have names
-# Header of a column of text -> its width in points.
+NAMED = 8  # up to this many lines over tokens, all have names
+# Text column -> its width in points.
 COLUMNS = {"edge": 30, "copies": 34, "seeds": 32, "params": 38}
 
 
 class Mark(NamedTuple):
-    """An estimate of a model and a reference, and which one of `LOOKS`."""
+    """Hold an estimate for a model and a reference; `what` is a key in `LOOKS`."""
 
     reference: str
     model: str
@@ -58,7 +57,7 @@ class Mark(NamedTuple):
 
 
 def marks(compared: Compared) -> list[Mark]:
-    """Return the estimates that are drawn."""
+    """Return the estimates to draw."""
     found = []
     for reference, rows in compared.items():
         for row in rows:
@@ -74,10 +73,11 @@ def marks(compared: Compared) -> list[Mark]:
 
 
 def order(compared: Compared) -> list[str]:
-    """Return the models in the order of their lines: best first by the gap to the last reference that has any.
+    """Return the models in line order, best first.
 
-    A model without that gap is placed by its gap to another reference. Models without any gap come last: a model that
-    learned more or less from the same tokens has no place among gaps.
+    Models are sorted by the gap to the last reference; a model without this gap uses its gap to another reference.
+    Models without any gap come last, sorted by their difference at equal tokens, because this difference does not
+    compare with gaps.
     """
     found = marks(compared)[::-1]
     of_gaps, of_tokens = dict[str, float](), dict[str, float]()
@@ -91,7 +91,7 @@ def order(compared: Compared) -> list[str]:
 
 
 def title(records: Records, compared: Compared) -> str:
-    """Return what the picture shows, in words."""
+    """Return the picture's title."""
     n = len(records.domains)
     loss = f"OOD loss (mean of {n} domains)" if n > 1 else f"{records.domains[0]} loss"
     has_gaps = any(mark.what in OF_GAPS for mark in marks(compared))
@@ -100,7 +100,10 @@ def title(records: Records, compared: Compared) -> str:
 
 
 def gaps(path: str | Path, records: Records, compared: Compared | None = None) -> None:
-    """Draw the comparison of every model with each reference; write a PNG at `path`, and an SVG next to it."""
+    """Draw every model's comparison with each reference.
+
+    The PNG is written to `path`, and an SVG next to it.
+    """
     compared = compared or leaderboard.compared(records)
     found, lines = marks(compared), order(compared)
     compared = {name: rows for name, rows in compared.items() if any(mark.reference == name for mark in found)}
@@ -138,7 +141,7 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
 
 
 def _handles(panel: Axes, records: Records, found: Sequence[Mark]) -> list[Any]:
-    """Return the entries of the legend."""
+    """Return the legend's entries."""
     drawn = {mark.what for mark in found}
     handles: list[Any] = [
         panel.errorbar([], [], xerr=[] if what == GAP else None, label=what, linestyle="none", **look)
@@ -152,7 +155,10 @@ def _handles(panel: Axes, records: Records, found: Sequence[Mark]) -> list[Any]:
 
 
 def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
-    """Return the limits of the shared horizontal axis: every gap, the grey band, and differences close to them."""
+    """Return the limits of the common horizontal axis.
+
+    They include every gap, the grey band, and nearby differences at equal tokens.
+    """
 
     def ends(chosen: Sequence[Mark]) -> list[float]:
         return [mark.estimate.value + sign * (mark.estimate.half or 0.0) for mark in chosen for sign in (-1, 1)]
@@ -166,7 +172,10 @@ def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
 
 
 def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str], records: Records) -> None:
-    """Draw the estimates of one reference, each at the height of its model in `lines`, with numbers for far ones."""
+    """Draw a reference's estimates at the lines of their models.
+
+    An estimate outside the axis is written as a number at the border.
+    """
     if any(mark.what in OF_GAPS for mark in found):
         panel.axvspan(0, LIMIT * records.unit.scale, color="0.93", linewidth=0, zorder=0)
     panel.axvline(0, color="0.6", linewidth=1, zorder=1)
@@ -193,7 +202,7 @@ CELLS: dict[str, Callable[[Row], str]] = {
 
 
 def _shared_cells(compared: Compared) -> dict[str, dict[str, str]]:
-    """Return the columns that are the same for all references: header -> model -> text."""
+    """Return the columns shared by all references: header -> model -> text."""
     rows = [row for of_reference in compared.values() for row in of_reference]
     seeds = {row.reference: row.reference_seeds for row in rows} | {row.model: row.seeds for row in rows}
     sizes = {row.reference: row.reference_parameters for row in rows} | {row.model: row.parameters for row in rows}
@@ -202,7 +211,7 @@ def _shared_cells(compared: Compared) -> dict[str, dict[str, str]]:
 
 
 def _write_columns(panel: Axes, cells: Mapping[str, Mapping[str, str]], lines: Sequence[str]) -> None:
-    """Write the columns of text to the right of a panel; a column without any value is left out."""
+    """Write the text columns to the right of a panel, without empty columns."""
     place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
     place |= {"va": "center", "fontsize": SMALL, "color": "0.25", "annotation_clip": False}
     right = 0
@@ -214,7 +223,7 @@ def _write_columns(panel: Axes, cells: Mapping[str, Mapping[str, str]], lines: S
 
 
 def size_text(n: float) -> str:
-    """Return a number of parameters with three digits, such as "124M"."""
+    """Return a parameter count with three digits, such as "124M"."""
     unit, name = next(
         (unit, name) for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")) if n >= unit or unit == 1
     )
@@ -223,9 +232,10 @@ def size_text(n: float) -> str:
 
 # -------------------------------------------------------------------------------------------------------- over tokens
 def over_tokens(records: Records, reference: str, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """Return the gaps at the ends of models that have a gap and two ends within reach, [ends, (tokens, gap)].
+    """Return gaps at the ends, model -> [ends, (tokens, gap)].
 
-    Gaps are means over the seeds with two ends, at the ends that all of these have, at matched learning rates.
+    A model is included if it has a gap and two ends within reach. Gaps are at matched learning rates. They are means
+    over the seeds with two ends, at the ends common to these seeds.
     """
     near = statistic.rates(records, reference).near
     theirs = [documents.of_data(records, run) for run in records.of_model(reference) if run.rate in near]
@@ -250,9 +260,9 @@ def over_tokens(records: Records, reference: str, rows: Sequence[Row]) -> dict[s
 
 
 def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mapping[str, np.ndarray]) -> list[End]:
-    """Draw the gaps at the ends of the runs and return the names of lines.
+    """Draw the gaps at the runs' ends; return the line names.
 
-    Of many lines, only those whose trend differs from zero have a colour and a name.
+    With many lines, only lines with a significant trend have a colour and a name.
     """
     if not along:
         panel.set_axis_off()

@@ -1,8 +1,8 @@
-"""leaderboard.csv, one line per reference and model with all numbers of the comparison, and the same in LaTeX.
+"""Write leaderboard.csv, with all numbers per reference and model, and a LaTeX table.
 
-Losses are in the unit of the study, positive gaps are worse. An empty cell is not known. `se_*` are the standard errors
-that add up to the gap's. `*_half` is half the width of a 95% interval. `speedup` is empty where only a bound is known:
-`speedup_lo` is a lower and `speedup_hi` an upper bound. The last columns are the gaps of the OOD domains.
+Losses are in the study's unit; positive gaps are worse. An empty cell means unknown. `se_*` are the gap's standard
+error components, which add in squares. `*_half` is half the width of a 95% interval. `speedup` is empty if only a bound
+is known: `speedup_lo` is a lower and `speedup_hi` an upper bound. The last columns are the gaps per OOD domain.
 """
 
 import csv
@@ -45,10 +45,10 @@ LINE = dict[str, Any]
 def compared(
     records: Records, sums: Mapping[str, ClassSums] | None = None, *, others: Sequence[Records] = ()
 ) -> dict[str, tuple[Row, ...]]:
-    """Return the rows of all models to each reference that has runs, best first.
+    """Return the rows for each reference that has runs, best first.
 
-    `sums` give the copy shares. `others` are studies of the same data, which supply the rate slope, the spread of seeds
-    and further seeds; their own models have no rows.
+    `sums` give the copy shares. `others` are studies on the same data. They supply the learning-rate slope, the seed
+    variance and further seeds; their own models have no rows.
     """
     whole = files.united(records, others) if others else records
     found = {}
@@ -59,20 +59,26 @@ def compared(
 
 
 def shown(rows: Iterable[Row]) -> dict[str, Estimate]:
-    """Return the gap of every model or, if no model has a gap, the OOD differences at equal tokens."""
+    """Return the gaps by model.
+
+    If no model has a gap, return the OOD differences at equal tokens.
+    """
     found = {row.model: row.gap for row in rows if row.gap is not None}
     return found or {row.model: row.at_equal_tokens.outside for row in rows if row.at_equal_tokens is not None}
 
 
 def what_is_shown(rows: Sequence[Row], reference: str) -> str:
-    """Return the name of the values that `shown` returns."""
+    """Return the name of the values from `shown`."""
     has_gap = not rows or any(row.gap is not None for row in rows)
     return f"gap to {reference}" if has_gap else f"OOD difference to {reference} at equal tokens"
 
 
 # ------------------------------------------------------------------------------------------------------------- as CSV
 def rows(records: Records, of_references: Compared | None = None) -> list[LINE]:
-    """Return the lines of leaderboard.csv, a value by column; None is not known. Rows are `compared` by default."""
+    """Return the lines for leaderboard.csv, column -> value; None means unknown.
+
+    `of_references` is `compared(records)` by default.
+    """
     found = compared(records) if of_references is None else of_references
     return [_line(records, row) for of_reference in found.values() for row in of_reference]
 
@@ -133,7 +139,7 @@ def _metadata(records: Records, row: Row, field: str) -> str:
 
 
 def csv_text(lines: Sequence[LINE]) -> str:
-    """Return lines, of one or several studies, as CSV."""
+    """Return lines, from one or several studies, as CSV."""
     columns = dict.fromkeys((*COLUMNS, *(name for line in lines for name in line)))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -148,8 +154,11 @@ def _cell(value: Any) -> str:
 
 
 def read(path: str | Path) -> list[LINE]:
-    """Return the lines of a file that `csv_text` wrote; raise `UserError` if a value is not of its column's type."""
-    read_table(path, dict.fromkeys(COLUMNS, str), fix=FIX)  # for its errors, before the header is read
+    """Return the lines in a file from `csv_text`.
+
+    Raises `UserError` if a value does not have its column's type.
+    """
+    read_table(path, dict.fromkeys(COLUMNS, str), fix=FIX)  # reports errors before the header is read
     with Path(path).open(encoding="utf-8", newline="") as file:
         domains = [name for name in next(csv.reader(file)) if name not in COLUMNS]
     types = COLUMNS | dict.fromkeys(domains, float)
@@ -172,7 +181,7 @@ TEX |= {sign: "\\" + sign for sign in "&%$#_{}"}
 
 
 def escaped(text: str) -> str:
-    """Return text with the characters that TeX reads as commands escaped."""
+    """Return text with TeX's special characters escaped."""
     return re.sub(f"[{re.escape(''.join(TEX))}]", lambda found: TEX[found.group()], text)
 
 

@@ -1,9 +1,8 @@
-"""report.html: a finished study as a single page without network or other files.
+"""Write report.html: a finished study as a single page that needs no network or other files.
 
-First come the verdicts and the forest plot of the gaps, then losses and speed, then the tables of leaderboard.md.
-Hovering over a point names the run, its tokens and its losses. The legend switches a model with all its seeds, the menu
-of a picture its domains. The page contains the plotting library and takes several megabytes; one command makes it
-again.
+The verdicts and the gaps' forest plot come first, then losses and speed, then the tables from leaderboard.md. Hovering
+over a point shows the run, its tokens and its losses. The legend switches a model with all its seeds; a picture's menu
+switches domains. The page includes the plotting library (several megabytes), and one command makes it again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,11 +24,11 @@ from seqjax.study.report.leaderboard import Compared
 from seqjax.study.report.words import in_words
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
 
-# plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the shown one
+# plotly names for the styles in figures.ROUNDS and OF_SEEDS; OF_RATES: learning rates below and above the shown rate
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
 OF_SEEDS = ("solid", "dash", "dot")
 OF_RATES = ("dashdot", "longdashdot")
-# Of the marks of the forest plot, as in forest.LOOKS.
+# Looks of the forest plot's marks, as in forest.LOOKS.
 OF_MARKS: dict[str, dict[str, Any]] = {
     forest.GAP: {"color": "#222", "symbol": "circle", "size": 9},
     forest.ALONE: {"color": "#222", "symbol": "circle-open", "size": 9},
@@ -46,13 +45,16 @@ th { border-bottom: 1px solid #888; text-align: left; }
 li span { white-space: nowrap; }
 .table { overflow-x: auto; }
 """
-CLICKS = "A click on a model in the legend hides or shows all its seeds together, and a double click shows it alone."
+CLICKS = "Click a model in the legend to hide or show all its seeds; double-click to show only this model."
 OTHERS = "Its runs at other learning rates have a separate entry and are hidden at first."
-ZOOM = "Dragging over a picture enlarges a part of it, and a double click there shows all of it again."
+ZOOM = "Drag over a picture to zoom in; double-click the picture to zoom out."
 
 
 def write(path: str | Path, records: Records, *, text: str, compared: Compared | None = None) -> None:
-    """Write the page with `text`, the tables in Markdown; raise `UserError` if a package is missing."""
+    """Write the page with `text`, the tables in Markdown.
+
+    Raises `UserError` if a package is missing.
+    """
     try:
         import markdown_it
         import plotly.graph_objects as go
@@ -76,7 +78,7 @@ def write(path: str | Path, records: Records, *, text: str, compared: Compared |
         pictures["Gap over training speed"] = ("", _cost(go, records, compared, speeds))
     parts = [_verdicts(records, compared)]
     for i, (title, (about, picture)) in enumerate(pictures.items()):
-        # With a given id the page is the same, byte for byte, whenever it is made.
+        # A fixed id makes the page reproducible, byte for byte.
         html_of_it = picture.to_html(full_html=False, include_plotlyjs=i == 0, div_id=f"picture{i}")
         parts.append(f"<h2>{title}</h2>\n<p>{escape(about)}</p>\n{html_of_it}\n")
     heading, _, rest = html.partition("</h1>")
@@ -88,11 +90,10 @@ def write(path: str | Path, records: Records, *, text: str, compared: Compared |
 
 
 def _verdicts(records: Records, compared: Compared) -> str:
-    """Return a list of the verdicts against each reference, with their models."""
+    """Return a list with the verdicts against each reference."""
     about = (
-        f"Numbers are gaps in {records.unit.name}: the difference of the OOD loss at the same in-domain loss and "
-        "matched learning rates, positive where a model is worse than the reference. ± is half the width of the 95% "
-        "interval."
+        f"Numbers are gaps in {records.unit.name}: OOD loss minus the reference's, at the same in-domain loss and "
+        "matched learning rates. A positive gap is worse. ± is half the width of the 95% interval."
     )
     parts = ["<h2>Verdicts</h2>\n", f"<p>{about}</p>\n"]
     for reference in compared:
@@ -105,7 +106,7 @@ def _verdicts(records: Records, compared: Compared) -> str:
 
 
 def _forest(go: Any, records: Records, compared: Compared) -> Any:
-    """Return a figure with the marks of every model and reference, as in gaps.png."""
+    """Return a figure with the marks from gaps.png."""
     lines, found = forest.order(compared), forest.marks(compared)
     figure = go.Figure()
     width = 1 / len(compared)
@@ -158,12 +159,15 @@ def _of_mark(mark: forest.Mark, records: Records) -> str:
 
 
 def _quantities(records: Records) -> dict[str, list[str]]:
-    """Return the domains whose mean is shown, by the name of the choice in the menu."""
+    """Return menu entries -> the domains whose mean is shown."""
     return {name: [name] if name in records.domains else list(records.domains) for name in records.quantities}
 
 
 def _groups(records: Records) -> dict[str, list[Record]]:
-    """Return the runs that are switched together by their name in the legend: a model's seeds, and its other rates."""
+    """Return legend entries -> the runs that they switch.
+
+    A model's seeds have one entry, its other learning rates a second entry.
+    """
     models, others = dict[str, list[Record]](), dict[str, list[Record]]()
     for model in records.models:
         models[model] = gaps.shown_runs(records, model)
@@ -173,7 +177,10 @@ def _groups(records: Records) -> dict[str, list[Record]]:
 
 
 def _lines(go: Any, records: Records, x_title: str) -> Any:
-    """Return a figure with the losses of every run over in-domain loss or tokens, and a menu of the domains."""
+    """Return a figure with every run's losses over in-domain loss or tokens.
+
+    A menu selects the domain.
+    """
     groups = _groups(records)
     runs = [run for group in groups.values() for run in group]
     inside = [in_domain(run.points, records.against) for run in runs]
@@ -215,7 +222,7 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
 
 
 def _range(values: Iterable[np.ndarray]) -> list[float]:
-    """Return the ends of an axis that has room for every point and its marker, the first ones too."""
+    """Return axis limits with room for every point and its marker."""
     together = np.concatenate([*values])
     low, high = float(together.min()), float(together.max())
     margin = 0.04 * (high - low) or 0.1
@@ -232,7 +239,10 @@ def _hover(run: Record, p: Point) -> str:
 
 
 def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float]) -> Any:
-    """Return a figure with every model's gap over its speed, and a menu of the references."""
+    """Return a figure with every model's gap over its speed.
+
+    A menu selects the reference.
+    """
     unit = records.unit.name
     values = {name: {name: Estimate(0.0)} | leaderboard.shown(rows) for name, rows in compared.items()}
     titles = {name: f"{plotly(leaderboard.what_is_shown(rows, name))} ({unit})" for name, rows in compared.items()}
@@ -266,7 +276,7 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
 def _finish(figure: Any, x_title: str, y_title: str, buttons: Sequence[dict[str, Any]]) -> None:
     figure.update_layout(
         template="plotly_white",
-        height=max(600, 19 * len({trace.name for trace in figure.data}) + 180),  # so that the legend does not scroll
+        height=max(600, 19 * len({trace.name for trace in figure.data}) + 180),  # the legend must not scroll
         margin={"t": 60},
         hovermode="closest",
         xaxis_title=x_title,

@@ -1,9 +1,9 @@
-"""Pictures with a point per model or rate: last losses by learning rate, gaps over a setting, and gaps over speed.
+"""Draw one point per model or rate: rates.png, sweep.png and cost.png.
 
-rates.png tells whether the learning rate explains a difference: it does where a model's line over its rates follows
-the reference's, and does not where the lines stay apart. sweep.png also has the entropy of attention where runs
-measured it (`eval.entropy_tokens`). cost.png has one panel for the logged speed and one per table in `speeds`. With
-many models the points have numbers, in the order of the gaps, and the names are in a legend.
+rates.png shows last losses by learning rate. It tells whether the learning rate explains a difference: a model's line
+then follows the reference's line. sweep.png shows gaps over a setting, and the attention entropy if runs measured it
+(`eval.entropy_tokens`). cost.png shows gaps over speed: a panel for the logged speed and a panel per table in `speeds`.
+With many models, points have numbers in gap order, and a legend has the names.
 """
 
 import math
@@ -24,14 +24,15 @@ from seqjax.study.report.figures import BETTER, clean, save, style, wrapped
 from seqjax.study.report.leaderboard import Compared
 from seqjax.study.runs.record import MEAN, Record, Records
 
-SIZE = 5.5  # of the marker of the rate 1, in points
-NAMED = 12  # models with names at the points of a panel; numbers of more have room beside their points
+SIZE = 5.5  # marker size for rate 1, in points
+NAMED = 12  # up to this many models, a panel has names at its points; more models have numbers, which need less room
 
 
 def by_rate(path: str | Path, records: Records) -> None:
-    """Draw every model's last losses at each of its learning rates, as a line; larger markers are higher rates.
+    """Draw each model's last losses at its learning rates, as a line.
 
-    Values are means over seeds and domains. Writes a PNG at `path`, and an SVG next to it.
+    Larger markers are higher rates. Values are means over seeds and domains. The PNG is written to `path`, and an SVG
+    next to it.
     """
     found = {name: gaps.rates(records, name).found for name in records.models}
     shown = sorted(found, key=lambda name: min(outside for _, _, outside in found[name].values()))
@@ -45,7 +46,7 @@ def by_rate(path: str | Path, records: Records) -> None:
         panel.plot(*np.array(list(ends.values())).T, **look | {"marker": "", "linewidth": 1.1})
         for rate, (inside, outside) in ends.items():
             panel.plot(inside, outside, **look | {"linestyle": "none", "markersize": SIZE * rate**0.35})
-        # At the point that is best in domain, or another where there is no room.
+        # The name is at the point that is best in domain, or at a later point if there is no room.
         named[numbers.get(name, name)] = Named(sorted(ends.values()), look["color"])
     panel.margins(0.08)
     panel.set_xlabel(f"{records.in_domain_name}, last ({records.unit.name}; {BETTER})")
@@ -59,12 +60,15 @@ def by_rate(path: str | Path, records: Records) -> None:
 
 
 def _numbers(names: Sequence[str], most: int) -> dict[str, str]:
-    """Return the number of each model, from the bottom of a panel; none of at most `most` models."""
+    """Return each model's number, from the bottom of a panel.
+
+    The result is {} for at most `most` models.
+    """
     return {name: str(i) for i, name in enumerate(names, start=1)} if len(names) > most else {}
 
 
 def _add_names(panel: Axes, numbers: Mapping[str, str], looks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add a legend with the names of numbered models, from the top as in the panels."""
+    """Add a legend with the numbered models, in the panels' order from the top."""
     if not numbers:
         return
     figure = panel.get_figure(root=True)
@@ -78,10 +82,11 @@ def _add_names(panel: Axes, numbers: Mapping[str, str], looks: Mapping[str, Mapp
 
 # ---------------------------------------------------------------------------------------------------- over a setting
 def over_setting(path: str | Path, records: Records, compared: Compared | None = None) -> None:
-    """Draw the gap to the first reference over `records.sweep`, and next to it the entropy where it was measured.
+    """Draw the gap to the first reference over `records.sweep`.
 
-    Lines are domains, dashed where they are OOD. Without any gap, the differences at equal tokens are drawn. Models
-    whose setting is not a number, such as an unset window, are left out. Writes a PNG at `path`, and an SVG next to it.
+    A second panel shows the attention entropy, if it was measured. Lines are domains; OOD domains are dashed. Without
+    any gap, differences at equal tokens are drawn. A model is left out if its setting is not a number, such as an unset
+    window. The PNG is written to `path`, and an SVG next to it.
     """
     values = values_of(records)
     reference, rows = next(iter((compared or leaderboard.compared(records)).items()))
@@ -121,7 +126,7 @@ def over_setting(path: str | Path, records: Records, compared: Compared | None =
 
 
 def values_of(records: Records) -> dict[str, float]:
-    """Return the value of `records.sweep` of every model that has a positive number there."""
+    """Return each model's `records.sweep` value, if it is a positive number."""
     found = {}
     for model in records.models:
         value: Any = gaps.shown_runs(records, model)[0].metadata.get("config")
@@ -133,14 +138,14 @@ def values_of(records: Records) -> dict[str, float]:
 
 
 def entropy_of(runs: Sequence[Record]) -> dict[str, float]:
-    """Return the mean entropy per domain, in nats, over the runs of a model; empty if it was not measured."""
+    """Return a model's mean attention entropy per domain, in nats; {} if not measured."""
     measured = [run.metadata["entropy"] for run in runs if run.metadata.get("entropy")]
     domains = measured[0] if measured else {}
     return {domain: sum(of_run[domain]["entropy"] for of_run in measured) / len(measured) for domain in domains}
 
 
 def _of_setting(records: Records, rows: Sequence[Row]) -> dict[str, dict[str, Estimate]]:
-    """Return the values that are drawn over a setting, by the name of their line and by model."""
+    """Return the drawn values, line name -> model -> estimate."""
     if any(row.gap is not None for row in rows):
         return {name: {r.model: r.gaps[name] for r in rows if name in r.gaps} for name in records.quantities}
     apart = {row.model: row.at_equal_tokens for row in rows if row.at_equal_tokens is not None}
@@ -161,10 +166,10 @@ TO_THE_LOWER_RIGHT = "Gap against training speed: better is to the lower right"
 
 
 def gap_over_speed(path: str | Path, records: Records, compared: Compared | None = None) -> None:
-    """Draw every model's gap to the first reference over its training speed, one panel per condition.
+    """Draw every model's gap to the first reference over its training speed.
 
-    The first panel has the logged speeds of the runs, the others the study's `speeds`. Without any gap, the OOD
-    differences at equal tokens are drawn. Writes a PNG at `path`, and an SVG next to it.
+    The first panel has the runs' logged speeds, the other panels have the study's `speeds`. Without any gap, OOD
+    differences at equal tokens are drawn. The PNG is written to `path`, and an SVG next to it.
     """
     reference, rows = next(iter((compared or leaderboard.compared(records)).items()))
     values = {reference: Estimate(0.0)} | leaderboard.shown(rows)
@@ -198,7 +203,7 @@ def gap_over_speed(path: str | Path, records: Records, compared: Compared | None
 
 
 def run_speeds(records: Records) -> dict[str, float]:
-    """Return the tokens/s of the runs that represent every model; models of unknown speed are left out."""
+    """Return the median tokens/s of each model's shown runs, without unknown speeds."""
     found = {name: gaps.shown_runs(records, name) for name in records.models}
     return {
         name: float(np.median([run.metadata["tokens_per_s"] for run in runs]))
@@ -208,7 +213,7 @@ def run_speeds(records: Records) -> dict[str, float]:
 
 
 def _set_speeds(panel: Axes, speeds: Sequence[float]) -> None:
-    """Give a panel a logarithmic axis of speeds with round ticks."""
+    """Give a panel a logarithmic speed axis with round ticks."""
     panel.set_xscale("log")
     clean(panel)
     low, high = min(speeds) / 1.3, max(speeds) * 1.3

@@ -1,4 +1,4 @@
-"""The results of a study: its data from the runs, and its tables and pictures from the data."""
+"""Write a study's results: data from the runs, then tables and pictures from the data."""
 
 import dataclasses
 import shutil
@@ -20,18 +20,19 @@ from seqjax.study.runs.runner import FORM, Run
 from seqjax.study.runs.studies import Study
 from seqjax.terminal import tell
 
-DATA = ("runs.json", "points.csv", "blocks.npz", "metrics.npz", classes.FILE)  # all that an analysis may read
-OLD_TABLES = "gaps.md"  # which earlier versions wrote in place of leaderboard.md
+DATA = ("runs.json", "points.csv", "blocks.npz", "metrics.npz", classes.FILE)  # all files that an analysis may read
+OLD_TABLES = "gaps.md"  # the leaderboard's name in earlier versions
 
 
 # --------------------------------------------------------------------------------------------------- from runs to data
 def write_results(
     study: Study, out: str | Path, *, missing: dict[str, str], quiet: bool = False, latex: bool = False
 ) -> None:
-    """Write the results of the runs that are not `missing` (label -> why) into `out`; print them unless `quiet`.
+    """Write the results of finished runs into `out`; print them unless `quiet`.
 
-    A run that has not begun here keeps the results that `out` has of it, from another machine or from workdirs that are
-    gone. Raises `UserError` if no reference has results, or kept ones were made with other settings than the study's.
+    `missing` maps an unfinished run's label to the reason. A run that has not begun here keeps its results in `out`,
+    for example from another machine. Raises `UserError` if no reference has results, or kept results have other
+    settings than the study.
     """
     for message in _write_data(study, Path(out), missing):
         tell(message)
@@ -39,18 +40,18 @@ def write_results(
 
 
 def unfinished(study: Study) -> dict[str, str]:
-    """Return the runs that have not all their evaluations: label -> what is missing."""
+    """Return label -> missing part, for runs with missing evaluations."""
     return {run.label: why for run in study.runs if (why := collect.progress(run))}
 
 
 def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
-    """Write the data of the runs that are not `missing`, and return messages about omitted data."""
+    """Write the finished runs' data and return messages about omitted data."""
     stored = _stored(study, out, [label for label, why in missing.items() if why == collect.NOT_BEGUN])
     missing = {label: why for label, why in missing.items() if label not in stored}
     runs = [run for run in study.runs if run.label not in missing and run.label not in stored]
     if not {run.model for run in [*runs, *stored.values()]}.intersection(study.references):
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
-        raise UserError(f"No reference has results, so there is nothing to compare with ({why}).")
+        raise UserError(f"No reference has results, so nothing can be compared ({why}).")
     fields = ("title", "references", "domains", "against", "speeds", "unit", "sweep")
     about = {name: getattr(study, name) for name in fields}
     workdirs = {run.label: run.workdir for run in runs}
@@ -67,9 +68,9 @@ def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
 
 
 def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Record]:
-    """Return the records in `out` of the runs with these labels.
+    """Return the records in `out` with these labels.
 
-    Raises `UserError` if one was made with other settings than the study's.
+    Raises `UserError` if a record has other settings than the study.
     """
     if not labels or not all((out / name).is_file() for name in ("runs.json", "points.csv")):
         return {}  # What is damaged there but not needed is replaced.
@@ -94,16 +95,16 @@ def analyse(
     latex: bool = False,
     html: bool = False,
 ) -> str:
-    """Make the tables and pictures of a study from its data in `directory`; return the tables.
+    """Make a study's tables and pictures from its data; return the tables.
 
-    `others` are directories of finished studies of the same data, whose runs join the comparison. `latex` also writes
-    leaderboard.tex, and `html` report.html.
+    `directory` has the data and receives the files. `others` are directories with finished studies on the same data;
+    their runs join the comparison. `latex` also writes leaderboard.tex, `html` report.html.
     """
     directory = Path(directory)
     records, sums = files.read(directory), classes.read(directory)
     measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in records.runs)
     if not sums and measured and records.unit == NATS:
-        tell(f"No losses by class of token, which the runs had: {directory / classes.FILE} is missing.")
+        tell(f"The runs measured losses by token class, but {directory / classes.FILE} is missing.")
     compared = leaderboard.compared(records, sums, others=[files.read(other) for other in others])
     report = tables.report(records, compared)
     texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, compared))}
@@ -136,9 +137,9 @@ def analyse(
 
 # ------------------------------------------------------------------------------------------------- other comparisons
 def gaps_to(directory: str | Path, reference: str) -> str:
-    """Return the table of the gaps to any model with results in `directory`, a reference of its study or not.
+    """Return a table with the gaps to any model in `directory`.
 
-    Raises `UserError` if there is no model of that name.
+    Raises `UserError` if there is no model with that name.
     """
     records = files.read(directory)
     gaps.require_model(records, reference)
@@ -148,15 +149,15 @@ def gaps_to(directory: str | Path, reference: str) -> str:
 
 
 def compare_two(directory: str | Path, model: str, reference: str) -> str:
-    """Return the gap of a model to another one in one line, from the data in `directory`.
+    """Return a model's gap to another model in one line, from the data in `directory`.
 
-    Raises `UserError` if there is no model of that name.
+    Raises `UserError` if there is no model with that name.
     """
     return words.in_one_line(files.read(directory), model, reference)
 
 
 def compare_in_study(study: Study, out: Path | None, model: str, reference: str) -> str:
-    """Return the line of `compare_two` for the finished runs of a study and for results kept in `out`."""
+    """Return `compare_two` for a study's finished runs and the results kept in `out`."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for path in (out / name for name in DATA) if out is not None else ():
@@ -167,10 +168,10 @@ def compare_in_study(study: Study, out: Path | None, model: str, reference: str)
 
 
 def compare_workdirs(model: str, reference: str) -> str:
-    """Return the line of `compare_two` for two models that are workdirs, several separated by commas for more seeds.
+    """Return `compare_two` for two models given as workdirs; commas separate seeds.
 
-    Runs are compared at the held-out loss of their training domains. Raises `UserError` for a workdir that is no run,
-    or two runs of a model with the same seed and learning rate.
+    Runs are compared at the held-out loss on their training domains. Raises `UserError` for a workdir that is not a
+    run, or if two runs of a model have the same seed and learning rate.
     """
     runs, sides = list[Run](), {name: [text for text in name.split(",") if text] for name in (model, reference)}
     configs = {}
@@ -195,7 +196,7 @@ def compare_workdirs(model: str, reference: str) -> str:
 
 
 def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """Return the training domains and the other domains that the first run was evaluated on."""
+    """Return the training domains and the OOD domains in the first run's evaluations."""
     data = config.get("data", {})
     known = builtin.REGIMES if data.get("corpus") == "builtin" else regimes.REGIMES
     trained = data.get("train_domains") or known[data.get("regime", "limited")].train

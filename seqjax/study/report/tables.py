@@ -1,4 +1,4 @@
-"""leaderboard.md: the tables of a study in Markdown."""
+"""Write leaderboard.md and classes.md: a study's tables in Markdown."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from seqjax.training import origin
 from seqjax.training.token_classes import ClassSums
 
 DASH = "-"
-SIZE = 0.03  # a larger difference in parameters is marked
+SIZE = 0.03  # a larger relative parameter difference is marked
 COLUMNS = (
     "**Columns.** Gap: OOD loss minus the reference's at equal in-domain loss and matched learning rates; positive is "
     "worse. ± is half the width of the 95% interval, from two seeds on. As tuned: the same with each side at its own "
@@ -33,9 +33,10 @@ FAMILIES = {
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Return a table whose first `left` columns are aligned to the left, the others to the right.
+    """Return a table with the first `left` columns aligned to the left.
 
-    Cells are Markdown; texts of users and files in them are escaped (`seqjax.escape.markdown`).
+    The other columns are aligned to the right. Cells are Markdown; text from users and files must be escaped
+    (`seqjax.escape.markdown`).
     """
     rules = ["---"] * left + ["---:"] * (len(header) - left)
     lines = (header, rules, *rows)
@@ -43,7 +44,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 
 
 def cell(estimate: Estimate | None) -> str:
-    """Return a signed value with half the width of its interval, if it has one."""
+    """Return a signed value, with half its interval's width if it has an interval."""
     return DASH if estimate is None else estimate.text()
 
 
@@ -74,7 +75,7 @@ def _about(records: Records) -> str:
 
 
 def remarks(records: Records) -> str:
-    """Return lines about missing runs, limits of the comparison, and runs that did not start from scratch; or ""."""
+    """Return lines on missing runs, comparison limits, and warm-started runs."""
     named = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
     lines = [f"**Missing:** {escaped(named)}."] if named else []
     lines += [f"**Note:** {escaped(remark)}" for remark in records.remarks]
@@ -86,7 +87,10 @@ def remarks(records: Records) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- gaps
 def gap_table(records: Records, rows: Sequence[Row]) -> str:
-    """Return the table of a comparison, one line per row; without any gap, it has only differences at equal tokens."""
+    """Return a comparison table, one line per row.
+
+    Without any gap, it has only differences at equal tokens.
+    """
     found: dict[str, list[str]] = {
         "model": [_model(row) for row in rows],
         "parameters (M)": [_number(row.parameters, 1e6, "") for row in rows],
@@ -113,7 +117,7 @@ def gap_table(records: Records, rows: Sequence[Row]) -> str:
 
 
 def _model(row: Row) -> str:
-    """Return the model's name as Markdown, with a difference in parameters that is larger than `SIZE`."""
+    """Return the model's name as Markdown, with a parameter difference above `SIZE`."""
     is_marked = row.size is not None and abs(row.size - 1) > SIZE
     name = escaped(row.model)
     return f"{name} ({row.size - 1:+.1%} parameters)" if is_marked and row.size else name
@@ -148,7 +152,7 @@ def _comparison(records: Records, rows: Sequence[Row]) -> str:
 
 # ------------------------------------------------------------------------------------------ learning rates, runs, cost
 def _rates(records: Records) -> str:
-    """Return the losses at each learning rate, the edge at which the best one lies, and the rate to try next."""
+    """Return each rate's losses, the best rate's grid edge, and the next rate."""
     of_model = {model: gaps.rates(records, model) for model in records.models}
     tried = sorted({rate for found in of_model.values() for rate in found.found})
     preferred = next((of_model[name].best for name in records.references if name in of_model), None)
@@ -169,7 +173,7 @@ def _rates(records: Records) -> str:
 
 
 def _runs(records: Records) -> str:
-    """Return the last losses of every run and its speed."""
+    """Return every run's last losses and speed."""
     rows = []
     for run in records.runs:
         last = run.last
@@ -182,7 +186,7 @@ def _runs(records: Records) -> str:
 
 
 def _cost(records: Records, compared: Compared) -> str:
-    """Return the cost of each model's runs, next to its gaps."""
+    """Return each model's cost, next to its gaps."""
     values = {name: leaderboard.shown(rows) for name, rows in compared.items()}
     rows = []
     for model in records.models:
@@ -212,7 +216,10 @@ def _cost(records: Records, compared: Compared) -> str:
 
 
 def _entropies(records: Records) -> str:
-    """Return the entropy that runs measured at their end, with the share of the largest that is possible."""
+    """Return the attention entropy from the last evaluation.
+
+    The value in brackets is relative to the maximum.
+    """
     domains = (*records.against, *records.domains)
     rows = []
     for run in records.runs:
@@ -241,9 +248,9 @@ def _number(value: float | None, unit: float, name: str, *, digits: int = 1) -> 
 
 # -------------------------------------------------------------------------------------------------- classes of tokens
 def of_classes(records: Records, sums: Mapping[str, ClassSums], reference: str) -> str:
-    """Return the section about the classes of tokens that differ from a reference; "" if no pair of sides has sums.
+    """Return the section on token-class differences to a reference.
 
-    Raises `UserError` if the study has no model of that name.
+    It is "" if no model and the reference both have sums. Raises `UserError` if the study has no model with that name.
     """
     gaps.require_model(records, reference)
     sides = {

@@ -1,4 +1,4 @@
-"""A comparison in sentences: the verdict on a model, its gap, and the differences at equal tokens."""
+"""Describe a comparison in sentences: verdict, gap, differences at equal tokens."""
 
 from seqjax.errors import UserError
 from seqjax.study import gaps
@@ -7,9 +7,9 @@ from seqjax.study.runs.record import Records
 
 
 def verdict(records: Records, model: str, reference: str) -> str:
-    """Return sentences on the OOD loss of `model` at the same in-domain loss as `reference`.
+    """Return sentences on a model's OOD loss at the reference's in-domain loss.
 
-    Raises `UserError` for a model that the study does not have, or a model compared with itself.
+    Raises `UserError` for an unknown model, or if `model` is `reference`.
     """
     row = find(records, model, reference)
     unit, tokens = records.unit.name, row.at_equal_tokens
@@ -41,7 +41,7 @@ def verdict(records: Records, model: str, reference: str) -> str:
 
 
 def find(records: Records, model: str, reference: str) -> Row:
-    """Return the row of a model and a reference; the reference may be any model of the study."""
+    """Return the row for a model and a reference, which may be any model in the study."""
     for name in (model, reference):
         gaps.require_model(records, name)
     if model == reference:
@@ -50,7 +50,7 @@ def find(records: Records, model: str, reference: str) -> Row:
 
 
 def in_one_line(records: Records, model: str, reference: str) -> str:
-    """Return the gap of a model to a reference in one line, with its interval and its p-value."""
+    """Return a model's gap in one line, with interval and p-value."""
     row = find(records, model, reference)
     unit, tokens = records.unit.name, row.at_equal_tokens
     if row.gap is None:
@@ -65,7 +65,7 @@ def in_one_line(records: Records, model: str, reference: str) -> str:
 
 
 def in_words(records: Records, reference: str) -> dict[str, list[str]]:
-    """Return the models by the verdict on them against a reference: each with its gap and marks, best first."""
+    """Return verdict -> models, best first, each with its gap and marks."""
     found: dict[str, list[str]] = {}
     for row in gaps.compare(records, reference):
         gap = "no gap" if row.gap is None else row.gap.text()

@@ -1,1 +1,1 @@
-"""The runs of a study: what to train, how far it is, and the losses of what has run."""
+"""Define a study's runs, train them, and read their losses."""

@@ -1,4 +1,4 @@
-"""What the runs of a study cannot support: different tokens, optimisers or schedules, in one sentence each."""
+"""Find run differences that limit conclusions: tokens, optimisers, schedules."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,45 +7,48 @@ from seqjax import escape
 from seqjax.errors import UserError
 from seqjax.study.runs.record import Record
 
-# Settings of the optimiser that are not the learning rate, and do not tell what the optimiser is.
+# Optimiser settings that may differ between comparable runs: the learning rate and its schedule.
 NOT_OPTIMISER = ("lr", "warmup_steps", "final_lr", "cooldown")
 
 
 def require_plain(names: Iterable[str], where: str) -> None:
-    """Raise `UserError` for a name with a line feed or another control character, which would forge rows of tables."""
+    """Raise `UserError` for a name with control characters.
+
+    A line feed in a name, for example, would forge table rows.
+    """
     for name in names:
         if (shown := escape.terminal(name).replace("\n", "\\n").replace("\t", "\\t")) != name:
             raise UserError(f"{where}: the name '{shown:.60}' has control characters; leave them out.")
 
 
 def remarks(runs: Sequence[Record]) -> list[str]:
-    """Return a sentence for each difference between runs that limits what can be concluded from them."""
+    """Return a sentence for each run difference that limits conclusions."""
     found = []
     full = [run for run in runs if run.schedule == 1]
     most = {model: max(run.last.tokens for run in full if run.model == model) for model in {run.model for run in full}}
     tokens = _groups((run.model, f"{most[run.model]:,}") for run in full)  # a run that was dropped has fewer
     if len(tokens) > 1:
         found.append(
-            f"Runs have different numbers of tokens ({_named(tokens)}): gaps at equal in-domain loss stand, and "
-            "differences at equal tokens and speed-ups are between runs with equal tokens only."
+            f"Runs have different numbers of tokens ({_named(tokens)}): gaps at equal in-domain loss remain valid, but "
+            "differences at equal tokens and speed-ups exist only between runs with equal tokens."
         )
     optimisers = _groups((run.model, _optimiser(run.metadata.get("config", {}))) for run in full)
     if len(optimisers) > 1:
         found.append(
-            f"Runs have different optimisers ({_named(optimisers)}): a gap between them is due to the optimiser as "
-            "well, and only gaps within one optimiser compare mixers."
+            f"Runs have different optimisers ({_named(optimisers)}): a gap between them includes the optimiser's "
+            "effect, so only gaps within one optimiser compare mixers."
         )
     schedules = _groups((run.model, "WSD" if run.is_wsd else "linear") for run in full if run.metadata.get("config"))
     if len(schedules) > 1:
         found.append(
-            f"Runs have different schedules ({_named(schedules)}): a gap between them is due to the schedule as well, "
-            "and only gaps within one schedule compare mixers."
+            f"Runs have different schedules ({_named(schedules)}): a gap between them includes the schedule's effect, "
+            "so only gaps within one schedule compare mixers."
         )
     return found
 
 
 def _groups(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return models by value; a value that is not known is left out."""
+    """Return models by value, without unknown values."""
     found: dict[str, list[str]] = {}
     for model, value in pairs:
         if value and model not in found.setdefault(value, []):

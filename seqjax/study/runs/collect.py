@@ -1,4 +1,4 @@
-"""Read the evaluations and metadata of runs from their workdirs."""
+"""Read evaluations and metadata from workdirs."""
 
 import dataclasses
 import re
@@ -18,19 +18,18 @@ from seqjax.study.runs.runner import Run
 from seqjax.training import metrics, origin, schedule
 from seqjax.training.mirrors import readable
 
-COST = ("mfu", "seconds", "device_peak_gib")  # of the last logged steps
-MEANS = ("equal", "natural")  # over the OOD domains: unweighted, and by share of the corpus
-# Of a run's run.json, and of runs.json.
+COST = ("mfu", "seconds", "device_peak_gib")  # from the newest metrics row
+MEANS = ("equal", "natural")  # over OOD domains: unweighted, and weighted by corpus share
+# Fields in a run's run.json and in runs.json.
 METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}} | origin.FORM
 NOT_BEGUN = "not begun"
 
 
 def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
-    """Return the evaluations of a run so far, in order, with the domain losses in `unit`.
+    """Return a run's evaluations so far, in order, with domain losses in `unit`.
 
-    The training loss and the recorded means are in nats per token; in another unit there are no means. `train_loss` is
-    the mean over the steps since the previous evaluation, so it lags behind the domain losses of a model that learns
-    fast.
+    The training loss and the recorded means are in nats per token; another unit has no means. `train_loss` is the mean
+    over the steps since the previous evaluation, so it lags behind the domain losses if a model learns fast.
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
@@ -52,7 +51,7 @@ def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
 
 
 def progress(run: Run) -> str:
-    """Return the missing part of a run, or "" if it has all of its evaluations."""
+    """Return the missing part of a run, or "" if no evaluation is missing."""
     if run.ends:
         if not (lacking := run.lacking):
             return ""
@@ -70,10 +69,10 @@ def _named(ends: Sequence[int]) -> str:
 
 
 def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
-    """Return the evaluations and metadata of runs.
+    """Return the records of runs: evaluations and metadata.
 
-    Raises `UserError` if a run has no evaluation (at one of its ends if it has several), lacks the loss of one of
-    `domains` or, in nats per token, differs from the others in tokenizer or data.
+    Raises `UserError` if a run has no evaluation (at every end, if it has several) or lacks a loss in `domains`. In
+    nats per token, it also raises `UserError` if runs have different tokenizers or data.
     """
     found = [_collect(run, unit) for run in runs]
     for record in found:
@@ -87,8 +86,8 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
     if len({name for _, name in tokenizers if name}) > 1:
         named = ", ".join(f"{label}: {name}" for label, name in tokenizers if name)
         raise UserError(
-            f"These runs have different tokenizers ({named}), and nats per token of one are not those of another; "
-            'compare them with unit="bits_per_byte" in the study file.'
+            f"These runs have different tokenizers ({named}), so their losses in nats per token do not compare. "
+            'Set unit="bits_per_byte" in the study file.'
         )
     sets = {domain.rpartition(".")[0] for domain in domains} - {""}
     _require_one([(record.label, record.metadata.get("manifest")) for record in found], "read different data")
@@ -99,14 +98,14 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
 
 
 def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
-    """Raise `UserError` if the runs, (label, hash), do not all have the same data; unknown hashes are left out."""
+    """Raise `UserError` if the known data hashes differ; `hashes` has (label, hash)."""
     of_data: dict[str, list[str]] = {}
     for label, name in hashes:
         if name:
             of_data.setdefault(name, []).append(label)
     if len(of_data) > 1:
         groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in of_data.items())
-        raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each alone.")
+        raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each group separately.")
 
 
 def _collect(run: Run, unit: Unit) -> Record:
@@ -117,7 +116,7 @@ def _collect(run: Run, unit: Unit) -> Record:
         if (files / name).is_file():
             value = read_json(files / name, METADATA if name == "run.json" else runner.FORM)
             metadata |= value if name == "run.json" else {"config": value}
-    metadata.pop("settings", None)  # a hash of config.json, which the metadata has
+    metadata.pop("settings", None)  # a hash of config.json; the metadata has the content
     if run.config is not None:
         metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
     last = run.last_row()
@@ -137,7 +136,10 @@ def _collect(run: Run, unit: Unit) -> Record:
 
 
 def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
-    """Return the entropy of attention that the run measured at its end, domain -> field -> value; empty if none."""
+    """Return the attention entropy from a run's last evaluation.
+
+    The result maps domain -> field -> value; {} if it was not measured.
+    """
     fields = ("entropy", "entropy_relative")
     found: dict[str, dict[str, float]] = {}
     for row in metrics.read(workdir) if (workdir / "metrics.jsonl").is_file() else ():
@@ -149,9 +151,9 @@ def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
 
 
 def _of_config(config: Config, *, on_cpu: bool) -> dict[str, Any]:
-    """Return parameters, training FLOPs per token, and the bytes of one sequence's decoding state after T tokens.
+    """Return parameters, training FLOPs per token, and decoding state bytes.
 
-    The state is that of the run's device, where "auto" is another dtype than here.
+    The state is for one sequence after T tokens, in the dtype on the run's device: "auto" may differ on this machine.
     """
     settings = config.model
     if settings.dtype == "auto":

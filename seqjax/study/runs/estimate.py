@@ -1,9 +1,13 @@
-"""Estimate the cost of a study before it is started: `seqjax study --study=FILE --dry_run`.
+"""Estimate a study's cost: `seqjax study --study=FILE --dry_run`.
 
-The speed of a run is the speed of a finished run of the same model in the study, or the recorded speed (`seqjax train
---dry_run`) of the same model or of its mixer with other settings. Without either, a few steps are timed on this
-machine, if they take seconds. An evaluation counts as a third of the training on
-as many tokens, because it has no backward pass.
+A run's speed comes from the first source that has it:
+
+    1. the study's runs with the same model so far (median)
+    2. the recorded speed of the same model (`seqjax train --dry_run`)
+    3. the recorded speed of its mixer with other settings
+    4. a few steps timed on this machine, if they take seconds
+
+An evaluation takes a third of the training time for the same number of tokens, because it has no backward pass.
 """
 
 import functools
@@ -17,12 +21,15 @@ from seqjax.terminal import StatusLine, duration
 from seqjax.training import dry_run
 from seqjax.training.dry_run import Measured
 
-EVALUATION = 1 / 3  # share of the training time on as many tokens
-EXACTLY, ALIKE = 0.0, 0.05  # differences of parameters and FLOPs: of the same model, of one with other settings
+EVALUATION = 1 / 3  # of the training time per token: there is no backward pass
+EXACTLY, ALIKE = 0.0, 0.05  # largest relative differences in parameters and FLOPs: same model, similar model
 
 
 class Estimate(NamedTuple):
-    """The remaining work of a run: steps and tokens, training FLOPs, and seconds on one device if a speed is known."""
+    """Hold a run's remaining steps, tokens, training FLOPs and seconds.
+
+    The seconds are for one device; None if no speed is known. `source` names the speed's source.
+    """
 
     steps: int
     tokens: int
@@ -32,10 +39,10 @@ class Estimate(NamedTuple):
 
 
 def of_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measured] | None = None) -> Estimate | None:
-    """Return the remaining work of a run; None if it is only read.
+    """Return a run's remaining work; None if it is only read.
 
-    `runs` are those of the study, for their speeds, and `measured` the speeds of steps on this machine by model, for
-    models of which no speed is recorded.
+    `runs` are the study's runs, for their speeds. `measured` has step speeds on this machine by model, for models
+    without a recorded speed.
     """
     if run.config is None:
         return None
@@ -69,9 +76,10 @@ def of_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measured] | 
 
 
 def report(runs: Sequence[Run], *, jobs: int) -> str:
-    """Return a table with the remaining work of every run, the sum, and the models that this machine cannot hold.
+    """Return a table with the remaining work per run and in total.
 
-    Models without a recorded speed are timed for a few steps, if these take seconds.
+    It also lists models that do not fit on this machine. A model without a recorded speed is timed for a few steps, if
+    they take seconds.
     """
     width = max(len(run.label) for run in runs)
     measured = _measured(runs)
@@ -103,7 +111,10 @@ def report(runs: Sequence[Run], *, jobs: int) -> str:
 
 
 def _measured(runs: Sequence[Run]) -> dict[str, Measured]:
-    """Return what this machine says of the models whose speed no run and no record tells."""
+    """Return measurements on this machine, by model, for models with work left.
+
+    A model is timed only if no run and no record has its speed.
+    """
     found = dict[str, Measured]()
     for run in runs:
         estimate = of_run(run, runs) if run.model not in found else None

@@ -1,16 +1,15 @@
-"""The files of a finished study, which suffice to analyse it again.
+"""Write and read a finished study's files, which suffice to analyse it again.
 
-    runs.json    the study (title, references, domains, against), what is missing, and per run what it was: config,
-                 versions, commit, devices, data, speed, seconds
-    points.csv   every evaluation of every run: the loss of each domain and the recorded means out of domain
-    blocks.npz   the blocks of each domain ("DOMAIN/documents", [blocks], and "DOMAIN/sources" where sources are known)
-                 and their losses ("DOMAIN/losses", [evaluations, blocks], those of points.csv in order; nan for an
-                 evaluation left out)
-    metrics.npz  every row of every run's metrics.jsonl, one array [rows] per field with nan where a row lacks it, and
-                 the arrays "run" (labels) and "end" (the step of the end whose cooldown the row is of, else 0)
+    runs.json    study fields (title, references, domains, against), missing runs, and per run: config, versions,
+                 commit, devices, data, speed, seconds
+    points.csv   every evaluation: each domain's loss, and the recorded OOD means
+    blocks.npz   per domain: "DOMAIN/documents" [blocks], "DOMAIN/sources" [blocks] if known, and "DOMAIN/losses"
+                 [evaluations, blocks] in the order of points.csv, nan for an omitted evaluation
+    metrics.npz  every metrics.jsonl row: one array [rows] per field, nan for a missing value; "run" has the labels,
+                 "end" the step of the row's cooldown, or 0
 
-An analysis reads the first three, and classes.npz (seqjax/study/gaps/classes.py); metrics.npz keeps the training curves
-when the workdirs are gone. Tables and figures are always made from the result of `read`, so that they are the same,
+An analysis reads the first three files and classes.npz (seqjax/study/gaps/classes.py). metrics.npz keeps the training
+curves after the workdirs are deleted. Tables and figures are always made from the result of `read`, so they are equal
 byte for byte, wherever the files are.
 """
 
@@ -35,7 +34,7 @@ from seqjax.training.mirrors import readable
 COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
 COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
 IDENTITY = ("model", "seed", "rate", "schedule")
-MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
+MEAN = "out_of_domain/"  # prefix in the column "domain" for a recorded mean
 RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": runner.FORM, "parameters?": (int, None)}
 RUN |= dict.fromkeys(("tokens_per_s?", "device_peak_gib?", "state_bytes?", "flops_per_token?"), (float, None))
 RUN |= METADATA | origin.FORM
@@ -46,10 +45,10 @@ FORM = {"study": STUDY, "missing": {str: str}, "runs": {str: RUN}}
 FIX = "put back a copy of it, or move it away and compare the runs again (`seqjax study --study=... --out=...`)"
 Described = dict[str, np.ndarray]  # "DOMAIN/FIELD" -> [blocks]
 Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
-MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
-KEPT = ("documents", "sources")  # fields of blocks that a study keeps
-# The largest difference between an evaluation in points.csv and the mean of its blocks: losses of blocks are float32
-# or, where they are many, float16 (2**-11 of a loss below 16 nats, and less in the mean).
+MAX_BYTES = 16 * 2**20  # blocks.npz is committed with the results, so it must stay small
+KEPT = ("documents", "sources")  # block fields that a study keeps
+# Largest difference between an evaluation in points.csv and its blocks' mean. Block losses are float32, or float16 if
+# there are many (relative error 2**-11 for a loss below 16 nats, and less in the mean).
 ROUNDING = {np.dtype(np.float32): 1e-3, np.dtype(np.float16): 1e-2, np.dtype(np.float64): 1e-3}
 
 
@@ -64,9 +63,9 @@ def write(
 ) -> list[str]:
     """Write the files into `out` and return messages about omitted data.
 
-    `study` is the part of runs.json about the comparison, and `workdirs` hold the runs' rows and block losses; those of
-    a run that is not in `workdirs` are taken from the files that `out` has already. Raises `UserError` if runs were
-    evaluated on different blocks.
+    `study` holds the study fields for runs.json. `workdirs` hold the runs' metrics and block losses. A run without a
+    workdir keeps its data from the existing files in `out`. Raises `UserError` if runs were evaluated on different
+    blocks.
     """
     known = all(run.label in workdirs for run in runs)
     if study.get("unit", "nats") == "nats":
@@ -90,10 +89,10 @@ def write(
 
 
 def join(out: Path, others: Mapping[Path, Sequence[Record]], *, max_bytes: int = MAX_BYTES) -> list[str]:
-    """Append runs of other studies to the files in `out`, with blocks; return messages about omitted data.
+    """Append other studies' runs, with blocks, to the files in `out`.
 
-    `others` has the runs of each directory, read from it, with the labels and models that they have in `out`. Raises
-    `UserError` if runs were evaluated on different blocks or have the same label.
+    Returns messages about omitted data. `others` has the runs read from each directory, with their labels and models in
+    `out`. Raises `UserError` if runs were evaluated on different blocks or labels repeat.
     """
     about, runs, _ = _read_runs(out)
     of_run = _stored_blocks(out)
@@ -108,12 +107,12 @@ def join(out: Path, others: Mapping[Path, Sequence[Record]], *, max_bytes: int =
 
 
 def united(records: Records, others: Sequence[Records]) -> Records:
-    """Return a study with the runs of other studies of the same data, which are read but not asked about.
+    """Return a study that also has other studies' runs on the same data.
 
-    A run that two studies have (model, learning rate, seed) is taken from the first. Losses of blocks are kept if all
-    studies evaluated the same blocks.
+    The added models are not in `asks`. A run that two studies share (model, learning rate, seed) comes from the first
+    study. Block losses are kept if all studies evaluated the same blocks.
 
-    Raises `UserError` for a study of other data, domains or unit.
+    Raises `UserError` for a study with other data, domains or unit.
     """
     runs, rows, parts = list(records.runs), 0, [] if records.blocks is None else [records.blocks]
     manifests = {run.metadata.get("manifest") for run in records.runs}
@@ -172,13 +171,13 @@ def _save(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: str | Path) -> list[str]:
-    """Return messages about evaluations whose losses of blocks are lost.
+    """Return messages about evaluations with lost block losses.
 
-    Raises `UserError` if there are such losses of an evaluation that `metrics.jsonl` has not: it was cut.
+    Raises `UserError` if an evaluation has block losses but no row in `metrics.jsonl`: the file was cut.
     """
     described, losses = of_run
     known = {point.step for point in run.points}
-    if losses.keys() - known:  # or of one that has ended since the rows were read
+    if losses.keys() - known:  # an evaluation may have ended after the rows were read
         known |= {point.step for point in read_points(workdir)}
     if unknown := sorted(losses.keys() - known):
         raise UserError(
@@ -193,7 +192,10 @@ def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: st
 
 
 def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
-    """Raise `UserError` if a loss in `metrics.jsonl` is not the mean of its blocks: one of the files was exchanged."""
+    """Raise `UserError` if a loss in `metrics.jsonl` is not its blocks' mean.
+
+    In that case one of the files was exchanged.
+    """
     for point in run.points:
         for domain, of_blocks in losses.get(point.step, {}).items():
             loss, mean = point.domains.get(domain), float(of_blocks.astype(float).mean())
@@ -206,7 +208,7 @@ def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
 
 
 def _unchecked(runs: Sequence[Record]) -> list[str]:
-    """Return a message about the runs that began before there were identities."""
+    """Return a message about runs that began before identities existed."""
     labels = [run.label for run in runs if not run.metadata.get("identity")]
     named = ", ".join(labels[:3]) + f" and {len(labels) - 3} others" * (len(labels) > 3)
     return [f"Not checked, because they began before runs had identities: {named}."] if labels else []
@@ -215,7 +217,10 @@ def _unchecked(runs: Sequence[Record]) -> list[str]:
 def _gather_metrics(
     runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, stored: list[dict[str, Any]]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of metrics.npz; `stored` are rows of runs without a workdir."""
+    """Return the arrays for metrics.npz.
+
+    `stored` has the rows for runs without a workdir.
+    """
     rows: list[dict[str, Any]] = []
     for run in runs:
         if run.label not in workdirs:
@@ -230,7 +235,7 @@ def _gather_metrics(
 
 
 def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.npz in `directory`; [] if it has none."""
+    """Return the metrics.npz rows in `directory`; [] without the file."""
     if not (directory / "metrics.npz").is_file():
         return []
     arrays = read_arrays(directory / "metrics.npz", fix=FIX)
@@ -240,9 +245,9 @@ def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
 
 
 def _stored_blocks(directory: Path, runs: Sequence[Record] = ()) -> dict[str, tuple[Described, Losses]]:
-    """Return blocks and losses of blocks.npz in `directory`, label -> as `eval_losses.read`; {} if it has none.
+    """Return blocks and losses in `directory`, label -> as from `eval_losses.read`.
 
-    `runs` are some of its runs, which may have other labels; by default they are all.
+    The result is {} without blocks.npz. `runs` are some of its runs, possibly with new labels; by default all runs.
     """
     _, stored, n_rows = _read_runs(directory)
     runs = runs or stored
@@ -259,14 +264,17 @@ def _stored_blocks(directory: Path, runs: Sequence[Record] = ()) -> dict[str, tu
 def _gather_blocks(
     runs: Sequence[Record], of_run: dict[str, tuple[Described, Losses]], *, max_bytes: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the arrays of blocks.npz, at most `max_bytes` of them; `of_run` has blocks and losses by label."""
+    """Return the arrays for blocks.npz, at most `max_bytes`, and messages.
+
+    `of_run` has blocks and losses by label.
+    """
     of_run = {run.label: of_run.get(run.label, ({}, {})) for run in runs}
     without = [label for label, (described, _) in of_run.items() if not described]
     messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
     known = {label: described for label, (described, _) in of_run.items() if described}
     if not known:
         return {}, messages
-    # A workdir says more of its blocks than the files of a study, and a new one more than an old one.
+    # A workdir may describe its blocks in more detail than a study's files, and a new workdir in more than an old one.
     first, described = next(iter(known.items()))
     described = dict(described)
     of_documents = {key for key in described if key.endswith("/documents")}
@@ -284,7 +292,7 @@ def _gather_blocks(
     dtype, keep = (np.float32, len(rows)) if 4 * len(rows) <= room else (np.float16, room // 2)
     if dtype == np.float16:
         messages.append(f"blocks.npz holds float16: {len(rows)} x {n_blocks} losses are too many as float32.")
-    # The last evaluations of every run matter most: it is compared at the lowest losses.
+    # Keep every run's last evaluations, because runs are compared at their lowest losses.
     last = max((n for *_, n in rows), default=0)
     while sum(n <= last for *_, n in rows) > keep:
         last -= 1
@@ -302,15 +310,18 @@ def _gather_blocks(
 
 
 def _differ(one: Described, other: Described) -> bool:
-    """Return whether two descriptions are of different blocks. Sources may be known later than the blocks."""
+    """Return whether two descriptions have different blocks.
+
+    Sources are ignored, because they may become known after the blocks.
+    """
     shared = [key for key in one.keys() & other.keys() if not key.endswith("/sources")]
     return any(not np.array_equal(one[key], other[key]) for key in shared)
 
 
 def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
-    """Return the result of `eval_losses.read` for the run's ends; empty if an end has no losses of blocks.
+    """Return the merged `eval_losses.read` results at the run's ends.
 
-    Raises `UserError` if ends were evaluated on different blocks.
+    Both are {} if an end has no block losses. Raises `UserError` if ends were evaluated on different blocks.
     """
     described: Described = {}
     losses = {}
@@ -326,9 +337,10 @@ def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
 
 
 def read(directory: str | Path) -> Records:
-    """Return the data that `write` wrote, with runs that differ in schedule only as one run with several ends.
+    """Return a study's data from the files of `write`.
 
-    Raises `UserError` if files are missing, damaged, or do not belong together.
+    Runs that differ only in schedule become one run with several ends. Raises `UserError` if files are missing,
+    damaged, or do not belong together.
     """
     directory = Path(directory)
     about, runs, n_rows = _read_runs(directory)
@@ -367,12 +379,12 @@ def read(directory: str | Path) -> Records:
 
 
 def read_runs(directory: str | Path) -> list[Record]:
-    """Return the runs that `write` wrote, one record per label."""
+    """Return the runs in `directory`, one record per label."""
     return _read_runs(Path(directory))[1]
 
 
 def _read_runs(directory: Path) -> tuple[dict[str, Any], list[Record], int]:
-    """Return the content of runs.json, the runs, and the number of evaluations in points.csv."""
+    """Return runs.json's content, the runs, and the evaluation count in points.csv."""
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():
             raise UserError(f"{directory} is no finished study: it has no {name}.")
@@ -399,9 +411,10 @@ def _read_runs(directory: Path) -> tuple[dict[str, Any], list[Record], int]:
 
 
 def merged(runs: Sequence[Record]) -> list[Record]:
-    """Return runs in which those of one model, rate and seed are one run: the longest, with the ends of all.
+    """Return runs merged by model, rate and seed.
 
-    A shorter schedule with a decayed learning rate is an earlier end of the full run.
+    The longest run in a group gets all ends in the group: a shorter schedule with a decayed learning rate is an earlier
+    end of the full run.
     """
     groups: dict[tuple[str, float, int], list[Record]] = {}
     for run in runs:
@@ -415,7 +428,10 @@ def merged(runs: Sequence[Record]) -> list[Record]:
 
 
 def _read_arrays(path: Path, n_rows: int) -> tuple[Described, dict[str, np.ndarray]] | None:
-    """Return the blocks ("DOMAIN/FIELD" -> [blocks]) and losses (domain -> [evaluations, blocks]), or None."""
+    """Return the content of blocks.npz, or None without the file.
+
+    These are the blocks ("DOMAIN/FIELD" -> [blocks]) and the losses (domain -> [evaluations, blocks]).
+    """
     if not path.exists():
         return None
     arrays = read_arrays(path, fix=FIX)
@@ -441,7 +457,10 @@ def _blocks(described: Described, losses: dict[str, np.ndarray], domains: Collec
 
 
 def _require_equal(directory: Path, runs: Sequence[Record], losses: Mapping[str, np.ndarray]) -> None:
-    """Raise `UserError` if an evaluation in points.csv is not the mean of its blocks: one of the files was edited."""
+    """Raise `UserError` if a loss in points.csv is not its blocks' mean.
+
+    In that case one of the files was edited.
+    """
     for domain, of_domain in losses.items():
         means = of_domain.astype(float).mean(1)
         for run in runs:

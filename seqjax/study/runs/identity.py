@@ -1,4 +1,4 @@
-"""Whether the files in the workdir of a run are of the run that a study names: the same settings, data and seed."""
+"""Check that a workdir holds the run that a study defines: same settings, data and seed."""
 
 import contextlib
 import json
@@ -12,19 +12,19 @@ from seqjax.reading import read_json
 from seqjax.study.runs.runner import Run
 from seqjax.training import identity, mirrors, workdir
 
-# Settings that do not change results: names and places, whose content has hashes of its own.
+# Settings that do not change results: names, and paths. The data at a path has a separate hash.
 LABELS = ("name", "size", "eval.path", *identity.MAY_CHANGE)
 
 
 def changed(recorded: Mapping[str, Any], config: Config, *, may_grow: bool = True) -> list[str]:
-    """Return how the settings in a config.json differ from a config, as "optim.lr: 0.001 -> 0.002".
+    """Return how a config differs from a config.json, as "optim.lr: 0.001 -> 0.002".
 
-    A setting that did not exist when the file was written has its default value. The backend of a kernel is no setting
-    of a model: it differs between machines. Runs with ends may have other steps and ends if they `may_grow`.
+    A setting that did not exist when the file was written has its default value. Kernel backends are ignored, because
+    they differ between machines. With `may_grow`, steps and ends may differ for runs with ends.
     """
     was = {key: value for key, value in recorded.items() if key != "version"}
     known = {mixer.name for mixer in config.model.mixers}
-    # Importing a mixer runs code, which the file may not choose.
+    # Importing a mixer runs code, so a file must not choose the mixer.
     if all(name in known or not mixers.is_foreign(name) for name in workdir.mixer_names(was)):
         with contextlib.suppress(UserError):  # settings of an earlier version
             was = to_dict(from_config_dict(was))
@@ -38,7 +38,7 @@ def changed(recorded: Mapping[str, Any], config: Config, *, may_grow: bool = Tru
 
 
 def _shared(values: Any, others: Any) -> Any:
-    """Return `values`, of groups in lists as well, without the settings that `others` lacks."""
+    """Return `values` without the settings that `others` lacks; groups in lists too."""
     if isinstance(values, dict) and isinstance(others, dict):
         return {key: _shared(value, others[key]) for key, value in values.items() if key in others}
     if isinstance(values, list) and isinstance(others, list) and len(values) == len(others):
@@ -47,9 +47,10 @@ def _shared(values: Any, others: Any) -> Any:
 
 
 def require(run: Run) -> bool:
-    """Raise `UserError` if the workdir of a run holds another run; return whether all of its files were checked.
+    """Raise `UserError` if a run's workdir holds another run.
 
-    A run from before identities has its settings compared, if it has a config.json.
+    Returns whether all its files were checked. If the run began before identities existed, only its settings are
+    compared, and only if it has a config.json.
     """
     files, called = run.files, str(run.workdir)
     path = files / "config.json"
@@ -66,7 +67,10 @@ def require(run: Run) -> bool:
 
 
 def require_distinct(runs: Sequence[Run], where: str) -> None:
-    """Raise `UserError` if two runs of a study are one run, or their seeds and rates are not as in their configs."""
+    """Raise `UserError` if two runs are the same run.
+
+    Seeds and rates must also agree with the configs.
+    """
     _require_one({run.label: _place(run) for run in runs}, "the same workdir", where)
     configs = {run.label: run.config for run in runs if run.config is not None}
     _require_one({label: _settings(config) for label, config in configs.items()}, "the same settings", where)
@@ -79,12 +83,12 @@ def require_distinct(runs: Sequence[Run], where: str) -> None:
         if (first := orders.setdefault(run.seed, (order, run.label)))[0] != order:
             raise UserError(
                 f"{where}: {first[1]!r} and {run.label!r} both have seed {run.seed}, but data.seed is {first[0]} and "
-                f"{order}: runs with one seed read the data in one order."
+                f"{order}; runs with the same seed must have the same data.seed."
             )
         if (first := scales.setdefault(run.model, (scale, run.label)))[0] != scale:
             raise UserError(
                 f"{where}: the rate of {run.label!r} is {run.rate:g} and its optim.lr {run.config.optim.lr:g}, which "
-                f"does not agree with {first[1]!r}. `rate` is the multiple of the study's common learning rate."
+                f"does not agree with {first[1]!r}. Set `rate` to optim.lr divided by the study's common learning rate."
             )
 
 
@@ -101,13 +105,13 @@ def _require_one(of_run: Mapping[str, str], what: str, where: str) -> None:
     seen: dict[str, str] = {}
     for label, value in of_run.items():
         if (first := seen.setdefault(value, label)) != label:
-            raise UserError(f"{where}: {first!r} and {label!r} have {what}; each run needs its own.")
+            raise UserError(f"{where}: {first!r} and {label!r} have {what}; give each run different ones.")
 
 
 def manifest_of_others(run: Run, runs: Iterable[Run]) -> str:
-    """Return the data hash of a run of the study that has begun on the same data; "" if there is none.
+    """Return the data hash from another begun run on the same data; "" without one.
 
-    A study keeps its built-in text even if other packages are installed between its runs.
+    A study thus keeps its built-in text even if other packages are installed between its runs.
     """
     assert run.config is not None, "a run that is only read has no settings of data"
     same = [other for other in runs if other.config is not None and _data(other.config) == _data(run.config)]

@@ -1,7 +1,7 @@
-"""Trains the runs of a study, several at a time, in one process per run, each on its own GPU if there are GPUs.
+"""Train a study's runs, several at a time, in one process per run and GPU.
 
-A failed run is reported and does not stop the others. After a signal no further run is started and the signal is passed
-on, so that every run saves its state; the same command resumes from there.
+A failed run is reported; the other runs continue. After a signal, no further run starts and the active runs receive the
+signal, so each saves its state. The same command resumes them.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from seqjax.training.mirrors import LOG, Mirror, readable
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
-# Of the config.json of a run that is only read, and of the copy of it in a study's records.
+# Form of config.json for runs that are only read, and of its copy in runs.json.
 FORM = {"train?": {"ends?": [float], "steps?": int}, "data?": {"tokenizer?": str}, "eval?": {"classes?": bool}}
 FORM |= {"model?": dict, "optim?": dict}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a study; a run without a config is only read, never trained.
+    """Hold one run of a study; a run without a config is only read, never trained.
 
     `model`, `seed`, `rate` and `schedule` determine its comparison (seqjax/study/runs/studies.py).
     """
@@ -48,7 +48,10 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the run has its final checkpoint, or an evaluation at each of its ends if it has several."""
+        """Whether training is finished.
+
+        A run with ends needs an evaluation at each end, another run its final checkpoint.
+        """
         if self.config is None:
             return True
         if self.config.train.ends:
@@ -57,27 +60,27 @@ class Run:
 
     @property
     def ends(self) -> list[int]:
-        """The steps of the run's ends, ascending; [] for a run with one linear decay (seqjax/training/schedule.py).
+        """The steps of the run's ends, ascending (seqjax/training/schedule.py).
 
-        Those of a run that is only read are in its config.json.
+        The list is empty for a linear schedule. A run that is only read has its ends in config.json.
         """
         if self.config is not None:
             return schedule.end_steps(self.config)
         path = self.files / "config.json"
         if not path.is_file() and (self.files / schedule.ENDS).is_dir():
-            raise UserError(f"{path} is missing, and this run has ends, whose steps it tells; put back a copy of it.")
+            raise UserError(f"{path} is missing, and this run has ends: it holds their steps. Put back a copy of it.")
         train = read_json(path, FORM).get("train", {}) if path.is_file() else {}
         return schedule.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
 
     @property
     def lacking(self) -> list[int]:
-        """The steps of the ends that have no evaluation yet."""
+        """The steps of ends without an evaluation."""
         files = readable(self.workdir)
         return [step for step in self.ends if not _is_evaluated(schedule.end_directory(files, step), step)]
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The number of steps trained so far and in all, those of every cooldown included."""
+        """Trained steps and total steps, including every cooldown's steps."""
         assert self.config is not None, "a run that is only read has no steps to train"
         if not self.config.train.ends:
             return self.last_row().get("step", 0), self.config.train.steps
@@ -91,26 +94,32 @@ class Run:
 
     @property
     def files(self) -> Path:
-        """A directory of this machine with the files of the run, a copy if it is kept in a store."""
+        """A local directory with the run's files: a copy if the workdir is in a store."""
         return readable(self.workdir, fresh_seconds=REPORT_SECONDS / 2)
 
     @property
     def log(self) -> Path:
-        """The local file for the output of the run's process."""
+        """The local file for the run process's output."""
         return Mirror(self.workdir).directory / LOG
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of training metrics with a speed: of the cooldowns, the last end first, then of the trunk."""
+        """Return the metrics rows that have a speed.
+
+        Cooldowns come first, starting with the last end; the constant-rate part follows.
+        """
         files = self.files
         directories = [*(schedule.end_directory(files, step) for step in reversed(self.ends)), files]
         return [row for directory in directories for row in _rows(directory)]
 
     def last_row(self) -> dict[str, Any]:
-        """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""
+        """Return the row with the highest step, or {} without rows."""
         return max(self.rows(), key=lambda row: row.get("step", -1), default={})
 
     def tokens_per_s(self) -> float | None:
-        """Return the median speed of the logged steps, which what shares the device for a short while does not move."""
+        """Return the median logged speed.
+
+        The median ignores brief slowdowns from other work on the device.
+        """
         speeds = [row["tokens_per_s"] for row in self.rows() if row["tokens_per_s"]]
         return statistics.median(speeds) if speeds else None
 
@@ -131,9 +140,9 @@ def _is_evaluated(directory: Path, step: int) -> bool:
 
 
 def select(runs: list[Run], only: str) -> list[Run]:
-    """Return the runs that `only` names by label or index, in its order, or all if it is empty.
+    """Return the runs in `only`, in its order; all runs if it is empty.
 
-    Several are separated by semicolons. Raises `UserError` for one that the study does not have.
+    `only` has labels or indices, separated by semicolons. Raises `UserError` for an unknown run.
     """
     if not only:
         return runs
@@ -147,7 +156,7 @@ def select(runs: list[Run], only: str) -> list[Run]:
 
 
 def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[int] = ()) -> str:
-    """Return a table with the progress of each run on one line."""
+    """Return a table with one progress line per run."""
     width = max(len(run.label) for run in runs)
     lines = []
     for run in runs:
@@ -166,7 +175,10 @@ def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[
 
 
 def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
-    """Return the seconds until all runs are complete at their speeds so far (for those not begun, at the mean)."""
+    """Return the seconds until all runs are complete; None without any speed.
+
+    A run's speed is its newest logged speed; a run that has not begun has the mean speed.
+    """
     speeds = {run.index: run.last_row().get("tokens_per_s") for run in runs}
     seen = [speed for speed in speeds.values() if speed]
     if not seen:
@@ -182,7 +194,10 @@ def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
 
 
 def visible_gpus() -> list[str]:
-    """Return a value of CUDA_VISIBLE_DEVICES per GPU; the driver is queried, so that this process allocates none."""
+    """Return a CUDA_VISIBLE_DEVICES value per GPU.
+
+    The driver is queried, so this process allocates no GPU memory.
+    """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name]
@@ -200,17 +215,18 @@ def train_all(
     jobs: int,
     may_stop: Callable[[Run], bool] = lambda run: False,
 ) -> list[Run]:
-    """Train every run that is not complete, `jobs` at a time, and return those that failed.
+    """Train every incomplete run, `jobs` at a time, and return the failed runs.
 
-    A run that `may_stop`, which is asked again and again, is not started, or saves and ends; it has not failed.
+    `may_stop` is called repeatedly. If it returns True for a run, the run is not started, or it saves and stops; it
+    does not count as failed.
 
-    Raises `UserError` for more jobs than GPUs, if there are GPUs, and `KeyboardInterrupt` after a signal has ended
-    all of them.
+    Raises `UserError` if there are GPUs but fewer than `jobs`. Raises `KeyboardInterrupt` after a signal, once all runs
+    have ended.
     """
     gpus = visible_gpus()
     if gpus and jobs > len(gpus):
         raise UserError(
-            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs: each run takes one. Give --jobs={len(gpus)}."
+            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs and each run needs one. Give --jobs={len(gpus)}."
         )
     waiting = [run for run in runs if not run.complete]
     slots: list[str | None] = [*gpus[:jobs]] if gpus else [None] * jobs
@@ -250,7 +266,7 @@ def train_all(
                 slots.append(slot)
                 if index in dropped:
                     continue
-                # A run that saved and ended early after a signal counts as failed unless this study stops.
+                # A run that stopped early after a signal to its own process counts as failed, unless this study stops.
                 if process.returncode != 0 or not (run.complete or stopping):
                     failed[index] = run
                     how = f"failed with status {process.returncode}" if process.returncode else "ended early"
@@ -276,8 +292,8 @@ def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
     run.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "seqjax.study.runs.train_run", f"--study={study}", f"--run={run.index}"]
-    # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on. Should this
-    # process be killed, the pipe ends, and with it the run.
+    # Each run has a separate session, so Ctrl-C reaches it only once, as the signal that this process forwards. If this
+    # process is killed, the pipe closes and the run stops.
     command.append("--stop_with_stdin")
     with run.log.open("ab") as log:
         return subprocess.Popen(

@@ -1,31 +1,28 @@
-"""Study files: `get_study(size)` defines the runs and how they are compared.
+"""Read study files: `get_study(size)` defines the runs and their comparison.
 
-It returns a dict with
+On the command line a study is a path or a shipped name, `FILE.py[:SIZE]` or `figure1b:demo`. `get_study` returns a
+dict:
 
-    title       of tables and figures
-    references  models that the gaps refer to, one table each; all are always shown
-    domains     that are compared, out of domain
-    against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
+    title       for tables and figures
+    references  models that gaps refer to, one table each; always shown
+    domains     compared OOD domains
+    against     optional: domains that define the in-domain loss (mean held-out loss); default: the training loss
     speeds      optional: training speeds measured with the same kernels on one card, "CONDITION" ->
                 {"card": "H200", "length": 2048, "tokens_per_s": {model: tokens/s}}, or -> {model: tokens/s}
-    unit        optional: "nats" per token, the default, or "bits_per_byte", for runs with different tokenizers
-    sweep       optional: the setting that the study varies, such as "model.mixer.temperature"; gaps are drawn over it
+    unit        optional: "nats" per token (default), or "bits_per_byte" for runs with different tokenizers
+    sweep       optional: the varied setting, such as "model.mixer.temperature"; a picture shows gaps over it
     runs        label -> a dict with the fields below
 
-and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `figure1b:demo`. The
-fields of a run:
+    workdir     the run's directory, also gs://
+    config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without a config is only read
+    model       architecture name, default: the label; a model's runs differ only in seed, rate and schedule
+    seed        default 0; two models' runs with the same seed read the same data in the same order
+    rate        learning rate as a multiple of the study's common rate, default 1
+    schedule    number of steps, with a decay to zero, as a share of the study's full number, default 1
 
-    workdir     its directory, also gs://
-    config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
-    model       name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone
-    seed        default 0; runs of two models with the same seed read the same data in the same order
-    rate        learning rate as a multiple of the rate common to the study, default 1
-    schedule    number of steps, each with a decay to zero, as a share of the study's full ones, default 1
-
-A run whose config has `train.ends` has a warmup-stable-decay (WSD) schedule and is read at its ends, each with its own
-cooldown; it has no `schedule`. A run with a linear schedule is a run with one end. Give new runs
-`train.ends=(0.5,0.65,0.8,1.0)`: gaps at equal in-domain loss need ends that reach up to the reference's
-(docs/protocol.md).
+A run with `train.ends` has a WSD schedule and is read at its ends, each after a separate cooldown; it has no
+`schedule`. A run with a linear schedule has one end. Give new runs `train.ends=(0.5,0.65,0.8,1.0)`: gaps at equal
+in-domain loss need ends whose losses reach up to the reference's (docs/protocol.md).
 """
 
 import dataclasses
@@ -44,7 +41,7 @@ from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.user_code import naming_the_line
 
-# Shares of the steps at which a new run ends: gaps at equal in-domain loss need ends that reach up to the reference's.
+# End positions as shares of the steps. Gaps at equal in-domain loss need ends whose losses reach up to the reference's.
 ENDS = (0.5, 0.65, 0.8, 1.0)
 OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
@@ -53,7 +50,7 @@ RUN_FIELDS = ("workdir", "config", "model", "seed", "rate", "schedule")
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """The content of a study file."""
+    """Hold a study file's content."""
 
     title: str
     references: Sequence[str]
@@ -99,12 +96,14 @@ def get_study():
 
 
 def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
-    """Write a study of configs `NAME_OR_FILE[:ARG]` to `out`/study.py, with workdirs in `out`/runs; return its path.
+    """Write `out`/study.py for configs `NAME_OR_FILE[:ARG]`; return its path.
 
-    The first config is the reference; runs are compared at the mean loss of its training domains. Every run gets the
-    ends `ENDS`, unless its config sets `train.ends`. A file that is there already must be the same. Raises `UserError`
-    for a config that cannot be read, the same config twice, other data than the first one's, too few steps for the
-    ends, or a reference without domains out of distribution.
+    The workdirs are in `out`/runs. The first config is the reference. Runs are compared at the mean loss on its
+    training domains. Every run gets the ends `ENDS`, unless its config sets `train.ends`. An existing file must have
+    the same content.
+
+    Raises `UserError` for an unreadable config, a repeated config, configs with different data, too few steps for the
+    ends, or a reference without OOD domains.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}.")
@@ -136,19 +135,19 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
         domains=domains,
     )
     if path.is_file() and path.read_text(encoding="utf-8") != text:
-        raise UserError(f"{path} is there and says something else; run it with --study={path}, or give another --out.")
+        raise UserError(f"{path} exists with other content; run it with --study={path}, or give another --out.")
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def _with(config: str, setting: str) -> str:
-    """Return the text of a config with one more setting."""
+    """Return the config text with one more setting."""
     return f"{config}{',' if ':' in config else ':'}{setting}"
 
 
 def not_left_out(config: str, domains: Sequence[str]) -> UserError:
-    """Return the error for a config that is evaluated on no domain that it is not trained on."""
+    """Return the error for a config without OOD evaluation domains."""
     return UserError(
         f"--configs: {config} is evaluated on {', '.join(domains)}, which it is trained on; the regime limited leaves "
         "domains out of training."
@@ -156,7 +155,7 @@ def not_left_out(config: str, domains: Sequence[str]) -> UserError:
 
 
 def _names(configs: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return a label for each config: its name, and the settings in its text that not all of them have."""
+    """Return a label per config: its name and its distinguishing settings."""
     settings = [presets.parts(text.partition(":")[2]) if ":" in text else [] for text in configs]
     labels = [
         ", ".join([name, *(text for text in own if any(text not in others for others in settings))])
@@ -166,12 +165,15 @@ def _names(configs: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def load_study(text: str | Path) -> Study:
-    """Return the study of `NAME_OR_FILE[:SIZE]`, its configs built and checked; raise `UserError` for a wrong one."""
+    """Return the study `NAME_OR_FILE[:SIZE]` with checked configs.
+
+    Raises `UserError` for a wrong study.
+    """
     name, _, size = str(text).partition(":")
     path = presets.find(name, flag="--study", folder="studies")
     get_study = getattr(presets.load_file(path), "get_study", None)
     if get_study is None:
-        raise UserError(f"--study: {path} has no get_study(), so it is no study.")
+        raise UserError(f"--study: {path} has no get_study(), so it is not a study.")
     if size and not inspect.signature(get_study).parameters:
         raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
     with naming_the_line(path):
@@ -192,13 +194,13 @@ def load_study(text: str | Path) -> Study:
         raise UserError(f"{path}: unit is {' or '.join(map(repr, UNITS))}, not {unit!r}.")
     if unit != "nats" and not study.get("against"):
         raise UserError(
-            f"{path}: the training loss is in nats per token, so in {UNITS[unit].name} runs are compared at "
-            "a held-out loss; name its domains in `against`."
+            f"{path}: runs in {UNITS[unit].name} cannot be compared at the training loss, which is in nats per token; "
+            "name held-out domains in `against`."
         )
     check(study.get("speeds", {}), SPEEDS, f"{path}: speeds", fix="see seqjax/study/runs/studies.py")
     for what, of_model in speed_tables(study.get("speeds", {}))[0].items():
         if unknown := set(of_model) - {run.model for run in runs}:
-            raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, which no run has as its model.")
+            raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, but no run has this model.")
     return Study(
         study["title"],
         tuple(study["references"]),
@@ -212,7 +214,7 @@ def load_study(text: str | Path) -> Study:
 
 
 def make_run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
-    """Return the run of an entry of `runs` in the study file at `path`; raise `UserError` for a wrong one."""
+    """Return the run for an entry in `runs`; raise `UserError` for a wrong entry."""
     if "workdir" not in run or set(run) - set(RUN_FIELDS):
         raise UserError(f"{path}: the fields of a run are {', '.join(RUN_FIELDS)}; {label!r} has {', '.join(run)}.")
     return Run(
@@ -232,10 +234,10 @@ def _config(config: Any) -> Config:
 
 
 def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
-    """Raise `UserError` for references that are not models, a schedule of a WSD run, and duplicate runs."""
+    """Raise `UserError` for wrong references, a WSD run's schedule, or duplicate runs."""
     references = study["references"]
     if isinstance(references, str) or not references:
-        raise UserError(f"{path}: references is a tuple of models, not {references!r}.")
+        raise UserError(f"{path}: references must be a tuple of models, not {references!r}.")
     for run in runs:
         if run.schedule != 1 and run.config is not None and run.config.train.ends:
             raise UserError(f"{path}: {run.label!r}: leave out schedule, which a run with train.ends does not have.")

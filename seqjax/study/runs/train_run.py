@@ -1,7 +1,7 @@
-"""`python -m seqjax.study.runs.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
+"""Train one run of a study: `python -m seqjax.study.runs.train_run --study=FILE --run=INDEX`.
 
-`seqjax.study.runs.runner` starts these processes and chooses the GPU that each sees. With `--distributed` the run has
-several processes, which launch/slurm_study.sbatch starts; stopped before the end, they save and end with status 130.
+`seqjax.study.runs.runner` starts these processes and assigns their GPUs. With `--distributed`, a run has several
+processes, which launch/slurm_study.sbatch starts. If they are stopped early, they save and exit with status 130.
 """
 
 import os
@@ -39,7 +39,10 @@ def main(argv: list[str]) -> None:
 
 
 def train_one(study: str, index: int) -> bool:
-    """Train or resume run `index` of a study; return True if it is complete and False if it was stopped early."""
+    """Train or resume run `index`; return whether it is complete.
+
+    False means that it was stopped early.
+    """
     runs = load_study(study).runs
     run = runs[index]
     assert run.config is not None, "the runner starts only what can be trained"

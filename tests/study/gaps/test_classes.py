@@ -152,5 +152,5 @@ def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_d
             token_classes.write_classes(runs[label], 2, losses, blocks, corpus)
     found, messages = classes.collect({label: runs[label] for label in ("slow", "bare")})
     assert list(found) == ["slow"] and len(messages) == 1 and "bare" in messages[0]
-    with pytest.raises(UserError, match=r"x are not those of slow: .*eval\.seed"):
+    with pytest.raises(UserError, match=r"x and slow have different token classes: .*eval\.seed"):
         classes.collect(runs)

@@ -292,7 +292,7 @@ def test_bad_input_is_refused_in_a_sentence(judged, trainer, tmp_path):
     with pytest.raises(UserError, match="nowhere is no finished study"):
         judged(runs=tmp_path / "nowhere")
     trainer.corpus.in_domain = DOMAINS
-    with pytest.raises(UserError, match="domains that it is not, as in the regime limited"):
+    with pytest.raises(UserError, match="other domains, as in the regime limited"):
         judged(out=tmp_path / "new")
     trainer.corpus.in_domain = trainer.corpus.eval_domains = ("c4",)
     with pytest.raises(UserError, match="is evaluated on c4; a judgement needs"):
