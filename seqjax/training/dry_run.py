@@ -117,7 +117,7 @@ def describe(
     )
     yield f"batch        {step.batch_bytes:,} bytes on each device"
     if not simulated and (excess := _excess(step.state_bytes + step.batch_bytes, devices)):
-        yield f"             state and batch are {excess}"  # before the step is compiled, which may take minutes
+        yield f"             state and batch are {excess}"  # reported before the compilation, which may take minutes
     StatusLine().say("compiling the training step, for its memory")
     compiled = step.compile()
     program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
@@ -364,13 +364,13 @@ def recorded_speed(
 
 
 def _measured(name: str, model_size: str) -> Config:
-    """Return the config of a benchmark result named `config[:key=value,...]`."""
+    """Return the config that a benchmark result is for, by its name `config[:key=value,...]`."""
     base, _, settings = name.partition(":")
     return from_config_dict(presets.read_config(f"{base}:{','.join(filter(None, (model_size, settings)))}"))
 
 
 def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:
-    """Return the median seconds per step, without the first step, which allocates."""
+    """Return the median seconds per step; the first step is left out because it allocates."""
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         start = time.perf_counter()

@@ -103,7 +103,7 @@ def entry(directory: Path, config: Config, identity: str | None) -> dict[str, An
 
 
 def require(workdir: Path, *, called: str = "") -> bool:
-    """Check config.json and end directories against run.json; return whether it was possible.
+    """Check config.json and end directories against run.json; return whether that was possible.
 
     `called` is the user's name for the workdir. Losses and checkpoints are checked when they are read. Raises
     `UserError` if config.json was edited, or if an end's directory belongs to another run.

@@ -349,7 +349,7 @@ def _train(
     log = train_log.TrainLog(
         workdir, config, end=segment.end, lead=lead, flops_per_token=flops.flops_per_token(model, config.train.seq_len)
     )
-    pending = None  # the newest step, whose metrics are still on the device
+    pending = None  # the newest step; its metrics are still on the device
     profiling = False
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
         log.start(start.step, start.log, evaluation.blocks)

@@ -60,7 +60,7 @@ class Mirror:
     def remove_temporaries(self) -> None:
         """Remove temporary files of a killed process, after the run was found to be the user's.
 
-        Other directories below the workdir are left alone: they may belong to other active runs.
+        Only this run's directories are cleaned. Other directories below the workdir may belong to other active runs.
         """
         if not (self.directory / "run.json").is_file():
             return
@@ -76,7 +76,7 @@ class Mirror:
             self._lock.check(look=look)
 
     def of_end(self, segment: Segment) -> "Mirror":
-        """Return the mirror of an end's directory, which lies inside this directory and shares its lock."""
+        """Return the mirror of an end's directory inside this directory; they share the lock."""
         return Mirror(segment.directory(self.directory), lock=self._lock)
 
     def pull(self) -> None:

@@ -4,10 +4,10 @@ Resumed processes keep these fields. Reports and studies print where a run began
 extensions. `rules` is the version of the rules below. A run keeps the rules it began with.
 
     1  Weight decay applies to every array with more than one axis per layer. Bits per byte include the losses of
-       tokens without bytes, such as BOS and EOS. In a hybrid with a layer 0 other than RWKV-7 or its shell, RWKV-7
-       layers mix their values with zeros. run.json does not record these rules.
+       tokens without bytes, such as BOS and EOS. In a hybrid with another mixer in layer 0, layers with RWKV-7 or its
+       shell mix their values with zeros. run.json does not record these rules.
     2  Weight decay applies to matrices (`seqjax.nn.param`). Bits per byte cover only tokens with bytes. The first
-       layer with RWKV-7 or its shell sets the values that later RWKV-7 layers mix in.
+       layer with RWKV-7 or its shell sets the values that later layers mix in.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def save(workdir: Path, origin: dict[str, Any]) -> None:
-    """Write the origin into run.json and keep the other fields."""
+    """Write the origin into run.json; keep its remaining fields."""
     path = workdir / "run.json"
     write_json(path, (read_json(path) if path.is_file() else {}) | origin)
 
