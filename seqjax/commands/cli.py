@@ -1,6 +1,6 @@
-"""The command `seqjax`, which runs the modules `python -m seqjax.main`, `.evaluate` and so on.
+"""The `seqjax` command, which dispatches to the modules in `COMMANDS`.
 
-A command's module is imported when it runs, so that `seqjax --help` answers at once.
+A command's module is imported when it runs, so `seqjax --help` answers at once.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from seqjax.command_line import reporting, run_command
 from seqjax.errors import UserError, nearest
 from seqjax.terminal import ended_by_ctrl_c
 
-# The modules and their purpose. Each has a `main(argv)`, and also runs as `python -m MODULE`.
+# Command -> module and summary. Each module has a `main(argv)` and also runs as `python -m MODULE`.
 COMMANDS = {
     "train": ("seqjax.main", "train a model, or go on with a run"),
     "evaluate": ("seqjax.evaluate", "the loss of a run in every domain"),
@@ -46,7 +46,10 @@ def usage() -> str:
 
 
 def run(argv: list[str] | None = None) -> None:
-    """Run the command that the arguments name; the entry point of `seqjax` and of `python -m seqjax`."""
+    """Run the command given by the arguments.
+
+    This is the entry point of `seqjax` and `python -m seqjax`.
+    """
     given = sys.argv[1:] if argv is None else argv
     name, rest = (given[0], given[1:]) if given else ("--help", [])
     with reporting():
@@ -63,7 +66,10 @@ def run(argv: list[str] | None = None) -> None:
 
 
 def _module(name: str) -> Any:
-    """Return the module of a command; raise `UserError` if a package is missing, as after `pip install --no-deps`."""
+    """Return a command's module; raise `UserError` if a package is missing.
+
+    Packages are missing after `pip install --no-deps`, for example.
+    """
     try:
         with ended_by_ctrl_c():
             return importlib.import_module(COMMANDS[name][0])

@@ -1,7 +1,8 @@
-"""The loss per domain: `seqjax evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
+"""Measure the loss in each domain: `seqjax evaluate --workdir=DIR` evaluates a run's newest checkpoint.
 
-With --entropy it also reports the entropy of the attention weights, E_i = lse_i - sum_j p_ij s_ij in nats, and E_i /
-ln(i + 1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+With --entropy it also reports the entropy of the attention weights, E_i = lse_i - sum_j p_ij s_ij in nats, and the
+relative entropy E_i / ln(i + 1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522,
+section 3).
 """
 
 import sys
@@ -87,7 +88,7 @@ def main(argv: list[str]) -> None:
             store.write(f"{url}/{name}", as_json(result))
         else:
             write_json(Path(args.workdir) / name, result)
-    except OSError as error:  # of a workdir that is only to be read
+    except OSError as error:  # the workdir may be read-only
         sys.stderr.write(f"{args.workdir}/{name} was not written ({error.strerror}).\n")
     except store.StoreError as error:
         sys.stderr.write(f"{args.workdir}/{name} was not written: {error}\n")

@@ -1,7 +1,7 @@
-"""Continue texts with the model of a run: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
+"""Continue texts with a run's model: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
 
-The text is printed as it comes, on standard output, and the speed on standard error. Every mixer decodes from a cache,
-which a prompt fills in pieces.
+Text is printed on standard output as it is generated, and the speed on standard error. The prompt is prefilled into the
+decoding cache in chunks.
 """
 
 import sys
@@ -22,9 +22,9 @@ from seqjax.training.evaluate import restore
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of a text file.
+    """Return the prompts in a file: its lines, or the field `prompt` of each .jsonl line.
 
-    Empty lines are skipped. Raises `UserError`, with the line, for a file that does not hold prompts.
+    Empty lines are skipped. Raises `UserError` with the line number if the file does not hold prompts.
     """
     path = store.local(path, "--prompts")
     if not path.is_file():
@@ -46,7 +46,7 @@ def read_prompts(path: str | Path) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
-    """Print every prompt and its continuation."""
+    """Print each prompt and its continuation."""
     parser = command_parser("generate", description=__doc__)
     workdirs.add_arguments(parser)
     parser.add_argument("--prompt", help="text to continue; by default none: the start of a document")
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
         )
         if args.prompts:
             sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
-        # A file gets the text as it is; on a terminal, control characters in it would be obeyed.
+        # A terminal would obey control characters in the text, so they are escaped there, not in a file.
         shown = terminal if sys.stdout.isatty() else str
         sys.stdout.write(shown(prompt))
         sys.stdout.flush()

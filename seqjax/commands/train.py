@@ -1,9 +1,9 @@
-"""Trains a model: `seqjax train --config=top1_chunk[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+"""Train a model: `seqjax train --config=top1_chunk[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
 
-`python -m seqjax.main` is the same. `--config` takes the name of a shipped config (`top1_chunk:debug`) or the path of a
-config file (`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`; an existing run is
-resumed. `--init_from=RUN` begins a new run with the weights of another one. Any setting can be overridden:
-`--config.train.steps=500`, `--config.model.mixer.window=None`, or `--config.model.mixer[1].heads=4` of several mixers.
+`python -m seqjax.main` is the same. `--config` takes a shipped config (`top1_chunk:debug`) or a config file
+(`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`. A `--workdir` that holds a run is
+resumed. `--init_from=RUN` starts a new run with the weights in RUN. Any setting can be overridden:
+`--config.train.steps=500`, `--config.model.mixer.window=None`, or for several mixers `--config.model.mixer[1].heads=4`.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def parser() -> Parser:
 
 
 def find_settings(name: str) -> list[str]:
-    """Return the full keys of the settings whose last part is `name`: `optim.lr` for `lr`."""
+    """Return the full keys of the settings that end in `name`: `optim.lr` for `lr`."""
     return keys_named(presets.read_config("transformer_pp"), name)
 
 
@@ -99,12 +99,12 @@ def main(argv: list[str]) -> None:
 
 
 def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distributed: bool) -> None:
-    """Train, or describe the run, as one process or as one of several."""
+    """Train, or describe the run, as one process or as part of a distributed run."""
     lead = not is_distributed or jax.process_index() == 0
     config = from_config_dict(presets.read_config(given.config, overrides))
     if given.init_from is not None:
         given.init_from = str(store.location(given.init_from))
-    # Imported here so that --help and a typo are answered at once.
+    # Imported here so that --help and typos are answered at once.
     if given.dry_run:
         from seqjax.training.dry_run import describe, simulated_devices
 
@@ -144,7 +144,10 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the arguments without `--config.KEY=VALUE` (or `--config.KEY VALUE`), and those as (key, text)."""
+    """Split `--config.KEY=VALUE` (or `--config.KEY VALUE`) off the arguments.
+
+    Returns the remaining arguments, and the overrides as (key, text).
+    """
     remaining: list[str] = []
     overrides: list[tuple[str, str]] = []
     words = iter(argv)
