@@ -119,7 +119,7 @@ def _require_directory() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UserError("The directory that this command was started in was deleted; change to another one.") from None
+        raise UserError("The current directory was deleted; change to another directory.") from None
 
 
 @contextlib.contextmanager

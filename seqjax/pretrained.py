@@ -220,7 +220,7 @@ def _read_weights(path: str, config: Config, target: Params) -> tuple[Params, in
 def _warn_of_tokenizer(path: str, theirs: Config, config: Config) -> None:
     if theirs.data.tokenizer != config.data.tokenizer:
         logging.warning(
-            "--init_from=%s: its tokenizer is %s and that of this run %s, so its ids are other text here.",
+            "--init_from=%s: its tokenizer is %s, but this run's is %s, so token ids mean other text here.",
             path,
             theirs.data.tokenizer,
             config.data.tokenizer,
@@ -233,8 +233,8 @@ def _fitting(directory: Path, path: str, config: Config) -> Config:
     changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
     if wrong := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
         raise UserError(
-            f"--init_from={path} has another model than this run ({wrong[0]}): give the run its settings, or take the "
-            "weights of a run with the same config.model."
+            f"--init_from={path} has another model than this run ({wrong[0]}): use its settings in this run, or take "
+            "the weights of a run with the same config.model."
         )
     here, there = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
     for name, x in here.items():

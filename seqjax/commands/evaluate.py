@@ -27,16 +27,16 @@ def main(argv: list[str]) -> None:
     """Print the table and write `evaluation.json` to the workdir, or with --data `test_sets.json`."""
     parser = command_parser("evaluate", description=__doc__)
     workdirs.add_arguments(parser)
-    parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
+    parser.add_argument("--tokens", default=0, type=int, help="maximum tokens per domain; 0 = as in the run's config")
     parser.add_argument(
         "--data",
         default=(),
         type=words,
         metavar="DIR[,DIR]",
-        help="directories of prepared blocks to evaluate on, in place of the run's own data and test sets",
+        help="directories of prepared blocks to evaluate instead of the run's data and test sets",
     )
     parser.add_argument(
-        "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
+        "--entropy", action="store_true", help="also measure the attention entropy, by default on 1M tokens"
     )
     args = parser.parse_args(argv)
     if args.tokens < 0:
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> None:
         corpus = open_corpus(config.data, test_sets=config.eval.path, recorded=recorded, **sizes)
         if recorded and corpus.manifest_hash != recorded:
             sys.stderr.write(
-                f"This is other data than the run was trained on (manifest {corpus.manifest_hash[:16]}, then "
-                f"{recorded[:16]}): these losses do not compare with those of the run.\n"
+                f"The data differs from the run's data (manifest {corpus.manifest_hash[:16]}, in training "
+                f"{recorded[:16]}): these losses do not compare with the run's losses.\n"
             )
     result: dict[str, Any] = {"step": step, "manifest": corpus.manifest_hash}
     if args.entropy:

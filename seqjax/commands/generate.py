@@ -49,32 +49,34 @@ def main(argv: list[str]) -> None:
     """Print each prompt and its continuation."""
     parser = command_parser("generate", description=__doc__)
     workdirs.add_arguments(parser)
-    parser.add_argument("--prompt", help="text to continue; by default none: the start of a document")
+    parser.add_argument("--prompt", help="text to continue; by default a new document")
     parser.add_argument(
-        "--prompts", metavar="FILE", help='a prompt per line, or {"prompt": "..."} per line of a .jsonl file'
+        "--prompts",
+        metavar="FILE",
+        help='text file with a prompt per line, or .jsonl file with {"prompt": "..."} per line',
     )
-    parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
+    parser.add_argument("--max_new_tokens", default=200, type=int, help="maximum; fewer if the document ends (200)")
     parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token (0.8)")
     parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all (0)")
     parser.add_argument(
         "--top_p",
         default=1.0,
         type=float,
-        help="sample from the fewest tokens that have this probability together; 1 = all (1)",
+        help="sample from the smallest token set with at least this total probability; 1 = all (1)",
     )
-    parser.add_argument("--seed", default=0, type=int, help="of the sampling, the same for every prompt (0)")
+    parser.add_argument("--seed", default=0, type=int, help="sampling seed, the same for all prompts (0)")
     parser.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be given several times",
+        help="end before this text; may be repeated",
     )
     parser.add_argument(
         "--prefill_chunk",
         default=PREFILL_CHUNK,
         type=int,
-        help=f"tokens of a prompt that are fed at a time; 0 = all ({PREFILL_CHUNK})",
+        help=f"prompt tokens per prefill call; 0 = all ({PREFILL_CHUNK})",
     )
     args = parser.parse_args(argv)
     if not 0 <= args.seed < 1 << 32:
@@ -84,9 +86,7 @@ def main(argv: list[str]) -> None:
     if args.prompts and args.prompt is not None:
         raise UserError("--prompt and --prompts: give one of them.")
     if not all(map(is_text, (args.prompt or "", *args.stop))):
-        raise UserError(
-            "--prompt and --stop take UTF-8 text; these bytes are not, or the locale of the shell is another."
-        )
+        raise UserError("--prompt and --stop must be UTF-8 text; correct the text, or give the shell a UTF-8 locale.")
     prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
     config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)

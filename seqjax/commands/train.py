@@ -42,27 +42,27 @@ def parser() -> Parser:
     out.add_argument(
         "--init_from",
         metavar="RUN",
-        help="begin a new run with the weights of this one: its --workdir, also gs://, or a public model's directory",
+        help="start a new run with these weights: a run's --workdir, also gs://, or a public model's directory",
     )
     out.add_argument(
         "--distributed",
         action="store_true",
-        help="one process of several: SLURM, TPU pods, or with the next three options (or JAX's variables)",
+        help="train in several processes: SLURM, TPU pods, or with the next three options (or JAX's variables)",
     )
-    out.add_argument("--coordinator_address", metavar="HOST:PORT", help="where the processes meet, on process 0's host")
-    out.add_argument("--num_processes", type=int, help="how many processes there are")
+    out.add_argument("--coordinator_address", metavar="HOST:PORT", help="address of process 0, for all processes")
+    out.add_argument("--num_processes", type=int, help="number of processes")
     out.add_argument("--process_id", type=int, help="the number of this process, from 0")
     out.add_argument(
         "--start_timeout",
         type=float,
         default=START_SECONDS,
         metavar="SECONDS",
-        help="how long processes wait for all to come before they end; 60",
+        help="time for all processes to connect (60)",
     )
     out.add_argument(
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
     )
-    out.add_argument("--devices", type=int, help="with --dry_run: simulate the run on this number of devices")
+    out.add_argument("--devices", type=int, help="with --dry_run: simulate this number of devices")
     return out
 
 
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
     is_distributed = given.distributed or any(value is not None for value in explicit)
     if given.devices is not None and (is_distributed or not given.dry_run):
         raise UserError(
-            "--devices simulates those of a --dry_run, in one process. Training takes every device that JAX sees; "
+            "--devices simulates devices for --dry_run, in one process. Training takes every device that JAX sees; "
             "CUDA_VISIBLE_DEVICES hides some."
         )
     if not is_distributed:

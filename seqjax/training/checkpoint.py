@@ -244,7 +244,7 @@ class Checkpoints:
             if "checksums" in read_metadata(self._of(step))["custom_metadata"]:  # The checksums were right.
                 raise UserError(
                     f"The checkpoint {self._of(step)} is whole, but cannot be restored here ({first_line(error)}). Put "
-                    "back the config.json of its run, and install the versions of packages that run.json has."
+                    "back its run's config.json, and install the package versions in run.json."
                 ) from error
             raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
@@ -310,8 +310,8 @@ class Checkpoints:
         good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
         if good is None and self.identity and is_whole(self._of(step), names, None):
             return UserError(
-                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} are of different runs. Put back "
-                "a copy of the one that is not of this run."
+                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} belong to different runs. Put "
+                "back this run's copy of whichever was replaced."
             )
         text = f"The checkpoint {self._of(step)} is damaged: {fault}."
         if good is None:
@@ -360,13 +360,13 @@ def _require_files(directory: Path) -> None:
                 _require_files(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
                 raise UserError(
-                    f"{entry.path} is not a file but a link, a pipe or a device, which no checkpoint has. Put back a "
-                    "copy of the checkpoint, or delete it."
+                    f"{entry.path} is not a file but a link, a pipe or a device. Put back a copy of the checkpoint, or "
+                    "delete it."
                 )
             elif entry.name.endswith(DESCRIBING) and entry.stat().st_size > MOST_JSON:
                 raise UserError(
-                    f"{entry.path} has {size(entry.stat().st_size)}, more than any description of a checkpoint. Put "
-                    "back a copy of the checkpoint, or delete it."
+                    f"{entry.path} has {size(entry.stat().st_size)}, more than checkpoint metadata can have. Put back a "
+                    "copy of the checkpoint, or delete it."
                 )
 
 
@@ -391,7 +391,7 @@ def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
     """
     paths = list((checkpoint / "data").glob("process_0-of-*.json"))
     if len(paths) != 1:
-        raise DamagedError("the item 'data' has no place in the data")
+        raise DamagedError("the item 'data' has no data position")
     return read_object(paths[0], dict)
 
 
@@ -405,9 +405,9 @@ def _require_as_many_processes(checkpoint: Path | epath.Path) -> None:
     if saved.isdecimal() and int(saved) != now:
         workdir = checkpoint.parent.parent
         raise UserError(
-            f"{workdir}: number of processes {saved} -> {now}. Each process of a stream reads shards of its own, so a "
-            f"place in the data belongs to their number. Give {saved} again; or prepare the text as blocks (`seqjax "
-            "prepare`), on which a run goes on with any number, and start a new --workdir."
+            f"{workdir}: number of processes {saved} -> {now}. Each process of a stream has a separate data position: "
+            f"start {saved} processes again, or start a new --workdir with blocks from `seqjax prepare`, which any "
+            "number of processes can resume."
         )
 
 

@@ -51,7 +51,7 @@ def check(
     metadata = read_metadata(directory)
     is_of_run = tuple(metadata["item_handlers"]) != PARAMS
     if identity is not None and is_of_run and metadata["custom_metadata"].get("identity", "") != identity:
-        raise DamagedError("it belongs to another run, because its identity differs from the one in run.json")
+        raise DamagedError("it belongs to another run: its identity differs from run.json")
     for name in names:
         if name not in metadata["item_handlers"]:
             raise DamagedError(f"it was written without the item {name!r}")
@@ -95,7 +95,7 @@ def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
         return f"{path} cannot be read ({error.strerror})"
     if found != size:
         return f"{path} has {found} bytes, {size} were written"
-    return "" if found_crc == crc else f"{path} was changed: its checksum is not the one that was written"
+    return "" if found_crc == crc else f"{path} was changed: its checksum differs"
 
 
 def read_metadata(directory: Path | epath.Path) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray
     if changed:
         raise UserError(
             f"{path}: this run was evaluated on other text of {', '.join(sorted(changed))} than it would be "
-            "now, and the losses would not compare. Put back the data of before (documents.npz beside the blocks, or "
-            "the texts of config.eval.path), or start in another --workdir."
+            "now. Put back the earlier data (documents.npz in the directory of the blocks, or the texts in "
+            "config.eval.path), or start in another --workdir."
         )
 
 

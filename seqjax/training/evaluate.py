@@ -215,8 +215,8 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
         if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == step):
             raise UserError(
                 f"{path} {faults[0]}, and the checkpoint of step {step} has other losses here than in {mirror}/"
-                "metrics.jsonl. Put back a copy of the file, or run the same command on the devices that trained the "
-                "run, which makes it again."
+                "metrics.jsonl. Put back a copy of the file, or write it again: run the same command on the devices "
+                "that trained the run."
             )
         if lead:
             eval_losses.write(workdir, step, losses)
@@ -236,7 +236,7 @@ def say_lost(config: Config, workdir: Path) -> None:
         rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
         steps = [row["step"] for row in rows if any(key.startswith("eval/") for key in row)]
         for file in eval_losses.lost(directory, steps):
-            say(f"{file} is missing. Put back a copy of it: without it a study has no intervals there.")
+            say(f"{file} is missing. Put back a copy: without it a study has no confidence intervals.")
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:

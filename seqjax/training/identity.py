@@ -120,7 +120,7 @@ def require(workdir: Path, *, called: str = "") -> bool:
         if found != wanted:
             raise UserError(
                 f"{called}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
-                f"{called}/run.json. Put back the directory that this run wrote, or move it away and train again."
+                f"{called}/run.json. Put back this run's directory, or move it away and train again."
             )
         _require_settings(end, f"{called}/{ENDS}/{end.name}")
     return bool(identity)
@@ -131,6 +131,6 @@ def _require_settings(directory: Path, called: str) -> None:
     path = directory / "config.json"
     if settings and path.is_file() and settings_of(read_json(path)) not in settings:
         raise UserError(
-            f"{called}/config.json and run.json do not belong together: one was edited, or is of another run. Put back "
-            "a copy of it; other settings need another --workdir."
+            f"{called}/config.json and run.json do not belong together: one was edited, or comes from another run. Put "
+            "back this run's copy; other settings need another --workdir."
         )

@@ -115,7 +115,7 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
                 raise
             raise UserError(
                 f"{error.filename} cannot be reached: its directory was deleted while this run wrote to it. The same "
-                "command goes on from the last checkpoint that is left."
+                "command resumes from the last remaining checkpoint."
             ) from error
 
 
@@ -231,13 +231,13 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) ->
     if step > setup.config.train.steps:
         raise UserError(
             f"{mirror}/checkpoints/{step} is beyond the end of the run, config.train.steps={setup.config.train.steps}; "
-            "move it away, and the run goes on from the checkpoint before."
+            "move it away to resume from the previous checkpoint."
         )
     state, log = checkpoints.restore(setup.target, setup.iterator)
     if log["manifest"] != setup.corpus.manifest_hash:
         raise UserError(
-            f"The data is not what {mirror} was trained on (manifest {setup.corpus.manifest_hash}, then "
-            f"{log['manifest']}). Point config.data.path at the same data, or start in another --workdir."
+            f"{mirror} was trained on other data (manifest {log['manifest']}, now {setup.corpus.manifest_hash}). Point "
+            "config.data.path at the same data, or start in another --workdir."
         )
     if log.get("rules", 1) != setup.origin["rules"]:
         raise UserError(
@@ -284,14 +284,14 @@ def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
             ends = {s.end for s in cooldowns if s.begin >= step} | {*setup.origin["extended"][-1]["ends"]}
             shares = schedule.shares_of_steps(ends, steps=setup.config.train.steps)
             raise UserError(
-                f"{setup.mirror} has gone on to step {step}, and the cooldown to a new end after step {segment.end} "
-                f'begins after step {segment.begin}. Ends that it has or can get: --config.train.ends="{shares}".'
+                f"{setup.mirror} has trained to step {step}, and the cooldown to a new end after step {segment.end} "
+                f'begins after step {segment.begin}. Ends that are still possible: --config.train.ends="{shares}".'
             )
         path = eval_losses.path(there, segment.end)
-        fault = eval_losses.fault(path) or "is there, but not its checkpoint"
+        fault = eval_losses.fault(path) or "exists, but not its checkpoint"
         raise UserError(
-            f"{there} lacks the results of this end ({path.name} {fault}), and the run has gone on from step "
-            f"{segment.begin}, where it branches off, to step {step}. Put the directory back, or start again in "
+            f"{there} lacks the results of this end ({path.name} {fault}), and the trunk has continued from step "
+            f"{segment.begin}, where this end branches off, to step {step}. Put the directory back, or start again in "
             "another --workdir."
         )
 
@@ -317,8 +317,8 @@ def _description(setup: Setup, start: Place) -> list[str]:
     tokens_per_step = config.train.batch_size * config.train.seq_len
     if 0 < config.eval.every < tokens_per_step:
         lines.append(
-            f"It evaluates after every step: config.eval.every={config.eval.every} counts tokens, of which a step has "
-            f"{tokens_per_step:,}."
+            f"The run evaluates after each step: config.eval.every={config.eval.every} counts tokens, and a step has "
+            f"{tokens_per_step:,} tokens."
         )
     if setup.mesh.size > 1:
         lines += parameter_table(setup.model, jax.tree.map(lambda x: x.sharding, setup.target.params))

@@ -41,9 +41,9 @@ def require_checkpoint(mirror: Mirror) -> None:
     removed = not mirror.url and not (files / DIRECTORY).exists()  # created before the first step
     if finished or saved_twice or removed:
         raise UserError(
-            f"{mirror} has results up to step {rows[-1]['step']} and no checkpoint to go on from, so training would "
-            f"start again over them. Put back a copy of {mirror}/{DIRECTORY}, or train in another --workdir; to start "
-            f"again here, move {mirror}/metrics.jsonl away."
+            f"{mirror} has results up to step {rows[-1]['step']} and no checkpoint to resume from, so training would "
+            f"overwrite them. Put back a copy of {mirror}/{DIRECTORY}, or train in another --workdir; to start again "
+            f"here, move {mirror}/metrics.jsonl away."
         )
 
 

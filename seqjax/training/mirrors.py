@@ -88,7 +88,7 @@ class Mirror:
             there = store.versions(self.url)
             if "config.json" not in there and any(name.startswith("checkpoints/") for name in there):
                 raise UserError(
-                    f"{self.url} has checkpoints but no config.json, so what made them is unknown. Give another one."
+                    f"{self.url} has checkpoints but no config.json, so their run is unknown. Give another --workdir."
                 )
             _fetch(self.url, self.directory, {name: there[name] for name in there if name != LOG}, had={})
             self._sent = _stamps(self.directory)

@@ -52,7 +52,7 @@ def write(
     train = [*curves[0], *curves[-1]] if directories else curves[0]
     evals = [row for d in directories for row in _evaluations(d)[-1:]] if directories else _evaluations(workdir)
     if not train or not evals:
-        raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
+        raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; put back a copy of it.")
     losses = dict.fromkeys((f"eval/{name}/loss" for name in corpus.eval_domains), float)
     for row, form in [*((row, {}) for rows in curves for row in rows), *((row, losses) for row in evals)]:
         where = f"metrics.jsonl of {called}, step {row['step']}"
@@ -63,13 +63,13 @@ def write(
     last = evals[-1]
     spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
     table = [("domain", "loss", "perplexity", "bits per byte", *((spread, "of ln(i+1)") if spread else ()), "")]
-    table += [_row("training", last["train/loss"], "mean since the evaluation before", spread and ("", ""))]
+    table += [_row("training", last["train/loss"], "mean since the previous evaluation", spread and ("", ""))]
     for name in corpus.eval_domains:
         side = corpus.side(name)
         entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
         table.append(_row(name, last[f"eval/{name}/loss"], side, entropy, last.get(f"eval/{name}/bits_per_byte")))
     if bigram is not None:
-        note = "in domain; what counting pairs of bytes reaches"
+        note = "in domain; a model that counts byte pairs"
         table.append(_row("byte bigram", bigram, note, spread and ("", "")))
     lines = _align(table)
     rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
@@ -102,7 +102,7 @@ def write(
 
     shown = ["", *summary, "", *lines]
     if sample is not None:
-        shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
+        shown += ["", "A sample of its text:", "", *("  " + line for line in sample.splitlines())]
     shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in following)]
     return "\n".join(shown)
 

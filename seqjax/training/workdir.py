@@ -76,7 +76,7 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
     # A run that ended before its first step leaves an empty checkpoint directory and empty rows.
     elif found := [name for name in RESULTS if any(map(_has_content, workdir.glob(name)))]:
         what = next(workdir.glob(found[0].partition("/")[0])).name
-        raise UserError(f"{called} has {what} but no config.json, so what made them is unknown. Give another one.")
+        raise UserError(f"{called} has {what} but no config.json, so its run is unknown. Give another --workdir.")
     elif (workdir / "run.json").exists():  # written before config.json
         read_json(workdir / "run.json", RUN, fix="it is not of a run, so give another --workdir")
 
@@ -127,7 +127,7 @@ def save_config(workdir: str | Path | Mirror, config: Config) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to a parser."""
-    parser.add_argument("--workdir", required=True, type=store.location, help="the directory of a run, also gs://")
+    parser.add_argument("--workdir", required=True, type=store.location, help="a run's directory, also gs://")
     add_allow_code(parser)
 
 
@@ -138,7 +138,7 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MIXER",
-        help="run the code of this mixer, which is not seqjax's: its name in the run; may be given several times",
+        help="allow code from outside seqjax: the mixer's name in the run; may be repeated",
     )
 
 
@@ -181,7 +181,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
     if "model_type" in values and "model" not in values:
         raise UserError(
             f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
-            f"makes one of it, and in Python seqjax.load({called!r}) opens it."
+            f"converts it to a run, and in Python seqjax.load({called!r}) opens it."
         )
     _require_known(values.pop("version", None), where=str(path))
     for name in dict.fromkeys(mixer_names(values)):

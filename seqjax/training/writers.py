@@ -68,7 +68,7 @@ class WandbRun:
                 self._run.log(values, step=step)
             except (OSError, self._error) as error:
                 self._failed = True
-                logging.warning("Nothing more goes to Weights & Biases (%s); training goes on.", error)
+                logging.warning("Logging to Weights & Biases has stopped (%s); training continues.", error)
 
     def close(self) -> None:
         """Wait until everything is sent, or written in offline mode."""
