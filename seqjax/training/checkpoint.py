@@ -365,8 +365,8 @@ def _require_files(directory: Path) -> None:
                 )
             elif entry.name.endswith(DESCRIBING) and entry.stat().st_size > MOST_JSON:
                 raise UserError(
-                    f"{entry.path} has {size(entry.stat().st_size)}, more than checkpoint metadata can have. Put back a "
-                    "copy of the checkpoint, or delete it."
+                    f"{entry.path} has {size(entry.stat().st_size)}, more than checkpoint metadata can have. Put back "
+                    "a copy of the checkpoint, or delete it."
                 )
 
 
