@@ -1,4 +1,6 @@
-"""The wheel's packages, found in the tree to miss none; pyproject.toml has everything else.
+"""The wheel's packages, found in the tree.
+
+pyproject.toml has everything else.
 
 `configs/` is next to the code, because people read and copy it, and is installed as `seqjax.configs`. A wheel also has
 the commit of its code, `seqjax/COMMIT`, for run.json.

@@ -1,4 +1,6 @@
-"""seqjax: does a sequence mixer cost base capabilities, and how fast is it? (arXiv 2505.18522).
+"""Does a sequence mixer cost base capabilities, and how fast is it?
+
+Method: arXiv 2505.18522.
 
     m = seqjax.load("runs/x")                                       a trained model: m.generate(text), m.loss(text)
     mixer = seqjax.mixers.Mamba2(dim=256, rngs=nnx.Rngs(0))         a standalone mixer

@@ -77,7 +77,10 @@ def _clean(record: standard_logging.LogRecord) -> bool:
 
 
 def _outside(error: SystemExit) -> str:
-    """Return the user's file and line that called `sys.exit`; "" for seqjax or argparse."""
+    """Return the user's file and line that called `sys.exit`.
+
+    Returns "" for seqjax or argparse.
+    """
     # Python's `exit` and `quit` are functions in `_sitebuiltins`.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in f.filename]
     file, own = Path(frames[-1].filename), (Path(__file__).parent, Path(argparse.__file__))
@@ -90,9 +93,9 @@ def _cannot_use(error: OSError) -> NoReturn:
 
 
 def use_safe_fusions() -> None:
-    """Make XLA compile sums of products correctly on a CPU; call it before JAX starts.
+    """Make XLA compile sums of products correctly on a CPU.
 
-    See kernels_pallas/cpu_compiler.py.
+    Call it before JAX starts. See kernels_pallas/cpu_compiler.py.
     """
     # Imported here so that raising errors needs no JAX.
     from kernels_pallas import cpu_compiler
@@ -101,7 +104,10 @@ def use_safe_fusions() -> None:
 
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
-    """Run a command's `main(argv)` and report errors; `argv` defaults to the process arguments."""
+    """Run a command's `main(argv)` and report errors.
+
+    `argv` defaults to the process arguments.
+    """
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
@@ -124,7 +130,7 @@ def _require_directory() -> None:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Return a context that turns fixable kernel and device errors into a `UserError`.
+    """Turn kernel and device errors that the user can fix into a `UserError`.
 
     A Ctrl-C in an MLIR callback, while JAX compiles, is a `RuntimeError` with the traceback as its text. It is turned
     back into a `KeyboardInterrupt`.
@@ -188,7 +194,10 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message[:1].upper()}{message[1:]}. See `{self.prog} --help`.")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options; for an invalid argument raise `UserError` that shows the right form."""
+        """Return the options.
+
+        Raises a `UserError` that shows the right form for an invalid argument.
+        """
         given = list(sys.argv[1:] if args is None else args)
         self._refuse_bare_word(given)
         found, rest = self.parse_known_args(given, namespace)

@@ -23,7 +23,7 @@ class MissingPackageError(UserError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'X'? Known: a, b, c." for the end of a message about `word`."""
+    """Return " Did you mean 'X'? Known: a, b, c." to end a message about `word`."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -40,5 +40,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another package's error, or its type if it has no message."""
+    """Return the first line of a package's error, or its type without a message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,7 @@
-"""Use a trained model in Python: `m = seqjax.load("runs/x")`, then `m.generate("Once")` or `m.loss("Once upon")`."""
+"""Use a trained model in Python: `m = seqjax.load("runs/x")`.
+
+Then call `m.generate("Once")` or `m.loss("Once upon")`.
+"""
 
 import dataclasses
 import functools
@@ -35,7 +38,7 @@ from seqjax.types import Array, Params
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Pretrained:
-    """A run's newest checkpoint or a public model: model, parameters, config and tokenizer."""
+    """A run's newest checkpoint or a public model: parameters, config, tokenizer."""
 
     model: Model
     params: Params
@@ -55,7 +58,10 @@ class Pretrained:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run, loaded on first use because it may need an extra package."""
+        """The run's tokenizer, loaded on first use.
+
+        It may need an extra package.
+        """
         return load_tokenizer(self.config.data.tokenizer, self.config.data.tokenizer_path)
 
     def generate(
@@ -108,7 +114,10 @@ class Pretrained:
         stop: str | Sequence[str] = (),
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Iterator[str]:
-        """Return an iterator over the text of `generate` as it is produced, in whole characters."""
+        """Return an iterator over the text of `generate` as it is produced.
+
+        It yields whole characters.
+        """
         return stream(
             self.model,
             self.params,
@@ -183,7 +192,7 @@ MAY_DIFFER = re.compile(
 
 
 def weights_of(path: str) -> Weights:
-    """Return the initial weights for `seqjax train --init_from=PATH`, read when needed.
+    """Return the weights for `seqjax train --init_from=PATH`, read when needed.
 
     `path` is as for `load`.
     """
@@ -228,7 +237,10 @@ def _warn_of_tokenizer(path: str, theirs: Config, config: Config) -> None:
 
 
 def _fitting(directory: Path, path: str, config: Config) -> Config:
-    """Return the config of the run with the weights; raise `UserError` unless its model fits."""
+    """Return the config of the run with the weights.
+
+    Raises `UserError` unless its model fits.
+    """
     source = load_config(directory, allow_code=[mixer.name for mixer in config.model.mixers])
     changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
     if wrong := [difference for difference in changed if not MAY_DIFFER.match(difference)]:

@@ -70,7 +70,10 @@ def _error(fault: str, fix: str) -> UserError:
 
 
 def _fault(value: Any, form: Any, name: str) -> str:
-    """Return how a value differs from a form, or ""; `name` is its path, as in "runs.a.seed"."""
+    """Return how a value differs from a form, or "".
+
+    `name` is its path, as in "runs.a.seed".
+    """
     if isinstance(form, tuple):
         faults = [_fault(value, one, name) for one in form]
         return "" if "" in faults else faults[0]

@@ -1,4 +1,4 @@
-"""URLs such as `gs://bucket/run` or `s3://bucket/blocks`, and their object stores (fsspec).
+"""URLs such as `gs://bucket/run`, and their object stores (fsspec).
 
 Only this module knows the packages for URL schemes. They are imported when a URL is first used. A store object appears
 whole or not at all, however its writer dies. There is no such guarantee for several objects together, so data in
@@ -162,7 +162,10 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def _require_data(url: str) -> None:
-    """Raise `UserError` if a part of a URL has a scheme in `REFUSED`; fsspec joins parts by `::`."""
+    """Raise `UserError` if a part of a URL has a scheme in `REFUSED`.
+
+    A URL for fsspec may join several parts by `::`.
+    """
     for part in url.split("::"):
         if (found := re.match(r"[\w+.-]+(?=://|$)", part)) and found[0].lower() in REFUSED:
             raise UserError(
@@ -187,7 +190,7 @@ _systems: dict[tuple[Any, ...], Any] = {}  # by process, scheme and bucket
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Return a context that turns a store's errors and timeouts into a `StoreError` about `url`."""
+    """Return a context that turns store errors into a `StoreError` about `url`."""
     try:
         yield
     except UserError:
@@ -211,7 +214,7 @@ def _named(url: str, error: Exception) -> StoreError:
 
 
 def _tried(url: str, function: Callable[[], Result]) -> Result:
-    """Return the result of an idempotent operation, with retries after temporary errors."""
+    """Return an idempotent operation's result; retry after temporary errors."""
     with reaching(url):
         for seconds in RETRY_SECONDS:
             try:
@@ -228,7 +231,10 @@ def _tried(url: str, function: Callable[[], Result]) -> Result:
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Return the results of `function` for all items, several at a time; raise the first error."""
+    """Return the results of `function` for all items, several at a time.
+
+    Raises the first error.
+    """
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
@@ -344,7 +350,10 @@ def create(url: str, content: bytes) -> bool:
 
 
 def modified(url: str) -> datetime.datetime | None:
-    """Return when an object was written, by the store's clock; None if it does not exist."""
+    """Return when an object was written, by the store's clock.
+
+    Returns None if it does not exist.
+    """
     fs, path = filesystem(url)
 
     def time_of() -> datetime.datetime | None:

@@ -32,7 +32,7 @@ class _Log(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open streams that the shell closed (`2>&-`), and escape what stdout cannot encode.
+    """Open streams that the shell closed (`2>&-`); escape what stdout cannot encode.
 
     Errors on stderr are ignored, because it holds only messages. Errors on stdout are not, because it holds results.
     """
@@ -131,7 +131,10 @@ class StatusLine:
         self._write(message(text) + "\n")
 
     def _write(self, text: str) -> None:
-        """Write to the stream, or discard the text once that fails: a full disk must not stop a run."""
+        """Write to the stream, or discard the text once that fails.
+
+        A full disk must not stop a run.
+        """
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -154,9 +157,9 @@ def size(n_bytes: int) -> str:
 
 
 def end_with_parent() -> None:
-    """Make this `multiprocessing` worker exit when its parent has ended, even if killed.
+    """Make this `multiprocessing` worker exit when its parent has ended.
 
-    A killed process cannot stop its workers, and each worker holds hundreds of megabytes.
+    A killed parent cannot stop its workers, and each worker holds hundreds of megabytes.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,4 +1,4 @@
-"""Contract tests for mixers from outside seqjax: `seqjax.testing.check_mixer(MyMixer)`.
+"""Contract tests for mixers: `seqjax.testing.check_mixer(MyMixer)`.
 
 Each check takes a `Case`, a language model with two small layers around the mixer. A failed check raises an
 `AssertionError` with the difference and its size. The checks run in float32 on any device, in a minute or two on a
@@ -154,7 +154,7 @@ def check_gradient_causality(case: Case) -> None:
 
 # --------------------------------------------------------------------------------------------------- the recurrent form
 def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
-    """Check that `prefill` of a prompt, then `step` by token, equals the parallel form."""
+    """Check that `prefill`, then `step` by token, equals the parallel form."""
     for n_prompt in prompts:
         _check_decoding(case, n_prompt, LENGTH)
 
@@ -172,7 +172,10 @@ def _check_decoding(case: Case, n_prompt: int, length: int) -> None:
 
 
 def check_long(case: Case) -> None:
-    """Check causality, gradients and decoding beyond the usual chunk, window and tile sizes."""
+    """Check causality, gradients and decoding beyond the usual chunk sizes.
+
+    The lengths also exceed the usual windows and tiles.
+    """
     config = dataclasses.replace(case.model.config, vocab_size=LONG_VOCABULARY)
     long = Case(Model(config, max_len=LONG))
     _check_changes(long, [0, 63, 127, 128, 129, 255, 256, LONG - 1], LONG, within=LONG)
@@ -187,7 +190,7 @@ def check_long(case: Case) -> None:
 
 
 def check_pieces(case: Case) -> None:
-    """Check that `prefill`, `prefill_next` by piece, then `step` equal the parallel form."""
+    """Check that prefill in pieces, then `step`, equals the parallel form."""
     piece = LENGTH // 3  # longer than a small window or chunk, and no multiple of it
     tokens = case.tokens((BATCH, LENGTH), seed=9)
     want = np.asarray(case.logits(case.params, tokens))
@@ -202,7 +205,7 @@ def check_pieces(case: Case) -> None:
 
 
 def check_long_cache(case: Case) -> None:
-    """Check that a cache may be longer than its content, and that a full cache may grow."""
+    """Check that a cache may exceed its content, and a full cache may grow."""
     tokens = case.tokens((BATCH, LENGTH), seed=5)
     want, longest = np.asarray(case.logits(case.params, tokens)), case.model.longest or 64
     n = LENGTH - 3
@@ -217,7 +220,10 @@ def check_long_cache(case: Case) -> None:
 
 # --------------------------------------------------------------------------------------------- forms of one computation
 def check_chunk_size(case: Case, sizes: Sequence[int] = (1, 5, 64)) -> None:
-    """Check that the result does not depend on `chunk_size`, at a length that it does not divide."""
+    """Check that the result does not depend on `chunk_size`.
+
+    The sizes do not divide the length.
+    """
     tokens = case.tokens((BATCH, LENGTH))
     want = case.logits(case.params, tokens)
     for size in sizes:
@@ -234,7 +240,7 @@ def check_forms(case: Case) -> None:
 
 
 def check_sharding(case: Case) -> None:
-    """Check that parameters and batch split over several devices give one device's results.
+    """Check that sharded parameters and batch give the one-device results.
 
     It uses the available devices, rounded down to a power of two.
     """
@@ -250,7 +256,7 @@ def check_sharding(case: Case) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- training
 def check_bfloat16(case: Case) -> None:
-    """Check that bfloat16 input gives bfloat16 output, and finite gradients for all parameters."""
+    """Check that bfloat16 gives bfloat16 output and finite nonzero gradients."""
     model, tokens = case.changed(dtype="bfloat16"), case.reference[0]
     x_BTD = jax.ShapeDtypeStruct((BATCH, LENGTH, model.config.dim), jnp.bfloat16)
     y_BTD = jax.eval_shape(lambda p, x: model.blocks["0"].bind(p).mixer(x), model.blocks["0"].shapes, x_BTD)
@@ -263,7 +269,7 @@ def check_bfloat16(case: Case) -> None:
 
 
 def check_training(case: Case) -> None:
-    """Check that training steps on one batch are traced once, and that the loss falls."""
+    """Check that training on one batch is traced once and lowers the loss."""
     optimizer = optax.adam(1e-2)
     train_step, traces = make_train_step(case.model, optimizer), []
 
@@ -302,7 +308,7 @@ def check_parameters(case: Case) -> None:
 
 
 def check_flops(case: Case, smallest: float = SMALLEST_FLOPS) -> None:
-    """Check that a layer's FLOPs are between the share `smallest` of XLA's count and the count.
+    """Check that a layer's FLOPs are `smallest` to 1 times XLA's count.
 
     Before optimisation every product is a dot that XLA counts. XLA counts one iteration of a loop, so scans are
     unrolled. Ops are counted as accelerators compute them: a CPU's loop for Mamba-1's scan has fewer operations than
@@ -380,7 +386,7 @@ def check_mixer(
     skip: Collection[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Run the contract tests on a mixer, the quick tests first, and return their names.
+    """Run the contract tests on a mixer and return their names, quick tests first.
 
     Args:
         mixer: A registered class (`seqjax.mixers.register`), or a class from an imported file.

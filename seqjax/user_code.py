@@ -39,7 +39,10 @@ def read(path: str | Path) -> Source:
 
 
 def run(source: Source, name: str) -> ModuleType:
-    """Run a file as the module `name` and return it; raise `UserError` for an error in the file."""
+    """Run a file as the module `name` and return it.
+
+    Raises `UserError` for an error in the file.
+    """
     module = ModuleType(name)
     module.__file__ = str(source.path)
     # Dataclasses, pickle and inspect find a class by the name of its module.
@@ -59,7 +62,7 @@ def is_of(module: ModuleType, source: Source) -> bool:
 
 
 def has_run(cls: type) -> bool:
-    """Return whether a class comes from a file that `run` has run, not from an import."""
+    """Return whether a class comes from a file that `run` has run."""
     return cls.__module__ in _sources
 
 

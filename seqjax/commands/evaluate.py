@@ -1,4 +1,4 @@
-"""Measure the loss in each domain: `seqjax evaluate --workdir=DIR` evaluates a run's newest checkpoint.
+"""Measure the loss of a run's newest checkpoint: `seqjax evaluate --workdir=DIR`.
 
 With --entropy it also reports the entropy of the attention weights, E_i = lse_i - sum_j p_ij s_ij in nats, and the
 relative entropy E_i / ln(i + 1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522,
@@ -24,7 +24,10 @@ from seqjax.training.evaluate import Evaluation, restore
 
 
 def main(argv: list[str]) -> None:
-    """Print the table and write `evaluation.json` to the workdir, or with --data `test_sets.json`."""
+    """Print the table and write `evaluation.json` to the workdir.
+
+    With --data the file is `test_sets.json`.
+    """
     parser = command_parser("evaluate", description=__doc__)
     workdirs.add_arguments(parser)
     parser.add_argument("--tokens", default=0, type=int, help="maximum tokens per domain; 0 = as in the run's config")

@@ -1,4 +1,4 @@
-"""Continue texts with a run's model: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
+"""Continue texts with a run: `seqjax generate --workdir=DIR --prompt="Once"`.
 
 Text is printed on standard output as it is generated, and the speed on standard error. The prompt is prefilled into the
 decoding cache in chunks.
@@ -22,9 +22,10 @@ from seqjax.training.evaluate import restore
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Return the prompts in a file: its lines, or the field `prompt` of each .jsonl line.
+    """Return the prompts in a file.
 
-    Empty lines are skipped. Raises `UserError` with the line number if the file does not hold prompts.
+    Prompts are the lines, or the field `prompt` of each .jsonl line. Empty lines are skipped. Raises `UserError` with
+    the line number if the file does not hold prompts.
     """
     path = store.local(path, "--prompts")
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Train a model: `seqjax train --config=top1_chunk[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+"""Train a model: `seqjax train --config=top1_chunk[:SIZE] [--workdir=DIR]`.
 
 `python -m seqjax.main` is the same. `--config` takes a shipped config (`top1_chunk:debug`) or a config file
 (`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`. A `--workdir` that holds a run is

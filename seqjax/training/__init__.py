@@ -1,1 +1,1 @@
-"""The training loop and its parts: step, optimiser, checkpoints, metrics, workdir, report."""
+"""The training loop and its parts, such as step, checkpoints and metrics."""

@@ -1,4 +1,4 @@
-"""Save and restore checkpoints through Orbax: parameters, optimiser, step, RNG, data position and log state.
+"""Save and restore checkpoints through Orbax.
 
 Saves are asynchronous and atomic. A directory is renamed into place when it is complete; on gs:// a marker object is
 written last. However a process dies, the newest complete checkpoint stays intact. A run that resumes from it neither
@@ -60,7 +60,7 @@ STATE = ("data", "meta", "params", "rest")
 
 
 class Checkpoints:
-    """Manages the checkpoints under `workdir/checkpoints`, in a directory or on gs://."""
+    """Manages the checkpoints in `workdir/checkpoints`, local or on gs://."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Checkpoints:
         self._save(step, items)
 
     def save_params(self, step: int, params: Params) -> None:
-        """Save only parameters, such as converted ones. A run can start from them, not resume."""
+        """Save only parameters; a run can start from them, but not resume."""
         self._save(step, ocp.args.Composite(params=ocp.args.StandardSave(params)))
 
     def _save(self, step: int, items: ocp.args.Composite) -> None:
@@ -176,12 +176,12 @@ class Checkpoints:
 
     @property
     def named(self) -> str:
-        """The identity recorded in the newest checkpoint; "" without a checkpoint or identity."""
+        """The identity recorded in the newest checkpoint, or ""."""
         step = self.latest
         return "" if step is None else read_metadata(self._of(step))["custom_metadata"].get("identity", "")
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
-        """Return the newest checkpoint's state and meta, and move `iterator` to its position.
+        """Return the newest checkpoint's state and meta, and move `iterator` there.
 
         `state` gives shapes and shardings. Raises `UserError` if the checkpoint is damaged or belongs to other data.
         """
@@ -226,7 +226,7 @@ class Checkpoints:
         )
 
     def _restore(self, items: ocp.args.Composite, names: Sequence[str]) -> Any:
-        """Restore `items` from the newest checkpoint after checking the files of the items `names`."""
+        """Restore `items` of the newest checkpoint after checking the items `names`."""
         self.require_whole(names)
         step = self.latest
         assert step is not None
@@ -281,7 +281,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def named_when_disk_full(self) -> Iterator[None]:
-        """Turn a full disk during any write into a `UserError` with the last good checkpoint."""
+        """Turn a full disk into a `UserError` with the last good checkpoint."""
         try:
             yield
         except OSError as error:
@@ -302,9 +302,9 @@ class Checkpoints:
         return sorted(ocp.utils.checkpoint_steps(self._path)) if self._path.exists() else []
 
     def _damaged(self, step: int, fault: str, names: Sequence[str]) -> UserError:
-        """Return the error for a damaged checkpoint: how to resume from the newest intact one.
+        """Return the error for a damaged checkpoint.
 
-        `names` are the required items.
+        It has the way to resume from the newest intact checkpoint. `names` are the required items.
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
         good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
@@ -326,7 +326,7 @@ class Checkpoints:
         )
 
     def _not_written(self, error: Exception) -> UserError:
-        """Return the error for a checkpoint or run file that `error` kept from being written."""
+        """Return the error for a failed write to the workdir; `error` is its cause."""
         complete = self._steps()
         last = f"the last good checkpoint is {self._of(complete[-1])}" if complete else "no checkpoint is complete"
         logging.error("checkpoint: %s", error)
@@ -349,9 +349,10 @@ def _require_chunks(item: Path | epath.Path) -> None:
 
 
 def _require_files(directory: Path) -> None:
-    """Raise `UserError` unless a checkpoint directory has only regular files and directories.
+    """Raise `UserError` if a checkpoint has links, pipes or huge metadata.
 
-    Orbax would wait for a pipe for ever, follow a link anywhere, and read metadata of any size.
+    Only regular files and directories are allowed. Orbax would wait for a pipe for ever, follow a link anywhere, and
+    read metadata of any size.
     """
     # The directory may not exist yet, or another run may remove it.
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -385,9 +386,9 @@ def has_any(workdir: str | os.PathLike[str]) -> bool:
 
 
 def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
-    """Return the data position that process 0 saved; it is valid for any process count.
+    """Return the data position that process 0 saved.
 
-    Raises `DamagedError` if it is missing.
+    It is valid for any process count. Raises `DamagedError` if it is missing.
     """
     paths = list((checkpoint / "data").glob("process_0-of-*.json"))
     if len(paths) != 1:
@@ -427,7 +428,7 @@ class _UnraisableHook:
 
 
 def _hide_noise() -> None:
-    """Hide the tracebacks from Orbax's threads when a save fails; the save raises the same error.
+    """Hide tracebacks from Orbax's threads; a failed save raises the error anyway.
 
     Orbax logs the first error before it raises it. Its remaining writes end after its event loop has closed. asyncio
     logs their errors, and tensorstore reports the closed loop to `sys.unraisablehook`. On a full disk these are dozens

@@ -43,7 +43,7 @@ def check(
     part: int = 0,
     parts: int = 1,
 ) -> None:
-    """Raise `DamagedError` unless a checkpoint has the items `names`, with unchanged files.
+    """Raise `DamagedError` unless the items `names` exist, with unchanged files.
 
     A checkpoint with another `identity` is refused, unless it has only parameters or `identity` is None. Several
     processes can share the work: this call reads part `part` of `parts`.

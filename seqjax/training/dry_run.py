@@ -220,7 +220,7 @@ def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = 
 
 
 def group_table(model: Model) -> list[str]:
-    """Return one line per parameter group: its arrays, counted per layer, and its elements."""
+    """Return one line per parameter group: arrays, counted per layer, and elements."""
     arrays, elements, shapes = collections.Counter(), collections.Counter(), dict(names(model.shapes))
     for name, group in names(model.groups):
         arrays[group] += model.repeats if name.startswith("blocks.") else 1
@@ -241,9 +241,10 @@ def _decay(weight_decay: float, rules: int) -> str:
 
 
 def simulated_devices(count: int) -> list[Any]:
-    """Return `count` CPU devices that simulate another machine: programs are compiled, not run.
+    """Return `count` CPU devices that simulate another machine.
 
-    JAX creates them when it starts, so call this first. Raises `UserError` if JAX has started with fewer.
+    Programs are compiled for them, not run. JAX creates them when it starts, so call this first. Raises `UserError` if
+    JAX has started with fewer.
     """
     if count < 1:
         raise UserError(f"--devices={count}: give the number of devices to simulate, 1 or more.")
@@ -281,7 +282,10 @@ def _weights(describe: Callable[[], str], workdir: str | Path | None) -> str:
 
 
 def _data(config: Config) -> str:
-    """Return a line about the text source and, for prepared blocks, how often a run reads it."""
+    """Return a line about the text source.
+
+    For prepared blocks it has the number of passes.
+    """
     if config.data.corpus != "blocks":
         return " ".join(filter(None, (config.data.corpus, ", ".join(config.data.tfds), config.data.path)))
     try:
@@ -309,7 +313,10 @@ def _limit(device: Any) -> int | None:
 
 
 def _excess(needed: int, devices: Sequence[Any]) -> str:
-    """Return a text if a device needs more bytes than it has; "" if it fits or is unknown."""
+    """Return a text if a device needs more bytes than it has.
+
+    Returns "" if it fits or its memory is unknown.
+    """
     limit = _limit(devices[0])
     is_cpu = devices[0].platform == "cpu"  # CPU devices share the machine's memory
     if limit is None or needed * (len(devices) if is_cpu else 1) <= limit:
@@ -334,7 +341,7 @@ def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
 
 
 class RecordedSpeed(NamedTuple):
-    """A model's recorded training speed on one device, and the benchmark that measured it."""
+    """A model's recorded training speed on one device, and its benchmark."""
 
     tokens_per_s: float
     device: str
@@ -344,7 +351,7 @@ class RecordedSpeed(NamedTuple):
 def recorded_speed(
     config: Config, *, n_params: int, per_token: float, device: str | None, within: float = 0.0
 ) -> RecordedSpeed | None:
-    """Return the recorded speed of this model on a device kind; None without a record.
+    """Return the recorded speed of this model on a device kind, or None.
 
     `device` None matches any device. A record matches if config name, sequence length, mixer settings, parameter count
     and FLOPs per token agree. With a share `within`, mixer settings may differ (such as QK norm), and parameters and
@@ -364,13 +371,16 @@ def recorded_speed(
 
 
 def _measured(name: str, model_size: str) -> Config:
-    """Return the config that a benchmark result is for, by its name `config[:key=value,...]`."""
+    """Return the config of a benchmark by its name `config[:key=value,...]`."""
     base, _, settings = name.partition(":")
     return from_config_dict(presets.read_config(f"{base}:{','.join(filter(None, (model_size, settings)))}"))
 
 
 def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:
-    """Return the median seconds per step; the first step is left out because it allocates."""
+    """Return the median seconds per step.
+
+    The first step is left out because it allocates.
+    """
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         start = time.perf_counter()

@@ -81,7 +81,10 @@ def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
 
 
 def seal(workdir: Path, step: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that identify a file's run and detect edits; {} without an identity."""
+    """Return the arrays that identify a file's run and detect edits.
+
+    Returns {} if the run has no identity.
+    """
     own = identity.recorded(workdir)
     return {"run/identity": np.array(own), "run/sha256": np.array(_digest(step, arrays))} if own else {}
 
@@ -115,9 +118,10 @@ def path(workdir: Path, step: int) -> Path:
 
 
 def fault(path: Path) -> str:
-    """Return an evaluation file's fault, such as "is missing" or "is damaged"; "" if intact.
+    """Return an evaluation file's fault, or "".
 
-    Other values are "is without DOMAIN", "is of another run: ..." and "is not as it was written: ...".
+    Values are "is missing", "is damaged", "is without DOMAIN", "is of another run: ..." and "is not as it was written:
+    ...".
     """
     if not path.is_file():
         return "is missing"

@@ -1,4 +1,4 @@
-"""Measure losses and attention entropy by domain, and find a run's checkpoint to evaluate.
+"""Measure losses and attention entropy by domain, and restore checkpoints.
 
 The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats. The relative entropy is E_i / ln(i + 1),
 its share of the maximum. Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section
@@ -37,7 +37,10 @@ ENTROPY_TOKENS = 1_048_576  # per domain, if neither the config nor --tokens set
 
 
 class Domain(NamedTuple):
-    """One domain's evaluation blocks on the host, in batches; the last batch is padded."""
+    """One domain's evaluation blocks on the host, in batches.
+
+    The last batch is padded.
+    """
 
     blocks: EvalBlocks
     tokens: list[np.ndarray]  # int32 [B, T+1]
@@ -45,7 +48,9 @@ class Domain(NamedTuple):
 
 
 def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
-    """Return the batches of all evaluation domains, in-domain first, equal at each call.
+    """Return the batches of all evaluation domains, in-domain first.
+
+    Each call returns the same batches.
 
     `tokens` limits the tokens per domain; 0 means `config.eval.tokens`.
     """
@@ -100,7 +105,7 @@ class Evaluation:
         self.blocks = {name: domain.blocks for name, domain in self._domains.items()}
 
     def losses(self, params: Params) -> dict[str, np.ndarray]:
-        """Return each block's mean next-token loss in nats per token, "DOMAIN" -> float64 [n]."""
+        """Return mean block losses in nats per token, "DOMAIN" -> float64 [n]."""
         return self.measure(params)[0]
 
     def measure(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, float]]:
@@ -131,9 +136,10 @@ class Evaluation:
             token_classes.write_classes(workdir, step, found, self.blocks, self._corpus)
 
     def entropy(self, params: Params) -> dict[str, dict[str, float]]:
-        """Return {"entropy": nats by domain, "entropy_relative": share of ln(i + 1) by domain}.
+        """Return the attention entropy by domain.
 
-        Raises `UserError` if no layer has softmax weights.
+        The result is {"entropy": in nats, "entropy_relative": share of ln(i + 1)}, each by domain. Raises `UserError`
+        if no layer has softmax weights.
         """
         tokens = self._tokens or self._config.eval.entropy_tokens or ENTROPY_TOKENS
         domains = load_domains(self._corpus, self._config, mesh=self._mesh, tokens=tokens)
@@ -184,7 +190,7 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
 
 
 def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
-    """Return whether a cooldown has its evaluation, and its checkpoint if the config keeps it.
+    """Return whether a cooldown has its evaluation and any checkpoint to keep.
 
     A damaged evaluation file counts as missing.
     """
@@ -253,7 +259,7 @@ def trained(config: Config, workdir: str | Path) -> str | Path:
 
 
 def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
-    """Return config, model, parameters, step and device mesh of a run's newest checkpoint.
+    """Return config, model, parameters, step and mesh of the newest checkpoint.
 
     A run with several ends uses the last end with a checkpoint. `allow_code` lists the mixers from outside seqjax that
     may be run (`workdirs.load_config`). Raises `UserError` for a name that the run does not have.
@@ -279,7 +285,10 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
 
 
 def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Params, int]:
-    """Return the parameters and step that `restore` reads; `target` gives shapes and shardings."""
+    """Return the parameters and step that `restore` reads.
+
+    `target` gives shapes and shardings.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns about read-only use, intended here.
     try:

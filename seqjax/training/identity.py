@@ -103,10 +103,11 @@ def entry(directory: Path, config: Config, identity: str | None) -> dict[str, An
 
 
 def require(workdir: Path, *, called: str = "") -> bool:
-    """Check config.json and end directories against run.json; return whether that was possible.
+    """Check config.json and end directories against run.json.
 
-    `called` is the user's name for the workdir. Losses and checkpoints are checked when they are read. Raises
-    `UserError` if config.json was edited, or if an end's directory belongs to another run.
+    Returns whether the run has an identity to check. `called` is the user's name for the workdir. Losses and
+    checkpoints are checked when they are read. Raises `UserError` if config.json was edited, or if an end's directory
+    belongs to another run.
     """
     called = called or str(workdir)
     identity = recorded(workdir)

@@ -49,7 +49,7 @@ class Holder(NamedTuple):
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process is running; None if it is on another host or in another container."""
+        """Whether the process is running; None on another host or in another container."""
         if (self.host, self.space) != (socket.gethostname(), pid_space()):
             return None
         return start_of(self.pid) == self.started
@@ -68,10 +68,10 @@ class WorkdirLock:
         self._thread.start()
 
     def check(self, *, look: bool = False) -> None:
-        """Raise `UserError` if another run has taken the workdir while this process stood still.
+        """Raise `UserError` if another run has taken the workdir.
 
-        The lock is read now if `look` is set or this process was suspended. In that case a moved workdir is an error
-        too.
+        This can happen after this process stood still for minutes. The lock is read now if `look` is set or this
+        process was suspended. In that case a moved workdir is an error too.
         """
         look = look or abs(time.time() - self._seen) > 2 * BEAT_SECONDS
         if look and self._opened is not None and not self._is_in_place():
@@ -164,7 +164,10 @@ def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[W
 
 
 def _acquire(workdir: str, *, wait: bool = False) -> Holder:
-    """Create the lock and return its holder; raise `UserError` with the holder if it is taken."""
+    """Create the lock and return its holder.
+
+    Raises `UserError` with the holder if it is taken.
+    """
     lock, pid, since = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     seconds = MOMENT_SECONDS
     mine = Holder(socket.gethostname(), pid_space(), pid, start_of(pid), since, uuid.uuid4().hex)

@@ -64,7 +64,7 @@ class Setup(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A position in training: device state, data position and log state (None for a new log)."""
+    """A position in training: device state, data position, log state (None: new)."""
 
     step: int
     state: TrainState
@@ -120,7 +120,10 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
 
 
 def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | None, *, manifest: str) -> bool:
-    """Train all incomplete segments, then report the run; return False if it was stopped."""
+    """Train all incomplete segments, then report the run.
+
+    Returns False if it was stopped.
+    """
     say = StatusLine(quiet=jax.process_index() != 0).say
     extended: dict[str, Any] = {}
     if jax.process_index() == 0:
@@ -177,7 +180,10 @@ def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | N
 
 
 def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
-    """Open the data and build the model and its steps; nothing is compiled or written."""
+    """Open the data and build the model and its steps.
+
+    Nothing is compiled or written.
+    """
     recorded = workdirs.recorded_manifest(mirror.directory) or manifest
     seq_len = config.train.seq_len
     # ------------------------------------------------------------------------------------------------ mesh, data
@@ -224,7 +230,10 @@ def _checkpoints(config: Config, mirror: mirrors.Mirror, own: str | None) -> Che
 
 
 def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) -> Place | None:
-    """Return the place of the newest checkpoint; None if no checkpoint can be resumed."""
+    """Return the place of the newest checkpoint.
+
+    Returns None if no checkpoint can be resumed.
+    """
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
         return None
@@ -274,7 +283,10 @@ def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> P
 
 
 def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
-    """Raise `UserError` if an untrained cooldown branches off before the trunk's `step`."""
+    """Raise `UserError` if an untrained cooldown branches off before `step`.
+
+    `step` is the trunk's current step.
+    """
     cooldowns = [segment for segment in schedule.segments(setup.config) if segment.is_cooldown]
     for segment in cooldowns:
         there = segment.directory(setup.mirror.directory)
@@ -297,7 +309,7 @@ def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
 
 
 def _branch(trunk: Place) -> Place:
-    """Return a copy of the trunk for a cooldown; the trunk continues from the original."""
+    """Return a copy of the trunk, where a cooldown starts."""
     assert trunk.log is not None, "a trunk has at least one step"
     log = {"metrics": 0, "window": [0.0, 0], "seconds": trunk.log["seconds"]}
     return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
@@ -336,7 +348,10 @@ def _train(
     *,
     stop: StopRequest,
 ) -> Place:
-    """Train a segment from `start`; return its last place, earlier than the end if stopped."""
+    """Train a segment from `start`.
+
+    Returns its last place, earlier than the end if stopped.
+    """
     config, mesh, corpus, model = setup.config, setup.mesh, setup.corpus, setup.model
     iterator, evaluation = setup.iterator, setup.evaluation
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
@@ -441,9 +456,10 @@ def log_step(
     mirror: mirrors.Mirror,
     checkpoints: Checkpoints,
 ) -> None:
-    """Fetch and log a step's metrics; on a non-finite value, save the batch and raise `UserError`.
+    """Fetch and log a step's metrics.
 
-    Nothing is written if another run has taken the workdir.
+    If a value is not finite, saves the batch and raises `UserError`. Nothing is written if another run has taken the
+    workdir.
     """
     values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
     mirror.check_lock()

@@ -26,9 +26,10 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
 
 
 def require_checkpoint(mirror: Mirror) -> None:
-    """Raise `UserError` if a run has lost its checkpoints: training would overwrite its results.
+    """Raise `UserError` if a run has lost its checkpoints.
 
-    A run that was killed before its first complete checkpoint is accepted; it repeats its rows.
+    Training would overwrite its results. A run that was killed before its first complete checkpoint is accepted; it
+    repeats its rows.
     """
     files = mirror.directory
     rows = read(mirror.directory) if (files / "metrics.jsonl").is_file() else []
@@ -50,7 +51,7 @@ def require_checkpoint(mirror: Mirror) -> None:
 def not_finite(
     step: int, values: dict[str, float], batch: np.ndarray, *, mirror: Mirror, checkpoints: Checkpoints
 ) -> UserError:
-    """Save the batch that produced non-finite values, and return the error with its path."""
+    """Save the batch with non-finite values, and return the error with its path."""
     path = mirror.directory / f"not_finite_step{step}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, tokens=batch)

@@ -48,7 +48,10 @@ class Mirror:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Return a context in which no other run writes to the workdir; process 0 holds the lock."""
+        """Return a context in which no other run writes to the workdir.
+
+        Process 0 holds the lock.
+        """
         if jax.process_index() != 0:
             yield
             return
@@ -58,9 +61,10 @@ class Mirror:
             yield
 
     def remove_temporaries(self) -> None:
-        """Remove temporary files of a killed process, after the run was found to be the user's.
+        """Remove temporary files of a killed process.
 
-        Only this run's directories are cleaned. Other directories below the workdir may belong to other active runs.
+        Call it after the run was found to be the user's. Only this run's directories are cleaned. Other directories
+        below the workdir may belong to other active runs.
         """
         if not (self.directory / "run.json").is_file():
             return
@@ -76,7 +80,7 @@ class Mirror:
             self._lock.check(look=look)
 
     def of_end(self, segment: Segment) -> "Mirror":
-        """Return the mirror of an end's directory inside this directory; they share the lock."""
+        """Return the mirror of an end's directory, inside this one, with the same lock."""
         return Mirror(segment.directory(self.directory), lock=self._lock)
 
     def pull(self) -> None:

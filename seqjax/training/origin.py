@@ -51,13 +51,18 @@ def save(workdir: Path, origin: dict[str, Any]) -> None:
 
 
 def extended(origin: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return an origin with the extension `new`, unless a killed process already wrote it."""
+    """Return an origin with the extension `new`.
+
+    A killed process may have recorded it already.
+    """
     before = origin.get("extended", [])
     return origin | {"extended": before if new in before else [*before, new]}
 
 
 def lines(run: dict[str, Any]) -> list[str]:
-    """Return the origin as sentences without subject and full stop; [] for a plain run.
+    """Return the origin as sentences without subject and full stop.
+
+    Returns [] for a plain run.
 
     `run` is the content of run.json.
     """

@@ -43,7 +43,7 @@ HOW = (
 
 
 def require_one_process(environment: Mapping[str, str]) -> None:
-    """Raise `UserError` if SLURM started several tasks that would each train the whole model.
+    """Raise `UserError` if several SLURM tasks would each train the whole model.
 
     SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS the tasks of the job. A batch script is one process
     in a job that may have several tasks. The user's intent is then unknown, so it is refused too.
@@ -64,7 +64,7 @@ def joined(
     *,
     start_seconds: float = START_SECONDS,
 ) -> Iterator[None]:
-    """Return a context in which a run's processes work together; they leave it together.
+    """Return a context for processes that work together and leave it together.
 
     An error ends this process at once, because a normal Python exit would wait at JAX's barrier. JAX then aborts the
     remaining processes. Arguments and errors are as in `initialize`.
@@ -216,7 +216,9 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 class StopRequest:
-    """A context in which the first SIGTERM or SIGINT sets `name` instead of ending the process.
+    """A context in which the first SIGTERM or SIGINT only sets `name`.
+
+    The process continues.
 
     `name` is the signal's name.
     """
@@ -259,7 +261,7 @@ class StopRequest:
 
 
 def use_compile_cache() -> None:
-    """Cache accelerator programs in JAX_COMPILATION_CACHE_DIR, or in ~/.cache/seqjax/xla.
+    """Cache programs in JAX_COMPILATION_CACHE_DIR, or in ~/.cache/seqjax/xla.
 
     The cache saves minutes on accelerators. CPU programs are not cached: they compile in seconds, and a cached program
     is tied to the exact machine.

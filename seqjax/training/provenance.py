@@ -1,4 +1,4 @@
-"""How a run was produced: versions, devices, kernel backends and commit, for its `run.json`."""
+"""How a run was produced: versions, devices, backends, commit (for run.json)."""
 
 import contextlib
 import platform

@@ -39,7 +39,9 @@ def write(
     sample: str | None = None,
     called: str = "",
 ) -> str:
-    """Write `report.md` and `report.png` from `metrics.jsonl`; return the terminal text.
+    """Write `report.md` and `report.png` from `metrics.jsonl`.
+
+    Returns the terminal text.
 
     `metadata` comes from `provenance.run_metadata`. `called` is the URL of a workdir in a store, while `workdir` is its
     mirror. For a run with several ends, the table shows the last end and the picture shows all ends.
@@ -192,7 +194,7 @@ def _plot(
     evals: list[dict[str, Any]],
     bigram: float | None,
 ) -> None:
-    """Plot the training loss, of trunk and cooldowns, and the domain losses over tokens.
+    """Plot training loss, for trunk and cooldowns, and domain losses over tokens.
 
     For a run with several ends, domain lines connect the ends. Domain names are at the lines; the legend shows line
     styles.

@@ -22,11 +22,11 @@ from seqjax.types import Params
 
 
 def optimizer(config: OptimConfig, groups: Params | None = None) -> optax.GradientTransformation:
-    """Return the chain of clipping, Adam, decoupled weight decay (0 in the paper) and sign.
+    """Return the chain: clipping, Adam, decoupled weight decay, sign.
 
-    Updates are for a learning rate of 1; the training step multiplies them by the rate. Weight decay applies to
-    matrices; `groups` gives each parameter's group (`Model.groups`). With None the rules before groups hold: decay
-    applies to every array with more than one axis per layer.
+    Weight decay is 0 in the paper. Updates are for a learning rate of 1; the training step multiplies them by the rate.
+    Weight decay applies to matrices; `groups` gives each parameter's group (`Model.groups`). With None the rules before
+    groups hold: decay applies to every array with more than one axis per layer.
     """
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
     parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
@@ -61,16 +61,22 @@ class Segment(NamedTuple):
 
     @property
     def is_cooldown(self) -> bool:
-        """Whether the segment branches off a trunk; False for the only segment of a run without ends."""
+        """Whether the segment branches off a trunk.
+
+        It is False for the only segment of a run without ends.
+        """
         return self.is_end and self.begin > 0
 
     def directory(self, workdir: str | Path) -> Path:
-        """Return the directory of the segment's files: a cooldown's subdirectory, or the workdir."""
+        """Return the segment's directory: a cooldown's subdirectory, or the workdir."""
         return end_directory(workdir, self.end) if self.is_cooldown else Path(workdir)
 
 
 def end_steps(config: Config) -> list[int]:
-    """Return the steps of the run's ends, ascending; [] for a run with one linear decay."""
+    """Return the steps of the run's ends, ascending.
+
+    Returns [] for a run with one linear decay.
+    """
     return steps_of_shares(config.train.ends, steps=config.train.steps)
 
 
@@ -83,7 +89,10 @@ def steps_of_shares(ends: Sequence[float], *, steps: int) -> list[int]:
 
 
 def shares_of_steps(ends: Collection[int], *, steps: int) -> tuple[float, ...]:
-    """Return the shortest shares that `steps_of_shares` turns into these steps, ascending."""
+    """Return the shortest shares that `steps_of_shares` maps to these steps.
+
+    They are ascending.
+    """
     digits = range(1, 18)
     return tuple(next(x for n in digits if round((x := round(end / steps, n)) * steps) == end) for end in sorted(ends))
 
@@ -94,7 +103,10 @@ def end_directory(workdir: str | Path, step: int) -> Path:
 
 
 def segments(config: Config) -> list[Segment]:
-    """Return the segments in training order: each cooldown follows its part of the trunk."""
+    """Return the segments in training order.
+
+    Each cooldown follows its part of the trunk.
+    """
     if not config.train.ends:
         return [Segment(0, config.train.steps, is_end=True)]
     found, at = [], 0

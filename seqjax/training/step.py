@@ -42,7 +42,10 @@ class TrainState(NamedTuple):
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
-    """Return a fresh training state; jit with output shardings to create it on the devices."""
+    """Return a fresh training state.
+
+    Call it under `jax.jit` with output shardings to create the state on the devices.
+    """
     params_key, rng = jax.random.split(key)
     params = model.init(params_key)
     step = jnp.zeros((), jnp.int32)
@@ -52,7 +55,10 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGK
 def state_shardings(
     mesh: Mesh, model: Model, optimizer: optax.GradientTransformation, shapes: TrainState
 ) -> TrainState:
-    """Return the sharding of each state leaf; moments are sharded like their parameters."""
+    """Return the sharding of each state leaf.
+
+    Moments are sharded like their parameters.
+    """
     by_param, unsharded = shardings(mesh, model.shapes, model.axes), replicated(mesh)
     moments = optax.tree.map_params(
         optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: unsharded
@@ -145,7 +151,7 @@ def batch_shards(mesh: Mesh) -> int:
 
 
 def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
-    """Return the micro-batches per step: the smallest number within the limit per device.
+    """Return the smallest number of micro-batches within the limit per device.
 
     All have the same size. Raises `UserError` with the nearest batch sizes that fit if the devices cannot have equal
     parts.
@@ -176,7 +182,7 @@ def _nearest(batch_size: int, unit: int) -> str:
 
 
 def division(train: TrainConfig, mesh: Mesh) -> str:
-    """Describe how a step is divided: '2 micro-batches of 64 sequences, 8 on each device'."""
+    """Describe a step: '2 micro-batches of 64 sequences, 8 on each device'."""
     n_micro = micro_batches(train, mesh)
     sequences, parts = train.batch_size // n_micro, "micro-batches" if n_micro > 1 else "micro-batch"
     of_device, limit = sequences // batch_shards(mesh), train.per_device_batch_size
@@ -187,10 +193,10 @@ def division(train: TrainConfig, mesh: Mesh) -> str:
 
 
 def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
-    """Return the sequences per evaluation batch: `given`, or by default a training micro-batch.
+    """Return the sequences per evaluation batch: `given`, or a micro-batch.
 
-    The default is at most `train.per_device_batch_size` per device. The result is rounded up to a multiple of the
-    devices, so evaluation runs on any number of devices, unlike training.
+    None means a training micro-batch with at most `train.per_device_batch_size` sequences per device. The result is
+    rounded up to a multiple of the devices, so evaluation runs on any number of devices, unlike training.
     """
     shards = batch_shards(mesh)
     if given is None:
@@ -209,16 +215,17 @@ class Kind(NamedTuple):
 
 
 def bytes_per_device(shapes: Any, by_leaf: Any) -> int:
-    """Return the bytes per device of a tree of arrays or shapes, under a tree of shardings."""
+    """Return the bytes per device of an array or shape tree under shardings."""
     sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, by_leaf)
     return sum(jax.tree.leaves(sizes))
 
 
 def parameter_table(model: Model, by_param: Params) -> list[str]:
-    """Return a parameter table: path, shape, logical axes, mesh axes, size per device.
+    """Return a parameter table.
 
-    Parameters of one kind share a row. A row covers all layers ("x12" after the path is their number) and similar paths
-    ("mixer.{q,k,v}.w"). `by_param` is the tree of shardings.
+    Columns: path, shape, logical axes, mesh axes, size per device. Parameters of one kind share a row. A row covers all
+    layers ("x12" after the path is their number) and similar paths ("mixer.{q,k,v}.w"). `by_param` is the tree of
+    shardings.
     """
     axes, shapes = dict(names(model.axes)), dict(names(model.shapes))
     # (path within a block, kind) -> places in the layer pattern; parameters outside blocks have place "".
@@ -254,7 +261,10 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
 
 
 def _split(sharding: NamedSharding, n_dimensions: int) -> tuple[str | None, ...]:
-    """Return the mesh axis that splits each dimension; an axis with one device splits nothing."""
+    """Return the mesh axis that splits each dimension.
+
+    An axis with one device splits nothing.
+    """
     spec = (*sharding.spec, *[None] * n_dimensions)[:n_dimensions]
     return tuple(axis if axis is not None and sharding.mesh.shape[axis] > 1 else None for axis in spec)
 

@@ -1,7 +1,7 @@
-"""Losses at the end of a run by token class, which decompose the gap between two models.
+"""Losses at the end of a run by token class.
 
-Each family of classes divides all predicted tokens of the evaluation blocks. A block has tokens x_0 .. x_T, of which
-x_1 .. x_T are predicted:
+They decompose the gap between two models. Each family of classes divides all predicted tokens of the evaluation blocks.
+A block has tokens x_0 .. x_T, of which x_1 .. x_T are predicted:
 
     repeat     let s < t be the last place with (x_{s-2}, x_{s-1}) = (x_{t-2}, x_{t-1}). x_t continues as before if
                x_s = x_t, and continues otherwise if not. Without such a place its bigram is new.
@@ -65,7 +65,10 @@ class ClassSums:
 
 
 def edges(first: tuple[int, ...], seq_len: int) -> tuple[int, ...]:
-    """Return the lower bounds of distance or position classes for blocks of `seq_len` tokens."""
+    """Return the lower bounds of distance or position classes in a block.
+
+    `first` are the bounds for all block lengths.
+    """
     return (*first, *(edge for edge in LONGER if edge < seq_len))
 
 
@@ -98,7 +101,9 @@ def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
 
 
 def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Return the class of each predicted token by family, indices into `names`, int8 [N, T].
+    """Return the class of each predicted token by family, int8 [N, T].
+
+    Values are indices into `names`.
 
     `rates` holds occurrences per million training tokens for each id. Without it the family "frequency" is missing.
     """
@@ -135,7 +140,10 @@ def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) ->
 def write_classes(
     workdir: Path, step: int, losses: Mapping[str, np.ndarray], blocks: Mapping[str, EvalBlocks], corpus: Corpus
 ) -> None:
-    """Write the sums by class; `losses` are token losses in nats, "DOMAIN" -> float32 [n, T]."""
+    """Write the sums by class.
+
+    `losses` are token losses in nats, "DOMAIN" -> float32 [n, T].
+    """
     rates = corpus.token_rates()
     arrays: dict[str, Any] = {"step": np.array(step)}
     for domain, losses_NT in losses.items():
@@ -184,5 +192,8 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
 
 
 def class_names(arrays: Arrays) -> dict[str, tuple[str, ...]]:
-    """Return the class names by family in a file; raise `UserError` if they are not texts."""
+    """Return the class names by family in a file.
+
+    Raises `UserError` if they are not texts.
+    """
     return {family: tuple(map(str, arrays.take(family, "U", None))) for family in FAMILIES if family in arrays}

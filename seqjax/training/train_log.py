@@ -88,7 +88,7 @@ class TrainLog:
         self._loss_sum, self._loss_count = 0.0, 0
 
     def start(self, step: int, state: dict[str, Any] | None, blocks: dict[str, EvalBlocks]) -> None:
-        """Start after `step` with the `state` in that step's checkpoint (None for a new run)."""
+        """Start after `step` with its checkpoint's `state` (None for a new run)."""
         state = state or {"metrics": 0, "window": [0.0, 0], "seconds": 0.0}
         self._loss_sum, self._loss_count = state["window"]
         self.clock.start(step, seconds=state["seconds"])
@@ -115,7 +115,7 @@ class TrainLog:
         }
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk, because a checkpoint with `state` relies on them."""
+        """Wait until all rows are on the disk; checkpoints rely on them."""
         self._writer.sync()
 
     def say(self, text: str) -> None:
@@ -123,7 +123,10 @@ class TrainLog:
         self._progress.say(text)
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        """Add a step's loss; every `log.every` steps and at the end, write a row and show progress."""
+        """Add a step's loss.
+
+        Every `log.every` steps and at the end, a row is written and the progress is shown.
+        """
         self._loss_sum += values["loss"]
         self._loss_count += 1
         if step % self._config.log.every and step != self._end:

@@ -1,4 +1,4 @@
-"""A run's directory: its name, its config and the settings that a resumed run may change."""
+"""A run's directory: its name, its config, and settings that may change."""
 
 import argparse
 import dataclasses
@@ -126,7 +126,7 @@ def save_config(workdir: str | Path | Mirror, config: Config) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to a parser."""
+    """Add `--workdir` and `--allow-code`, for `load_config`, to a parser."""
     parser.add_argument("--workdir", required=True, type=store.location, help="a run's directory, also gs://")
     add_allow_code(parser)
 
@@ -143,7 +143,7 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 
 def require_named(workdir: str | Path, config: Config, allow_code: Collection[str]) -> None:
-    """Raise `UserError` if `allow_code` has an unknown mixer name, or if mixer code has changed."""
+    """Raise `UserError` if `allow_code` has an unknown name, or if code changed."""
     called, directory = _called_and_read(workdir)
     _require_same_code(directory, called, config)
     for name in allow_code:
@@ -152,11 +152,11 @@ def require_named(workdir: str | Path, config: Config, allow_code: Collection[st
 
 
 def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
-    """Return the config of the run in `workdir`; raise `UserError` if it holds no run.
+    """Return the config of the run in `workdir`.
 
-    The workdir's author chose the mixers and their code. Code from outside seqjax is a dotted module, or the copy of a
-    file in the workdir. It runs only if `allow_code` has the mixer's name; otherwise a `UserError` is raised. A copy
-    must have the hash in run.json. `workdir` may be a URL.
+    Raises `UserError` if it holds no run. The workdir's author chose the mixers and their code. Code from outside
+    seqjax is a dotted module, or the copy of a file in the workdir. It runs only if `allow_code` has the mixer's name;
+    otherwise a `UserError` is raised. A copy must have the hash in run.json. `workdir` may be a URL.
     """
     called, directory = _called_and_read(workdir)
     return _loaded(directory, called, allow_code=allow_code)
@@ -222,7 +222,7 @@ def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[s
 
 
 def recorded_mixers(workdir: Path) -> dict[str, str]:
-    """Return the SHA-256 of a run's mixer files from outside seqjax, by name, from run.json."""
+    """Return run.json's SHA-256 of mixer files from outside seqjax, by name."""
     path = workdir / "run.json"
     return read_json(path, {"mixers?": {str: str}}).get("mixers", {}) if path.is_file() else {}
 
@@ -255,7 +255,7 @@ def _copy_mixers(workdir: Path, config: Config) -> None:
 
 
 def _with_known_cache(config: Config) -> Config:
-    """Return the config without `data.cache_dir`, unless seqjax has used that directory.
+    """Return the config without `data.cache_dir`, unless seqjax has used it.
 
     Evaluating a stranger's run must not write to a directory that its config chooses.
     """
@@ -267,7 +267,10 @@ def _with_known_cache(config: Config) -> Config:
 
 
 def _require_known(version: Any, *, where: str) -> None:
-    """Raise `UserError` unless `version`, read from the `config.json` at `where`, is current."""
+    """Raise `UserError` unless `version` is current.
+
+    It was read from the `config.json` at `where`.
+    """
     if isinstance(version, int) and version > VERSION:
         raise UserError(
             f"{where} was written by a later seqjax: its version is {version}, this one reads {VERSION}. Update seqjax "

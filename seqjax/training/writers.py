@@ -26,9 +26,9 @@ class WandbRun:
     """A run on Weights & Biases."""
 
     def __init__(self, workdir: Path, project: str, *, settings: dict[str, Any]):
-        """Start or resume the W&B run of `workdir` in `project`; `settings` is the config to show.
+        """Start or resume the W&B run of `workdir` in `project`.
 
-        Raises `UserError` if the package is not installed or cannot start a run.
+        `settings` is the config to show. Raises `UserError` if the package is not installed or cannot start a run.
         """
         try:
             # Imported here: it takes a second, and only process 0 of a run that logs to W&B needs it.
@@ -76,10 +76,16 @@ class WandbRun:
 
 
 class Events:
-    """Writes TensorBoard events; the first failure is reported and ends them, and the run continues."""
+    """Writes TensorBoard events.
+
+    The first failure is reported and ends them, and the run continues.
+    """
 
     def __init__(self, directory: Path, *, step: int):
-        """Start a file in `directory`; TensorBoard hides earlier files' events after `step`."""
+        """Start a file in `directory`.
+
+        TensorBoard hides earlier files' events after `step`.
+        """
         # Imported here: it imports torch if installed, which takes longer than the rest of seqjax.
         from tensorboardX import event_file_writer, summary
         from tensorboardX.proto import event_pb2
@@ -136,12 +142,12 @@ class NullWriter:
 
 
 class Metrics:
-    """Appends rows to `metrics.jsonl`; checkpoints store `position`, the length to resume from.
+    """Appends rows to `metrics.jsonl`.
 
-    A resumed run truncates the file to `position`, so rows after the last checkpoint are replaced, not repeated. The
-    file is synced before a save (`sync`). Even after a power failure it therefore holds the rows that the checkpoint
-    relies on. If rows are missing nevertheless, opening the file raises `UserError`. If the file is missing, the run
-    starts a new one.
+    Checkpoints store `position`, the length to resume from. A resumed run truncates the file to `position`, so rows
+    after the last checkpoint are replaced, not repeated. The file is synced before a save (`sync`). Even after a power
+    failure it therefore holds the rows that the checkpoint relies on. If rows are missing nevertheless, opening the
+    file raises `UserError`. If the file is missing, the run starts a new one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The report of recall runs: a table per task, and a picture of accuracy by state size."""
+"""The report of recall runs: tables per task, and accuracy by state size."""
 
 import math
 import statistics
@@ -35,7 +35,10 @@ FIX = "delete it, and its run is made again"
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
-    """Return the results of all runs in a directory; raise `UserError` for an incomplete line."""
+    """Return the results of all runs in a directory.
+
+    Raises `UserError` for an incomplete line.
+    """
     path = directory / RESULTS
     return read_json_lines(path, RESULT, fix=FIX) if path.exists() else []
 
@@ -53,7 +56,7 @@ def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, l
 
 
 def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accuracy") -> Mapping[str, Any]:
-    """Return the result at the `validated_rate`, with the mean and range over its runs.
+    """Return the result at the `validated_rate`, with mean and range over runs.
 
     `by` is "accuracy" or "score".
     """
@@ -62,7 +65,7 @@ def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accura
 
 
 def validated_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str) -> float:
-    """Return the learning rate that is best on validation sequences, which no test uses.
+    """Return the best learning rate on validation sequences, unused in tests.
 
     Older results have no validation sequences and use the test `own`. Among tied rates, the rate with fewer bits wins.
     """
@@ -92,7 +95,10 @@ def _number(results: Sequence[Mapping[str, Any]], number: Callable[[Mapping[str,
 
 
 def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the first of several runs that differ at most in seed, with tests averaged over all."""
+    """Return the first of several runs, with tests averaged over all runs.
+
+    The runs differ at most in seed.
+    """
     tests = {}
     for name in runs[0]["tests"]:
         of_runs = [run["tests"][name] for run in runs]
@@ -183,7 +189,7 @@ def _untrained(task: TaskSetup, results: Results) -> str:
 
 
 def _control(task: TaskSetup, results: Results) -> str:
-    """Return a sentence if full attention, the positive control, did not learn the task.
+    """Return a sentence if full attention, the control, did not learn the task.
 
     Returns "" if it did, or if the task or the results have no control.
     """
@@ -229,10 +235,10 @@ ROW = 0.14  # inches
 
 
 def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
-    """Draw a panel per task, with a row per model: the training-like test and the hardest test.
+    """Draw a panel per task, with a row per model.
 
-    Rows are sorted by state size, the smallest at the top. Each row of panels has the models that ran any of its tasks,
-    and shows the state sizes at the right.
+    A row has the training-like test and the hardest test. Rows are sorted by state size, the smallest at the top. Each
+    row of panels has the models that ran any of its tasks, and shows the state sizes at the right.
     """
     states = _states(tasks, results)
     n_rows = -(-len(tasks) // PANELS)
