@@ -242,7 +242,7 @@ def say_lost(config: Config, workdir: Path) -> None:
         rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
         steps = [row["step"] for row in rows if any(key.startswith("eval/") for key in row)]
         for file in eval_losses.lost(directory, steps):
-            say(f"{file} is missing. Put back a copy: without it a study has no confidence intervals.")
+            say(f"{file} is missing. Put back a copy of it: a study needs it for intervals.")
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:

@@ -329,8 +329,8 @@ def _description(setup: Setup, start: Place) -> list[str]:
     tokens_per_step = config.train.batch_size * config.train.seq_len
     if 0 < config.eval.every < tokens_per_step:
         lines.append(
-            f"The run evaluates after each step: config.eval.every={config.eval.every} counts tokens, and a step has "
-            f"{tokens_per_step:,} tokens."
+            f"It evaluates after every step: config.eval.every={config.eval.every} counts tokens, of which a step has "
+            f"{tokens_per_step:,}."
         )
     if setup.mesh.size > 1:
         lines += parameter_table(setup.model, jax.tree.map(lambda x: x.sharding, setup.target.params))

@@ -153,8 +153,8 @@ def _status(error: BaseException) -> int:
         if isinstance(cause, jax.errors.JaxRuntimeError) and not is_out_of_memory(cause):
             traceback.print_exception(error)
             sys.stderr.write(
-                f"error: {first_line(cause)}. Probably another process of the run was lost: look at its output. The "
-                "same command, started again, resumes from the last checkpoint.\n"
+                f"error: {first_line(cause)}. Most likely another process of the run is lost: look at its output. The "
+                "same command, started again, goes on from the last checkpoint.\n"
             )
             return LOST
         cause = cause.__cause__
