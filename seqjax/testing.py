@@ -190,7 +190,10 @@ def check_long(case: Case) -> None:
 
 
 def check_pieces(case: Case) -> None:
-    """Check that prefill in pieces, then `step`, equals the parallel form."""
+    """Check that prefill in pieces, then `step`, equals the parallel form.
+
+    The first piece goes through `prefill`, the remaining pieces through `prefill_next`.
+    """
     piece = LENGTH // 3  # longer than a small window or chunk, and no multiple of it
     tokens = case.tokens((BATCH, LENGTH), seed=9)
     want = np.asarray(case.logits(case.params, tokens))
