@@ -1,7 +1,9 @@
-"""The packages of the wheel, found in the tree so that none can be forgotten; all else is in pyproject.toml.
+"""The wheel's packages, found in the tree.
 
-`configs/` lies beside the code, because people read and copy it, and is installed as `seqjax.configs`. A wheel also has
-the commit of its code, `seqjax/COMMIT`, which runs record.
+pyproject.toml has everything else.
+
+`configs/` is next to the code, because people read and copy it, and is installed as `seqjax.configs`. A wheel also has
+the commit of its code, `seqjax/COMMIT`, for run.json.
 """
 
 import subprocess
@@ -15,10 +17,10 @@ CONFIGS = [f"seqjax.{name}" for name in find_packages(include=["configs*"])]
 
 
 class BuildWithCommit(build_py):
-    """Copies the code, and writes its commit beside it."""
+    """Copies the code and adds the file COMMIT."""
 
     def run(self) -> None:
-        """Build as usual; without git, a file COMMIT of the source is kept."""
+        """Build as usual; without git, an existing COMMIT in the source is kept."""
         super().run()
         here, name = Path(__file__).parent, "COMMIT"
         commit = (here / "seqjax" / name).read_text() if (here / "seqjax" / name).is_file() else ""

@@ -1,13 +1,15 @@
-"""seqjax: does a sequence mixer cost a language model base capabilities, and how fast is it? (arXiv 2505.18522).
+"""Does a sequence mixer cost base capabilities, and how fast is it?
+
+Method: arXiv 2505.18522.
 
     m = seqjax.load("runs/x")                                       a trained model: m.generate(text), m.loss(text)
-    mixer = seqjax.mixers.Mamba2(dim=256, rngs=nnx.Rngs(0))         a mixer by itself
-    seqjax.judge("my_mixer.py:110m")                                what it costs, how fast it is: docs/judge.md
-    seqjax.testing.check_mixer(MyMixer)                             the contract tests, for a mixer of your own
-    seqjax.presets                                                  what config files import
+    mixer = seqjax.mixers.Mamba2(dim=256, rngs=nnx.Rngs(0))         a standalone mixer
+    seqjax.judge("my_mixer.py:110m")                                its capability cost and speed: docs/judge.md
+    seqjax.testing.check_mixer(MyMixer)                             contract tests for your mixer
+    seqjax.presets                                                  imported by config files
 
-These names are imported when they are first used, so that `import seqjax` is cheap and does not start JAX. The
-first use adds a flag for XLA's CPU compiler (kernels_pallas/cpu_compiler.py) if JAX has not started.
+These names are imported on first use. `import seqjax` is therefore cheap and does not start JAX. The first use adds a
+flag for XLA's CPU compiler (kernels_pallas/cpu_compiler.py) if JAX has not started.
 """
 
 import importlib
@@ -38,11 +40,11 @@ _MEMBERS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
+    """Import a public name on first use."""
     if name not in _MODULES and name not in _MEMBERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     cpu_compiler = importlib.import_module("kernels_pallas.cpu_compiler")
-    if not cpu_compiler.has_started():  # otherwise the functions that compute warn
+    if not cpu_compiler.has_started():  # otherwise functions that compute will warn
         cpu_compiler.use_safe_fusions()
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])

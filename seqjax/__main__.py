@@ -1,4 +1,4 @@
-"""`python -m seqjax COMMAND`, the same as the command `seqjax`."""
+"""Run `python -m seqjax COMMAND`, the same as the command `seqjax`."""
 
 from seqjax.commands.cli import run
 

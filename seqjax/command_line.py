@@ -1,4 +1,4 @@
-"""Options and errors of the commands.
+"""Parse options and report errors for all commands.
 
 Options have the form `--name=value`. A `UserError` becomes one line on stderr and exit status 2.
 """
@@ -23,11 +23,11 @@ from seqjax.escape import message
 from seqjax.files import DISK_FULL
 from seqjax.terminal import end_output, ended_by_ctrl_c, leave, open_streams
 
-# Exit status of a process whose run lost another process (EX_TEMPFAIL of sysexits.h): the same command resumes the run.
+# Exit status when a run has lost a process (EX_TEMPFAIL in sysexits.h): the same command resumes the run.
 LOST = 75
 
 
-# Values of `OSError.errno` about a path that is not, or cannot be, what a command needs.
+# Values of `OSError.errno` for a path that a command cannot use.
 CANNOT_USE = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 )
@@ -35,10 +35,11 @@ CANNOT_USE = frozenset(
 
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
-    """Return a context that ends a command with one line on stderr and status 2 for user errors, 130 for an interrupt.
+    """Return a context that reports a command's errors and sets its exit status.
 
-    User errors are a `UserError`, a full disk, or a path that may not be read or written. Other errors keep their
-    traceback. Where nobody reads its output any more, as in `seqjax ... | head`, it ends with status 141.
+    User errors become one line on stderr and status 2: a `UserError`, a full disk, or a path without access. An
+    interrupt exits with status 130. Other errors keep their traceback. If the reader of the output has closed it, as in
+    `seqjax ... | head`, the status is 141.
     """
     open_streams()
     logging.get_absl_logger().addFilter(_clean)
@@ -57,7 +58,7 @@ def reporting() -> Iterator[None]:
         sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)
     except BrokenPipeError:
-        sys.exit(141)  # as a shell shows SIGPIPE
+        sys.exit(141)  # a shell's status for SIGPIPE
     except OSError as error:
         if error.errno in CANNOT_USE:
             _cannot_use(error)
@@ -70,14 +71,17 @@ def reporting() -> Iterator[None]:
 
 
 def _clean(record: standard_logging.LogRecord) -> bool:
-    """Remove control characters and passwords from a line of the log."""
+    """Remove control characters and passwords from a log line."""
     record.msg, record.args = message(record.getMessage()), ()
     return True
 
 
 def _outside(error: SystemExit) -> str:
-    """Return the file and line that raised `error`, a user's config or mixer; "" if it is seqjax or argparse."""
-    # Python's `exit` and `quit` are functions in a file as well.
+    """Return the user's file and line that called `sys.exit`.
+
+    Returns "" for seqjax or argparse.
+    """
+    # Python's `exit` and `quit` are functions in `_sitebuiltins`.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in f.filename]
     file, own = Path(frames[-1].filename), (Path(__file__).parent, Path(argparse.__file__))
     return "" if any(map(file.is_relative_to, own)) else message(f"{file}, line {frames[-1].lineno}")
@@ -89,7 +93,10 @@ def _cannot_use(error: OSError) -> NoReturn:
 
 
 def use_safe_fusions() -> None:
-    """Let XLA compile sums of products right on a CPU (kernels_pallas/cpu_compiler.py); call it before JAX starts."""
+    """Make XLA compile sums of products correctly on a CPU.
+
+    Call it before JAX starts. See kernels_pallas/cpu_compiler.py.
+    """
     # Imported here so that raising errors needs no JAX.
     from kernels_pallas import cpu_compiler
 
@@ -97,7 +104,10 @@ def use_safe_fusions() -> None:
 
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
-    """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
+    """Run a command's `main(argv)` and report errors.
+
+    `argv` defaults to the process arguments.
+    """
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
@@ -115,14 +125,14 @@ def _require_directory() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UserError("The directory that this command was started in was deleted; change to another one.") from None
+        raise UserError("The current directory was deleted; change to another directory.") from None
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Return a context that turns kernel and device errors that the user can fix into a `UserError`.
+    """Turn kernel and device errors that the user can fix into a `UserError`.
 
-    A Ctrl-C in a callback of MLIR, while JAX compiles, is a `RuntimeError` with its traceback as the text; it is turned
+    A Ctrl-C in an MLIR callback, while JAX compiles, is a `RuntimeError` with the traceback as its text. It is turned
     back into a `KeyboardInterrupt`.
     """
     # Imported here so that raising errors needs no JAX.
@@ -163,28 +173,31 @@ def _has_devices() -> bool:
 
     try:
         return bool(jax.devices())
-    except (AssertionError, RuntimeError):  # JAX asserts that it found a platform.
+    except (AssertionError, RuntimeError):  # JAX asserts that a platform exists.
         return False
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are `UserError`s; `command_parser` makes one."""
+    """A parser that raises `UserError`, created by `command_parser`."""
 
-    settings: Sequence[str] = ()  # groups of settings that the command takes as --config.GROUP.KEY=VALUE
-    find: Callable[[str], list[str]] | None = None  # the full keys of the settings that end in a name
+    settings: Sequence[str] = ()  # setting groups that the command takes as --config.GROUP.KEY=VALUE
+    find: Callable[[str], list[str]] | None = None  # name -> full keys of the settings that end in it
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help; raise `OSError` if it cannot be written, which argparse would not."""
+        """Print the help; raise `OSError` if it cannot be written, unlike argparse."""
         file = file or sys.stdout
         file.write(self.format_help())
         file.flush()
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UserError` where argparse would print the usage and exit."""
+        """Raise a `UserError`; argparse would print the usage and exit."""
         raise UserError(f"{message[:1].upper()}{message[1:]}. See `{self.prog} --help`.")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options; raise `UserError` for an invalid argument and show how to write it."""
+        """Return the options.
+
+        Raises a `UserError` that shows the right form for an invalid argument.
+        """
         given = list(sys.argv[1:] if args is None else args)
         self._refuse_bare_word(given)
         found, rest = self.parse_known_args(given, namespace)
@@ -193,7 +206,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _refuse_bare_word(self, given: Sequence[str]) -> None:
-        """Raise `UserError` if the first word is not an option but, most likely, the value of the first one."""
+        """Raise `UserError` if the first word is probably the value of the first option."""
         options = [option for action in self._actions[1:2] for option in action.option_strings]  # after --help
         if not given or not options or given[0].startswith("-") or any(w.startswith(options[0]) for w in given):
             return
@@ -228,11 +241,10 @@ def command_parser(
     settings: Sequence[str] = (),
     find: Callable[[str], list[str]] | None = None,
 ) -> Parser:
-    """Return the parser of `seqjax COMMAND`, which shows the same help as `python -m`.
+    """Return the parser of `seqjax COMMAND`; `python -m` shows the same help.
 
-    The lines of `description`, a module's docstring, stay as they are. `settings` lists the groups of settings that the
-    command takes as `--config.GROUP.KEY=VALUE`, and `find` returns the full keys that end in a name. Both are for
-    messages.
+    `description`, a module docstring, keeps its line breaks. `settings` lists the setting groups that the command takes
+    as `--config.GROUP.KEY=VALUE`. `find` returns the full keys that end in a name. Both are used in messages.
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"seqjax {command}", description=description, formatter_class=formatter, allow_abbrev=False)
@@ -241,5 +253,5 @@ def command_parser(
 
 
 def words(text: str) -> list[str]:
-    """Return the words of `a,b,c`, for an option that takes several."""
+    """Return the words of `a,b,c`, for an option with several values."""
     return [word for word in text.split(",") if word]

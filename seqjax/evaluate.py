@@ -1,4 +1,4 @@
-"""`python -m seqjax.evaluate`, the same as `seqjax evaluate`."""
+"""Run `python -m seqjax.evaluate`, the same as `seqjax evaluate`."""
 
 from seqjax.command_line import run_command
 from seqjax.terminal import ended_by_ctrl_c

@@ -1,6 +1,6 @@
 """Atomic files, checksums, temporary files and the cache directory.
 
-A file is written under a temporary name, synced and renamed, so it is never left incomplete. `measure` detects later
+A file is written under a temporary name, synced and renamed, so it is never incomplete. `measure` detects later
 changes.
 """
 
@@ -19,14 +19,15 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-# The values of `OSError.errno` when a disk cannot be written any more.
+# Values of `OSError.errno` when a disk cannot be written any more.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def find_in_current_directory() -> None:
-    """Let Python find modules in the current directory, after installed ones, for a mixer or config of the user.
+    """Make modules in the current directory importable, after installed modules.
 
-    Nothing else looks there: it may be a stranger's directory, with modules named like packages that are not installed.
+    This is done only for a user's mixer or config. The current directory may belong to a stranger, and its modules may
+    shadow packages that are not installed.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -34,7 +35,10 @@ def find_in_current_directory() -> None:
 
 
 def is_text(text: str) -> bool:
-    """Return whether an argument can be written as UTF-8: bytes that the locale does not know are halves of pairs."""
+    """Return whether an argument can be encoded as UTF-8.
+
+    Bytes that the locale does not know are lone surrogates and cannot be encoded.
+    """
     try:
         return bool(text.encode()) or not text
     except UnicodeEncodeError:
@@ -45,7 +49,7 @@ READ_BYTES = 1 << 22
 
 
 def cache_directory(given: str = "") -> Path:
-    """Return the directory for files that seqjax can make or fetch again.
+    """Return the directory for files that seqjax can create or fetch again.
 
     This is `given`, the value of a setting, or else `seqjax` in XDG_CACHE_HOME or in `~/.cache`.
     """
@@ -55,7 +59,7 @@ def cache_directory(given: str = "") -> Path:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return the name of a new temporary file beside `path`, unique among processes on all machines."""
+    """Return a new temporary name in the directory of `path`, unique across machines."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
@@ -63,12 +67,13 @@ TEMPORARY = re.compile(r"\..+\.([0-9a-f]{32}|\d+)\.tmp")
 
 
 def remove_temporaries(directory: Path, *, below: bool = True) -> None:
-    """Remove the temporary files in and `below` a directory that a process left when it was killed.
+    """Remove temporary files that a killed process left in `directory`.
 
-    These are files of this user with a name that `temporary_beside` makes, or earlier versions made.
+    With `below`, subdirectories are included. Only this user's files with a name from `temporary_beside`, or its
+    earlier versions, are removed.
     """
     for leftover in directory.rglob(".*.tmp") if below else directory.glob(".*.tmp"):
-        with contextlib.suppress(FileNotFoundError):  # another process removes it
+        with contextlib.suppress(FileNotFoundError):  # another process may remove it
             found = leftover.lstat()
             is_own = found.st_uid == os.getuid() if hasattr(os, "getuid") else True
             if TEMPORARY.fullmatch(leftover.name) and stat.S_ISREG(found.st_mode) and is_own:
@@ -77,9 +82,9 @@ def remove_temporaries(directory: Path, *, below: bool = True) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Return a context that opens a new binary file, which replaces `path` if the context ends without an error.
+    """Return a context with a new binary file that replaces `path` at the end.
 
-    After an error, of a full disk for instance, nothing of the new file is left.
+    After an error, such as a full disk, `path` keeps its content and the new file is removed.
     """
     path = Path(path)
     temporary = temporary_beside(path)
@@ -102,12 +107,12 @@ def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None
 
 
 def as_json(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Return `value` as the text that `write_json` writes."""
+    """Return the bytes that `write_json` writes."""
     return (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode()
 
 
 def measure(path: str | Path | epath.Path) -> tuple[int, int]:
-    """Return the length in bytes and the CRC-32 of a file."""
+    """Return a file's length in bytes and its CRC-32."""
     size = crc = 0
     with (Path(path) if isinstance(path, str) else path).open("rb") as file:
         while chunk := file.read(READ_BYTES):

@@ -1,4 +1,4 @@
-"""`python -m seqjax.generate`, the same as `seqjax generate`."""
+"""Run `python -m seqjax.generate`, the same as `seqjax generate`."""
 
 from seqjax.command_line import run_command
 from seqjax.terminal import ended_by_ctrl_c

@@ -1,4 +1,4 @@
-"""`python -m seqjax.main`, the same as `seqjax train`."""
+"""Run `python -m seqjax.main`, the same as `seqjax train`."""
 
 from seqjax.command_line import run_command
 from seqjax.terminal import ended_by_ctrl_c

@@ -1,4 +1,7 @@
-"""A trained model in Python: `m = seqjax.load("runs/x")`, then `m.generate("Once")` and `m.loss("Once upon")`."""
+"""Use a trained model in Python: `m = seqjax.load("runs/x")`.
+
+Then call `m.generate("Once")` or `m.loss("Once upon")`.
+"""
 
 import dataclasses
 import functools
@@ -35,16 +38,16 @@ from seqjax.types import Array, Params
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Pretrained:
-    """The newest checkpoint of a run, or a public model: its model, parameters, settings and tokenizer."""
+    """A run's newest checkpoint or a public model: parameters, config, tokenizer."""
 
     model: Model
     params: Params
     config: Config
-    step: int  # of the checkpoint
-    mesh: Mesh  # over which the parameters are spread
+    step: int  # the checkpoint's step
+    mesh: Mesh  # the parameters are sharded over it
 
     def __repr__(self) -> str:
-        """Return three lines: what it is, its sizes, and its data."""
+        """Return three lines: name, sizes and data."""
         config, data, n = self.config.model, self.config.data, flops.n_params(self.model)
         return message(
             f"{self.config.name}, size {self.config.size}, step {self.step}: {n:,} parameters\n"
@@ -55,7 +58,10 @@ class Pretrained:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run, loaded on first use because it may need an extra package."""
+        """The run's tokenizer, loaded on first use.
+
+        It may need an extra package.
+        """
         return load_tokenizer(self.config.data.tokenizer, self.config.data.tokenizer_path)
 
     def generate(
@@ -73,16 +79,16 @@ class Pretrained:
         """Return the continuation of `prompt`, without it, up to the end of the document.
 
         Args:
-            prompt: Text to continue; empty is the start of a document.
-            max_new_tokens: Length of the continuation, at most.
+            prompt: Text to continue; an empty prompt starts a document.
+            max_new_tokens: Maximum length of the continuation.
             temperature: 0 takes the most likely token.
             top_k: Sample from the k most likely tokens; 0 = all.
-            top_p: Sample from the fewest tokens that have this probability together; 1 = all.
-            seed: Seed of the sampling.
-            stop: A text, or several, before which the continuation ends.
-            prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all.
+            top_p: Sample from the smallest set of tokens with at least this total probability; 1 = all.
+            seed: Seed for sampling.
+            stop: One or several texts; the continuation ends before the first of them.
+            prefill_chunk: Prompt tokens per prefill call; 0 = all.
 
-        Raises `UserError` for an invalid argument, or more tokens than a position table has.
+        Raises `UserError` for an invalid argument, or for more tokens than a position table has.
         """
         parts = self.stream(
             prompt,
@@ -108,7 +114,10 @@ class Pretrained:
         stop: str | Sequence[str] = (),
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Iterator[str]:
-        """Return an iterator over the parts of `generate`, as they come: whole characters, for printing at once."""
+        """Return an iterator over the text of `generate` as it is produced.
+
+        It yields whole characters.
+        """
         return stream(
             self.model,
             self.params,
@@ -123,15 +132,15 @@ class Pretrained:
         )
 
     def loss(self, text: str) -> float:
-        """Return the mean loss of the tokens of `text` as the start of a document, in nats per token.
+        """Return the mean loss in nats per token of `text` as the start of a document.
 
-        Raises `UserError` for an empty text, or more tokens than a position table has.
+        Raises `UserError` for an empty text, or for more tokens than a position table has.
         """
         ids = encode(self.tokenizer, text, vocab_size=self.model.config.vocab_size)
         if len(ids) == 0:
             raise UserError("The loss of an empty text is not defined; give at least one character.")
-        # Lengths are padded to powers of two, so that texts of similar lengths share a compiled program; what follows
-        # a token does not affect its loss.
+        # Lengths are padded to powers of two: texts of similar lengths then share a compiled program. Padding after a
+        # token does not affect its loss.
         padded = max(64, 1 << (len(ids) - 1).bit_length())
         if self.model.longest:
             padded = max(len(ids), min(padded, self.model.longest))
@@ -154,18 +163,17 @@ def load(
     mixers: Sequence[type[base.Mixer]] = (),
     allow_code: str | Collection[str] = (),
 ) -> Pretrained:
-    """Return the newest checkpoint of the run in the directory `path`, or the public model there.
+    """Return the newest checkpoint of the run in `path`, or the public model there.
 
     Args:
-        path: The `--workdir` of a training run or of `seqjax.convert import`, also gs://; a Hugging Face directory
-            with config.json, .safetensors and tokenizer (docs/convert.md); or hf://OWNER/NAME, which is
-            fetched.
-        mixers: Classes of mixers from outside seqjax that the run may use.
-        allow_code: Names of mixers from outside seqjax whose code may be run, as the run names them: the copy of the
-            file that the run keeps, or a dotted module. Other code is not run, because it is not trusted.
+        path: The `--workdir` of a training run or of `seqjax convert import`, also gs://. A Hugging Face directory with
+            config.json, .safetensors and tokenizer (docs/convert.md). Or hf://OWNER/NAME to download a model.
+        mixers: Mixer classes from outside seqjax that the run may use.
+        allow_code: Names, as the run records them, of mixers from outside seqjax that may run code. The code is the
+            run's copy of a file, or a dotted module. Other code is not trusted and does not run.
 
-    Raises `UserError` if the run or model does not exist, its mixer is from outside seqjax and not allowed, a name in
-    `allow_code` is not a mixer of the run, or seqjax does not compute the public model.
+    Raises `UserError` if the run or model does not exist, if its mixer is from outside seqjax and not allowed, if a
+    name in `allow_code` is not a mixer of the run, or if seqjax does not support the public model.
     """
     use_safe_fusions()  # as the commands do
     directory = fetched(path)
@@ -177,14 +185,14 @@ def load(
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)
 
 
-# Settings of a model that do not change what it computes with the same parameters, but for the order of sums.
+# Settings that change a model's output, for the same parameters, only through the order of sums.
 MAY_DIFFER = re.compile(
     r"model\.(dtype|residual_dtype|remat|scan_layers|loss_(chunk|implementation)|init|mlp\.rescale_init|mixer(\[\d+\])?\.implementation):"
 )
 
 
 def weights_of(path: str) -> Weights:
-    """Return what `seqjax train --init_from=PATH` begins a run with; nothing is read until it is needed.
+    """Return the weights for `seqjax train --init_from=PATH`, read when needed.
 
     `path` is as for `load`.
     """
@@ -193,7 +201,10 @@ def weights_of(path: str) -> Weights:
 
 
 def describe_weights(path: str, config: Config) -> str:
-    """Return a line on the weights of `path`; raise `UserError` if a run of `config` cannot begin with them."""
+    """Return a line about the weights in `path`.
+
+    Raises `UserError` if a run of `config` cannot begin with them.
+    """
     directory = fetched(path)
     if is_public(directory):
         public_config.check(families_of(config), config, directory / "config.json")
@@ -218,7 +229,7 @@ def _read_weights(path: str, config: Config, target: Params) -> tuple[Params, in
 def _warn_of_tokenizer(path: str, theirs: Config, config: Config) -> None:
     if theirs.data.tokenizer != config.data.tokenizer:
         logging.warning(
-            "--init_from=%s: its tokenizer is %s and that of this run %s, so its ids are other text here.",
+            "--init_from=%s: its tokenizer is %s, but this run's is %s, so token ids mean other text here.",
             path,
             theirs.data.tokenizer,
             config.data.tokenizer,
@@ -226,13 +237,16 @@ def _warn_of_tokenizer(path: str, theirs: Config, config: Config) -> None:
 
 
 def _fitting(directory: Path, path: str, config: Config) -> Config:
-    """Return the config of the run whose weights are wanted; raise `UserError` unless they are those of this model."""
+    """Return the config of the run with the weights.
+
+    Raises `UserError` unless its model fits.
+    """
     source = load_config(directory, allow_code=[mixer.name for mixer in config.model.mixers])
     changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
     if wrong := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
         raise UserError(
-            f"--init_from={path} has another model than this run ({wrong[0]}): give the run its settings, or take the "
-            "weights of a run with the same config.model."
+            f"--init_from={path} has another model than this run ({wrong[0]}): use its settings in this run, or take "
+            "the weights of a run with the same config.model."
         )
     here, there = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
     for name, x in here.items():

@@ -1,7 +1,7 @@
-"""Readers of JSON, npz and CSV: a file that is damaged or of another form is a `UserError`.
+"""Read JSON, npz and CSV files; a damaged or malformed file is a `UserError`.
 
-Its one sentence names the file, the fault and the way out, `fix` ("" leaves that to the caller). The form of a JSON
-value is written much like it:
+The one-sentence error gives the file, the fault and the fix `fix` ("" leaves the fix to the caller). The form of a JSON
+value is written like the value:
 
     str, int, float, bool,         a value of this type; a float is finite or an integer, and an integer has 64 bits
     list, dict
@@ -11,7 +11,7 @@ value is written much like it:
     (A, B)                         a value of the form A or of the form B
     [A]                            a list of values of the form A
     {"a": A, "b?": B, str: C}      an object with the key "a"; "b" may be missing, and other values are of the form C;
-                                   int for str says that their keys are integers
+                                   int instead of str means that their keys are integers
 
 Files may come from strangers. Only regular files are opened, because a pipe or a device never ends. Sizes are limited
 before anything is read, because a few megabytes of zeros unpack to gigabytes.
@@ -36,15 +36,15 @@ from seqjax.errors import UserError, first_line
 from seqjax.terminal import size
 
 FIX = "restore it, or create it again elsewhere"
-DEEPEST = 100  # levels of JSON: code that follows a value down recurses as well
-MOST_JSON = 64 << 20  # bytes of a JSON file; Python takes 20 times as many for empty lists
-MOST_LINES = 1 << 30  # bytes of a file of rows
-# Bytes of the arrays of an npz file, for a file of any size; more if they are not packed much smaller than they are.
+DEEPEST = 100  # JSON levels, because code that reads a value may recurse
+MOST_JSON = 64 << 20  # bytes per JSON file; parsed empty lists take 20 times the size
+MOST_LINES = 1 << 30  # bytes per file of rows
+# An npz file's arrays may have MOST_ARRAYS bytes, or PACKED times the file size if this is more.
 MOST_ARRAYS, PACKED = 512 << 20, 64
 
 
 class Float(float):
-    """The form of a number that may be NaN or infinite."""
+    """The form for a number that may be NaN or infinite."""
 
 
 KINDS = {
@@ -60,7 +60,7 @@ KINDS = {
 
 
 def check(value: Any, form: Any, where: str | Path, *, fix: str = FIX) -> None:
-    """Raise `UserError` unless a JSON value has a form; `where` names its file."""
+    """Raise `UserError` unless a JSON value has the form; `where` gives its file."""
     if fault := _fault(value, form, ""):
         raise _error(f"{where}: {fault}", fix)
 
@@ -70,7 +70,10 @@ def _error(fault: str, fix: str) -> UserError:
 
 
 def _fault(value: Any, form: Any, name: str) -> str:
-    """Return how a value differs from a form, or "" if it does not; `name` leads to it, as in "runs.a.seed"."""
+    """Return how a value differs from a form, or "".
+
+    `name` is its path, as in "runs.a.seed".
+    """
     if isinstance(form, tuple):
         faults = [_fault(value, one, name) for one in form]
         return "" if "" in faults else faults[0]
@@ -99,7 +102,7 @@ def _fault(value: Any, form: Any, name: str) -> str:
 
 
 def _is_kind(value: Any, kind: type) -> bool:
-    if isinstance(value, bool):  # Python's True is an integer, JSON's is not.
+    if isinstance(value, bool):  # True is an int in Python but not in JSON
         return kind is bool
     if isinstance(value, int):
         return kind in (int, float, Float) and -(2**63) <= value < 2**63
@@ -109,7 +112,10 @@ def _is_kind(value: Any, kind: type) -> bool:
 
 
 def _is_deep(value: Any) -> bool:
-    """Return whether a JSON value has `DEEPEST` levels; one after the other, as a file may have millions of lists."""
+    """Return whether a JSON value has `DEEPEST` levels.
+
+    The levels are visited in a loop, because a file may have millions of lists.
+    """
     level = [value]
     for _ in range(DEEPEST):
         parts = itertools.chain.from_iterable(v.values() if isinstance(v, dict) else v for v in level)
@@ -118,7 +124,10 @@ def _is_deep(value: Any) -> bool:
 
 
 def content(path: str | Path, *, most: int = MOST_JSON, fix: str = FIX) -> bytes:
-    """Return the bytes of a regular file; raise `UserError` if it cannot be read or has more than `most` bytes."""
+    """Return the bytes of a regular file.
+
+    Raises `UserError` if it cannot be read or has more than `most` bytes.
+    """
     try:
         # A pipe without a writer would block here.
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -133,7 +142,10 @@ def content(path: str | Path, *, most: int = MOST_JSON, fix: str = FIX) -> bytes
 
 
 def parse_json(content: bytes | str, form: Any, where: str | Path, *, fix: str = FIX) -> Any:
-    """Return the value of a JSON text; raise `UserError` unless it has the form. `where` names its file."""
+    """Return the value of a JSON text; raise `UserError` unless it has the form.
+
+    `where` gives its file.
+    """
     try:
         text = content if isinstance(content, str) else content.decode()
         value = json.loads(text)
@@ -153,9 +165,10 @@ def read_json(path: str | Path, form: Any = dict, *, fix: str = FIX) -> dict[str
 
 
 def read_json_lines(path: str | Path, form: Any, *, grows: bool = False, fix: str = FIX) -> list[dict[str, Any]]:
-    """Return the objects in a file with one on each line; raise `UserError` unless they have the form.
+    """Return the objects in a file with one object per line.
 
-    A file that `grows` may end within a line, which a process left that was killed.
+    Raises `UserError` unless they have the form. With `grows`, an incomplete last line, left by a killed process, is
+    dropped.
     """
     *lines, last = content(path, most=MOST_LINES, fix=fix).split(b"\n")
     rows = [parse_json(line, form, f"{path}: line {i}", fix=fix) for i, line in enumerate(lines, start=1)]
@@ -169,14 +182,17 @@ def read_json_lines(path: str | Path, form: Any, *, grows: bool = False, fix: st
 
 
 class Arrays(dict[str, np.ndarray]):
-    """The arrays of the file `path`, by name."""
+    """The arrays in the file `path`, by name."""
 
     def __init__(self, path: str | Path, arrays: Mapping[str, np.ndarray], *, fix: str = FIX):
         super().__init__(arrays)
         self.path, self._fix = path, fix
 
     def take(self, name: str, kinds: str, *shape: int | None) -> np.ndarray:
-        """Return an array; raise `UserError` unless it has one of numpy's `kinds` and the shape (None: any)."""
+        """Return an array of a numpy kind in `kinds` and of the shape (None: any size).
+
+        Raises `UserError` if the array is missing or differs.
+        """
         if name not in self:
             raise _error(f"{self.path} has no array {name!r}", self._fix)
         x = self[name]
@@ -188,9 +204,10 @@ class Arrays(dict[str, np.ndarray]):
 
 
 def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
-    """Return the arrays of an npz file; raise `UserError` if it is damaged, holds objects or a name twice.
+    """Return the arrays in an npz file.
 
-    It is also an error if they would have more than `MOST_ARRAYS` bytes and more than `PACKED` times those of the file.
+    Raises `UserError` if it is damaged, holds objects or repeats a name. Also raises it if the arrays would have more
+    than `MOST_ARRAYS` bytes and more than `PACKED` times the file's bytes.
     """
     packed = content(path, most=sys.maxsize, fix=fix)
     most = max(MOST_ARRAYS, PACKED * len(packed))
@@ -206,7 +223,7 @@ def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # numpy writes no others
                     raise ValueError(f"{name!r} is packed by method {member.compress_type}")
                 with archive.open(member) as opened:
-                    # All of it, so that zipfile compares the checksum; without a size it unpacks more than is declared.
+                    # Read the declared size: without it zipfile unpacks more. Reading all of it checks the checksum.
                     arrays[name] = _array(name, opened.read(member.file_size))
     except Exception as error:  # Damaged bytes raise nearly anything in zipfile, zlib and numpy.
         raise _error(f"{path} is damaged ({first_line(error)})", fix) from error
@@ -214,7 +231,7 @@ def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
 
 
 def _array(name: str, npy: bytes) -> np.ndarray:
-    """Return the array of an npy file; raise `ValueError` unless it has the size that its header declares."""
+    """Return an npy file's array; raise `ValueError` unless it has its header's size."""
     data = io.BytesIO(npy)
     version = np.lib.format.read_magic(data)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -225,9 +242,10 @@ def _array(name: str, npy: bytes) -> np.ndarray:
 
 
 def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file with a header, the values of `columns` as str, int, float or Float.
+    """Return the rows of a CSV file with a header; `columns` maps names to types.
 
-    Raises `UserError` if a column is missing, a row is too short or too long, or a value is not a number.
+    The types are str, int, float or Float. Raises `UserError` if a column is missing, a row is too short or too long,
+    or a value is not a number.
     """
     rows, line = [], 1
     try:

@@ -1,8 +1,8 @@
-"""URLs such as `gs://bucket/run` or `s3://bucket/blocks`, and the object stores that fsspec opens for them.
+"""URLs such as `gs://bucket/run`, and their object stores (fsspec).
 
-This is the only module that knows about the packages of schemes, which are imported when a URL is first used. An object
-appears in a store whole or not at all, however its writer dies. Nothing is promised about several objects together, so
-data in several objects has one that is written last.
+Only this module knows the packages for URL schemes. They are imported when a URL is first used. A store object appears
+whole or not at all, however its writer dies. There is no such guarantee for several objects together, so data in
+several objects has a marker object that is written last.
 """
 
 import concurrent.futures
@@ -23,17 +23,16 @@ from seqjax.errors import UserError
 from seqjax.escape import line
 from seqjax.files import DISK_FULL, is_text, temporary_beside
 
-WORKDIRS = ("gs",)  # schemes where a run can be kept: Orbax writes checkpoints there itself
-# Schemes of fsspec that may run code which the content of a file or server chooses. The path of a run's data is a part
-# of its config.json, which may be a stranger's.
+WORKDIRS = ("gs",)  # schemes that can hold a run: Orbax writes checkpoints there
+# fsspec schemes that may run code chosen by a file or server. A data path may come from a stranger's config.json.
 REFUSED = ("dask", "generic", "reference")
-LONGEST_NAME = 255  # bytes, of the file systems in use
+LONGEST_NAME = 255  # bytes, in common file systems
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
-    """Return the URL that `path` is, or "" if it is a path of this machine.
+    """Return `path` as a URL, or "" for a path on this machine.
 
-    `Path("s3://bucket/run")` has lost a slash, which is put back.
+    The slash that `Path("s3://bucket/run")` has lost is put back.
     """
     found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
     if found is None:
@@ -44,18 +43,19 @@ def url_of(path: str | os.PathLike[str]) -> str:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` is a URL other than that of a local file."""
+    """Return whether `path` is a URL, except a local file's URL."""
     return scheme(url_of(path)) not in ("", "file", "local")
 
 
 def location(path: str | os.PathLike[str]) -> str | Path:
-    """Return a path or URL of the user in the form that every library reads alike: a URL as text, or a path.
+    """Return a user's path or URL in a form that all libraries read alike.
 
-    Python, Orbax, tensorstore, fsspec and Grain disagree about `~`, `file:`, a first part with a colon, two slashes at
-    the start, and `..` after a link. `~` becomes the home directory, and such a path an absolute one.
+    A URL is returned as text, a path as a `Path`. Python, Orbax, tensorstore, fsspec and Grain disagree about `~`,
+    `file:`, a colon in the first part, two leading slashes, and `..` after a link. `~` is therefore replaced by the
+    home directory, and `..` is resolved. A path with `~` or a colon in its first part becomes absolute.
 
-    Raises `UserError` for an empty text, which `Path` would take for the current directory, and for what no form
-    helps: backslashes, line feeds, `::`, bytes that are not UTF-8, and names that are too long.
+    Raises `UserError` for an empty text; `Path` would take it as the current directory. Also raises it for backslashes,
+    line feeds, `::`, bytes outside UTF-8, and names that are too long, because no form of them works.
     """
     text = os.fspath(path)
     if not text:
@@ -76,7 +76,7 @@ def location(path: str | os.PathLike[str]) -> str | Path:
             f"{line(text)}: this machine has no such user; a file or directory of this name is ./{line(text)}."
         )
     if ".." in here.parts:
-        here = Path(os.path.realpath(here))  # `Path.resolve` raises other errors for a loop of links
+        here = Path(os.path.realpath(here))  # `Path.resolve` raises other errors for cyclic links
     elif here.parts and (here.parts[0].startswith("~") or ":" in here.parts[0]):
         here = here.absolute()
     whole = here.absolute().as_posix()
@@ -87,7 +87,7 @@ def location(path: str | os.PathLike[str]) -> str | Path:
 
 
 def local(path: str | os.PathLike[str], option: str) -> Path:
-    """Return `location(path)`; raise `UserError` if `path`, the value of `option`, is a URL, not a local path."""
+    """Return `location(path)`; raise `UserError` if the value of `option` is a URL."""
     found = location(path)
     if isinstance(found, str):
         raise UserError(
@@ -97,7 +97,7 @@ def local(path: str | os.PathLike[str], option: str) -> Path:
 
 
 def scheme(url: str) -> str:
-    """Return `s3` of `s3://bucket/run`; "" of a path."""
+    """Return `s3` for `s3://bucket/run`; "" for a path."""
     return url_of(url).partition(":")[0]
 
 
@@ -107,7 +107,10 @@ def _refuse(marks: Sequence[str], path: str) -> None:
 
 
 def require_workdir(workdir: str | Path) -> None:
-    """Raise `UserError` for a URL or a path where no run can be kept: Orbax reads a path as a pattern."""
+    """Raise `UserError` for a URL or path that cannot hold a run.
+
+    Orbax reads `*`, `?` and `[` in a path as a pattern.
+    """
     if not (url := url_of(workdir)):
         _refuse("*?[", str(Path(workdir).absolute()))
         return
@@ -118,30 +121,30 @@ def require_workdir(workdir: str | Path) -> None:
         )
     if not url.partition("://")[2].strip("/"):
         raise UserError(f"--workdir={url} names no bucket: write {scheme(url)}://BUCKET/PATH.")
-    if {".", ".."} & {*url.split("/")}:  # the copy of its files would be in another directory of the cache
+    if {".", ".."} & {*url.split("/")}:  # the cached copy would be in another directory
         raise UserError(f"--workdir={url}: write the path without `.` and `..`.")
 
 
 Result = TypeVar("Result")
 
-EXTRAS = {"gs": "gcs", "gcs": "gcs"}  # scheme -> extra of seqjax with its package; others are the user's own
-THREADS = 8  # objects that are read or written at a time
-RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, besides those of the packages themselves
+EXTRAS = {"gs": "gcs", "gcs": "gcs"}  # scheme -> seqjax extra with its package; users install further packages
+THREADS = 8  # objects read or written at a time
+RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, in addition to the packages' retries
 
 
 class StoreError(UserError):
-    """A store could not be reached, or refused."""
+    """A store could not be reached, or refused access."""
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
+    """Return the fsspec file system for a URL, and the path in it.
 
-    Raises `UserError` if its package is missing, and for the schemes that are `REFUSED`.
+    Raises `UserError` for a missing package or a scheme in `REFUSED`.
     """
     _require_data(url)
     key = (os.getpid(), *url_of(url).split("/")[:3:2])
     try:
-        # fsspec has one for every thread, and each of them connects anew.
+        # fsspec would create a file system, with a new connection, for each thread.
         if "::" not in url and (known := _systems.get(key)) is not None:
             return known, cast(str, known._strip_protocol(url))
         fs, path = fsspec.core.url_to_fs(url)
@@ -159,7 +162,10 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def _require_data(url: str) -> None:
-    """Raise `UserError` if a part of a URL, of which fsspec joins several by `::`, has a scheme that is `REFUSED`."""
+    """Raise `UserError` if a part of a URL has a scheme in `REFUSED`.
+
+    A URL for fsspec may join several parts by `::`.
+    """
     for part in url.split("::"):
         if (found := re.match(r"[\w+.-]+(?=://|$)", part)) and found[0].lower() in REFUSED:
             raise UserError(
@@ -169,9 +175,10 @@ def _require_data(url: str) -> None:
 
 
 def orbax_path(url: str) -> epath.Path:
-    """Return the path by which Orbax reads and writes a URL.
+    """Return the path with which Orbax reads and writes a URL.
 
-    From now on gcsfs remembers no listings in this process, which would hide what other processes write and remove.
+    This also turns off gcsfs's listing cache in this process. The cache would hide what other processes write and
+    remove.
     """
     for name in ("gs", "gcs"):
         fsspec_config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
@@ -183,7 +190,7 @@ _systems: dict[tuple[Any, ...], Any] = {}  # by process, scheme and bucket
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Return a context that turns a store's errors and timeouts into a `StoreError` about `url`."""
+    """Return a context that turns store errors into a `StoreError` about `url`."""
     try:
         yield
     except UserError:
@@ -207,7 +214,7 @@ def _named(url: str, error: Exception) -> StoreError:
 
 
 def _tried(url: str, function: Callable[[], Result]) -> Result:
-    """Return the result of an idempotent operation; retry it after errors that may be temporary."""
+    """Return an idempotent operation's result; retry after temporary errors."""
     with reaching(url):
         for seconds in RETRY_SECONDS:
             try:
@@ -224,7 +231,10 @@ def _tried(url: str, function: Callable[[], Result]) -> Result:
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Return the results of `function` for every item, several at a time; raise the first error."""
+    """Return the results of `function` for all items, several at a time.
+
+    Raises the first error.
+    """
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
@@ -235,12 +245,18 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any
 
 
 def sizes(url: str) -> dict[str, int]:
-    """Return the sizes in bytes of all objects below `url`, by name relative to it; empty if there is none."""
+    """Return the sizes in bytes of all objects below `url`, by relative name.
+
+    The result is empty if there are no objects.
+    """
     return {name: int(info["size"]) for name, info in _listed(url).items()}
 
 
 def versions(url: str) -> dict[str, str]:
-    """Return texts for all objects below `url`, by name relative to it, that change when an object is written."""
+    """Return a version text for each object below `url`, by relative name.
+
+    The text changes when the object is written.
+    """
     return {name: str(info) for name, info in _listed(url).items()}
 
 
@@ -259,13 +275,13 @@ def _listed(url: str) -> dict[str, dict[str, Any]]:
         if path.startswith(base)
         and info["type"] == "file"
         and not path.endswith("/")
-        # What is copied by its name stays below the directory that it is copied to.
+        # Objects are copied by name, and a copy must stay inside its target directory.
         and not {"", ".", ".."} & {*path.removeprefix(base).split("/")}
     }
 
 
 def read(url: str) -> bytes | None:
-    """Return the content of an object, or None if there is none."""
+    """Return an object's content, or None if it does not exist."""
     fs, path = filesystem(url)
 
     def content() -> bytes | None:
@@ -279,7 +295,10 @@ def read(url: str) -> bytes | None:
 
 @contextlib.contextmanager
 def reading(url: str) -> Iterator[Any]:
-    """Return a context that opens a file or object to read bytes; a store that fails raises a `StoreError`."""
+    """Return a context that opens a file or object to read bytes.
+
+    Store failures raise a `StoreError`.
+    """
     _require_data(url)
     if not is_remote(url):
         with cast(Any, fsspec.open(url, "rb")) as file:
@@ -293,7 +312,7 @@ def reading(url: str) -> Iterator[Any]:
 
 
 class _Reader:
-    """A file whose errors name the URL."""
+    """A file with the URL in its error messages."""
 
     def __init__(self, file: Any, url: str):
         self._file, self._url = file, url
@@ -307,13 +326,16 @@ class _Reader:
 
 
 def write(url: str, content: bytes) -> None:
-    """Write an object and replace any previous one."""
+    """Write an object, replacing any previous object."""
     fs, path = filesystem(url)
     _tried(url, lambda: fs.pipe_file(path, content))
 
 
 def create(url: str, content: bytes) -> bool:
-    """Write an object unless it exists, and return whether it was written. Not all stores check: read it back."""
+    """Write an object unless it exists, and return whether it was written.
+
+    Not all stores check this, so the caller must read the object back.
+    """
     fs, path = filesystem(url)
     with reaching(url):
         try:
@@ -321,14 +343,17 @@ def create(url: str, content: bytes) -> bool:
         except FileExistsError:
             return False
         except Exception as error:
-            if "412" in str(error) or "recondition" in str(error):  # gcsfs has no name for it
+            if "412" in str(error) or "recondition" in str(error):  # gcsfs has no exception type for this
                 return False
             raise
     return True
 
 
 def modified(url: str) -> datetime.datetime | None:
-    """Return the time an object was written, by the clock of the store; None if it does not exist."""
+    """Return when an object was written, by the store's clock.
+
+    Returns None if it does not exist.
+    """
     fs, path = filesystem(url)
 
     def time_of() -> datetime.datetime | None:
@@ -342,7 +367,10 @@ def modified(url: str) -> datetime.datetime | None:
 
 
 def download(url: str, path: Path) -> None:
-    """Copy an object to a file, which appears when complete; raise `StoreError` if the object does not exist."""
+    """Copy an object to a file that appears when complete.
+
+    Raises `StoreError` if the object does not exist.
+    """
     fs, source = filesystem(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)

@@ -1,4 +1,4 @@
-"""Terminal output and the end of a process: status line, sizes, durations, Ctrl-C."""
+"""Terminal output, process exit, status line, sizes, durations and Ctrl-C."""
 
 import contextlib
 import io
@@ -17,35 +17,41 @@ from seqjax.escape import message
 
 
 class _Log(io.FileIO):
-    """A file that drops what it cannot write: a full disk or a reader that left is no reason to end a command."""
+    """A file that drops what it cannot write.
+
+    A full disk or a closed pipe on stderr must not end a command.
+    """
 
     def write(self, data: Any, /) -> int:
-        """Write bytes; return their number, also if they are dropped."""
+        """Write bytes; return their number, even if they were dropped."""
         try:
             written = super().write(data)
         except OSError:
-            written = None  # as for a full pipe that does not block
+            written = None  # as with a full non-blocking pipe
         return memoryview(data).nbytes if written is None else written
 
 
 def open_streams() -> None:
-    """Give this process the streams that the shell closed (`2>&-`), and let stdout print what the locale cannot.
+    """Open streams that the shell closed (`2>&-`); escape what stdout cannot encode.
 
-    Errors of stderr, which only holds messages, are ignored. Errors of stdout are not: it holds results.
+    Errors on stderr are ignored, because it holds only messages. Errors on stdout are not, because it holds results.
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:  # the next file would get its number and its text
+        if getattr(sys, name) is None:  # the next opened file would get this number
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - while it lives
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as \\xe9 and the like
+        sys.stdout.reconfigure(errors="backslashreplace")  # prints \\xe9, for example
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
         log = io.BufferedWriter(_Log(sys.stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(log, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 def end_output() -> None:
-    """Write what stdout holds, or give it to nobody: Python's own flush at exit would report that it cannot."""
+    """Flush stdout; if that fails, redirect it to the null device.
+
+    Python's flush at exit would otherwise report the failure again.
+    """
     try:
         sys.stdout.flush()
     except OSError:
@@ -53,10 +59,10 @@ def end_output() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once.
+    """Exit this process at once.
 
-    Python's usual shutdown destroys XLA's client, and a thread that is still compiling then crashes: an interrupt ends
-    the wait for it, not the compilation.
+    Python's usual shutdown destroys XLA's client. A thread that is still compiling then crashes, because an interrupt
+    ends only the wait for the thread, not the compilation.
     """
     end_output()
     sys.stderr.flush()
@@ -65,9 +71,9 @@ def leave(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Return a context in which Ctrl-C ends the process at once, for imports.
+    """Return a context, for imports, in which Ctrl-C exits the process at once.
 
-    A `KeyboardInterrupt` in the middle of an import is a long traceback, or the crash of an extension that begins.
+    A `KeyboardInterrupt` during an import gives a long traceback or crashes an extension that is being initialised.
     """
 
     def end(number: int, frame: object) -> None:
@@ -90,10 +96,10 @@ UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
 class StatusLine:
-    """Shows a status line, and permanent lines above it."""
+    """Shows a status line, with permanent lines above it."""
 
     def __init__(self, *, stream: io.TextIOBase | None = None, quiet: bool = False, log_seconds: float = LOG_SECONDS):
-        # A notebook shows stderr as if it were an error.
+        # A notebook marks stderr output as an error.
         self._stream = stream or (sys.stdout if "ipykernel" in sys.modules else sys.stderr)
         self._quiet, self._between = quiet, log_seconds
         self._shown = -float("inf")
@@ -101,7 +107,10 @@ class StatusLine:
         self.live = self._stream.isatty()
 
     def show(self, text: str, *, last: bool = False) -> None:
-        """Rewrite the line; a log skips it shortly after another status line, unless it is the `last`."""
+        """Rewrite the status line.
+
+        A log, which is not a terminal, skips it within `log_seconds` after the previous line unless it is the `last`.
+        """
         now = time.monotonic()
         if self._quiet or (not self.live and not last and now - self._shown < self._between):
             return
@@ -122,7 +131,10 @@ class StatusLine:
         self._write(message(text) + "\n")
 
     def _write(self, text: str) -> None:
-        """Write to the stream, or to nobody once that fails: a full disk does not stop what goes on."""
+        """Write to the stream, or discard the text once that fails.
+
+        A full disk must not stop a run.
+        """
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -145,9 +157,9 @@ def size(n_bytes: int) -> str:
 
 
 def end_with_parent() -> None:
-    """Let this process, which `multiprocessing` started, exit when its parent has ended, even if it was killed.
+    """Make this `multiprocessing` worker exit when its parent has ended.
 
-    A process that is killed cannot stop its workers, and each of them holds hundreds of megabytes.
+    A killed parent cannot stop its workers, and each worker holds hundreds of megabytes.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -161,5 +173,5 @@ def end_with_parent() -> None:
 
 
 def tell(text: object) -> None:
-    """Print text on standard output without the control characters and passwords of names, paths and files in it."""
+    """Print text on standard output without control characters and passwords."""
     sys.stdout.write(message(text) + "\n")

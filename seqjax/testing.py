@@ -1,7 +1,8 @@
-"""The contract tests of a mixer, for mixers from outside seqjax: `seqjax.testing.check_mixer(MyMixer)`.
+"""Contract tests for mixers: `seqjax.testing.check_mixer(MyMixer)`.
 
-Each check takes a `Case`, a language model of two small layers around the mixer, and raises an `AssertionError` that
-says what differs and by how much. They run in float32 on any device, in a minute or two on a laptop.
+Each check takes a `Case`, a language model with two small layers around the mixer. A failed check raises an
+`AssertionError` with the difference and its size. The checks run in float32 on any device, in a minute or two on a
+laptop.
 """
 
 import dataclasses
@@ -30,19 +31,19 @@ from seqjax.training.step import TrainState, init_state, make_train_step
 from seqjax.types import Array, Params
 
 BATCH = 8
-LENGTH = 23  # tokens; a prime, so that no chunk divides it
+LENGTH = 23  # tokens; prime, so no chunk size divides it
 LONG = 277  # tokens; a prime above chunks, windows and tiles of 128 and 256
 VOCABULARY, LONG_VOCABULARY = 48, 288
-TOLERANCE = 2e-4  # of float32 logits between two forms of one computation
-SMALLEST_FLOPS = 0.6  # of XLA's count, which includes norms, activations and what a mask leaves out
+TOLERANCE = 2e-4  # for float32 logits of two forms of the same computation
+SMALLEST_FLOPS = 0.6  # share of XLA's count, which includes norms, activations and masked products
 
 
 def random_params(model: Model, seed: int = 0) -> Params:
-    """Return parameters of the size that a trained model has.
+    """Return parameters with the size of trained parameters.
 
-    At initialisation attention is uniform and many outputs are zero, which would hide errors.
+    At initialisation attention is uniform and many outputs are zero: this would hide errors.
     """
-    # Not under jit: models share the small programs of single operations, which compile once.
+    # Not under jit: models then share the small single-operation programs, which compile once.
     leaves, tree = jax.tree.flatten(model.init(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
     return jax.tree.unflatten(tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves])
@@ -66,7 +67,7 @@ class Case:
 
     @functools.cached_property
     def reference(self) -> tuple[Array, Array, Params]:
-        """Tokens [B, T + 1], and the loss and the gradients of the model as it is, on one device."""
+        """Tokens [B, T + 1], and the unmodified model's loss and gradients on one device."""
         tokens = self.tokens((BATCH, LENGTH + 1))
         return tokens, *loss_and_grads(self.model, self.params, tokens)
 
@@ -78,7 +79,7 @@ def loss_and_grads(model: Model, params: Params, tokens_BT1: Array) -> tuple[Arr
 
 # --------------------------------------------------------------------------------------------------------------- output
 def check_output(case: Case) -> None:
-    """The mixer's output has the shape of its input, whatever its length."""
+    """Check that the mixer's output has the shape of its input, at any length."""
     block = case.model.blocks["0"]
     for length in (1, LENGTH):
         x_BTD = jax.ShapeDtypeStruct((BATCH, length, case.model.config.dim), jnp.float32)
@@ -89,7 +90,10 @@ def check_output(case: Case) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ causality
 def check_causality(case: Case) -> None:
-    """Changing one token keeps the bits of every earlier output, and changes its own and most later ones."""
+    """Check that changing a token keeps all earlier outputs bit for bit.
+
+    The change must reach the token's output and most of the following outputs.
+    """
     _check_changes(case, [0, 1, 3, 4, 7, 8, 12, LENGTH - 1], LENGTH, within=3)
 
 
@@ -116,7 +120,10 @@ def reach(case: Case) -> np.ndarray:
 
 
 def _reach(case: Case, outputs_NT: np.ndarray) -> np.ndarray:
-    """Return how much sums of the outputs, with the weights `outputs_NT`, move with input s by gradient, [N, S]."""
+    """Return how much weighted sums of outputs move with input s by gradient, [N, S].
+
+    `outputs_NT` are the weights.
+    """
     length = outputs_NT.shape[1]
     model, params, tokens = case.model, case.params, jnp.arange(length)[None]  # each once: row = position
     direction_D = jax.random.normal(jax.random.key(3), (model.config.dim,))
@@ -131,7 +138,10 @@ def _reach(case: Case, outputs_NT: np.ndarray) -> np.ndarray:
 
 
 def check_gradient_causality(case: Case) -> None:
-    """The gradient of an output is zero for every later input, and not for its own and most of those just before."""
+    """Check that an output's gradient is zero for all later inputs.
+
+    It must not be zero for the input at the same position, and for most inputs just before.
+    """
     reach_TS = reach(case)
     assert np.isfinite(reach_TS).all(), "the gradient of an output by the inputs is not finite"
     future_TS = np.triu(reach_TS, 1)
@@ -144,7 +154,7 @@ def check_gradient_causality(case: Case) -> None:
 
 # --------------------------------------------------------------------------------------------------- the recurrent form
 def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
-    """`prefill` of a prompt and then `step`, token by token, equal the parallel form."""
+    """Check that `prefill`, then `step` by token, equals the parallel form."""
     for n_prompt in prompts:
         _check_decoding(case, n_prompt, LENGTH)
 
@@ -162,12 +172,15 @@ def _check_decoding(case: Case, n_prompt: int, length: int) -> None:
 
 
 def check_long(case: Case) -> None:
-    """Causality, its gradient and decoding hold beyond the usual sizes of chunks, windows and tiles."""
+    """Check causality, gradients and decoding beyond the usual chunk sizes.
+
+    The lengths also exceed the usual windows and tiles.
+    """
     config = dataclasses.replace(case.model.config, vocab_size=LONG_VOCABULARY)
     long = Case(Model(config, max_len=LONG))
     _check_changes(long, [0, 63, 127, 128, 129, 255, 256, LONG - 1], LONG, within=LONG)
     ends = np.array([64, 128, 129, 256, 257])
-    reach_ES = _reach(long, np.arange(LONG) < ends[:, None])  # of all outputs before each end
+    reach_ES = _reach(long, np.arange(LONG) < ends[:, None])  # all outputs before each end
     later_ES = reach_ES * (np.arange(LONG) >= ends[:, None])
     end, s = np.unravel_index(later_ES.argmax(), later_ES.shape)
     assert later_ES.max() == 0, (
@@ -177,7 +190,10 @@ def check_long(case: Case) -> None:
 
 
 def check_pieces(case: Case) -> None:
-    """`prefill` and `prefill_next`, piece by piece, and then `step` equal the parallel form."""
+    """Check that prefill in pieces, then `step`, equals the parallel form.
+
+    The first piece goes through `prefill`, the remaining pieces through `prefill_next`.
+    """
     piece = LENGTH // 3  # longer than a small window or chunk, and no multiple of it
     tokens = case.tokens((BATCH, LENGTH), seed=9)
     want = np.asarray(case.logits(case.params, tokens))
@@ -192,7 +208,7 @@ def check_pieces(case: Case) -> None:
 
 
 def check_long_cache(case: Case) -> None:
-    """A cache may be longer than its content, and a full one may grow."""
+    """Check that a cache may exceed its content, and a full cache may grow."""
     tokens = case.tokens((BATCH, LENGTH), seed=5)
     want, longest = np.asarray(case.logits(case.params, tokens)), case.model.longest or 64
     n = LENGTH - 3
@@ -207,7 +223,10 @@ def check_long_cache(case: Case) -> None:
 
 # --------------------------------------------------------------------------------------------- forms of one computation
 def check_chunk_size(case: Case, sizes: Sequence[int] = (1, 5, 64)) -> None:
-    """The result does not depend on `chunk_size`, at a length that it does not divide."""
+    """Check that the result does not depend on `chunk_size`.
+
+    The sizes do not divide the length.
+    """
     tokens = case.tokens((BATCH, LENGTH))
     want = case.logits(case.params, tokens)
     for size in sizes:
@@ -216,7 +235,7 @@ def check_chunk_size(case: Case, sizes: Sequence[int] = (1, 5, 64)) -> None:
 
 
 def check_forms(case: Case) -> None:
-    """Unrolled layers and rematerialisation give the loss and the gradients of scanned layers."""
+    """Check that unrolled layers and rematerialisation keep the loss and gradients."""
     tokens, loss, grads = case.reference
     for settings in ({"scan_layers": False}, {"remat": "full"}, {"remat": "attention"}):
         got = loss_and_grads(case.changed(**settings), case.params, tokens)
@@ -224,7 +243,10 @@ def check_forms(case: Case) -> None:
 
 
 def check_sharding(case: Case) -> None:
-    """Parameters and batch split over the available devices (a power of two) give the same results as one device."""
+    """Check that sharded parameters and batch give the one-device results.
+
+    It uses the available devices, rounded down to a power of two.
+    """
     tokens, loss, grads = case.reference
     devices = jax.devices()[: min(BATCH, 1 << (jax.device_count().bit_length() - 1))]
     tensor, fsdp = 2 if len(devices) > 1 else 1, 2 if len(devices) > 3 else 1
@@ -237,7 +259,7 @@ def check_sharding(case: Case) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- training
 def check_bfloat16(case: Case) -> None:
-    """In bfloat16 the mixer's output is bfloat16, and every parameter has a finite gradient."""
+    """Check that bfloat16 gives bfloat16 output and finite nonzero gradients."""
     model, tokens = case.changed(dtype="bfloat16"), case.reference[0]
     x_BTD = jax.ShapeDtypeStruct((BATCH, LENGTH, model.config.dim), jnp.bfloat16)
     y_BTD = jax.eval_shape(lambda p, x: model.blocks["0"].bind(p).mixer(x), model.blocks["0"].shapes, x_BTD)
@@ -250,7 +272,7 @@ def check_bfloat16(case: Case) -> None:
 
 
 def check_training(case: Case) -> None:
-    """Steps on one batch are traced once, and the loss falls."""
+    """Check that training on one batch is traced once and lowers the loss."""
     optimizer = optax.adam(1e-2)
     train_step, traces = make_train_step(case.model, optimizer), []
 
@@ -272,7 +294,11 @@ def check_training(case: Case) -> None:
 
 # --------------------------------------------------------------------------------------------- the mixer's declarations
 def check_parameters(case: Case) -> None:
-    """Parameters are created as declared, float32, with one logical axis per dimension, and differ between layers."""
+    """Check shapes, dtype, logical axes and initial values of the parameters.
+
+    Parameters are created as declared, float32, with one logical axis per dimension. Random parameters differ between
+    layers.
+    """
     init = jax.jit(case.model.init)
     made, again = init(jax.random.key(0)), init(jax.random.key(1))
     declared = dict(params_lib.names(case.model.shapes))
@@ -285,9 +311,9 @@ def check_parameters(case: Case) -> None:
 
 
 def check_flops(case: Case, smallest: float = SMALLEST_FLOPS) -> None:
-    """The FLOPs of a layer are at most XLA's count of it, and at least the share `smallest` of that.
+    """Check that a layer's FLOPs are `smallest` to 1 times XLA's count.
 
-    Before optimisation every product is a dot that XLA counts. It counts one iteration of a loop, so scans are
+    Before optimisation every product is a dot that XLA counts. XLA counts one iteration of a loop, so scans are
     unrolled. Ops are counted as accelerators compute them: a CPU's loop for Mamba-1's scan has fewer operations than
     usual.
     """
@@ -328,14 +354,14 @@ def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], what: st
     assert math.isclose(loss, reference, rel_tol=1e-5), f"{what}: the loss is {loss:.6g} instead of {reference:.6g}"
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(want[1]))
     for (name, a), (_, b) in zip(params_lib.names(got[1]), params_lib.names(want[1]), strict=True):
-        # A gradient that cancels, such as that of a key's bias, is rounding error: it is measured by the largest of
-        # all.
+        # A gradient that cancels, such as the key bias gradient, is rounding error. The scale is therefore at least
+        # 1e-3 times the largest gradient.
         scale = max(float(np.abs(b).max()), 1e-3 * largest)
         off = float(np.abs(np.asarray(a) - np.asarray(b)).max()) / scale
         assert off <= 2e-4, f"{what}: the gradient of {name} differs by {off:.2g} of its largest value"
 
 
-# In order of cost on a CPU: from a tenth of a second to half a minute. A wrong output makes the others pointless.
+# In order of CPU cost, from a tenth of a second to half a minute. After a wrong output no other check is useful.
 CHECKS: dict[str, Callable[[Case], None]] = {
     "output": check_output,
     "flops": check_flops,
@@ -363,23 +389,23 @@ def check_mixer(
     skip: Collection[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Run the contract tests on a mixer, the quick ones first, and return the names of those that ran.
+    """Run the contract tests on a mixer and return their names, quick tests first.
 
     Args:
-        mixer: A registered class (`seqjax.mixers.register`), or one of a file that has been imported.
-        settings: Settings of the mixer that differ from the defaults of its constructor.
+        mixer: A registered class (`seqjax.mixers.register`), or a class from an imported file.
+        settings: Mixer settings that differ from its constructor's defaults.
         dim: Width of the model.
-        n_params: Number of parameters that one mixer should have at that width, if you know it.
-        skip: Names of `CHECKS` that do not apply: "chunk_size" where the chunk is part of the model rather than of
-            the speed, "flops" where products are inside a loop or a kernel that XLA cannot count. Without a setting
-            `chunk_size`, and on one device "sharding", they are left out anyway.
-        say: Receives a line for each check that ends, with its name and seconds; by default it is printed on stderr,
-            in a notebook on stdout.
+        n_params: Expected number of parameters per mixer at that width, if known.
+        skip: Names in `CHECKS` that do not apply. Skip "chunk_size" if the chunk is part of the model rather than a
+            speed setting. Skip "flops" if products are inside a loop or a kernel that XLA cannot count. "chunk_size" is
+            skipped automatically without a setting `chunk_size`, and "sharding" on one device.
+        say: Receives a line with name and seconds after each check. By default it is printed on stderr, in a notebook
+            on stdout.
 
     Raises:
-        AssertionError: Some checks failed; it says which, and how large the differences are, or which error the mixer
-            raised. Nothing is checked after a wrong "output".
-        UserError: The mixer or its settings are not usable.
+        AssertionError: Some checks failed. The message lists them, with the sizes of the differences or the mixer's
+            error. A wrong "output" ends the tests.
+        UserError: The mixer or its settings cannot be used.
     """
     use_safe_fusions()  # as the commands do
     say = say or StatusLine().say
@@ -402,7 +428,7 @@ def check_mixer(
         inapplicable.add("sharding")
     ran, failures, cause = [], [], None
     width = max(map(len, CHECKS))
-    with jax.default_matmul_precision("highest"):  # accelerators otherwise multiply float32 in fewer bits
+    with jax.default_matmul_precision("highest"):  # by default accelerators multiply float32 with fewer bits
         made = params_lib.count(model.blocks["0"].shapes["mixer"])
         if n_params is not None and made != n_params:
             failures.append(f"parameters: the mixer has {made:,} parameters instead of {n_params:,}")
@@ -418,7 +444,7 @@ def check_mixer(
                 failures.append(f"{name}: {error}")
             except UserError:
                 raise
-            except Exception as error:  # of the mixer, whose traceback is shown with it
+            except Exception as error:  # an error in the mixer, shown with its traceback
                 failures.append(f"{name}: {type(error).__name__}: {first_line(error)}")
                 cause = error
             how = "passed" if len(failures) == before else "FAILED"

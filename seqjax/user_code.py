@@ -1,7 +1,7 @@
-"""Run a Python file of the user: a config, a study or a mixer.
+"""Run a user's Python file: a config, a study or a mixer.
 
-The module in such a file need not be importable by name. An error in the file is a `UserError` that names its line.
-`source_of` returns the file that a class came from as it was when Python ran it, so that a run can keep a copy.
+The file need not be importable by name. An error in it becomes a `UserError` with the line number. `source_of` returns
+the file that defines a class, with the content that Python ran, so that a run can keep a copy.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from seqjax.reading import content
 
 
 class Source(NamedTuple):
-    """A Python file: its absolute path, and its content when it was run."""
+    """A Python file's absolute path and the content that was run."""
 
     path: Path
     content: bytes
@@ -29,7 +29,7 @@ class Source(NamedTuple):
         return hashlib.sha256(self.content).hexdigest()
 
 
-_sources: dict[str, Source] = {}  # name of a module -> its file, for modules that `run` made
+_sources: dict[str, Source] = {}  # module name -> file, for modules created by `run`
 
 
 def read(path: str | Path) -> Source:
@@ -39,7 +39,10 @@ def read(path: str | Path) -> Source:
 
 
 def run(source: Source, name: str) -> ModuleType:
-    """Run a file as the module `name` and return the module; raise `UserError` for an error in the file."""
+    """Run a file as the module `name` and return it.
+
+    Raises `UserError` for an error in the file.
+    """
     module = ModuleType(name)
     module.__file__ = str(source.path)
     # Dataclasses, pickle and inspect find a class by the name of its module.
@@ -54,28 +57,31 @@ def run(source: Source, name: str) -> ModuleType:
 
 
 def is_of(module: ModuleType, source: Source) -> bool:
-    """Return whether `run` made a module from that file with that content."""
+    """Return whether `run` created the module from this file with this content."""
     return sys.modules.get(module.__name__) is module and _sources.get(module.__name__) == source
 
 
 def has_run(cls: type) -> bool:
-    """Return whether a class comes from a file that `run` has run, not from an import."""
+    """Return whether a class comes from a file that `run` has run."""
     return cls.__module__ in _sources
 
 
 def source_of(cls: type) -> Source | None:
-    """Return the file that defines a class; None for a class of a notebook, of a script or inside a function."""
+    """Return the file that defines a class.
+
+    Returns None for a class from a notebook, a script or a function body.
+    """
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__ or not str(file).endswith(".py"):
         return None
     source = _sources.get(cls.__module__) or read(str(file))
-    # A class that a call of `type` made has the module of its caller.
+    # A class created by `type(...)` has its caller's module.
     return source if f"class {cls.__name__}".encode() in source.content else None
 
 
 @contextlib.contextmanager
 def naming_the_line(path: Path) -> Iterator[None]:
-    """Turn an error in the user's file at `path` into a `UserError` that names its line."""
+    """Turn an error in the user's file at `path` into a `UserError` with its line."""
     try:
         yield
     except UserError:

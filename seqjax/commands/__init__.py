@@ -1,1 +1,1 @@
-"""The entry point of all `seqjax` commands, and the commands without a package of their own."""
+"""The `seqjax` entry point, and the commands train, evaluate and generate."""

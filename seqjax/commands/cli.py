@@ -1,6 +1,6 @@
-"""The command `seqjax`, which runs the modules `python -m seqjax.main`, `.evaluate` and so on.
+"""The `seqjax` command, which dispatches to the modules in `COMMANDS`.
 
-A command's module is imported when it runs, so that `seqjax --help` answers at once.
+A command's module is imported when it runs, so `seqjax --help` answers at once.
 """
 
 import importlib
@@ -12,19 +12,19 @@ from seqjax.command_line import reporting, run_command
 from seqjax.errors import UserError, nearest
 from seqjax.terminal import ended_by_ctrl_c
 
-# The modules and their purpose. Each has a `main(argv)`, and also runs as `python -m MODULE`.
+# Command -> module and summary. Each module has a `main(argv)` and also runs as `python -m MODULE`.
 COMMANDS = {
-    "train": ("seqjax.main", "train a model, or go on with a run"),
-    "evaluate": ("seqjax.evaluate", "the loss of a run in every domain"),
-    "generate": ("seqjax.generate", "continue a text with the model of a run"),
-    "prepare": ("seqjax.data.prepare.__main__", "convert text to blocks of tokens"),
-    "judge": ("seqjax.study.judge.__main__", "does a mixer cost base capabilities, and how fast is it: one sentence"),
-    "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
-    "recall": ("seqjax.evals.recall.__main__", "what small models of every mixer look up and track"),
-    "harness": ("seqjax.evals.lm_eval.__main__", "a model in the tasks of lm-evaluation-harness"),
-    "niah": ("seqjax.evals.niah", "does a model find one number in a long text"),
-    "repeats": ("seqjax.evals.repeats", "does a model use a passage that it has read before"),
-    "convert": ("seqjax.convert.__main__", "Hugging Face models in and out"),
+    "train": ("seqjax.main", "train a model, or resume a run"),
+    "evaluate": ("seqjax.evaluate", "measure a run's loss in each domain"),
+    "generate": ("seqjax.generate", "continue a text with a run's model"),
+    "prepare": ("seqjax.data.prepare.__main__", "convert text to token blocks"),
+    "judge": ("seqjax.study.judge.__main__", "does a mixer cost base capabilities, and how fast is it?"),
+    "study": ("seqjax.study.__main__", "train several runs and compare them at equal in-domain loss"),
+    "recall": ("seqjax.evals.recall.__main__", "test lookup and state tracking with small models"),
+    "harness": ("seqjax.evals.lm_eval.__main__", "run lm-evaluation-harness tasks"),
+    "niah": ("seqjax.evals.niah", "does a model find a number in a long text?"),
+    "repeats": ("seqjax.evals.repeats", "does a model use a passage that it has read before?"),
+    "convert": ("seqjax.convert.__main__", "import and export Hugging Face models"),
 }
 
 
@@ -38,15 +38,18 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "`seqjax COMMAND --help` lists the options of a command; `seqjax --version` names the version.",
-            "Begin with: seqjax train --config=top1_chunk",
+            "`seqjax COMMAND --help` lists the options of a command; `seqjax --version` prints the version.",
+            "Start with: seqjax train --config=top1_chunk",
             "",
         ]
     )
 
 
 def run(argv: list[str] | None = None) -> None:
-    """Run the command that the arguments name; the entry point of `seqjax` and of `python -m seqjax`."""
+    """Run the command given by the arguments.
+
+    This is the entry point of `seqjax` and `python -m seqjax`.
+    """
     given = sys.argv[1:] if argv is None else argv
     name, rest = (given[0], given[1:]) if given else ("--help", [])
     with reporting():
@@ -63,7 +66,10 @@ def run(argv: list[str] | None = None) -> None:
 
 
 def _module(name: str) -> Any:
-    """Return the module of a command; raise `UserError` if a package is missing, as after `pip install --no-deps`."""
+    """Return a command's module; raise `UserError` if a package is missing.
+
+    Packages are missing after `pip install --no-deps`, for example.
+    """
     try:
         with ended_by_ctrl_c():
             return importlib.import_module(COMMANDS[name][0])

@@ -1,7 +1,8 @@
-"""The loss per domain: `seqjax evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
+"""Measure the loss of a run's newest checkpoint: `seqjax evaluate --workdir=DIR`.
 
-With --entropy it also reports the entropy of the attention weights, E_i = lse_i - sum_j p_ij s_ij in nats, and E_i /
-ln(i + 1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+With --entropy it also reports the entropy of the attention weights, E_i = lse_i - sum_j p_ij s_ij in nats, and the
+relative entropy E_i / ln(i + 1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522,
+section 3).
 """
 
 import sys
@@ -23,19 +24,22 @@ from seqjax.training.evaluate import Evaluation, restore
 
 
 def main(argv: list[str]) -> None:
-    """Print the table and write `evaluation.json` to the workdir, or with --data `test_sets.json`."""
+    """Print the table and write `evaluation.json` to the workdir.
+
+    With --data the file is `test_sets.json`.
+    """
     parser = command_parser("evaluate", description=__doc__)
     workdirs.add_arguments(parser)
-    parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
+    parser.add_argument("--tokens", default=0, type=int, help="maximum tokens per domain; 0 = as in the run's config")
     parser.add_argument(
         "--data",
         default=(),
         type=words,
         metavar="DIR[,DIR]",
-        help="directories of prepared blocks to evaluate on, in place of the run's own data and test sets",
+        help="directories of prepared blocks to evaluate instead of the run's data and test sets",
     )
     parser.add_argument(
-        "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
+        "--entropy", action="store_true", help="also measure the attention entropy, by default on 1M tokens"
     )
     args = parser.parse_args(argv)
     if args.tokens < 0:
@@ -53,8 +57,8 @@ def main(argv: list[str]) -> None:
         corpus = open_corpus(config.data, test_sets=config.eval.path, recorded=recorded, **sizes)
         if recorded and corpus.manifest_hash != recorded:
             sys.stderr.write(
-                f"This is other data than the run was trained on (manifest {corpus.manifest_hash[:16]}, then "
-                f"{recorded[:16]}): these losses do not compare with those of the run.\n"
+                f"The data differs from the run's data (manifest {corpus.manifest_hash[:16]}, in training "
+                f"{recorded[:16]}): these losses do not compare with the run's losses.\n"
             )
     result: dict[str, Any] = {"step": step, "manifest": corpus.manifest_hash}
     if args.entropy:
@@ -87,7 +91,7 @@ def main(argv: list[str]) -> None:
             store.write(f"{url}/{name}", as_json(result))
         else:
             write_json(Path(args.workdir) / name, result)
-    except OSError as error:  # of a workdir that is only to be read
+    except OSError as error:  # the workdir may be read-only
         sys.stderr.write(f"{args.workdir}/{name} was not written ({error.strerror}).\n")
     except store.StoreError as error:
         sys.stderr.write(f"{args.workdir}/{name} was not written: {error}\n")

@@ -1,7 +1,7 @@
-"""Continue texts with the model of a run: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
+"""Continue texts with a run: `seqjax generate --workdir=DIR --prompt="Once"`.
 
-The text is printed as it comes, on standard output, and the speed on standard error. Every mixer decodes from a cache,
-which a prompt fills in pieces.
+Text is printed on standard output as it is generated, and the speed on standard error. The prompt is prefilled into the
+decoding cache in chunks.
 """
 
 import sys
@@ -23,9 +23,10 @@ from seqjax.training.evaluate import restore
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of a text file.
+    """Return the prompts in a file.
 
-    Empty lines are skipped. Raises `UserError`, with the line, for a file that does not hold prompts.
+    Prompts are the lines, or the field `prompt` of each .jsonl line. Empty lines are skipped. Raises `UserError` with
+    the line number if the file does not hold prompts.
     """
     path = store.local(path, "--prompts")
     if not path.is_file():
@@ -47,35 +48,37 @@ def read_prompts(path: str | Path) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
-    """Print every prompt and its continuation."""
+    """Print each prompt and its continuation."""
     parser = command_parser("generate", description=__doc__)
     workdirs.add_arguments(parser)
-    parser.add_argument("--prompt", help="text to continue; by default none: the start of a document")
+    parser.add_argument("--prompt", help="text to continue; by default a new document")
     parser.add_argument(
-        "--prompts", metavar="FILE", help='a prompt per line, or {"prompt": "..."} per line of a .jsonl file'
+        "--prompts",
+        metavar="FILE",
+        help='text file with a prompt per line, or .jsonl file with {"prompt": "..."} per line',
     )
-    parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
+    parser.add_argument("--max_new_tokens", default=200, type=int, help="maximum; fewer if the document ends (200)")
     parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token (0.8)")
     parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all (0)")
     parser.add_argument(
         "--top_p",
         default=1.0,
         type=float,
-        help="sample from the fewest tokens that have this probability together; 1 = all (1)",
+        help="sample from the smallest token set with at least this total probability; 1 = all (1)",
     )
-    parser.add_argument("--seed", default=0, type=int, help="of the sampling, the same for every prompt (0)")
+    parser.add_argument("--seed", default=0, type=int, help="sampling seed, the same for all prompts (0)")
     parser.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be given several times",
+        help="end before this text; may be repeated",
     )
     parser.add_argument(
         "--prefill_chunk",
         default=PREFILL_CHUNK,
         type=int,
-        help=f"tokens of a prompt that are fed at a time; 0 = all ({PREFILL_CHUNK})",
+        help=f"prompt tokens per prefill call; 0 = all ({PREFILL_CHUNK})",
     )
     args = parser.parse_args(argv)
     if not 0 <= args.seed < 1 << 32:
@@ -85,9 +88,7 @@ def main(argv: list[str]) -> None:
     if args.prompts and args.prompt is not None:
         raise UserError("--prompt and --prompts: give one of them.")
     if not all(map(is_text, (args.prompt or "", *args.stop))):
-        raise UserError(
-            "--prompt and --stop take UTF-8 text; these bytes are not, or the locale of the shell is another."
-        )
+        raise UserError("--prompt and --stop must be UTF-8 text; correct the text, or give the shell a UTF-8 locale.")
     prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
     config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
@@ -109,7 +110,7 @@ def main(argv: list[str]) -> None:
         )
         if args.prompts:
             sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
-        # A file gets the text as it is; on a terminal, control characters in it would be obeyed.
+        # A terminal would obey control characters in the text, so they are escaped there, not in a file.
         shown = terminal if sys.stdout.isatty() else str
         sys.stdout.write(shown(prompt))
         sys.stdout.flush()

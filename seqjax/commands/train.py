@@ -1,9 +1,9 @@
-"""Trains a model: `seqjax train --config=top1_chunk[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+"""Train a model: `seqjax train --config=top1_chunk[:SIZE] [--workdir=DIR]`.
 
-`python -m seqjax.main` is the same. `--config` takes the name of a shipped config (`top1_chunk:debug`) or the path of a
-config file (`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`; an existing run is
-resumed. `--init_from=RUN` begins a new run with the weights of another one. Any setting can be overridden:
-`--config.train.steps=500`, `--config.model.mixer.window=None`, or `--config.model.mixer[1].heads=4` of several mixers.
+`python -m seqjax.main` is the same. `--config` takes a shipped config (`top1_chunk:debug`) or a config file
+(`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`. A `--workdir` that holds a run is
+resumed. `--init_from=RUN` starts a new run with the weights in RUN. Any setting can be overridden:
+`--config.train.steps=500`, `--config.model.mixer.window=None`, or for several mixers `--config.model.mixer[1].heads=4`.
 """
 
 import argparse
@@ -42,32 +42,32 @@ def parser() -> Parser:
     out.add_argument(
         "--init_from",
         metavar="RUN",
-        help="begin a new run with the weights of this one: its --workdir, also gs://, or a public model's directory",
+        help="start a new run with these weights: a run's --workdir, also gs://, or a public model's directory",
     )
     out.add_argument(
         "--distributed",
         action="store_true",
-        help="one process of several: SLURM, TPU pods, or with the next three options (or JAX's variables)",
+        help="train in several processes: SLURM, TPU pods, or with the next three options (or JAX's variables)",
     )
-    out.add_argument("--coordinator_address", metavar="HOST:PORT", help="where the processes meet, on process 0's host")
-    out.add_argument("--num_processes", type=int, help="how many processes there are")
+    out.add_argument("--coordinator_address", metavar="HOST:PORT", help="address of process 0, for all processes")
+    out.add_argument("--num_processes", type=int, help="number of processes")
     out.add_argument("--process_id", type=int, help="the number of this process, from 0")
     out.add_argument(
         "--start_timeout",
         type=float,
         default=START_SECONDS,
         metavar="SECONDS",
-        help="how long processes wait for all to come before they end; 60",
+        help="time for all processes to connect (60)",
     )
     out.add_argument(
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
     )
-    out.add_argument("--devices", type=int, help="with --dry_run: simulate the run on this number of devices")
+    out.add_argument("--devices", type=int, help="with --dry_run: simulate this number of devices")
     return out
 
 
 def find_settings(name: str) -> list[str]:
-    """Return the full keys of the settings whose last part is `name`: `optim.lr` for `lr`."""
+    """Return the full keys of the settings that end in `name`: `optim.lr` for `lr`."""
     return keys_named(presets.read_config("transformer_pp"), name)
 
 
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
     is_distributed = given.distributed or any(value is not None for value in explicit)
     if given.devices is not None and (is_distributed or not given.dry_run):
         raise UserError(
-            "--devices simulates those of a --dry_run, in one process. Training takes every device that JAX sees; "
+            "--devices simulates devices for --dry_run, in one process. Training takes every device that JAX sees; "
             "CUDA_VISIBLE_DEVICES hides some."
         )
     if not is_distributed:
@@ -99,12 +99,12 @@ def main(argv: list[str]) -> None:
 
 
 def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distributed: bool) -> None:
-    """Train, or describe the run, as one process or as one of several."""
+    """Train, or describe the run, as one process or as part of a distributed run."""
     lead = not is_distributed or jax.process_index() == 0
     config = from_config_dict(presets.read_config(given.config, overrides))
     if given.init_from is not None:
         given.init_from = str(store.location(given.init_from))
-    # Imported here so that --help and a typo are answered at once.
+    # Imported here so that --help and typos are answered at once.
     if given.dry_run:
         from seqjax.training.dry_run import describe, simulated_devices
 
@@ -144,7 +144,10 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the arguments without `--config.KEY=VALUE` (or `--config.KEY VALUE`), and those as (key, text)."""
+    """Split `--config.KEY=VALUE` (or `--config.KEY VALUE`) off the arguments.
+
+    Returns the remaining arguments, and the overrides as (key, text).
+    """
     remaining: list[str] = []
     overrides: list[tuple[str, str]] = []
     words = iter(argv)

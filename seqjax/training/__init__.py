@@ -1,1 +1,1 @@
-"""The parts of the training loop: step, optimiser, checkpoints, metrics, workdir, signals and report."""
+"""The training loop and its parts, such as step, checkpoints and metrics."""

@@ -1,16 +1,16 @@
-"""Saves and restores checkpoints, through Orbax: parameters, optimiser, step, RNG, place in the data, state of the log.
+"""Save and restore checkpoints through Orbax.
 
-Saving is asynchronous and atomic (a directory is renamed into place when it is complete, an object is written last on
-gs://). However a process dies, the newest complete checkpoint is thus intact, and a run that resumes from it neither
-repeats nor skips data. A run saves the items `params`, `rest` (optimiser, step and RNG), `data` (the position in the
-data, a file per process) and `meta` (JSON: the state of the log and the identity of the data). `seqjax convert` saves
-only `params`.
+Saves are asynchronous and atomic. A directory is renamed into place when it is complete; on gs:// a marker object is
+written last. However a process dies, the newest complete checkpoint stays intact. A run that resumes from it neither
+repeats nor skips data.
 
-Later damage to a checkpoint is detected before it is read. Orbax's array files have no checksum of their values, and a
-directory that lost an item still loads without it. So a checkpoint names its items in `_CHECKPOINT_METADATA`, and
-`checksums.json`, written before the checkpoint is renamed into place, holds the length and CRC-32 of every other file.
-Checkpoints on gs://, whose objects have checksums of their own, have neither the file nor the entry `CHECKSUMMED`;
-their items are checked, their bytes are not.
+A run saves four items: `params`, `rest` (optimiser, step, RNG), `data` (one data position per process) and `meta`
+(JSON: log state and data identity). `seqjax convert` saves only `params`.
+
+Damage is detected before a checkpoint is read. Orbax's array files have no value checksums, and a directory that lost
+an item still loads. `_CHECKPOINT_METADATA` therefore lists the items. `checksums.json`, written before the rename,
+holds the length and CRC-32 for each item file. Checkpoints on gs:// have neither `checksums.json` nor the entry
+`CHECKSUMMED`, because the store keeps object checksums. Only their items are checked.
 """
 
 import contextlib
@@ -54,13 +54,13 @@ from seqjax.types import Params
 
 DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
-DESCRIBING = (".json", "metadata", "_METADATA", "_sharding")  # ends of the names of files that describe arrays
-STORE_MARKER = "commit_success.txt"  # Orbax's, of a complete checkpoint on gs://
+DESCRIBING = (".json", "metadata", "_METADATA", "_sharding")  # name endings of files that describe arrays
+STORE_MARKER = "commit_success.txt"  # Orbax writes it when a checkpoint on gs:// is complete
 STATE = ("data", "meta", "params", "rest")
 
 
 class Checkpoints:
-    """The checkpoints under `workdir/checkpoints`, in a directory or on gs://."""
+    """Manages the checkpoints in `workdir/checkpoints`, local or on gs://."""
 
     def __init__(
         self,
@@ -72,10 +72,11 @@ class Checkpoints:
         identity: str | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ):
-        """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given.
+        """Keep the newest `keep` checkpoints, and every step that `keep_period` divides.
 
-        `before_commit` may raise an error before a written checkpoint in a directory becomes complete.
-        Saved checkpoints name `identity` (seqjax/training/identity.py), and restored ones must, unless it is None.
+        `before_commit` runs before a written checkpoint becomes complete, and may raise an error. It is called only for
+        directories, not on gs://. Saved checkpoints record `identity` (seqjax/training/identity.py). Restored
+        checkpoints must have the same identity, unless it is None.
         """
         self.identity, self._before_commit = identity, before_commit
         workdir = store.location(workdir)
@@ -86,9 +87,9 @@ class Checkpoints:
         if isinstance(self._path, Path):
             _require_files(self._path)
         _hide_noise()
-        # Process 0 calls it when all items are written, before the directory is renamed.
+        # Process 0 calls this when all items are written, before the rename.
         checksums = None if read_only or url else self._write_checksums
-        # A directory that cannot be created is then an error at once, not after five minutes.
+        # Synchronous creation: a directory that cannot be created fails at once, not after five minutes.
         waiting = ocp.AsyncOptions(post_finalization_callback=checksums, create_directories_asynchronously=False)
         self._options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
@@ -103,7 +104,7 @@ class Checkpoints:
         self._saving: int | None = None  # the step of the newest save
 
     def _opened(self) -> ocp.CheckpointManager:
-        """Return Orbax's manager; retry while another run removes a checkpoint, when it cannot be created."""
+        """Return Orbax's manager, with retries while another run removes a checkpoint."""
         for _ in range(OPEN_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 return self._open()
@@ -112,7 +113,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         try:
             return ocp.CheckpointManager(self._path, options=self._options)
-        except (ValueError, RecursionError) as error:  # in the metadata of a checkpoint; it reads those of all
+        except (ValueError, RecursionError) as error:  # Orbax reads the metadata of all checkpoints here
             for step in self._steps():
                 try:
                     read_metadata(self._of(step))
@@ -125,11 +126,14 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint, or None if there is none."""
+        """The step of the newest complete checkpoint; None without a checkpoint."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, iterator: TrainIterator, meta: dict[str, Any]) -> None:
-        """Start saving; return once `state` may be donated. Raise `UserError` if this save or the last one failed."""
+        """Start a save and return once `state` may be donated.
+
+        Raises `UserError` if this save or the previous save failed.
+        """
         items = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
             rest=ocp.args.StandardSave(state._replace(params=())),
@@ -139,12 +143,12 @@ class Checkpoints:
         self._save(step, items)
 
     def save_params(self, step: int, params: Params) -> None:
-        """Save parameters alone, e.g. converted ones, from which a run can start but not resume."""
+        """Save only parameters; a run can start from them, but not resume."""
         self._save(step, ocp.args.Composite(params=ocp.args.StandardSave(params)))
 
     def _save(self, step: int, items: ocp.args.Composite) -> None:
         try:
-            self._manager.wait_until_finished()  # before `_saving` changes, as in `save`
+            self._manager.wait_until_finished()  # before `_saving` changes: the previous save still uses it
             self._saving = step
             custom = ({} if self._is_remote else CHECKSUMMED) | ({"identity": self.identity} if self.identity else {})
             self._manager.save(step, args=items, custom_metadata=custom, force=True)
@@ -158,7 +162,10 @@ class Checkpoints:
 
     @property
     def params_only(self) -> bool:
-        """Whether the newest checkpoint was written by `save_params`; raise `UserError` if it does not say."""
+        """Whether `save_params` wrote the newest checkpoint.
+
+        Raises `UserError` if its metadata is damaged.
+        """
         step = self.latest
         if step is None:
             return False
@@ -169,14 +176,14 @@ class Checkpoints:
 
     @property
     def named(self) -> str:
-        """The identity that the newest checkpoint names, or ""."""
+        """The identity recorded in the newest checkpoint, or ""."""
         step = self.latest
         return "" if step is None else read_metadata(self._of(step))["custom_metadata"].get("identity", "")
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
-        """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings.
+        """Return the newest checkpoint's state and meta, and move `iterator` there.
 
-        Raises `UserError` if the checkpoint is damaged, or belongs to other data.
+        `state` gives shapes and shardings. Raises `UserError` if the checkpoint is damaged or belongs to other data.
         """
         step = self.latest
         assert step is not None
@@ -198,9 +205,9 @@ class Checkpoints:
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
-        """Return the parameters of the newest checkpoint and its step; `params` gives shapes and shardings.
+        """Return the newest checkpoint's parameters and its step.
 
-        Raises `UserError` if there is none, or if it is damaged.
+        `params` gives shapes and shardings. Raises `UserError` if no checkpoint exists or the newest is damaged.
         """
         items = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
         while self.latest is not None:
@@ -208,7 +215,7 @@ class Checkpoints:
             try:
                 return self._restore(items, PARAMS)["params"], step
             except UserError:
-                # A run in another process removes old checkpoints, perhaps the one that is being read.
+                # A run in another process removes old checkpoints, perhaps this one during the read.
                 self._manager.close()
                 self._manager = self._opened()
                 if self.latest == step and self._of(step).is_dir():
@@ -219,7 +226,7 @@ class Checkpoints:
         )
 
     def _restore(self, items: ocp.args.Composite, names: Sequence[str]) -> Any:
-        """Restore `items` of the newest checkpoint, after checking the files of its items `names`."""
+        """Restore `items` of the newest checkpoint after checking the items `names`."""
         self.require_whole(names)
         step = self.latest
         assert step is not None
@@ -234,15 +241,18 @@ class Checkpoints:
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
-            if "checksums" in read_metadata(self._of(step))["custom_metadata"]:  # Its files are what was written.
+            if "checksums" in read_metadata(self._of(step))["custom_metadata"]:  # The checksums were right.
                 raise UserError(
                     f"The checkpoint {self._of(step)} is whole, but cannot be restored here ({first_line(error)}). Put "
-                    "back the config.json of its run, and install the versions of packages that run.json has."
+                    "back its run's config.json, and install the package versions in run.json."
                 ) from error
             raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def require_whole(self, names: Sequence[str] = STATE) -> None:
-        """Raise `UserError` if the items `names` of the newest checkpoint are damaged; all processes must call it."""
+        """Raise `UserError` if the items `names` of the newest checkpoint are damaged.
+
+        All processes must call it: each reads a part, and all raise if any finds damage.
+        """
         step = self.latest
         assert step is not None
         fault = ""
@@ -256,14 +266,14 @@ class Checkpoints:
             )
         except DamagedError as error:
             fault = str(error)
-        if jax.process_count() > 1:  # Either all processes continue or none does.
+        if jax.process_count() > 1:  # All processes must agree, or the healthy ones would hang.
             faults = multihost_utils.process_allgather(np.asarray(bool(fault)))
             fault = fault or ("another process found damage" if faults.any() else "")
         if fault:
             raise self._damaged(step, fault, names)
 
     def wait(self) -> None:
-        """Wait until everything saved is written; raise `UserError` if writing failed."""
+        """Wait until all saves are written; raise `UserError` if writing failed."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -271,7 +281,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def named_when_disk_full(self) -> Iterator[None]:
-        """Turn a full disk during any write into a `UserError` that names the last good checkpoint."""
+        """Turn a full disk into a `UserError` with the last good checkpoint."""
         try:
             yield
         except OSError as error:
@@ -283,25 +293,25 @@ class Checkpoints:
         """Stop the threads of the checkpoint manager."""
         self._manager.close()
 
-    # ---------------------------------------------------------------------------------------- errors and their remedies
+    # ---------------------------------------------------------------------------------------------- errors and fixes
     def _of(self, step: int) -> Path | epath.Path:
         return self._path / str(step)
 
     def _steps(self) -> list[int]:
-        """Return the steps of the complete checkpoints, without those that Orbax only started to write."""
+        """Return the steps of the complete checkpoints; unfinished saves are left out."""
         return sorted(ocp.utils.checkpoint_steps(self._path)) if self._path.exists() else []
 
     def _damaged(self, step: int, fault: str, names: Sequence[str]) -> UserError:
-        """Return the error about a damaged checkpoint; it tells how to resume from the newest intact one.
+        """Return the error for a damaged checkpoint.
 
-        `names` are the items that are needed.
+        It has the way to resume from the newest intact checkpoint. `names` are the required items.
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
         good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
         if good is None and self.identity and is_whole(self._of(step), names, None):
             return UserError(
-                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} are of different runs. Put back "
-                "a copy of the one that is not of this run."
+                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} belong to different runs. Put "
+                "back this run's copy of whichever was replaced."
             )
         text = f"The checkpoint {self._of(step)} is damaged: {fault}."
         if good is None:
@@ -316,7 +326,7 @@ class Checkpoints:
         )
 
     def _not_written(self, error: Exception) -> UserError:
-        """Return the error about a checkpoint, or a file beside it, that could not be written because of `error`."""
+        """Return the error for a failed write to the workdir; `error` is its cause."""
         complete = self._steps()
         last = f"the last good checkpoint is {self._of(complete[-1])}" if complete else "no checkpoint is complete"
         logging.error("checkpoint: %s", error)
@@ -327,7 +337,10 @@ class Checkpoints:
 
 
 def _require_chunks(item: Path | epath.Path) -> None:
-    """Raise `DamagedError` for an array stored in chunks larger than itself, whose zeros would unpack to gigabytes."""
+    """Raise `DamagedError` for an array stored in chunks larger than the array.
+
+    Such chunks compress to a few bytes and unpack to gigabytes.
+    """
     described: Any = ocp.StandardCheckpointHandler().metadata(epath.Path(item))
     for array in jax.tree.leaves(described.tree, is_leaf=lambda x: hasattr(x, "storage")):
         chunk = array.storage.chunk_shape if array.storage is not None else None
@@ -336,70 +349,71 @@ def _require_chunks(item: Path | epath.Path) -> None:
 
 
 def _require_files(directory: Path) -> None:
-    """Raise `UserError` unless everything in a directory of checkpoints is a regular file or a directory.
+    """Raise `UserError` if a checkpoint has links, pipes or huge metadata.
 
-    Orbax would wait for a pipe for ever, follow a link to anywhere, and read metadata of any size.
+    Only regular files and directories are allowed. Orbax would wait for a pipe for ever, follow a link anywhere, and
+    read metadata of any size.
     """
-    # None yet, or another run removes it.
+    # The directory may not exist yet, or another run may remove it.
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 _require_files(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
                 raise UserError(
-                    f"{entry.path} is not a file but a link, a pipe or a device, which no checkpoint has. Put back a "
-                    "copy of the checkpoint, or delete it."
+                    f"{entry.path} is not a file but a link, a pipe or a device. Put back a copy of the checkpoint, or "
+                    "delete it."
                 )
             elif entry.name.endswith(DESCRIBING) and entry.stat().st_size > MOST_JSON:
                 raise UserError(
-                    f"{entry.path} has {size(entry.stat().st_size)}, more than any description of a checkpoint. Put "
-                    "back a copy of the checkpoint, or delete it."
+                    f"{entry.path} has {size(entry.stat().st_size)}, more than checkpoint metadata can have. Put back "
+                    "a copy of the checkpoint, or delete it."
                 )
 
 
 def has_checkpoint(workdir: str | os.PathLike[str], step: int) -> bool:
-    """Return whether a run has a complete checkpoint of a step."""
+    """Return whether a run has a complete checkpoint of `step`."""
     if url := Mirror(workdir).url:
         return STORE_MARKER in store.sizes(f"{url}/{DIRECTORY}/{step}")
     return (Path(workdir) / DIRECTORY / str(step)).is_dir()
 
 
 def has_any(workdir: str | os.PathLike[str]) -> bool:
-    """Return whether a run has a complete checkpoint."""
+    """Return whether a run has any complete checkpoint."""
     if url := Mirror(workdir).url:
         return any(name.endswith(f"/{STORE_MARKER}") for name in store.sizes(f"{url}/{DIRECTORY}"))
     return any(path.name.isdecimal() for path in (Path(workdir) / DIRECTORY).glob("*"))
 
 
 def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
-    """Return the place in the data that process 0 saved, which is the same for any number of processes.
+    """Return the data position that process 0 saved.
 
-    Raises `DamagedError` if there is none.
+    It is valid for any process count. Raises `DamagedError` if it is missing.
     """
     paths = list((checkpoint / "data").glob("process_0-of-*.json"))
     if len(paths) != 1:
-        raise DamagedError("the item 'data' has no place in the data")
+        raise DamagedError("the item 'data' has no data position")
     return read_object(paths[0], dict)
 
 
 def _require_as_many_processes(checkpoint: Path | epath.Path) -> None:
-    """Raise `UserError` if another number of processes saved their places in the data, each its own."""
+    """Raise `UserError` if another number of processes saved the data positions.
+
+    Each process saves a position for its own shards.
+    """
     names = [path.name for path in (checkpoint / "data").glob("process_0-of-*.json")]
     saved, now = "".join(names).removeprefix("process_0-of-").removesuffix(".json"), jax.process_count()
     if saved.isdecimal() and int(saved) != now:
         workdir = checkpoint.parent.parent
         raise UserError(
-            f"{workdir}: number of processes {saved} -> {now}. Each process of a stream reads shards of its own, so a "
-            f"place in the data belongs to their number. Give {saved} again; or prepare the text as blocks (`seqjax "
-            "prepare`), on which a run goes on with any number, and start a new --workdir."
+            f"{workdir}: number of processes {saved} -> {now}. Each process of a stream has a separate data position: "
+            f"start {saved} processes again, or start a new --workdir with blocks from `seqjax prepare`, which any "
+            "number of processes can resume."
         )
 
 
 def _abstract(tree: Any) -> Any:
     return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
-
-
-# -------------------------------------------------------------------------------------------------------- checksums
 
 
 # ------------------------------------------------------------------------------------------------- Orbax's messages
@@ -414,11 +428,12 @@ class _UnraisableHook:
 
 
 def _hide_noise() -> None:
-    """Leave out the tracebacks of a save that failed on Orbax's threads, because the save raises the error as well.
+    """Hide tracebacks from Orbax's threads; a failed save raises the error anyway.
 
-    Orbax logs the first error before it raises it. Its other writes end after its event loop has closed: asyncio logs
-    their errors, and tensorstore tells `sys.unraisablehook` that the loop is closed. On a full disk that is dozens of
-    tracebacks above the message with the remedy. The run itself also reports that several processes stop together.
+    Orbax logs the first error before it raises it. Its remaining writes end after its event loop has closed. asyncio
+    logs their errors, and tensorstore reports the closed loop to `sys.unraisablehook`. On a full disk these are dozens
+    of tracebacks above the message with the fix. The log line that several processes stop together is hidden too,
+    because the run reports the stop.
     """
     for logger in (logging.get_absl_logger(), standard_logging.getLogger("asyncio")):
         logger.addFilter(_is_news)

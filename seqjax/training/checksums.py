@@ -1,7 +1,7 @@
-"""The checksums of a checkpoint's files.
+"""Checksums that detect damaged checkpoints.
 
-Orbax's array files have no checksum of their values, and a directory that lost an item still loads without it. So a
-checkpoint names its items in `_CHECKPOINT_METADATA`, and `checksums.json` holds the length and CRC-32 of every file.
+Orbax's array files have no value checksums, and a directory that lost an item still loads. `_CHECKPOINT_METADATA`
+therefore lists the items, and `checksums.json` holds the length and CRC-32 for each item file.
 """
 
 import concurrent.futures
@@ -16,18 +16,18 @@ from seqjax.files import measure, write_json
 from seqjax.reading import parse_json
 
 CHECKSUMS = "checksums.json"
-CHECKSUMMED = {"checksums": "crc32"}  # in METADATA, of a checkpoint that has CHECKSUMS
-METADATA = "_CHECKPOINT_METADATA"  # Orbax's; it is written once more when the checkpoint is renamed
+CHECKSUMMED = {"checksums": "crc32"}  # entry in METADATA if the checkpoint has CHECKSUMS
+METADATA = "_CHECKPOINT_METADATA"  # Orbax's file; not in CHECKSUMS, because the rename writes it again
 PARAMS = ("params",)
 THREADS = 4
 
 
 class DamagedError(Exception):
-    """A checkpoint differs from what was written; the message names the file and the damage."""
+    """A checkpoint is damaged; the message gives the file and the damage."""
 
 
 def write_checksums(directory: Path) -> None:
-    """Write `checksums.json` for the items in the directory of a checkpoint that is not yet renamed into place."""
+    """Write `checksums.json` into a checkpoint directory before its rename."""
     paths = [path for item in directory.iterdir() if item.is_dir() for path in _files(item)]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(measure, paths)
@@ -43,15 +43,15 @@ def check(
     part: int = 0,
     parts: int = 1,
 ) -> None:
-    """Raise `DamagedError` unless the items `names` of a checkpoint exist and their files are unchanged.
+    """Raise `DamagedError` unless the items `names` exist, with unchanged files.
 
-    A checkpoint with another `identity` is refused, unless it has parameters only or `identity` is None. Part `part` of
-    `parts` of the files is read, so that several processes can share the work.
+    A checkpoint with another `identity` is refused, unless it has only parameters or `identity` is None. Several
+    processes can share the work: this call reads part `part` of `parts`.
     """
     metadata = read_metadata(directory)
     is_of_run = tuple(metadata["item_handlers"]) != PARAMS
     if identity is not None and is_of_run and metadata["custom_metadata"].get("identity", "") != identity:
-        raise DamagedError("it belongs to another run, because its identity differs from the one in run.json")
+        raise DamagedError("it belongs to another run: its identity differs from run.json")
     for name in names:
         if name not in metadata["item_handlers"]:
             raise DamagedError(f"it was written without the item {name!r}")
@@ -86,7 +86,7 @@ def is_whole(directory: Path | epath.Path, names: Sequence[str], identity: str |
 
 
 def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
-    """Return a description of the damage to a file, or ""."""
+    """Return a description of a file's damage, or ""."""
     if not path.isprintable() or {"", ".", ".."} & {*path.split("/")}:
         return f"{CHECKSUMS} names {path!r}, which is no file of the checkpoint"
     try:
@@ -95,17 +95,20 @@ def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
         return f"{path} cannot be read ({error.strerror})"
     if found != size:
         return f"{path} has {found} bytes, {size} were written"
-    return "" if found_crc == crc else f"{path} was changed: its checksum is not the one that was written"
+    return "" if found_crc == crc else f"{path} was changed: its checksum differs"
 
 
 def read_metadata(directory: Path | epath.Path) -> dict[str, Any]:
-    """Return the metadata of a checkpoint; raise `DamagedError` if it is missing."""
+    """Return a checkpoint's metadata; raise `DamagedError` if it is missing."""
     found = read_object(directory / METADATA, {"item_handlers": dict, "custom_metadata": (dict, None)})
     return {"item_handlers": found["item_handlers"], "custom_metadata": found["custom_metadata"] or {}}
 
 
 def read_object(path: Path | epath.Path, form: Any) -> dict[str, Any]:
-    """Return the object in a file of a checkpoint; raise `DamagedError` if it is missing or has another form."""
+    """Return the JSON object in a checkpoint file.
+
+    Raises `DamagedError` if the file is missing or has another form.
+    """
     try:
         return parse_json(path.read_bytes(), form, path.name, fix="")
     except FileNotFoundError:

@@ -1,9 +1,11 @@
-"""Describe a run without starting it: `seqjax train --dry_run`. Nothing is written, and no data is prepared.
+"""Describe a run without starting it (`seqjax train --dry_run`).
 
-The bytes of state and batch on each device are exact. Those of gradients and activations are XLA's analysis of the
-compiled training step for the devices of this machine. With `--devices=N` they are for N CPU devices that simulate
-those of another machine. Time is the recorded speed of the same model on the same kind of device
-(recorded_speeds.json, which `python -m benchmarks.record` writes), or that of a few steps on random tokens.
+Nothing is written, and no data is prepared. State and batch bytes per device are exact. Gradient and activation bytes
+come from XLA's analysis of the compiled training step on this machine's devices. With `--devices=N` they are for N
+simulated CPU devices.
+
+The time comes from the recorded speed of the same model and device kind (recorded_speeds.json, written by `python -m
+benchmarks.record`), or from a few steps on random tokens.
 """
 
 import collections
@@ -51,10 +53,10 @@ SPEEDS = Path(__file__).with_name("recorded_speeds.json")
 SPEED = {"file": str, "device": str, "size": str, "seq_len": int, "batch": int, "remat": str, "name": str}
 SPEED |= {"params": int, "flops_per_token": float, "tokens_per_s": float}
 TIMED_STEPS = 3
-# Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
+# Largest FLOPs per step that are timed here, because such steps take seconds: on a CPU, and on one accelerator.
 CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
 TIMED = f"{TIMED_STEPS} steps timed here"
-# The memory that a container may use, for control groups of version 2 and 1.
+# A container's memory limit, for control groups version 2 and 1.
 CGROUP_LIMITS = tuple(Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
 FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the number of CPU devices
 
@@ -66,10 +68,10 @@ def describe(
     *,
     weights: Callable[[], str] | None = None,
 ) -> Iterator[str]:
-    """Yield the lines of the report, the quick ones first; raise `UserError` if the run cannot be trained.
+    """Yield the report line by line, the quick lines first.
 
-    `devices`, from `simulated_devices`, replace the devices of this machine. `weights` returns a line on the weights
-    that the run begins with, or raises `UserError` if it cannot.
+    `devices`, from `simulated_devices`, replace this machine's devices. `weights` returns a line about the initial
+    weights, or raises `UserError` if they cannot be used. Raises `UserError` if the run cannot be trained.
     """
     train, simulated = config.train, devices is not None
     devices = list(devices) if devices is not None else jax.devices()
@@ -115,7 +117,7 @@ def describe(
     )
     yield f"batch        {step.batch_bytes:,} bytes on each device"
     if not simulated and (excess := _excess(step.state_bytes + step.batch_bytes, devices)):
-        yield f"             state and batch are {excess}"  # before the step is compiled, which may take minutes
+        yield f"             state and batch are {excess}"  # reported before the compilation, which may take minutes
     StatusLine().say("compiling the training step, for its memory")
     compiled = step.compile()
     program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
@@ -145,10 +147,10 @@ def describe(
 
 
 class Step:
-    """The training step of a config on a mesh, before anything is allocated."""
+    """A config's training step on a mesh, before anything is allocated."""
 
     def __init__(self, config: Config, model: Model, mesh: Mesh, *, rules: int):
-        """Describe the step; `rules` are those that the run began with (seqjax/training/origin.py)."""
+        """Describe the step under the run's `rules` (seqjax/training/origin.py)."""
         train = config.train
         self.config, self.model, self.mesh = config, model, mesh
         optimizer = make_optimizer(config.optim, model.groups if rules > 1 else None)
@@ -163,20 +165,20 @@ class Step:
         self._step = jit_train_step(model, optimizer, state=self.sharding, tokens=self._tokens)
 
     def compile(self) -> Any:
-        """Return the compiled step, which allocates nothing."""
+        """Return the compiled step; nothing is allocated."""
         with jax.set_mesh(self.mesh):
             return self._step.lower(self.shapes, self._batch, jax.ShapeDtypeStruct((), np.float32)).compile()
 
     @property
     def takes_seconds(self) -> bool:
-        """Whether a few steps are expected to take seconds, by their FLOPs."""
+        """Whether a few steps should take seconds, estimated from their FLOPs."""
         devices = self.mesh.devices.flatten()
         budget = CPU_FLOPS if devices[0].platform == "cpu" else ACCELERATOR_FLOPS * len(devices)
         train = self.config.train
         return train.batch_size * train.seq_len * flops.flops_per_token(self.model, train.seq_len) <= budget
 
     def tokens_per_s(self, compiled: Any) -> float:
-        """Return the speed of a few steps on random tokens."""
+        """Return the speed of `TIMED_STEPS` steps on random tokens, in tokens/s."""
         train = self.config.train
         with jax.set_mesh(self.mesh):
             state = jax.jit(self._init, out_shardings=self.sharding)()
@@ -186,17 +188,20 @@ class Step:
 
 
 class Measured(NamedTuple):
-    """What one device of this machine says of a config: tokens/s, None if not tried, and what does not fit, or ""."""
+    """The speed of a config on one device, and why it does not fit.
+
+    `tokens_per_s` is None if no step was timed. `excess` is "" if the config fits.
+    """
 
     tokens_per_s: float | None
     excess: str
 
 
 def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = lambda text: None) -> Measured:
-    """Return the speed of a few steps of a config on one device of this machine, if they fit and take seconds.
+    """Time a few steps of a config on one device of this machine, if they fit.
 
-    The memory of longer steps, or of steps that need not be `timed`, is that of the state and a batch alone: compiling
-    them takes minutes.
+    Steps that would take longer than seconds, or need not be `timed`, are not compiled, because compilation takes
+    minutes. Their memory is checked for state and batch only.
     """
     devices = jax.devices()[:1]
     step = Step(config, Model(config.model, max_len=config.train.seq_len), make_mesh(devices=devices), rules=RULES)
@@ -215,7 +220,7 @@ def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = 
 
 
 def group_table(model: Model) -> list[str]:
-    """Return a line for each group of parameters: its arrays, counted per layer, and their elements."""
+    """Return one line per parameter group: arrays, counted per layer, and elements."""
     arrays, elements, shapes = collections.Counter(), collections.Counter(), dict(names(model.shapes))
     for name, group in names(model.groups):
         arrays[group] += model.repeats if name.startswith("blocks.") else 1
@@ -236,9 +241,10 @@ def _decay(weight_decay: float, rules: int) -> str:
 
 
 def simulated_devices(count: int) -> list[Any]:
-    """Return `count` CPU devices that simulate those of another machine: programs are compiled for them, not run.
+    """Return `count` CPU devices that simulate another machine.
 
-    JAX creates them when it starts, so call this before. Raises `UserError` if JAX has started with fewer.
+    Programs are compiled for them, not run. JAX creates them when it starts, so call this first. Raises `UserError` if
+    JAX has started with fewer.
     """
     if count < 1:
         raise UserError(f"--devices={count}: give the number of devices to simulate, 1 or more.")
@@ -276,7 +282,10 @@ def _weights(describe: Callable[[], str], workdir: str | Path | None) -> str:
 
 
 def _data(config: Config) -> str:
-    """Return a line on the source of the text and, for prepared blocks, how often a run reads it."""
+    """Return a line about the text source.
+
+    For prepared blocks it has the number of passes.
+    """
     if config.data.corpus != "blocks":
         return " ".join(filter(None, (config.data.corpus, ", ".join(config.data.tfds), config.data.path)))
     try:
@@ -291,29 +300,35 @@ def _data(config: Config) -> str:
 
 
 def _limit(device: Any) -> int | None:
-    """Return the bytes of a device's memory, of the machine's for a CPU, or None if they are not known."""
+    """Return a device's memory in bytes, for a CPU the machine's; None if unknown."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit")
     known = []
     with contextlib.suppress(OSError, ValueError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        with contextlib.suppress(OSError, ValueError):  # the file may hold "max"
             known.append(int(path.read_text()))
     return min(known, default=None)
 
 
 def _excess(needed: int, devices: Sequence[Any]) -> str:
-    """Return that a device needs more bytes than it has; "" if it fits or its memory is not known."""
+    """Return a text if a device needs more bytes than it has.
+
+    Returns "" if it fits or its memory is unknown.
+    """
     limit = _limit(devices[0])
-    is_cpu = devices[0].platform == "cpu"  # devices of a CPU share its memory
+    is_cpu = devices[0].platform == "cpu"  # CPU devices share the machine's memory
     if limit is None or needed * (len(devices) if is_cpu else 1) <= limit:
         return ""
     return f"MORE than the {size(limit)} of {'this machine' if is_cpu else 'a device'}"
 
 
 def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
-    """Return the bytes that a device needs and their parts; `kept` counts its state and batch."""
+    """Return the bytes a device needs, and a text with their parts.
+
+    `kept` counts state and batch bytes.
+    """
     analysis = compiled.memory_analysis()
     if analysis is None:
         text = "at least, for parameters, optimiser and batch; this backend gives no analysis of the rest"
@@ -326,7 +341,7 @@ def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
 
 
 class RecordedSpeed(NamedTuple):
-    """The training speed of a model on one device, and the benchmark that measured it."""
+    """A model's recorded training speed on one device, and its benchmark."""
 
     tokens_per_s: float
     device: str
@@ -336,11 +351,11 @@ class RecordedSpeed(NamedTuple):
 def recorded_speed(
     config: Config, *, n_params: int, per_token: float, device: str | None, within: float = 0.0
 ) -> RecordedSpeed | None:
-    """Return the recorded speed of this model on a kind of device, or with None on any; None if there is no record.
+    """Return the recorded speed of this model on a device kind, or None.
 
-    The same name, settings of the mixer, parameters and FLOPs per token at the same length are taken for the same
-    model. With a share `within` settings may differ, such as normalised queries and keys, and parameters and FLOPs by
-    that share. Of several records the fastest is returned, since kernels get faster.
+    `device` None matches any device. A record matches if config name, sequence length, mixer settings, parameter count
+    and FLOPs per token agree. With a share `within`, mixer settings may differ (such as QK norm), and parameters and
+    FLOPs may differ by that share. The fastest matching record is returned, because kernels get faster.
     """
     found: list[RecordedSpeed] = []
     for entry in read_json(SPEEDS, {"speeds": [SPEED]})["speeds"]:
@@ -348,7 +363,7 @@ def recorded_speed(
         same &= device in (None, entry["device"])
         same &= math.isclose(entry["params"], n_params, rel_tol=within or 1e-9)
         same &= math.isclose(entry["flops_per_token"], per_token, rel_tol=within or 1e-9)
-        # rules of selection, for one, have the same parameters and FLOPs
+        # Parameters and FLOPs do not identify a model: Top-1 selection rules, for example, share them.
         if same and (within or _measured(entry["name"], entry["size"]).model.mixer == config.model.mixer):
             source = f"{entry['file']}, batch {entry['batch']}, remat {entry['remat']}"
             found.append(RecordedSpeed(entry["tokens_per_s"], entry["device"], source))
@@ -356,13 +371,16 @@ def recorded_speed(
 
 
 def _measured(name: str, model_size: str) -> Config:
-    """Return the config of a benchmark's result, by its name, `config[:key=value,...]`."""
+    """Return the config of a benchmark by its name `config[:key=value,...]`."""
     base, _, settings = name.partition(":")
     return from_config_dict(presets.read_config(f"{base}:{','.join(filter(None, (model_size, settings)))}"))
 
 
 def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:
-    """Return the median seconds of a step; the first one, which allocates, is not counted."""
+    """Return the median seconds per step.
+
+    The first step is left out because it allocates.
+    """
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         start = time.perf_counter()

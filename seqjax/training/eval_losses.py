@@ -1,11 +1,17 @@
-"""The losses of every evaluation, by block, stored beside `metrics.jsonl`.
+"""Per-block losses of all evaluations, stored in `eval_losses/` of the workdir.
 
-The losses of blocks give the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes the
-blocks, which are the same at every evaluation. Per domain it has the arrays "DOMAIN/index", "DOMAIN/documents" and
-"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and "DOMAIN/sha256", uint8 [32], of their tokens. It has
-"DOMAIN/sources", int64 [n], if a source is known: equal numbers are the same source (`seqjax.data.document_sources`).
-`eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's mean loss in nats per token after that step, and
-"run/identity" and "run/sha256", the identity of the run (seqjax/training/identity.py) and a checksum of the arrays.
+Block losses give the confidence intervals of loss differences. All evaluations use the same blocks, described in
+`eval_losses/blocks.npz`. For each domain it has
+
+    DOMAIN/index, DOMAIN/documents, DOMAIN/n_bytes    [n], see `seqjax.data.corpus.EvalBlocks`
+    DOMAIN/sha256                                     uint8 [32], hash of the block tokens
+    DOMAIN/sources                                    int64 [n], equal numbers share a source
+                                                      (`seqjax.data.document_sources`); absent if no source is known
+
+`eval_losses/STEP.npz` holds the evaluation after that step:
+
+    DOMAIN                      float32 [n], mean loss per block in nats per token
+    run/identity, run/sha256    the run identity (seqjax/training/identity.py), a checksum of the arrays
 """
 
 import hashlib
@@ -29,10 +35,11 @@ FIX = "put back a copy of it, or train the run again"
 
 
 def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
-    """Start, or resume after `step`: later evaluations of a killed process are removed, because they are repeated.
+    """Start the files, or resume after `step` and remove later evaluations.
 
-    A resumed run keeps the recorded sources of its blocks. They are added if they were unknown. Raises `UserError` if
-    the earlier evaluations of the run were on other blocks, whose losses do not compare.
+    A killed process may have left later evaluations; the resumed run repeats them. A resumed run keeps its recorded
+    block sources, and adds them if they were unknown. Raises `UserError` if earlier evaluations used other blocks,
+    because their losses do not compare.
     """
     directory = workdir / DIRECTORY
     directory.mkdir(exist_ok=True)
@@ -62,19 +69,22 @@ def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray
     if changed:
         raise UserError(
             f"{path}: this run was evaluated on other text of {', '.join(sorted(changed))} than it would be "
-            "now, and the losses would not compare. Put back the data of before (documents.npz beside the blocks, or "
-            "the texts of config.eval.path), or start in another --workdir."
+            "now. Put back the earlier data (documents.npz in the directory of the blocks, or the texts in "
+            "config.eval.path), or start in another --workdir."
         )
 
 
 def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
-    """Write the losses of one evaluation, "DOMAIN" -> [n], in nats per token."""
+    """Write one evaluation's losses, "DOMAIN" -> [n], in nats per token."""
     arrays = {domain: loss.astype(np.float32) for domain, loss in losses.items()}
     _save(path(workdir, step), arrays | seal(workdir, step, arrays))
 
 
 def seal(workdir: Path, step: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that mark a file as the run's and as unchanged; {} if the run has no identity."""
+    """Return the arrays that identify a file's run and detect edits.
+
+    Returns {} if the run has no identity.
+    """
     own = identity.recorded(workdir)
     return {"run/identity": np.array(own), "run/sha256": np.array(_digest(step, arrays))} if own else {}
 
@@ -87,7 +97,10 @@ def _digest(step: int, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _foreign(arrays: Arrays, own: str | None, step: int) -> str:
-    """Return what is wrong with the seal of a file's arrays, or "", and remove it; `own` is the run's identity."""
+    """Remove the seal from `arrays`, and return its fault or "".
+
+    `own` is the run identity.
+    """
     named, digest = (str(arrays.take(key, "U")) if key in arrays else "" for key in ("run/identity", "run/sha256"))
     for key in ("run/identity", "run/sha256"):
         arrays.pop(key, None)
@@ -97,12 +110,19 @@ def _foreign(arrays: Arrays, own: str | None, step: int) -> str:
 
 
 def path(workdir: Path, step: int) -> Path:
-    """Return the file of an evaluation, which is written after everything else that belongs to it."""
+    """Return the path of an evaluation's losses.
+
+    The file is written last, so its presence marks the evaluation as complete.
+    """
     return workdir / DIRECTORY / f"{step:08d}.npz"
 
 
 def fault(path: Path) -> str:
-    """Return what is wrong with the file of an evaluation: "is missing", "is damaged", "is without DOMAIN"; or ""."""
+    """Return an evaluation file's fault, or "".
+
+    Values are "is missing", "is damaged", "is without DOMAIN", "is of another run: ..." and "is not as it was written:
+    ...".
+    """
     if not path.is_file():
         return "is missing"
     try:
@@ -117,22 +137,25 @@ def fault(path: Path) -> str:
 
 
 def domains_of(blocks: Iterable[str]) -> set[str]:
-    """Return the domains of the arrays of `blocks.npz`, by their names."""
+    """Return the domains in the array names of `blocks.npz`."""
     return {name.rpartition("/")[0] for name in blocks}
 
 
 def lost(directory: Path, steps: Iterable[int]) -> list[Path]:
-    """Return the files that are missing of evaluations after these steps, and of the blocks, if others are there."""
+    """Return the missing files among the blocks and the evaluations after `steps`.
+
+    Returns [] if all files are missing: the run then recorded no block losses.
+    """
     wanted = [directory / DIRECTORY / "blocks.npz", *(path(directory, step) for step in steps)]
     missing = [file for file in wanted if not file.is_file()]
     return missing if len(missing) < len(wanted) else []
 
 
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
-    """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none.
+    """Return the blocks ("DOMAIN/FIELD" -> [n]) and losses (step -> "DOMAIN" -> [n]).
 
-    "DOMAIN/sources" is missing if no source is known, as in workdirs of earlier versions. Raises `UserError` if a file
-    is damaged.
+    Both are empty without files. "DOMAIN/sources" is missing if no source is known, as in older workdirs. Raises
+    `UserError` if a file is damaged.
     """
     directory = readable(workdir) / DIRECTORY
     if not (directory / "blocks.npz").is_file():
@@ -152,7 +175,7 @@ def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str
 
 
 def own_arrays(path: Path, own: str | None, step: int | None = None) -> Arrays:
-    """Return the arrays of a file of the run with the identity `own`; raise `UserError` if it is another run's."""
+    """Return a file's arrays; raise `UserError` unless their identity is `own`."""
     arrays = read_arrays(path, fix=FIX)
     if foreign := _foreign(arrays, own, int(arrays.take("step", "iu")) if step is None else step):
         raise UserError(f"{path} {foreign}; {FIX}.")

@@ -1,7 +1,8 @@
-"""Evaluation: the loss per domain and the entropy of attention, and the newest checkpoint of a run to evaluate.
+"""Measure losses and attention entropy by domain, and restore checkpoints.
 
-The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats, and relative to its maximum E_i / ln(i +
-1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats. The relative entropy is E_i / ln(i + 1),
+its share of the maximum. Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section
+3).
 """
 
 import dataclasses
@@ -36,7 +37,10 @@ ENTROPY_TOKENS = 1_048_576  # per domain, if neither the config nor --tokens set
 
 
 class Domain(NamedTuple):
-    """The evaluation blocks of one domain, on the host, in batches of which the last is padded."""
+    """One domain's evaluation blocks on the host, in batches.
+
+    The last batch is padded.
+    """
 
     blocks: EvalBlocks
     tokens: list[np.ndarray]  # int32 [B, T+1]
@@ -44,9 +48,11 @@ class Domain(NamedTuple):
 
 
 def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
-    """Return the batches of every evaluation domain, the same at every call, in the corpus's order (in-domain first).
+    """Return the batches of all evaluation domains, in-domain first.
 
-    `tokens` is the largest number of tokens per domain; 0 means `config.eval.tokens`.
+    Each call returns the same batches.
+
+    `tokens` limits the tokens per domain; 0 means `config.eval.tokens`.
     """
     batch_size = eval_batch_size(config.eval.batch_size, config.train, mesh)
     domains = {}
@@ -54,7 +60,7 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
         count = max(1, (tokens or config.eval.tokens) // corpus.seq_len)
         blocks = corpus.eval_blocks(name, count=count, seed=config.eval.seed)
         rows = blocks.tokens.astype(np.int32)
-        # Padding repeats a real row, so that none of its tokens can be outside the vocabulary.
+        # Padding repeats a real row: its tokens are then inside the vocabulary.
         padding = -len(rows) % batch_size
         rows = np.concatenate([rows, np.repeat(rows[:1], padding, axis=0)])
         weights = np.repeat(np.array([1, 0], np.float32), [len(rows) - padding, padding])
@@ -64,9 +70,9 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
 
 
 class Evaluation:
-    """The evaluation of a model on every domain of a corpus, always on the same blocks. Call it inside `jax.set_mesh`.
+    """Evaluates a model on all corpus domains. Call it inside `jax.set_mesh`.
 
-    `blocks` holds the blocks of each domain, in the corpus's order.
+    Each evaluation uses the same `blocks`, kept by domain in corpus order.
     """
 
     def __init__(
@@ -79,10 +85,10 @@ class Evaluation:
         tokens: int = 0,
         rules: int = origin.RULES,
     ):
-        """Load the blocks: at most `tokens` of them per domain, where 0 stands for `config.eval.tokens`.
+        """Load the blocks, at most `tokens` per domain (0: `config.eval.tokens`).
 
-        `rules` are the rules of the run (seqjax/training/origin.py). Raises `UserError` if the config wants the entropy
-        of attention and no layer has softmax weights.
+        `rules` are the run's rules (seqjax/training/origin.py). Raises `UserError` if the config requests attention
+        entropy and no layer has softmax weights.
         """
         if config.eval.entropy_tokens:
             require_entropy(model)
@@ -99,11 +105,11 @@ class Evaluation:
         self.blocks = {name: domain.blocks for name, domain in self._domains.items()}
 
     def losses(self, params: Params) -> dict[str, np.ndarray]:
-        """Return the mean next-token loss of every block of every domain in nats per token, float64 [n]."""
+        """Return mean block losses in nats per token, "DOMAIN" -> float64 [n]."""
         return self.measure(params)[0]
 
     def measure(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Return `losses`, and the row of metrics of the evaluation (`summarize`)."""
+        """Return `losses` and the evaluation's metric row (`summarize`)."""
         sharding = batch_sharding(self._mesh)
         sums = {
             name: [self._block_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
@@ -118,18 +124,22 @@ class Evaluation:
         return losses, summarize(losses, in_text, self.blocks, self._corpus)
 
     def write_classes(self, workdir: Path, step: int, params: Params) -> None:
-        """Write the sums of the losses by class of token after `step`; process 0 writes, all must call it."""
+        """Write the loss sums by token class after `step`.
+
+        Process 0 writes; all processes must call it.
+        """
         sharding, found = batch_sharding(self._mesh), {}
-        for name, domain in self._domains.items():  # one at a time: a device holds the losses of a domain, not of all
+        for name, domain in self._domains.items():  # one at a time, to bound device memory
             parts = [self._token_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
             found[name] = np.concatenate(jax.device_get(parts))[: len(domain.blocks.tokens)]
         if jax.process_index() == 0:
             token_classes.write_classes(workdir, step, found, self.blocks, self._corpus)
 
     def entropy(self, params: Params) -> dict[str, dict[str, float]]:
-        """Return {"entropy": nats per domain, "entropy_relative": its share of ln(i + 1) per domain}.
+        """Return the attention entropy by domain.
 
-        Raises `UserError` if no layer has softmax weights.
+        The result is {"entropy": in nats, "entropy_relative": share of ln(i + 1)}, each by domain. Raises `UserError`
+        if no layer has softmax weights.
         """
         tokens = self._tokens or self._config.eval.entropy_tokens or ENTROPY_TOKENS
         domains = load_domains(self._corpus, self._config, mesh=self._mesh, tokens=tokens)
@@ -147,14 +157,14 @@ def summarize(
     blocks: Mapping[str, EvalBlocks],
     corpus: Corpus,
 ) -> dict[str, float]:
-    """Return the row of metrics of an evaluation.
+    """Return the metric row of an evaluation.
 
-    `losses` are the mean losses of blocks. `in_text` are the same without the losses of tokens that have no bytes, such
-    as BOS and EOS, but also divided by the block length.
+    `losses` are mean block losses. `in_text` are the same sums without tokens that have no bytes, such as BOS and EOS,
+    but still divided by the block length.
 
-    The row has per domain the mean `loss` in nats per token and `bits_per_byte` of the text, which is comparable across
-    tokenizers. It also has the mean losses in domain and out of domain, `equal` (unweighted) and `natural` (weighted by
-    shares of the corpus). Test sets are not in these means.
+    For each domain the row has the mean `loss` in nats per token. It also has `bits_per_byte` of the text, which is
+    comparable across tokenizers. In-domain and out-of-domain means follow, `equal` (unweighted) and `natural` (weighted
+    by corpus shares). Test sets are not in these means.
     """
     row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
     for name, loss in in_text.items():
@@ -172,7 +182,7 @@ def summarize(
 
 
 def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, mesh: Mesh) -> np.ndarray:
-    """Return the sum in float64 of the results of `step` over the batches of a domain."""
+    """Return the float64 sum of `step` results over a domain's batches."""
     sharding = batch_sharding(mesh)
     batches = zip(domain.tokens, domain.weights, strict=True)
     sums = [step(params, *jax.device_put(batch, sharding)) for batch in batches]
@@ -180,24 +190,29 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
 
 
 def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
-    """Return whether a cooldown has its evaluation, undamaged, and its checkpoint if it is to be kept."""
+    """Return whether a cooldown has its evaluation and any checkpoint to keep.
+
+    A damaged evaluation file counts as missing.
+    """
     directory = segment.directory(workdir)
     kept = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
     return kept and not eval_losses.fault(eval_losses.path(directory, segment.end))
 
 
 def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> None:
-    """Evaluate the end of a finished run again if the losses of its blocks are lost, or those of classes damaged.
+    """Repeat the last evaluation of a finished run if its files need it.
 
-    `params` are those of `step`, the last one. All processes must call it, inside `jax.set_mesh`. Raises `UserError` if
-    this gives other losses than `metrics.jsonl` has, or if the file of an earlier evaluation, which cannot be made
-    again, is damaged: a study reads them all.
+    This happens if the block losses are lost or damaged, or if the token-class file is damaged. `params` are the
+    parameters after `step`, the last step. All processes must call it, inside `jax.set_mesh`.
+
+    Raises `UserError` if the losses differ from `metrics.jsonl`. Also raises it if the file of an earlier evaluation is
+    damaged, because that evaluation cannot be repeated and a study reads it.
     """
     workdir, lead = mirror.directory, jax.process_index() == 0
     path, classes = eval_losses.path(workdir, step), workdir / eval_losses.DIRECTORY / token_classes.CLASSES
     faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
     again = np.array([bool(fault) for fault in faults])
-    if jax.process_count() > 1:  # All evaluate, or none does.
+    if jax.process_count() > 1:  # All processes must evaluate together.
         with jax.transfer_guard("allow"):
             again = multihost_utils.broadcast_one_to_all(again)
     if again[0]:
@@ -206,8 +221,8 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
         if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == step):
             raise UserError(
                 f"{path} {faults[0]}, and the checkpoint of step {step} has other losses here than in {mirror}/"
-                "metrics.jsonl. Put back a copy of the file, or run the same command on the devices that trained the "
-                "run, which makes it again."
+                "metrics.jsonl. Put back a copy of the file, or write it again: run the same command on the devices "
+                "that trained the run."
             )
         if lead:
             eval_losses.write(workdir, step, losses)
@@ -221,17 +236,20 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
 
 
 def say_lost(config: Config, workdir: Path) -> None:
-    """Say which files of a finished run's evaluations are missing that cannot be made again."""
+    """Print the missing evaluation files that a finished run cannot recreate."""
     say = StatusLine().say
     for directory in dict.fromkeys([workdir, *(segment.directory(workdir) for segment in segments(config))]):
         rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
         steps = [row["step"] for row in rows if any(key.startswith("eval/") for key in row)]
         for file in eval_losses.lost(directory, steps):
-            say(f"{file} is missing. Put back a copy of it: without it a study has no intervals there.")
+            say(f"{file} is missing. Put back a copy of it: a study needs it for intervals.")
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:
-    """Return the directory of the checkpoint that represents a run: its last end that has one, else the workdir."""
+    """Return the directory of the checkpoint that represents a run.
+
+    This is the directory of the last end with a checkpoint, else the workdir.
+    """
     cooldowns = [segment for segment in segments(config) if segment.is_cooldown]
     for segment in reversed(cooldowns):
         directory = segment.directory(workdir)
@@ -241,18 +259,17 @@ def trained(config: Config, workdir: str | Path) -> str | Path:
 
 
 def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
-    """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
+    """Return config, model, parameters, step and mesh of the newest checkpoint.
 
-    For a run with several ends it is the checkpoint of the last end that has one. `allow_code` names the mixers whose
-    code from outside seqjax may be run (`workdirs.load_config`). Raises `UserError` for a name that the run does not
-    have.
+    A run with several ends uses the last end with a checkpoint. `allow_code` lists the mixers from outside seqjax that
+    may be run (`workdirs.load_config`). Raises `UserError` for a name that the run does not have.
     """
     config = workdirs.load_config(workdir, allow_code=allow_code)
     workdirs.require_named(workdir, config, allow_code)
     try:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:
-        mesh = make_mesh()  # The run's mesh needs other devices, e.g. those of a pod.
+        mesh = make_mesh()  # The run's mesh needs more devices, e.g. a pod.
     files = mirrors.readable(workdir)
     if not identity.require(files, called=str(workdir)) and (files / "run.json").is_file():
         StatusLine().say(f"{workdir}: {identity.NOT_CHECKED}.")
@@ -268,12 +285,12 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
 
 
 def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Params, int]:
-    """Return the parameters of a run's newest checkpoint, as `restore`, and its step.
+    """Return the parameters and step that `restore` reads.
 
     `target` gives shapes and shardings.
     """
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
+    logging.set_verbosity(logging.ERROR)  # Orbax warns about read-only use, intended here.
     try:
         directory = trained(config, workdir)
         own = identity.recorded(mirrors.readable(directory))

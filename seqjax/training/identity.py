@@ -1,11 +1,10 @@
-"""The identity of a run: a hash of its settings and data, which its files carry.
+"""The identity of a run: a hash of its settings and data, recorded in its files.
 
-`run.json` holds it. Every checkpoint and every file of evaluation losses names the identity of its directory. The
-directory of an end has an identity of its own, a hash of the run's and of the end's step. So a file that was copied
-from another run is refused by name, wherever it lies. `run.json` also holds a hash of `config.json`, which reveals a
-`config.json` that was edited.
+`run.json` holds it. Each checkpoint and each evaluation-loss file records the identity of its directory. An end's
+directory has a separate identity, a hash of the run identity and the end's step. A file copied from another run is
+therefore refused, wherever it lies. `run.json` also holds a hash of `config.json`, which reveals edits.
 
-Runs that began before there were identities have none. Their files are read without these checks.
+Runs started before identities existed have none. Their files are read without these checks.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.training.schedule import ENDS, Segment
 
-# Settings that change at most the order of sums in a run's results; a resumed run may change them.
+# A resumed run may change these settings: they change results at most through the order of sums.
 MAY_CHANGE = (
     "log.",
     "checkpoint.",
@@ -28,13 +27,13 @@ MAY_CHANGE = (
     "train.per_device_batch_size",
     "train.accumulate",
     "data.path",
-    "data.workers",  # a stream depends on it and says so itself
+    "data.workers",  # a stream depends on it and checks it
     "data.cache_dir",
     "data.tokenizer_path",
     "eval.classes",
     "eval.entropy_tokens",
 )
-LENGTH = ("train.steps", "train.ends")  # of a run with ends, they may grow
+LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
 FORM = {"identity?": str, "settings?": [str]}  # in run.json
 NOT_CHECKED = "it began before runs had identities, so it is not checked whether all of its files are its own"
 
@@ -42,8 +41,8 @@ NOT_CHECKED = "it began before runs had identities, so it is not checked whether
 def of(config: Config, *, manifest: str, test_sets: Mapping[str, str], origin: Mapping[str, Any]) -> str:
     """Return the identity of a new run, 64 hexadecimal digits.
 
-    `manifest` and `test_sets` are the hashes of its data, and `origin` says how it began (seqjax/training/origin.py).
-    The files of the user that define mixers are part of the settings.
+    `manifest` and `test_sets` are hashes of its data. `origin` describes how it began (seqjax/training/origin.py).
+    Hashes of the user's mixer files are included.
     """
     weights = origin.get("init_from", {}).get("sha256", "")
     code = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
@@ -51,7 +50,10 @@ def of(config: Config, *, manifest: str, test_sets: Mapping[str, str], origin: M
 
 
 def of_segment(identity: str | None, segment: Segment) -> str | None:
-    """Return the identity of the directory of a segment: the run's, or one for an end; "" if the run has none."""
+    """Return the identity of a segment's directory.
+
+    This is the run identity, or a separate identity for an end. A run without an identity gives "" or None.
+    """
     return _of_end(identity, segment.end) if segment.is_cooldown else identity
 
 
@@ -60,7 +62,7 @@ def _of_end(identity: str | None, step: int) -> str | None:
 
 
 def settings_of(values: Mapping[str, Any]) -> str:
-    """Return the hash of the settings in a config.json without those that a run may change."""
+    """Return the hash of a config.json, without the settings that a run may change."""
     kept = dict(_flat(values, ""))
     changing = (*MAY_CHANGE, "version", *(LENGTH if kept.get("train.ends") else ()))
     return _digest({key: value for key, value in kept.items() if not key.startswith(changing)})
@@ -79,15 +81,19 @@ def _digest(value: Any) -> str:
 
 
 def recorded(directory: Path) -> str | None:
-    """Return the identity in run.json; "" if the run began without one, None if there is no run.json."""
+    """Return the identity in run.json.
+
+    Returns "" if the run began without an identity, and None without a run.json.
+    """
     path = directory / "run.json"
     return read_json(path, FORM).get("identity", "") if path.is_file() else None
 
 
 def entry(directory: Path, config: Config, identity: str | None) -> dict[str, Any]:
-    """Return the part of run.json about the identity; {} if the run has none.
+    """Return the identity's fields for run.json; {} if the run has no identity.
 
-    A later seqjax may write more settings into config.json. run.json is written first, so it has both hashes.
+    A newer seqjax may write more settings into config.json. Both hashes are recorded, because run.json is written
+    first.
     """
     if not identity:
         return {}
@@ -97,9 +103,11 @@ def entry(directory: Path, config: Config, identity: str | None) -> dict[str, An
 
 
 def require(workdir: Path, *, called: str = "") -> bool:
-    """Raise `UserError` if config.json or the directory of an end is of another run; return whether it was checked.
+    """Check config.json and end directories against run.json.
 
-    `called` is the user's name of the workdir. Losses and checkpoints are checked where they are read.
+    Returns whether the run has an identity to check. `called` is the user's name for the workdir. Losses and
+    checkpoints are checked when they are read. Raises `UserError` if config.json was edited, or if an end's directory
+    belongs to another run.
     """
     called = called or str(workdir)
     identity = recorded(workdir)
@@ -113,7 +121,7 @@ def require(workdir: Path, *, called: str = "") -> bool:
         if found != wanted:
             raise UserError(
                 f"{called}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
-                f"{called}/run.json. Put back the directory that this run wrote, or move it away and train again."
+                f"{called}/run.json. Put back this run's directory, or move it away and train again."
             )
         _require_settings(end, f"{called}/{ENDS}/{end.name}")
     return bool(identity)
@@ -124,6 +132,6 @@ def _require_settings(directory: Path, called: str) -> None:
     path = directory / "config.json"
     if settings and path.is_file() and settings_of(read_json(path)) not in settings:
         raise UserError(
-            f"{called}/config.json and run.json do not belong together: one was edited, or is of another run. Put back "
-            "a copy of it; other settings need another --workdir."
+            f"{called}/config.json and run.json do not belong together: one was edited, or comes from another run. Put "
+            "back this run's copy; other settings need another --workdir."
         )

@@ -1,11 +1,12 @@
-"""The lock of a workdir: at any time one run writes to it; a second one is refused with the first one's host and pid.
+"""The lock of a workdir: only one run writes to it at a time.
 
-The lock is `run.lock`, a file or an object of the store, which a run creates only if there is none, touches while it
-lives, and removes at its end. The lock of a killed run is recognised: on the same machine by its missing process,
-elsewhere by the age of the lock on the clock of the file server or store. Readers need no lock.
+The lock is `run.lock`, a file or a store object. A run creates it only if it does not exist, touches it while alive,
+and removes it at the end. A second run is refused with the first run's host and pid. A killed run's lock is recognised:
+on the same machine by its missing process, elsewhere by its age on the file server's or store's clock. Readers need no
+lock.
 
-In a store the lock is advisory: a dead run cannot be told from a run that was cut off for minutes. Between the latter's
-last check of the lock and the end of its save, both can write.
+In a store the lock is advisory, because a dead run looks like a run that was cut off for minutes. Between that run's
+last lock check and the end of its save, two runs can write.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ MOMENT_SECONDS = 0.05  # the same, for a run that saw no lock: one may have been
 
 
 class Holder(NamedTuple):
-    """The process that holds a lock, and the `token` that tells the lock from another one."""
+    """The process that holds a lock; `token` identifies the lock."""
 
     host: str
     space: str  # the boot and the pid namespace (a container has one of its own) that `pid` belongs to
@@ -48,14 +49,14 @@ class Holder(NamedTuple):
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process is running; None if it is out of sight, on another host or in another container."""
+        """Whether the process is running; None on another host or in another container."""
         if (self.host, self.space) != (socket.gethostname(), pid_space()):
             return None
         return start_of(self.pid) == self.started
 
 
 class WorkdirLock:
-    """A lock that this process holds; `locked` makes one."""
+    """A lock that this process holds, created by `locked`."""
 
     def __init__(self, workdir: str, holder: Holder):
         self._workdir, self._lock, self._holder = workdir, f"{workdir}/{FILE}", holder
@@ -67,10 +68,10 @@ class WorkdirLock:
         self._thread.start()
 
     def check(self, *, look: bool = False) -> None:
-        """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes.
+        """Raise `UserError` if another run has taken the workdir.
 
-        With `look`, and after a time in which this process was suspended, read the lock now and raise an error if the
-        workdir has moved.
+        This can happen after this process stood still for minutes. The lock is read now if `look` is set or this
+        process was suspended. In that case a moved workdir is an error too.
         """
         look = look or abs(time.time() - self._seen) > 2 * BEAT_SECONDS
         if look and self._opened is not None and not self._is_in_place():
@@ -89,7 +90,7 @@ class WorkdirLock:
             )
 
     def release(self) -> None:
-        """Remove the lock, also from a moved directory, unless another run holds it by now."""
+        """Remove the lock, also from a moved directory, unless another run holds it."""
         self._released.set()
         self._thread.join()
         with contextlib.suppress(OSError, store.StoreError):
@@ -102,9 +103,9 @@ class WorkdirLock:
             os.close(self._opened)
 
     def _is_there(self) -> bool:
-        """Return whether this run holds the lock; remember who has taken it.
+        """Return whether this run holds the lock, and remember who has taken it.
 
-        A lock that is missing or empty was taken as well: another run has ended since, or begins at this moment.
+        A missing or empty lock was taken too: another run has ended since, or is just starting.
         """
         if self._opened is not None and not self._is_in_place():
             return False  # `check` says that the directory has moved; its lock has moved with it.
@@ -131,11 +132,11 @@ class WorkdirLock:
 
 @contextlib.contextmanager
 def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[WorkdirLock]:
-    """Return a context in which only this process writes to `workdir`; a missing directory is created.
+    """Return a context in which only this process writes to `workdir`.
 
-    A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, wait for a run on
-    another host until it releases the lock, touches it, or has not touched it for `STALE_SECONDS`. A restarted job may
-    find the lock of its first start, perhaps seconds old.
+    A missing directory is created. If a `UserError` leaves it empty, it is removed again. `wait` is for restarted jobs,
+    which may find the lock of their first start. It waits for a run on another host until that run releases or touches
+    the lock, or until the lock is `STALE_SECONDS` old.
 
     Raises `UserError` if another run holds the lock or it cannot be written.
     """
@@ -163,7 +164,10 @@ def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[W
 
 
 def _acquire(workdir: str, *, wait: bool = False) -> Holder:
-    """Create the lock and return its holder; raise `UserError` that names the holder if it is taken."""
+    """Create the lock and return its holder.
+
+    Raises `UserError` with the holder if it is taken.
+    """
     lock, pid, since = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     seconds = MOMENT_SECONDS
     mine = Holder(socket.gethostname(), pid_space(), pid, start_of(pid), since, uuid.uuid4().hex)
@@ -184,7 +188,10 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
 
 
 def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | None:
-    """Wait for a sign of life, at most until the lock is stale; return its age then, or None if it was released."""
+    """Wait for a sign of life, at most until the lock is stale.
+
+    Returns the lock's age then, or None if it was released.
+    """
     before = age
     who = message(holder or "another process")
     sys.stderr.write(
@@ -198,7 +205,7 @@ def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | 
 
 
 def _require_dead(workdir: str, holder: Holder | None, age: float) -> None:
-    """Raise `UserError` if the holder of a lock that was touched `age` seconds ago lives or may live."""
+    """Raise `UserError` if the lock's holder lives or may live; `age` is in seconds."""
     alive = holder.alive if holder is not None else None  # None: the holder has not written its name yet.
     if alive is False or (alive is None and age >= STALE_SECONDS):
         return
@@ -236,7 +243,7 @@ def _create(lock: str, content: bytes) -> bool:
 
 
 def _read(lock: str) -> Holder | None:
-    """Return the holder of a lock, or None if there is no lock or its content is not (yet) complete.
+    """Return the lock's holder; None if the lock is missing or not (yet) complete.
 
     Raises `OSError` or `StoreError` if the file server or store cannot be reached.
     """
@@ -253,7 +260,10 @@ def _read(lock: str) -> Holder | None:
 
 
 def _age(lock: str) -> float | None:
-    """Return the seconds since the lock was touched, by the clock of its file server or store; None if it is gone."""
+    """Return the seconds since the lock was touched; None if it is gone.
+
+    Both times come from the file server's or store's clock.
+    """
     probe = f"{lock}.{uuid.uuid4().hex}"
     _create(probe, b"")
     try:
@@ -264,7 +274,7 @@ def _age(lock: str) -> float | None:
 
 
 def pid_space() -> str:
-    """Return the boot and the pid namespace that a pid belongs to; empty where there is no /proc."""
+    """Return the boot and pid namespace that a pid belongs to; "" without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -273,7 +283,10 @@ def pid_space() -> str:
 
 
 def start_of(pid: int) -> str:
-    """Return the start of a process in ticks, which identifies it beside its pid; empty if it has ended."""
+    """Return a process's start time in ticks; "" if the process has ended.
+
+    Pid and start time together identify a process.
+    """
     with contextlib.suppress(PermissionError):  # another user's
         try:
             os.kill(pid, 0)

@@ -1,10 +1,10 @@
-"""The training loop, a linear function that can be read from top to bottom.
+"""The training loop, one linear function.
 
 Metrics are fetched one step late, so the device never waits for the host. The data iterator, the optimiser and the
-position in `metrics.jsonl` are saved together, so a killed and resumed run equals an uninterrupted one.
+position in `metrics.jsonl` are saved together. A run that was killed and resumed therefore equals an uninterrupted run.
 
-A run is trained in segments (seqjax/training/schedule.py): one, or a trunk and a cooldown to each of its ends.
-`train` goes through them, `_train` is the loop of each. All use the same compiled step.
+A run is trained in segments (seqjax/training/schedule.py): a single segment, or a trunk and one cooldown per end.
+`train` goes through the segments, and `_train` trains a segment. All segments use the same compiled step.
 """
 
 import functools
@@ -46,7 +46,7 @@ from seqjax.types import Params
 
 
 class Setup(NamedTuple):
-    """The parts that all segments of a run share: its data, its model and the compiled steps."""
+    """What all segments of a run share: data, model and compiled steps."""
 
     config: Config
     mesh: jax.sharding.Mesh
@@ -56,7 +56,7 @@ class Setup(NamedTuple):
     model: Model
     init: Callable[[], TrainState]
     target: TrainState  # shapes and shardings
-    tokens: jax.sharding.NamedSharding  # of a batch [A, B, T + 1]
+    tokens: jax.sharding.NamedSharding  # for a batch [A, B, T + 1]
     n_micro: int  # A
     train_step: Any
     mirror: mirrors.Mirror
@@ -64,7 +64,7 @@ class Setup(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The position of training: the state on the devices, the position in the data, and any state of the log."""
+    """A position in training: device state, data position, log state (None: new)."""
 
     step: int
     state: TrainState
@@ -73,9 +73,10 @@ class Place(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights that a new run begins with: where they are, and how they are read (seqjax/pretrained.py).
+    """The initial weights of a new run: their location and how to read them.
 
-    `read` takes the run's config and the shapes and shardings of its parameters, and returns those and their step.
+    `read` takes the run's config and its parameters' shapes and shardings. It returns parameters and step
+    (seqjax/pretrained.py).
     """
 
     source: str
@@ -83,17 +84,16 @@ class Weights(NamedTuple):
 
 
 def train(config: Config, workdir: str | Path, *, weights: Weights | None = None, manifest: str = "") -> bool:
-    """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
+    """Start or resume training in `workdir`; return whether the run is complete.
 
-    A new run begins with `weights`, if they are given. A run that has a checkpoint goes on from it and does not look at
-    them. A run with ends may get more steps and ends than it has had (docs/protocol.md).
+    False means that the run was stopped early. A new run begins with `weights`, if given. A run with a checkpoint
+    resumes from it and ignores them. A run with ends may be extended by more steps and ends (docs/protocol.md).
 
-    A new run takes the built-in text with the hash `manifest` if it is still kept, as a resumed run does.
-
-    On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
-    has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
-
+    A new run uses the built-in text with the hash `manifest` if that text is still cached, as a resumed run does.
     `workdir` may be in a store, gs://BUCKET/PATH (seqjax/training/mirrors.py).
+
+    On a CPU, some XLA versions need a flag to compile sums of products correctly. It is added to XLA_FLAGS; if JAX has
+    already started, a warning follows instead (kernels_pallas/cpu_compiler.py).
 
     Raises `UserError` if another run is writing to `workdir` or the run cannot be trained.
     """
@@ -110,17 +110,20 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
         try:
             return _train_segments(config, mirror, weights, manifest=manifest)
         except FileNotFoundError as error:
-            mirror.check_lock(look=True)  # says so if the workdir was moved or deleted
+            mirror.check_lock(look=True)  # raises a clearer error if the workdir was moved or deleted
             if not Path(str(error.filename)).absolute().is_relative_to(mirror.directory.absolute()):
                 raise
             raise UserError(
                 f"{error.filename} cannot be reached: its directory was deleted while this run wrote to it. The same "
-                "command goes on from the last checkpoint that is left."
+                "command resumes from the last remaining checkpoint."
             ) from error
 
 
 def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | None, *, manifest: str) -> bool:
-    """Train every segment that is not complete, then report the run; return False if it was stopped early."""
+    """Train all incomplete segments, then report the run.
+
+    Returns False if it was stopped.
+    """
     say = StatusLine(quiet=jax.process_index() != 0).say
     extended: dict[str, Any] = {}
     if jax.process_index() == 0:
@@ -169,7 +172,7 @@ def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | N
     if jax.process_index() == 0:
         mirror.check_lock(look=True)
         say_lost(config, mirror.directory)
-        at_end = place.step == config.train.steps  # missing if the last of several ends was complete before
+        at_end = place.step == config.train.steps  # False if the last of several ends was already complete
         params, rng = (place.state.params, place.state.rng) if at_end else (None, None)
         say(report.of_run(mirror, config, setup.corpus, setup.model, params=params, rng=rng, mesh=setup.mesh))
         mirror.push()
@@ -177,7 +180,10 @@ def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | N
 
 
 def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
-    """Open the data, build the model and its steps; nothing is compiled or written yet."""
+    """Open the data and build the model and its steps.
+
+    Nothing is compiled or written.
+    """
     recorded = workdirs.recorded_manifest(mirror.directory) or manifest
     seq_len = config.train.seq_len
     # ------------------------------------------------------------------------------------------------ mesh, data
@@ -193,7 +199,7 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
     )
     # ----------------------------------------------------------------------------------------------- model, state
     begun = origin.read(mirror.directory)
-    if jax.process_count() > 1:  # of several, only process 0 has the files of a store
+    if jax.process_count() > 1:  # only process 0 has the files of a store
         begun["rules"] = int(multihost_utils.broadcast_one_to_all(np.array(begun["rules"], np.int32)))
     model = Model(config.model, max_len=seq_len, carry_from_zero=begun["rules"] == 1)
     optimizer = schedule.optimizer(config.optim, model.groups if begun["rules"] > 1 else None)
@@ -224,33 +230,39 @@ def _checkpoints(config: Config, mirror: mirrors.Mirror, own: str | None) -> Che
 
 
 def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) -> Place | None:
-    """Return the place of the newest checkpoint; None if no checkpoint can be resumed."""
+    """Return the place of the newest checkpoint.
+
+    Returns None if no checkpoint can be resumed.
+    """
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
         return None
     if step > setup.config.train.steps:
         raise UserError(
             f"{mirror}/checkpoints/{step} is beyond the end of the run, config.train.steps={setup.config.train.steps}; "
-            "move it away, and the run goes on from the checkpoint before."
+            "move it away to resume from the previous checkpoint."
         )
     state, log = checkpoints.restore(setup.target, setup.iterator)
     if log["manifest"] != setup.corpus.manifest_hash:
         raise UserError(
-            f"The data is not what {mirror} was trained on (manifest {setup.corpus.manifest_hash}, then "
-            f"{log['manifest']}). Point config.data.path at the same data, or start in another --workdir."
+            f"{mirror} was trained on other data (manifest {log['manifest']}, now {setup.corpus.manifest_hash}). Point "
+            "config.data.path at the same data, or start in another --workdir."
         )
     if log.get("rules", 1) != setup.origin["rules"]:
         raise UserError(
             f"{mirror}/run.json is missing or belongs to another run: the checkpoint of step {step} has other rules. "
             "Put back a copy of run.json."
         )
-    setup.origin.setdefault("identity", checkpoints.named)  # run.json is lost, or this process has no files of a store
+    setup.origin.setdefault("identity", checkpoints.named)  # run.json is lost, or only process 0 has it
     return Place(step, state, setup.iterator.get_state(), log)
 
 
 def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> Place:
-    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote them, or `weights`."""
-    begun = setup.origin.pop("init_from", None)  # by a process that was killed before the first checkpoint
+    """Return the start of a run.
+
+    Its parameters come from `checkpoints` if `seqjax convert` wrote them, from `weights`, or from the initialiser.
+    """
+    begun = setup.origin.pop("init_from", None)  # left by a process killed before the first checkpoint
     if checkpoints.params_only:
         state = setup.init()._replace(params=checkpoints.restore_params(setup.target.params)[0])
     elif weights is not None:
@@ -271,7 +283,10 @@ def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> P
 
 
 def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
-    """Raise `UserError` if a cooldown that is still to be trained branches off before `step`, where the trunk is."""
+    """Raise `UserError` if an untrained cooldown branches off before `step`.
+
+    `step` is the trunk's current step.
+    """
     cooldowns = [segment for segment in schedule.segments(setup.config) if segment.is_cooldown]
     for segment in cooldowns:
         there = segment.directory(setup.mirror.directory)
@@ -281,27 +296,27 @@ def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
             ends = {s.end for s in cooldowns if s.begin >= step} | {*setup.origin["extended"][-1]["ends"]}
             shares = schedule.shares_of_steps(ends, steps=setup.config.train.steps)
             raise UserError(
-                f"{setup.mirror} has gone on to step {step}, and the cooldown to a new end after step {segment.end} "
-                f'begins after step {segment.begin}. Ends that it has or can get: --config.train.ends="{shares}".'
+                f"{setup.mirror} has trained to step {step}, and the cooldown to a new end after step {segment.end} "
+                f'begins after step {segment.begin}. Ends that are still possible: --config.train.ends="{shares}".'
             )
         path = eval_losses.path(there, segment.end)
-        fault = eval_losses.fault(path) or "is there, but not its checkpoint"
+        fault = eval_losses.fault(path) or "exists, but not its checkpoint"
         raise UserError(
-            f"{there} lacks the results of this end ({path.name} {fault}), and the run has gone on from step "
-            f"{segment.begin}, where it branches off, to step {step}. Put the directory back, or start again in "
+            f"{there} lacks the results of this end ({path.name} {fault}), and the trunk has continued from step "
+            f"{segment.begin}, where this end branches off, to step {step}. Put the directory back, or start again in "
             "another --workdir."
         )
 
 
 def _branch(trunk: Place) -> Place:
-    """Return a copy of the trunk where a cooldown begins; the trunk goes on from the original."""
+    """Return a copy of the trunk, where a cooldown starts."""
     assert trunk.log is not None, "a trunk has at least one step"
     log = {"metrics": 0, "window": [0.0, 0], "seconds": trunk.log["seconds"]}
     return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
 
 
 def _description(setup: Setup, start: Place) -> list[str]:
-    """Return the lines that describe the run, the model and how it is divided over devices."""
+    """Return lines about the run, the model and its division over devices."""
     config, mirror, steps = setup.config, setup.mirror, setup.config.train.steps
     lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
     if start.step:
@@ -333,7 +348,10 @@ def _train(
     *,
     stop: StopRequest,
 ) -> Place:
-    """Train a segment from `start`, and return its last place: at its end, or earlier if it was stopped."""
+    """Train a segment from `start`.
+
+    Returns its last place, earlier than the end if stopped.
+    """
     config, mesh, corpus, model = setup.config, setup.mesh, setup.corpus, setup.model
     iterator, evaluation = setup.iterator, setup.evaluation
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
@@ -346,7 +364,7 @@ def _train(
     log = train_log.TrainLog(
         workdir, config, end=segment.end, lead=lead, flops_per_token=flops.flops_per_token(model, config.train.seq_len)
     )
-    pending = None  # the newest step, whose metrics are still on the device
+    pending = None  # the newest step; its metrics are still on the device
     profiling = False
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
         log.start(start.step, start.log, evaluation.blocks)
@@ -360,7 +378,7 @@ def _train(
             tokens = to_devices(batch.reshape(setup.n_micro, -1, config.train.seq_len + 1), setup.tokens)
             rate = to_devices(rate_of[step - segment.begin - 1], everywhere)
             state, device_metrics = setup.train_step(state, tokens, rate)
-            if pending is not None:  # of the previous step, while the device computes this one
+            if pending is not None:  # log the previous step while the device computes this step
                 log_step(*pending, log, mirror, checkpoints)
             pending = (step, device_metrics, batch)
             if step == start.step + 1:  # The step has been traced, so the backends of its kernels are known.
@@ -370,16 +388,16 @@ def _train(
                 if used := metadata["backends"]:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
                 if lead:
-                    # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
-                    # that its error tells the user to change.
+                    # Not earlier: a run that is refused or runs out of memory must not bind the workdir to settings
+                    # that the user has to change.
                     jax.block_until_ready(device_metrics)
                     mirror.check_lock(look=True)
                     hashes = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
                     metadata |= {"mixers": hashes} if hashes else {}
-                    # Before config.json, which makes it a run.
+                    # Write run.json first: config.json marks a run.
                     write_json(workdir / "run.json", metadata | setup.origin | identity.entry(workdir, config, own))
                     workdirs.save_config(mirror, config)
-                    if segment.is_cooldown:  # Its run may have been extended by this end alone.
+                    if segment.is_cooldown:  # This end may be the run's only new segment.
                         trunk = setup.mirror.directory
                         of_trunk = identity.entry(trunk, config, setup.origin["identity"])
                         origin.save(trunk, setup.origin | of_trunk)
@@ -417,7 +435,7 @@ def _train(
                     if step == config.train.steps and config.eval.classes:
                         evaluation.write_classes(workdir, step, state.params)
                     log.evaluation(step, row, losses)  # last: its file marks the evaluation as complete
-                    if lead and not saving:  # which comes after the files
+                    if lead and not saving:  # a save pushes the files too
                         mirror.push(say=log.say)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
@@ -438,9 +456,10 @@ def log_step(
     mirror: mirrors.Mirror,
     checkpoints: Checkpoints,
 ) -> None:
-    """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite.
+    """Fetch and log a step's metrics.
 
-    Nothing is written if another run has taken the workdir.
+    If a value is not finite, saves the batch and raises `UserError`. Nothing is written if another run has taken the
+    workdir.
     """
     values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
     mirror.check_lock()

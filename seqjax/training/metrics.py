@@ -1,4 +1,4 @@
-"""The rows of `metrics.jsonl`, and errors for values that are not finite."""
+"""Read the rows of `metrics.jsonl`, and create the errors for non-finite values."""
 
 import math
 from pathlib import Path
@@ -12,20 +12,24 @@ from seqjax.reading import Float, read_json, read_json_lines
 from seqjax.training.checkpoint import DIRECTORY, Checkpoints, has_any
 from seqjax.training.mirrors import Mirror, readable
 
-# A value is None where the device does not report it.
+# A value is None if the device does not report it.
 ROW = {"step": int, "tokens?": int, "seconds?": float, str: (Float, None)}
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """Return the objects of `jsonl`, up to a line that a crash left incomplete; raise `UserError` if it is damaged."""
+    """Return the rows of `metrics.jsonl`; raise `UserError` if it is damaged.
+
+    A last line that a crash left incomplete is dropped.
+    """
     fix = "put back a copy of it, or remove the damaged lines"
     return read_json_lines(readable(workdir) / "metrics.jsonl", ROW, grows=True, fix=fix)
 
 
 def require_checkpoint(mirror: Mirror) -> None:
-    """Raise `UserError` if a run that has no checkpoint once had one: it would be trained again, over its results.
+    """Raise `UserError` if a run has lost its checkpoints.
 
-    A run that was killed before its first checkpoint was complete is not refused; it repeats its rows.
+    Training would overwrite its results. A run that was killed before its first complete checkpoint is accepted; it
+    repeats its rows.
     """
     files = mirror.directory
     rows = read(mirror.directory) if (files / "metrics.jsonl").is_file() else []
@@ -33,21 +37,21 @@ def require_checkpoint(mirror: Mirror) -> None:
         return
     every = read_json(files / "config.json", {"checkpoint": {"every": int}})["checkpoint"]["every"]
     finished = (files / "report.md").exists()
-    # A save waits for the one before it, which is complete then.
+    # A save waits for the previous save, so after two saves one checkpoint is complete.
     saved_twice = every and rows[-1]["step"] > 2 * every
-    removed = not mirror.url and not (files / DIRECTORY).exists()  # it is made before the first step
+    removed = not mirror.url and not (files / DIRECTORY).exists()  # created before the first step
     if finished or saved_twice or removed:
         raise UserError(
-            f"{mirror} has results up to step {rows[-1]['step']} and no checkpoint to go on from, so training would "
-            f"start again over them. Put back a copy of {mirror}/{DIRECTORY}, or train in another --workdir; to start "
-            f"again here, move {mirror}/metrics.jsonl away."
+            f"{mirror} has results up to step {rows[-1]['step']} and no checkpoint to resume from, so training would "
+            f"overwrite them. Put back a copy of {mirror}/{DIRECTORY}, or train in another --workdir; to start again "
+            f"here, move {mirror}/metrics.jsonl away."
         )
 
 
 def not_finite(
     step: int, values: dict[str, float], batch: np.ndarray, *, mirror: Mirror, checkpoints: Checkpoints
 ) -> UserError:
-    """Save the batch that produced non-finite values, and return the error that names the files."""
+    """Save the batch with non-finite values, and return the error with its path."""
     path = mirror.directory / f"not_finite_step{step}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, tokens=batch)
@@ -64,7 +68,10 @@ def not_finite(
 
 
 def check_evaluation(step: int, row: dict[str, float]) -> None:
-    """Raise `UserError` for a loss that is not finite although the parameters are: the model overflows on some text."""
+    """Raise `UserError` if an evaluation loss is not finite.
+
+    The parameters are finite at this point, so the model overflows on some text.
+    """
     losses = {name: value for name, value in row.items() if name.startswith("eval/") and name.endswith("/loss")}
     if not all(map(math.isfinite, losses.values())):
         raise UserError(

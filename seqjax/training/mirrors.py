@@ -1,8 +1,8 @@
-"""The directory of a run on this machine, and its copy in a store.
+"""A run's directory on this machine, and its copy in a store.
 
 A run in a store, `--workdir=gs://BUCKET/PATH`, writes its small files to `Mirror.directory`. Changed files are copied
-to the store whole, because objects cannot be appended to. The store is authoritative: a run that starts makes the
-mirror equal to it. Orbax writes the checkpoints to the store itself (seqjax/training/checkpoint.py).
+to the store whole, because objects cannot be appended to. The store is authoritative: a starting run makes the mirror
+equal to the store. Orbax writes checkpoints directly to the store (seqjax/training/checkpoint.py).
 """
 
 import contextlib
@@ -21,31 +21,37 @@ from seqjax.files import cache_directory, remove_temporaries
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import ENDS, Segment
 
-MIXERS = "mixers"  # the directory in a workdir with copies of the files of the user that define its mixers
-TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
-LOG = "log.txt"  # The process that started a run of a study writes to it.
-NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
-NOT_READ = re.compile(r"tensorboard/|profile/|wandb/")  # by seqjax
+MIXERS = "mixers"  # workdir subdirectory with copies of the user's mixer files
+TOKENIZER = "tokenizer"  # workdir subdirectory with the tokenizer of an imported model
+LOG = "log.txt"  # written by the study process that started the run
+NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # hidden files are temporary
+NOT_READ = re.compile(r"tensorboard/|profile/|wandb/")  # seqjax never reads these
 
 
 class Mirror:
-    """The local `directory` with a run's files, and the `url` of their store; "" if they are only local."""
+    """A run's local `directory` and its store's `url` ("" for a local run)."""
 
     def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
-        """Raise `UserError` if no run can be kept in `workdir`: see `store.location`. Nothing is read or written."""
+        """Raise `UserError` if `workdir` cannot hold a run (`store.location`).
+
+        Nothing is read or written.
+        """
         workdir = store.location(workdir)
         self._lock = lock
         self.url = store.url_of(workdir)
         store.require_workdir(workdir)
         self.directory = _cached("mirrors", self.url) if self.url else Path(workdir)
-        self._sent: dict[str, tuple[int, int]] = {}  # name -> time and size of what is in the store
+        self._sent: dict[str, tuple[int, int]] = {}  # name -> time and size of the file in the store
 
     def __str__(self) -> str:
         return self.url or str(self.directory)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Return a context in which no other run writes to the workdir; process 0 holds the lock for all."""
+        """Return a context in which no other run writes to the workdir.
+
+        Process 0 holds the lock.
+        """
         if jax.process_index() != 0:
             yield
             return
@@ -55,13 +61,14 @@ class Mirror:
             yield
 
     def remove_temporaries(self) -> None:
-        """Remove what a killed process of this run left; call it when the run has been found to be the user's.
+        """Remove temporary files of a killed process.
 
-        Other directories below the workdir may be of other runs, which write at this moment.
+        Call it after the run was found to be the user's. Only this run's directories are cleaned. Other directories
+        below the workdir may belong to other active runs.
         """
         if not (self.directory / "run.json").is_file():
             return
-        remove_temporaries(self.directory, below=bool(self.url))  # a mirror has only files of the run
+        remove_temporaries(self.directory, below=bool(self.url))  # a mirror holds only this run's files
         for directory in _own_directories(self.directory):
             for place in (directory, directory / "eval_losses"):
                 if place.is_dir():
@@ -73,25 +80,28 @@ class Mirror:
             self._lock.check(look=look)
 
     def of_end(self, segment: Segment) -> "Mirror":
-        """Return the directory of a run's end, which is below this one and shares its lock."""
+        """Return the mirror of an end's directory, inside this one, with the same lock."""
         return Mirror(segment.directory(self.directory), lock=self._lock)
 
     def pull(self) -> None:
-        """Make the directory equal to the store, whose lock the caller holds; raise `UserError` if it fails."""
+        """Make the directory equal to the store; raise `UserError` if this fails.
+
+        The caller holds the store's lock.
+        """
         if self.url:
             there = store.versions(self.url)
             if "config.json" not in there and any(name.startswith("checkpoints/") for name in there):
                 raise UserError(
-                    f"{self.url} has checkpoints but no config.json, so what made them is unknown. Give another one."
+                    f"{self.url} has checkpoints but no config.json, so their run is unknown. Give another --workdir."
                 )
             _fetch(self.url, self.directory, {name: there[name] for name in there if name != LOG}, had={})
             self._sent = _stamps(self.directory)
 
     def push(self, *, say: Callable[[str], None] | None = None) -> None:
-        """Copy changed files to the store and remove those that were removed here; only process 0 does anything.
+        """Copy changed files to the store and remove files deleted here.
 
-        Raises `UserError` if the store cannot be reached; with `say` it only prints a message, because a later `push`
-        retries.
+        Only process 0 does anything. Raises `UserError` if the store cannot be reached. With `say` it prints a message
+        instead, because a later `push` retries.
         """
         if not self.url or jax.process_index() != 0:
             return
@@ -108,16 +118,16 @@ class Mirror:
 
 
 def _own_directories(workdir: Path) -> list[Path]:
-    """Return the directories with rows of a run: its own, and one for each of its ends."""
+    """Return the directories that hold the run's rows: the workdir and one per end."""
     return [workdir, *(end for end in sorted((workdir / ENDS).glob("*")) if end.name.isdecimal())]
 
 
-# What a run writes to, or removes from, by its name; other files are replaced as a whole.
+# Names that a run appends to or removes from; other files are replaced whole.
 WRITTEN = ("checkpoints", "ends", "eval_losses", "metrics.jsonl", MIXERS, "profile", "tensorboard", "wandb", TOKENIZER)
 
 
 def require_inside(workdir: Path) -> None:
-    """Raise `UserError` if a run in `workdir` would write to, or remove, what lies elsewhere: a link leads there."""
+    """Raise `UserError` if a link would make a run write or delete outside `workdir`."""
     root = workdir.resolve()
     for directory in _own_directories(workdir):
         for path in (directory, *(directory / name for name in WRITTEN)):
@@ -129,9 +139,10 @@ def require_inside(workdir: Path) -> None:
 
 
 def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> Path:
-    """Return a local directory with the files of a run, without its checkpoints: the workdir itself, or a copy.
+    """Return a local directory with a run's files, except checkpoints.
 
-    A copy that this process made less than `fresh_seconds` ago is taken as it is. Raises `UserError` as `pull` does.
+    This is the workdir, or a copy for a run in a store. A copy that this process made less than `fresh_seconds` ago is
+    reused. Raises `UserError` as `pull` does.
     """
     url = Mirror(workdir).url
     copy = _cached("runs", url) if url else Path(workdir)
@@ -143,7 +154,7 @@ def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> 
     return copy
 
 
-_read: dict[Path, tuple[float, dict[str, str]]] = {}  # copy of a run -> when it was made, and the versions of its files
+_read: dict[Path, tuple[float, dict[str, str]]] = {}  # copy of a run -> time of the copy, file versions
 
 
 def _cached(kind: str, url: str) -> Path:
@@ -151,7 +162,10 @@ def _cached(kind: str, url: str) -> Path:
 
 
 def _fetch(url: str, directory: Path, there: dict[str, str], *, had: dict[str, str]) -> None:
-    """Make a directory equal to the files `there`, name -> version; it already holds the versions `had`."""
+    """Make a directory equal to the files `there`, name -> version.
+
+    It already holds the versions `had`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     wanted, here = {name for name in there if not NOT_MIRRORED.match(name)}, _stamps(directory).keys()
     for name in here - wanted - {LOG}:
@@ -161,7 +175,7 @@ def _fetch(url: str, directory: Path, there: dict[str, str], *, had: dict[str, s
 
 
 def _stamps(directory: Path) -> dict[str, tuple[int, int]]:
-    """Return the time and size of the small files of a directory, by name."""
+    """Return the time and size of a directory's small files, by name."""
     names = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and not p.is_symlink()]
     found = {name: (directory / name).stat() for name in names if not NOT_MIRRORED.match(name)}
     return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}

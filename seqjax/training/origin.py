@@ -1,13 +1,13 @@
-"""How a run began and where it was extended: a part of its `run.json`.
+"""How a run began and was extended, recorded in its `run.json`.
 
-Every process that goes on with a run keeps it. A run's report and a study say in words where it began, if not from
-scratch, and its extensions. `rules` is the version of the rules below. A run keeps the rules that it began with.
+Resumed processes keep these fields. Reports and studies print where a run began, if not from scratch, and its
+extensions. `rules` is the version of the rules below. A run keeps the rules it began with.
 
-    1  Weight decay applies to every array with more than one axis per layer. The losses of tokens without bytes, such
-       as BOS and EOS, are part of bits per byte. In a hybrid whose layer 0 is not RWKV-7 or its shell, these mix their
-       values with zeros. run.json does not name these rules.
-    2  Weight decay applies to matrices (`seqjax.nn.param`). Bits per byte are of the tokens with bytes. The first layer
-       with RWKV-7 or its shell sets the values that later ones mix in.
+    1  Weight decay applies to every array with more than one axis per layer. Bits per byte include the losses of
+       tokens without bytes, such as BOS and EOS. In a hybrid with another mixer in layer 0, layers with RWKV-7 or its
+       shell mix their values with zeros. run.json does not record these rules.
+    2  Weight decay applies to matrices (`seqjax.nn.param`). Bits per byte cover only tokens with bytes. The first
+       layer with RWKV-7 or its shell sets the values that later layers mix in.
 """
 
 from pathlib import Path
@@ -21,15 +21,16 @@ from seqjax.training import identity
 RULES = 2
 FORM = {
     "rules?": int,
-    "init_from?": {"path": str, "step": int, "sha256": str},  # `--init_from`, and the digest of the parameters
-    "extended?": [{"step": int, "steps": int, "ends": [int]}],  # where the trunk was, and what the run had until then
+    "init_from?": {"path": str, "step": int, "sha256": str},  # `--init_from`, and the parameters' digest
+    "extended?": [{"step": int, "steps": int, "ends": [int]}],  # the trunk's step, and the earlier steps and ends
 } | identity.FORM
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """Return the origin of the run in a local directory: `rules`, `identity`, `init_from`, `extended`, if it has them.
+    """Return the origin of the run in a local directory.
 
-    The identity of a run that began without one is "".
+    Keys: `rules`, `identity` ("" for a run that began without), and `init_from` and `extended` if recorded. Without a
+    run.json it holds only `rules`.
     """
     path = workdir / "run.json"
     if not path.is_file():
@@ -44,19 +45,27 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def save(workdir: Path, origin: dict[str, Any]) -> None:
-    """Write the origin into run.json and keep the rest."""
+    """Write the origin into run.json; keep its remaining fields."""
     path = workdir / "run.json"
     write_json(path, (read_json(path) if path.is_file() else {}) | origin)
 
 
 def extended(origin: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return an origin with a new extension, which a process that was killed may have written already."""
+    """Return an origin with the extension `new`.
+
+    A killed process may have recorded it already.
+    """
     before = origin.get("extended", [])
     return origin | {"extended": before if new in before else [*before, new]}
 
 
 def lines(run: dict[str, Any]) -> list[str]:
-    """Return the origin in the metadata of a run as sentences without subject and full stop; [] for a plain run."""
+    """Return the origin as sentences without subject and full stop.
+
+    Returns [] for a plain run.
+
+    `run` is the content of run.json.
+    """
     found = []
     if "init_from" in run:
         begun = run["init_from"]

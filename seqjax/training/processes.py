@@ -1,13 +1,14 @@
-"""Several processes that train one model, joined by `jax.distributed.initialize`, and how a process is stopped.
+"""Several processes that train one model, and how a process is stopped.
 
-JAX recognises SLURM, TPU pods and other clusters; elsewhere flags or variables say which process this is. Process 0
-holds JAX's coordination service. When a process is lost, the service aborts the others within `HEARTBEAT_SECONDS` and
-names it; when process 0 is lost, they are aborted at once. An abort is SIGABRT, status 134 in a shell. A collective can
-fail before that; the process then ends with status `LOST` (75). After both the same command, started again, goes on.
+`jax.distributed.initialize` joins the processes. JAX recognises SLURM, TPU pods and other clusters; elsewhere flags or
+variables give each process its number. Process 0 runs JAX's coordination service. If a process is lost, the service
+aborts the remaining processes within `HEARTBEAT_SECONDS` and reports the lost process. If process 0 is lost, they are
+aborted at once. An abort is SIGABRT, status 134 in a shell. A collective can fail earlier; the process then exits with
+status `LOST` (75). After either status, the same command resumes the run.
 
-SIGTERM or SIGINT lets the run finish its step, save and exit; a second SIGINT interrupts it. In several processes
-SIGTERM belongs to JAX's preemption service: a signal to one of them is told to all, and they agree on a step that none
-has passed. It also notes a signal that comes before the training loop.
+On SIGTERM or SIGINT the run finishes its step, saves and exits. A second SIGINT interrupts it. With several processes,
+JAX's preemption service handles SIGTERM: it forwards the signal to all processes, which agree on a step that no process
+has passed. It also catches a signal that arrives before the training loop.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ from seqjax.terminal import leave
 
 START_SECONDS = 60.0
 HEARTBEAT_SECONDS = 30
-SHUTDOWN_SECONDS = 300  # Process 0 writes the report while the others wait for it.
-HOST_BYTES = 256  # of a host's name; longer ones are cut
+SHUTDOWN_SECONDS = 300  # process 0 writes the report while the remaining processes wait
+HOST_BYTES = 256  # longer host names are cut
 HOW = (
     "Start under SLURM or on a TPU pod, or give every process --coordinator_address=HOST:PORT, --num_processes=N and "
     "--process_id=I (or set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID)."
@@ -42,10 +43,10 @@ HOW = (
 
 
 def require_one_process(environment: Mapping[str, str]) -> None:
-    """Raise `UserError` if SLURM started several tasks, each of which would train the whole model by itself.
+    """Raise `UserError` if several SLURM tasks would each train the whole model.
 
-    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS those of the job. A batch script is one process of
-    a job that may have several tasks; the user's intent is unknown, so it is refused as well.
+    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS the tasks of the job. A batch script is one process
+    in a job that may have several tasks. The user's intent is then unknown, so it is refused too.
     """
     text = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
     if text.isdecimal() and int(text) > 1:
@@ -63,10 +64,10 @@ def joined(
     *,
     start_seconds: float = START_SECONDS,
 ) -> Iterator[None]:
-    """Return a context for the joint work of a run's processes; they leave it together.
+    """Return a context for processes that work together and leave it together.
 
-    An error ends this process at once, for Python's usual end would wait for the others at JAX's barrier. JAX then
-    aborts the others. The arguments and errors are those of `initialize`.
+    An error ends this process at once, because a normal Python exit would wait at JAX's barrier. JAX then aborts the
+    remaining processes. Arguments and errors are as in `initialize`.
     """
     initialize(address, count, index, start_seconds=start_seconds)
     try:
@@ -83,16 +84,16 @@ def initialize(
     *,
     start_seconds: float = START_SECONDS,
 ) -> None:
-    """Connect to the other processes of the run; JAX then sees the devices of all.
+    """Connect to the run's other processes; JAX then sees all their devices.
 
     Args:
         address: HOST:PORT of process 0, by default JAX_COORDINATOR_ADDRESS.
         count: Number of processes, by default JAX_NUM_PROCESSES.
         index: Number of this process, from 0, by default JAX_PROCESS_ID.
-        start_seconds: Time for all processes to connect, after which JAX aborts those that have.
+        start_seconds: Time for all processes to connect. JAX then aborts the processes that have connected.
 
-    JAX takes missing values from the cluster. JAX_LOCAL_DEVICE_IDS names the GPUs of this process; under SLURM, its
-    rank on the node names its GPU. Raises `UserError` if a value is unknown or impossible, or the port of process 0 is
+    JAX takes missing values from the cluster. JAX_LOCAL_DEVICE_IDS lists the GPUs of this process; under SLURM, its
+    rank on the node selects its GPU. Raises `UserError` if a value is unknown or impossible, or if process 0's port is
     taken.
     """
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -122,12 +123,12 @@ def initialize(
     except ValueError as error:
         raise UserError(f"--distributed: {error} {HOW}") from error
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"--distributed: the processes cannot meet{where}: {first_line(error)}. {HOW}") from error
+        raise UserError(f"--distributed: the processes cannot connect{where}: {first_line(error)}. {HOW}") from error
 
 
 def _require_free(port: int) -> None:
     """Raise `UserError` if another program listens on a port of this host."""
-    try:  # JAX's service, where its port is taken, can end the process by a segmentation fault (0.10.2).
+    try:  # On a taken port, JAX's service can crash with a segmentation fault (0.10.2).
         socket.create_server(("", port)).close()
     except OSError as error:
         raise UserError(
@@ -146,7 +147,7 @@ def _number(name: str) -> int | None:
 
 
 def _status(error: BaseException) -> int:
-    """Report an error of this process and return its exit status, `LOST` if it follows from the loss of another."""
+    """Report an error and return the exit status: `LOST` if another process was lost."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, jax.errors.JaxRuntimeError) and not is_out_of_memory(cause):
@@ -168,18 +169,18 @@ def _status(error: BaseException) -> int:
 
 
 def hosts() -> list[str]:
-    """Return the host name of every process; all processes must call this."""
+    """Return the host name of each process; all processes must call this."""
     name = np.frombuffer(socket.gethostname().encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0"), np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(name))
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 def banner(hosts: Sequence[str], *, devices: Iterable[Any], axes: Mapping[str, int]) -> str:
-    """Return a line about all processes and a line per host.
+    """Return a line about all processes, then one line per host.
 
     Args:
-        hosts: The host of every process.
-        devices: The devices of all of them.
+        hosts: The host of each process.
+        devices: The devices of all processes.
         axes: Number of devices per mesh axis.
     """
     devices = sorted(devices, key=lambda device: device.id)
@@ -215,7 +216,12 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 class StopRequest:
-    """Return a context in which the first SIGTERM or SIGINT sets `name` to its name instead of ending the process."""
+    """A context in which the first SIGTERM or SIGINT only sets `name`.
+
+    The process continues.
+
+    `name` is the signal's name.
+    """
 
     def __init__(self):
         self.name = ""
@@ -242,11 +248,11 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed(self) -> bool:
-        """Return whether to stop after this step; several processes agree, so all must call it at every step.
+        """Return whether to stop after this step.
 
-        `agreed_on` is the last answer.
+        Several processes agree, so all must call it at every step. `agreed_on` is the last answer.
         """
-        # A count of its own, because that of the steps goes back after a cooldown, which JAX's service does not expect.
+        # JAX's service needs an increasing count, but the step count decreases after a cooldown.
         self._asked += 1
         self.agreed_on = ocp.multihost.reached_preemption(self._asked) if self._several else bool(self.name)
         if self.agreed_on and not self.name:
@@ -255,10 +261,10 @@ class StopRequest:
 
 
 def use_compile_cache() -> None:
-    """Cache the programs of accelerators in JAX_COMPILATION_CACHE_DIR, or else in ~/.cache/seqjax/xla.
+    """Cache programs in JAX_COMPILATION_CACHE_DIR, or in ~/.cache/seqjax/xla.
 
-    The cache saves minutes on accelerators; CPU programs compile in seconds, and a cached one is tied to the exact
-    machine.
+    The cache saves minutes on accelerators. CPU programs are not cached: they compile in seconds, and a cached program
+    is tied to the exact machine.
     """
     # The default is set here, not in the environment, so that a laptop without a cache directory still starts.
     if jax.default_backend() != "cpu":

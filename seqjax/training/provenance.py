@@ -1,4 +1,4 @@
-"""What a run was made with: versions, devices, kernel backends and commit, for its `run.json`."""
+"""How a run was produced: versions, devices, backends, commit (for run.json)."""
 
 import contextlib
 import platform
@@ -14,7 +14,10 @@ import kernels_pallas
 
 
 def device_peak_bytes() -> int | None:
-    """Return the peak memory in bytes of this process's first device, or None if the device does not report it."""
+    """Return the peak memory of this process's first device in bytes.
+
+    Returns None if the device does not report it.
+    """
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
@@ -25,7 +28,7 @@ def device_peak_gib() -> float | None:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed packages."""
+    """Return the versions of those packages that are installed."""
     versions = {}
     for name in packages:
         try:
@@ -35,12 +38,12 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-# The form of `run_metadata` with the number of parameters, as `run.json` holds it.
+# The form of `run_metadata`, with the number of parameters, in `run.json`.
 RUN = {"versions": {str: str}, "device": str, "devices": int, "backends": dict, "commit": str, "parameters": int}
 
 
 def run_metadata(**extra: Any) -> dict[str, Any]:
-    """Return the metadata that identifies a run: versions, devices, kernel backends and commit, and `extra`."""
+    """Return a run's versions, devices, kernel backends and commit, and `extra`."""
     packages = (
         "seqjax",
         "jax",
@@ -66,12 +69,12 @@ def run_metadata(**extra: Any) -> dict[str, Any]:
 
 
 def commit_of(package: Path) -> str:
-    """Return the git commit of the code in the directory `package`, with "-dirty" after changes; "" if it is unknown.
+    """Return the git commit of the code in the directory `package`; "" if unknown.
 
-    A copy without a git history has it in the file COMMIT, which a wheel contains and `git rev-parse HEAD >
-    seqjax/COMMIT` writes before a checkout is copied.
+    "-dirty" is appended after local changes. A copy without a git history has the commit in a file COMMIT. A wheel
+    contains this file. For a copied checkout, `git rev-parse HEAD > seqjax/COMMIT` writes it.
     """
-    # Not a history further up: that of a project whose virtual environment holds seqjax.
+    # Parent directories are not searched: seqjax may be in the virtual environment of another project.
     if (package.parent / ".git").exists():
         command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         with contextlib.suppress(FileNotFoundError):  # a container without git

@@ -1,4 +1,4 @@
-"""The report of a finished run: `report.md`, `report.png`, and the table on the terminal."""
+"""The report of a finished run: `report.md`, `report.png` and the terminal table."""
 
 import dataclasses
 import math
@@ -39,10 +39,12 @@ def write(
     sample: str | None = None,
     called: str = "",
 ) -> str:
-    """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
+    """Write `report.md` and `report.png` from `metrics.jsonl`.
 
-    `metadata` comes from `workdir.run_metadata`; `called` is the URL of a workdir in a store, not of its mirror. For a
-    run with several ends, the table is that of the last end and the picture shows all.
+    Returns the terminal text.
+
+    `metadata` comes from `provenance.run_metadata`. `called` is the URL of a workdir in a store, while `workdir` is its
+    mirror. For a run with several ends, the table shows the last end and the picture shows all ends.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
@@ -52,7 +54,7 @@ def write(
     train = [*curves[0], *curves[-1]] if directories else curves[0]
     evals = [row for d in directories for row in _evaluations(d)[-1:]] if directories else _evaluations(workdir)
     if not train or not evals:
-        raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
+        raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; put back a copy of it.")
     losses = dict.fromkeys((f"eval/{name}/loss" for name in corpus.eval_domains), float)
     for row, form in [*((row, {}) for rows in curves for row in rows), *((row, losses) for row in evals)]:
         where = f"metrics.jsonl of {called}, step {row['step']}"
@@ -63,13 +65,13 @@ def write(
     last = evals[-1]
     spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
     table = [("domain", "loss", "perplexity", "bits per byte", *((spread, "of ln(i+1)") if spread else ()), "")]
-    table += [_row("training", last["train/loss"], "mean since the evaluation before", spread and ("", ""))]
+    table += [_row("training", last["train/loss"], "mean since the previous evaluation", spread and ("", ""))]
     for name in corpus.eval_domains:
         side = corpus.side(name)
         entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
         table.append(_row(name, last[f"eval/{name}/loss"], side, entropy, last.get(f"eval/{name}/bits_per_byte")))
     if bigram is not None:
-        note = "in domain; what counting pairs of bytes reaches"
+        note = "in domain; a model that counts byte pairs"
         table.append(_row("byte bigram", bigram, note, spread and ("", "")))
     lines = _align(table)
     rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
@@ -102,13 +104,13 @@ def write(
 
     shown = ["", *summary, "", *lines]
     if sample is not None:
-        shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
+        shown += ["", "A sample of its text:", "", *("  " + line for line in sample.splitlines())]
     shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in following)]
     return "\n".join(shown)
 
 
 def _on_same_data(config: Config, name: str) -> str:
-    """Return the command that trains another config on the data of this one."""
+    """Return the command that trains another config on this run's data."""
     arg = f"{name}:{config.size},{config.data.regime}"
     if config.size not in presets.SIZES:
         return f"seqjax train --config={shlex.quote(arg)}"
@@ -117,7 +119,7 @@ def _on_same_data(config: Config, name: str) -> str:
     options = []
     for key in (*keys, "model.vocab_size", "train.seq_len"):
         value, default = (operator.attrgetter(key)(of) for of in (config, usual))
-        if value != default and key != "data.corpus":  # it follows from the path
+        if value != default and key != "data.corpus":  # implied by the path
             options.append(f"--config.{key}={shlex.quote(str(value))}")
     return " ".join([f"seqjax train --config={arg}", *options])
 
@@ -125,21 +127,21 @@ def _on_same_data(config: Config, name: str) -> str:
 def of_run(
     mirror: Mirror, config: Config, corpus: Corpus, model: Model, *, params: Params | None, rng: Any, mesh: Mesh
 ) -> str:
-    """Write the report of the finished run in `mirror`, and return the text for the terminal.
+    """Write the report of the finished run in `mirror`, and return the terminal text.
 
-    `params` are the last parameters, for a sample of text, and `rng` is its key data; None leaves the sample out.
+    `params` are the last parameters, used for a text sample, and `rng` is its key data. None leaves the sample out.
 
-    Raises `UserError` if a file of the evaluations is damaged, which the report does not show and a study reads.
+    Raises `UserError` if an evaluation file is damaged. The report does not show these files, but a study reads them.
     """
     sample = None
     prompt, n_new = "The ", config.log.sample_tokens
-    if model.longest:  # Position tables have an end; the prompt takes BOS and at most one token per byte.
+    if model.longest:  # The position table is finite; the prompt takes BOS and at most one token per byte.
         n_new = min(n_new, model.longest - 1 - len(prompt))
     if n_new > 0 and params is not None and jax.process_count() == 1:
         key = jax.random.wrap_key_data(jax.device_get(rng))
         try:
             sample = prompt + "".join(stream(model, params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh))
-        except UserError as error:  # The results need no sample, nor the package of a tokenizer.
+        except UserError as error:  # Results do not depend on the sample or on a tokenizer package.
             StatusLine().say(f"No sample of text: {error}")
     metadata = read_json(mirror.directory / "run.json", RUN)
     text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
@@ -154,7 +156,10 @@ def _evaluations(workdir: Path) -> list[dict[str, Any]]:
 
 
 def _generate(workdir: str | Path, used: Sequence[str]) -> str:
-    """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
+    """Return how to generate text with a run that uses these mixers.
+
+    For a mixer file from outside seqjax the command has --allow-code.
+    """
     outside = [name for name in used if not mixers.is_shipped(name)]
     without_file = {*outside} - {*mixers.sources(outside)}
     if any(not mixers.is_dotted(name) for name in without_file):  # registered in this process
@@ -169,7 +174,7 @@ def _row(name: str, loss: float, note: str, entropy: Sequence[str] = (), bits: f
 
 
 def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the rows as text, with names aligned left and numbers aligned right."""
+    """Return the rows as text, names aligned left and numbers aligned right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for name, *numbers, note in table:
@@ -178,7 +183,7 @@ def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
     return lines
 
 
-STYLES = {"in domain": "-", "out of domain": "--", "test set": ":"}  # of the lines of domains
+STYLES = {"in domain": "-", "out of domain": "--", "test set": ":"}  # line styles by kind of domain
 
 
 def _plot(
@@ -189,10 +194,10 @@ def _plot(
     evals: list[dict[str, Any]],
     bigram: float | None,
 ) -> None:
-    """Plot the training loss (of the trunk and of every cooldown) and every domain's loss over tokens.
+    """Plot training loss, for trunk and cooldowns, and domain losses over tokens.
 
-    For a run with several ends the lines of domains go through the ends. Their names are at their lines, and the legend
-    has the line styles.
+    For a run with several ends, domain lines connect the ends. Domain names are at the lines; the legend shows line
+    styles.
     """
     figure = Figure(figsize=(8.5, 5.2), layout="constrained")
     axes = figure.subplots()
@@ -230,7 +235,7 @@ def _plot(
     axes.set_title(picture(title), loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
-    # Outside: no corner of the panel is free in every run.
+    # The legend is outside, because no corner of the panel is always free.
     figure.legend(frameon=False, fontsize=9, ncols=5, loc="outside lower center", handlelength=3.2)
     label_ends({axes: ends})
     with replacing(path) as file:

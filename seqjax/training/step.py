@@ -1,8 +1,9 @@
-"""An optimiser step as a pure function, and its layout on the devices: micro-batches, bytes, a table of parameters.
+"""An optimiser step as a pure function, and its layout on devices.
 
-The config says how many sequences a step takes over all devices (`train.batch_size`) and, at most, how many a device
-takes at a time (`train.per_device_batch_size`). The number of micro-batches follows from these and the mesh, so a
-config trains on any number of devices that divides the batch. `train.accumulate` sets that number instead.
+The config sets the sequences per step over all devices (`train.batch_size`), and the largest number of sequences per
+device at a time (`train.per_device_batch_size`). The number of micro-batches follows from these and the mesh. A config
+therefore trains on any number of devices that divides the batch. `train.accumulate` sets the number of micro-batches
+instead.
 """
 
 import collections
@@ -29,7 +30,10 @@ TITLES = ("parameter", "shape", "axes", "split over", "per device")
 
 
 class TrainState(NamedTuple):
-    """The training state, or its shapes or shardings. `rng` is raw key data, so that every leaf is a plain array."""
+    """The training state, or its shapes or shardings; all leaves are plain arrays.
+
+    `rng` is raw key data.
+    """
 
     params: Params
     opt_state: Any
@@ -38,7 +42,10 @@ class TrainState(NamedTuple):
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
-    """Return a fresh training state; jit this with output shardings to create it in place on the devices."""
+    """Return a fresh training state.
+
+    Call it under `jax.jit` with output shardings to create the state on the devices.
+    """
     params_key, rng = jax.random.split(key)
     params = model.init(params_key)
     step = jnp.zeros((), jnp.int32)
@@ -48,7 +55,10 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGK
 def state_shardings(
     mesh: Mesh, model: Model, optimizer: optax.GradientTransformation, shapes: TrainState
 ) -> TrainState:
-    """Return the sharding of every leaf of the state; the optimiser's moments are sharded like their parameters."""
+    """Return the sharding of each state leaf.
+
+    Moments are sharded like their parameters.
+    """
     by_param, unsharded = shardings(mesh, model.shapes, model.axes), replicated(mesh)
     moments = optax.tree.map_params(
         optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: unsharded
@@ -59,11 +69,11 @@ def state_shardings(
 def make_train_step(
     model: Model, optimizer: optax.GradientTransformation
 ) -> Callable[[TrainState, Array, Any], tuple[TrainState, dict[str, Array]]]:
-    """Return (state, tokens int32 [A, B, T + 1], rate float32 []) -> (state, metrics), one update of the parameters.
+    """Return the function that updates the parameters once.
 
-    The update is that of `optimizer` for the mean gradient of A micro-batches, times the learning rate `rate`.
-    `metrics` holds scalars: the loss in nats per token, the global norms of the gradient and of the new parameters, and
-    the learning rate.
+    It maps (state, tokens int32 [A, B, T + 1], rate float32 []) to (state, metrics). The update applies `optimizer` to
+    the mean gradient over A micro-batches, times the learning rate `rate`. `metrics` has scalars: the loss in nats per
+    token, the global norms of the gradient and the new parameters, and the learning rate.
     """
 
     def loss_and_grads(params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
@@ -89,7 +99,7 @@ def make_train_step(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             updates = jax.tree.map(lambda u: u * jnp.asarray(rate, u.dtype), updates)
             params: Any = optax.apply_updates(state.params, updates)
-        # The parameter norm is that after the update, because a finite loss does not imply a finite update.
+        # The parameter norm is taken after the update, because a finite loss does not imply a finite update.
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
         metrics["lr"] = jnp.asarray(rate, jnp.float32)
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
@@ -104,10 +114,10 @@ def jit_train_step(
     state: TrainState,
     tokens: NamedSharding,
 ) -> Any:
-    """Return `make_train_step` under `jax.jit`, for a state and tokens int32 [A, B, T + 1] with these shardings.
+    """Return `make_train_step` under `jax.jit` with these state and token shardings.
 
-    The rate is replicated. The buffers of the input state are donated to the output state. Call it inside
-    `jax.set_mesh`.
+    Tokens are int32 [A, B, T + 1] and the rate is replicated. The input state's buffers are donated to the output
+    state. Call it inside `jax.set_mesh`.
     """
     unsharded = replicated(cast(Mesh, tokens.mesh))
     return jax.jit(
@@ -119,7 +129,10 @@ def jit_train_step(
 
 
 def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array, Array]]:
-    """Return (params, tokens [B, T + 1], weights [B]) -> weighted row sums of `mean_entropy`'s two values, and of 1."""
+    """Return (params, tokens [B, T + 1], weights [B]) -> sums over rows.
+
+    The sums are weighted: both values of `mean_entropy`, and 1.
+    """
 
     def entropy_step(params: Params, tokens_BT1: Array, weights_B: Array) -> tuple[Array, Array, Array]:
         nats_LB, relative_LB = mean_entropy(model, params, tokens_BT1[:, :-1])
@@ -130,15 +143,18 @@ def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Ar
 
 # -------------------------------------------------------------------------------------------------- on the devices
 def batch_shards(mesh: Mesh) -> int:
-    """Return the number of parts that a batch is split into. Devices along other mesh axes share a part."""
+    """Return the number of parts that a batch is split into.
+
+    Devices along other mesh axes share a part.
+    """
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
-    """Return the number of micro-batches of a step: the smallest one that the limit per device allows.
+    """Return the smallest number of micro-batches within the limit per device.
 
-    All have the same size. Raises `UserError`, which names the nearest batch sizes that fit, if the devices cannot have
-    equal parts.
+    All have the same size. Raises `UserError` with the nearest batch sizes that fit if the devices cannot have equal
+    parts.
     """
     shards, devices = batch_shards(mesh), f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} devices"
     of_device, left = divmod(train.batch_size, shards)
@@ -166,7 +182,7 @@ def _nearest(batch_size: int, unit: int) -> str:
 
 
 def division(train: TrainConfig, mesh: Mesh) -> str:
-    """Return how a step is divided in words: '2 micro-batches of 64 sequences, 8 on each device'."""
+    """Describe a step: '2 micro-batches of 64 sequences, 8 on each device'."""
     n_micro = micro_batches(train, mesh)
     sequences, parts = train.batch_size // n_micro, "micro-batches" if n_micro > 1 else "micro-batch"
     of_device, limit = sequences // batch_shards(mesh), train.per_device_batch_size
@@ -177,9 +193,10 @@ def division(train: TrainConfig, mesh: Mesh) -> str:
 
 
 def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
-    """Return the sequences of an evaluation batch: those `given`, or those of a training micro-batch at most.
+    """Return the sequences per evaluation batch: `given`, or a micro-batch.
 
-    It is rounded up to a multiple of the devices, so unlike training, evaluation runs on any number of them.
+    None means a training micro-batch with at most `train.per_device_batch_size` sequences per device. The result is
+    rounded up to a multiple of the devices, so evaluation runs on any number of devices, unlike training.
     """
     shards = batch_shards(mesh)
     if given is None:
@@ -190,7 +207,7 @@ def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
 
 
 class Kind(NamedTuple):
-    """The common properties of the parameters in one row of the table, for one layer."""
+    """The common properties of the parameters in one table row, per layer."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]  # logical
@@ -198,24 +215,25 @@ class Kind(NamedTuple):
 
 
 def bytes_per_device(shapes: Any, by_leaf: Any) -> int:
-    """Return the bytes that a tree of arrays (or of their shapes) takes on each device, under a tree of shardings."""
+    """Return the bytes per device of an array or shape tree under shardings."""
     sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, by_leaf)
     return sum(jax.tree.leaves(sizes))
 
 
 def parameter_table(model: Model, by_param: Params) -> list[str]:
-    """Return the lines of a table of the parameters: path, shape, logical axes, mesh axes, size on each device.
+    """Return a parameter table.
 
-    Parameters of one kind share a row: those of all layers ("x12" behind the path is their number), and those whose
-    paths differ a little ("mixer.{q,k,v}.w"). `by_param` is the tree of shardings.
+    Columns: path, shape, logical axes, mesh axes, size per device. Parameters of one kind share a row. A row covers all
+    layers ("x12" after the path is their number) and similar paths ("mixer.{q,k,v}.w"). `by_param` is the tree of
+    shardings.
     """
     axes, shapes = dict(names(model.axes)), dict(names(model.shapes))
-    # Path within a block -> the places in the pattern of layers that have it, by kind; other parameters have place "".
+    # (path within a block, kind) -> places in the layer pattern; parameters outside blocks have place "".
     places: dict[tuple[str, Kind], list[str]] = collections.defaultdict(list)
     n_bytes: dict[tuple[str, str], int] = {}
     for whole_path, sharding in names(by_param):
         x, logical, split = shapes[whole_path], axes[whole_path], _split(sharding, len(axes[whole_path]))
-        stacked = int(whole_path.startswith("blocks."))  # along the first dimension, the layers of a place
+        stacked = int(whole_path.startswith("blocks."))  # 1 if the first dimension is the layers of a place
         place, path = whole_path.split(".", 2)[1:] if stacked else ("", whole_path)
         places[path, Kind(x.shape[stacked:], logical[stacked:], split[stacked:])].append(place)
         n_bytes[place, path] = bytes_per_device(x, sharding)
@@ -243,13 +261,16 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
 
 
 def _split(sharding: NamedSharding, n_dimensions: int) -> tuple[str | None, ...]:
-    """Return the mesh axis that splits each dimension; an axis of one device splits nothing."""
+    """Return the mesh axis that splits each dimension.
+
+    An axis with one device splits nothing.
+    """
     spec = (*sharding.spec, *[None] * n_dimensions)[:n_dimensions]
     return tuple(axis if axis is not None and sharding.mesh.shape[axis] > 1 else None for axis in spec)
 
 
 def _joined(paths: Sequence[str]) -> str:
-    """Return `mixer.{q,k,v}.w` for paths that begin and end alike; abbreviate long lists."""
+    """Return `mixer.{q,k,v}.w` for paths with common ends; abbreviate long lists."""
     parts = [path.split(".") for path in paths]
     n_between = min(map(len, parts)) - 1  # at least one word of each path stays in the braces
     head = next((i for i in range(n_between) if len({p[i] for p in parts}) > 1), n_between)

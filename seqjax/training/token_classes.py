@@ -1,21 +1,21 @@
-"""Losses at the end of a run by class of token, which decompose the gap between two models.
+"""Losses at the end of a run by token class.
 
-Every family of classes divides all predicted tokens of the evaluation blocks. With x_0 .. x_T the tokens of a block, of
-which x_1 .. x_T are predicted:
+They decompose the gap between two models. Each family of classes divides all predicted tokens of the evaluation blocks.
+A block has tokens x_0 .. x_T, of which x_1 .. x_T are predicted:
 
     repeat     let s < t be the last place with (x_{s-2}, x_{s-1}) = (x_{t-2}, x_{t-1}). x_t continues as before if
-               x_s = x_t, and otherwise if not; without such a place its bigram is new.
-    distance   t - s of the tokens that continue as before, in tokens
-    frequency  of x_t in training, per million tokens (`Corpus.token_rates`); without these, there is no such family
-    position   t - 1, the number of tokens before the last one that the model has read
+               x_s = x_t, and continues otherwise if not. Without such a place its bigram is new.
+    distance   t - s for tokens that continue as before, in tokens
+    frequency  occurrences of x_t per million training tokens (`Corpus.token_rates`); without rates, no such family
+    position   t - 1, the number of tokens that the model has read before the last token
 
-So a model that copies the token after the bigram's last occurrence predicts the tokens that continue as before. A block
-may hold several documents, and a repeat may reach into one before.
+A model that copies the token after the bigram's last occurrence therefore predicts the tokens that continue as before.
+A block may hold several documents, and a repeat may reach into an earlier document.
 
-A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "step", the names of the classes of each
-"FAMILY" [classes], and per domain
+A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "step", the class names of each "FAMILY"
+[classes], and per domain
 
-    DOMAIN/documents, DOMAIN/blocks    int64 [documents]: the number of a document and of its evaluated blocks
+    DOMAIN/documents, DOMAIN/blocks    int64 [documents]: document number and its number of evaluated blocks
     DOMAIN/FAMILY/losses               float64 [documents, classes], sums in nats
     DOMAIN/FAMILY/tokens               int64 [documents, classes], numbers of predicted tokens
 """
@@ -37,17 +37,17 @@ from seqjax.training.mirrors import readable
 from seqjax.training.schedule import ENDS
 
 CLASSES = "classes.npz"  # in DIRECTORY
-# Where each class begins. Shipped mixers see windows of 256 and chunks of 128 directly.
+# Lower bounds of the classes. Shipped mixers see windows of 256 and chunks of 128 directly.
 DISTANCES = (1, 32, 128, 256, 1024)
 RATES = (1, 10, 100, 1_000, 10_000)
 POSITIONS = (32, 128, 512, 1024)
-LONGER = (4_096, 16_384, 65_536)  # of both, in blocks that are longer
+LONGER = (4_096, 16_384, 65_536)  # further bounds for distances and positions in longer blocks
 FAMILIES = ("repeat", "distance", "frequency", "position")
 
 
 @dataclasses.dataclass(frozen=True)
 class DomainSums:
-    """The sums of one domain: `losses` and `tokens` are [documents, classes] per family."""
+    """One domain's sums; `losses` and `tokens` are [documents, classes] by family."""
 
     documents: np.ndarray
     blocks: np.ndarray
@@ -57,7 +57,7 @@ class DomainSums:
 
 @dataclasses.dataclass(frozen=True)
 class ClassSums:
-    """The sums of a run after `step`, per domain, and the names of the classes per family."""
+    """A run's sums after `step` by domain, and the class names by family."""
 
     step: int
     names: dict[str, tuple[str, ...]]
@@ -65,12 +65,15 @@ class ClassSums:
 
 
 def edges(first: tuple[int, ...], seq_len: int) -> tuple[int, ...]:
-    """Return where the classes of distances or positions begin that blocks of so many tokens can have."""
+    """Return the lower bounds of distance or position classes in a block.
+
+    `first` are the bounds for all block lengths.
+    """
     return (*first, *(edge for edge in LONGER if edge < seq_len))
 
 
 def names(seq_len: int) -> dict[str, tuple[str, ...]]:
-    """Return the names of the classes per family, of blocks of so many predicted tokens."""
+    """Return the class names by family for blocks of `seq_len` predicted tokens."""
 
     def between(*begins: int) -> tuple[str, ...]:
         ranges = (f"{begin:,} to {end - 1:,}" for begin, end in itertools.pairwise(begins))
@@ -85,7 +88,10 @@ def names(seq_len: int) -> dict[str, tuple[str, ...]]:
 
 
 def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
-    """Return t - s for every predicted token x_t of a block, int64 [T]; 0 where the bigram before it is new."""
+    """Return t - s for each predicted token x_t of a block, int64 [T].
+
+    0 means that the preceding bigram is new.
+    """
     distances_T = np.zeros(len(tokens_T1) - 1, np.int64)
     keys = (tokens_T1[:-2].astype(np.uint64) << np.uint64(32)) | tokens_T1[1:-1].astype(np.uint64)  # of x_2 .. x_T
     order = np.argsort(keys, kind="stable")
@@ -95,9 +101,11 @@ def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
 
 
 def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Return the class of every predicted token of blocks, per family an index into its `names`, int8 [N, T].
+    """Return the class of each predicted token by family, int8 [N, T].
 
-    `rates` is how often each id occurs in training, per million tokens; without it there is no family "frequency".
+    Values are indices into `names`.
+
+    `rates` holds occurrences per million training tokens for each id. Without it the family "frequency" is missing.
     """
     targets_NT = tokens_NT1[:, 1:]
     n_blocks, seq_len = targets_NT.shape
@@ -117,7 +125,7 @@ def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.n
 
 
 def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) -> DomainSums:
-    """Return the sums of a domain's token losses, in nats, over each document and class."""
+    """Return a domain's loss sums in nats for each document and class."""
     documents, of_block = np.unique(blocks.documents, return_inverse=True)
     losses, tokens = {}, {}
     for family, classes_NT in classify(blocks.tokens, rates).items():
@@ -132,7 +140,10 @@ def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) ->
 def write_classes(
     workdir: Path, step: int, losses: Mapping[str, np.ndarray], blocks: Mapping[str, EvalBlocks], corpus: Corpus
 ) -> None:
-    """Write the sums over the classes; `losses` are those of every token in nats, "DOMAIN" -> float32 [n, T]."""
+    """Write the sums by class.
+
+    `losses` are token losses in nats, "DOMAIN" -> float32 [n, T].
+    """
     rates = corpus.token_rates()
     arrays: dict[str, Any] = {"step": np.array(step)}
     for domain, losses_NT in losses.items():
@@ -150,7 +161,10 @@ def write_classes(
 
 
 def read_classes(workdir: str | Path) -> ClassSums | None:
-    """Return the sums at the end of a run, of one with several ends (`train.ends`) the last; None if there are none."""
+    """Return the sums at the end of a run; None if it has none.
+
+    A run with several ends (`train.ends`) returns its last end with a file.
+    """
     directory = readable(workdir)
     ends = [end for end in (directory / ENDS).glob("*") if end.name.isdigit()]
     paths = [end / DIRECTORY / CLASSES for end in (directory, *sorted(ends, key=lambda end: int(end.name)))]
@@ -178,5 +192,8 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
 
 
 def class_names(arrays: Arrays) -> dict[str, tuple[str, ...]]:
-    """Return the names of the classes of each family in a file; raise `UserError` if they are no list of texts."""
+    """Return the class names by family in a file.
+
+    Raises `UserError` if they are not texts.
+    """
     return {family: tuple(map(str, arrays.take(family, "U", None))) for family in FAMILIES if family in arrays}

@@ -1,4 +1,4 @@
-"""The log of a training run: rows of metrics, throughput and the progress line."""
+"""The log of a training run: metric rows, throughput and the progress line."""
 
 import contextlib
 import io
@@ -20,7 +20,10 @@ from seqjax.training.writers import Metrics, NullWriter, WandbRun, without_passw
 
 
 class ThroughputClock:
-    """Measures steps per second between laps; `seconds` is the training time of the whole run across resumptions."""
+    """Measures steps per second between laps.
+
+    `seconds` is the training time of the whole run, summed over resumed processes.
+    """
 
     def __init__(self) -> None:
         self.start(0)
@@ -56,7 +59,7 @@ class Progress:
         self._line = StatusLine(stream=stream, quiet=quiet)
 
     def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
-        """Show the progress; `loss` is the training loss of this step, `eta` is in seconds."""
+        """Show the progress; `loss` is this step's training loss, `eta` is in seconds."""
         parts = [f"step {step}/{self._total}", f"training loss {loss:.3f} nats/token", f"{tokens_per_s:,.0f} tokens/s"]
         parts += [f"MFU {mfu:.1%}"] if mfu is not None else []
         self._line.show(" | ".join([*parts, f"ETA {duration(eta)}"]), last=step >= self._total)
@@ -67,10 +70,10 @@ class Progress:
 
 
 class TrainLog:
-    """Counts steps and writes rows; every process has one, but only that of process 0 (`lead`) writes and prints.
+    """Counts steps and writes rows; only process 0 (`lead`) writes and prints.
 
-    A checkpoint stores its `state`. This is the length of `jsonl`, to which a resumed run truncates it, the sum and
-    number of training losses since the last evaluation, and the training time so far in seconds.
+    A checkpoint stores its `state`: the length of `metrics.jsonl` (a resumed run truncates to it), the sum and number
+    of training losses since the last evaluation, and the training seconds so far.
     """
 
     def __init__(self, workdir: Path, config: Config, *, end: int, lead: bool, flops_per_token: float):
@@ -85,7 +88,7 @@ class TrainLog:
         self._loss_sum, self._loss_count = 0.0, 0
 
     def start(self, step: int, state: dict[str, Any] | None, blocks: dict[str, EvalBlocks]) -> None:
-        """Start after `step`, with the `state` stored in the checkpoint of that step (None for a new run)."""
+        """Start after `step` with its checkpoint's `state` (None for a new run)."""
         state = state or {"metrics": 0, "window": [0.0, 0], "seconds": 0.0}
         self._loss_sum, self._loss_count = state["window"]
         self.clock.start(step, seconds=state["seconds"])
@@ -112,7 +115,7 @@ class TrainLog:
         }
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk; a checkpoint with `state` relies on them."""
+        """Wait until all rows are on the disk; checkpoints rely on them."""
         self._writer.sync()
 
     def say(self, text: str) -> None:
@@ -120,7 +123,10 @@ class TrainLog:
         self._progress.say(text)
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        """Add the loss of a step; every `log.every` steps and at the last one, write a row and show the progress."""
+        """Add a step's loss.
+
+        Every `log.every` steps and at the end, a row is written and the progress is shown.
+        """
         self._loss_sum += values["loss"]
         self._loss_count += 1
         if step % self._config.log.every and step != self._end:
@@ -143,7 +149,10 @@ class TrainLog:
         self._progress.update(step, loss=values["loss"], tokens_per_s=rate, mfu=mfu, eta=eta)
 
     def evaluation(self, step: int, row: dict[str, float], losses: dict[str, np.ndarray]) -> None:
-        """Write the row of an evaluation, with the mean training loss since the last one, and every block's loss."""
+        """Write the row and the block losses of an evaluation.
+
+        The row gets the mean training loss since the last evaluation.
+        """
         train_loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
         steps = self._loss_count
         self._loss_sum, self._loss_count = 0.0, 0

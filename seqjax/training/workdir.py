@@ -1,4 +1,4 @@
-"""The directory of a run: its name, its config and the settings that a resumed run may change."""
+"""A run's directory: its name, its config, and settings that may change."""
 
 import argparse
 import dataclasses
@@ -18,19 +18,19 @@ from seqjax.training.mirrors import MIXERS, TOKENIZER, Mirror, readable, require
 from seqjax.training.provenance import RUN
 from seqjax.training.schedule import end_steps
 
-# Only a run with a config.json has these.
+# Results; they need a config.json.
 RESULTS = ("checkpoints/*", "ends/*", "eval_losses/[0-9]*.npz", "metrics.jsonl", "report.*")
 
 
-# Of `config.json` and of what it describes: names of settings, paths of parameters, items of checkpoints. Workdirs of
-# version 4, that of seqjax 0.1.0, stay readable; those of lower versions are refused.
+# The format version of `config.json`, setting names, parameter paths and checkpoint items. seqjax 0.1.0 writes
+# version 4, which stays readable. Lower versions are refused.
 VERSION = 4
 
 
 def fresh(config: Config) -> Path:
-    """Create and return `runs/<config>-<size>-<time>`, the default workdir of a run.
+    """Create and return `runs/<config>-<size>-<time>`, the default workdir.
 
-    Runs that start in the same second, except the first, get a number at the end of the name.
+    Further runs that start in the same second get a number after the name.
     """
     name = f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
@@ -49,11 +49,14 @@ def fresh(config: Config) -> Path:
 
 
 def check_config(workdir: str | Path | Mirror, config: Config) -> None:
-    """Raise `UserError` if `workdir` holds a run with other settings, or of unknown ones. Nothing is written."""
+    """Raise `UserError` if `workdir` holds a run with other or unknown settings.
+
+    Nothing is written.
+    """
     called, workdir = _called_and_read(workdir)
     require_inside(workdir)
     if (workdir / "config.json").exists():
-        # The user who resumes the run has named the mixers of `config`, and no others.
+        # The user who resumes the run has allowed only the mixers of `config`.
         own = [mixer.name for mixer in config.model.mixers]
         before = _loaded(workdir, called, allow_code=own)
         _require_same_code(workdir, called, config)
@@ -70,11 +73,11 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
             raise UserError(f"{called} holds a run with another config: {'; '.join(changed)}. {fix}")
     elif workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={called} is a file; give a directory.")
-    # A run that ended before its first step leaves the first directory and the rows empty.
+    # A run that ended before its first step leaves an empty checkpoint directory and empty rows.
     elif found := [name for name in RESULTS if any(map(_has_content, workdir.glob(name)))]:
         what = next(workdir.glob(found[0].partition("/")[0])).name
-        raise UserError(f"{called} has {what} but no config.json, so what made them is unknown. Give another one.")
-    elif (workdir / "run.json").exists():  # It is written first.
+        raise UserError(f"{called} has {what} but no config.json, so its run is unknown. Give another --workdir.")
+    elif (workdir / "run.json").exists():  # written before config.json
         read_json(workdir / "run.json", RUN, fix="it is not of a run, so give another --workdir")
 
 
@@ -83,16 +86,17 @@ def _has_content(path: Path) -> bool:
 
 
 def _extends(before: Config, config: Config) -> bool:
-    """Return whether two configs that differ in `LENGTH` are of a run with ends that is extended: it gets new ones.
+    """Return whether `config` extends the run with config `before`: it adds ends.
 
-    The trunk's learning rate does not depend on its length, so that what was trained is also the start of the new run.
+    The two configs differ only in `LENGTH`. The trunk's learning rate does not depend on its length, so the trained
+    part is also the start of the extended run.
     """
     longer = config.train.steps >= before.train.steps and bool({*end_steps(config)} - {*end_steps(before)})
     return bool(before.train.ends) and longer
 
 
 def extension(workdir: str | Path | Mirror, config: Config) -> dict[str, Any]:
-    """Return the steps and ends that the run in `workdir` has had if `config` extends it, else {}."""
+    """Return the run's earlier steps and ends if `config` extends it, else {}."""
     called, workdir = _called_and_read(workdir)
     if not (workdir / "config.json").exists():
         return {}
@@ -101,13 +105,13 @@ def extension(workdir: str | Path | Mirror, config: Config) -> dict[str, Any]:
 
 
 def recorded_manifest(workdir: str | Path) -> str:
-    """Return the manifest hash of the data that a run was trained on; "" if it has not begun."""
+    """Return the manifest hash of a run's training data; "" if the run has not begun."""
     path = readable(workdir) / "run.json"
     return read_json(path, {"manifest?": str}).get("manifest", "") if path.is_file() else ""
 
 
 def save_config(workdir: str | Path | Mirror, config: Config) -> None:
-    """Create `workdir`, copy the files of the user that define mixers, and write `config.json`.
+    """Create `workdir`, copy the user's mixer files, and write `config.json`.
 
     Raises `UserError` if it holds a run with other settings or other code.
     """
@@ -122,24 +126,24 @@ def save_config(workdir: str | Path | Mirror, config: Config) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
-    parser.add_argument("--workdir", required=True, type=store.location, help="the directory of a run, also gs://")
+    """Add `--workdir` and `--allow-code`, for `load_config`, to a parser."""
+    parser.add_argument("--workdir", required=True, type=store.location, help="a run's directory, also gs://")
     add_allow_code(parser)
 
 
 def add_allow_code(parser: argparse.ArgumentParser) -> None:
-    """Add `--allow-code` to the parser of a command."""
+    """Add `--allow-code` to a parser."""
     parser.add_argument(
         "--allow-code",
         action="append",
         default=[],
         metavar="MIXER",
-        help="run the code of this mixer, which is not seqjax's: its name in the run; may be given several times",
+        help="allow code from outside seqjax: the mixer's name in the run; may be repeated",
     )
 
 
 def require_named(workdir: str | Path, config: Config, allow_code: Collection[str]) -> None:
-    """Raise `UserError` for a name in `allow_code` that no mixer of the run has, and for code that has changed."""
+    """Raise `UserError` if `allow_code` has an unknown name, or if code changed."""
     called, directory = _called_and_read(workdir)
     _require_same_code(directory, called, config)
     for name in allow_code:
@@ -148,18 +152,18 @@ def require_named(workdir: str | Path, config: Config, allow_code: Collection[st
 
 
 def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
-    """Return the config of the run in `workdir`; raise `UserError` if it does not hold one.
+    """Return the config of the run in `workdir`.
 
-    The author of the workdir chose the mixers and their code. Code from outside seqjax, a dotted module or the copy of
-    a file in the workdir, is therefore run only if `allow_code` holds the name of the mixer; otherwise a `UserError` is
-    raised. A copy must have the hash in run.json. A workdir may be a URL.
+    Raises `UserError` if it holds no run. The workdir's author chose the mixers and their code. Code from outside
+    seqjax is a dotted module, or the copy of a file in the workdir. It runs only if `allow_code` has the mixer's name;
+    otherwise a `UserError` is raised. A copy must have the hash in run.json. `workdir` may be a URL.
     """
     called, directory = _called_and_read(workdir)
     return _loaded(directory, called, allow_code=allow_code)
 
 
 def _called_and_read(workdir: str | Path | Mirror) -> tuple[str, Path]:
-    """Return the user's name of a workdir, and the local directory where its files are read."""
+    """Return the user's name for a workdir, and the local directory to read."""
     if isinstance(workdir, Mirror):
         return str(workdir), workdir.directory
     return store.url_of(workdir) or str(workdir), readable(workdir)
@@ -177,7 +181,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
     if "model_type" in values and "model" not in values:
         raise UserError(
             f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
-            f"makes one of it, and in Python seqjax.load({called!r}) opens it."
+            f"converts it to a run, and in Python seqjax.load({called!r}) opens it."
         )
     _require_known(values.pop("version", None), where=str(path))
     for name in dict.fromkeys(mixer_names(values)):
@@ -191,7 +195,10 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
 
 
 def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[str]) -> None:
-    """Register the copy of a mixer's file; raise `UserError` unless its name is allowed and its hash is recorded."""
+    """Register the copy of a mixer's file.
+
+    Raises `UserError` unless its name is allowed and its hash is recorded.
+    """
     recorded = recorded_mixers(workdir).get(name) if mixers.label(name) == name else None
     if recorded is None and not mixers.is_dotted(name):
         raise UserError(
@@ -215,13 +222,13 @@ def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[s
 
 
 def recorded_mixers(workdir: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files of a run's mixers from outside seqjax, by name, as run.json has them."""
+    """Return run.json's SHA-256 of mixer files from outside seqjax, by name."""
     path = workdir / "run.json"
     return read_json(path, {"mixers?": {str: str}}).get("mixers", {}) if path.is_file() else {}
 
 
 def _require_same_code(workdir: Path, called: str, config: Config) -> None:
-    """Raise `UserError` if this process has a mixer of the run from a file with other content than the run had."""
+    """Raise `UserError` if a mixer file in this process differs from the run's file."""
     recorded = recorded_mixers(workdir)
     for name, source in mixers.sources(mixer.name for mixer in config.model.mixers).items():
         if recorded.get(name, source.sha256) != source.sha256:
@@ -232,7 +239,7 @@ def _require_same_code(workdir: Path, called: str, config: Config) -> None:
 
 
 def _copy_mixers(workdir: Path, config: Config) -> None:
-    """Copy the files of the user that define mixers of a config, as they were when they were run, into the workdir."""
+    """Copy the user's mixer files, with the content that was run, into the workdir."""
     files: dict[str, user_code.Source] = {}
     for name, source in mixers.sources(mixer.name for mixer in config.model.mixers).items():
         other = files.setdefault(mixers.file_name(name), source)
@@ -248,9 +255,9 @@ def _copy_mixers(workdir: Path, config: Config) -> None:
 
 
 def _with_known_cache(config: Config) -> Config:
-    """Return the config without `data.cache_dir`, unless seqjax has kept something in that directory before.
+    """Return the config without `data.cache_dir`, unless seqjax has used it.
 
-    Evaluating a run of a stranger must not write to a directory that its config chooses.
+    Evaluating a stranger's run must not write to a directory that its config chooses.
     """
     directory = Path(config.data.cache_dir)
     kept = (path for name in ("blocks", "builtin-*") for path in directory.glob(name) if not path.is_symlink())
@@ -260,7 +267,10 @@ def _with_known_cache(config: Config) -> Config:
 
 
 def _require_known(version: Any, *, where: str) -> None:
-    """Raise `UserError` unless `version`, that of the `config.json` at `where`, is the current one."""
+    """Raise `UserError` unless `version` is current.
+
+    It was read from the `config.json` at `where`.
+    """
     if isinstance(version, int) and version > VERSION:
         raise UserError(
             f"{where} was written by a later seqjax: its version is {version}, this one reads {VERSION}. Update seqjax "
@@ -274,7 +284,10 @@ def _require_known(version: Any, *, where: str) -> None:
 
 
 def _with_own_tokenizer(config: Config, workdir: Path) -> Config:
-    """Return the config with the path of the tokenizer in `workdir`, if any, because it moves with the workdir."""
+    """Return the config with the path of the workdir's tokenizer, if it has one.
+
+    The tokenizer moves with the workdir, so a recorded path may be stale.
+    """
     files = {"huggingface": "tokenizer.json", "mixtral": "tokenizer.model"}
     path = workdir / TOKENIZER / files.get(config.data.tokenizer, "")
     if not path.is_file():
@@ -283,7 +296,7 @@ def _with_own_tokenizer(config: Config, workdir: Path) -> Config:
 
 
 def mixer_names(values: dict[str, Any]) -> list[str]:
-    """Return the names of the mixers in settings that have not been checked."""
+    """Return the mixer names in unchecked settings."""
     model = values.get("model")
     mixer = model.get("mixer") if isinstance(model, dict) else None
     groups = mixer if isinstance(mixer, list) else [mixer]

@@ -1,7 +1,7 @@
-"""Writers of metrics: `metrics.jsonl`, TensorBoard and Weights & Biases.
+"""Write metrics to `metrics.jsonl`, TensorBoard and Weights & Biases.
 
-Only process 0 writes. The workdir keeps the id of the run on Weights & Biases, so a resumed run continues there. The
-package reads its own environment: `WANDB_MODE=offline` needs no account, `WANDB_ENTITY` names a team.
+Only process 0 writes. The workdir keeps the Weights & Biases run id, so a resumed run continues there. The package
+reads environment variables: `WANDB_MODE=offline` needs no account, and `WANDB_ENTITY` sets a team.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ class WandbRun:
     """A run on Weights & Biases."""
 
     def __init__(self, workdir: Path, project: str, *, settings: dict[str, Any]):
-        """Begin or resume the run of `workdir` in `project`; `settings` are those of the run.
+        """Start or resume the W&B run of `workdir` in `project`.
 
-        Raises `UserError` if the package is not installed or cannot begin a run.
+        `settings` is the config to show. Raises `UserError` if the package is not installed or cannot start a run.
         """
         try:
             # Imported here: it takes a second, and only process 0 of a run that logs to W&B needs it.
@@ -59,7 +59,7 @@ class WandbRun:
             ) from error
 
     def write(self, step: int, values: dict[str, int | float]) -> None:
-        """Log the values measured at a step, unless an earlier process logged them before it was killed.
+        """Log the values of a step, unless a killed process already logged them.
 
         A resumed run repeats the steps since its last checkpoint, with the same results.
         """
@@ -68,7 +68,7 @@ class WandbRun:
                 self._run.log(values, step=step)
             except (OSError, self._error) as error:
                 self._failed = True
-                logging.warning("Nothing more goes to Weights & Biases (%s); training goes on.", error)
+                logging.warning("Logging to Weights & Biases has stopped (%s); training continues.", error)
 
     def close(self) -> None:
         """Wait until everything is sent, or written in offline mode."""
@@ -76,19 +76,25 @@ class WandbRun:
 
 
 class Events:
-    """Writes the events of TensorBoard; if that fails, it says so once, and the run goes on without them."""
+    """Writes TensorBoard events.
+
+    The first failure is reported and ends them, and the run continues.
+    """
 
     def __init__(self, directory: Path, *, step: int):
-        """Begin a file in `directory`; TensorBoard no longer shows what earlier files have of steps after `step`."""
-        # Imported here: it imports torch where that is installed, which takes longer than the rest of seqjax.
+        """Start a file in `directory`.
+
+        TensorBoard hides earlier files' events after `step`.
+        """
+        # Imported here: it imports torch if installed, which takes longer than the rest of seqjax.
         from tensorboardX import event_file_writer, summary
         from tensorboardX.proto import event_pb2
 
-        events: Any = event_pb2  # its names are made when it is imported
+        events: Any = event_pb2  # protobuf creates the members at import
         self._file, self._event, self._scalar = None, events.Event, summary.scalar
         with self._if_it_works():
             directory.mkdir(exist_ok=True)
-            # Not its SummaryWriter: that has a thread, and where its disk is full the thread ends and training waits.
+            # Not SummaryWriter: on a full disk its thread ends, and training waits for it.
             self._file = event_file_writer.EventsWriter(str(directory / "events"), f".after{step}")
             self._put(step + 1, session_log=events.SessionLog(status=events.SessionLog.START))
             self._file.flush()
@@ -121,7 +127,7 @@ class Events:
 
 
 class NullWriter:
-    """Replaces `Metrics` in every process but the first, and writes nothing."""
+    """Replaces `Metrics` in all processes except the first, and writes nothing."""
 
     position = 0
 
@@ -136,11 +142,12 @@ class NullWriter:
 
 
 class Metrics:
-    """Appends objects to `jsonl`; checkpoints store `position`, to which a resumed run truncates the file.
+    """Appends rows to `metrics.jsonl`.
 
-    The rows that a killed process wrote after its last checkpoint are thus replaced, not repeated. The file is synced
-    before a save (`sync`), so even after a power failure it holds the rows that the checkpoint relies on. If they are
-    missing nevertheless, opening the file raises `UserError`; without any file the run starts a new one.
+    Checkpoints store `position`, the length to resume from. A resumed run truncates the file to `position`, so rows
+    after the last checkpoint are replaced, not repeated. The file is synced before a save (`sync`). Even after a power
+    failure it therefore holds the rows that the checkpoint relies on. If rows are missing nevertheless, opening the
+    file raises `UserError`. If the file is missing, the run starts a new one.
     """
 
     def __init__(
@@ -155,17 +162,17 @@ class Metrics:
         self._path = workdir / "metrics.jsonl"
         if self._path.exists():
             self._require_rows(position, step)
-        elif position:  # moved away, as the error of `_require_rows` says, or lost
+        elif position:  # lost, or moved away as the error in `_require_rows` suggests
             logging.warning("%s is gone; the run goes on without the rows up to step %d.", self._path, step)
         self._file = self._path.open("ab")
-        # Never extend the file: a lost one would come back as zeros.
+        # Never extend the file: lost rows would become zeros.
         self._file.truncate(min(position, self._path.stat().st_size))
         self._wandb = wandb
-        # Also at step 0: a process that was killed before its first checkpoint has left events too.
+        # Also at step 0: a process killed before its first checkpoint may have left events.
         self._events = Events(workdir / "tensorboard", step=step) if tensorboard else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Append one object with the step and the values measured at it."""
+        """Append a row with the step and its values."""
         self._file.write((json.dumps({"step": step, **values}) + "\n").encode())
         self._file.flush()
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
@@ -175,7 +182,7 @@ class Metrics:
             self._wandb.write(step, numbers)
 
     def _require_rows(self, position: int, step: int) -> None:
-        """Raise `UserError` unless the first `position` bytes of the file are there and end a row."""
+        """Raise `UserError` unless the first `position` bytes exist and end with a row."""
         size = self._path.stat().st_size
         with self._path.open("rb") as file:
             file.seek(max(0, position - 1))
@@ -191,11 +198,11 @@ class Metrics:
 
     @property
     def position(self) -> int:
-        """The length of `jsonl` in bytes."""
+        """The length of `metrics.jsonl` in bytes."""
         return self._file.tell()
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk, where a power failure cannot reach them."""
+        """Wait until all rows are on the disk, safe from a power failure."""
         os.fsync(self._file.fileno())
 
     def __enter__(self) -> "Metrics":

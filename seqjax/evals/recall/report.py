@@ -1,4 +1,4 @@
-"""The report of the runs: a table per task, and accuracy in the order of the size of the state."""
+"""The report of recall runs: tables per task, and accuracy by state size."""
 
 import math
 import statistics
@@ -19,29 +19,32 @@ from seqjax.reading import Float, check, read_json_lines
 from seqjax.study.report import figures
 from seqjax.study.report.tables import markdown
 
-Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
+Results = Mapping[str, Sequence[Mapping[str, Any]]]  # per task: label -> result at the best rate, per width
 
 
 CONTROLS = ("Transformer", "Transformer++", "Transformer++, QK norm")
-LEARNT = 0.5  # right answers in the test like the training, of a control that learned the task
-PASSED = 0.8  # right answers in the easiest test of the training, of a model that is trained
+LEARNT = 0.5  # accuracy in the training-like test at which a control has learned the task
+PASSED = 0.8  # accuracy in the easiest training test at which a model counts as trained
 RESULTS = "runs.jsonl"  # one result per line
-# What the command reads of every result, and what the report shows of one of a task beside it.
+# RESULT: fields that the command reads. SHOWN: further fields that the report shows.
 RESULT = dict.fromkeys(("model", "task", "asked"), str) | dict.fromkeys(("dim", "seed"), int)
-TEST = {"accuracy": float, "whole": float, "bits?": Float}  # results from before there were bits have none
+TEST = {"accuracy": float, "whole": float, "bits?": Float}  # older results have no bits
 RESULT |= dict.fromkeys(("rate", "seconds"), float) | {"tests": {str: TEST}}
 SHOWN = dict.fromkeys(("steps", "batch_size"), int) | {"chance": float, "device": str}
 FIX = "delete it, and its run is made again"
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
-    """Return the results of all runs in a directory; raise `UserError` if a line is not whole."""
+    """Return the results of all runs in a directory.
+
+    Raises `UserError` for an incomplete line.
+    """
     path = directory / RESULTS
     return read_json_lines(path, RESULT, fix=FIX) if path.exists() else []
 
 
 def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the results of a task: for every model and width, those of the rate that `validated_rate` chooses."""
+    """Return a task's results by model, one per width at the `validated_rate`."""
     chosen: dict[str, list[Mapping[str, Any]]] = {}
     for label in dict.fromkeys([*MODELS, *(result["model"] for result in found if is_file(result["model"]))]):
         of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
@@ -53,7 +56,7 @@ def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, l
 
 
 def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accuracy") -> Mapping[str, Any]:
-    """Return the result of the rate that `validated_rate` chooses, with the mean of its runs and their range.
+    """Return the result at the `validated_rate`, with mean and range over runs.
 
     `by` is "accuracy" or "score".
     """
@@ -62,9 +65,9 @@ def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accura
 
 
 def validated_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str) -> float:
-    """Return the rate that is best on sequences that no test has; results without such have the test `own` for it.
+    """Return the best learning rate on validation sequences, unused in tests.
 
-    Of rates as good as each other it is the one whose answers have fewer bits.
+    Older results have no validation sequences and use the test `own`. Among tied rates, the rate with fewer bits wins.
     """
 
     def chosen_by(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -75,7 +78,10 @@ def validated_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str) -> 
 
 
 def _compared(of_width: Sequence[Mapping[str, Any]]) -> dict[float, list[Mapping[str, Any]]]:
-    """Return the results by rate, from the lowest on, of the seeds that all rates have (of all seeds if none is)."""
+    """Return the results by ascending rate, for the seeds that all rates share.
+
+    If no seed is shared, all seeds are returned.
+    """
     rates = sorted({result["rate"] for result in of_width})
     by_rate = {rate: [result for result in of_width if result["rate"] == rate] for rate in rates}
     shared = set.intersection(*({result["seed"] for result in results} for results in by_rate.values()))
@@ -83,13 +89,16 @@ def _compared(of_width: Sequence[Mapping[str, Any]]) -> dict[float, list[Mapping
 
 
 def _number(results: Sequence[Mapping[str, Any]], number: Callable[[Mapping[str, Any]], float]) -> float:
-    """Return the mean of a number of results, the worst there is if a loss was not a number."""
+    """Return the mean of a number over results; -inf if a loss was NaN."""
     mean = statistics.mean(map(number, results))
     return -math.inf if math.isnan(mean) else mean
 
 
 def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the first of several runs that differ in seed at most, with the tests of all."""
+    """Return the first of several runs, with tests averaged over all runs.
+
+    The runs differ at most in seed.
+    """
     tests = {}
     for name in runs[0]["tests"]:
         of_runs = [run["tests"][name] for run in runs]
@@ -101,7 +110,10 @@ def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | None:
-    """Write report.md and accuracy.png from the runs in `directory`; return the former, or None if there are none."""
+    """Write report.md and accuracy.png from the runs in `directory`.
+
+    Returns the path of report.md, or None without runs.
+    """
     found = results(directory)
     for task in tasks:
         test = {"score": Float} if task.kind.score else {}
@@ -136,7 +148,7 @@ ABOUT = (
 
 def _table(task: TaskSetup, results: Results) -> str:
     tests = [f"*{name}*" if name == task.own else name for name in task.tests]
-    # Numbers of the test like the training: the task's score, and bits, which older results do not have.
+    # Numbers for the training-like test: the task's score, and bits, missing in older results.
     every = [result["tests"][task.own] for of_model in results.values() for result in of_model]
     own = {"score": task.kind.score, "bits": "bits"}
     own = {key: name for key, name in own.items() if any(key in test for test in every)}
@@ -161,12 +173,12 @@ def _table(task: TaskSetup, results: Results) -> str:
 
 
 def passed(task: TaskSetup, result: Mapping[str, Any]) -> bool:
-    """Return whether a result passed the easiest test of the training, if the task has one."""
+    """Return whether a result passed the easiest training test, if the task has one."""
     return not task.easy or result["tests"][task.easy]["accuracy"] >= PASSED
 
 
 def _untrained(task: TaskSetup, results: Results) -> str:
-    """Return a sentence if a model failed the easiest test of the training; "" if none did or the task has no such."""
+    """Return a sentence if a model failed the easiest training test, else ""."""
     if all(passed(task, result) for of_model in results.values() for result in of_model):
         return ""
     return (
@@ -177,7 +189,10 @@ def _untrained(task: TaskSetup, results: Results) -> str:
 
 
 def _control(task: TaskSetup, results: Results) -> str:
-    """Return a sentence if full attention, the positive control, did not learn the task; "" if it did or is none."""
+    """Return a sentence if full attention, the control, did not learn the task.
+
+    Returns "" if it did, or if the task or the results have no control.
+    """
     of_control = [(label, result) for label in CONTROLS for result in results.get(label, ())]
     if not task.kind.is_recall or not of_control:
         return ""
@@ -192,7 +207,7 @@ def _control(task: TaskSetup, results: Results) -> str:
 
 
 def _training(results: Results) -> str:
-    """Return a sentence about the time and the devices of the training."""
+    """Return a sentence about training time and devices."""
     every = [result for of_model in results.values() for result in of_model]
     steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
     seconds = sorted(second for result in every for second in result["seconds"])
@@ -211,19 +226,19 @@ def _cell(test: Mapping[str, Any]) -> str:
 
 
 PANELS = 6  # in a row
-LOOKS: tuple[dict[str, Any], ...] = (  # of the test that is like the training, and of the hardest
+LOOKS: tuple[dict[str, Any], ...] = (  # the training-like test, the hardest test
     {"color": COLORS[0], "marker": "o"},
     {"color": COLORS[3], "marker": "D", "markerfacecolor": "none"},
 )
-SIZES = (4.5, 2.5)  # of the markers of the largest width and of the others
+SIZES = (4.5, 2.5)  # marker sizes: largest width, smaller widths
 ROW = 0.14  # inches
 
 
 def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
-    """Draw a panel for each task: a row for each model with the test that is like the training, and the hardest.
+    """Draw a panel per task, with a row per model.
 
-    The rows are in the order of the models' states, the smallest at the top. The size of the state is at the right of
-    every row of panels, which has the models that ran any of its tasks.
+    A row has the training-like test and the hardest test. Rows are sorted by state size, the smallest at the top. Each
+    row of panels has the models that ran any of its tasks, and shows the state sizes at the right.
     """
     states = _states(tasks, results)
     n_rows = -(-len(tasks) // PANELS)
@@ -265,7 +280,10 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
 
 
 def _states(tasks: Sequence[TaskSetup], results: Mapping[str, Results]) -> dict[str, int]:
-    """Return the size of the models' states in order: the geometric mean over the tests like the training, widest."""
+    """Return the models' state sizes, ascending.
+
+    Each is the geometric mean over the training-like tests, at the largest width.
+    """
     logs: dict[str, list[float]] = {}
     for task in tasks:
         for label, of_model in results[task.name].items():
