@@ -299,8 +299,8 @@ def results() -> str:
         "Gaps are means over the three domains; ± is a 95% interval. 0.1 nats is 10% higher perplexity. Every gap is "
         f"significant at 5%; the best learning rates of {' and '.join(edges)} are at the edge of the tried rates. The "
         "reference has the short convolution of queries, keys and values that recurrent mixers have. All models saw "
-        f"{first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per parameter, "
-        f"{least} to {most} seeds. Speed: one H200, 16 sequences of 2,048 tokens."
+        f"{first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per "
+        f"parameter, {least} to {most} seeds. Speed: one H200, 16 sequences of 2,048 tokens."
     )
     return "\n".join([*table, "", _wrapped(about)])
 
