@@ -245,7 +245,7 @@ def _fitting(directory: Path, path: str, config: Config) -> Config:
     changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
     if wrong := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
         raise UserError(
-            f"--init_from={path} has another model than this run ({wrong[0]}): use its settings in this run, or take "
+            f"--init_from={path} has another model than this run ({wrong[0]}): give this run its settings, or take "
             "the weights of a run with the same config.model."
         )
     here, there = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
