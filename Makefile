@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # That of the virtual environment, if there is one.
 VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 # Exact versions for the Pythons that CI knows; a newer Python takes what the ranges of pyproject.toml allow.
-CONSTRAINTS := $(wildcard constraints/py$(VERSION).txt)
+CONSTRAINTS ?= $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
 .PHONY: demo test test-slow test-gpu test-lab lint format bench docs constraints resolve notebooks release clean

@@ -308,7 +308,7 @@ def _limit(device: Any) -> int | None:
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # the file may hold "max"
-            known.append(int(path.read_text()))
+            known.append(int(path.read_text(encoding="ascii")))
     return min(known, default=None)
 
 

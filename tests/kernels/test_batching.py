@@ -8,18 +8,26 @@ import pytest
 from kernels_pallas.batching import fold_vmap, loop_vmap
 
 N, M, B, T, H = 4, 5, 3, 2, 6
-calls: list[tuple[int, ...]] = []
 
 
 def of_rows(x_BTH, y_BH):
-    """Two results, each of whose rows depends on the rows of its own batch entry alone."""
-    calls.append(x_BTH.shape)
+    """Return two results whose rows depend only on the rows of the same batch entry."""
     return jnp.cumsum(x_BTH, axis=1) * y_BH[:, None], y_BH[:, ::-1] + x_BTH.sum(1)
 
 
 def of_columns(x_TBH, y_HB):
-    calls.append(x_TBH.shape)
     return jnp.cumsum(x_TBH, axis=0) * y_HB.T
+
+
+def recorded(f):
+    """Return `f` as a new function, without earlier traces, and the shapes of the first operand in its calls."""
+    calls = []
+
+    def recorder(x, y):
+        calls.append(x.shape)
+        return f(x, y)
+
+    return recorder, calls
 
 
 def drawn(*shape):
@@ -39,8 +47,8 @@ def assert_equal(got, want):
 def test_a_batch_is_folded_into_one_call(in_axes):
     shapes = ((B, T, H), (B, H))
     x, y = (drawn(*(N,) * (axis == 0), *shape) for axis, shape in zip(in_axes, shapes, strict=True))
-    folded = fold_vmap(of_rows, "b t g, b g -> b t g, b g", g=H)
-    calls.clear()
+    f, calls = recorded(of_rows)
+    folded = fold_vmap(f, "b t g, b g -> b t g, b g", g=H)
     got = jax.vmap(folded, in_axes=in_axes)(x, y)
     assert calls[-1] == (N * B, T, H)
     assert_equal(got, loop(of_rows, x, y, in_axes))
@@ -48,8 +56,8 @@ def test_a_batch_is_folded_into_one_call(in_axes):
 
 def test_vmap_of_vmap_is_one_call():
     x, y = drawn(M, N, B, T, H), drawn(N, M, B, H)
-    folded = fold_vmap(of_rows, "b t g, b g -> b t g, b g", g=H)
-    calls.clear()
+    f, calls = recorded(of_rows)
+    folded = fold_vmap(f, "b t g, b g -> b t g, b g", g=H)
     got = jax.vmap(jax.vmap(folded), in_axes=(0, 1))(x, y)
     assert calls[-1] == (M * N * B, T, H)
     want = [loop(of_rows, x[i], y[:, i]) for i in range(M)]
@@ -58,8 +66,8 @@ def test_vmap_of_vmap_is_one_call():
 
 def test_the_batch_may_be_a_later_dimension():
     x, y = drawn(N, T, B, H), drawn(N, H, B)
-    folded = fold_vmap(of_columns, "t b g, g b -> t b g", g=H, axis=1)
-    calls.clear()
+    f, calls = recorded(of_columns)
+    folded = fold_vmap(f, "t b g, g b -> t b g", g=H, axis=1)
     got = jax.vmap(folded)(x, y)
     assert calls[-1] == (T, N * B, H)
     assert_equal(got, loop(of_columns, x, y))

@@ -108,22 +108,23 @@ def test_heads_that_the_devices_do_not_divide(gpu, heads, kv_heads, window):
         for shape in ((4, 16, 32), (32, heads * 8), (32, kv_heads * 8), (32, kv_heads * 8), (heads * 8, 32))
     )
 
-    def loss(weights, x_BTD, split=None):
+    def loss(weights, x_BTD, attend):
         q, k, v = (x_BTD @ w for w in weights[:3])
-        q, k, v = (y.reshape(*y.shape[:2], -1, 8) for y in (q, k, v))
-        o = cudnn.attend(q, k, v, window=window, scale=1.0, slopes=(), split=split)
+        o = attend(*(y.reshape(*y.shape[:2], -1, 8) for y in (q, k, v)))
         return jnp.sum(jnp.sin((o.reshape(*o.shape[:2], -1) @ weights[3]).astype(jnp.float32)))
 
     weights = (w_q, w_k, w_v, w_out)
-    want = jax.jit(jax.grad(loss))(weights, x_BTD)
+    exact = lambda *qkv: xla_attention(*qkv, scale=1.0, sliding_window_length=window)[0]  # noqa: E731
+    want = jax.grad(loss)(tuple(w.astype(jnp.float32) for w in weights), x_BTD.astype(jnp.float32), exact)
     split = P(("data", "fsdp"), None, "tensor" if kv_heads % 4 == 0 else None)
     with jax.set_mesh(make_mesh(data=2, tensor=4)):
         places = (P(None, "tensor"), P(None, "tensor"), P(None, "tensor"), P("tensor", None))
         placed = tuple(jax.device_put(w, place) for w, place in zip(weights, places, strict=True))
         batch = jax.device_put(x_BTD, P(("data", "fsdp")))
-        got = jax.jit(jax.grad(partial(loss, split=split)))(placed, batch)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=0.1, atol=0.1)
+        attend = partial(cudnn.attend, window=window, scale=1.0, slopes=(), split=split)
+        got = jax.jit(jax.grad(partial(loss, attend=attend)))(placed, batch)
+    for a, b in zip(got, want, strict=True):  # rounding to bf16 costs half a percent
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, rtol=0, atol=0.01 * float(np.abs(b).max()))
 
 
 @pytest.mark.parametrize(("capability", "default"), [(75, "xla"), (89, "cudnn"), (100, "cudnn"), (120, "cudnn")])

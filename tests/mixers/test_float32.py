@@ -107,7 +107,9 @@ class Reader:
             if operation in SENSITIVE and narrow and not is_sum_of_one:
                 self.narrow.append(operation)
             if operation == "scan":
-                carried = equation.outvars[: equation.params["num_carry"]]
+                # A stacked output has one axis more than in the body. JAX 0.12 no longer states the number of carries.
+                pairs = zip(equation.outvars, equation.params["jaxpr"].jaxpr.outvars, strict=True)
+                carried = [x for x, in_body in pairs if x.aval.shape == in_body.aval.shape]
                 self.carried += [x.aval.shape for x in carried if is_narrow(x)]
         return [name(x) for x in jaxpr.outvars]
 

@@ -207,7 +207,7 @@ def test_gates_take_triton_where_it_runs(chosen, monkeypatch):
     ("named", "problem", "reason"),
     [
         ("cudnn", {"platform": "cpu"}, "cuDNN needs an NVIDIA GPU, this is a cpu"),
-        ("cudnn", {"platform": "gpu", "capability": 75}, r"capability 8\.0 \(A100\), this is 7\.5"),
+        ("cudnn", {"platform": "gpu", "capability": 75}, r"this is 7\.5"),
         ("cudnn", {"platform": "gpu", "capability": 90, "slopes": (1.0, 0.5)}, "ALiBi"),
         ("triton", {"platform": "gpu", "capability": 75, "gates": True}, r"8\.0"),
         ("splash", {"platform": "gpu", "capability": 90}, "splash attention needs a TPU, this is a gpu"),
