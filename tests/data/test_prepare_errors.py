@@ -310,7 +310,7 @@ def trains(out: Path) -> bool:
     words = shlex.split(shown.getvalue().partition("seqjax train ")[2])
     if not words:
         return False
-    given = [tuple(word.removeprefix("--config.").split("=", 1)) for word in words[1:]]
+    given = [(key, value) for key, _, value in (word.removeprefix("--config.").partition("=") for word in words[1:])]
     name = words[0].removeprefix("--config=").replace(":demo", ":debug")
     config = from_config_dict(presets.read_config(name, [*given, ("data.corpus", "blocks")]))
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
