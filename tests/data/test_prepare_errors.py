@@ -440,6 +440,17 @@ def test_a_preparation_that_was_killed_holds_no_lock(tmp_path: Path):
     assert not (out / lock.FILE).exists()
 
 
+def test_a_deleted_lock_is_not_taken_from_its_next_holder(tmp_path: Path):
+    first, second = lock.locked(tmp_path / "out"), lock.locked(tmp_path / "out")
+    with first:
+        (tmp_path / "out" / lock.FILE).unlink()
+        second.__enter__()
+    with pytest.raises(UserError, match=str(os.getpid())), lock.locked(tmp_path / "out"):
+        pass
+    second.__exit__(None, None, None)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_lock_file_of_the_user_is_left_alone(tmp_path: Path):
     source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
     out.mkdir()

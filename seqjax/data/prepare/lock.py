@@ -28,38 +28,50 @@ def locked(out: Path) -> Iterator[None]:
 
     A directory that is empty at the end is removed. Raises `UserError` that names the process that holds the lock.
     """
-    path = out / FILE
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = _acquired(path)
+        file = _acquired(out)
     except OSError as error:
         raise UserError(f"Cannot write to {out}: {error.strerror}; give another --out.") from error
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            path.unlink()
+            if _is_at(file, out):  # If the file was deleted, the new one is another process's.
+                (out / FILE).unlink()
         os.close(file)
         with contextlib.suppress(OSError):
             out.rmdir()
 
 
-def _acquired(path: Path) -> int:
+def _acquired(out: Path) -> int:
     """Return the descriptor of the lock file after locking it."""
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    for is_last in [*[False] * 99, True]:
         try:
-            _lock(file, path.parent)
-            if os.path.samestat(os.fstat(file), path.stat()):
+            out.mkdir(parents=True, exist_ok=True)
+            file = os.open(out / FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        except (FileNotFoundError, FileExistsError):  # Another process has removed the empty directory.
+            if is_last:
+                raise
+            continue
+        try:
+            _lock(file, out)
+            if _is_at(file, out):
                 os.ftruncate(file, 0)
                 os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return file
-        except FileNotFoundError:
-            pass  # The process that held the lock has ended and removed the file: make a new one.
         except BaseException:
             os.close(file)
             raise
-        os.close(file)
+        os.close(file)  # The process that held the lock has ended and removed the file.
+    raise UserError(f"{out}: other processes prepare text there; give another --out.")
+
+
+def _is_at(file: int, out: Path) -> bool:
+    """Return whether an open lock file is the one in `out`."""
+    try:
+        return os.path.samestat(os.fstat(file), (out / FILE).lstat())
+    except OSError:
+        return False
 
 
 def _lock(file: int, out: Path) -> None:
