@@ -118,7 +118,7 @@ def test_a_setting_as_the_error_advises(tmp_path: Path, given: dict[str, Any], a
     config = DataConfig(
         corpus="blocks", path=str(tmp_path / "out"), tokenizer="byte", train_domains=("c4",), eval_domains=("c4",)
     )
-    settings = {"seq_len": 16, "vocab_size": 264} | given
+    settings: dict[str, Any] = {"seq_len": 16, "vocab_size": 264} | given
     with pytest.raises(UserError) as error:
         open_corpus(config, **settings)
     found = re.search(advice, str(error.value))
