@@ -123,4 +123,5 @@ def test_a_setting_as_the_error_advises(tmp_path: Path, given: dict[str, Any], a
         open_corpus(config, **settings)
     found = re.search(advice, str(error.value))
     assert found, error
-    assert open_corpus(config, **settings | {found["key"]: int(found["to"])}).train_domains == ("c4",)
+    fixed: dict[str, Any] = settings | {found["key"]: int(found["to"])}
+    assert open_corpus(config, **fixed).train_domains == ("c4",)
