@@ -84,11 +84,11 @@ def naming_the_line(path: Path) -> Iterator[None]:
     """Turn an error in the user's file at `path` into a `UserError` with its line."""
     try:
         yield
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
     except SyntaxError as error:
         raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}. Correct the file.") from error
-    except (Exception, SystemExit) as error:  # `sys.exit(0)` would look like a success
+    except BaseException as error:  # `sys.exit(0)` would look like a success
         names = (str(path), str(path.resolve()))
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in names]
         where = f"{path}, line {lines[-1]}" if lines else f"{path}"

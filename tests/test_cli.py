@@ -286,7 +286,9 @@ def test_messages_that_cannot_be_written_end_nothing(tmp_path, where):
             assert (done.stdout, done.stderr) == ("0\n1\n2\n", "")
 
 
-@pytest.mark.parametrize("call", ["sys.exit(0)", "sys.exit()", "raise SystemExit('x')", "exit(0)"])
+@pytest.mark.parametrize(
+    "call", ["sys.exit(0)", "sys.exit()", "raise SystemExit('x')", "exit(0)", "raise BaseException('x')"]
+)
 def test_a_config_that_ends_the_process_is_an_error(tmp_path, call, capsys):
     """With status 0, a script would take it for a success."""
     (tmp_path / "mine.py").write_text(f"import sys\n\ndef get_config(arg=''):\n    {call}\n")

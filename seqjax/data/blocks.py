@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+from absl import logging
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
+from seqjax.data import manifests
 from seqjax.data.manifests import file_size
+from seqjax.data.tokenizer import id_dtype
 from seqjax.errors import UserError, first_line
 from seqjax.files import DISK_FULL, temporary_beside
 
@@ -157,6 +160,34 @@ class RecordBlocks:
             f"{self._paths[file]} is damaged, block {index - first}: {why}. Put back a copy of the file, or prepare "
             "the data again into another directory (`seqjax prepare`); a run can resume on it if the data is equal."
         )
+
+
+def open_records(
+    directory: Path, manifest: dict[str, Any], *, domains: Collection[str] | None = None, vocab_size: int
+) -> dict[str, dict[str, RecordBlocks]]:
+    """Return the blocks of some domains (None for all), by split and domain, after a check.
+
+    Raises `UserError` if a file beside the manifest, or one of a few blocks, is another one than was written.
+    """
+    dtype = id_dtype(vocab_size)
+    sources = {
+        split: {
+            domain: RecordBlocks(directory, entry, block=manifest["block"], vocab_size=vocab_size, dtype=dtype)
+            for domain, entry in entries.items()
+            if entry["files"] and (domains is None or domain in domains)
+        }
+        for split, entries in manifest["splits"].items()
+    }
+    allow_open_files(sum(len(e["files"]) for entries in manifest["splits"].values() for e in entries.values()))
+    manifests.compare_beside(directory, manifest)
+    opened = [source for entries in sources.values() for source in entries.values()]
+    for source in opened:
+        source.compare(max(1, CHECKED_FILES // len(opened)))
+    if not all(source.has_checksums for source in opened):
+        logging.warning(
+            "%s: an earlier version, which wrote no checksums, prepared it; its blocks are not checked.", directory
+        )
+    return sources
 
 
 def allow_open_files(count: int) -> None:

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from seqjax import store
 from seqjax.config import DataConfig
-from seqjax.data import block_cache, blocks, document_index, document_sources, manifests, regimes, stored_tokenizer
-from seqjax.data.blocks import RecordBlocks, allow_open_files
+from seqjax.data import block_cache, blocks, document_index, document_sources, regimes, stored_tokenizer
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.manifests import manifest_hash, read_manifest
@@ -235,20 +233,6 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
     return manifest
 
 
-def _compare(directory: Path, manifest: dict[str, Any], sources: Sequence[RecordBlocks]) -> None:
-    """Compare a few blocks and the manifest's small files with the manifest.
-
-    Raises `UserError` if a block or file differs.
-    """
-    manifests.compare_beside(directory, manifest)
-    for source in sources:
-        source.compare(max(1, blocks.CHECKED_FILES // len(sources)))
-    if not all(source.has_checksums for source in sources):
-        logging.warning(
-            "%s: an earlier version, which wrote no checksums, prepared it; its blocks are not checked.", directory
-        )
-
-
 def _block_corpus(
     config: DataConfig,
     tokenizer: Tokenizer,
@@ -258,25 +242,9 @@ def _block_corpus(
     train: tuple[str, ...],
     evaluate: tuple[str, ...],
 ) -> Corpus:
-    splits = manifest["splits"]
     used = {*train, *evaluate}
     directory = block_cache.copied(config.path, manifest, used, cache_dir=config.cache_dir)
-    sources = {
-        split: {
-            domain: RecordBlocks(
-                directory,
-                entry,
-                block=seq_len + 1,
-                vocab_size=tokenizer.vocab_size,
-                dtype=id_dtype(tokenizer.vocab_size),
-            )
-            for domain, entry in domains.items()
-            if domain in used and entry["files"]
-        }
-        for split, domains in splits.items()
-    }
-    allow_open_files(sum(len(entry["files"]) for domains in splits.values() for entry in domains.values()))
-    _compare(directory, manifest, [source for domains in sources.values() for source in domains.values()])
+    sources = blocks.open_records(directory, manifest, domains=used, vocab_size=tokenizer.vocab_size)
     return BlockCorpus(
         name="blocks",
         tokenizer=tokenizer,

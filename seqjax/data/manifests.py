@@ -42,9 +42,10 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     url = store.url_of(directory)
     root = url or str(directory)
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
+    new = "make it with `seqjax prepare --source=... --out=NEW_DIR --tokenizer=...`"
     if url:
         sizes = store.sizes(url)
-        fix = "make it with `seqjax prepare`, and copy all of its --out there"
+        fix = new = "make it with `seqjax prepare`, and copy all of its --out there"
     if not (sizes if url else Path(root).is_dir()):
         raise UserError(
             f"config.data.path: no directory {root}; {fix}, or correct the path. "
@@ -53,15 +54,15 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     path = f"{root}/manifest.json"
     text = _text(path, is_url=bool(url))
     if text is None:
-        unfinished = not url and (Path(root) / ".parts").is_dir()
-        state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
-        raise UserError(f"config.data.path: {root} has {state}; {fix}.")
+        if not url and (Path(root) / ".parts").is_dir():
+            raise UserError(
+                f"config.data.path: {root} has an unfinished preparation; run the same `seqjax prepare` command again."
+            )
+        raise UserError(f"config.data.path: {root} has no manifest.json; {new}, or correct the path.")
     again = f"it is damaged: delete the directory and {fix}"
     manifest = parse_json(text, {"format": int}, path, fix=again)
     if manifest["format"] != FORMAT:
-        raise UserError(
-            f"{path} has format {manifest['format']}, this seqjax reads {FORMAT}; {fix} into a new directory."
-        )
+        raise UserError(f"{path} has format {manifest['format']}, this seqjax reads {FORMAT}; {new}.")
     check(manifest, MANIFEST, path, fix=again)
     files = [file for domains in manifest["splits"].values() for entry in domains.values() for file in entry["files"]]
     for name, written in ((file["path"], file.get("bytes")) for file in files):
@@ -71,7 +72,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         if size is None:
             raise UserError(f"{root}/{name} is missing; delete the directory and {fix}.")
         if written is None:
-            raise UserError(f"{path} was written by a version before 0.1.0; {fix} into a new directory.")
+            raise UserError(f"{path} was written by a version before 0.1.0; {new}.")
         if size != written:
             raise UserError(
                 f"{root}/{name} is damaged: it has {size} bytes, {written} were written. Put back a copy of it, or "

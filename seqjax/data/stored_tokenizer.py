@@ -13,7 +13,7 @@ import numpy as np
 
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.errors import MissingPackageError
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.files import replacing
 from seqjax.reading import read_arrays
 
@@ -94,3 +94,11 @@ def read(path: str | Path, *, why: str) -> StoredTokenizer:
         adds_space=bool(arrays.take("adds_space", "b")),
         why=why,
     )
+
+
+def is_whole(path: Path, tokenizer: Tokenizer) -> bool:
+    """Return whether a file holds the metadata of a tokenizer, undamaged."""
+    try:
+        return read(path, why="").hash == tokenizer.hash
+    except UserError:
+        return False

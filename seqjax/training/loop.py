@@ -358,7 +358,6 @@ def _train(
     tokens_per_step = config.train.batch_size * config.train.seq_len
     belongs_to = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}
     own = identity.of_segment(setup.origin["identity"], segment)
-    rate_of = schedule.rates(config.optim, segment)
     state, step = start.state, start.step
     iterator.set_state(start.data)
     log = train_log.TrainLog(
@@ -376,7 +375,7 @@ def _train(
                 profiling = True
             batch = next(iterator)["tokens"]
             tokens = to_devices(batch.reshape(setup.n_micro, -1, config.train.seq_len + 1), setup.tokens)
-            rate = to_devices(rate_of[step - segment.begin - 1], everywhere)
+            rate = to_devices(schedule.rates(config.optim, segment, np.array(step)), everywhere)
             state, device_metrics = setup.train_step(state, tokens, rate)
             if pending is not None:  # log the previous step while the device computes this step
                 log_step(*pending, log, mirror, checkpoints)

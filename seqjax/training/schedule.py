@@ -128,15 +128,14 @@ def keeps_checkpoint(config: Config, segment: Segment) -> bool:
     return config.checkpoint.ends == "all" or (config.checkpoint.ends == "last" and segment.end == config.train.steps)
 
 
-def rates(optim: OptimConfig, segment: Segment) -> np.ndarray:
-    """Return the learning rate for each step of a segment, float32 [end - begin].
+def rates(optim: OptimConfig, segment: Segment, steps: np.ndarray) -> np.ndarray:
+    """Return the learning rates of some steps of a segment, float32 with the shape of `steps`.
 
     It rises linearly from lr / warmup to lr in `optim.warmup_steps` steps. A decay reaches `final_lr` one step after
     the last step, so the last step still learns with `final_lr` = 0.
     """
-    taken = np.arange(segment.begin, segment.end) + 1
     warmup = max(1, min(optim.warmup_steps, segment.end))
     peak = max(segment.begin, warmup)  # the last step at the full rate
-    share = (taken - peak) / (segment.end + 1 - peak) if segment.is_end else 0.0
+    share = (steps - peak) / (segment.end + 1 - peak) if segment.is_end else 0.0
     after = optim.lr + (optim.final_lr - optim.lr) * share
-    return np.where(taken < warmup, optim.lr * taken / warmup, after).astype(np.float32)
+    return np.where(steps < warmup, optim.lr * steps / warmup, after).astype(np.float32)

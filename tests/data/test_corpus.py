@@ -210,7 +210,7 @@ def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
     with pytest.raises(UserError, match=r"no manifest\.json.*seqjax prepare"):
         open_blocks(tmp_path)
     (tmp_path / ".parts").mkdir()
-    with pytest.raises(UserError, match=r"unfinished.*same prepare command again"):
+    with pytest.raises(UserError, match=r"unfinished.*same `seqjax prepare` command again"):
         open_blocks(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)

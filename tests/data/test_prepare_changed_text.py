@@ -173,7 +173,7 @@ def test_verify_reads_all_blocks(two: tuple[Path, Path], tmp_path: Path):
     one, _ = two
     name = "train/c4-00000.array_record"
     was = (one / name).read_bytes()
-    at = was.rindex(b"a\0a\0a\0")
+    at = was.index(b"a\0a\0a\0", was.rindex(b"a\0a\0a\0") // 2)  # in a block without a checksum in the manifest
     (one / name).write_bytes(was[:at] + b"b" + was[at + 1 :])
     prepared(tmp_path / "source0", one)
     with pytest.raises(UserError, match=r"c4-00000\.array_record"):

@@ -1,21 +1,30 @@
 """Preparing blocks: what is wrong with the source, the settings or the disk is said."""
 
 import contextlib
+import io
 import json
+import os
+import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from seqjax.data import blocks
+from seqjax.config import DataConfig, from_config_dict, presets
+from seqjax.data import blocks, open_corpus, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout
-from seqjax.data.prepare import executors, run
+from seqjax.data.prepare import executors, lock, run
 from seqjax.data.prepare import manifest as manifests
+from seqjax.data.prepare.__main__ import main
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 
@@ -292,3 +301,161 @@ def test_too_little_room_for_the_blocks(corpus_dir: Path, tmp_path: Path, monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(UserError, match="free some disk space"):
         prepared(corpus_dir, tmp_path / "out")
+
+
+def trains(out: Path) -> bool:
+    """Whether `prepare` shows a command that trains on the blocks; open and read them as the command does."""
+    with contextlib.redirect_stdout(shown := io.StringIO()):
+        main([f"--source={out.parent / 'source'}", f"--out={out}", "--tokenizer=byte", "--seq_len=16", "--workers=1"])
+    words = shlex.split(shown.getvalue().partition("seqjax train ")[2])
+    if not words:
+        return False
+    given = [(key, value) for key, _, value in (word.removeprefix("--config.").partition("=") for word in words[1:])]
+    name = words[0].removeprefix("--config=").replace(":demo", ":debug")
+    config = from_config_dict(presets.read_config(name, [*given, ("data.corpus", "blocks")]))
+    corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    next(corpus.train_iterator(batch_size=4))
+    return all(len(corpus.eval_blocks(domain, count=4).tokens) for domain in corpus.eval_domains)
+
+
+def of_records(out: Path) -> Path:
+    return min((out / "train").rglob("*.array_record"))
+
+
+DAMAGES: list[tuple[str, Callable[[Path], Any]]] = [
+    ("deleted blocks", lambda out: of_records(out).unlink()),
+    ("cut blocks", lambda out: of_records(out).write_bytes(of_records(out).read_bytes()[:100])),
+    ("overwritten blocks", lambda out: of_records(out).write_bytes(bytes(of_records(out).stat().st_size))),
+    ("other blocks", lambda out: shutil.copy(max((out / "train").rglob("*.array_record")), of_records(out))),
+    ("deleted documents", lambda out: (out / "documents.npz").unlink()),
+    ("cut documents", lambda out: (out / "documents.npz").write_bytes(b"")),
+    ("foreign sources", lambda out: (out / "sources.npz").write_bytes(b"mine")),
+    ("no manifest", lambda out: (out / "manifest.json").unlink()),
+    ("cut manifest", lambda out: (out / "manifest.json").write_bytes(b"{")),
+    ("later manifest", lambda out: (out / "manifest.json").write_text('{"format": 2}')),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES, ids=[name for name, _ in DAMAGES])
+def test_prepare_refuses_what_train_refuses(tmp_path: Path, name: str, damage: Callable[[Path], Any]):
+    write_corpus(tmp_path / "source", documents=6, shards=1)
+    config = DataConfig(corpus="blocks", path=str(tmp_path / "out"), tokenizer="byte")
+    assert trains(tmp_path / "out")
+    damage(tmp_path / "out")
+    with pytest.raises(UserError) as refused:
+        trains(tmp_path / "out")
+    with pytest.raises(UserError) as by_train:
+        open_corpus(config, seq_len=16, vocab_size=264)
+    for error in (refused, by_train):
+        fix = str(error.value)
+        if "delete it," in fix:
+            (tmp_path / "out" / "sources.npz").unlink(missing_ok=True)
+        elif "delete" in fix:
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        else:
+            assert re.search(r"another --out|another directory|--out=NEW_DIR", fix), fix
+            assert trains(tmp_path / "another")
+    assert "delete" not in fix or trains(tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"mine"])
+def test_the_stored_tokenizer_is_written_again(tmp_path: Path, content: bytes | None):
+    write_corpus(tmp_path / "source", documents=3, shards=1)
+    assert trains(tmp_path / "out")
+    path = tmp_path / "out" / "tokenizer.npz"
+    before = path.read_bytes()
+    path.unlink() if content is None else path.write_bytes(content)
+    assert trains(tmp_path / "out")
+    assert stored_tokenizer.read(path, why="").hash == BYTE.hash
+    assert len(path.read_bytes()) == len(before)
+
+
+TEXTS = {
+    name: [row(name, f"{i} {some_text(np.random.default_rng(0), 30)}") for i in range(20)] for name in slimpajama.NAMES
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "can"),
+    [
+        ({"train": slimpajama.NAMES}, True),  # trained domains without validation text are not evaluated
+        ({"train": ["c4"], "validation": ["arxiv"]}, True),
+        ({"train": ["arxiv", "github"]}, True),
+        ({"train": ["arxiv"]}, False),
+        ({"validation": ["c4"]}, False),
+        ({"test": ["c4", "arxiv"]}, False),
+    ],
+)
+def test_the_training_command_that_prepare_shows_trains(tmp_path: Path, files: dict[str, list[str]], can: bool):
+    for split, names in files.items():
+        write_shard(tmp_path / "source" / split / "a.jsonl.zst", [line for name in names for line in TEXTS[name]])
+    assert trains(tmp_path / "out") is can
+
+
+def test_of_three_preparations_in_a_directory_one_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The others name its process; what it writes is what a single preparation writes."""
+    source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
+    refused, done, tokenise = [], [], run._tokenise
+
+    def slow(*arguments: Any) -> Any:
+        while len(refused) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        return tokenise(*arguments)
+
+    def begin(seq_len: int) -> None:
+        try:
+            prepared(source, out, seq_len=seq_len)
+            done.append(seq_len)
+        except UserError as error:
+            refused.append(str(error))
+
+    limit = time.monotonic() + 60
+    monkeypatch.setattr(run, "_tokenise", slow)
+    threads = [threading.Thread(target=begin, args=[seq_len]) for seq_len in (16, 16, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(done), len(refused)) == (1, 2)
+    for error in refused:
+        assert f"process {os.getpid()} on {socket.gethostname()}" in error
+    prepared(source, tmp_path / "alone", seq_len=done[0])
+    assert contents(out) == contents(tmp_path / "alone")
+    with pytest.raises(UserError, match="block"):  # afterwards, the other setting
+        prepared(source, out, seq_len=24 - done[0])
+
+
+def test_a_preparation_that_was_killed_holds_no_lock(tmp_path: Path):
+    source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
+    hold = f"import os, pathlib; from seqjax.data.prepare.lock import locked; out = pathlib.Path({str(out)!r})\n"
+    hold += "with locked(out): print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=f"process {holder.pid} on {socket.gethostname()}"):
+            prepared(source, out)
+        holder.kill()
+    assert [path.name for path in out.iterdir()] == [lock.FILE]
+    prepared(source, out)
+    assert not (out / lock.FILE).exists()
+
+
+def test_a_deleted_lock_is_not_taken_from_its_next_holder(tmp_path: Path):
+    first, second = lock.locked(tmp_path / "out"), lock.locked(tmp_path / "out")
+    with first:
+        (tmp_path / "out" / lock.FILE).unlink()
+        second.__enter__()
+    with pytest.raises(UserError, match=str(os.getpid())), lock.locked(tmp_path / "out"):
+        pass
+    second.__exit__(None, None, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_file_of_the_user_is_left_alone(tmp_path: Path):
+    source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (out / lock.FILE).symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="another --out"):
+        prepared(source, out)
+    assert (tmp_path / "mine").read_text() == "mine"

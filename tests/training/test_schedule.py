@@ -23,7 +23,8 @@ from tests import support
 
 @pytest.mark.parametrize(("warmup", "steps", "final"), [(10, 100, 0.0), (10, 100, 1e-4), (1, 7, 0.0), (0, 7, 0.0)])
 def test_schedule_corners(warmup, steps, final):
-    values = rates(OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), Segment(0, steps, is_end=True))
+    optim, taken = OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), np.arange(steps) + 1
+    values = rates(optim, Segment(0, steps, is_end=True), taken)
     peak = max(1, warmup) - 1
     assert values[0] == pytest.approx(1e-3 / max(1, warmup), rel=1e-5)
     assert values[peak] == pytest.approx(1e-3, rel=1e-5)
@@ -36,9 +37,16 @@ def test_schedule_corners(warmup, steps, final):
 
 
 def test_a_warmup_longer_than_the_run_only_rises():
-    values = list(rates(OptimConfig(lr=1e-3, warmup_steps=2500), Segment(0, 20, is_end=True)))
+    values = list(rates(OptimConfig(lr=1e-3, warmup_steps=2500), Segment(0, 20, is_end=True), np.arange(20) + 1))
     assert values == sorted(values)
     assert values[-1] == pytest.approx(1e-3, rel=1e-5)
+
+
+def test_a_rate_of_the_longest_run_needs_no_others():
+    steps, optim = 2**31 - 1, OptimConfig(lr=1.0, warmup_steps=1)  # all rates would take 8 GB
+    last = rates(optim, Segment(0, steps, is_end=True), np.array(steps))
+    assert last.shape == ()
+    assert last == pytest.approx(1 / steps, rel=1e-6)
 
 
 def updates(config, grads, params, steps=1, groups=None):

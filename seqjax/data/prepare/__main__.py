@@ -19,7 +19,7 @@ from seqjax.command_line import Parser, command_parser, run_command, words
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
-from seqjax.data.prepare.manifest import summary, training_command
+from seqjax.data.prepare.manifest import next_step, summary
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
 from seqjax.errors import UserError, nearest
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
         sys.exit(130)
     tell(summary(manifest))
-    tell(f"To train on it:\n  {training_command(manifest, given.out, tokenizer_path=tokenizer_path)}")
+    tell(next_step(manifest, given.out, tokenizer_path=tokenizer_path))
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def summary(manifest: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def training_command(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str = "") -> str:
-    """Return a command that trains a first model on the blocks in `out`."""
+def next_step(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str = "") -> str:
+    """Return the command that trains a first model on the blocks in `out`, or the reason why none can."""
     # These imports load JAX, and worker processes do not need it.
     from seqjax.config import DataConfig
     from seqjax.data import regimes
@@ -148,15 +148,25 @@ def training_command(manifest: dict[str, Any], out: str | Path, *, tokenizer_pat
         {domain for domain, entry in manifest["splits"].get(split, {}).items() if entry["blocks"]}
         for split in ("train", "validation")
     )
+    if not train:
+        return f"It has no training text. To evaluate a run on it: --config.eval.path={shlex.quote(str(out))}"
     try:
-        regimes.choose(DataConfig(), train=train, evaluate=train | held, where="", fix="")
+        own, evaluated = regimes.choose(DataConfig(), train=train, evaluate=train | held, where="", fix="")
+        chosen = evaluated
     except UserError:  # The regime cannot choose among these domains: train on the largest one, test on all.
-        own = max(sorted(train & held or train), key=lambda name: manifest["splits"]["train"][name]["tokens"])
-        settings["data.train_domains"] = [own]
-        others = ordered((train | held) - {own})
-        settings["data.eval_domains"] = [*([own] if own in held or not others else []), *others]
+        own = (max(sorted(train & held or train), key=lambda name: manifest["splits"]["train"][name]["tokens"]),)
+        settings["data.train_domains"] = list(own)
+        evaluated, chosen = (*own, *ordered((train | held) - {*own})), ()
+    evaluated = tuple(name for name in evaluated if name in held or name not in own)
+    if not evaluated:
+        return (
+            "It has no validation text, which training needs. Prepare two documents or more into another --out with "
+            "a larger --validation, such as 0.5."
+        )
+    if evaluated != chosen:
+        settings["data.eval_domains"] = list(evaluated)
     given = [f"--config.{key}={shlex.quote(_shown(value))}" for key, value in settings.items()]
-    return " ".join([f"seqjax train --config=transformer_pp:{size},limited", *given])
+    return "To train on it:\n  " + " ".join([f"seqjax train --config=transformer_pp:{size},limited", *given])
 
 
 def _shown(value: Any) -> str:

@@ -40,6 +40,8 @@ from seqjax.data import (
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
+from seqjax.data.prepare.lock import FILE as LOCK
+from seqjax.data.prepare.lock import locked
 from seqjax.data.prepare.manifest import document_lengths, make_manifest, source_indices
 from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, lacks_a_split, plan_files, portions, write_file
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
@@ -143,29 +145,36 @@ def prepare(
         settings["dtype"] = dtype.name
     workers = workers or os.cpu_count() or 1
     parts = out / ".parts"
-    is_new = _begin(out, parts, settings)
-    jobs = [
-        ShardJob(
-            shard=shard,
-            part=parts / f"{index:06d}",
+    with contextlib.ExitStack() as stack:
+        # A finished preparation is only read, and may be on a disk that cannot be written.
+        if not (out / "manifest.json").is_file():
+            stack.enter_context(locked(out))
+        is_new = _begin(out, parts, settings)
+        jobs = [
+            ShardJob(
+                shard=shard,
+                part=parts / f"{index:06d}",
+                tokenizer=tokenizer,
+                tokenizer_path=tokenizer_path,
+                domains=kept,
+                layout=layout,
+                hold_out=validation > 0 and shard.split == "train",
+                several_splits=any(other.split != "train" for other in found),
+                min_tokens=min_tokens,
+                max_tokens=max_tokens,
+                strict=strict,
+            )
+            for index, shard in enumerate(found)
+        ]
+        needs = Needs(
+            parts=parts,
+            shards=found,
             tokenizer=tokenizer,
             tokenizer_path=tokenizer_path,
-            domains=kept,
-            layout=layout,
-            hold_out=validation > 0 and shard.split == "train",
-            several_splits=any(other.split != "train" for other in found),
-            min_tokens=min_tokens,
-            max_tokens=max_tokens,
-            strict=strict,
+            tokenizer_sha256=vocabulary.hash,
         )
-        for index, shard in enumerate(found)
-    ]
-    needs = Needs(
-        parts=parts, shards=found, tokenizer=tokenizer, tokenizer_path=tokenizer_path, tokenizer_sha256=vocabulary.hash
-    )
-    if (out / "manifest.json").is_file():
-        return _finished(out, jobs, vocabulary, executor=executor, workers=workers, needs=needs, verify=verify)
-    with contextlib.ExitStack() as stack:
+        if (out / "manifest.json").is_file():
+            return _finished(out, jobs, vocabulary, executor=executor, workers=workers, needs=needs, verify=verify)
         try:
             pool = stack.enter_context(executors.opened(executor, workers=workers, needs=needs))
         except UserError:
@@ -194,17 +203,17 @@ def prepare(
         plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
         _write(pool, [job for _, _, job in plan], out=out, workers=workers)
         _compare_texts(pool, _text_jobs(jobs, out, workers=workers, slack=0))
-    remove_temporaries(out)
-    document_index.write(out / document_index.FILE, document_lengths(held))
-    if names:
-        document_sources.write(out / document_sources.FILE, source_indices(held, names), names)
-    stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
-    manifest = make_manifest(settings, reports, held, plan, out)
-    if twice := in_two_splits(jobs):
-        manifest["in_two_splits"] = twice
-    write_json(out / "manifest.json", manifest, sort_keys=True)
-    _remove(parts)
-    return manifest
+        remove_temporaries(out)
+        document_index.write(out / document_index.FILE, document_lengths(held))
+        if names:
+            document_sources.write(out / document_sources.FILE, source_indices(held, names), names)
+        stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
+        manifest = make_manifest(settings, reports, held, plan, out)
+        if twice := in_two_splits(jobs):
+            manifest["in_two_splits"] = twice
+        write_json(out / "manifest.json", manifest, sort_keys=True)
+        _remove(parts)
+        return manifest
 
 
 def _finished(
@@ -221,9 +230,12 @@ def _finished(
 
     Raises `UserError` if its text or blocks have changed.
     """
-    if not (out / stored_tokenizer.FILE).is_file():  # The error for a damaged file advises deleting it.
-        stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     manifest = manifests.read_manifest(out)
+    if not stored_tokenizer.is_whole(out / stored_tokenizer.FILE, vocabulary):
+        stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
+    blocks.open_records(out, manifest, vocab_size=vocabulary.vocab_size)  # checks what a run reads
+    document_index.read(out / document_index.FILE)
+    document_sources.read(out / document_sources.FILE)
     if hashes := manifest.get("text_sha256"):
         texts = _text_jobs(jobs, out, workers=workers, verify=verify, hashes=hashes)
     else:
@@ -384,7 +396,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
     if before is None and manifest is not None:
         before = {key: manifest[key] for key in (*settings, *OPTIONAL) if key in manifest}
     if before is None:
-        if out.is_dir() and any(path.name != ".parts" for path in out.iterdir()):
+        if out.is_dir() and any(path.name not in (".parts", LOCK) for path in out.iterdir()):
             raise UserError(
                 f"{out} is not empty, and its manifest.json is missing or not one of this command; give another --out."
             )

@@ -181,7 +181,7 @@ def train(
     model = Model(config, max_len=max(t.length for t in (*task.train, *task.tests.values())))
     optims = [OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1) for rate, _ in runs]
     optimizer = make_optimizer(optims[0], model.groups)  # `make_steps` multiplies its updates by the rates
-    rates_NS = np.stack([rates(optim, Segment(0, task.steps, is_end=True)) for optim in optims])
+    whole = Segment(0, task.steps, is_end=True)
     streams = {seed: batches(task.train, batch_size=setup.batch_size, seed=2 * seed) for _, seed in runs}
     params = jax.jit(jax.vmap(lambda seed: model.init(jax.random.key(seed))))(np.array([seed for _, seed in runs]))
     opt_state = jax.jit(jax.vmap(optimizer.init))(params)
@@ -192,7 +192,8 @@ def train(
             seed: jax.tree.map(_stack, *(next(stream) for _ in range(n_steps))) for seed, stream in streams.items()
         }
         together = jax.tree.map(_stack, *(drawn[seed] for _, seed in runs))
-        params, opt_state, losses_NK = steps(params, opt_state, rates_NS[:, done : done + n_steps], together)
+        rates_NK = np.stack([rates(optim, whole, np.arange(done, done + n_steps) + 1) for optim in optims])
+        params, opt_state, losses_NK = steps(params, opt_state, rates_NK, together)
         losses.append(losses_NK)
         jax.block_until_ready(losses[-2:][0])  # Dispatch at most one call ahead, to bound the memory for batches.
     curves = np.concatenate(jax.device_get(losses), 1)
