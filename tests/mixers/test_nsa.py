@@ -101,7 +101,7 @@ def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings)
     with jax.enable_x64(True):
         operands = qkv(length)
         read = keys_read(*operands[:2], block_size=made.block_size, blocks=made.blocks)
-        masked = functools.partial(dense, read, block_size=made.block_size, window=made.near)
+        masked = functools.partial(dense, read, block_size=made.block_size, window=made.window_size)
         weight = jnp.asarray(np.random.default_rng(0).normal(size=(2, length, HEADS, 3 * K)))
         want, pull = jax.vjp(jax.jit(masked), *operands)
         got, pull_ours = jax.vjp(jax.jit(made.attend), *operands)
