@@ -1,6 +1,6 @@
-"""The convolutions of q, k and v: what they are by themselves, what decoding carries, and what stays without them.
+"""The convolutions of q, k and v: parameters, equations, decoding cache and sharding.
 
-Their equations within whole models are compared in tests/models/test_against_numpy.py.
+tests/models/test_against_numpy.py compares their equations within whole models.
 """
 
 import jax
@@ -29,7 +29,7 @@ def model_of(mixer: str, **settings):
 
 
 def bound(model, weights):
-    """The mixer of the first layer."""
+    """Return the first layer's mixer."""
     return model.blocks["0"].bind(jax.tree.map(lambda x: x[0], weights["blocks"]["0"])).mixer
 
 
@@ -65,7 +65,7 @@ def test_the_other_parameters_of_the_mixer_start_alike(mixer):
 
 @pytest.mark.parametrize("settings", support.slow_unless(lambda settings: "heads" in settings, SIZES), ids=str)
 def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
-    """q and k after QK norm, v through the cache that a prompt leaves, against loops over channels, taps and tokens."""
+    """Loops over channels, taps and tokens give q and k after QK norm, and the v in a prompt's cache."""
     model = model_of("transformer_pp", conv=True, qk_norm=True, position="none", **settings)
     weights = support.random_params(model)
     mixer, x_BTD = bound(model, weights), random_inputs()
@@ -116,7 +116,7 @@ def test_a_cache_without_it_is_what_it_was():
 
 DECODED = [
     ("transformer_pp", {"window": 5, "kv_heads": 2}),
-    ("transformer_pp", {"window": 2, "position": "alibi"}),  # a window that is shorter than the filter
+    ("transformer_pp", {"window": 2, "position": "alibi"}),  # the window is shorter than the filter
     ("transformer_pp", {"temperature": 0.5}),
     ("transformer", {}),
     ("top1_chunk", {}),
@@ -132,7 +132,10 @@ DECODED = [
     ids=str,
 )
 def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):
-    """Pieces shorter than the filter, than the window and longer than both, and single tokens; far past the window."""
+    """Chunked prefill and decoding equal the parallel form, far past the window.
+
+    Pieces are shorter than the filter, shorter than the window, and longer than both.
+    """
     monkeypatch.setattr(attention, "GROUP", 4)
     model = model_of(mixer, conv=True, **settings)
     layer, x_BTD = bound(model, support.random_params(model)), random_inputs(41)
@@ -158,7 +161,7 @@ def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):
     ("mixer", "variant"), [("transformer_pp", "conv_window_gqa"), ("top1_chunk", "conv"), ("top1_element", "conv")]
 )
 def test_many_devices_equal_one(mixer, variant):
-    """Batch, parameters and channels split; tests/models/test_sequence_split.py splits the time."""
+    """Batch, parameters and channels are split; tests/models/test_sequence_split.py splits time."""
     testing.check_sharding(testing.Case(support.tiny_model(mixer, variant)))
 
 

@@ -1,4 +1,4 @@
-"""The contract itself: what a mixer must define, what it is given, and that every block is told its layer."""
+"""The mixer contract: required methods, defaults, input checks, and the layer index."""
 
 import importlib
 import re
@@ -21,7 +21,7 @@ PROBE = "tests.mixers.layer_probe"
 
 
 class Doubling(base.Mixer):
-    """The three methods that a mixer must define."""
+    """Define only the three methods that every mixer needs."""
 
     def __call__(self, x_BTD):
         return jnp.cumsum(x_BTD, axis=1)
@@ -53,7 +53,7 @@ def test_the_rest_has_defaults():
 
 
 class Summing(layer_probe.Block):
-    """A block with a state and a carry, which defines no `prefill_next`."""
+    """A block with a state and a carry that defines no `prefill_next`."""
 
     def __init__(self):
         pass
@@ -108,7 +108,7 @@ def test_another_class_is_refused_with_the_contract_s_name(monkeypatch):
 def probe_model(*, scan: bool, pattern: bool) -> Model:
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     with config.ignore_type():
-        if pattern:  # two places, so that a group of layers is not a layer
+        if pattern:  # two entries: a group then contains several layers
             config.model.mixer = ({"name": PROBE}, {"name": PROBE})
         else:
             config.model.mixer = {"name": PROBE}
@@ -119,7 +119,7 @@ def probe_model(*, scan: bool, pattern: bool) -> Model:
 @pytest.mark.parametrize("pattern", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_block_is_told_its_layer(scan, pattern):
-    """Under scan and in a loop, in training, prefill and step: 2 x + layer + 1, four times over."""
+    """Training, prefill and step pass the layer index, under scan and in a loop: 2 x + layer + 1 in four layers."""
     model = probe_model(scan=scan, pattern=pattern)
     params, tokens = jax.jit(model.init)(jax.random.key(0)), support.random_tokens((2, 3))
     x_BTD = np.asarray(params["embed"])[tokens]

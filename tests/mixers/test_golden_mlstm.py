@@ -1,4 +1,4 @@
-"""mLSTM against the layer of transformers' xLSTM (tests/golden/make_xlstm.py), and at its limits."""
+"""mLSTM against the xLSTM layer in transformers (tests/golden/make_xlstm.py), and at its limits."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def under_our_names(z, part):
 
 @pytest.mark.parametrize("chunk", support.slow_unless(lambda chunk: chunk == 8, [1, 8, 64]))
 def test_layer(chunk):
-    """Output and every gradient, with gates at both caps and from weights."""
+    """Compare the output and all gradients, with gates computed from weights and at both caps."""
     with np.load(support.ROOT / "tests/golden/mlstm.npz") as file:
         z = {key: jnp.asarray(file[key]) for key in file}
     template = Template(lambda rngs, _: mixers.MLSTM(16, heads=2, chunk_size=chunk, rngs=rngs))
@@ -50,7 +50,7 @@ def test_layer(chunk):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gates_at_their_caps_leave_everything_finite(dtype):
-    """Nothing is forgotten and every token weighs e^15; then e^-15, where the norm has next to nothing to divide by."""
+    """Without forgetting, give each token weight e^15, then e^-15, where the normaliser is nearly zero."""
     mixer = mixers.MLSTM(16, heads=2, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 512, 16), dtype)
 

@@ -1,4 +1,4 @@
-"""What KDA has beside the contract: special cases, decays of every strength, its bound."""
+"""KDA: special cases, weak and strong decays, and the lower bound of its decays."""
 
 import types
 
@@ -14,7 +14,7 @@ from seqjax.nn.params import Template
 from seqjax.ops import gated_delta_rule
 from tests.models import oracle
 
-DIM, HEADS, T = 16, 2, 70  # a chunk of 64 and a part of one
+DIM, HEADS, T = 16, 2, 70  # a chunk of 64 and a partial chunk
 
 
 def made(**settings):
@@ -26,7 +26,7 @@ def inputs(*shape):
 
 
 def test_equal_decays_of_all_channels_are_gated_deltanet_s():
-    """The decay of a head's first channel for all, beside the same q, k, v and beta in Gated DeltaNet's op."""
+    """Use a head's first decay for all its channels; compare with Gated DeltaNet's op and the same operands."""
     x_BTD = inputs(1, T, DIM)
 
     @jax.jit
@@ -44,7 +44,7 @@ def test_equal_decays_of_all_channels_are_gated_deltanet_s():
 
 
 def test_equal_gates_of_all_channels_are_beta():
-    """Gated DeltaNet-2 whose gates have the columns of a head's beta for all of its channels is KDA."""
+    """Gated DeltaNet-2 equals KDA if all gate channels in a head use that head's beta columns."""
     x_BTD = inputs(1, T, DIM)
     kda, gdn2 = made(), made(channel_gates=True)
     nnx.update(gdn2, nnx.state(kda, lambda path, _: path[0] != "beta"))
@@ -54,7 +54,7 @@ def test_equal_gates_of_all_channels_are_beta():
 
 
 def with_decays(params):
-    """Log decays of about -100 beside -0.001 in every head, and keys that are far from orthogonal."""
+    """Set log decays of about -100 and -0.001 in every head, and keys far from orthogonal."""
     strong = jnp.arange(DIM) % 2 == 0
     return params | {
         "log_rate_H": jnp.zeros(HEADS),
@@ -65,7 +65,7 @@ def with_decays(params):
 
 @pytest.mark.slow
 def test_strong_and_weak_decays_beside_each_other():
-    """Outputs are the equations' in float64; gradients are finite, and those of the recurrent form."""
+    """Outputs match the equations in float64; gradients are finite and match the recurrent form."""
     template = Template(lambda rngs, _: mixers.KDA(DIM, heads=HEADS, rngs=rngs))
     params = with_decays(template.init(jax.random.key(0)))
     x_BTD = inputs(1, T, DIM)

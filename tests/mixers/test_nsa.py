@@ -1,4 +1,4 @@
-"""What NSA has beside the contract: its branches against masks in float64, and what a query that lacks one gets."""
+"""NSA: its branches against float64 masks, chunked queries, memory, and queries without a complete block."""
 
 import functools
 import re
@@ -32,7 +32,7 @@ def layer(**settings):
 
 
 def qkv(length, dtype="float64", gain=2.0):
-    """Scores spread enough that blocks of a query differ."""
+    """Draw q, k and v with scores spread enough to select different blocks."""
     rng = np.random.default_rng(length)
     sizes = (HEADS, GROUPS, GROUPS)
     q, k, v = (jnp.asarray(rng.normal(size=(2, length, n, K)), dtype) for n in sizes)
@@ -47,19 +47,19 @@ def softmax(q, keys, mask, xp: Any = jnp):
 
 
 def means(x, block_size):
-    """Of every complete block."""
+    """Return the mean of every complete block."""
     c = x.shape[1] // block_size
     return x[:, : c * block_size].reshape(2, c, block_size, HEADS, K).mean(2)
 
 
 def complete(length, block_size):
-    """The blocks that have ended when a query comes."""
+    """Return the mask of complete blocks per query."""
     ends = (np.arange(length // block_size) + 1) * block_size - 1
     return np.broadcast_to((ends <= np.arange(length)[:, None])[:, None], (2, length, HEADS, len(ends)))
 
 
 def keys_read(q, k, *, block_size, blocks):
-    """The keys of the blocks that a query chooses, in numpy: the choice has no gradient."""
+    """Return the mask of keys in the selected blocks, computed in numpy without gradients."""
     q, k = (np.asarray(x, np.float64) for x in (q, k))
     length, each = q.shape[1], HEADS // GROUPS
     p = softmax(q, means(np.repeat(k, each, axis=2), block_size), complete(length, block_size), np)
@@ -76,7 +76,7 @@ def keys_read(q, k, *, block_size, blocks):
 
 
 def dense(read, q, k, v, *, block_size, window):
-    """Three masks over all pairs; `read` is that of the chosen blocks."""
+    """Apply three masks over all pairs; `read` marks the selected blocks."""
     length, each = q.shape[1], HEADS // GROUPS
     i, j = np.arange(length)[:, None], np.arange(length)
     k, v = (jnp.repeat(x, each, axis=2) for x in (k, v))
@@ -105,7 +105,7 @@ def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings)
         weight = jnp.asarray(np.random.default_rng(0).normal(size=(2, length, HEADS, 3 * K)))
         want, pull = jax.vjp(jax.jit(masked), *operands)
         got, pull_ours = jax.vjp(jax.jit(made.attend), *operands)
-        # XLA's own attention, here the window's, takes its softmax in float32
+        # XLA's attention, used for the window here, computes its softmax in float32.
         np.testing.assert_allclose(got[..., : 2 * K], want[..., : 2 * K], rtol=0, atol=1e-12)
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
         weight = weight.at[..., 2 * K :].set(0)
@@ -114,7 +114,7 @@ def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings)
 
 
 def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
-    """Of operands that bfloat16 represents, the blocks are the same; weights and outputs round to 8 bits."""
+    """The selection is exact for bfloat16 operands; weights and outputs round to 8 bits."""
     made, operands = layer(), qkv(53, "bfloat16")
     got = jax.jit(made.attend)(*operands)
     with jax.enable_x64(True):
@@ -146,7 +146,7 @@ def test_queries_may_come_in_pieces(piece):
 
 
 def test_a_query_without_a_complete_block_gets_nothing_from_means():
-    """And no NaN in its gradient."""
+    """The output is zero and gradients are finite."""
     made, operands = layer(block_size=8), qkv(19, "float32")
     compressed = jax.jit(lambda *a: made.attend(*a)[..., :K])
     assert not np.any(compressed(*operands)[:, :7])
@@ -159,7 +159,7 @@ def test_a_query_without_a_complete_block_gets_nothing_from_means():
 
 
 def test_no_scores_of_all_pairs_exist():
-    """At 2,048 tokens, of training."""
+    """Check the training program at 2,048 tokens."""
     made = layer(block_size=32, blocks=8, window=256)
     shapes = [jax.ShapeDtypeStruct((1, 2048, n, K), jnp.float32) for n in (HEADS, GROUPS, GROUPS)]
     step = jax.grad(lambda *a: (made.attend(*a) ** 2).sum(), argnums=(0, 1, 2))

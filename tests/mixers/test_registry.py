@@ -1,4 +1,4 @@
-"""A mixer in a file of the user: how it is found, when it is run again, and what is refused."""
+"""Mixers in user files: lookup, reloading, source hashes and errors."""
 
 import sys
 
@@ -22,7 +22,7 @@ def get_config(arg=""):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty current directory, and a process that has seen no mixer."""
+    """Provide an empty current directory and an empty registry."""
     monkeypatch.setattr(_registry, "_registered", {})
     monkeypatch.setattr(_registry, "_by_file", set())
     place = tmp_path / "here"
@@ -84,7 +84,7 @@ def test_an_edited_file_is_run_again_when_a_config_is_read(here):
     (here / "plain.py").write_text(CLASS)
     read("transformer_pp:debug", model__mixer__name="plain")
     (here / "plain.py").write_text(CLASS.replace("expand: int = 2", "expand: int = 3"))
-    assert mixers.settings_class("plain")(name="plain").expand == 2  # of a model that is in use
+    assert mixers.settings_class("plain")(name="plain").expand == 2  # the model in use keeps its class
     assert read("transformer_pp:debug", model__mixer__name="plain").model.mixer.expand == 3
 
 

@@ -1,4 +1,4 @@
-"""A mixer by itself, as an nnx module, and a class of one's own under a name."""
+"""A mixer as a standalone nnx module, and registering a user's class under a name."""
 
 import dataclasses
 import inspect
@@ -49,7 +49,7 @@ def test_a_class_is_found_by_the_name_of_its_file():
 
 
 def test_what_editors_are_told_is_there():
-    """`TYPE_CHECKING` hides these imports from Python; a name that is gone would be an error of editors alone."""
+    """`TYPE_CHECKING` hides these imports from Python, so only editors would report a missing name."""
     told = re.findall(r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M)
     assert len(told) > 10
     for module, name in told:
@@ -68,7 +68,7 @@ seqjax.mixers.TransformerPP(dim=8, heads=2, rope_scaling="yarn", rngs=nnx.Rngs(0
 
 @pytest.mark.slow
 def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
-    """In a file of a user, outside the repository."""
+    """Check a user's file outside the repository."""
     (tmp_path / "own.py").write_text(EDITED)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(support.ROOT)]}))
     command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={sys.executable}"]
@@ -83,7 +83,7 @@ def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSES)]
 )
 def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
-    """nnx and `jax.jit` give the same outputs, and every parameter that the output depends on its gradient."""
+    """`nnx.jit` and `jax.jit` give equal outputs, and each used parameter has a nonzero gradient."""
     mixer = made(name)
     state = nnx.state(mixer)
     nnx.update(mixer, jax.tree.map(lambda x: x + 0.1, state))  # some outputs start at zero
@@ -93,7 +93,7 @@ def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
     np.testing.assert_allclose(jax.jit(mixer)(x_BTD), y_BTD, rtol=1e-5, atol=1e-5)
 
     grads = nnx.jit(nnx.grad(lambda m, x: jnp.sum(m(x) ** 2)))(mixer, x_BTD)
-    unused = "v_lora" if name.startswith("RWKV7") else None  # the first layer has no earlier one
+    unused = "v_lora" if name.startswith("RWKV7") else None  # a first layer has no earlier values
     flat = nnx.to_flat_state(nnx.state(grads) if isinstance(grads, nnx.Module) else grads)
     assert len(flat) == len(jax.tree.leaves(state))
     for path, grad in flat:
@@ -102,7 +102,10 @@ def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
 
 
 def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
-    """A model's layer is what the constructor makes with the same keys, for a mixer that starts by its layer too."""
+    """A model's layer equals the constructor's result with the same keys.
+
+    Includes a mixer with initial values that depend on the layer.
+    """
     for file in ("top1_chunk", "rwkv6"):
         model = support.tiny_model(file, dict(support.FIRST)[file])
         mixer = model.abstract_blocks()[0].mixer
@@ -157,7 +160,7 @@ def test_a_setting_without_default_is_asked_for():
 
 # --------------------------------------------------------------------------------------------------- registered classes
 class Scaled(base.Mixer):
-    """Sums of the past, scaled."""
+    """A scaled cumulative sum."""
 
     def __init__(self, dim, *, scale: float = 0.5, rngs):
         self.scale = scale
@@ -184,7 +187,7 @@ def test_a_registered_class_is_selected_by_its_name():
     assert isinstance(Model(config.model, max_len=8).abstract_blocks()[0].mixer, Scaled)
     assert (mixers.name_of(Scaled), mixers.load("scaled")) == ("scaled", Scaled)
     np.testing.assert_array_equal(Scaled(dim=3, scale=1, rngs=nnx.Rngs(0))(jnp.ones((1, 2, 3)))[0, 1], 2.0)
-    # a file's config with another mixer by name: its old mixer's settings do not stay
+    # Naming another mixer drops the settings of the config file's mixer.
     named = from_config_dict(get_config("debug,model.mixer.name=scaled", name="t", mixer={"name": "transformer_pp"}))
     assert dataclasses.asdict(named.model.mixer) == {"name": "scaled", "scale": 0.5}
 
