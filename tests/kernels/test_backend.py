@@ -1,4 +1,4 @@
-"""Choosing a backend: order, refusals, the record of what ran; and what the public functions refuse."""
+"""Backend choice: order, refusals and the record of used backends; argument checks of public functions."""
 
 import ast
 import logging
@@ -19,7 +19,7 @@ from kernels_pallas.attention.api import ORDER
 from kernels_pallas.backend import Backend
 from tests.kernels.common import Shape, qkv
 
-# under the tests' import hook the annotations refuse a bad shape before the function can
+# With the tests' import hook, annotations reject a bad shape before the function does.
 ERRORS = (ValueError, jaxtyping.TypeCheckError)
 
 
@@ -38,7 +38,7 @@ def all_calls(implementation):
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty record."""
+    """Clear the record of used backends."""
     monkeypatch.setattr(backend, "_used", {})
     monkeypatch.setattr(backend, "_logged", set())
 
@@ -48,7 +48,7 @@ def test_what_ran_is_recorded_and_logged_once(fresh, caplog) -> None:
     with caplog.at_level(logging.INFO, logger="kernels_pallas"):
         for _ in range(2):
             for call in all_calls("xla").values():
-                jax.eval_shape(call)  # the choice is made while tracing
+                jax.eval_shape(call)  # tracing chooses the backend
     assert kp.backends_used() == dict.fromkeys(all_calls(None), "xla")
     assert sorted(r.getMessage() for r in caplog.records) == sorted(f"{op} runs on xla" for op in all_calls(None))
 
@@ -113,7 +113,7 @@ def test_order_leads_and_names(fresh) -> None:
 
 
 class Counting:
-    """The xla kernels of Top-1 Element attention, as another package would wrap its own."""
+    """Count calls to the xla kernels of Top-1 Element attention, registered like another package's backend."""
 
     calls = 0
 
@@ -234,7 +234,7 @@ def test_unknown_choices_name_the_nearest() -> None:
             call(q, k, v, chunk_size=0)
 
 
-# what may be imported beside jax and the standard library, and where
+# Allowed imports, plus triton and torch in Triton folders.
 ALLOWED = {"jax", "jaxtyping", "kernels_pallas", "numpy"} | set(sys.stdlib_module_names)
 
 
@@ -281,7 +281,7 @@ assert kp.backends_used() == {"select_chunk": "xla", "top1_chunk_attention": "xl
 
 
 def test_importing_needs_jax_and_jaxtyping_alone_and_changes_nothing() -> None:
-    """Not the environment, which children inherit and another jaxlib may not understand; and no warning."""
+    """The import must not change the environment, which child processes inherit, or emit a warning."""
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "TRITON_INTERPRET")}
     command = [sys.executable, "-c", LEAF]
     done = subprocess.run(command, env=env | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The rules for `jax.vmap` around calls with a batch: one call for all, each element's results in their places."""
+"""`jax.vmap` rules for batched calls: a single call for all elements, and results in the right places."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ calls: list[tuple[int, ...]] = []
 
 
 def of_rows(x_BTH, y_BH):
-    """Two results, each of whose rows depends on the rows of its own batch entry alone."""
+    """Return two results; each row depends only on its batch entry."""
     calls.append(x_BTH.shape)
     return jnp.cumsum(x_BTH, axis=1) * y_BH[:, None], y_BH[:, ::-1] + x_BTH.sum(1)
 
@@ -67,7 +67,7 @@ def test_the_batch_may_be_a_later_dimension():
 
 
 def test_without_a_batch_it_is_a_loop():
-    """Around what JAX cannot map itself."""
+    """Test a function that JAX cannot vmap."""
     x, y = drawn(N, B, T, H), drawn(N, B, H)
 
     def sums(x_BTH, y_BH):

@@ -1,4 +1,4 @@
-"""XLA on a CPU gets what it compiles right, with the flag of kernels_pallas/cpu_compiler.py."""
+"""Miscompiled XLA programs on a CPU are correct with the flag in kernels_pallas/cpu_compiler.py."""
 
 import contextlib
 import importlib.util
@@ -66,7 +66,7 @@ def test_a_call_that_comes_too_late_warns(monkeypatch) -> None:
 
 
 def test_commands_set_the_flag(monkeypatch) -> None:
-    """Each command runs through `run_command`, before it starts JAX."""
+    """Each command calls `run_command` before it starts JAX."""
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
@@ -77,7 +77,7 @@ def test_commands_set_the_flag(monkeypatch) -> None:
 
 @pytest.mark.parametrize("has_started", [False, True])
 def test_train_from_python_sets_the_flag_or_warns(monkeypatch, tmp_path, has_started) -> None:
-    """Like `seqjax.load` and `check_mixer`: a notebook trains without the commands."""
+    """Training in a notebook sets the flag as commands do; so do `seqjax.load` and `check_mixer`."""
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: has_started)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
@@ -118,7 +118,7 @@ def test_the_first_use_of_seqjax_sets_the_flag_although_jax_was_imported_before(
     assert done.stdout.strip() == (cpu_compiler.SAFE if is_set else "")
 
 
-# The state before the only chunk, and the gradient after it, are zeros that XLA would know of.
+# With one chunk, the initial state and the final gradient are zeros that XLA could treat as constants.
 WITHOUT_THE_FLAG = """
 import sys
 import jax, numpy as np
@@ -138,7 +138,7 @@ assert all(np.isfinite(x).all() for x in leaves) and any(x.any() for x in leaves
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["rwkv6", "mamba2", "rwkv5"])
 def test_bfloat16_gradients_of_one_chunk_without_the_flag(mixer) -> None:
-    """With a constant state these were NaN, rwkv6's logits too."""
+    """With a constant state, these gradients and rwkv6's logits were NaN."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", WITHOUT_THE_FLAG, mixer]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Attention with forget gates in Triton: values and gradients against float64 numpy, its sums, causality, FoX."""
+"""Triton attention with forget gates: values and gradients against float64 numpy, gate sums, causality, FoX."""
 
 from functools import partial
 from typing import Any
@@ -46,11 +46,11 @@ def test_values_and_gradients(n_tokens, n_kv, dtype):
     ("low", "high"), support.slow_unless(lambda low, high: low < 0 < high, [(-100, -90), (90, 100), (-100, 100)])
 )
 def test_gates_near_zero_and_one(low, high):
-    """Closed gates leave a query its own value, and nothing overflows; what is later changes no bit of an output."""
+    """Closed gates leave a query only its own value, without overflow; later tokens change no output bits."""
     inputs: Any = (*operands(50), log_gates(50, low, high))
     got = run(*inputs)
     for x, want in zip(got, by_hand(*inputs, **OPTIONS), strict=True):
-        # Sums of up to 3,200 from a tile's first key have a float32 neighbour 2.4e-4 away.
+        # Sums from a tile's first key reach 3,200, where adjacent float32 numbers are 2.4e-4 apart.
         np.testing.assert_allclose(x, want, atol=4e-4 * max(1.0, np.abs(want).max()), rtol=0)
     if high < 0:
         np.testing.assert_allclose(got[0], inputs[2], atol=1e-6)
@@ -60,7 +60,7 @@ def test_gates_near_zero_and_one(low, high):
 
 
 def test_near_keys_keep_their_digits_after_a_long_past():
-    """Of gates whose sum, 16,000, has a float32 neighbour 1e-3 away."""
+    """The gate sum reaches 16,000, where adjacent float32 numbers are 1e-3 apart."""
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5))[None]
     q, k, v, do = operands(160, n_batch=1)
     want = by_hand(q, k, v, do, log_f, **OPTIONS)[0]
@@ -89,7 +89,7 @@ def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later
 
 @pytest.mark.slow
 def test_batches_under_vmap():
-    """One launch for all mapped elements."""
+    """All mapped elements use one launch."""
     inputs: Any = (*operands(20, n_batch=4), jnp.concatenate([log_gates(20)] * 2))
     want = run(*inputs)
     split = [x.reshape(2, 2, *x.shape[1:]) for x in inputs]
@@ -118,7 +118,7 @@ def test_at_real_sizes(T, dim, n_kv, dtype):
     k, v = (jnp.asarray(rng.standard_normal((2, T, n_kv, dim)), dtype) for _ in range(2))
     options = {"window": 0, "scale": dim**-0.5, "slopes": ()}
     got = jax.jit(partial(output_and_gradients, attend=gated.attend, **options))(q, k, v, do, log_gates(T))
-    with jax.enable_x64(True):  # a sum of -3,000 in float32 is 1e-4 off
+    with jax.enable_x64(True):  # a float32 sum of -3,000 is off by 1e-4
         wide = (jnp.asarray(x, jnp.float64) for x in (q, k, v, do, log_gates(T)))
         want = jax.jit(partial(output_and_gradients, attend=reference.causal_attention, **options))(*wide)
     for x, y in zip(got, want, strict=True):

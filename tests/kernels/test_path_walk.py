@@ -1,4 +1,4 @@
-"""The walk of PaTH's queries: both backends against the oracle in float64; vmap, causality, refusals."""
+"""PaTH's walk over past chunks: both backends against a float64 oracle; vmap, causality, refusals."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,10 @@ NAMES = ("q", "k", "v", "product", "forgotten", "own", "lse")
 
 
 def operands(chunks=3, chunk=16, *, key=16, value=16, dtype="float32", gates=True, batch=2, heads=2, seed=0) -> Any:
-    """As `run` takes them, and a cotangent. The matrices I - P keep the lengths of queries near."""
+    """Draw the arguments of `run` and a cotangent.
+
+    Matrices I - P roughly preserve query lengths.
+    """
     rng = np.random.default_rng(seed)
     shape = chunks, batch, heads, chunk
 
@@ -70,7 +73,7 @@ def test_values_and_gradients(name, options):
 
 
 def near(got, inputs, do, tolerance):
-    """Asserts an output and gradients of the shapes and dtypes of the inputs that are those of the oracle."""
+    """Compare the output and gradients with the oracle; they have the shapes and dtypes of the inputs."""
     with jax.enable_x64(True):
         wide = tuple(None if x is None else jnp.asarray(x, jnp.float64) for x in inputs)
         want = jax.jit(partial(output_and_gradients, run=reference.path_walk))(wide, jnp.asarray(do, jnp.float64))

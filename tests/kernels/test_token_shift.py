@@ -1,4 +1,4 @@
-"""RWKV's token shift: both backends against float64, values and all gradients, and as the mixers call it."""
+"""RWKV's token shift: both backends against float64, with all gradients, and as the mixers call it."""
 
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ class Case(NamedTuple):
     B: int = 2
 
 
-# Tiles of 4 x 8 positions and 16 channels in the interpreter: several of them, whole and of part, and one longer than
-# the sequence; a piece that ends with the sequence, and one behind it.
+# The interpreter's tiles have 4 x 8 positions and 16 channels. Cases: several tiles, whole and partial; a tile longer
+# than the sequence; a piece that ends with the sequence, and a piece after it.
 CASES = [
     Case(70, 20, 3),
     Case(37, 20, 5, moves=True),
@@ -48,7 +48,7 @@ CASES = [
 
 
 def draw(case: Case, *, dtype="float32", seed=0) -> tuple[Any, ...]:
-    """x, last, mus, moves."""
+    """Draw x, last, mus and moves."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> jax.Array:
@@ -61,13 +61,13 @@ def draw(case: Case, *, dtype="float32", seed=0) -> tuple[Any, ...]:
 
 
 def both(arrays: Any, implementation: str) -> dict[str, np.ndarray]:
-    """Results and gradients of an implementation, by name."""
+    """Return an implementation's results and gradients by name."""
     f, like = (partial(kp.token_shift, implementation=name) for name in (implementation, "xla"))
     return leaves(outputs_and_gradients(f, arrays, like=like, names=NAMES))
 
 
 def wanted(arrays: Any) -> dict[str, np.ndarray]:
-    """The same in float64, for the same rounded inputs and gradients of results."""
+    """Return the same in float64, for the same rounded inputs and cotangents."""
     like = partial(kp.token_shift, implementation="xla")
     return leaves(outputs_and_gradients(reference.token_shift, arrays, wide=True, like=like, names=NAMES))
 
@@ -76,11 +76,11 @@ def leaves(results: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(results)}
 
 
-wanted_of = cache(lambda case, dtype: wanted(draw(case, dtype=dtype)))  # one for all implementations
+wanted_of = cache(lambda case, dtype: wanted(draw(case, dtype=dtype)))  # shared by all implementations
 
 
 def quick(n: int) -> list[Any]:
-    """All cases, those after the first n slow."""
+    """Return all cases; those after the first n are slow."""
     return support.slow_unless(lambda case: case in CASES[:n], [(case,) for case in CASES])
 
 
@@ -92,9 +92,9 @@ def test_equals_double_precision(implementation, case) -> None:
         assert_close(got[name], w, "float32", name, scale=1e-3)
 
 
-# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry. Triton rounds results
-# once and sums the gradients of mus in float32. xla rounds mu, the difference, its product and the sum, the gradient of
-# x after each of up to 2 N additions, and sums over tokens.
+# Largest errors in units of 2^-8, one bf16 rounding, relative to the largest entry. Triton rounds results once and sums
+# the gradients of mus in float32. xla rounds mu, the difference, its product and the sum, the gradient of x after each
+# of up to 2 N additions, and sums over tokens.
 UNITS = {"triton": 1.01, "xla": 8.0}
 
 
@@ -129,7 +129,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
 
 
 def test_earlier_inputs_continue_a_sequence(implementation) -> None:
-    """To the bit: a call goes on where another ended, as prefill and decoding do."""
+    """A call continues another bitwise, as prefill and decoding do."""
     x, last, mus, moves = draw(Case(50, 20, 2, moves=True))
     f = fast_jit(partial(kp.token_shift, implementation=implementation))
     pieces = f(x[:, :20], last, mus, moves[:, :, :20]), f(x[:, 20:], x[:, 19], mus, moves[:, :, 20:])
@@ -139,7 +139,7 @@ def test_earlier_inputs_continue_a_sequence(implementation) -> None:
 
 @pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
-    """Values and gradients, also of mus that are mapped, and of those that are shared."""
+    """Values and gradients, for mapped and for shared mus."""
     case = Case(19, 12, 2, moves=True)
     each = [draw(case, seed=seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *each)
@@ -168,7 +168,7 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        # under the tests' import hook the annotations refuse a bad shape before the function can
+        # With the tests' import hook, annotations reject a bad shape before the function does.
         ({"mus": ()}, "mus is empty"),
         ({"mus": (jnp.zeros(6), jnp.zeros(5))}, r"mus\[1\] must be \(6,\)|Type-check"),
         ({"last_BD": jnp.zeros((2, 5))}, r"last_BD must be \(2, 6\)|Type-check"),
