@@ -116,7 +116,7 @@ def cotangent(o, seed: int = 1) -> jax.Array:
 
 
 def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> None:
-    """Compare within the rounding of `dtype`, at the scale of `want` or of its summands (`scale`)."""
+    """Compare within the rounding of `dtype`, at the larger of `scale` and the largest entry in `want`."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     assert np.isfinite(got).all(), what
@@ -187,7 +187,7 @@ def outputs_and_gradients(f: Any, arrays: Any, wide: bool = False, *, like: Any,
 def assert_each_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0, *, of_ones: str) -> None:
     """Compare trees within `slack` times the usual tolerance, at the scale of each array.
 
-    The gradient named `of_ones` is a difference between sums of products with entries near 1. With strong decays only
+    The gradient named `of_ones` is a difference between sums of terms near 1. With strong decays only
     rounding remains, so its scale is at least 1.
     """
     leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))

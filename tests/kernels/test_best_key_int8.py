@@ -79,7 +79,7 @@ def test_a_step_is_the_smallest_power_of_two() -> None:
     np.testing.assert_array_equal(k8[0, 1::4, 0, 2], [-127, -64, -64, -127, -66, -127, 0])
 
 
-def test_what_later_tokens_hold_changes_nothing() -> None:
+def test_later_keys_change_nothing() -> None:
     """Change keys to 1,000 in the last two chunks."""
     shape = Shape(T=61, C=8)
     q, k, _ = drawn(shape)
@@ -90,7 +90,7 @@ def test_what_later_tokens_hold_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_the_best_key_but_for_near_ties() -> None:
+def test_equals_best_key_except_for_near_ties() -> None:
     """With 40 chunks of normal keys, the best chunk is always among the four best in 8 bits."""
     shape = Shape(B=1, T=41 * 32, R=1, K=64, C=32)
     q, k, _ = qkv(shape)
@@ -110,7 +110,7 @@ def test_decoding_equals_the_parallel_form(top_k) -> None:
     assert_close(decode_all(q, k, v, max_len=40, with_table=False, **options), want, "float32")
 
 
-def test_gradients_are_those_of_the_selected_keys() -> None:
+def test_gradients_use_unrounded_keys() -> None:
     """Rounding only affects the selection; attention and its gradient read exact keys."""
     q, k, v = drawn(SHAPES[0])
     sel = kp.select_chunk(q, k, chunk_size=8, selection=RULE)

@@ -124,7 +124,7 @@ def test_forget_gates(backend, n_tokens, window, slopes, n_kv, dtype):
         )
 
 
-def test_open_gates_are_none_at_all():
+def test_open_gates_equal_no_gates():
     """Log gates of 0 change nothing except rounding, on either backend."""
     inputs, options = operands(50, n_kv=2), {"window": 13, "scale": 0.7, "slopes": ()}
     for attend in (chunked.attend, xla.attend):
@@ -149,7 +149,7 @@ def test_gates_near_zero_and_one(low, high):
     np.testing.assert_array_equal(changed[:, :17], got[0][:, :17])
 
 
-def test_near_keys_keep_their_digits_after_a_long_past():
+def test_near_keys_stay_accurate_after_a_long_past():
     """Near keys stay exact although the gate sum reaches 16,000, where float32 steps are 1e-3."""
     inputs = operands(160, n_batch=2)
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5)) + jnp.zeros((2, 160, 4))
@@ -159,7 +159,7 @@ def test_near_keys_keep_their_digits_after_a_long_past():
     np.testing.assert_allclose(o[:, 144:], want[:, 144:], atol=2e-6)
 
 
-def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
+def test_bfloat16_gate_gradients_do_not_accumulate_rounding():
     """Rounding makes row sums of ds nonzero; these errors must not accumulate over tokens."""
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 1024, 1, 16)), jnp.bfloat16) for _ in range(4))
@@ -208,7 +208,7 @@ def test_work_of_a_window_is_linear_in_length():
     assert scores(2048, 0) > 2048**2 / 2
 
 
-def test_the_reference_is_what_is_computed_by_hand():
+def test_the_reference_matches_numpy():
     inputs = operands(20, n_kv=2)
     options = {"window": 7, "scale": 0.7, "slopes": SLOPES}
     got = fast_jit(partial(output_and_gradients, attend=reference.causal_attention, **options))(*inputs)

@@ -41,7 +41,7 @@ def test_sums_of_squares_of_small_products() -> None:
 @pytest.mark.parametrize("given", ["", "--a=b", f"{cpu_compiler.FLAG}="])
 @pytest.mark.parametrize("version", [(0, 10, 1), (0, 10, 2), (0, 12, 9), (0, 13, 0)], ids=str)
 @pytest.mark.parametrize("tpu", [None, "libtpu is installed"])
-def test_a_flag_that_was_given_stays(monkeypatch, given, version, tpu) -> None:
+def test_existing_flags_are_kept(monkeypatch, given, version, tpu) -> None:
     monkeypatch.setenv("XLA_FLAGS", given)
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.jax, "__version_info__", version)
@@ -53,7 +53,7 @@ def test_a_flag_that_was_given_stays(monkeypatch, given, version, tpu) -> None:
     assert os.environ["XLA_FLAGS"].count(cpu_compiler.FLAG) == (cpu_compiler.FLAG in given or is_set)
 
 
-def test_a_call_that_comes_too_late_warns(monkeypatch) -> None:
+def test_a_late_call_warns(monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: True)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
@@ -104,7 +104,7 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
-def test_the_first_use_of_seqjax_sets_the_flag_although_jax_was_imported_before() -> None:
+def test_first_use_sets_the_flag_after_importing_jax() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", FIRST_USE],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},

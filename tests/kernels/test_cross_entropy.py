@@ -83,7 +83,7 @@ def test_equals_double_precision(implementation, n_vocab, scale, dtype) -> None:
 
 
 @pytest.mark.parametrize("offset", [1e4, -1e4])
-def test_large_logits_that_are_alike(implementation, offset) -> None:
+def test_large_similar_logits(implementation, offset) -> None:
     """A large common offset keeps all probabilities similar."""
     logits, *rest = draw(37, 1.0)
     arrays = (logits + offset, *rest)
@@ -99,7 +99,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, n_vocab) -> None:
     assert_right(arrays, op(*arrays, implementation=implementation), implementation)
 
 
-def test_logits_of_tokens_that_are_ruled_out(implementation) -> None:
+def test_infinite_negative_logits(implementation) -> None:
     """-inf fills whole blocks, including the first, or everything except the target."""
     logits, targets, weights = draw(50, 2.0)
     logits = logits.at[0].set(jnp.where(jnp.arange(50) < 20, -jnp.inf, logits[0]))
@@ -118,7 +118,7 @@ def test_logits_that_are_not_finite_show_in_the_loss(implementation, bad) -> Non
     np.testing.assert_array_equal(np.isfinite(losses), np.arange(6).reshape(2, 3) != 5)
 
 
-def test_targets_outside_the_vocabulary_are_nan_and_read_nothing_else(implementation) -> None:
+def test_targets_outside_the_vocabulary_give_nan(implementation) -> None:
     """Targets index as in JAX: negative ones count from the end."""
     logits, targets, weights = draw(37, 1.0)
     targets = targets.at[0].set(jnp.asarray([37, -38, -1]))
@@ -167,7 +167,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "devices share the vocabulary" in str(refusal(problem(split=True)))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         logits, targets, weights = draw(20, 1.0)
         arrays = (logits.astype(jnp.float64), targets, weights.astype(jnp.float64))

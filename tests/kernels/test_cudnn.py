@@ -50,7 +50,7 @@ def attend(q, k, v, window=0):
 @pytest.mark.parametrize(
     ("capability", "version"), [(80, 90_100), (90, 91_900), (103, 91_000), (103, 91_100), (120, 91_900)]
 )
-def test_what_jax_refuses_in_training_is_refused(gpu, capability, version, window):
+def test_cudnn_refuses_exactly_what_jax_refuses(gpu, capability, version, window):
     """Nothing else is refused: any even length and any head dim that JAX accepts."""
     gpu(capability, version)
     accepted = 0

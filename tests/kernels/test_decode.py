@@ -98,7 +98,7 @@ def test_bfloat16_caches(selection, implementation) -> None:
     assert_close(o.astype(jnp.float32), want.astype(jnp.float32), "bfloat16")
 
 
-def test_means_after_a_prefill_equal_the_running_ones() -> None:
+def test_prefill_means_equal_running_means() -> None:
     _, k, _ = qkv(Shape(T=43))
     table = jnp.zeros((2, 43 // 8, 2, 8), jnp.float32)
     for length in range(1, 44):

@@ -77,7 +77,7 @@ def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
 
 
 @pytest.mark.slow
-def test_decays_of_every_size_in_a_chunk(implementation) -> None:
+def test_mixed_decay_scales_in_a_chunk(implementation) -> None:
     """Sums of log g reach -1,000, where float32 rounding is 6e-5: three times the tolerance 2e-5."""
     arrays = draw(130, 8, 20, decay=1.0)
     sizes = jnp.asarray(np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[4].shape), jnp.float32)
@@ -88,7 +88,7 @@ def test_decays_of_every_size_in_a_chunk(implementation) -> None:
 
 @pytest.mark.parametrize("decay", [0.3, None])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_gradients_are_those_of_the_xla_form(implementation, decay) -> None:
+def test_gradients_match_xla(implementation, decay) -> None:
     arrays = draw(100, 8, 20, decay=decay, B=2)
 
     def grad(name: str) -> Any:
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_xla_form(implementation, decay) -> None:
 
 
 @pytest.mark.parametrize(("implementation", "beta"), [("xla", 1.0), ("triton", 1.0), ("triton", 2.0)])
-def test_equal_keys_and_full_corrections_keep_their_digits(implementation, beta) -> None:
+def test_equal_keys_and_full_corrections_stay_accurate(implementation, beta) -> None:
     """Repeat one token: below the diagonal, A is all ones or all twos, and the inverse of I + A alternates in sign.
 
     With twos, xla's Neumann products grow to 1e4 before they cancel, and float32 loses accuracy: the products that make
@@ -142,7 +142,7 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype, decay) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (96, 192), (128, 128)])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, K, V) -> None:
+def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, K, V) -> None:
     monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
     arrays = draw(70, K, V, decay=0.1, dtype="bfloat16", H=1)
     got = with_gradients(partial(op, implementation=implementation), arrays)
@@ -196,7 +196,7 @@ def test_starts_from_zero_without_a_state(implementation) -> None:
 
 
 @pytest.mark.slow
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     arrays = draw(70, 6, 4, decay=0.3)
     run = partial(op, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -255,7 +255,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = [x.astype(jnp.float64) for x in draw(20, 4, 4, decay=0.3)]
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
@@ -264,11 +264,11 @@ def test_double_precision_is_xla_s() -> None:
     assert kp.backends_used()["delta_rule"] == "xla"
 
 
-def test_a_chunk_has_a_position() -> None:
+def test_empty_chunks_are_refused() -> None:
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         op(*draw(4, 4, 4, decay=None), chunk=0)
 
 
 @pytest.mark.parametrize(("V", "block"), [(64, 64), (96, 32), (128, 64), (192, 64), (256, 64), (100, 64), (20, 32)])
-def test_blocks_of_values_leave_little_empty(V, block) -> None:
+def test_value_blocks_are_mostly_full(V, block) -> None:
     assert block_of(64, V) == block

@@ -59,7 +59,7 @@ def test_gates_near_zero_and_one(low, high):
     np.testing.assert_array_equal(changed[:, :17], got[0][:, :17])
 
 
-def test_near_keys_keep_their_digits_after_a_long_past():
+def test_near_keys_stay_accurate_after_a_long_past():
     """The gate sum reaches 16,000, where adjacent float32 numbers are 1e-3 apart."""
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5))[None]
     q, k, v, do = operands(160, n_batch=1)
@@ -67,7 +67,7 @@ def test_near_keys_keep_their_digits_after_a_long_past():
     np.testing.assert_allclose(forward(q, k, v, log_f)[:, 144:], want[:, 144:], atol=4e-6)
 
 
-def test_sums_of_both_parts_are_those_of_float64():
+def test_gate_sums_match_float64():
     log_f = jax.nn.log_sigmoid(4 * jax.random.normal(jax.random.key(0), (1, 20_000, 2)))
     whole, rest = (np.asarray(x, np.float64) for x in jax.jit(gated.running_sums)(log_f))
     want = np.cumsum(np.asarray(log_f, np.float64), axis=1).transpose(0, 2, 1)
@@ -77,7 +77,7 @@ def test_sums_of_both_parts_are_those_of_float64():
 
 
 @pytest.mark.slow
-def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
+def test_bfloat16_gate_gradients_do_not_accumulate_rounding():
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 256, 1, 16)), jnp.bfloat16) for _ in range(4))
     log_f = jnp.full((1, 256, 1), np.log(0.5), jnp.float32)
@@ -127,7 +127,7 @@ def test_at_real_sizes(T, dim, n_kv, dtype):
 
 
 @pytest.mark.skipif(ON_GPU, reason="a CPU is wanted: what refuses there")
-def test_what_it_refuses_names_another():
+def test_refusals_name_another_backend():
     q, k, v, _ = operands(20)
     with pytest.raises(kp.BackendError, match="without them cuDNN's are faster"):
         kp.causal_attention(q, k, v, implementation="triton")

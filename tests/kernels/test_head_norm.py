@@ -147,7 +147,7 @@ def test_equals_double_precision(implementation, name, size, dtype) -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("name", ["rwkv7", "mamba2", "kda", "gated_deltanet"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_data_of_every_size(implementation, name, dtype, scale) -> None:
+def test_extreme_data_scales(implementation, name, dtype, scale) -> None:
     """Includes gates with exponentials that overflow."""
     kind = KINDS[name]
     arrays = draw(kind, dtype=dtype, scale=scale)
@@ -233,8 +233,8 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, name, stages)
 
 
 @pytest.mark.parametrize("name", ["rwkv7", "mamba2"])
-def test_tokens_do_not_see_each_other(implementation, name) -> None:
-    """Changing a token changes no bit of another token's results or gradients."""
+def test_tokens_are_independent(implementation, name) -> None:
+    """A changed token leaves results and gradients at other tokens bitwise equal."""
     kind = KINDS[name]
     arrays = draw(kind, T=11)
     if kind.skip == "H":  # expand to one factor per token, for a gradient per token
@@ -265,7 +265,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
 
 
-def test_the_backward_pass_keeps_the_inputs_and_statistics_alone(implementation) -> None:
+def test_the_backward_pass_keeps_only_inputs_and_statistics(implementation) -> None:
     """At most two numbers per token and head are kept in addition to the data; gains are small."""
     kind = KINDS["rwkv7"]
     arrays = draw(kind, T=40, V=64)
@@ -312,7 +312,7 @@ def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
 
 
 @pytest.mark.parametrize(("name", "split", "used"), [("mamba2", 2, "xla"), ("mamba2", 1, "mine"), ("rwkv7", 2, "mine")])
-def test_a_norm_over_channels_that_devices_share_is_xla_s(monkeypatch, name, split, used) -> None:
+def test_norms_over_sharded_channels_use_xla(monkeypatch, name, split, used) -> None:
     if jax.device_count() < split:
         pytest.skip("needs two devices")
     monkeypatch.setattr(limits, "machine", lambda problem: None)
@@ -334,7 +334,7 @@ def backend_of_xla():
     return xla
 
 
-def test_one_token_is_xla_s(monkeypatch) -> None:
+def test_one_token_uses_xla(monkeypatch) -> None:
     """In decoding, a kernel launch gains nothing."""
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": kp.Backend("mine", backend_of_xla)}})
     for T, used in ((1, "xla"), (2, "mine")):
@@ -354,7 +354,7 @@ MIXERS = {
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
+def test_mixer_gradients_match_xla(monkeypatch, implementation, name) -> None:
     gradients = mixer_gradients(MIXERS[name])
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"plain": kp.Backend("plain", backend_of_xla)}})
     want = gradients()
@@ -383,7 +383,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "operands are float32 and float8_e4m3fn" in str(refusal(problem(dtype="float8_e4m3fn")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     kind = KINDS["rwkv7"]
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(kind))
@@ -417,7 +417,7 @@ def test_wrong_options_are_named() -> None:
         ("forward_all", (64, 128), (64, 1, 4, 1, 16)),  # too wide for more than one load in flight
     ],
 )
-def test_tiles_have_no_heads_that_only_pad(monkeypatch: pytest.MonkeyPatch, kind, heads, rows) -> None:
+def test_tiles_have_no_padding_heads(monkeypatch: pytest.MonkeyPatch, kind, heads, rows) -> None:
     """Heads with separate norms form groups without padding."""
     monkeypatch.setattr(norm.interpreter, "is_chosen", lambda: False)
     assert norm.rows(kind, jnp.zeros((1, 1, *heads), jnp.bfloat16)) == rows

@@ -110,7 +110,7 @@ MILD = [("low_rank", (70, 20, 8), 0.6), ("correction", (65, 8, 16), 3.0), ("low_
 
 
 @pytest.mark.parametrize(("kind", "shape", "decay"), support.slow_unless(lambda *case: case == MILD[0], MILD), ids=str)
-def test_decays_that_are_known_to_be_mild_equal_the_recurrence(kind, shape, decay) -> None:
+def test_bounded_decays_equal_the_recurrence(kind, shape, decay) -> None:
     """xla then uses growing factors: decays in a chunk sum to less than 80."""
     arrays = draw(kind, *shape, decay=decay)
     low = float(arrays[3].min())
@@ -120,7 +120,7 @@ def test_decays_that_are_known_to_be_mild_equal_the_recurrence(kind, shape, deca
 
 @pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS))
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_the_kernels_for_mild_decays_equal_the_recurrence(implementation, kind) -> None:
+def test_kernels_for_bounded_decays_equal_the_recurrence(implementation, kind) -> None:
     """These kernels only handle sums above -59 over a chunk of 64."""
     shape, decay = (130, 20, 24), 0.1
     arrays = draw(kind, *shape, decay=decay)
@@ -130,7 +130,7 @@ def test_the_kernels_for_mild_decays_equal_the_recurrence(implementation, kind) 
     assert_trees_close(with_gradients(run, arrays), wanted(kind, shape, decay))
 
 
-def test_the_bound_of_mild_decays_is_that_of_the_kernels() -> None:
+def test_the_decay_bound_matches_the_kernels() -> None:
     from kernels_pallas.linear_attention.triton import weight_kernels
 
     assert math.exp(scan.STRONGEST) < 2.0**weight_kernels.BOUND.value < math.exp(scan.STRONGEST + 1)
@@ -141,7 +141,7 @@ def test_the_bound_of_mild_decays_is_that_of_the_kernels() -> None:
     ("implementation", "kind"),
     [*(("triton", kind) for kind in KINDS), ("xla", "low_rank"), ("xla", "correction")],
 )
-def test_decays_of_every_size_in_a_chunk(implementation, kind) -> None:
+def test_mixed_decay_scales_in_a_chunk(implementation, kind) -> None:
     """Sums of log w reach -1,000, where float32 rounding is 6e-5: three times the tolerance 2e-5."""
     arrays = draw(kind, 130, 8, 20, decay=1.0)
     sizes = np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[3].shape)
@@ -153,7 +153,7 @@ def test_decays_of_every_size_in_a_chunk(implementation, kind) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_gradients_are_those_of_the_xla_form(implementation, kind) -> None:
+def test_gradients_match_xla(implementation, kind) -> None:
     arrays = draw(kind, 100, 8, 20, decay=0.3, B=2)
 
     def grad(name: str) -> Any:
@@ -194,7 +194,7 @@ def test_16_bit_inputs_round_operands_only(implementation, kind, decay) -> None:
     ("kind", "K", "V"), [("bonus", 64, 64), ("low_rank", 64, 64), ("correction", 128, 128), ("plain", 96, 192)]
 )
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, kind, K, V) -> None:
+def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, kind, K, V) -> None:
     monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
     arrays = draw(kind, 70, K, V, decay=0.1, dtype="bfloat16", H=1)
     got = with_gradients(partial(op, implementation=implementation), arrays)
@@ -263,7 +263,7 @@ def test_a_constant_decay_and_no_state(implementation) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS[:3]))
-def test_is_causal_and_repeats_its_bits(implementation, kind) -> None:
+def test_is_causal_and_deterministic(implementation, kind) -> None:
     arrays = draw(kind, 70, 6, 4, decay=0.3)
     run = partial(op, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -329,7 +329,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "operands are float16 and float32; v may be bfloat16, float32" in str(refusal(problem(dtype="float16")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw("bonus", 20, 4, 4, decay=0.3))
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
@@ -338,7 +338,7 @@ def test_double_precision_is_xla_s() -> None:
     assert kp.backends_used()["linear_attention"] == "xla"
 
 
-def test_what_does_not_exist_is_refused() -> None:
+def test_unsupported_options_are_refused() -> None:
     r, k, v, log_w, u, a, b, state = draw("low_rank", 4, 4, 4, decay=0.3)
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         op(r, k, v, log_w, u, a, b, state, chunk=0)

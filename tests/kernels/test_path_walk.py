@@ -86,7 +86,7 @@ def near(got, inputs, do, tolerance):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_what_is_later_changes_no_bit(name):
+def test_causal_to_the_last_bit(name):
     (q, k, v, product, forgotten, own, lse), _ = operands(chunks=4)
     run = fast_jit(BACKENDS[name])
     before = run(q, k, v, product, forgotten, own, lse)
@@ -118,12 +118,12 @@ def test_path_with_the_kernels_is_path():
         np.testing.assert_allclose(x, y, atol=1e-5 * max(1.0, float(jnp.abs(y).max())), rtol=0)
 
 
-def test_one_chunk_has_none_before_it():
+def test_one_chunk_returns_local_attention():
     (*inputs, own, lse), _ = operands(chunks=1)
     assert kp.path_walk(*inputs, own=(own, lse)) is own
 
 
-def test_what_it_refuses(monkeypatch):
+def test_refusals(monkeypatch):
     (q, k, v, product, forgotten, *own), _ = operands(chunk=24)
 
     def walked():

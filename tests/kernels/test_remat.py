@@ -31,7 +31,7 @@ from tests.kernels.common import (
         [*((name, NAMES) for name in OPS), ("exact-sorted", NAMES[:1])],
     ),
 )
-def test_saved_selection_is_not_redone_and_gradients_are_the_same_bits(small_tiles, name, saved) -> None:
+def test_saved_selection_is_reused_with_equal_gradients(small_tiles, name, saved) -> None:
     op, (q, k, v) = OPS[name], qkv(Shape(T=40))
     policy = jax.checkpoint_policies.save_only_these_names(*saved)
     layers = {

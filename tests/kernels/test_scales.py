@@ -141,7 +141,7 @@ def results(f: Any, arrays: dict[str, jax.Array], cotangents: Any) -> dict[str, 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("low_rank", "ssd", "delta_rule"), OPS))
-def test_operands_and_decays_of_every_size(implementation, name, dtype) -> None:
+def test_extreme_operand_and_decay_scales(implementation, name, dtype) -> None:
     """Compare at the scale of each array: all sequences in float32, nine of ten in bfloat16; all are finite.
 
     A decay is the difference between two sums over a chunk, with an error of half an ulp each. Gradients of decays,

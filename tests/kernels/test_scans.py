@@ -123,7 +123,7 @@ CASES += [((1, 11, 5, 40), 0.3)]
         (1000, 1600, 2.0, 1600),
     ],
 )
-def test_a_pass_over_time_is_cut_where_it_leaves_the_gpu_idle(programs, chunks, work, length) -> None:
+def test_segment_length_fills_the_gpu(programs, chunks, work, length) -> None:
     assert segments.length(programs, chunks, work=work) == length
 
 
@@ -139,7 +139,7 @@ def test_scan_equals_the_recurrence(implementation, shape, dt) -> None:
 @pytest.mark.parametrize(
     ("shape", "dt"), [CASES[0], CASES[3], ((2, 21, 3, 4), 0.3), pytest.param(*CASES[4], marks=SLOW)], ids=str
 )
-def test_the_chunks_of_other_devices_equal_the_recurrence(monkeypatch, shape, dt) -> None:
+def test_the_chunked_xla_scan_equals_the_recurrence(monkeypatch, shape, dt) -> None:
     """On a CPU xla scans token by token; this tests its chunked form for other devices, over several groups."""
     monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
     monkeypatch.setattr(selective_xla, "GROUP", 2)
@@ -149,7 +149,7 @@ def test_the_chunks_of_other_devices_equal_the_recurrence(monkeypatch, shape, dt
     assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
 
 
-def test_a_large_step_size_leaves_later_ones_their_digits(monkeypatch) -> None:
+def test_small_steps_stay_accurate_after_a_large_step(monkeypatch) -> None:
     """Sums from the chunk's start would round away the small step sizes after a large one."""
     monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
     x, dt, *others = scan_arrays(1, 8, 3, 2, dt=1e-3)
@@ -189,7 +189,7 @@ def test_scan_of_16_bit_inputs_rounds_only_its_outputs(implementation, dtype) ->
     ],
     ids=str,
 )
-def test_a_bias_makes_the_step_sizes_and_has_a_gradient(implementation, shape, dtype) -> None:
+def test_dt_bias_and_its_gradient(implementation, shape, dtype) -> None:
     """Compare with softplus in float64; bf16 rounds only results."""
     x, _, *rest = scan_arrays(*shape, dtype=dtype)
     logits, bias = draw(shape[:3], shape[2:3], seed=2)
@@ -213,7 +213,7 @@ def test_a_bias_makes_the_step_sizes_and_has_a_gradient(implementation, shape, d
         assert_close(g, w, dtype if g.dtype == dtype else "float32", scale=1e-3)
 
 
-def test_step_sizes_of_a_bias_are_exact_to_float32(implementation) -> None:
+def test_biased_step_sizes_are_exact_to_float32(implementation) -> None:
     """Steps start at 2e-9, where 1 + e^z is 1 in float32.
 
     A base-2 exponent up to 29 rounds to 2e-6 relative to the result.
@@ -225,7 +225,7 @@ def test_step_sizes_of_a_bias_are_exact_to_float32(implementation) -> None:
     np.testing.assert_allclose(y[0, 0], np.logaddexp(z.astype(np.float64), 0), rtol=3e-6)
 
 
-def test_scan_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_scan_is_causal_and_deterministic(implementation) -> None:
     arrays = scan_arrays(1, 29, 6, 4)
     run = partial(selective_scan, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)

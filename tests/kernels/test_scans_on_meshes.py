@@ -411,7 +411,7 @@ def plain_walk_backward(q, k, v, product, forgotten, do, total, D, *, gates: boo
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Replace the launches on CPU devices; return the operand shapes of every traced body."""
+    """Replace the launches on CPU devices; return the operand shapes per traced body."""
     seen: list[tuple] = []
     if ON_GPU:
         return seen

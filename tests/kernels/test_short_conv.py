@@ -135,7 +135,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, case) -> None:
 
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("case", [Case(9, 6), Case(9, 6, heads=2)], ids=str)
-def test_inputs_of_every_size(implementation, case, scale) -> None:
+def test_extreme_input_scales(implementation, case, scale) -> None:
     """Sigmoids saturate and their exponentials overflow; squares are as small as eps."""
     arrays = draw(case, scale=scale)
     got, want = leaves(both(case, arrays, implementation)), leaves(wanted(case, arrays))
@@ -153,7 +153,7 @@ def test_zeros_under_the_norm_have_a_gradient(implementation) -> None:
         assert_close(got[name], w, "float32", name)
 
 
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     case = Case(50, 10, heads=2)
     x, *rest = draw(case, dtype="bfloat16")
     first, again = (both(case, (x, *rest), implementation) for _ in range(2))
@@ -190,7 +190,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
+def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     case = Case(64, 16, heads=2, bias=False, last=False)
     f = partial(op, case=case, implementation=implementation)
     pull = jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *draw(case)[:2])
@@ -210,7 +210,7 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
         ({"scale": 0.5}, "set l2_heads"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong, match) -> None:
+def test_mismatched_shapes_are_named(wrong, match) -> None:
     given: dict[str, Any] = {"x_BTE": jnp.zeros((2, 9, 6)), "w_EW": jnp.zeros((6, 4)), "silu": True} | wrong
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match=match):
         kp.short_conv(**given)
@@ -233,7 +233,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "taps and bias float32" in str(refusal(problem(taps="bfloat16")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     case = CASES[0]
     with jax.enable_x64(True):
         arrays = [x.astype(jnp.float64) for x in draw(case)]

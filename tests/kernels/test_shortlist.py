@@ -59,7 +59,7 @@ def plain(q, k, *, chunk_size: int, table: str, shortlist: int, top_k: int) -> n
     return sel
 
 
-# 101 tokens have at most six past chunks of 16, or three of 32.
+# 101 tokens have at most six past chunks (size 16) or three (size 32).
 CASES = [
     ("mean", 16, 1, 1),
     ("mean", 16, 3, 2),
@@ -168,7 +168,7 @@ def test_kernels_at_their_real_sizes(table, chunk, dim, shortlist, top_k, dtype)
 
 
 @one_table
-def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(table) -> None:
+def test_longer_lists_find_no_fewer_best_keys(table) -> None:
     """A list of all chunks selects exactly; shorter lists are exact for queries with no more chunks."""
     q, k, _ = qkv(Shape(T=101))
 
@@ -268,7 +268,7 @@ def test_decoding_equals_the_parallel_form(table, with_table, shortlist, top_k, 
 
 
 @one_table
-def test_rows_after_a_prefill_equal_the_running_ones(table) -> None:
+def test_prefill_rows_equal_running_rows(table) -> None:
     k = qkv(Shape(T=43), dtype="bfloat16")[1]
     want = kp.chunk_table(k, chunk_size=8, table=table)
     update = jax.jit(partial(kp.update_chunk_table, chunk_size=8, table=table))
@@ -304,7 +304,7 @@ def test_memory_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count output bytes from 16,384 tokens on: below that, sort counts do not yet grow linearly."""
+    """Count output bytes from 16,384 tokens on, where sort tiles grow with the number of chunks."""
     extras.need("triton")
     from kernels_pallas.select_chunk.triton import select
 
@@ -322,7 +322,7 @@ def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.Mo
     assert 1.9 < total[1] / total[0] < 2.1
 
 
-def test_other_backends_refuse_and_name_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     long = partial(problem, T=2000, chunk_size=64, selection="shortlist", top_k=1)
     listed = long(shortlist=tables.Shortlist(4, "mean"))

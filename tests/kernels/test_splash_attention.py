@@ -77,7 +77,7 @@ def lower_for_a_tpu(n_tokens, window, n_devices):
 
 
 @pytest.mark.parametrize("window", [None, 1, 128, 200, 256, 1_000])
-def test_uniform_blocks_of_the_mask_are_found_without_their_pairs(window):
+def test_the_lazy_mask_matches_the_dense_mask(window):
     shape, left = (768, 768), None if window is None else window - 1
     cheap = kernel._CheapMask(shape, (left, 0), offset=0)
     whole = splash.LocalMask(shape, (left, 0), offset=0)

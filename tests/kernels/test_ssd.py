@@ -135,7 +135,7 @@ def test_without_dt_and_without_a_state(implementation, per_head) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 37, 3, 5, 20), (1, 48, 2, 5, 20)], ids=str)
-def test_heads_may_have_b_and_c_of_their_own(implementation, shape) -> None:
+def test_b_and_c_per_head(implementation, shape) -> None:
     """With equal b and c per head, outputs match shared b and c."""
     arrays = draw(*shape, per_head=True)
     run = partial(op, chunk=8, implementation=implementation)
@@ -155,7 +155,7 @@ def test_one_token_updates_the_state_without_a_kernel(dtype, per_head) -> None:
     assert_trees_close((y, state), want, dtype)
 
 
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     arrays = draw(1, 50, 3, 6, 4)
     run = partial(op, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -168,7 +168,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
 def test_chunk_size_changes_nothing(implementation) -> None:
     arrays = draw(1, 50, 2, 6, 4)
     want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
-    for chunk in (5, 48, 300):  # triton rounds these down
+    for chunk in (5, 48, 300):  # triton caps 300
         got = with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays)
         assert_trees_close(got, want, "float32")
 
@@ -190,7 +190,7 @@ def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
     ("programs", "chunks", "pieces"),
     [(48, 800, 8), (24, 800, 16), (24, 797, 1), (24, 40, 5), (24, 16, 1), (150, 800, 1), (300, 800, 1)],
 )
-def test_long_sequences_are_cut_where_a_pass_over_time_leaves_the_gpu_idle(monkeypatch, programs, chunks, pieces):
+def test_long_sequences_are_split_to_fill_the_gpu(monkeypatch, programs, chunks, pieces):
     monkeypatch.setattr(scan.interpreter, "is_chosen", lambda: False)
     assert scan.segments(programs, chunks) == pieces
 
@@ -222,14 +222,14 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
 
 
-def test_a_mesh_of_several_devices_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meshes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh):
         assert refusal(problem()) is None
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         x, log_a, b, c, dt, state = (t.astype(jnp.float64) for t in draw(1, 20, 1, 4, 4))
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):

@@ -118,7 +118,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, case) -> None:
         assert_close(got[name], w, "float32", name, scale=1e-3)
 
 
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     x, *rest = draw(Case(50, 10, 2, moves=True), dtype="bfloat16")
     first, again = (both((x, *rest), implementation) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, again)
@@ -157,7 +157,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
     jax.tree.map(partial(assert_close, dtype="float32"), got, jax.tree.map(lambda *y: jnp.stack(y), *want))
 
 
-def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
+def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     case = Case(64, 16, 3, last=False)
     x, last, mus, _ = draw(case)
     f = lambda x, mus: kp.token_shift(x, last, mus, implementation=implementation)  # noqa: E731
@@ -175,7 +175,7 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
         ({"moves_NBTD": jnp.zeros((2, 2, 9, 6))}, r"moves_NBTD must be \(1, 2, 9, 6\)"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong, match) -> None:
+def test_mismatched_shapes_are_named(wrong, match) -> None:
     given: dict[str, Any] = {"x_BTD": jnp.zeros((2, 9, 6)), "last_BD": None, "mus": (jnp.zeros(6),)} | wrong
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match=match):
         kp.token_shift(**given)
@@ -196,7 +196,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "x is int8; it may be bfloat16, float16, float32" in str(refusal(problem(dtype="int8")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(CASES[1]))
         with pytest.raises(kp.BackendError, match=r"triton: (x is float64|Triton kernels need|Triton's)"):
@@ -210,7 +210,7 @@ def outside(monkeypatch, load) -> None:
 
 
 @pytest.mark.parametrize(("seq", "used"), [(1, "mine"), (2, "xla")])
-def test_a_sequence_that_devices_share_is_xla_s(monkeypatch, seq, used) -> None:
+def test_sequences_sharded_over_time_use_xla(monkeypatch, seq, used) -> None:
     from kernels_pallas.token_shift import xla
 
     if jax.device_count() < seq:
@@ -232,7 +232,7 @@ MIXERS = {
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
+def test_mixer_gradients_match_xla(monkeypatch, implementation, name) -> None:
     gradients = mixer_gradients(MIXERS[name])
     want = gradients()
     assert kp.backends_used()["token_shift"] == "xla"

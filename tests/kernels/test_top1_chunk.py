@@ -136,7 +136,7 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -
     np.testing.assert_array_equal(sel, select_reference.select_chunk(q, k, scale=1.0, **options))
 
 
-def test_approx_tells_means_apart_that_bfloat16_would_round_to_one(implementation) -> None:
+def test_approx_distinguishes_means_beyond_bfloat16(implementation) -> None:
     """Keys are 1, except for 1 + 2^-7 once in the second chunk: the means are 1 and 1 + 2^-10."""
     k = np.zeros((1, 24, 1, 8))
     k[..., 0] = 1
@@ -147,7 +147,7 @@ def test_approx_tells_means_apart_that_bfloat16_would_round_to_one(implementatio
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_means_for_the_kernel_add_up_to_float32_from_parts_in_their_dtype(dtype) -> None:
+def test_split_means_sum_to_float32(dtype) -> None:
     extras.need("triton")
     from kernels_pallas.select_chunk.triton.select import _table_parts
 
@@ -198,7 +198,7 @@ def test_extreme_scores_stay_finite(small_tiles, how) -> None:
 
 @pytest.mark.parametrize("gain", [1.0, 30.0, 1e3], ids=["bounded", "by-first-chunk", "by-maximum"])
 @pytest.mark.parametrize("length", [75, pytest.param(128, marks=pytest.mark.slow)])
-def test_each_way_to_compare_masses(gain, length, implementation) -> None:
+def test_all_mass_comparisons(gain, length, implementation) -> None:
     """The exact kernel compares masses in three ways, by score size (select_chunk/triton/kernels.py)."""
     shape = Shape(T=length, B=1, G=1, C=16, K=16)
     q, k, _ = qkv(shape, gain=gain)

@@ -178,7 +178,7 @@ def test_two_runs_give_the_same_bits(implementation, v_grad) -> None:
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
-def test_scales_that_turn_the_order_around(implementation, scale) -> None:
+def test_negative_scales(implementation, scale) -> None:
     q, k, v = qkv(Shape(T=40, B=1, G=1))
     got = value_and_grads(partial(kp.top1_element_attention, scale=scale, implementation=implementation), q, k, v)
     want = value_and_grads(partial(reference.top1_element_attention, scale=scale), q, k, v)
@@ -197,7 +197,7 @@ def test_decode_equals_the_parallel_form(implementation) -> None:
     q, k, v = qkv(shape)
     want = kp.top1_element_attention(q, k, v)
     pad = [(0, 0), (0, 4), (0, 0), (0, 0)]
-    k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots hold arbitrary values
+    k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots may hold any value
     step = jax.jit(lambda q, length: kp.top1_element_decode(q, k_cache, v_cache, length, implementation=implementation))
     for t in range(0, shape.T, shape.T // 8):
         np.testing.assert_array_equal(step(q[:, t], t + 1), want[:, t])

@@ -199,7 +199,7 @@ def test_kernels_select_several_at_their_real_sizes(selection, chunk, dim, top_k
 
 @pytest.mark.parametrize("implementation", ["triton"])
 @pytest.mark.parametrize(("gain", "chunk", "size"), [(30.0, 0, 1.0), (100.0, 0, 5.0), (1e3, 2, 1e3)])
-def test_masses_behind_the_first_may_be_small(gain, chunk, size, implementation) -> None:
+def test_extreme_masses_after_the_first_chunk(gain, chunk, size, implementation) -> None:
     """Masses are relative to chunk 0's largest key.
 
     If this key is large, other masses underflow to 0 in float32; if small, they overflow.
@@ -225,7 +225,7 @@ def check_selected(q, k, implementation: str, *, top_k: int, error: float = 1e-5
     assert (np.diff(in_order, axis=-1) != 0).all(), "a chunk was selected twice"
 
 
-def test_the_dense_reference_is_the_plain_definition() -> None:
+def test_the_dense_reference_matches_the_definition() -> None:
     check(reference.top1_chunk_attention, Shape(T=45, C=8), selection="approx", top_k=3)
 
 
@@ -233,7 +233,7 @@ def test_the_dense_reference_is_the_plain_definition() -> None:
     ("selection", "top_k", "implementation"),
     [("exact", 10**9, None), ("approx", 10**9, None), ("exact", 16, "triton"), ("approx", 16, "triton")],
 )
-def test_as_many_chunks_as_there_are_is_full_attention(selection, top_k, implementation) -> None:
+def test_selecting_all_chunks_equals_full_attention(selection, top_k, implementation) -> None:
     q, k, v = qkv(Shape(B=1, T=61, C=8, V=8, G=2 if implementation is None else 1))
     options = {"chunk_size": 8, "selection": selection, "top_k": top_k, "implementation": implementation}
     got = fast_jit(partial(kp.top1_chunk_attention, **options))(q, k, v)
@@ -323,7 +323,7 @@ def test_decoding_into_a_cache_shorter_than_a_chunk() -> None:
     assert_close(o, fast_jit(partial(kp.top1_chunk_attention, **options))(q, k, v), "float32")
 
 
-def test_a_random_selection_reads_positions_and_heads_alone() -> None:
+def test_random_selection_depends_only_on_position_and_head() -> None:
     """Queries, keys, batch entry and length have no effect; a query's chunks differ, and so do heads."""
     shape = Shape(T=803, C=8)
     options = {"chunk_size": 8, "selection": "random", "top_k": 2}
@@ -367,7 +367,7 @@ def test_saved_residuals_give_the_same_gradients(small_tiles) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=2.0**-23 * np.abs(b).max())
 
 
-def test_what_other_backends_lack_names_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(Shape(T=20))
     decode = partial(kp.top1_chunk_decode, q[:, 0], k, v, 4)
     for call in (partial(kp.top1_chunk_attention, q, k, v), partial(kp.select_chunk, q, k), decode):

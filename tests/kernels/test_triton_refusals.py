@@ -52,7 +52,7 @@ def test_a_cpu_without_the_interpreter_refuses(monkeypatch: pytest.MonkeyPatch) 
             kp.top1_element_attention(q, k, v, implementation="triton")
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "needs triton and torch: pip install 'seqjax[interpret]'" in str(runtime.refusal("cpu"))
@@ -177,7 +177,7 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         ),
         None,
     ),
-    # Limited by pairs of positions within chunks of 64.
+    # Limited by the pairs of positions within a chunk (64).
     "delta_rule": (lambda T: (partial(kp.delta_rule, chunk_size=64), (*[low(T, 16, 32)] * 3, wide(3, T, 16))), 2 * M),
     "delta_rule, wide values": (
         lambda T: (partial(kp.delta_rule, chunk_size=64), (*[low(T, 16, 64)] * 2, low(T, 16, 256), wide(3, T, 16))),
@@ -231,12 +231,12 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
 }
 
 
-def test_every_op_is_among_them() -> None:
+def test_every_op_has_an_entry() -> None:
     assert {name.partition(",")[0] for name in ENTRIES} == set(outside.OPS)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_entries_that_32_bit_offsets_do_not_reach_are_refused(name, anywhere, monkeypatch) -> None:
+def test_sizes_beyond_32_bit_offsets_are_refused(name, anywhere, monkeypatch) -> None:
     """Limits count operands inside the op, including intermediate results that it writes."""
 
     class PickedError(Exception):

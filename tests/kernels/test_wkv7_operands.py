@@ -113,13 +113,13 @@ def test_equals_double_precision(implementation, case) -> None:
 
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("case", [CASES[0]], ids=str)
-def test_data_of_every_size(implementation, case, scale) -> None:
+def test_extreme_data_scales(implementation, case, scale) -> None:
     """Head norms and gradients scale with the data; the bonus scales with its square."""
     assert_right(both(case, draw(case, scale=scale), implementation), wanted(case, scale=scale))
 
 
 @pytest.mark.parametrize("size", [60.0, 1e4])
-def test_sigmoids_at_their_ends(implementation, size) -> None:
+def test_saturated_sigmoids(implementation, size) -> None:
     """Biases of both signs saturate the sigmoids; results and vanishing gradients are finite and right."""
     case = CASES[0]
     r, k, v, decay, eta, vectors, first, share = draw(case)
@@ -190,8 +190,8 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, stages) -> No
     jax.tree.map(np.testing.assert_array_equal, both(case, arrays, implementation), want)
 
 
-def test_tokens_do_not_see_each_other(implementation) -> None:
-    """Changing a token changes no bit of another token's results or gradients."""
+def test_tokens_are_independent(implementation) -> None:
+    """A changed token leaves results and gradients at other tokens bitwise equal."""
     case = Case(11)
     arrays = draw(case)
     others = np.arange(11) != 6
@@ -205,7 +205,7 @@ def test_tokens_do_not_see_each_other(implementation) -> None:
 
 
 def test_the_first_layer_keeps_its_values(implementation) -> None:
-    """The values are bitwise equal, and the other values and the map get no gradient."""
+    """The values are bitwise equal, and the first-layer values and their map get no gradient."""
     case = CASES[2]
     arrays = draw(case, dtype="bfloat16")
     got = both(case, arrays, implementation)
@@ -232,7 +232,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
 
 @pytest.mark.parametrize("case", [Case(64, K=16), Case(64, K=16, mix="none")], ids=str)
-def test_the_backward_pass_keeps_the_inputs_alone(implementation, case) -> None:
+def test_the_backward_pass_keeps_only_inputs(implementation, case) -> None:
     """Triton also keeps the maps' products, in the input dtype."""
     arrays = draw(case, dtype="bfloat16")
     pull = jax.eval_shape(lambda *a: jax.vjp(partial(op, case, implementation=implementation), *a)[1], *arrays)
@@ -251,7 +251,7 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation, case) -> None:
         ({"decay": LowRank(jnp.zeros((1, 3, 5)), jnp.zeros((4, 16)), jnp.zeros(16))}, r"decay.hidden_BTR must be"),
     ],
 )
-def test_shapes_that_disagree_are_named(wrong, match) -> None:
+def test_mismatched_shapes_are_named(wrong, match) -> None:
     arrays = draw(Case(3, H=2, mix="none", B=1))
     parameters = dict(zip(("k_k_D", "k_a_D", "r_k_D"), arrays[5], strict=True))
     given = {"r_BTHK": arrays[0], "k_BTHK": arrays[1], "v_BTHK": arrays[2], "decay": arrays[3], "eta": arrays[4]}
@@ -276,7 +276,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     case = Case(5)
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(case))
@@ -292,7 +292,7 @@ def outside(monkeypatch, load) -> None:
 
 @pytest.mark.parametrize("layer", [None, 0, 2])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_the_mixer_gets_the_gradients_of_xla(monkeypatch, implementation, layer) -> None:
+def test_mixer_gradients_match_xla(monkeypatch, implementation, layer) -> None:
     """Standalone, in a first and in a later layer; layer indices are traced, as in a scan over layers."""
     template = Template(lambda rngs, _: mixers.RWKV7(16, heads=2, rngs=rngs))
     wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731

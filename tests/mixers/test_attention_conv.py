@@ -43,7 +43,7 @@ def random_inputs(n_tokens: int = T, seed: int = 1):
 
 @pytest.mark.parametrize("settings", SIZES, ids=str)
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_it_is_off_by_default_and_adds_four_parameters_a_channel(mixer, settings):
+def test_conv_is_off_by_default_and_adds_four_parameters_per_channel(mixer, settings):
     plain, conv = model_of(mixer, **settings), model_of(mixer, conv=True, **settings)
     assert not plain.config.mixer.conv
     heads, kv_heads = settings.get("heads", 4), settings.get("kv_heads", 4)
@@ -56,7 +56,7 @@ def test_it_is_off_by_default_and_adds_four_parameters_a_channel(mixer, settings
 
 
 @each_kind
-def test_the_other_parameters_of_the_mixer_start_alike(mixer):
+def test_conv_keeps_initial_values_of_other_parameters(mixer):
     init = [jax.jit(model_of(mixer, conv=conv).init)(jax.random.key(0)) for conv in (False, True)]
     without, with_conv = (dict(params_lib.names(weights["blocks"]["0"]["mixer"])) for weights in init)
     for name, x in without.items():
@@ -90,7 +90,7 @@ def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
 
 
 @each_kind
-def test_taps_of_zero_leave_the_model_without_it(mixer):
+def test_zero_taps_equal_no_convolution(mixer):
     plain, conv = model_of(mixer), model_of(mixer, conv=True)
     weights, tokens = support.random_params(conv), support.random_tokens((2, T))
     no_taps = jax.tree_util.tree_map_with_path(lambda path, x: x * ("conv" not in jax.tree_util.keystr(path)), weights)
@@ -100,7 +100,7 @@ def test_taps_of_zero_leave_the_model_without_it(mixer):
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding
-def test_a_cache_without_it_is_what_it_was():
+def test_conv_wraps_the_attention_cache():
     for mixer, kind in (("transformer_pp", KVCache), ("top1_element", KVCache), ("top1_chunk", Top1Cache)):
         caches = []
         for conv in (False, True):
@@ -131,7 +131,7 @@ DECODED = [
     support.slow_unless(lambda mixer, settings: "selection" in settings, DECODED),
     ids=str,
 )
-def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):
+def test_chunked_prefill_equals_the_parallel_form(mixer, settings, monkeypatch):
     """Chunked prefill and decoding equal the parallel form, far past the window.
 
     Pieces are shorter than the filter, shorter than the window, and longer than both.
@@ -167,6 +167,6 @@ def test_many_devices_equal_one(mixer, variant):
 
 # ------------------------------------------------------------------------------------------------------------- refused
 @pytest.mark.parametrize("const", ["k", "qk"])
-def test_a_table_is_not_convolved(const):
+def test_conv_refuses_constant_queries_and_keys(const):
     with pytest.raises(UserError, match=rf"mixer\.conv .*const='{const}'"):
         support.tiny("transformer_pp", model__mixer__conv=True, model__mixer__const=const)

@@ -86,18 +86,18 @@ PIECES = [
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(lambda *case: case in PIECES, support.CASES))
-def test_a_prompt_may_come_in_pieces(mixer, variant):
+def test_chunked_prefill_equals_whole_prefill(mixer, variant):
     testing.check_pieces(built(mixer, variant))
 
 
-def test_later_pieces_read_positions_further_on():
+def test_chunked_prefill_uses_the_right_positions():
     """Combine a learned position table, constant queries and keys, and ALiBi in a ring buffer."""
     settings = {"model__learned_positions": True, "model__mixer__const": "qk"}
     testing.check_pieces(testing.Case(support.tiny_model("transformer_pp", "alibi_window_gqa", **settings)))
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
-def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
+def test_longer_caches_give_equal_results(mixer, variant):
     testing.check_long_cache(built(mixer, variant))
 
 

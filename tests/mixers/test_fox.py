@@ -50,7 +50,7 @@ def test_saturated_gates_have_finite_gradients(logit):
     ),
     ids=str,
 )
-def test_pieces_of_any_length_follow_each_other(settings):
+def test_chunked_prefill_equals_the_parallel_form(settings):
     """Use pieces shorter and longer than the window, single tokens, and an often overwritten ring buffer."""
     model = support.tiny_model("fox", **{f"model__mixer__{key}": value for key, value in settings.items()})
     weights = support.random_params(model)

@@ -49,7 +49,7 @@ def expected(params, x_BTD, **settings):
 
 
 @every_case
-def test_outputs_are_those_of_the_equations(settings):
+def test_outputs_match_the_equations(settings):
     """Test float32, and bfloat16 with rounded inputs and weights so only products add rounding."""
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs()
@@ -81,7 +81,7 @@ def test_one_step_with_positive_eigenvalues_is_gated_deltanet():
 
 
 @every_case
-def test_gradients_are_those_of_a_loop_over_the_steps(settings):
+def test_gradients_match_a_loop_over_the_steps(settings):
     """Compare with autodiff through a loop over tokens and steps; convolutions and norm come from the mixer."""
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs(1)
@@ -168,7 +168,7 @@ def test_steps_count_modulo_one_more(steps):
     assert np.abs(late[0] - late[1]).max() < 0.1 * scale
 
 
-def test_settings_that_cannot_be_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(UserError, match="steps must be at least 1, not 0"):
         mixers.GatedDeltaProduct(DIM, heads=HEADS, steps=0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r"heads=3 does not divide the width 8 of its key_dim"):

@@ -143,7 +143,7 @@ def test_rwkv7_model(chunk):
 @pytest.mark.parametrize(
     "name", ["deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "mlstm", "rwkv5", "rwkv6", "rwkv7"]
 )
-def test_the_named_implementation_is_asked(name):
+def test_implementation_selects_the_backend(name):
     heads = {"head_dim": 8} if name in ("rwkv5", "rwkv6") else {"heads": 2}
     op = "delta_rule" if "delta" in name else "linear_attention"
     made = lambda: mixers.load(name)(16, **heads, implementation="pallas", rngs=nnx.Rngs(0))  # noqa: E731

@@ -65,6 +65,6 @@ def test_gates_at_their_caps_leave_everything_finite(dtype):
 
 
 @pytest.mark.parametrize("cap", [0.0, 31.0])
-def test_a_cap_that_does_not_fit(cap):
+def test_invalid_gate_caps_are_refused(cap):
     with pytest.raises(UserError, match=r"gate_cap=.*at most 30"):
         mixers.MLSTM(16, heads=2, gate_cap=cap, rngs=nnx.Rngs(0))

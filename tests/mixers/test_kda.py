@@ -25,7 +25,7 @@ def inputs(*shape):
     return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
 
 
-def test_equal_decays_of_all_channels_are_gated_deltanet_s():
+def test_equal_decays_per_head_give_gated_deltanet():
     """Use a head's first decay for all its channels; compare with Gated DeltaNet's op and the same operands."""
     x_BTD = inputs(1, T, DIM)
 
@@ -43,7 +43,7 @@ def test_equal_decays_of_all_channels_are_gated_deltanet_s():
         np.testing.assert_allclose(g, w, rtol=0, atol=1e-5 * np.abs(w).max())
 
 
-def test_equal_gates_of_all_channels_are_beta():
+def test_equal_channel_gates_per_head_give_kda():
     """Gated DeltaNet-2 equals KDA if all gate channels in a head use that head's beta columns."""
     x_BTD = inputs(1, T, DIM)
     kda, gdn2 = made(), made(channel_gates=True)
@@ -64,7 +64,7 @@ def with_decays(params):
 
 
 @pytest.mark.slow
-def test_strong_and_weak_decays_beside_each_other():
+def test_strong_and_weak_decays_in_one_head():
     """Outputs match the equations in float64; gradients are finite and match the recurrent form."""
     template = Template(lambda rngs, _: mixers.KDA(DIM, heads=HEADS, rngs=rngs))
     params = with_decays(template.init(jax.random.key(0)))
@@ -96,6 +96,6 @@ def test_strong_and_weak_decays_beside_each_other():
         np.testing.assert_allclose(g, w, rtol=0, atol=1e-3 * np.abs(w).max())
 
 
-def test_a_bound_that_is_none_is_refused():
+def test_nonnegative_lower_bounds_are_refused():
     with pytest.raises(UserError, match=r"lower_bound=0\.0 must be below 0; -5 is the published one"):
         made(lower_bound=0.0)

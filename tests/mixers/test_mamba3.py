@@ -100,7 +100,7 @@ def in_float64(form, params, x_BTD):
     support.slow_unless(bool, [{}, {"rate": "softplus", "angles": 4, "chunk_size": 5}]),
     ids=str,
 )
-def test_values_and_gradients_are_those_of_the_recurrence(settings):
+def test_values_and_gradients_match_the_recurrence(settings):
     made = template(**settings)
     params, x_BTD = drawn(made), inputs(2, T, DIM)
     got, gradients = with_gradients(lambda p, x: made.bind(p)(x), params, x_BTD)
@@ -111,7 +111,7 @@ def test_values_and_gradients_are_those_of_the_recurrence(settings):
 
 
 @pytest.mark.slow
-def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
+def test_without_trapezoid_and_rotation_equals_mamba_2():
     """Set lambda near 1, theta to 0 and the biases to 0."""
     made = template()
     params, x_BTD = drawn(made), inputs(1, T, DIM).at[..., 0].set(1.0)
@@ -134,7 +134,7 @@ def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
 
 
 @pytest.mark.slow
-def test_strong_and_weak_decays_beside_each_other():
+def test_strong_and_weak_decays_in_one_head():
     """Log decays range from -130 to the minimum rate; values and gradients match the recurrence."""
     made = template()
     params, x_BTD = drawn(made), inputs(1, T, DIM).at[..., 0].set(1.0)
@@ -146,7 +146,7 @@ def test_strong_and_weak_decays_beside_each_other():
     assert_close(gradients, wanted, 1e-4)
 
 
-def test_turns_of_a_long_sequence_keep_their_digits():
+def test_angle_sums_stay_accurate_over_long_sequences():
     """Compare sums of 20,000 turns modulo 1 with float64.
 
     Rounding adds up to 5e-6; without the modulo it adds far more.
@@ -165,7 +165,7 @@ def test_turns_of_a_long_sequence_keep_their_digits():
     assert off(start[:, None] + np.cumsum(turn, axis=1, dtype=np.float32)) > 1e-4
 
 
-def test_pieces_of_any_length_follow_each_other():
+def test_chunked_prefill_equals_the_parallel_form():
     """Outputs and final cache match the whole sequence.
 
     Pieces are single tokens, a whole chunk, and more than a chunk.

@@ -62,7 +62,7 @@ def dense(mask, q, k, v):
     ("length", "block_size", "most"),
     support.slow_unless(lambda length, *_: length in (53, 7), [(53, 4, 3), (41, 8, 2), (31, 3, 6), (7, 8, 3)]),
 )
-def test_attention_and_its_gradients_are_those_of_a_dense_mask(length, block_size, most):
+def test_attention_and_gradients_match_a_dense_mask(length, block_size, most):
     """The selection has no gradient, and lengths are not multiples of the block size."""
     with jax.enable_x64(True):
         operands = qkv(length)

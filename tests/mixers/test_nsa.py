@@ -96,7 +96,7 @@ def dense(read, q, k, v, *, block_size, window):
     ],
     ids=str,
 )
-def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings):
+def test_branches_and_gradients_match_dense_masks(length, settings):
     made = layer(**settings)
     with jax.enable_x64(True):
         operands = qkv(length)
@@ -113,7 +113,7 @@ def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings)
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
 
 
-def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
+def test_bfloat16_rounds_only_inputs_and_weights():
     """The selection is exact for bfloat16 operands; weights and outputs round to 8 bits."""
     made, operands = layer(), qkv(53, "bfloat16")
     got = jax.jit(made.attend)(*operands)
@@ -126,7 +126,7 @@ def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
     assert error.max() < 3 * 2**-8 * np.abs(want).max()
 
 
-def test_blocks_and_windows_of_everything_are_full_attention():
+def test_maximal_blocks_and_window_equal_full_attention():
     made, operands = layer(blocks=14, window=53), qkv(53, "float32")
     _, selected, window = jnp.split(jax.jit(made.attend)(*operands), 3, axis=-1)
     want = causal_attention(*operands)
@@ -135,7 +135,7 @@ def test_blocks_and_windows_of_everything_are_full_attention():
 
 
 @pytest.mark.parametrize("piece", support.slow_unless(lambda piece: piece == 5, [1, 5, 53]))
-def test_queries_may_come_in_pieces(piece):
+def test_piece_size_does_not_change_the_result(piece):
     made = layer()
     q, k, v = qkv(53, "float32")
     args = (q, *made.means(k, v), jnp.arange(53))
@@ -145,7 +145,7 @@ def test_queries_may_come_in_pieces(piece):
     np.testing.assert_array_equal(got[1], want[1])
 
 
-def test_a_query_without_a_complete_block_gets_nothing_from_means():
+def test_queries_without_a_complete_block_get_zero_from_means():
     """The output is zero and gradients are finite."""
     made, operands = layer(block_size=8), qkv(19, "float32")
     compressed = jax.jit(lambda *a: made.attend(*a)[..., :K])
@@ -158,7 +158,7 @@ def test_a_query_without_a_complete_block_gets_nothing_from_means():
     assert not np.any(compressed(*short)), "the sequence has no complete block"
 
 
-def test_no_scores_of_all_pairs_exist():
+def test_training_never_holds_all_scores():
     """Check the training program at 2,048 tokens."""
     made = layer(block_size=32, blocks=8, window=256)
     shapes = [jax.ShapeDtypeStruct((1, 2048, n, K), jnp.float32) for n in (HEADS, GROUPS, GROUPS)]

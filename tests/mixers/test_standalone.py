@@ -48,7 +48,7 @@ def test_a_class_is_found_by_the_name_of_its_file():
             getattr(mixers, name)
 
 
-def test_what_editors_are_told_is_there():
+def test_type_checking_imports_exist():
     """`TYPE_CHECKING` hides these imports from Python, so only editors would report a missing name."""
     told = re.findall(r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M)
     assert len(told) > 10
@@ -67,7 +67,7 @@ seqjax.mixers.TransformerPP(dim=8, heads=2, rope_scaling="yarn", rngs=nnx.Rngs(0
 
 
 @pytest.mark.slow
-def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
+def test_a_type_checker_reports_wrong_settings_and_values(tmp_path):
     """Check a user's file outside the repository."""
     (tmp_path / "own.py").write_text(EDITED)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(support.ROOT)]}))
@@ -82,7 +82,7 @@ def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSES)]
 )
-def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
+def test_standalone_mixers_under_nnx_jit_and_nnx_grad(name):
     """`nnx.jit` and `jax.jit` give equal outputs, and each used parameter has a nonzero gradient."""
     mixer = made(name)
     state = nnx.state(mixer)
@@ -101,7 +101,7 @@ def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
         assert (np.abs(grad[...]).max() > 0) == (path[0] != unused), path
 
 
-def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
+def test_standalone_and_model_mixers_start_equal():
     """A model's layer equals the constructor's result with the same keys.
 
     Includes a mixer with initial values that depend on the layer.
@@ -120,7 +120,7 @@ def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
         made("Top1Chunk", layer=base.Layer(max_len=4))
 
 
-def test_the_settings_of_a_config_are_those_of_the_constructor():
+def test_config_settings_match_the_constructor():
     shown = inspect.signature(mixers.Top1Chunk).parameters
     assert set(shown) - {"dim", "rngs", "layer"} == support.fields("top1_chunk") - {"name"}
     of_config = mixers.settings_class("top1_chunk")(name="top1_chunk", heads=2)
@@ -147,13 +147,13 @@ def test_the_settings_of_a_config_are_those_of_the_constructor():
         ("Mamba2", {"dim": 0}, "^dim must be at least 1, not 0"),
     ],
 )
-def test_a_wrong_setting_is_named_in_the_words_of_the_call(name, wrong, match):
+def test_wrong_settings_are_named_as_in_the_call(name, wrong, match):
     arguments = {"dim": 32} | settings(name) | wrong
     with pytest.raises(UserError, match=match):
         getattr(mixers, name)(rngs=nnx.Rngs(0), **arguments)
 
 
-def test_a_setting_without_default_is_asked_for():
+def test_missing_required_settings_are_named():
     with pytest.raises(UserError, match=r"^heads is missing"):
         mixers.Top1Chunk(dim=32, rngs=nnx.Rngs(0))
 
@@ -201,7 +201,7 @@ def test_a_cell_that_runs_again_replaces_the_class():
         mixers.name_of(type("Unnamed", (Scaled,), {}))
 
 
-def test_what_cannot_be_registered_says_why():
+def test_register_refuses_invalid_names_and_classes():
     with pytest.raises(UserError, match="'mamba2', which belongs to a mixer that ships"):
         mixers.register("mamba2")
     with pytest.raises(UserError, match=r"'my\.mixer', which is not a Python identifier"):

@@ -32,7 +32,7 @@ LOOK = (
 
 
 @pytest.mark.slow
-def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
+def test_two_files_add_a_mixer(tmp_path: Path):
     """In a copy, the page's mixer passes the contract, and so do the tests over all mixers."""
     tree = support.copy_tree(tmp_path / "tree")
     page = "docs/add_a_mixer.md"
