@@ -36,7 +36,7 @@ def chunk_attention(
     table: str = "mean",
     scale: float | None = None,
 ):
-    """Run Top-1 Chunk as in `how`: a schedule of the xla backend, or the Triton kernels."""
+    """Run Top-1 Chunk with an xla schedule or the Triton kernels, as in `how`."""
     if how == "triton":
         options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k, "scale": scale}
         options |= {"shortlist": shortlist, "table": table}
@@ -116,7 +116,10 @@ def cotangent(o, seed: int = 1) -> jax.Array:
 
 
 def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> None:
-    """Compare within the rounding of `dtype`, at the larger of `scale` and the largest entry in `want`."""
+    """Compare arrays within the rounding of `dtype`.
+
+    The scale is the larger of `scale` and the largest entry in `want`.
+    """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     assert np.isfinite(got).all(), what
@@ -185,10 +188,10 @@ def outputs_and_gradients(f: Any, arrays: Any, wide: bool = False, *, like: Any,
 
 
 def assert_each_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0, *, of_ones: str) -> None:
-    """Compare trees within `slack` times the usual tolerance, at the scale of each array.
+    """Compare trees within `slack` times the tolerance, at each array's scale.
 
-    The gradient named `of_ones` is a difference between sums of terms near 1. With strong decays only
-    rounding remains, so its scale is at least 1.
+    The gradient named `of_ones` is a difference between sums of terms near 1. With strong decays only rounding remains,
+    so its scale is at least 1.
     """
     leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
     for (path, g), (_, w) in zip(leaves, wanted, strict=True):
@@ -218,9 +221,9 @@ def temporary_bytes(f, *shapes: jax.ShapeDtypeStruct) -> int:
 
 
 def mixer_gradients(make: Callable[..., Any]) -> Callable[[], Any]:
-    """Return a function that computes a mixer's value and gradients with the current backends.
+    """Return a function that computes a mixer's value and gradients.
 
-    The mixer has width 16. No parameter is 0, unlike in a newly initialised model.
+    It uses the current backends. The mixer has width 16, and no parameter is 0, unlike in a newly initialised model.
     """
     template = Template(lambda rngs, _: make(16, rngs=rngs))
     wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731

@@ -428,7 +428,10 @@ def resources(ptx: str, arch: int) -> tuple[int, int]:
 
 
 def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
-    """Compile a recorded launch as in jax_triton: pointers aligned to 16 bytes, the rest constexpr."""
+    """Compile a recorded launch as in jax_triton.
+
+    Pointers are aligned to 16 bytes, everything else is constexpr.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -16,10 +16,10 @@ SELECTIONS = ("exact", "best_key", "approx", "element")
 
 @pytest.hookimpl(tryfirst=True)  # runs before `-m` reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark cases with `triton` as `gpu` on a GPU; otherwise run them in the interpreter or skip them.
+    """Mark cases with `triton` as `gpu` on a GPU.
 
-    The interpreter takes a second or more per case. The normal tests therefore run one case per file and selection; the
-    other cases are slow tests.
+    Otherwise run them in the interpreter or skip them. The interpreter takes a second or more per case. The normal
+    tests therefore run one case per file and selection; the other cases are slow tests.
     """
     seen = set()
     for item in items:
@@ -48,7 +48,10 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make tiles so small that test arrays need many; the interpreter's tiles are always small."""
+    """Make tiles so small that test arrays need many.
+
+    The interpreter's tiles are always small.
+    """
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**11)
 
@@ -72,7 +75,10 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use segments of two chunks in Triton's passes over time, instead of segments that fill a GPU."""
+    """Use segments of two chunks in Triton's passes over time.
+
+    The default segments fill a GPU.
+    """
     from kernels_pallas.state_scan.triton import segments
 
     passes = []

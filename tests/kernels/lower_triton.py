@@ -1,4 +1,4 @@
-"""Lower every Triton call for a CUDA device that need not be present, through the installed jax_triton:
+"""Lower every Triton call for CUDA with the installed jax_triton, without a GPU:
 
     python -m tests.kernels.lower_triton [80 | 90]
 
@@ -23,7 +23,10 @@ TARGET = "triton_kernel_call"  # custom-call target; jax-triton 0.4 adds a suffi
 
 
 class Record:
-    """Replace a record in jaxlib's plugin; it accepts any arguments and serialises to bytes."""
+    """Replace a record in jaxlib's plugin.
+
+    It accepts any arguments and serialises to bytes.
+    """
 
     def __init__(self, *parts: Any):
         self.parts = parts

@@ -1,4 +1,7 @@
-"""Backend choice: order, refusals and the record of used backends; argument checks of public functions."""
+"""Backend choice and argument checks of the public functions.
+
+The tests cover the order of backends, refusals, and the record of used backends.
+"""
 
 import ast
 import logging
@@ -113,7 +116,10 @@ def test_order_leads_and_names(fresh) -> None:
 
 
 class Counting:
-    """Count calls to the xla kernels of Top-1 Element attention, registered like another package's backend."""
+    """Count calls to the xla kernels of Top-1 Element attention.
+
+    They are registered like an external package's backend.
+    """
 
     calls = 0
 
@@ -281,7 +287,10 @@ assert kp.backends_used() == {"select_chunk": "xla", "top1_chunk_attention": "xl
 
 
 def test_importing_needs_only_jax_and_jaxtyping() -> None:
-    """The import must not change the environment, which child processes inherit, or emit a warning."""
+    """The import emits no warning and leaves the environment unchanged.
+
+    Child processes inherit the environment, and another jaxlib may not understand it.
+    """
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "TRITON_INTERPRET")}
     command = [sys.executable, "-c", LEAF]
     done = subprocess.run(command, env=env | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False)

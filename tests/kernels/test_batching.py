@@ -1,4 +1,7 @@
-"""`jax.vmap` rules for batched calls: a single call for all elements, and results in the right places."""
+"""`jax.vmap` rules for batched calls.
+
+A single call computes all elements, and each result is in the right place.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Selection by the best key in 8 bits: every backend matches the definition bitwise."""
+"""Selection by the best key in 8 bits: all backends match bit for bit."""
 
 import itertools
 from functools import partial
@@ -91,7 +91,10 @@ def test_later_keys_change_nothing() -> None:
 
 @pytest.mark.slow
 def test_equals_best_key_except_for_near_ties() -> None:
-    """With 40 chunks of normal keys, the best chunk is always among the four best in 8 bits."""
+    """The best of 40 chunks is always among the four best in 8 bits.
+
+    The keys are normal.
+    """
     shape = Shape(B=1, T=41 * 32, R=1, K=64, C=32)
     q, k, _ = qkv(shape)
     options = {"chunk_size": 32, "implementation": "xla"}
@@ -111,7 +114,10 @@ def test_decoding_equals_the_parallel_form(top_k) -> None:
 
 
 def test_gradients_use_unrounded_keys() -> None:
-    """Rounding only affects the selection; attention and its gradient read exact keys."""
+    """Rounding only affects the selection.
+
+    Attention and its gradient read exact keys.
+    """
     q, k, v = drawn(SHAPES[0])
     sel = kp.select_chunk(q, k, chunk_size=8, selection=RULE)
 

@@ -1,4 +1,7 @@
-"""Chunked attention: values and gradients against float64 numpy; tiles, memory and transformations."""
+"""Chunked attention: values and gradients against float64 numpy.
+
+The tests also cover tiles, memory and transformations.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -135,7 +138,10 @@ def test_open_gates_equal_no_gates():
 
 @pytest.mark.parametrize(("low", "high"), [(-100, -90), (90, 100), (-100, 100)])
 def test_gates_near_zero_and_one(low, high):
-    """Closed gates leave a query only its own value; later tokens change no output bits and do not overflow."""
+    """Closed gates leave a query only its own value.
+
+    Later tokens change no output bits and do not overflow.
+    """
     inputs, options = (*operands(50), log_gates(50, low, high)), {"window": 0, "scale": 0.7, "slopes": ()}
     run = fast_jit(partial(output_and_gradients, **options))
     got = run(*inputs)
@@ -150,7 +156,10 @@ def test_gates_near_zero_and_one(low, high):
 
 
 def test_near_keys_stay_accurate_after_a_long_past():
-    """Near keys stay exact although the gate sum reaches 16,000, where float32 steps are 1e-3."""
+    """Near keys stay accurate although the gate sum reaches 16,000.
+
+    Adjacent float32 numbers are 1e-3 apart there.
+    """
     inputs = operands(160, n_batch=2)
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5)) + jnp.zeros((2, 160, 4))
     options = {"window": 0, "scale": 0.7, "slopes": ()}
@@ -160,7 +169,10 @@ def test_near_keys_stay_accurate_after_a_long_past():
 
 
 def test_bfloat16_gate_gradients_do_not_accumulate_rounding():
-    """Rounding makes row sums of ds nonzero; these errors must not accumulate over tokens."""
+    """Rounding makes row sums of ds nonzero.
+
+    These errors must not accumulate over tokens.
+    """
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 1024, 1, 16)), jnp.bfloat16) for _ in range(4))
     log_f = jnp.full((1, 1024, 1), np.log(0.5), jnp.float32)
@@ -172,7 +184,10 @@ def test_bfloat16_gate_gradients_do_not_accumulate_rounding():
 
 
 def test_large_scores_and_a_changed_token():
-    """Scores in the thousands do not overflow, and later tokens change no output bits."""
+    """Scores in the thousands do not overflow.
+
+    Later tokens change no output bits.
+    """
     inputs = operands(50, gain=2000.0)
     options = {"window": 20, "scale": 1.0, "slopes": ()}
     run = fast_jit(partial(output_and_gradients, **options))

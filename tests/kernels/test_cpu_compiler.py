@@ -1,4 +1,4 @@
-"""Miscompiled XLA programs on a CPU are correct with the flag in kernels_pallas/cpu_compiler.py."""
+"""XLA's CPU programs are correct with the flag in kernels_pallas/cpu_compiler.py."""
 
 import contextlib
 import importlib.util
@@ -77,7 +77,10 @@ def test_commands_set_the_flag(monkeypatch) -> None:
 
 @pytest.mark.parametrize("has_started", [False, True])
 def test_train_from_python_sets_the_flag_or_warns(monkeypatch, tmp_path, has_started) -> None:
-    """Training in a notebook sets the flag as commands do; so do `seqjax.load` and `check_mixer`."""
+    """Training in a notebook sets the flag as commands do.
+
+    So do `seqjax.load` and `check_mixer`.
+    """
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: has_started)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)

@@ -1,4 +1,7 @@
-"""Cross-entropy of logits: both backends against double precision, and refusals of the Triton kernel."""
+"""Cross-entropy of logits: both backends against double precision.
+
+The tests also cover refusals of the Triton kernel.
+"""
 
 from functools import partial
 

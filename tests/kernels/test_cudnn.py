@@ -1,7 +1,7 @@
-"""cuDNN attention without a GPU: its refusals cover JAX's, and JAX's sharding rule accepts it on a mesh.
+"""cuDNN attention without a GPU: refusals and sharding.
 
-JAX checks a problem during tracing, so a simulated GPU is enough. On a mesh, the primitives get a CPU lowering that
-runs XLA's attention instead of the kernel; the partitioning is JAX's own.
+Our refusals cover JAX's refusals. JAX checks a problem during tracing, so a simulated GPU is enough. On a mesh, the
+primitives get a CPU lowering that runs XLA's attention instead of the kernel; the partitioning is JAX's own.
 """
 
 import itertools
@@ -27,7 +27,10 @@ DTYPES = ("float16", "bfloat16", "float32", "bfloat16 float16")
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Return a function that simulates a GPU with a compute capability and cuDNN version."""
+    """Return a function that simulates a GPU.
+
+    Its arguments are the compute capability and the cuDNN version.
+    """
 
     def have(capability: int, version: int = 91_900) -> None:
         monkeypatch.setattr(device, "platform", lambda: "gpu")
@@ -95,7 +98,10 @@ def xla_gradient(q, k, v, *others, **options):
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2), (8, 1), (6, 6), (6, 3)])
 def test_heads_that_the_devices_do_not_divide(gpu, heads, kv_heads, window):
-    """JAX requires equal shardings for queries, keys, values and gradients; XLA would choose different ones."""
+    """JAX requires equal shardings for queries, keys, values and gradients.
+
+    XLA would choose different ones.
+    """
     for primitive, array_code in (
         (cudnn_in_jax._dot_product_attention_fwd_p, xla_attention),
         (cudnn_in_jax._dot_product_attention_bwd_p, xla_gradient),

@@ -1,4 +1,7 @@
-"""Top-1 Chunk decoding equals the parallel form, for every position and cache length."""
+"""Top-1 Chunk decoding equals the parallel form.
+
+The tests cover every position and cache length.
+"""
 
 from functools import partial
 
@@ -118,7 +121,10 @@ def test_means_of_bfloat16_keys_are_float32() -> None:
 
 
 def test_ties_go_to_the_smallest_chunk(selection, implementation) -> None:
-    """Small integers make equal scores bitwise equal; four splits of the context repeat one chunk."""
+    """Small integers make equal scores bitwise equal.
+
+    Four splits of the context repeat one chunk.
+    """
     rng = np.random.default_rng(0)
     k = jnp.asarray(np.tile(rng.integers(-2, 3, size=(1, 8, 2, 8)), (1, 9, 1, 1)), jnp.float32)
     v = jnp.asarray(rng.normal(size=k.shape), jnp.float32)

@@ -1,4 +1,7 @@
-"""The delta rule: both backends against the recurrence in double precision, with gradients."""
+"""The delta rule: both backends against the recurrence in double precision.
+
+Gradients are compared as well.
+"""
 
 import math
 from functools import cache, partial
@@ -78,7 +81,10 @@ def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
 
 @pytest.mark.slow
 def test_mixed_decay_scales_in_a_chunk(implementation) -> None:
-    """Sums of log g reach -1,000, where float32 rounding is 6e-5: three times the tolerance 2e-5."""
+    """Sums of log g reach -1,000, where float32 rounding is 6e-5.
+
+    This is three times the tolerance 2e-5.
+    """
     arrays = draw(130, 8, 20, decay=1.0)
     sizes = jnp.asarray(np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[4].shape), jnp.float32)
     arrays[4] = -sizes
@@ -99,11 +105,12 @@ def test_gradients_match_xla(implementation, decay) -> None:
 
 @pytest.mark.parametrize(("implementation", "beta"), [("xla", 1.0), ("triton", 1.0), ("triton", 2.0)])
 def test_equal_keys_and_full_corrections_stay_accurate(implementation, beta) -> None:
-    """Repeat one token: below the diagonal, A is all ones or all twos, and the inverse of I + A alternates in sign.
+    """Repeat one token, so that corrections are as large as possible.
 
-    With twos, xla's Neumann products grow to 1e4 before they cancel, and float32 loses accuracy: the products that make
-    the inverse X of a chunk of 64 lose 2^-24 |X| |I + A| |X|, up to 1e-3 for entries of 2. The observed error is 6e-5
-    where k . k is not exactly 1, else 0. A single TF32 product would lose 0.1.
+    Below the diagonal, A is all ones or all twos, and the inverse of I + A alternates in sign. With twos, xla's Neumann
+    products grow to 1e4 before they cancel, and float32 loses accuracy: the products that make the inverse X of a chunk
+    (64 tokens) lose 2^-24 |X| |I + A| |X|, up to 1e-3 for entries of 2. The observed error is 6e-5 where k . k is not
+    exactly 1, else 0. A single TF32 product would lose 0.1.
     """
     arrays = draw(70, 8, 8, decay=None)
     arrays[1], arrays[3] = jnp.broadcast_to(arrays[1][:, :1], arrays[1].shape), jnp.full_like(arrays[3], beta)
@@ -154,7 +161,10 @@ def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, K, V) -
 @pytest.mark.parametrize("decay", [0.1, None])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_loading_ahead_changes_no_bit(monkeypatch, implementation, K, V, decay) -> None:
-    """With Triton 3.6 on an H200 and one head, rows_kernel changed beta, k and log g gradients by 5%."""
+    """Loads ahead once changed beta, k and log g gradients by 5%.
+
+    This was rows_kernel with Triton 3.6 on an H200 and one head.
+    """
     arrays = draw(70, K, V, decay=decay, dtype="bfloat16", H=1)
     run = partial(op, implementation=implementation)
     got = with_gradients(run, arrays)

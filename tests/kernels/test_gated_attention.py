@@ -1,4 +1,7 @@
-"""Triton attention with forget gates: values and gradients against float64 numpy, gate sums, causality, FoX."""
+"""Triton attention with forget gates: values and gradients against float64.
+
+The tests also cover gate sums, causality and FoX.
+"""
 
 from functools import partial
 from typing import Any
@@ -46,7 +49,10 @@ def test_values_and_gradients(n_tokens, n_kv, dtype):
     ("low", "high"), support.slow_unless(lambda low, high: low < 0 < high, [(-100, -90), (90, 100), (-100, 100)])
 )
 def test_gates_near_zero_and_one(low, high):
-    """Closed gates leave a query only its own value, without overflow; later tokens change no output bits."""
+    """Closed gates leave a query only its own value, without overflow.
+
+    Later tokens change no output bits.
+    """
     inputs: Any = (*operands(50), log_gates(50, low, high))
     got = run(*inputs)
     for x, want in zip(got, by_hand(*inputs, **OPTIONS), strict=True):

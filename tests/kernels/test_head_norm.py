@@ -1,4 +1,7 @@
-"""The norm per head with its gate: both backends against double precision, with gradients, as in each mixer."""
+"""The norm per head with its gate: both backends against double precision.
+
+Gradients are compared as well, with the options of each mixer.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -105,10 +108,11 @@ def cotangent(kind: Kind, arrays, seed=1) -> Any:
 
 
 def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
-    """Check results: operand dtypes, rounded once, and within 32 half ulps of the largest float32 value.
+    """Check dtypes and errors of results.
 
-    Intermediates are float32: about ten operations per number, and sums of at most 840 terms. The largest observed
-    error is 16 half ulps.
+    Results have the operand dtypes and are rounded once. The float32 error is at most 32 half ulps of the largest
+    value. Intermediates are float32: about ten operations per number, and sums of at most 840 terms. The largest
+    observed error is 16 half ulps.
     """
     with jax.enable_x64(True):
         wide, dy = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arrays, cotangent(kind, arrays)))
@@ -183,7 +187,10 @@ def test_a_gate_in_float32_of_bfloat16_data(implementation) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_norm_of_a_float32_stream_in_16_bits(implementation, bias) -> None:
-    """Blocks that add in float32 need this: y and its gradient have 16 bits, x and its gradient 32."""
+    """y and its gradient have 16 bits, x and its gradient 32.
+
+    Blocks that add in float32 need this.
+    """
     kind = KINDS["layernorm" if bias else "rmsnorm"]
     x, _, _, gain, shift = draw(kind)
     x_BTD, gain_D, bias_D = x.reshape(2, 5, -1), gain.reshape(-1), None if shift is None else shift.reshape(-1)
@@ -266,7 +273,10 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
 
 def test_the_backward_pass_keeps_only_inputs_and_statistics(implementation) -> None:
-    """At most two numbers per token and head are kept in addition to the data; gains are small."""
+    """At most two numbers per token and head are kept in addition to the data.
+
+    Gains are small.
+    """
     kind = KINDS["rwkv7"]
     arrays = draw(kind, T=40, V=64)
     pull = jax.eval_shape(lambda *a: jax.vjp(partial(op, kind, implementation=implementation), *a)[1], *arrays)
@@ -277,7 +287,10 @@ def test_the_backward_pass_keeps_only_inputs_and_statistics(implementation) -> N
 
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
-    """Devices may split time, and also heads unless a single norm covers all; array code replaces the kernels."""
+    """Devices may split time, and also heads unless a single norm covers all.
+
+    Array code replaces the kernels.
+    """
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     kind = KINDS["rwkv7"]._replace(gate_first=gate_first)

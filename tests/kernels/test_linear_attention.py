@@ -1,4 +1,4 @@
-"""Linear attention with a decay per channel: both backends against the recurrence in double precision.
+"""Linear attention with a decay per channel: both backends against float64.
 
 Kinds: `bonus` is RWKV-5 and 6, `plain` is GLA, `low_rank` is RWKV-7, and `correction` is KDA, with b = k.
 """
@@ -142,7 +142,10 @@ def test_the_decay_bound_matches_the_kernels() -> None:
     [*(("triton", kind) for kind in KINDS), ("xla", "low_rank"), ("xla", "correction")],
 )
 def test_mixed_decay_scales_in_a_chunk(implementation, kind) -> None:
-    """Sums of log w reach -1,000, where float32 rounding is 6e-5: three times the tolerance 2e-5."""
+    """Sums of log w reach -1,000, where float32 rounding is 6e-5.
+
+    This is three times the tolerance 2e-5.
+    """
     arrays = draw(kind, 130, 8, 20, decay=1.0)
     sizes = np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[3].shape)
     arrays[3] = jnp.asarray(-sizes, jnp.float32).at[:, 50].set(-1e4)  # below the floor

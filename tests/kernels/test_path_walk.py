@@ -1,4 +1,7 @@
-"""PaTH's walk over past chunks: both backends against a float64 oracle; vmap, causality, refusals."""
+"""PaTH's walk over past chunks: both backends against a float64 oracle.
+
+Vmap, causality, refusals.
+"""
 
 from functools import partial
 from typing import Any
@@ -73,7 +76,10 @@ def test_values_and_gradients(name, options):
 
 
 def near(got, inputs, do, tolerance):
-    """Compare the output and gradients with the oracle; they have the shapes and dtypes of the inputs."""
+    """Compare the output and gradients with the oracle.
+
+    They have the shapes and dtypes of the inputs.
+    """
     with jax.enable_x64(True):
         wide = tuple(None if x is None else jnp.asarray(x, jnp.float64) for x in inputs)
         want = jax.jit(partial(output_and_gradients, run=reference.path_walk))(wide, jnp.asarray(do, jnp.float64))

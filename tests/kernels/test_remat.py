@@ -1,4 +1,7 @@
-"""Residuals of the backward passes: rematerialisation, memory against length, no second derivatives."""
+"""Residuals of the backward passes.
+
+The tests cover rematerialisation, memory against length, and the refusal of second derivatives.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -53,7 +56,10 @@ def test_saved_selection_is_reused_with_equal_gradients(small_tiles, name, saved
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_rematerialised_give_the_same_bits(name) -> None:
-    """With residuals saved by name, only the backward kernels run again; otherwise forward kernels run twice."""
+    """With residuals saved by name, only the backward kernels run again.
+
+    Otherwise forward kernels run twice.
+    """
     op, (q, k, v) = KERNELS[name], qkv(Shape(T=30, B=1, G=1))
     policy = jax.checkpoint_policies.save_only_these_names(*NAMES)
     layers = (op, jax.checkpoint(op, policy=policy), jax.checkpoint(op))

@@ -1,4 +1,7 @@
-"""The recurrences on a thousand sequences with operand and decay scales from 1e-4 to 1e4."""
+"""The recurrences at operand and decay scales from 1e-4 to 1e4.
+
+Each case has a thousand sequences.
+"""
 
 from functools import partial
 from typing import Any
@@ -32,7 +35,10 @@ class Draws:
         return x * 10 ** self.rng.uniform(-4, 4, size=(self.n, *(1,) * len(shape)))
 
     def log_decay(self, *shape: int) -> np.ndarray:
-        """Draw log decays at these scales: some sequences never forget, others forget within a token."""
+        """Draw log decays at these scales.
+
+        Some sequences never forget, others forget within a token.
+        """
         return -abs(self.normal(*shape))
 
     def unit(self, *shape: int) -> np.ndarray:
@@ -45,7 +51,10 @@ class Draws:
 
 
 def draw_delta_rule(d: Draws) -> dict[str, np.ndarray]:
-    """Draw unit keys: keys feed back into the state, and longer keys would let it grow without bound."""
+    """Draw operands with unit keys.
+
+    Keys feed back into the state, and longer keys would let it grow without bound.
+    """
     return {
         "q": d.normal(T, H, K),
         "k": d.unit(T, H, K),
@@ -142,11 +151,12 @@ def results(f: Any, arrays: dict[str, jax.Array], cotangents: Any) -> dict[str, 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("low_rank", "ssd", "delta_rule"), OPS))
 def test_extreme_operand_and_decay_scales(implementation, name, dtype) -> None:
-    """Compare at the scale of each array: all sequences in float32, nine of ten in bfloat16; all are finite.
+    """Compare at the scale of each array.
 
-    A decay is the difference between two sums over a chunk, with an error of half an ulp each. Gradients of decays,
-    beta and dt are differences between terms like q dq and k dk. A state that is forgotten at once may leave 1e-19,
-    because decays have a floor. In bfloat16, corrections of 70 keys in 8 dimensions accumulate errors.
+    In float32 all sequences must match, in bfloat16 nine of ten; all results are finite. A decay is the difference
+    between two sums over a chunk, with an error of half an ulp each. Gradients of decays, beta and dt are differences
+    between terms like q dq and k dk. A state that is forgotten at once may leave 1e-19, because decays have a floor. In
+    bfloat16, corrections of 70 keys in 8 dimensions accumulate errors.
     """
     run, recurrence, draw = OPS[name]
     n = 1000 if ON_GPU or implementation == "xla" else 5  # the interpreter takes a second per sequence

@@ -1,4 +1,7 @@
-"""The scans over time, `state_scan` and `selective_scan`: both backends against recurrences, with gradients."""
+"""`state_scan` and `selective_scan`: both backends against recurrences.
+
+Gradients are compared as well.
+"""
 
 from functools import partial
 from typing import Any
@@ -29,7 +32,7 @@ def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[jax.Array]:
 
 
 def with_gradients(f: Any, arrays: Any) -> tuple[Any, Any]:
-    """Return f(*arrays) and its gradients, for fixed random cotangents of all outputs."""
+    """Return f(*arrays) and its gradients, for fixed random cotangents."""
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(f, *arrays)
     cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
@@ -140,7 +143,10 @@ def test_scan_equals_the_recurrence(implementation, shape, dt) -> None:
     ("shape", "dt"), [CASES[0], CASES[3], ((2, 21, 3, 4), 0.3), pytest.param(*CASES[4], marks=SLOW)], ids=str
 )
 def test_the_chunked_xla_scan_equals_the_recurrence(monkeypatch, shape, dt) -> None:
-    """On a CPU xla scans token by token; this tests its chunked form for other devices, over several groups."""
+    """On a CPU xla scans token by token.
+
+    This tests its chunked form for other devices, over several groups.
+    """
     monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
     monkeypatch.setattr(selective_xla, "GROUP", 2)
     arrays = scan_arrays(*shape, dt=dt)
@@ -150,7 +156,10 @@ def test_the_chunked_xla_scan_equals_the_recurrence(monkeypatch, shape, dt) -> N
 
 
 def test_small_steps_stay_accurate_after_a_large_step(monkeypatch) -> None:
-    """Sums from the chunk's start would round away the small step sizes after a large one."""
+    """Small step sizes after a large one are not rounded away.
+
+    Sums from the chunk's start would lose them.
+    """
     monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
     x, dt, *others = scan_arrays(1, 8, 3, 2, dt=1e-3)
     arrays = (x, dt.at[:, 1].set(1e5), *others)

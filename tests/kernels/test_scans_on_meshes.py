@@ -1,8 +1,8 @@
-"""Triton scans and convolutions under automatic sharding: each device runs its own batch entries and heads.
+"""Triton scans and convolutions under automatic sharding.
 
-On CPU devices, array code (`plain_*`) replaces the Triton launches inside the same wrappers. This tests the sharding
-rules: results and gradients, local operand shapes, and the collectives in the compiled program. On GPUs the kernels
-run.
+Each device runs its own batch entries and heads. On CPU devices, array code (`plain_*`) replaces the Triton launches
+inside the same wrappers. This tests the sharding rules: results and gradients, local operand shapes, and the
+collectives in the compiled program. On GPUs the kernels run.
 """
 
 import math
@@ -516,7 +516,10 @@ QUICK = {
     ],
 )
 def test_every_device_works_on_its_share(name, split, shares) -> None:
-    """Values and gradients match a single device and stay sharded; the only collectives sum gradients."""
+    """Values and gradients match a single device and stay sharded.
+
+    The only collectives sum gradients.
+    """
     case, mesh = CASES[name](), mesh_of((MESHES | GPU_MESHES)[split])
     f, arrays = with_gradients(case)
     want = jax.tree.map(np.asarray, fast_jit(f)(*arrays))
@@ -545,7 +548,7 @@ def test_every_device_works_on_its_share(name, split, shares) -> None:
 
 
 def collectives(program: str) -> dict[str, list[tuple[int, ...]]]:
-    """Return the result shapes of collective operations in a compiled program, by kind."""
+    """Return the result shapes of collectives in a compiled program, by kind."""
     found: dict[str, list[tuple[int, ...]]] = {}
     kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
     for shapes, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", program):

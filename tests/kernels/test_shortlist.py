@@ -1,4 +1,7 @@
-"""Selection by a shortlist against a plain float64 definition: chunk tables, and the best listed key."""
+"""Selection by a shortlist against a plain float64 definition.
+
+The tests cover chunk tables and the choice of the best listed key.
+"""
 
 import math
 from functools import partial
@@ -46,7 +49,7 @@ def table_score(q_K, k_CK, table: str, scale: float) -> float:
 
 
 def plain(q, k, *, chunk_size: int, table: str, shortlist: int, top_k: int) -> np.ndarray:
-    """Select per query the chunks with the best keys among the listed chunks: [B, T, H, k]."""
+    """Select per query the chunks with the best listed keys: [B, T, H, k]."""
     (B, T, H, K), C, R = q.shape, chunk_size, q.shape[2] // k.shape[2]
     scale, sel = K**-0.5, np.full((B, T, H, top_k), -1)
     for b, t, h in np.ndindex(B, T, H):
@@ -76,7 +79,10 @@ QUICK = {("sub_means", 16, 2, 2)}
 
 
 def separated_keys(shape: Shape) -> jax.Array:
-    """Draw keys with a dominant direction per chunk, so that power iteration converges to the last digits."""
+    """Draw keys with a dominant direction per chunk.
+
+    Power iteration then converges to the last digits.
+    """
     rng = np.random.default_rng(5)
     direction = rng.normal(size=(shape.B, -(-shape.T // shape.C), 1, shape.G, shape.K))
     along = np.repeat(direction, shape.C, 2).reshape(shape.B, -1, shape.G, shape.K)[:, : shape.T]
@@ -104,7 +110,10 @@ def test_equals_the_plain_definition(small_tiles, table, chunk, shortlist, top_k
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("table", support.slow_unless(lambda table: table == "mean", TABLES))
 def test_equals_the_reference(small_tiles, table, dtype) -> None:
-    """Both multiply the same inputs in float32; lists have 3 of at most 12 past chunks."""
+    """Both multiply the same inputs in float32.
+
+    Lists have 3 of at most 12 past chunks.
+    """
     q, k, _ = qkv(Shape(T=203), dtype=dtype)
     options = {"chunk_size": 16, "selection": "shortlist", "shortlist": 3, "table": table, "top_k": 2}
     got = np.asarray(fast_jit(partial(kp.select_chunk, implementation="xla", **options))(q, k))
@@ -132,7 +141,10 @@ KERNEL_CASES = [
 def test_kernels_equal_the_reference(
     monkeypatch, table, shape, shortlist, top_k, scale, dtype, implementation, few_chunks
 ) -> None:
-    """Rows are sorted by candidate, or all chunks are scored, which is faster for few chunks."""
+    """Sort rows by candidate, or score all chunks.
+
+    Scoring all chunks is faster if there are few.
+    """
     extras.need("triton")
     from kernels_pallas.select_chunk.triton import select
 
@@ -169,7 +181,10 @@ def test_kernels_at_their_real_sizes(table, chunk, dim, shortlist, top_k, dtype)
 
 @one_table
 def test_longer_lists_find_no_fewer_best_keys(table) -> None:
-    """A list of all chunks selects exactly; shorter lists are exact for queries with no more chunks."""
+    """A list of all chunks selects exactly.
+
+    Shorter lists are exact for queries with no more chunks.
+    """
     q, k, _ = qkv(Shape(T=101))
 
     def select(**options):
@@ -202,7 +217,10 @@ def sort_rows_by_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ties_go_to_the_smallest_chunk(small_tiles, monkeypatch, table, implementation, few_chunks) -> None:
-    """Ties occur in the list and among best keys: chunks 0 and 1 differ, later chunks repeat them."""
+    """Ties occur in the list and among best keys.
+
+    Chunks 0 and 1 differ, later chunks repeat them.
+    """
     if not few_chunks:
         extras.need("triton")
         sort_rows_by_candidate(monkeypatch)
@@ -304,7 +322,10 @@ def test_memory_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count output bytes from 16,384 tokens on, where sort tiles grow with the number of chunks."""
+    """Count the kernels' output bytes from 16,384 tokens on.
+
+    From there, sort tiles grow with the number of chunks.
+    """
     extras.need("triton")
     from kernels_pallas.select_chunk.triton import select
 

@@ -1,4 +1,4 @@
-"""Splash attention without a TPU: values in Pallas' interpreter, TPU export, masks."""
+"""Splash attention without a TPU: interpreted values, TPU export, masks."""
 
 from functools import partial
 
@@ -67,7 +67,10 @@ def test_102400_tokens_lower_for_a_tpu(window):
 
 
 def lower_for_a_tpu(n_tokens, window, n_devices):
-    """Lower to one forward and two backward kernels, without other arrays as large as the scores."""
+    """Lower to one forward and two backward kernels.
+
+    No other array is as large as the scores.
+    """
     x = jax.ShapeDtypeStruct((8, n_tokens, 12, 64), jnp.bfloat16)
     with jax.set_mesh(make_mesh(data=n_devices, devices=jax.devices()[:n_devices])):
         attend = partial(kernel.attend, window=window, scale=0.125, slopes=(), split=heads_split(8, 12))

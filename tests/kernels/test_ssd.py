@@ -1,4 +1,7 @@
-"""Mamba-2's recurrence, `ssd`: both backends against the recurrence in double precision, with gradients."""
+"""Mamba-2's recurrence, `ssd`: both backends against double precision.
+
+Gradients are compared as well.
+"""
 
 from functools import cache, partial
 from typing import Any
@@ -53,7 +56,10 @@ def pulled(f: Any) -> Any:
 
 
 def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
-    """Return f(*arrays) and its gradients, for fixed random cotangents; in float64 if `wide`."""
+    """Return f(*arrays) and its gradients, for fixed random cotangents.
+
+    In float64 if `wide`.
+    """
     shapes = jax.eval_shape(f, *arrays)
     rng = np.random.default_rng(1)
     cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)

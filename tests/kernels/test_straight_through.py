@@ -1,4 +1,4 @@
-"""The straight-through op copies the hard value forward and passes the gradient to the soft one."""
+"""The straight-through op: hard value forward, soft gradient backward."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""RWKV's token shift: both backends against float64, with all gradients, and as the mixers call it."""
+"""RWKV's token shift: both backends against float64.
+
+The tests cover values, all gradients, and the calls of the mixers.
+"""
 
 from functools import cache, partial
 from typing import Any, NamedTuple

@@ -1,4 +1,7 @@
-"""Top-1 Chunk in difficult cases: chunk-sized lengths, adversarial selections, ties, causality, extremes."""
+"""Top-1 Chunk in difficult cases.
+
+These are lengths near the chunk size, adversarial selections, ties, causality and extreme scores.
+"""
 
 from functools import cache, partial
 
@@ -137,7 +140,10 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -
 
 
 def test_approx_distinguishes_means_beyond_bfloat16(implementation) -> None:
-    """Keys are 1, except for 1 + 2^-7 once in the second chunk: the means are 1 and 1 + 2^-10."""
+    """The chunk means are 1 and 1 + 2^-10.
+
+    Keys are 1, except for 1 + 2^-7 once in the second chunk.
+    """
     k = np.zeros((1, 24, 1, 8))
     k[..., 0] = 1
     k[:, 8, :, 0] += 2**-7
@@ -199,7 +205,10 @@ def test_extreme_scores_stay_finite(small_tiles, how) -> None:
 @pytest.mark.parametrize("gain", [1.0, 30.0, 1e3], ids=["bounded", "by-first-chunk", "by-maximum"])
 @pytest.mark.parametrize("length", [75, pytest.param(128, marks=pytest.mark.slow)])
 def test_all_mass_comparisons(gain, length, implementation) -> None:
-    """The exact kernel compares masses in three ways, by score size (select_chunk/triton/kernels.py)."""
+    """The exact kernel compares masses in three ways, by score size.
+
+    See select_chunk/triton/kernels.py.
+    """
     shape = Shape(T=length, B=1, G=1, C=16, K=16)
     q, k, _ = qkv(shape, gain=gain)
     k = k.at[:, 32:48].multiply(gain if gain > 100 else 1.0)  # far larger than in chunk 0: its mass overflows

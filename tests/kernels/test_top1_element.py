@@ -1,4 +1,7 @@
-"""Top-1 Element against its dense definition: exact forward value, straight-through gradient."""
+"""Top-1 Element against its dense definition.
+
+The forward value is exact, the backward pass uses the straight-through gradient.
+"""
 
 from functools import partial
 

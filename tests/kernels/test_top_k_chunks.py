@@ -1,4 +1,7 @@
-"""Several selected chunks per query, and random selection, against a plain float64 definition."""
+"""Several selected chunks per query, and random selection.
+
+Both are compared with a plain float64 definition.
+"""
 
 from functools import partial
 
@@ -47,7 +50,10 @@ def random_score(position: int, head: int, chunk: int) -> int:
 
 
 def plain(q, k, v, do, *, chunk_size: int, selection: str, top_k: int):
-    """Select per query, attend to the best past chunks and the local chunk in one softmax; add gradients."""
+    """Return output and gradients, computed query by query.
+
+    One softmax covers the best past chunks and the local chunk.
+    """
     (B, T, H, K), C = q.shape, chunk_size
     scale, R = K**-0.5, H // k.shape[2]
     sel = np.full((B, T, H, top_k), -1)
@@ -181,7 +187,10 @@ def test_kernels_attend_to_chunks_of_the_caller(shape, n_chunks, dtype, implemen
     ],
 )
 def test_kernels_select_several(selection, shape, dtype, top_k, implementation) -> None:
-    """The selected chunks have the largest scores, in order, for queries with enough chunks."""
+    """The selected chunks have the largest scores, in order.
+
+    Only queries with enough past chunks are compared.
+    """
     q, k, _ = qkv(shape, dtype=dtype)
     check_selected(q, k, implementation, chunk_size=shape.C, selection=selection, top_k=top_k)
 
@@ -296,7 +305,10 @@ DECODED = [
     + [(*case, "triton") for case in DECODED[:4]],
 )
 def test_decoding_equals_the_parallel_form(selection, with_table, top_k, spare, implementation) -> None:
-    """Decode into a cache with `spare` empty slots; every fourth case selects more chunks than exist."""
+    """Decode into a cache with `spare` empty slots.
+
+    Every fourth case selects more chunks than exist.
+    """
     T = 45 if implementation == "xla" else 29
     q, k, v = qkv(Shape(T=T))
     options = {"selection": selection, "chunk_size": 8, "top_k": top_k}
@@ -324,7 +336,10 @@ def test_decoding_into_a_cache_shorter_than_a_chunk() -> None:
 
 
 def test_random_selection_depends_only_on_position_and_head() -> None:
-    """Queries, keys, batch entry and length have no effect; a query's chunks differ, and so do heads."""
+    """Queries, keys, batch entry and length have no effect.
+
+    A query's chunks differ, and so do heads.
+    """
     shape = Shape(T=803, C=8)
     options = {"chunk_size": 8, "selection": "random", "top_k": 2}
     select = jax.jit(partial(kp.select_chunk, **options))

@@ -1,4 +1,7 @@
-"""The kernels under jit, vmap, scan and sharding, on four CPU devices or on available GPUs."""
+"""The kernels under jit, vmap, scan and sharding.
+
+They run on four CPU devices or on the available GPUs.
+"""
 
 import math
 from collections.abc import Callable
@@ -66,7 +69,10 @@ def test_scan_over_layers_with_remat(op) -> None:
 
 
 class Case(NamedTuple):
-    """A call `f(*arrays)` with the sharding of arrays and results (dims named B and H)."""
+    """A call `f(*arrays)` with the sharding of arrays and results.
+
+    B and H are split. With `has_grads`, gradients are compared as well.
+    """
 
     f: Callable
     arrays: tuple[jax.Array, ...]

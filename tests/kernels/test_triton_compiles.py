@@ -1,4 +1,7 @@
-"""Every Triton kernel compiles for A100 and H100 and fits their shared memory, without a GPU."""
+"""Every Triton kernel compiles for A100 and H100 without a GPU.
+
+Each kernel fits the shared memory of these GPUs.
+"""
 
 import json
 import os
@@ -72,5 +75,8 @@ def test_kernels_of_the_common_case(capability) -> None:
 @pytest.mark.parametrize("kind", [kind_name(kind) for kind in KINDS])
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_of_every_dtype_and_dim(capability, kind) -> None:
-    """Separate tests per kind, because a kind has hundreds of kernels and takes minutes."""
+    """Each kind is a separate test, because it compiles for minutes.
+
+    A kind has hundreds of kernels.
+    """
     check(reports(str(capability), f"--kind={kind}"), named=OF_TOP1_CHUNK)

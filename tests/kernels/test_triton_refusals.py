@@ -1,4 +1,7 @@
-"""Refusals of the Triton backend: machine, dtypes and sizes; it never falls back silently."""
+"""Refusals of the Triton backend: machine, dtypes and sizes.
+
+It never falls back silently.
+"""
 
 import importlib
 import importlib.util
@@ -237,7 +240,10 @@ def test_every_op_has_an_entry() -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_sizes_beyond_32_bit_offsets_are_refused(name, anywhere, monkeypatch) -> None:
-    """Limits count operands inside the op, including intermediate results that it writes."""
+    """Limits count the operands inside the op.
+
+    They include intermediate results that the op writes.
+    """
 
     class PickedError(Exception):
         pass

@@ -1,4 +1,7 @@
-"""RWKV-7's recurrence operands: both backends against float64, with all gradients, and in the mixer."""
+"""RWKV-7's recurrence operands: both backends against float64.
+
+The tests cover values, all gradients, and the call of the mixer.
+"""
 
 from functools import cache, partial
 from types import SimpleNamespace
@@ -26,7 +29,10 @@ NAMES = ("r", "k", "v", "decay", "eta", "vectors", "first", "share")
 
 
 class Case(NamedTuple):
-    """`mix` is "mixed" with first-layer values, "none" without, or "unused" in the first layer."""
+    """Sizes and the kind of value mixing.
+
+    `mix` is "mixed" with first-layer values, "none" without, or "unused" in the first layer.
+    """
 
     T: int
     H: int = 3
@@ -49,7 +55,10 @@ CASES = [
 
 
 def draw(case: Case, *, dtype="float32", scale=1.0, seed=0) -> tuple[Any, ...]:
-    """Draw operands in the order of NAMES; data except the maps' hidden values has scale `scale`."""
+    """Draw operands in the order of NAMES.
+
+    Data except the maps' hidden values has scale `scale`.
+    """
     rng = np.random.default_rng(seed)
     B, T, H, K, D = case.B, case.T, case.H, case.K, case.H * case.K
 
@@ -79,7 +88,10 @@ def op(case: Case, *arrays, implementation=None) -> Any:
 
 
 def both(case: Case, arrays: Any, implementation: str) -> dict[str, np.ndarray]:
-    """Return results and gradients by name; the reference uses float64 and the same rounded operands."""
+    """Return results and gradients by name.
+
+    The reference uses float64 and the same rounded operands.
+    """
     f, like = (partial(op, case, implementation=name) for name in (implementation, "xla"))
     wide = implementation == "reference"
     return leaves(outputs_and_gradients(f, arrays, wide=wide, like=like, names=NAMES))
@@ -120,7 +132,10 @@ def test_extreme_data_scales(implementation, case, scale) -> None:
 
 @pytest.mark.parametrize("size", [60.0, 1e4])
 def test_saturated_sigmoids(implementation, size) -> None:
-    """Biases of both signs saturate the sigmoids; results and vanishing gradients are finite and right."""
+    """Biases of both signs saturate the sigmoids.
+
+    Results and vanishing gradients are finite and right.
+    """
     case = CASES[0]
     r, k, v, decay, eta, vectors, first, share = draw(case)
     sign = jnp.where(jnp.arange(case.H * case.K) % 2 == 0, size, -size)
@@ -205,7 +220,10 @@ def test_tokens_are_independent(implementation) -> None:
 
 
 def test_the_first_layer_keeps_its_values(implementation) -> None:
-    """The values are bitwise equal, and the first-layer values and their map get no gradient."""
+    """The values are bitwise equal.
+
+    The first-layer values and their map get no gradient.
+    """
     case = CASES[2]
     arrays = draw(case, dtype="bfloat16")
     got = both(case, arrays, implementation)
@@ -293,7 +311,10 @@ def outside(monkeypatch, load) -> None:
 @pytest.mark.parametrize("layer", [None, 0, 2])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_mixer_gradients_match_xla(monkeypatch, implementation, layer) -> None:
-    """Standalone, in a first and in a later layer; layer indices are traced, as in a scan over layers."""
+    """Standalone, in a first and in a later layer.
+
+    Layer indices are traced, as in a scan over layers.
+    """
     template = Template(lambda rngs, _: mixers.RWKV7(16, heads=2, rngs=rngs))
     wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731
     params = jax.tree.map(lambda p: p + wave(p), template.init(jax.random.key(0)))

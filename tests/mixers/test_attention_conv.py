@@ -1,6 +1,7 @@
-"""The convolutions of q, k and v: parameters, equations, decoding cache and sharding.
+"""The convolutions of q, k and v.
 
-tests/models/test_against_numpy.py compares their equations within whole models.
+The tests cover parameters, equations, the decoding cache and sharding. tests/models/test_against_numpy.py compares
+their equations within whole models.
 """
 
 import jax
@@ -65,7 +66,10 @@ def test_conv_keeps_initial_values_of_other_parameters(mixer):
 
 @pytest.mark.parametrize("settings", support.slow_unless(lambda settings: "heads" in settings, SIZES), ids=str)
 def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
-    """Loops over channels, taps and tokens give q and k after QK norm, and the v in a prompt's cache."""
+    """Compare q, k and v with loops over channels, taps and tokens.
+
+    q and k include QK norm; v comes from a prompt's cache.
+    """
     model = model_of("transformer_pp", conv=True, qk_norm=True, position="none", **settings)
     weights = support.random_params(model)
     mixer, x_BTD = bound(model, weights), random_inputs()
@@ -161,7 +165,10 @@ def test_chunked_prefill_equals_the_parallel_form(mixer, settings, monkeypatch):
     ("mixer", "variant"), [("transformer_pp", "conv_window_gqa"), ("top1_chunk", "conv"), ("top1_element", "conv")]
 )
 def test_many_devices_equal_one(mixer, variant):
-    """Batch, parameters and channels are split; tests/models/test_sequence_split.py splits time."""
+    """Batch, parameters and channels are split.
+
+    The file tests/models/test_sequence_split.py splits time.
+    """
     testing.check_sharding(testing.Case(support.tiny_model(mixer, variant)))
 
 

@@ -1,4 +1,7 @@
-"""The mixer contract: required methods, defaults, input checks, and the layer index."""
+"""The mixer contract: required methods, defaults and input checks.
+
+Blocks also receive their layer index.
+"""
 
 import importlib
 import re
@@ -119,7 +122,10 @@ def probe_model(*, scan: bool, pattern: bool) -> Model:
 @pytest.mark.parametrize("pattern", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
 def test_blocks_receive_their_layer_index(scan, pattern):
-    """Training, prefill and step pass the layer index, under scan and in a loop: 2 x + layer + 1 in four layers."""
+    """Each block receives its layer index, and four layers compute 2 x + layer + 1.
+
+    The test covers training, prefill and step, under scan and in a loop.
+    """
     model = probe_model(scan=scan, pattern=pattern)
     params, tokens = jax.jit(model.init)(jax.random.key(0)), support.random_tokens((2, 3))
     x_BTD = np.asarray(params["embed"])[tokens]

@@ -1,4 +1,7 @@
-"""Constant queries and keys: a shared softmax equals separate ones, and sequences end with the tables."""
+"""Constant queries and keys from tables.
+
+A softmax shared by the batch equals separate ones, and sequences end with the tables.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +80,10 @@ def scores(jaxpr, seq_len: int) -> set[tuple[int, ...]]:
 
 
 def test_scores_are_made_once_for_the_whole_batch():
-    """Loss and gradient hold H T^2 scores for 7 sequences; an eighth sequence adds no second QK^T."""
+    """Loss and gradient hold H T^2 scores for 7 sequences.
+
+    An eighth sequence adds no second QK^T.
+    """
     length, n_heads = 41, 4
     model = support.tiny_model("transformer_pp", "const_qk", train__seq_len=length)
     tokens = jax.ShapeDtypeStruct((7, length + 1), jnp.int32)

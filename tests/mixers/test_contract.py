@@ -1,7 +1,8 @@
-"""The contract for all mixers; a new file under seqjax/mixers/ is tested here automatically.
+"""The contract for all mixers.
 
-The tests cover causality, equality of parallel and recurrent form, FLOPs, state sizes and parameters. Most checks come
-from seqjax/testing.py, which also serves mixers outside the package.
+A new file under seqjax/mixers/ is tested here automatically. The tests cover causality, equality of parallel and
+recurrent form, FLOPs, state sizes and parameters. Most checks come from seqjax/testing.py, which also serves mixers
+outside the package.
 """
 
 import functools
@@ -69,7 +70,10 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
     ),
 )
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
-    """Prompts: empty; one token; a full window plus a partial chunk; whole chunks, longer than the window."""
+    """Use four prompt lengths.
+
+    Empty; one token; a full window plus a partial chunk; whole chunks, longer than the window.
+    """
     testing.check_step(built(mixer, variant), [n_prompt])
 
 
@@ -91,7 +95,10 @@ def test_chunked_prefill_equals_whole_prefill(mixer, variant):
 
 
 def test_chunked_prefill_uses_the_right_positions():
-    """Combine a learned position table, constant queries and keys, and ALiBi in a ring buffer."""
+    """Combine learned positions, constant queries and keys, and ALiBi.
+
+    The cache is a ring buffer.
+    """
     settings = {"model__learned_positions": True, "model__mixer__const": "qk"}
     testing.check_pieces(testing.Case(support.tiny_model("transformer_pp", "alibi_window_gqa", **settings)))
 
@@ -268,7 +275,10 @@ def test_flops_count_the_keys_that_are_read(mixer, variant):
 
 
 def test_flops_of_the_selection():
-    """Exact selection multiplies each query by all keys in past chunks, approx by one mean per chunk."""
+    """Count products of queries with keys or means.
+
+    Exact selection multiplies each query by all keys in past chunks, approx by one mean per chunk.
+    """
     past_chunks = sum(t // 4 for t in range(T))
     for variant, keys in (
         ("exact", 4),
@@ -285,7 +295,10 @@ def test_flops_of_the_selection():
 
 
 def test_flops_of_a_shortlist():
-    """Count two rows per past chunk and the keys in two chunks; with at most two past chunks, all keys."""
+    """Count two rows per past chunk and the keys in two chunks.
+
+    With at most two past chunks, all keys.
+    """
     mixer = built("top1_chunk", "shortlist").model.abstract_blocks()[0].mixer
     for length in (8, 12, 13, T):
         past = [t // 4 for t in range(length)]
@@ -308,9 +321,9 @@ def test_flops_of_a_shortlist():
     ],
 )
 def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection, top_k):
-    """With at most k + 1 chunks, a query reads all keys: Transformer++ gives equal outputs.
+    """Up to k + 1 chunks, Transformer++ gives the same outputs.
 
-    Both models use the same parameters.
+    A query then reads all keys. Both models use the same parameters.
     """
     full = support.tiny_model("transformer_pp", model__mixer__qk_norm=True)
     weights = support.random_params(full)

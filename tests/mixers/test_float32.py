@@ -1,6 +1,7 @@
-"""Float32 parts of bfloat16 models, read from each mixer's program; nothing is compiled or run.
+"""Float32 parts of bfloat16 models, read from each mixer's program.
 
-These are norm statistics, softmax, decays, step sizes and gates, query-key scores, states, and logits.
+Nothing is compiled or run. These are norm statistics, softmax, decays, step sizes and gates, query-key scores, states,
+and logits.
 """
 
 from collections.abc import Iterator
@@ -76,7 +77,10 @@ def inner(equation: Any) -> Iterator[Any]:
 
 
 class Reader:
-    """Collect a program's products, its sensitive 16-bit operations, and 16-bit arrays carried by loops."""
+    """Collect products and 16-bit values in a program.
+
+    These are sensitive 16-bit operations and the shapes of 16-bit arrays carried by loops.
+    """
 
     def __init__(self, function: Any, params: Any, *inputs: Any):
         self.narrow: list[str] = []

@@ -1,4 +1,7 @@
-"""FoX: open gates give attention without positions; closed gates leave a query only its own value."""
+"""FoX: open gates give attention without positions.
+
+Closed gates leave a query only its own value.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ T = 23
 
 
 def with_gates(weights, logit):
-    """Return the weights with every gate logit set to `logit`, and the weights without gates."""
+    """Return weights with every gate logit set to `logit`, and without gates."""
     mixer = weights["blocks"]["0"]["mixer"]
     forget = {"w": jnp.zeros_like(mixer["forget"]["w"]), "b": jnp.full_like(mixer["forget"]["b"], logit)}
     bare = {name: value for name, value in mixer.items() if name != "forget"}
@@ -51,7 +54,10 @@ def test_saturated_gates_have_finite_gradients(logit):
     ids=str,
 )
 def test_chunked_prefill_equals_the_parallel_form(settings):
-    """Use pieces shorter and longer than the window, single tokens, and an often overwritten ring buffer."""
+    """Use pieces shorter and longer than the window, and single tokens.
+
+    The ring buffer is overwritten several times.
+    """
     model = support.tiny_model("fox", **{f"model__mixer__{key}": value for key, value in settings.items()})
     weights = support.random_params(model)
     layer = model.blocks["0"].bind(jax.tree.map(lambda x: x[0], weights["blocks"]["0"])).mixer

@@ -1,4 +1,4 @@
-"""Gated DeltaProduct: its chunked equations, the special case Gated DeltaNet, and modular counting."""
+"""Gated DeltaProduct: chunked equations, Gated DeltaNet, modular counting."""
 
 import types
 from typing import Any
@@ -32,7 +32,7 @@ def template(mixer: Any = mixers.GatedDeltaProduct, **settings):
 
 
 def drawn(shapes):
-    """Draw weights for which beta covers its full range and keys are far from orthogonal."""
+    """Draw weights with the full range of beta and far from orthogonal keys."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32) / 2, shapes)
 
@@ -50,7 +50,10 @@ def expected(params, x_BTD, **settings):
 
 @every_case
 def test_outputs_match_the_equations(settings):
-    """Test float32, and bfloat16 with rounded inputs and weights so only products add rounding."""
+    """Compare in float32 and bfloat16.
+
+    The bfloat16 case rounds inputs and weights first, so only its products add rounding.
+    """
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs()
     run = jax.jit(lambda params, x_BTD: made.bind(params)(x_BTD))
@@ -82,7 +85,10 @@ def test_one_step_with_positive_eigenvalues_is_gated_deltanet():
 
 @every_case
 def test_gradients_match_a_loop_over_the_steps(settings):
-    """Compare with autodiff through a loop over tokens and steps; convolutions and norm come from the mixer."""
+    """Compare with autodiff through a loop over tokens and steps.
+
+    Convolutions and norm come from the mixer.
+    """
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs(1)
     n = settings["steps"]
@@ -145,7 +151,10 @@ def counter(steps, allow_negative_eigenvalues):
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_steps_count_modulo_one_more(steps):
-    """Parity needs one negative eigenvalue; a 120-degree rotation within a token needs two."""
+    """Parity needs one negative eigenvalue.
+
+    A 120-degree rotation within a token needs two.
+    """
     modulus, n_tokens = steps + 1, 300
     bits = np.random.default_rng(0).integers(0, 2, n_tokens)
     bits[0] = 1

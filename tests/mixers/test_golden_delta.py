@@ -1,4 +1,7 @@
-"""The delta-rule family against arrays from public references (tests/golden/make_delta.py, make_rwkv7.py)."""
+"""The delta-rule family against arrays from public references.
+
+tests/golden/make_delta.py and make_rwkv7.py created the arrays.
+"""
 
 import functools
 
@@ -35,7 +38,10 @@ def assert_close(got, want, tol=2e-5):
 @pytest.mark.parametrize("chunk", support.slow_unless(lambda chunk: chunk == 8, [1, 8, None]))
 @pytest.mark.parametrize("kind", ARGS)
 def test_ops_and_their_gradients(kind, chunk):
-    """Match flash-linear-attention's naive recurrences and torch's autograd, from an initial state."""
+    """Compare with flash-linear-attention's naive recurrences and torch's autograd.
+
+    The recurrences start from an initial state.
+    """
     z, op = golden("delta"), wkv7 if kind == "wkv7" else gated_delta_rule
 
     @jax.jit
@@ -90,7 +96,10 @@ def test_gated_deltanet_layer():
 
 
 def rwkv7_params(z):
-    """Rename the official parameters and stack the layers; the first layer's v-LoRA is absent and unused."""
+    """Rename the official parameters and stack the layers.
+
+    The first layer's v-LoRA is absent and unused.
+    """
 
     def stacked(*path, transpose=False):
         layers = [z.get("blocks.{}.{}".format(i, ".".join(path))) for i in range(2)]

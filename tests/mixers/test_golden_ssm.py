@@ -1,4 +1,7 @@
-"""Outputs and gradients stored from public implementations (tests/golden/make_*.py)."""
+"""Outputs and gradients stored from public implementations.
+
+tests/golden/make_*.py created the arrays.
+"""
 
 import importlib
 
@@ -35,7 +38,10 @@ def tree(arrays, prefix):
 
 
 def close(got, want, tolerance=2e-5):
-    """Compare float32 results relative to the largest value; both use different summation orders."""
+    """Compare float32 results relative to the largest value.
+
+    Both use different summation orders.
+    """
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max())), got, want
     )

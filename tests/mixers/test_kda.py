@@ -26,7 +26,10 @@ def inputs(*shape):
 
 
 def test_equal_decays_per_head_give_gated_deltanet():
-    """Use a head's first decay for all its channels; compare with Gated DeltaNet's op and the same operands."""
+    """Use a head's first decay for all its channels.
+
+    Compare with Gated DeltaNet's op and the same operands.
+    """
     x_BTD = inputs(1, T, DIM)
 
     @jax.jit
@@ -44,7 +47,10 @@ def test_equal_decays_per_head_give_gated_deltanet():
 
 
 def test_equal_channel_gates_per_head_give_kda():
-    """Gated DeltaNet-2 equals KDA if all gate channels in a head use that head's beta columns."""
+    """With equal gates for all channels in a head, Gated DeltaNet-2 is KDA.
+
+    The gates use the columns of that head's beta.
+    """
     x_BTD = inputs(1, T, DIM)
     kda, gdn2 = made(), made(channel_gates=True)
     nnx.update(gdn2, nnx.state(kda, lambda path, _: path[0] != "beta"))
@@ -54,7 +60,10 @@ def test_equal_channel_gates_per_head_give_kda():
 
 
 def with_decays(params):
-    """Set log decays of about -100 and -0.001 in every head, and keys far from orthogonal."""
+    """Set log decays near -100 and -0.001 in every head.
+
+    Keys are far from orthogonal.
+    """
     strong = jnp.arange(DIM) % 2 == 0
     return params | {
         "log_rate_H": jnp.zeros(HEADS),
@@ -65,7 +74,10 @@ def with_decays(params):
 
 @pytest.mark.slow
 def test_strong_and_weak_decays_in_one_head():
-    """Outputs match the equations in float64; gradients are finite and match the recurrent form."""
+    """Outputs match the equations in float64.
+
+    Gradients are finite and match the recurrent form.
+    """
     template = Template(lambda rngs, _: mixers.KDA(DIM, heads=HEADS, rngs=rngs))
     params = with_decays(template.init(jax.random.key(0)))
     x_BTD = inputs(1, T, DIM)

@@ -42,7 +42,10 @@ def numpy_loop(params, x_BTD, **settings):
 
 
 def jax_loop(p, u_BTD, *, is_softplus=False):
-    """Compute the equations in jax: the paper's state, angle sums and complex numbers."""
+    """Compute the equations in jax, for autodiff.
+
+    It uses the paper's state, angle sums and complex numbers.
+    """
 
     def rotated(row, angle):
         pairs = row[..., : 2 * angle.shape[-1]].reshape(*angle.shape, 2)
@@ -74,7 +77,10 @@ def jax_loop(p, u_BTD, *, is_softplus=False):
 
 
 def with_gradients(form, params, x_BTD):
-    """Return outputs, and the gradients of their weighted sum with respect to parameters and inputs."""
+    """Return outputs and the gradients of their weighted sum.
+
+    Gradients are with respect to parameters and inputs.
+    """
 
     def loss(params, x_BTD):
         y_BTD = form(params, x_BTD)
@@ -135,7 +141,10 @@ def test_without_trapezoid_and_rotation_equals_mamba_2():
 
 @pytest.mark.slow
 def test_strong_and_weak_decays_in_one_head():
-    """Log decays range from -130 to the minimum rate; values and gradients match the recurrence."""
+    """Log decays range from -130 to the minimum rate.
+
+    Values and gradients match the recurrence.
+    """
     made = template()
     params, x_BTD = drawn(made), inputs(1, T, DIM).at[..., 0].set(1.0)
     rate = jnp.zeros((DIM, HEADS)).at[0].set(jnp.array([100.0, -9.0, 1.0, -1e4]))
@@ -185,7 +194,10 @@ def test_chunked_prefill_equals_the_parallel_form():
 
 
 def test_bfloat16_is_near():
-    """Keys, queries and products are bfloat16, the rest float32; allow a few units of 2^-8."""
+    """Keys, queries and products are bfloat16, the rest float32.
+
+    Allow a few units of 2^-8.
+    """
     made = template()
     params, x_BTD = drawn(made), inputs(2, T, DIM).astype(jnp.bfloat16)
     got = jax.jit(lambda p, x: made.bind(p)(x))(params, x_BTD)

@@ -1,4 +1,7 @@
-"""MoBA, a config of Top-1 Chunk, against a float64 mask, full attention and Top-1 Chunk's selection."""
+"""MoBA, a config of Top-1 Chunk.
+
+It is compared with a float64 mask, full attention, and Top-1 Chunk's selection.
+"""
 
 import functools
 import importlib
@@ -23,7 +26,10 @@ def config(text=""):
 
 
 def layer(block_size, most):
-    """Build the config's mixer with `most` blocks per query, including the query's block."""
+    """Build the config's mixer with `most` blocks per query.
+
+    They include the query's block.
+    """
     given = config(f"model.mixer.chunk_size={block_size},model.mixer.top_k={most - 1}").model.mixer.to_dict()
     settings: Any = {key: value for key, value in given.items() if key != "name"} | {"heads": HEADS, "head_dim": K}
     assert given["name"] == "top1_chunk"

@@ -1,4 +1,7 @@
-"""NSA: its branches against float64 masks, chunked queries, memory, and queries without a complete block."""
+"""NSA: branches, chunked queries, memory, and empty compressed attention.
+
+The branches are compared with float64 masks.
+"""
 
 import functools
 import re
@@ -47,7 +50,7 @@ def softmax(q, keys, mask, xp: Any = jnp):
 
 
 def means(x, block_size):
-    """Return the mean of every complete block."""
+    """Return the means of complete blocks."""
     c = x.shape[1] // block_size
     return x[:, : c * block_size].reshape(2, c, block_size, HEADS, K).mean(2)
 
@@ -59,7 +62,10 @@ def complete(length, block_size):
 
 
 def keys_read(q, k, *, block_size, blocks):
-    """Return the mask of keys in the selected blocks, computed in numpy without gradients."""
+    """Return the mask of keys in the selected blocks.
+
+    It is computed in numpy, because the selection has no gradient.
+    """
     q, k = (np.asarray(x, np.float64) for x in (q, k))
     length, each = q.shape[1], HEADS // GROUPS
     p = softmax(q, means(np.repeat(k, each, axis=2), block_size), complete(length, block_size), np)
@@ -114,7 +120,10 @@ def test_branches_and_gradients_match_dense_masks(length, settings):
 
 
 def test_bfloat16_rounds_only_inputs_and_weights():
-    """The selection is exact for bfloat16 operands; weights and outputs round to 8 bits."""
+    """The selection is exact for bfloat16 operands.
+
+    Weights and outputs round to 8 bits.
+    """
     made, operands = layer(), qkv(53, "bfloat16")
     got = jax.jit(made.attend)(*operands)
     with jax.enable_x64(True):

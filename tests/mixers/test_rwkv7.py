@@ -1,4 +1,4 @@
-"""RWKV-7: initialisers, the first layer's values in later layers, and QK norm in its shell."""
+"""RWKV-7: initialisers, first-layer values, and QK norm in its shell."""
 
 import itertools
 import typing
@@ -49,7 +49,10 @@ CORES = typing.get_args(base.settings_of(RWKV7Shell.__init__)["core"][0])
     ),
 )
 def test_qk_norm_is_for_every_core_of_the_shell(core, qk_norm):
-    """With QK norm, a larger query projection changes nothing; None enables it only for the Top-1 cores."""
+    """With QK norm, a larger query projection changes nothing.
+
+    None enables it only for the Top-1 cores.
+    """
     model = support.tiny_model("rwkv7_shell", model__mixer__core=core, model__mixer__qk_norm=qk_norm)
     rng = np.random.default_rng(0)
     # The first layer, drawn here: compiling the initial values would dominate the test's time.

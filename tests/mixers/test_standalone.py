@@ -1,4 +1,4 @@
-"""A mixer as a standalone nnx module, and registering a user's class under a name."""
+"""A mixer as a standalone nnx module, and registration of user classes."""
 
 import dataclasses
 import inspect
@@ -49,7 +49,10 @@ def test_a_class_is_found_by_the_name_of_its_file():
 
 
 def test_type_checking_imports_exist():
-    """`TYPE_CHECKING` hides these imports from Python, so only editors would report a missing name."""
+    """The imports for type checkers exist.
+
+    `TYPE_CHECKING` hides them from Python, so only editors would report a missing name.
+    """
     told = re.findall(r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M)
     assert len(told) > 10
     for module, name in told:
@@ -83,7 +86,10 @@ def test_a_type_checker_reports_wrong_settings_and_values(tmp_path):
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSES)]
 )
 def test_standalone_mixers_under_nnx_jit_and_nnx_grad(name):
-    """`nnx.jit` and `jax.jit` give equal outputs, and each used parameter has a nonzero gradient."""
+    """`nnx.jit` and `jax.jit` give equal outputs.
+
+    Each parameter that affects the output has a nonzero gradient.
+    """
     mixer = made(name)
     state = nnx.state(mixer)
     nnx.update(mixer, jax.tree.map(lambda x: x + 0.1, state))  # some outputs start at zero

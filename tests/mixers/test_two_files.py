@@ -1,4 +1,7 @@
-"""Two files add a mixer, as in docs/add_a_mixer.md: no other file changes and all tests pass."""
+"""Two files add a mixer, as in docs/add_a_mixer.md.
+
+No other file changes, and all tests pass.
+"""
 
 import os
 import re
@@ -33,7 +36,10 @@ LOOK = (
 
 @pytest.mark.slow
 def test_two_files_add_a_mixer(tmp_path: Path):
-    """In a copy, the page's mixer passes the contract, and so do the tests over all mixers."""
+    """In a copy, the page's mixer passes the contract.
+
+    The tests that cover all mixers pass as well.
+    """
     tree = support.copy_tree(tmp_path / "tree")
     page = "docs/add_a_mixer.md"
     (tree / "seqjax/mixers/ema.py").write_text(support.page_block(page, "class Ema("))
