@@ -97,7 +97,7 @@ class RWKV7(TimeMix):
         self.dim, self.heads, self.head_dim = dim, heads, dim // heads
         self.chunk_size, self.implementation = chunk_size, implementation
         depth_ratio = depth(layer)[0]  # l / (L - 1) for layer l of L
-        # Initial values, with their constants, as in RWKV-LM: RWKV-v7/train_temp/src/model.py.
+        # The constants in the initial w0, a0, k_k, k_a and r_k are from RWKV-LM, RWKV-v7/train_temp/src/model.py.
         linear_D = centred(dim)
         position_D = (jnp.arange(dim) % self.head_dim) * 2 / max(1, self.head_dim - 1) - 1
         zigzag_D = position_D * jnp.abs(position_D)
