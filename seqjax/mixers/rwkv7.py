@@ -8,7 +8,8 @@
     out = ((GroupNorm(y) + s v') * g) W_o,   s = sum over the head's channels of r * k' * r_k
 
 `*` is elementwise. (kappa * eta) (kappa^T S_{t-1}) and k' v'^T are outer products; `ops/wkv7.py` computes the
-recurrence with a = -kappa and b = kappa * eta. In a hybrid, the first layer is the first RWKV-7 layer of the model.
+recurrence with a = -kappa and b = kappa * eta. In a hybrid, the first layer is the model's first layer with the mixer
+rwkv7 or rwkv7_shell.
 
 Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. Ranks as published: 64 (w, a), 32 (v) and
 128 (g) at width 768. A model with width 768 and 12 layers has 114.9M parameters tied and 139.5M untied. This excludes
