@@ -15,7 +15,7 @@ calls: list[tuple[int, ...]] = []
 
 
 def of_rows(x_BTH, y_BH):
-    """Return two results; each row depends only on its batch entry."""
+    """Two results, each of whose rows depends on the rows of its own batch entry alone."""
     calls.append(x_BTH.shape)
     return jnp.cumsum(x_BTH, axis=1) * y_BH[:, None], y_BH[:, ::-1] + x_BTH.sum(1)
 
