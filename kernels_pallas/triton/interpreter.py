@@ -1,8 +1,9 @@
 """Run Triton kernels on a CPU in Triton's interpreter, for tests.
 
-Kernels then run as numpy programs. If TRITON_INTERPRET=1 is in the environment before triton is first imported, a
-kernel call becomes a `jax.pure_callback` over torch CPU tensors. The interpreter is slow (microseconds per array
-operation). It keeps global state, hence the lock.
+If TRITON_INTERPRET=1 is in the environment before triton is first imported, kernels run as numpy programs. A kernel
+call is then a `jax.pure_callback` (in `runtime.launch`) to a host function, which passes torch CPU tensors to the
+kernel. The interpreter is slow: each array operation takes microseconds. It keeps global state, so a lock admits one
+kernel at a time.
 """
 
 import inspect
@@ -25,9 +26,10 @@ def is_chosen() -> bool:
 
 
 def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -> Callable:
-    """Return a kernel call's host function.
+    """Return the host function of a kernel call, for `jax.pure_callback`.
 
-    It uses only numpy arrays. It never calls jax, because jax inside the callback could deadlock.
+    It maps input arrays to numpy arrays with the shapes and dtypes of `out_shape`. It runs no JAX computation, because
+    a JAX computation inside the callback could deadlock.
     """
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
@@ -45,9 +47,10 @@ def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -
 
 
 def _fresh(shape: tuple, dtype: np.dtype) -> np.ndarray:
-    """Return an array full of NaN, or with only the most negative integer.
+    """Return an array filled with NaN, or with the dtype's minimum for integers.
 
-    Tests then detect an element that the kernel did not write.
+    Tests then detect an element that the kernel did not write. The minimum of an unsigned dtype is 0, which reveals
+    nothing.
     """
     return np.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)
 
@@ -69,13 +72,15 @@ def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
 
 @cache
 def _patch_interpreter() -> None:
-    """Patch three defects of triton 3.6's interpreter.
+    """Patch two defects and one slow path of triton 3.6's interpreter.
 
-    * bf16: it multiplies bf16 bit patterns, converts 1 to the bit pattern 1, and rounds down. The patch gives the GPU's
-      results.
-    * Loop bounds are one-element arrays; numpy 2.5 and later do not convert these to integers.
-    * At each function call inside a kernel it searches all names of the language for built-ins. This takes a quarter of
-      a kernel's time, so the patch caches the list.
+    * bf16, which the interpreter stores as uint16: `tl.dot` multiplies the bit patterns, integer 1 cast to bf16 stores
+      0x0001, and a cast from float32 truncates. Patched casts round to nearest even, as on the GPU. The patched
+      `tl.dot` multiplies in float32; it equals the GPU's result up to the summation order. Elementwise bf16 arithmetic
+      is not patched: kernels must cast to float32 first.
+    * Loop bounds are one-element arrays. numpy 2.5 and later do not convert these to integers.
+    * Each function call inside a kernel searches all names in the language for built-ins. This takes a quarter of the
+      kernel's time, so the patch caches the list.
     """
     import triton.language as tl
     from triton.runtime import interpreter

@@ -1,21 +1,25 @@
 """RWKV-7's recurrence operands, with interchangeable differentiable backends.
 
-    log w = -e^{-1/2} sigmoid(z_w),   eta = sigmoid(z_a),   rho = sigmoid(z_v)           z = bias + hidden matrix
-    kappa = k k_k / |k k_k| of every head,   a = -kappa,   b = kappa eta
-    k' = k (1 + (eta - 1) k_a),   v' = v + (v_first - v) rho,   s = sum over a head of r k' r_k
+    z = bias + hidden @ matrix    (one low-rank map each for z_w, z_a and z_v)
+    log w = -e^{-1/2} sigmoid(z_w),   eta = sigmoid(z_a),   rho = sigmoid(z_v)
+    u = k k_k,   kappa = u / max(|u|, 1e-12) per head,   a = -kappa,   b = kappa eta
+    k' = k (1 + (eta - 1) k_a),   s = sum over a head's channels of r k' r_k
+    v' = v + (v_first - v) rho;   v' = v in the first layer and without `mix`
 
-a and b are the low-rank part of `linear_attention`. s is the bonus, with which `head_norm` adds v'. On the right, d are
-the gradients of the results, |k k_k| = n, and parameter gradients are sums over tokens:
+Products are elementwise, except `@`. `linear_attention` consumes r, k', v', log w, a and b: its state gets the rank-one
+term b_t (a_t^T S_{t-1}). `head_norm` consumes (v', s) as its skip and adds s v' after the norm. Backward pass, with gx
+the incoming gradient of result x (gv' sums both uses of v'), `sum` over batch and time, and n = max(|u|, 1e-12):
 
-    dr = dr + ds k' r_k,   dk' = dk' + ds r r_k,   dr_k = sum ds r k'
-    dkappa = db eta - da,   dn = (dkappa - kappa (kappa . dkappa)) / n,   deta = dk' k k_a + db kappa
-    dk = dk' (1 + (eta - 1) k_a) + dn k_k,   dk_k = sum dn k,   dk_a = sum dk' k (eta - 1)
-    dz_w = dlog_w log_w (1 - sigmoid(z_w)),   dz_a = deta eta (1 - eta),   dz_v = dv' (v_first - v) rho (1 - rho)
-    dv = dv' (1 - rho),   dv_first = dv_first + dv' rho
-    dbias = sum dz,   dhidden = dz matrix^T,   dmatrix = sum hidden^T dz
+    dr = gr + gs k' r_k,   dk' = gk' + gs r r_k,   dr_k = sum gs r k'
+    dkappa = gb eta - ga,   du = (dkappa - kappa (kappa . dkappa)) / n,   deta = dk' k k_a + gb kappa
+    dk = dk' (1 + (eta - 1) k_a) + du k_k,   dk_k = sum du k,   dk_a = sum dk' k (eta - 1)
+    dz_w = glog_w log_w (1 - sigmoid(z_w)),   dz_a = deta eta (1 - eta),   dz_v = gv' (v_first - v) rho (1 - rho)
+    dv = gv' (1 - rho),   dv_first = gv_first + gv' rho
+    dbias = sum dz,   dhidden = dz @ matrix^T,   dmatrix = sum hidden^T @ dz
 
-Both backends keep the inputs for the backward pass; triton also keeps the products of hidden values and matrices. xla
-writes z in float32. triton adds the bias in registers and writes dz in the input dtype.
+If |u| <= 1e-12, du = dkappa / 1e-12. Both backends keep the inputs for the backward pass; triton also keeps the
+products hidden @ matrix. xla materialises z in float32. triton adds the bias in registers and materialises dz in the
+input dtype.
 """
 
 from typing import Any
@@ -46,23 +50,33 @@ def wkv7_operands(
     mix: ValueMix | None = None,
     implementation: str | None = None,
 ) -> Operands:
-    """Return the operands of RWKV-7's recurrence and of the following norm.
+    """Return the operands of RWKV-7's recurrence and of the norm that follows it.
 
     Args:
       r_BTHK: receptances; fp32, bf16 or fp16 (fp64 under x64), any T >= 1.
       k_BTHK: projected keys.
       v_BTHK: projected values.
-      decay: low-rank map for the decays. Its hidden values [B, T, R] have passed their activation and have the dtype of
-        `r_BTHK`. Matrices [R, D] with D = H K are rounded to that dtype; biases and vectors are cast to fp32 (fp64).
-      eta: low-rank map for the step sizes.
+      decay: low-rank map z_w. `hidden_BTR` is its activated hidden layer, in the dtype of `r_BTHK`. `matrix_RD`, with
+        D = H K, is rounded to this dtype. Biases and vectors are cast to fp32 (fp64).
+      eta: low-rank map z_a.
       k_k_D: factors of the removal key kappa.
       k_a_D: weight of eta in the key.
-      r_k_D: factors of the bonus.
-      mix: the first layer's values [B, T, H, K] and their weight in this layer's values; None: no mixing.
+      r_k_D: factors of the bonus s.
+      mix: `first_BTHK`, the first layer's values, cast to the dtype of `v_BTHK`; `share`, the low-rank map z_v;
+        `is_first_layer`, a scalar bool, may be traced: if true, v' = v. None: no mixing, v' = v.
       implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      `Operands`, with log w and bonus in fp32 (fp64) and the rest in the dtype of `r_BTHK`, rounded once.
+      `Operands`; log w and s are fp32 (fp64), the rest has the dtype of `r_BTHK`, rounded once.
+        r_BTHK: r, unchanged. Use these passed-through results instead of the arguments: the backward kernel then adds
+          their gradients without another pass over memory.
+        k_BTHK: the keys k'.
+        v_BTHK: the values v'.
+        log_w_BTHK: log decays.
+        a_BTHK, b_BTHK: factors of the rank-one term.
+        skip: (v', s) with s [B, T, H], for `head_norm`.
+        first_BTHK: the first layer's values, unchanged, for the next layer; None without `mix`. A first layer passes on
+          its own v instead.
 
     Raises:
       ValueError: shapes that disagree.
@@ -93,6 +107,7 @@ def wkv7_operands(
     data = (r_BTHK, k_BTHK, v_BTHK, *(map_.hidden_BTR for map_ in maps.values()))
     kernels = backend.pick("wkv7_operands", BACKENDS, implementation, data, {})
     leaves, structure = jax.tree.flatten(given)
+    # Under `jax.shard_map`, the kernel's inputs must vary over the same mesh axes.
     return kernels.run(*jax.tree.unflatten(structure, vary_alike(*leaves)))
 
 

@@ -1,25 +1,31 @@
 """NSA, Native Sparse Attention: block means, a few selected blocks, and a window.
 
-With blocks of b keys, R = H / G query heads per key head, and RoPE on q and k before everything else:
+With blocks of b keys, a window of w keys, R = H / G query heads per key head, and RoPE on q and k first:
 
     compressed  o_c = sum_j p_j vbar_j,  p = softmax_j(q . kbar_j / sqrt(K)), over the blocks j that end at or before
                 the query; kbar_j and vbar_j are block means; o_c = 0 if there is no such block
     selected    o_s = causal softmax attention to the keys of n blocks: the query's block, the block before it, the
                 first block, and the blocks with the largest p, averaged over the R heads, which share the selection
-    window      o_w = softmax attention to the last W keys, including the query's key
+    window      o_w = softmax attention to the last w keys, including the query's key
     y = (g_c o_c + g_s o_s + g_w o_w) W_o,   g = sigmoid(x W_g), one for each head and branch
 
-No gradient flows through the selection; ties go to the first block (Yuan et al., arXiv 2502.11089; public
-implementation: flash-linear-attention, `fla/ops/nsa/naive.py`, `fla/layers/nsa.py`). As in the public code, both
-branches use the same blocks, a block is compressed by its mean, and the branches share k and v. The paper uses
-overlapping blocks, an MLP with positions inside a block, and separate keys and values per branch. The public kernels
-require R to be a power of two from 16 on; here any R works.
+No gradient flows through the selection; ties go to the lowest block index (Yuan et al., arXiv 2502.11089; public
+implementation: flash-linear-attention, `fla/ops/nsa/naive.py`, `fla/layers/nsa.py`). As in the public code, the
+compressed and selected branches use the same blocks, a block is compressed by its mean, and the branches share k and v.
+The paper uses overlapping blocks, an MLP with positions inside a block, and separate keys and values per branch. The
+public kernels require R to be a power of two, at least 16; here any R works.
 
-The defaults b = 64, n = 16, W = 512 are the paper's, for sequences of 8,192 tokens and more; configs/nsa.py has smaller
-values for shorter sequences. At 768 x 12: 12 heads of 64, 3 key heads, SwiGLU of 2432; 109.9M parameters, tied.
+The defaults b = 64, n = 16, w = 512 come from the paper, for sequences of 8,192 tokens and more; configs/nsa.py has
+smaller values for shorter sequences. At width 768 and 12 layers: 12 heads of 64, 3 key heads, SwiGLU of 2432; 109.9M
+parameters, tied.
 
-The means, their scores and p are float32. The compressed branch processes queries in pieces, which bounds its score
-memory (T^2 / b per head in total); the selected branch is `kernels_pallas.selected_chunk_attention`.
+The means, their scores and p are float32. The compressed branch has T^2 / b scores per head. It processes `PIECE`
+queries at a time and recomputes the scores in the backward pass, so at most `PIECE` T / b exist at once. The selected
+branch is `kernels_pallas.selected_chunk_attention`.
+
+Suffix letters in addition to the usual ones: c, blocks; n, selected blocks; R, query heads per key head; t, queries of
+one piece or group; P, pieces; M, gathered keys, (n + 1) b; W, cache slots that the window branch reads; J, the three
+branches; X, their concatenated channels, 3 K.
 """
 
 import functools
@@ -67,7 +73,7 @@ def compressed_attention(
 
     The attention is [B, T, H, K]. The selection, int32 [B, T, G, n] with n at most `n_past`, holds distinct blocks
     before the query's block: first the blocks that are always read, and -1 as padding at the end. The means are the
-    output of `kernels_pallas.chunk_means`.
+    output of `kernels_pallas.chunk_means`. The scan over pieces of `piece` queries bounds the score memory.
     """
     n_batch, n_queries, n_heads, head_dim = q_BTHK.shape
     n_blocks, n_kv = k_mean_BcGK.shape[1:3]
@@ -76,17 +82,17 @@ def compressed_attention(
     block_c = jnp.arange(n_blocks)
     v_BcGK = v_mean_BcGK.astype(q_BTHK.dtype)
 
-    def attend(_: None, inputs: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        q_BtHK, t_t1 = inputs[0], inputs[1][:, None]
+    def attend_piece(_: None, inputs: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        q_BtHK, position_t1 = inputs[0], inputs[1][:, None]
         q_BtGRK = q_BtHK.reshape(n_batch, -1, n_kv, n_heads // n_kv, head_dim).astype(k_mean_BcGK.dtype)
         # Full precision, as in `select_chunk`: there are few products, and a near tie decides which keys are read.
         s_BtGRc = head_dim**-0.5 * jnp.einsum("btgrk,bcgk->btgrc", q_BtGRK, k_mean_BcGK, precision="highest")
-        is_complete_tGRc = (((block_c + 1) * block_size) <= t_t1 + 1)[:, None, None]
+        is_complete_tGRc = (((block_c + 1) * block_size) <= position_t1 + 1)[:, None, None]
         # -1e30 is finite, which keeps softmax and gradient finite for a query without a complete block.
         p_BtGRc = jax.nn.softmax(jnp.where(is_complete_tGRc, s_BtGRc, -1e30), axis=-1)
         p_BtGRc = jnp.where(is_complete_tGRc, p_BtGRc, 0.0)
         o_BtGRK = jnp.einsum("btgrc,bcgk->btgrk", p_BtGRc.astype(v_BcGK.dtype), v_BcGK)
-        own_t1 = t_t1 // block_size
+        own_t1 = position_t1 // block_size
         is_always_t1c = ((block_c == 0) | (block_c == own_t1 - 1))[:, None]
         score_BtGc = jnp.where(is_always_t1c, ALWAYS, lax.stop_gradient(p_BtGRc).mean(3))
         score_BtGc = jnp.where((block_c < own_t1)[:, None], score_BtGc, -1.0)
@@ -98,9 +104,9 @@ def compressed_attention(
         return None, (o_BtGRK.reshape(q_BtHK.shape), jnp.stack(sel_nBtG, axis=-1))
 
     piece = min(piece, n_queries)
-    q_cBtHK = jnp.moveaxis(kernels_pallas.split_chunks(q_BTHK, piece), 1, 0)
-    t_ct = jnp.pad(positions_T, (0, q_cBtHK.shape[0] * piece - n_queries)).reshape(-1, piece)
-    _, pieces = lax.scan(jax.checkpoint(attend, prevent_cse=False), None, (q_cBtHK, t_ct))
+    q_PBtHK = jnp.moveaxis(kernels_pallas.split_chunks(q_BTHK, piece), 1, 0)
+    position_Pt = jnp.pad(positions_T, (0, q_PBtHK.shape[0] * piece - n_queries)).reshape(-1, piece)
+    _, pieces = lax.scan(jax.checkpoint(attend_piece, prevent_cse=False), None, (q_PBtHK, position_Pt))
     o_BTHK, sel_BTGn = (kernels_pallas.join_chunks(jnp.moveaxis(x, 0, 1), n_queries) for x in pieces)
     return o_BTHK, sel_BTGn
 
@@ -168,8 +174,8 @@ class NSA(AttentionMixer):
                 f"blocks={blocks} is too small: the first block, the query's and the one before it are always read. "
                 "Choose at least 3; 3 selects no further block (the paper: 16)."
             )
-        # Not called `window`: in the base class that attribute limits the whole cache.
-        self.block_size, self.blocks, self.near = block_size, blocks, window
+        # Not called `window`: in the base class, `window` limits the cache of all branches.
+        self.block_size, self.blocks, self.window_size = block_size, blocks, window
         super().__init__(
             dim,
             heads=heads,
@@ -190,7 +196,7 @@ class NSA(AttentionMixer):
     def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the mixer to tokens at consecutive positions.
 
-        `attend` is `attend_sequence` or `attend_next`.
+        `attend` is `attend_sequence` (no cache) or `attend_next`; both return the three branches, [B, T, H, 3 K].
         """
         o_BTHX, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
         o_BTHJK = o_BTHX.reshape(*o_BTHX.shape[:3], 3, -1)
@@ -205,7 +211,7 @@ class NSA(AttentionMixer):
         selected_BTHK = kernels_pallas.selected_chunk_attention(
             q_BTHK, k_BTGK, v_BTGK, sel_BTHn, chunk_size=self.block_size
         )
-        window_BTHK = causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.near)
+        window_BTHK = causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.window_size)
         return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
 
     def means(self, k_BSGK: Array, v_BSGK: Array) -> tuple[Array, Array]:
@@ -252,24 +258,26 @@ class NSA(AttentionMixer):
     def _attend_last(self, q_BTHK: Array, cache: NSACache) -> Array:
         """Attend from the last T tokens of the cache to the cache."""
 
-        def attend(q_BtHK: Array, positions_t: Array) -> Array:
+        def attend_group(q_BtHK: Array, positions_t: Array) -> Array:
             compressed_BtHK, sel_BtGn = self.compress(q_BtHK, cache.k_mean_BcGK, cache.v_mean_BcGK, positions_t)
             selected_BtHK = selected_attention_at(
                 q_BtHK, cache.k_BSGK, cache.v_BSGK, positions_t, sel_BtGn, block_size=self.block_size
             )
-            width = min(cache.k_BSGK.shape[1], self.near + q_BtHK.shape[1] - 1)
+            width = min(cache.k_BSGK.shape[1], self.window_size + q_BtHK.shape[1] - 1)
             start = jnp.maximum(positions_t[-1] + 1 - width, 0)
             k_BWGK, v_BWGK = (lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in (cache.k_BSGK, cache.v_BSGK))
-            window_BtHK = attention_at(q_BtHK, k_BWGK, v_BWGK, positions_t, start + jnp.arange(width), window=self.near)
+            window_BtHK = attention_at(
+                q_BtHK, k_BWGK, v_BWGK, positions_t, start + jnp.arange(width), window=self.window_size
+            )
             return jnp.concatenate([compressed_BtHK, selected_BtHK, window_BtHK], axis=-1)
 
         n_queries = q_BTHK.shape[1]
-        return in_groups(attend, q_BTHK, cache.length - n_queries + jnp.arange(n_queries))
+        return in_groups(attend_group, q_BTHK, cache.length - n_queries + jnp.arange(n_queries))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the forward FLOPs of QK^T and PV per token, summed over the branches."""
         i_T, size = np.arange(seq_len), self.block_size
         means_T = (i_T + 1) // size
         selected_T = i_T % size + 1 + size * np.minimum(i_T // size, self.blocks - 1)
-        pairs = (means_T + selected_T + np.minimum(i_T + 1, self.near)).mean()
+        pairs = (means_T + selected_T + np.minimum(i_T + 1, self.window_size)).mean()
         return 4 * self.heads * self.head_dim * float(pairs)

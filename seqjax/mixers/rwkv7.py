@@ -1,16 +1,20 @@
 """RWKV-7: a matrix state with a decay per channel and partial value removal.
 
-    x_* = lerp(x; mu_*) for r, w, k, v, a, g;   r, k, v = x_r W_r, x_k W_k, x_v W_v
+    x_i = x_t + mu_i * (x_{t-1} - x_t)  for i in r, w, k, v, a, g;   r, k, v = x_r W_r, x_k W_k, x_v W_v
     lw = -e^{-1/2} sigmoid(w0 + tanh(x_w w1) w2);   eta = sigmoid(a0 + (x_a a1) a2);   g = sigmoid(x_g g1) g2
-    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer except the first RWKV-7 layer, which computes v_first
-    kappa = normalize_per_head(k * k_k);   k = k * (1 + (eta - 1) * k_a)
-    S_t = diag(e^{lw}) S_{t-1} + kappa*eta (-kappa^T S_{t-1}) + k v^T;   y = S^T r                  (ops/wkv7.py)
-    out = ((GroupNorm(y) + (sum_n r k r_k) v) * g) W_o
+    v' = v + (v_first - v) * sigmoid(v0 + (x_v v1) v2);   v' = v in the first layer, which defines v_first = v
+    kappa = k * k_k, divided by its norm per head;   k' = k * (1 + (eta - 1) * k_a)
+    S_t = diag(e^{lw}) S_{t-1} - (kappa * eta) (kappa^T S_{t-1}) + k' v'^T;   y = S_t^T r      per head, S_t [K, V]
+    out = ((GroupNorm(y) + s v') * g) W_o,   s = sum over the head's channels of r * k' * r_k
+
+`*` is elementwise. (kappa * eta) (kappa^T S_{t-1}) and k' v'^T are outer products; `ops/wkv7.py` computes the
+recurrence with a = -kappa and b = kappa * eta. In a hybrid, the first layer is the model's first layer with the mixer
+rwkv7 or rwkv7_shell.
 
 Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. Ranks as published: 64 (w, a), 32 (v) and
-128 (g) at width 768. 114.9M parameters tied, 139.5M untied, not counting the first layer's unused v-LoRA (49,920),
-which exists because layers share one structure. Deviation: a tied embedding is initialised as N(0, 0.02^2) instead of
-U(+-1e-4).
+128 (g) at width 768. A model with width 768 and 12 layers has 114.9M parameters tied and 139.5M untied. This excludes
+the first layer's unused v-LoRA (49,920), which exists because all layers share one structure. Deviation: a tied
+embedding is initialised as N(0, 0.02^2) instead of U(+-1e-4).
 """
 
 import math
@@ -79,7 +83,7 @@ class RWKV7(TimeMix):
         value_rank: int | None = None,
         gate_rank: int | None = None,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
-        implementation: str | None = None,
+        implementation: str | None = None,  # recurrence backend; None = automatic, always for the other kernels
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
@@ -93,11 +97,12 @@ class RWKV7(TimeMix):
             )
         self.dim, self.heads, self.head_dim = dim, heads, dim // heads
         self.chunk_size, self.implementation = chunk_size, implementation
-        rho = depth(layer)[0]
+        depth_ratio = depth(layer)[0]  # l / (L - 1) for layer l of L
+        # The constants in the initial w0, a0, k_k, k_a and r_k are from RWKV-LM, RWKV-v7/train_temp/src/model.py.
         linear_D = centred(dim)
         position_D = (jnp.arange(dim) % self.head_dim) * 2 / max(1, self.head_dim - 1) - 1
         zigzag_D = position_D * jnp.abs(position_D)
-        decay_D = -6 + 6 * (linear_D + 0.5) ** (1 + rho**0.3) + 0.5 + 2.5 * zigzag_D
+        decay_D = -6 + 6 * (linear_D + 0.5) ** (1 + depth_ratio**0.3) + 0.5 + 2.5 * zigzag_D
         n_w, n_a, n_v, n_g = lora_ranks(dim, **ranks)
 
         def linear(scale: float) -> Linear:
@@ -129,7 +134,7 @@ class RWKV7(TimeMix):
 
         `cache` is None in training.
         """
-        del continues  # an empty cache needs no special case
+        del continues  # an empty cache is the initial state (zeros), so a prompt is processed like a continuation
         x = self.mu(x_BTD, None if cache is None else cache.last_BD)
         r_BTHK, k_BTHK, own_v_BTHV = (self._split_heads(y) for y in (self.r(x["r"]), self.k(x["k"]), self.v(x["v"])))
         mix = None

@@ -1,4 +1,4 @@
-"""Inputs and comparisons that the kernel tests share."""
+"""Inputs and comparisons for the kernel tests."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from kernels_pallas.top1_chunk import api as chunk_api
 from kernels_pallas.top1_chunk.xla import attention as xla_attention
 from seqjax.nn.params import Template
 
-# what one rounding of the output dtype, and of the products' inputs, may cost relative to the output's scale
+# Allowed error relative to the output's scale: one rounding of the output and of the product inputs.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
 
 SCHEDULES = {"masked": xla_attention.MASKED, "sorted": xla_attention.SORTED}
@@ -36,7 +36,7 @@ def chunk_attention(
     table: str = "mean",
     scale: float | None = None,
 ):
-    """Top-1 Chunk by one of the ways of HOW: a schedule of the xla backend, or the Triton kernels."""
+    """Run Top-1 Chunk with an xla schedule or the Triton kernels, as in `how`."""
     if how == "triton":
         options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k, "scale": scale}
         options |= {"shortlist": shortlist, "table": table}
@@ -54,7 +54,7 @@ OPS = {
     "element": kp.top1_element_attention,
     "element-soft": partial(kp.top1_element_attention, v_grad="soft"),
 }
-# in the interpreter, or on a GPU (conftest.py)
+# Run in the interpreter or on a GPU (conftest.py).
 KERNELS = {
     "element-triton": partial(kp.top1_element_attention, implementation="triton"),
     "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
@@ -66,13 +66,13 @@ KERNELS = {
         kp.top1_chunk_attention, chunk_size=4, selection="shortlist", shortlist=2, implementation="triton"
     ),
 }
-# Every way to Top-1 Chunk's result
+# All implementations of Top-1 Chunk.
 HOW = (*SCHEDULES, "triton")
 NAMES = ("top1_selection", "attention_out", "attention_lse")
 
 ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
 
-# Of property tests. The interpreter takes seconds per example: it gets fewer, and reports a failure as it is.
+# Settings for property tests. The interpreter takes seconds per example, so it gets fewer examples and no shrinking.
 settings = hypothesis.settings(
     deadline=None,
     derandomize=True,
@@ -80,12 +80,12 @@ settings = hypothesis.settings(
 )
 unshrunk = hypothesis.settings(settings, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
 
-# Most of a sweep's time is LLVM's; the tests of bits, memory and devices compile as users do.
+# LLVM dominates a sweep's time. Tests for bits, memory and devices compile with default options.
 fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def selector(how: str) -> str:
-    """The implementation of `select_chunk` that belongs to a way."""
+    """Return the `select_chunk` implementation for `how`."""
     return "triton" if how == "triton" else "xla"
 
 
@@ -104,7 +104,7 @@ class Shape(NamedTuple):
 
 
 def qkv(shape: Shape, *, seed: int = 0, dtype: str = "float32", gain: float = 1.0) -> tuple[jax.Array, ...]:
-    """Random q, k, v; `gain` multiplies q, so it is the spread of the scores."""
+    """Draw random q, k and v; `gain` multiplies q and so the spread of the scores."""
     rng = np.random.default_rng(seed)
     sizes = [(shape.heads, shape.K), (shape.G, shape.K), (shape.G, shape.V)]
     q, k, v = (rng.normal(size=(shape.B, shape.T, *size)) for size in sizes)
@@ -116,7 +116,10 @@ def cotangent(o, seed: int = 1) -> jax.Array:
 
 
 def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> None:
-    """Equal to within the rounding of `dtype` at the scale of the wanted array, or of the terms it is a sum of."""
+    """Compare arrays within the rounding of `dtype`.
+
+    The scale is the larger of `scale` and the largest entry in `want`.
+    """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     assert np.isfinite(got).all(), what
@@ -126,7 +129,10 @@ def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> N
 
 
 def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: int, tolerance: float = 1e-4) -> None:
-    """The best chunk wherever it leads by more than rounding; as good as the best elsewhere; -1 in the first chunk."""
+    """Check a selection against scores, up to rounding.
+
+    A clear best chunk must be selected; near ties may select any of the best. The first chunk selects -1.
+    """
     assert sel_BTH.dtype == np.int32
     assert (sel_BTH[:, :chunk_size] == -1).all()
     sel, score = sel_BTH[:, chunk_size:], score_BTHc[:, chunk_size:]
@@ -142,7 +148,7 @@ def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: in
 
 
 def value_and_grads(f, *args) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """(f(*args), the cotangents of args) under one jit, for a fixed random cotangent."""
+    """Return f(*args) and its gradients from one jit, for a fixed random cotangent."""
     do = cotangent(jax.eval_shape(f, *args))
 
     @fast_jit
@@ -162,9 +168,9 @@ def with_grads(op):
 
 
 def outputs_and_gradients(f: Any, arrays: Any, wide: bool = False, *, like: Any, names: Sequence[str]) -> Any:
-    """(f(*arrays), the cotangents of arrays by name) for fixed random cotangents, rounded as results of `like` are.
+    """Return f(*arrays) and its gradients by name, for fixed random cotangents.
 
-    In float64 if `wide`.
+    Cotangents are rounded to the result dtypes of `like`. With `wide`, compute in float64.
     """
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(like, *arrays)
@@ -182,10 +188,10 @@ def outputs_and_gradients(f: Any, arrays: Any, wide: bool = False, *, like: Any,
 
 
 def assert_each_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0, *, of_ones: str) -> None:
-    """Within `slack` times what the dtype costs elsewhere, at the scale of each array.
+    """Compare trees within `slack` times the tolerance, at each array's scale.
 
-    The gradient named `of_ones` is a difference of sums of products of entries of 1: strong decays leave only their
-    rounding.
+    The gradient named `of_ones` is a difference between sums of terms near 1. With strong decays only rounding remains,
+    so its scale is at least 1.
     """
     leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
     for (path, g), (_, w) in zip(leaves, wanted, strict=True):
@@ -198,7 +204,7 @@ def assert_trees_close(got, want, atol: float = 2e-5) -> None:
 
 
 def count_primitive(jaxpr, name: str) -> int:
-    """How often a primitive occurs in a jaxpr and everything inside it."""
+    """Count a primitive in a jaxpr and its nested jaxprs."""
     total = 0
     for eqn in jaxpr.eqns:
         total += eqn.primitive.name == name
@@ -215,9 +221,9 @@ def temporary_bytes(f, *shapes: jax.ShapeDtypeStruct) -> int:
 
 
 def mixer_gradients(make: Callable[..., Any]) -> Callable[[], Any]:
-    """A function that makes a value of a mixer of width 16 and its gradients with the backends of the moment.
+    """Return a function that computes a mixer's value and gradients.
 
-    No parameter is 0, as some of a new model are.
+    It uses the current backends. The mixer has width 16, and no parameter is 0, unlike in a newly initialised model.
     """
     template = Template(lambda rngs, _: make(16, rngs=rngs))
     wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731

@@ -1,11 +1,11 @@
-"""Compiles every Triton kernel for a GPU that need not be there:
+"""Compile every Triton kernel for a GPU that need not be present:
 
     python -m tests.kernels.compile_triton [80] [90] [--kind=all | --quick]
 
-`CASES` lists calls of the backends. Each is traced with `runtime.launch` replaced by a recorder and the compute
-capability pretended, which selects tile sizes, warps and stages; the recorded launches are compiled down to machine
-code. One line of JSON per kernel: PTX version, shared memory in bytes, registers and spilled bytes per thread. It runs
-in its own process, without TRITON_INTERPRET: `@triton.jit` decides at import what a kernel is. Needs no GPU.
+`CASES` lists backend calls. Each call is traced with a recorder instead of `runtime.launch`, for a simulated compute
+capability that selects tile sizes, warps and stages. The recorded launches are compiled to machine code. The output has
+one line of JSON per kernel: PTX version, shared memory in bytes, registers and spilled bytes per thread. It runs in a
+separate process without TRITON_INTERPRET, because `@triton.jit` chooses compiler or interpreter at import.
 """
 
 import argparse
@@ -27,17 +27,17 @@ import jax.numpy as jnp
 from kernels_pallas import device
 from kernels_pallas.triton import runtime
 
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # what one program may use
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # limit per program
 TRITON_TYPE = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int8": "*i8"}
 
 
 class Case(NamedTuple):
-    """`call(**sizes)` makes abstract operands itself and calls a backend's functions."""
+    """A backend call; `call(**sizes)` creates its abstract operands."""
 
     name: str
     call: Callable[..., Any]
-    again: bool = False  # kernels that another case compiles too, for other sizes
-    only: str = ""  # part of the names of the kernels that it is for
+    again: bool = False  # another case compiles the same kernels for other sizes
+    only: str = ""  # only kernels with this substring in their name
 
 
 class Recorded(NamedTuple):
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
 
 
 def arrays(f: Callable, *shapes: tuple) -> Any:
-    """Traces f on abstract arrays: `(shape, dtype)` each."""
+    """Trace f on abstract arrays, given as `(shape, dtype)`."""
     return jax.eval_shape(f, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes))
 
 
@@ -80,7 +80,7 @@ def gated_attention(*, dim: int, dtype: str) -> None:
 def path_walk(*, dim: int, dtype: str, gates: bool = False) -> None:
     from kernels_pallas.path_walk.triton import walk as backend
 
-    dim = dim // 2 if dim > 64 else dim  # it takes up to 64
+    dim = dim // 2 if dim > 64 else dim  # at most 64
     shape = (8, 2, 4, 128)
     data, wide, product, row = ((*shape, dim), dtype), ((*shape, dim), "float32"), (*shape[:3], dim, dim), shape
 
@@ -131,7 +131,7 @@ def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: in
     from kernels_pallas.select_chunk.triton import select as backend
 
     options: Any = {"chunk_size": chunk_size, "selection": "shortlist", "shortlist": Shortlist(size, table)}
-    # Few chunks and many: all scored, and rows sorted by candidate
+    # Few chunks: all are scored. Many chunks: rows are sorted by candidate.
     for T in (3000, 1000 + chunk_size * size * backend.FEW_CHUNKS):
         arrays(partial(backend.select, scale=0.1, **options), ((1, T, 4, dim), dtype), ((1, T, 2, dim), dtype))
 
@@ -176,7 +176,7 @@ def state_scan(*, dim: int, dtype: str) -> None:
 def selective_scan(*, dim: int, dtype: str, batch: int = 16, bias: bool = False) -> None:
     from kernels_pallas.selective_scan.triton import scan as backend
 
-    del dim  # of heads: there are none
+    del dim  # there are no heads
     T, E, N = 2000, 1536, 16
     x, dt, bc = ((batch, T, E), dtype), ((batch, T, E), "float32"), ((batch, T, N), dtype)
     a, d = ((E, N), "float32"), ((E,), "float32")
@@ -191,7 +191,7 @@ def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024, per_head: 
 
     B, T, H, N = batch, seq_len, 24, 128
     x, row, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, H, N, dim), "float32")
-    bc, chunk = ((B, T, *([H] if per_head else []), N), dtype), 64 if per_head else 128  # as Mamba-3 and Mamba-2
+    bc, chunk = ((B, T, *([H] if per_head else []), N), dtype), 64 if per_head else 128  # as in Mamba-3 and Mamba-2
 
     def call(x, log_a, b, c, initial, dt, *cotangents):
         out, pull = jax.vjp(partial(backend.run, chunk_size=chunk), x, log_a, b, c, initial, dt)
@@ -203,7 +203,7 @@ def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024, per_head: 
 def delta_rule(*, dim: int, dtype: str, gated: bool, batch: int = 2, seq_len: int = 1024) -> None:
     from kernels_pallas.delta_rule.triton import scan as backend
 
-    B, T, H, V = batch, seq_len, 6, dim * (1 + gated)  # Gated DeltaNet's values are twice as wide as its keys
+    B, T, H, V = batch, seq_len, 6, dim * (1 + gated)  # values are twice as wide as keys, as in Gated DeltaNet
     k, v, row = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, T, H), "float32")
     state = ((B, H, dim, V), "float32")
 
@@ -218,7 +218,7 @@ def delta_rule(*, dim: int, dtype: str, gated: bool, batch: int = 2, seq_len: in
 def cross_entropy(*, dim: int, dtype: str, n_vocab: int) -> None:
     from kernels_pallas.cross_entropy.triton import loss as backend
 
-    del dim  # of heads: there are none
+    del dim  # there are no heads
     call = partial(backend.run, dtype=jnp.dtype(dtype))
     arrays(call, ((2, 100, n_vocab), "float32"), ((2, 100), "int32"), ((2, 100), "float32"))
 
@@ -245,7 +245,7 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.head_norm.interface import Call
     from kernels_pallas.head_norm.triton import norm as backend
 
-    # Heads of Gated DeltaNet, whose values are three times as wide as `dim`, RWKV-5 to 7 and Mamba-2; a block's norm
+    # Heads as in Gated DeltaNet (values three times as wide as `dim`), RWKV-5 to 7 and Mamba-2; a block's norm
     H = {"gated": 6, "rwkv6": 12, "rwkv7": 12, "mamba2": 24, "residual": 1}[kind]
     B, T, V = 2, 1024, dim * {"gated": 3, "residual": 12}.get(kind, 1)
     data, factors, parameter = ((B, T, H, V), dtype), ((B, T, H), "float32"), ((H, V), "float32")
@@ -302,7 +302,7 @@ def linear_attention(
 ) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
-    B, T, H, V = batch, seq_len, 6, dim * (2 if kind == "gla" else 1)  # GLA's values are twice as wide as its keys
+    B, T, H, V = batch, seq_len, 6, dim * (2 if kind == "gla" else 1)  # values are twice as wide as keys, as in GLA
     k, v, state = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, H, dim, V), "float32")
 
     def call(r, k, v, log_w, u, a, b, initial, *cotangents):
@@ -315,7 +315,7 @@ def linear_attention(
     arrays(call, k, k, v, (k[0], "float32"), ((H, dim), "float32"), k, k, state, v, state)
 
 
-LONG = {"batch": 1, "seq_len": 102_400}  # one sequence, whose passes over time are cut into segments
+LONG = {"batch": 1, "seq_len": 102_400}  # a single sequence: passes over time are split into segments
 PASSES: Any = {"again": True, "only": "state_kernel"}
 CASES = [
     Case("linear-attention-low-rank", partial(linear_attention, "low_rank", mild=True)),  # RWKV-7
@@ -386,7 +386,7 @@ CASES = [
 
 
 def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
-    """The launches of a case as the given GPU would see them."""
+    """Return the launches in a case for a GPU with this compute capability."""
     seen: list[Recorded] = []
 
     def recorder(kernel, *operands, out_shape, grid, num_warps=4, num_stages=2, name="", **constants):
@@ -395,7 +395,7 @@ def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
         seen.append(Recorded(kernel, dtypes, constants, num_warps, num_stages))
         return tuple(jnp.zeros(x.shape, x.dtype) for x in out_shape)
 
-    jax.clear_caches()  # a trace that is remembered would launch nothing
+    jax.clear_caches()  # a cached trace would launch nothing
     launch, compute_capability = runtime.launch, device.compute_capability
     runtime.launch, device.compute_capability = recorder, lambda: capability
     try:
@@ -406,7 +406,7 @@ def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
 
 
 def resources(ptx: str, arch: int) -> tuple[int, int]:
-    """(registers, spilled bytes) per thread, from the assembler's report."""
+    """Return registers and spilled bytes per thread, from the assembler's report."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory() as folder:
@@ -414,7 +414,7 @@ def resources(ptx: str, arch: int) -> tuple[int, int]:
         source.write_text(ptx)
         suffix = "a" if arch == 90 else ""
         command = [
-            get_ptxas(arch).path,  # Triton 3.9 has another assembler for sm_90
+            get_ptxas(arch).path,  # Triton 3.9 uses a separate assembler for sm_90
             "-v",
             f"--gpu-name=sm_{arch}{suffix}",
             source,
@@ -428,7 +428,10 @@ def resources(ptx: str, arch: int) -> tuple[int, int]:
 
 
 def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
-    """Compiles one recorded launch as jax_triton does: pointers aligned to 16 bytes, everything else constexpr."""
+    """Compile a recorded launch as in jax_triton.
+
+    Pointers are aligned to 16 bytes, everything else is constexpr.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -448,21 +451,22 @@ def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
     return {"ptx": ptx, "shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
 
 
-# dtype and dim; fp32 is for tests
+# dtype and dim; fp32 is only for tests
 KINDS = (("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128))
 
 
 def kind_name(kind: tuple[str, int]) -> str:
-    """The name of a dtype with a dim, for the command line."""
+    """Return the command-line name of a dtype and dim."""
     return "-".join(map(str, kind))
 
 
 def every(
     capabilities: list[int], *, kinds: Sequence[tuple[str, int]], named: str = "", quick: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """One report per distinct kernel of the (dtype, dim) in `kinds` that no earlier one of `KINDS` has.
+    """Yield a report per distinct kernel for the (dtype, dim) pairs in `kinds`.
 
-    `quick` leaves out the cases that compile kernels again, and other constants of a kernel.
+    Kernels that an earlier entry of `KINDS` covers are skipped. `quick` compiles each kernel once, with one set of
+    constants.
     """
     cases = [case for case in CASES if named in case.name and not (quick and case.again)]
     for capability in capabilities:

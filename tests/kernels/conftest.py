@@ -14,12 +14,12 @@ HERE = Path(__file__).parent
 SELECTIONS = ("exact", "best_key", "approx", "element")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+@pytest.hookimpl(tryfirst=True)  # runs before `-m` reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases named triton: `gpu` where there is one, else run in Triton's interpreter, or visibly skipped.
+    """Mark cases with `triton` as `gpu` on a GPU.
 
-    The interpreter takes a second or more for each, so the normal tests run one of a file's cases per selection, and
-    the slow tests the others.
+    Otherwise run them in the interpreter or skip them. The interpreter takes a second or more per case. The normal
+    tests therefore run one case per file and selection; the other cases are slow tests.
     """
     seen = set()
     for item in items:
@@ -48,14 +48,17 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles so small that the little arrays of a test need many of them. The interpreter's are small by themselves."""
+    """Make tiles so small that test arrays need many.
+
+    The interpreter's tiles are always small.
+    """
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**11)
 
 
 @pytest.fixture(params=HOW)
 def how(request: pytest.FixtureRequest) -> str:
-    """Each way to Top-1 Chunk's result."""
+    """Return each implementation of Top-1 Chunk."""
     return request.param
 
 
@@ -66,13 +69,16 @@ def selection(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["xla", "triton"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Each implementation of an op that has both."""
+    """Return each backend of an op with two backends."""
     return request.param
 
 
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Segments of two chunks in Triton's passes over time, in place of those that fill a GPU."""
+    """Use segments of two chunks in Triton's passes over time.
+
+    The default segments fill a GPU.
+    """
     from kernels_pallas.state_scan.triton import segments
 
     passes = []
@@ -83,6 +89,6 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def full_precision() -> Iterator[None]:
-    """On a GPU XLA multiplies float32 in TF32 unless asked: the xla backend and the oracles are asked here."""
+    """Use full float32 precision: on a GPU, XLA uses TF32 by default."""
     with jax.default_matmul_precision("highest") if ON_GPU else contextlib.nullcontext():
         yield

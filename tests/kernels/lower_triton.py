@@ -1,12 +1,12 @@
-"""Lowers every Triton call for a CUDA device that need not be there, through the jax_triton that is installed:
+"""Lower every Triton call for CUDA with the installed jax_triton, without a GPU:
 
     python -m tests.kernels.lower_triton [80 | 90]
 
-compile_triton.py replaces `runtime.launch`; this runs it, in jitted functions that are lowered for the platform "cuda":
-jax_triton binds the kernel's arguments, Triton compiles to PTX, and the program holds one custom call per launch. The
-compute capability is pretended. So are, where jaxlib's CUDA plugin is not installed, the records that carry a kernel to
-the device: without them jax-triton 0.3 does not even import. One line of JSON per call. A process of its own, without
-TRITON_INTERPRET: `@triton.jit` decides at import what a kernel is.
+compile_triton.py replaces `runtime.launch`; this module runs it in jitted functions that are lowered for the platform
+"cuda". jax_triton binds the kernel arguments, Triton compiles to PTX, and the program has one custom call per launch.
+The compute capability is simulated. Without jaxlib's CUDA plugin, so are the records that carry a kernel to the device,
+because jax-triton 0.3 does not import without them. The output has one line of JSON per call. It runs in a separate
+process without TRITON_INTERPRET, because `@triton.jit` chooses compiler or interpreter at import.
 """
 
 import argparse
@@ -17,36 +17,42 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jaxlib.gpu_triton as records  # what jax_triton calls `gpu_triton`; all but empty without CUDA
+import jaxlib.gpu_triton as records  # jax_triton's `gpu_triton`; nearly empty without CUDA
 
-TARGET = "triton_kernel_call"  # of the custom call; jax-triton 0.4 adds a suffix
+TARGET = "triton_kernel_call"  # custom-call target; jax-triton 0.4 adds a suffix
 
 
 class Record:
-    """Stands for a record of jaxlib's plugin: takes what it is made of, and gives bytes."""
+    """Replace a record in jaxlib's plugin.
+
+    It accepts any arguments and serialises to bytes.
+    """
 
     def __init__(self, *parts: Any):
         self.parts = parts
 
     def to_proto(self, name: str, metadata: bytes) -> bytes:
-        """Bytes in place of a protocol buffer."""
+        """Return bytes instead of a protocol buffer."""
         return name.encode() + metadata
 
 
 def pretend(capability: int) -> bool:
-    """Before jax_triton is imported: gives jaxlib what it lacks. Whether the plugin's own records are there."""
+    """Add missing records to jaxlib; return whether the CUDA plugin is installed.
+
+    Call this before importing jax_triton.
+    """
     has_plugin = hasattr(records, "TritonKernel")
     if not has_plugin:
         names = ("TritonKernel", "TritonKernelCall", "TritonAutotunedKernelCall")
         functions = ("create_array_parameter", "create_scalar_parameter", "get_serialized_metadata")
         for name in (*names, *functions):
             setattr(records, name, Record)
-    setattr(records, "get_compute_capability", lambda device: capability)  # noqa: B010 - pyright knows no such name
+    setattr(records, "get_compute_capability", lambda device: capability)  # noqa: B010 - pyright does not know the name
     return has_plugin
 
 
 def lower(f: Callable, *shapes: tuple) -> str:
-    """The program of f on abstract arrays, `(shape, dtype)` each, for CUDA."""
+    """Return the program of f for CUDA, on abstract arrays given as `(shape, dtype)`."""
     operands = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     return jax.jit(lambda *x: f(*x)).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
 

@@ -1,4 +1,7 @@
-"""Choosing a backend: order, refusals, the record of what ran; and what the public functions refuse."""
+"""Backend choice and argument checks of the public functions.
+
+The tests cover the order of backends, refusals, and the record of used backends.
+"""
 
 import ast
 import logging
@@ -19,7 +22,7 @@ from kernels_pallas.attention.api import ORDER
 from kernels_pallas.backend import Backend
 from tests.kernels.common import Shape, qkv
 
-# under the tests' import hook the annotations refuse a bad shape before the function can
+# With the tests' import hook, annotations reject a bad shape before the function does.
 ERRORS = (ValueError, jaxtyping.TypeCheckError)
 
 
@@ -38,17 +41,17 @@ def all_calls(implementation):
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty record."""
+    """Clear the record of used backends."""
     monkeypatch.setattr(backend, "_used", {})
     monkeypatch.setattr(backend, "_logged", set())
 
 
-def test_what_ran_is_recorded_and_logged_once(fresh, caplog) -> None:
+def test_used_backends_are_recorded_and_logged_once(fresh, caplog) -> None:
     assert kp.backends_used() == {}
     with caplog.at_level(logging.INFO, logger="kernels_pallas"):
         for _ in range(2):
             for call in all_calls("xla").values():
-                jax.eval_shape(call)  # the choice is made while tracing
+                jax.eval_shape(call)  # tracing chooses the backend
     assert kp.backends_used() == dict.fromkeys(all_calls(None), "xla")
     assert sorted(r.getMessage() for r in caplog.records) == sorted(f"{op} runs on xla" for op in all_calls(None))
 
@@ -113,7 +116,10 @@ def test_order_leads_and_names(fresh) -> None:
 
 
 class Counting:
-    """The xla kernels of Top-1 Element attention, as another package would wrap its own."""
+    """Count calls to the xla kernels of Top-1 Element attention.
+
+    They are registered like an external package's backend.
+    """
 
     calls = 0
 
@@ -122,7 +128,7 @@ class Counting:
         return getattr(kp.top1_element.xla.BACKEND.load(), name)
 
 
-def test_a_backend_of_another_package_is_asked_first(fresh, monkeypatch) -> None:
+def test_external_backends_come_first(fresh, monkeypatch) -> None:
     monkeypatch.setattr(backend, "_outside", {})
     kernels = Counting()
 
@@ -158,7 +164,7 @@ def test_a_backend_is_registered_for_an_op_that_exists_under_its_own_name(monkey
             kp.register_backend("causal_attention", kp.Backend(name, never_loaded))
 
 
-def test_the_ops_that_take_a_backend_are_those_that_pick_one() -> None:
+def test_every_backend_op_uses_pick() -> None:
     picked = set()
     for path in Path(kp.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -168,7 +174,7 @@ def test_the_ops_that_take_a_backend_are_those_that_pick_one() -> None:
     assert tuple(sorted(picked)) == outside.OPS
 
 
-def test_the_backend_of_the_documentation_is_one(monkeypatch) -> None:
+def test_the_documented_backend_works(monkeypatch) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "add_a_kernel_backend.md").read_text()
     snippet, comparison = re.findall(r"```python\n(.*?)```", page, re.S)
     monkeypatch.setattr(backend, "_outside", {})
@@ -197,7 +203,7 @@ def test_platform_follows_the_default_device() -> None:
         (((2, 0, 4, 8), (2, 0, 2, 8), (2, 0, 2, 8)), "no time step"),
     ],
 )
-def test_shapes_that_disagree_are_named(shapes, match) -> None:
+def test_mismatched_shapes_are_named(shapes, match) -> None:
     with pytest.raises(ValueError, match=match):
         validation.check_attention(*shapes)
     q, k, v = (jnp.zeros(shape) for shape in shapes)
@@ -215,7 +221,7 @@ def test_shapes_that_disagree_are_named(shapes, match) -> None:
         (((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)), "one decoding step takes"),
     ],
 )
-def test_decode_shapes_that_disagree_are_named(shapes, match) -> None:
+def test_mismatched_decode_shapes_are_named(shapes, match) -> None:
     with pytest.raises(ValueError, match=match):
         validation.check_decode(*shapes)
 
@@ -234,7 +240,7 @@ def test_unknown_choices_name_the_nearest() -> None:
             call(q, k, v, chunk_size=0)
 
 
-# what may be imported beside jax and the standard library, and where
+# Allowed imports, plus triton and torch in Triton folders.
 ALLOWED = {"jax", "jaxtyping", "kernels_pallas", "numpy"} | set(sys.stdlib_module_names)
 
 
@@ -248,7 +254,7 @@ def test_the_package_is_a_leaf() -> None:
             assert {name.split(".")[0] for name in names} <= allowed, path
 
 
-def test_backends_and_the_picking_do_not_know_each_other() -> None:
+def test_backends_and_pick_are_independent() -> None:
     root = Path(kp.__file__).parent
     ops = {path.name for path in root.iterdir() if (path / "api.py").is_file()}
     attentions = {"attention", "select_chunk", "top1_chunk", "top1_element"}
@@ -280,8 +286,11 @@ assert kp.backends_used() == {"select_chunk": "xla", "top1_chunk_attention": "xl
 """
 
 
-def test_importing_needs_jax_and_jaxtyping_alone_and_changes_nothing() -> None:
-    """Not the environment, which children inherit and another jaxlib may not understand; and no warning."""
+def test_importing_needs_only_jax_and_jaxtyping() -> None:
+    """The import emits no warning and leaves the environment unchanged.
+
+    Child processes inherit the environment, and another jaxlib may not understand it.
+    """
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "TRITON_INTERPRET")}
     command = [sys.executable, "-c", LEAF]
     done = subprocess.run(command, env=env | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False)

@@ -1,4 +1,7 @@
-"""The rules for `jax.vmap` around calls with a batch: one call for all, each element's results in their places."""
+"""`jax.vmap` rules for batched calls.
+
+A single call computes all elements, and each result is in the right place.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +78,7 @@ def test_the_batch_may_be_a_later_dimension():
 
 
 def test_without_a_batch_it_is_a_loop():
-    """Around what JAX cannot map itself."""
+    """Test a function that JAX cannot vmap."""
     x, y = drawn(N, B, T, H), drawn(N, B, H)
 
     def sums(x_BTH, y_BH):

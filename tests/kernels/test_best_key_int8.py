@@ -1,4 +1,4 @@
-"""Selection by the best key of operands in 8 bits: every backend equals the definition bit for bit."""
+"""Selection by the best key in 8 bits: all backends match bit for bit."""
 
 import itertools
 from functools import partial
@@ -18,13 +18,13 @@ from tests.kernels.common import Shape, assert_close, fast_jit, qkv
 from tests.kernels.test_decode import decode_all
 
 RULE = "best_key_int8"
-# Chunks that a tile of keys divides and not, and one longer than the sequence; grouped heads; head dims below 32, which
-# are padded, and not a power of two.
+# Chunk sizes that divide a key tile, do not divide it, and exceed the sequence; grouped heads; head dims below 32
+# (padded) and not powers of two.
 SHAPES = [Shape(T=61, C=8), Shape(B=1, T=70, K=40, C=7, G=1), Shape(B=1, T=130, K=64, C=32), Shape(T=9, C=16)]
 
 
 def drawn(shape: Shape, dtype: str = "float32") -> tuple[jax.Array, ...]:
-    """Queries and keys; the sizes of keys differ, and so do the steps of chunks."""
+    """Draw q, k and v; keys, and so the quantisation steps of chunks, differ in size."""
     q, k, v = qkv(shape, dtype=dtype)
     size = np.exp(2 * np.random.default_rng(2).normal(size=(shape.B, shape.T, shape.G, 1)))
     return q, (k * size).astype(dtype), v
@@ -79,8 +79,8 @@ def test_a_step_is_the_smallest_power_of_two() -> None:
     np.testing.assert_array_equal(k8[0, 1::4, 0, 2], [-127, -64, -64, -127, -66, -127, 0])
 
 
-def test_what_later_tokens_hold_changes_nothing() -> None:
-    """Though keys of 1,000 come, in the last chunk and the one before."""
+def test_later_keys_change_nothing() -> None:
+    """Change keys to 1,000 in the last two chunks."""
     shape = Shape(T=61, C=8)
     q, k, _ = drawn(shape)
     select = partial(kp.select_chunk, chunk_size=8, selection=RULE)
@@ -90,8 +90,11 @@ def test_what_later_tokens_hold_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_the_best_key_but_for_near_ties() -> None:
-    """Of 40 chunks of normal keys; and among the first four always, so that another look at these would find it."""
+def test_equals_best_key_except_for_near_ties() -> None:
+    """The best of 40 chunks is always among the four best in 8 bits.
+
+    The keys are normal.
+    """
     shape = Shape(B=1, T=41 * 32, R=1, K=64, C=32)
     q, k, _ = qkv(shape)
     options = {"chunk_size": 32, "implementation": "xla"}
@@ -110,8 +113,11 @@ def test_decoding_equals_the_parallel_form(top_k) -> None:
     assert_close(decode_all(q, k, v, max_len=40, with_table=False, **options), want, "float32")
 
 
-def test_gradients_are_those_of_the_selected_keys() -> None:
-    """The rounding selects only: attention and its gradient read the keys as they are."""
+def test_gradients_use_unrounded_keys() -> None:
+    """Rounding only affects the selection.
+
+    Attention and its gradient read exact keys.
+    """
     q, k, v = drawn(SHAPES[0])
     sel = kp.select_chunk(q, k, chunk_size=8, selection=RULE)
 

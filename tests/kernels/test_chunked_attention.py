@@ -1,4 +1,7 @@
-"""Chunked attention: values and gradients against float64 numpy, its tiles, its memory, and the transformations."""
+"""Chunked attention: values and gradients against float64 numpy.
+
+The tests also cover tiles, memory and transformations.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -22,7 +25,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Tiles of 16 positions, so that 50 need ten of them."""
+    """Use tiles of 16 positions; 50 tokens then need ten."""
     monkeypatch.setattr(chunked, "UNIT", 8)
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {"cpu": 2**11})
 
@@ -35,9 +38,9 @@ def operands(n_tokens, n_kv=4, dtype="float32", gain=1.0, n_batch=2):
 
 
 def by_hand(q, k, v, do, log_f=None, *, window, scale, slopes):
-    """The output and the gradients of sum(do * o), from all scores at once in float64.
+    """Return the output and the gradients of sum(do * o), from all scores in float64.
 
-    The log gates between a key and a query are summed pair by pair, and so is their gradient.
+    Log gates between each key and query are summed separately, and so are their gradients.
     """
     q, k, v, do = (np.asarray(x.astype(jnp.float32), np.float64) for x in (q, k, v, do))
     n_batch, n_tokens, n_heads, head_dim = q.shape
@@ -95,7 +98,7 @@ def test_values_and_gradients(n_tokens, window, slopes, n_kv, dtype):
 
 
 def log_gates(n_tokens, low=-6.0, high=6.0):
-    """Of logits in that range."""
+    """Draw log gates from logits in the range."""
     logits = np.random.default_rng(1).uniform(low, high, (2, n_tokens, 4))
     return jax.nn.log_sigmoid(jnp.asarray(logits, jnp.float32))
 
@@ -124,8 +127,8 @@ def test_forget_gates(backend, n_tokens, window, slopes, n_kv, dtype):
         )
 
 
-def test_open_gates_are_none_at_all():
-    """A log of 0 adds 0 to the scores, on either backend; the program is another, and rounds otherwise."""
+def test_open_gates_equal_no_gates():
+    """Log gates of 0 change nothing except rounding, on either backend."""
     inputs, options = operands(50, n_kv=2), {"window": 13, "scale": 0.7, "slopes": ()}
     for attend in (chunked.attend, xla.attend):
         run = fast_jit(partial(output_and_gradients, attend=attend, **options))
@@ -135,12 +138,15 @@ def test_open_gates_are_none_at_all():
 
 @pytest.mark.parametrize(("low", "high"), [(-100, -90), (90, 100), (-100, 100)])
 def test_gates_near_zero_and_one(low, high):
-    """Closed gates leave a query its own value; what is later changes no bit of an output or overflows."""
+    """Closed gates leave a query only its own value.
+
+    Later tokens change no output bits and do not overflow.
+    """
     inputs, options = (*operands(50), log_gates(50, low, high)), {"window": 0, "scale": 0.7, "slopes": ()}
     run = fast_jit(partial(output_and_gradients, **options))
     got = run(*inputs)
     for x, want in zip(got, by_hand(*inputs, **options), strict=True):
-        # Sums of up to 1,600 within a tile have a float32 neighbour 1.2e-4 away.
+        # Sums reach 1,600 within a tile, where adjacent float32 numbers are 1.2e-4 apart.
         np.testing.assert_allclose(x, want, atol=2e-4 * max(1.0, np.abs(want).max()), rtol=0)
     if high < 0:
         np.testing.assert_allclose(got[0], inputs[2], atol=1e-6)
@@ -149,8 +155,11 @@ def test_gates_near_zero_and_one(low, high):
     np.testing.assert_array_equal(changed[:, :17], got[0][:, :17])
 
 
-def test_near_keys_keep_their_digits_after_a_long_past():
-    """Of gates whose sum, 16,000, has a float32 neighbour 1e-3 away, tiles keep what a query and its near keys need."""
+def test_near_keys_stay_accurate_after_a_long_past():
+    """Near keys stay accurate although the gate sum reaches 16,000.
+
+    Adjacent float32 numbers are 1e-3 apart there.
+    """
     inputs = operands(160, n_batch=2)
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5)) + jnp.zeros((2, 160, 4))
     options = {"window": 0, "scale": 0.7, "slopes": ()}
@@ -159,8 +168,11 @@ def test_near_keys_keep_their_digits_after_a_long_past():
     np.testing.assert_allclose(o[:, 144:], want[:, 144:], atol=2e-6)
 
 
-def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
-    """Rows of ds whose sums are not 0, by rounding, must not add up over the tokens."""
+def test_bfloat16_gate_gradients_do_not_accumulate_rounding():
+    """Rounding makes row sums of ds nonzero.
+
+    These errors must not accumulate over tokens.
+    """
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 1024, 1, 16)), jnp.bfloat16) for _ in range(4))
     log_f = jnp.full((1, 1024, 1), np.log(0.5), jnp.float32)
@@ -172,13 +184,16 @@ def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later
 
 
 def test_large_scores_and_a_changed_token():
-    """Scores of thousands overflow nowhere, and what is later changes no bit of an output."""
+    """Scores in the thousands do not overflow.
+
+    Later tokens change no output bits.
+    """
     inputs = operands(50, gain=2000.0)
     options = {"window": 20, "scale": 1.0, "slopes": ()}
     run = fast_jit(partial(output_and_gradients, **options))
     got = run(*inputs)
     for x, want in zip(got, by_hand(*inputs, **options), strict=True):
-        # float32 holds such scores to 1e-3, and so their exponentials
+        # float32 stores such scores, and thus their exponentials, to 1e-3.
         np.testing.assert_allclose(x, want, atol=2e-3 * max(1.0, np.abs(want).max()), rtol=0)
     for token in (0, 17, 49):
         changed = run(*(x.at[:, token].add(1.0) for x in inputs[:3]), inputs[3])[0]
@@ -208,7 +223,7 @@ def test_work_of_a_window_is_linear_in_length():
     assert scores(2048, 0) > 2048**2 / 2
 
 
-def test_the_reference_is_what_is_computed_by_hand():
+def test_the_reference_matches_numpy():
     inputs = operands(20, n_kv=2)
     options = {"window": 7, "scale": 0.7, "slopes": SLOPES}
     got = fast_jit(partial(output_and_gradients, attend=reference.causal_attention, **options))(*inputs)
@@ -233,7 +248,7 @@ def test_memory_is_linear_in_length(monkeypatch, n_gates):
 
 
 def layers(x, *, remat=lambda f: f):
-    """The sum of squares after two layers in a scan."""
+    """Return the sum of squares after two layers in a scan."""
 
     def layer(x, w):
         return x + chunked.attend(w * x, x, x, window=11, scale=1.0, slopes=()), None

@@ -1,4 +1,4 @@
-"""XLA on a CPU gets what it compiles right, with the flag of kernels_pallas/cpu_compiler.py."""
+"""XLA's CPU programs are correct with the flag in kernels_pallas/cpu_compiler.py."""
 
 import contextlib
 import importlib.util
@@ -41,7 +41,7 @@ def test_sums_of_squares_of_small_products() -> None:
 @pytest.mark.parametrize("given", ["", "--a=b", f"{cpu_compiler.FLAG}="])
 @pytest.mark.parametrize("version", [(0, 10, 1), (0, 10, 2), (0, 12, 9), (0, 13, 0)], ids=str)
 @pytest.mark.parametrize("tpu", [None, "libtpu is installed"])
-def test_a_flag_that_was_given_stays(monkeypatch, given, version, tpu) -> None:
+def test_existing_flags_are_kept(monkeypatch, given, version, tpu) -> None:
     monkeypatch.setenv("XLA_FLAGS", given)
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.jax, "__version_info__", version)
@@ -53,7 +53,7 @@ def test_a_flag_that_was_given_stays(monkeypatch, given, version, tpu) -> None:
     assert os.environ["XLA_FLAGS"].count(cpu_compiler.FLAG) == (cpu_compiler.FLAG in given or is_set)
 
 
-def test_a_call_that_comes_too_late_warns(monkeypatch) -> None:
+def test_a_late_call_warns(monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: True)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
@@ -66,7 +66,7 @@ def test_a_call_that_comes_too_late_warns(monkeypatch) -> None:
 
 
 def test_commands_set_the_flag(monkeypatch) -> None:
-    """Each command runs through `run_command`, before it starts JAX."""
+    """Each command calls `run_command` before it starts JAX."""
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
@@ -77,7 +77,10 @@ def test_commands_set_the_flag(monkeypatch) -> None:
 
 @pytest.mark.parametrize("has_started", [False, True])
 def test_train_from_python_sets_the_flag_or_warns(monkeypatch, tmp_path, has_started) -> None:
-    """Like `seqjax.load` and `check_mixer`: a notebook trains without the commands."""
+    """Training in a notebook sets the flag as commands do.
+
+    So do `seqjax.load` and `check_mixer`.
+    """
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: has_started)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
@@ -104,7 +107,7 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
-def test_the_first_use_of_seqjax_sets_the_flag_although_jax_was_imported_before() -> None:
+def test_first_use_sets_the_flag_after_importing_jax() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", FIRST_USE],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
@@ -118,7 +121,7 @@ def test_the_first_use_of_seqjax_sets_the_flag_although_jax_was_imported_before(
     assert done.stdout.strip() == (cpu_compiler.SAFE if is_set else "")
 
 
-# The state before the only chunk, and the gradient after it, are zeros that XLA would know of.
+# With one chunk, the initial state and the final gradient are zeros that XLA could treat as constants.
 WITHOUT_THE_FLAG = """
 import sys
 import jax, numpy as np
@@ -138,7 +141,7 @@ assert all(np.isfinite(x).all() for x in leaves) and any(x.any() for x in leaves
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["rwkv6", "mamba2", "rwkv5"])
 def test_bfloat16_gradients_of_one_chunk_without_the_flag(mixer) -> None:
-    """With a constant state these were NaN, rwkv6's logits too."""
+    """With a constant state, these gradients and rwkv6's logits were NaN."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", WITHOUT_THE_FLAG, mixer]
     done = subprocess.run(

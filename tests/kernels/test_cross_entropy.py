@@ -1,4 +1,7 @@
-"""The cross-entropy of logits: both backends against double precision, and where the Triton kernel refuses."""
+"""Cross-entropy of logits: both backends against double precision.
+
+The tests also cover refusals of the Triton kernel.
+"""
 
 from functools import partial
 
@@ -18,13 +21,13 @@ from tests.kernels.common import fast_jit
 
 loss = extras.triton_module("cross_entropy.triton.loss")
 
-EPS = 2.0**-24  # half a unit of float32
-# What rounding to the dtype costs: relative, and of the smallest numbers.
+EPS = 2.0**-24  # half an ulp of float32 at 1
+# Rounding error per dtype: relative, and absolute for subnormal numbers.
 ROUNDING = {"float32": (EPS, 0.0), "bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
 
 
 def draw(n_vocab: int, scale: float, shape=(2, 3), seed=0) -> tuple[jax.Array, ...]:
-    """Logits, targets and weights, some of them 0."""
+    """Draw logits, targets and weights; some weights are 0."""
     rng = np.random.default_rng(seed)
     logits = jnp.asarray(scale * rng.normal(size=(*shape, n_vocab)), jnp.float32)
     targets = jnp.asarray(rng.integers(0, n_vocab, shape), jnp.int32)
@@ -42,9 +45,9 @@ def wanted(logits, targets, weights) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assert_right(arrays, got, implementation: str, dtype: str = "float32") -> None:
-    """Losses and gradients to within roundings; all finite.
+    """Check that losses and gradients are finite and right up to rounding.
 
-    xla subtracts a log-sum-exp as large as the logits from them, and loses its digits. Triton subtracts logits alone.
+    xla subtracts a log-sum-exp as large as the logits and loses their low digits. Triton subtracts only logits.
     """
     logits, _, weights = arrays
     (losses, g), (want_losses, want_g) = got, wanted(*arrays)
@@ -61,7 +64,7 @@ def assert_right(arrays, got, implementation: str, dtype: str = "float32") -> No
     assert not np.asarray(g, np.float32)[np.asarray(weights) == 0].any()
 
 
-# Blocks of 16 in the interpreter: the last of part, all full, one in part, one logit; then scales and dtypes.
+# Interpreter blocks have 16 logits: last block partial, all full, one partial, one logit; then scales and dtypes.
 CASES = [
     (37, 1.0, "bfloat16"),
     (48, 1.0, "float32"),
@@ -83,8 +86,8 @@ def test_equals_double_precision(implementation, n_vocab, scale, dtype) -> None:
 
 
 @pytest.mark.parametrize("offset", [1e4, -1e4])
-def test_large_logits_that_are_alike(implementation, offset) -> None:
-    """Of which none is ruled out by the others."""
+def test_large_similar_logits(implementation, offset) -> None:
+    """A large common offset keeps all probabilities similar."""
     logits, *rest = draw(37, 1.0)
     arrays = (logits + offset, *rest)
     assert_right(arrays, op(*arrays, implementation=implementation), implementation)
@@ -99,8 +102,8 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, n_vocab) -> None:
     assert_right(arrays, op(*arrays, implementation=implementation), implementation)
 
 
-def test_logits_of_tokens_that_are_ruled_out(implementation) -> None:
-    """-inf in whole blocks, the first among them, and everywhere but at the target."""
+def test_infinite_negative_logits(implementation) -> None:
+    """-inf fills whole blocks, including the first, or everything except the target."""
     logits, targets, weights = draw(50, 2.0)
     logits = logits.at[0].set(jnp.where(jnp.arange(50) < 20, -jnp.inf, logits[0]))
     logits = logits.at[1, 0].set(jnp.where(jnp.arange(50) == 33, 0.5, -jnp.inf))
@@ -118,8 +121,8 @@ def test_logits_that_are_not_finite_show_in_the_loss(implementation, bad) -> Non
     np.testing.assert_array_equal(np.isfinite(losses), np.arange(6).reshape(2, 3) != 5)
 
 
-def test_targets_outside_the_vocabulary_are_nan_and_read_nothing_else(implementation) -> None:
-    """As an index of JAX, which counts from the end below 0."""
+def test_targets_outside_the_vocabulary_give_nan(implementation) -> None:
+    """Targets index as in JAX: negative ones count from the end."""
     logits, targets, weights = draw(37, 1.0)
     targets = targets.at[0].set(jnp.asarray([37, -38, -1]))
     losses, g = op(logits, targets, weights, implementation=implementation)
@@ -138,7 +141,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_the_loss_in_chunks_has_the_gradients_of_xla(implementation) -> None:
-    """In a scan, with a chunk that is padded, and without a gradient."""
+    """In a scan, with a padded chunk, and without a gradient."""
     rng = np.random.default_rng(0)
     h, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 11, 8), (8, 29)))
     _, targets, weights = draw(29, 1.0, shape=(3, 11))
@@ -167,7 +170,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "devices share the vocabulary" in str(refusal(problem(split=True)))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         logits, targets, weights = draw(20, 1.0)
         arrays = (logits.astype(jnp.float64), targets, weights.astype(jnp.float64))

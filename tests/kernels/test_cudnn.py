@@ -1,7 +1,7 @@
-"""cuDNN's attention without a GPU: its refusals cover what JAX refuses, and on a mesh JAX's sharding rule accepts it.
+"""cuDNN attention without a GPU: refusals and sharding.
 
-JAX checks a problem when it is traced, so that needs no GPU, only the answers that one would give. On a mesh the
-primitives get a lowering for the CPU, with XLA's attention in the kernel's place; the partitioning is JAX's own.
+Our refusals cover JAX's refusals. JAX checks a problem during tracing, so a simulated GPU is enough. On a mesh, the
+primitives get a CPU lowering that runs XLA's attention instead of the kernel; the partitioning is JAX's own.
 """
 
 import itertools
@@ -27,7 +27,10 @@ DTYPES = ("float16", "bfloat16", "float32", "bfloat16 float16")
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A function that gives this process a GPU of a compute capability and a version of cuDNN."""
+    """Return a function that simulates a GPU.
+
+    Its arguments are the compute capability and the cuDNN version.
+    """
 
     def have(capability: int, version: int = 91_900) -> None:
         monkeypatch.setattr(device, "platform", lambda: "gpu")
@@ -50,8 +53,8 @@ def attend(q, k, v, window=0):
 @pytest.mark.parametrize(
     ("capability", "version"), [(80, 90_100), (90, 91_900), (103, 91_000), (103, 91_100), (120, 91_900)]
 )
-def test_what_jax_refuses_in_training_is_refused(gpu, capability, version, window):
-    """And nothing else: any length that 2 divides, any head dim that it takes."""
+def test_cudnn_refuses_exactly_what_jax_refuses(gpu, capability, version, window):
+    """Nothing else is refused: any even length and any head dim that JAX accepts."""
     gpu(capability, version)
     accepted = 0
     for n_tokens, dim, names in itertools.product(LENGTHS, DIMS, DTYPES):
@@ -95,7 +98,10 @@ def xla_gradient(q, k, v, *others, **options):
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2), (8, 1), (6, 6), (6, 3)])
 def test_heads_that_the_devices_do_not_divide(gpu, heads, kv_heads, window):
-    """JAX requires queries, keys, values and gradients to be split alike, and XLA alone would not split them so."""
+    """JAX requires equal shardings for queries, keys, values and gradients.
+
+    XLA would choose different ones.
+    """
     for primitive, array_code in (
         (cudnn_in_jax._dot_product_attention_fwd_p, xla_attention),
         (cudnn_in_jax._dot_product_attention_bwd_p, xla_gradient),

@@ -1,4 +1,7 @@
-"""Top-1 Chunk decoding: token by token equals the parallel form, for every position and cache length."""
+"""Top-1 Chunk decoding equals the parallel form.
+
+The tests cover every position and cache length.
+"""
 
 from functools import partial
 
@@ -25,7 +28,7 @@ def decode_all(
     implementation: str = "xla",
     **rule,
 ) -> jax.Array:
-    """Feeds the tokens one by one into a cache whose unwritten slots are NaN."""
+    """Decode token by token into a cache with NaN in its unwritten slots."""
     B, T, G, K = k.shape
     empty = (jnp.full((B, max_len, G, x.shape[-1]), jnp.nan, x.dtype) for x in (k, v))
     kind = rule.get("table", "mean")
@@ -55,9 +58,9 @@ def decode_all(
     return jnp.moveaxis(o, 0, 1)
 
 
-# and whether there is a table of means
+# Selection, and whether the call has a table of means.
 KINDS = [("exact", False), ("best_key", False), ("approx", True), ("approx", False)]
-SPARE = [8, 5, 3, 0]  # slots that stay empty; 8: the own chunk's slice would leave the cache
+SPARE = [8, 5, 3, 0]  # empty slots; with 0, the local chunk's slice would leave the cache
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_bfloat16_caches(selection, implementation) -> None:
     assert_close(o.astype(jnp.float32), want.astype(jnp.float32), "bfloat16")
 
 
-def test_means_after_a_prefill_equal_the_running_ones() -> None:
+def test_prefill_means_equal_running_means() -> None:
     _, k, _ = qkv(Shape(T=43))
     table = jnp.zeros((2, 43 // 8, 2, 8), jnp.float32)
     for length in range(1, 44):
@@ -118,7 +121,10 @@ def test_means_of_bfloat16_keys_are_float32() -> None:
 
 
 def test_ties_go_to_the_smallest_chunk(selection, implementation) -> None:
-    """Small integers, so that equal scores are equal bits; four splits of the context repeat one chunk."""
+    """Small integers make equal scores bitwise equal.
+
+    Four splits of the context repeat one chunk.
+    """
     rng = np.random.default_rng(0)
     k = jnp.asarray(np.tile(rng.integers(-2, 3, size=(1, 8, 2, 8)), (1, 9, 1, 1)), jnp.float32)
     v = jnp.asarray(rng.normal(size=k.shape), jnp.float32)

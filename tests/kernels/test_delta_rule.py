@@ -1,4 +1,7 @@
-"""The delta rule: both backends against the recurrence in double precision, with gradients."""
+"""The delta rule: both backends against the recurrence in double precision.
+
+Gradients are compared as well.
+"""
 
 import math
 from functools import cache, partial
@@ -24,7 +27,10 @@ NAMES = ("q", "k", "v", "beta", "log_g", "state")
 
 
 def draw(T, K, V, *, decay: float | None, B=1, H=2, dtype="float32", seed=0) -> list[Any]:
-    """q, k, v, beta, log_g, state: unit queries and keys, beta in [0, 2] with both ends, decays around -`decay`."""
+    """Draw q, k, v, beta, log_g and state.
+
+    Queries and keys are unit vectors, beta covers [0, 2] including both ends, decays are around -`decay`.
+    """
     rng = np.random.default_rng(seed)
     q, k = (rng.normal(size=(B, T, H, K)) for _ in range(2))
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
@@ -43,8 +49,9 @@ with_gradients = partial(outputs_and_gradients, like=partial(op, implementation=
 assert_trees_close = partial(assert_each_close, of_ones="log_g")
 
 
-# Several chunks, the last of part; values of several blocks, of part of one, and of another width than keys; a chunk
-# to the position, one more and one less; decays that forget within a position and that never do; none.
+# Several chunks with a partial last chunk; values with several blocks, a partial block, and another width than keys;
+# lengths of exactly one chunk, one more and one less; decays that forget within a position, never forget, or are
+# absent.
 CASES = [
     ((70, 8, 20), 64, 0.3),
     ((1, 5, 6), 64, 0.3),
@@ -61,7 +68,7 @@ CASES = [
 QUICK = CASES[:3]
 
 
-@cache  # one for all implementations
+@cache  # shared by all implementations
 def wanted(shape: tuple[int, ...], decay: float | None) -> Any:
     return with_gradients(reference.delta_rule, draw(*shape, decay=decay), wide=True)
 
@@ -73,8 +80,11 @@ def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
 
 
 @pytest.mark.slow
-def test_decays_of_every_size_in_a_chunk(implementation) -> None:
-    """Sums of log g reach -1,000, whose rounding is 6e-5: that much of a decay is lost, three times 2e-5."""
+def test_mixed_decay_scales_in_a_chunk(implementation) -> None:
+    """Sums of log g reach -1,000, where float32 rounding is 6e-5.
+
+    This is three times the tolerance 2e-5.
+    """
     arrays = draw(130, 8, 20, decay=1.0)
     sizes = jnp.asarray(np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[4].shape), jnp.float32)
     arrays[4] = -sizes
@@ -84,7 +94,7 @@ def test_decays_of_every_size_in_a_chunk(implementation) -> None:
 
 @pytest.mark.parametrize("decay", [0.3, None])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_gradients_are_those_of_the_xla_form(implementation, decay) -> None:
+def test_gradients_match_xla(implementation, decay) -> None:
     arrays = draw(100, 8, 20, decay=decay, B=2)
 
     def grad(name: str) -> Any:
@@ -94,12 +104,13 @@ def test_gradients_are_those_of_the_xla_form(implementation, decay) -> None:
 
 
 @pytest.mark.parametrize(("implementation", "beta"), [("xla", 1.0), ("triton", 1.0), ("triton", 2.0)])
-def test_equal_keys_and_full_corrections_keep_their_digits(implementation, beta) -> None:
-    """A token that repeats: A is all ones, or all twos, below the diagonal, and the inverse of I + A alternates.
+def test_equal_keys_and_full_corrections_stay_accurate(implementation, beta) -> None:
+    """Repeat one token, so that corrections are as large as possible.
 
-    With twos the Neumann products of xla grow to 1e4 before they cancel, and float32 itself is worth less: the products
-    that make the inverse X of a chunk of 64 lose 2^-24 |X| |I + A| |X|, up to 1e-3 of entries of 2 (seen: 6e-5, where k
-    . k is not 1 to the last bit, and nothing where it is). One TF32 product would lose 0.1.
+    Below the diagonal, A is all ones or all twos, and the inverse of I + A alternates in sign. With twos, xla's Neumann
+    products grow to 1e4 before they cancel, and float32 loses accuracy: the products that make the inverse X of a chunk
+    (64 tokens) lose 2^-24 |X| |I + A| |X|, up to 1e-3 for entries of 2. The observed error is 6e-5 where k . k is not
+    exactly 1, else 0. A single TF32 product would lose 0.1.
     """
     arrays = draw(70, 8, 8, decay=None)
     arrays[1], arrays[3] = jnp.broadcast_to(arrays[1][:, :1], arrays[1].shape), jnp.full_like(arrays[3], beta)
@@ -108,9 +119,9 @@ def test_equal_keys_and_full_corrections_keep_their_digits(implementation, beta)
     assert_trees_close(got, with_gradients(reference.delta_rule, arrays, wide=True), slack=slack)
 
 
-# Of a gradient, the roundings to 16 bits on its longest path: in the state and W of the forward pass (S, Y, X, X * G,
-# W), in dY (dS, P, dO, X, X * G, dW, dY), then Z or M, one part of dk, and the result. Independent errors of at most u
-# each add up to sqrt(16) u of the terms' size.
+# Number of 16-bit roundings on a gradient's longest path: state and W in the forward pass (S, Y, X, X * G, W), then dY
+# (dS, P, dO, X, X * G, dW, dY), Z or M, a part of dk, and the result. Independent errors of at most u each sum to
+# sqrt(16) u relative to the terms.
 ROUNDINGS, UNIT = 16, {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -138,7 +149,7 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype, decay) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (96, 192), (128, 128)])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, K, V) -> None:
+def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, K, V) -> None:
     monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
     arrays = draw(70, K, V, decay=0.1, dtype="bfloat16", H=1)
     got = with_gradients(partial(op, implementation=implementation), arrays)
@@ -150,7 +161,10 @@ def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation,
 @pytest.mark.parametrize("decay", [0.1, None])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_loading_ahead_changes_no_bit(monkeypatch, implementation, K, V, decay) -> None:
-    """It did in rows_kernel, by 5% of the gradients of beta, k and log g (Triton 3.6 on an H200, one head)."""
+    """Loads ahead once changed beta, k and log g gradients by 5%.
+
+    This was rows_kernel with Triton 3.6 on an H200 and one head.
+    """
     arrays = draw(70, K, V, decay=decay, dtype="bfloat16", H=1)
     run = partial(op, implementation=implementation)
     got = with_gradients(run, arrays)
@@ -159,8 +173,8 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, K, V, decay) 
     jax.tree.map(np.testing.assert_array_equal, got, with_gradients(run, arrays))
 
 
-# Five chunks of 16, so three segments of which the last has one; four chunks, in two. Values and keys of several
-# blocks, together with part of one. Decays that forget within a position, and none.
+# Five chunks of 16 give three segments, the last with one chunk; four chunks give two. Values and keys have several
+# blocks, including a partial block. Some decays forget within a position; some are absent.
 SEGMENTS = [
     ((70, 8, 20), 0.3, "float32"),
     ((70, 24, 20), None, "float32"),
@@ -192,7 +206,7 @@ def test_starts_from_zero_without_a_state(implementation) -> None:
 
 
 @pytest.mark.slow
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     arrays = draw(70, 6, 4, decay=0.3)
     run = partial(op, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -205,7 +219,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
 def test_chunk_size_changes_nothing(implementation) -> None:
     arrays = draw(50, 6, 4, decay=0.3)
     want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
-    for chunk in (5, 48, 300):  # triton takes 16, 64, 64
+    for chunk in (5, 48, 300):  # triton rounds these to 16, 64, 64
         assert_trees_close(with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays), want)
 
 
@@ -226,7 +240,7 @@ def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementatio
     arrays = draw(20, 4, 4, decay=0.3)
 
     def passes(policy: Any) -> int:
-        """Forward, backward, and forward again."""
+        """Run forward, backward, and forward again."""
         run = jax.checkpoint(lambda *x: op(*x, implementation=implementation)[0].sum(), policy=policy)
         return count_primitive(jax.make_jaxpr(jax.grad(run))(*arrays).jaxpr, "custom_vmap_call")
 
@@ -251,7 +265,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = [x.astype(jnp.float64) for x in draw(20, 4, 4, decay=0.3)]
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
@@ -260,11 +274,11 @@ def test_double_precision_is_xla_s() -> None:
     assert kp.backends_used()["delta_rule"] == "xla"
 
 
-def test_a_chunk_has_a_position() -> None:
+def test_empty_chunks_are_refused() -> None:
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         op(*draw(4, 4, 4, decay=None), chunk=0)
 
 
 @pytest.mark.parametrize(("V", "block"), [(64, 64), (96, 32), (128, 64), (192, 64), (256, 64), (100, 64), (20, 32)])
-def test_blocks_of_values_leave_little_empty(V, block) -> None:
+def test_value_blocks_are_mostly_full(V, block) -> None:
     assert block_of(64, V) == block

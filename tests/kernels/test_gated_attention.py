@@ -1,4 +1,7 @@
-"""Attention with forget gates in Triton: values and gradients against float64 numpy, its sums, causality, FoX."""
+"""Triton attention with forget gates: values and gradients against float64.
+
+The tests also cover gate sums, causality and FoX.
+"""
 
 from functools import partial
 from typing import Any
@@ -46,11 +49,14 @@ def test_values_and_gradients(n_tokens, n_kv, dtype):
     ("low", "high"), support.slow_unless(lambda low, high: low < 0 < high, [(-100, -90), (90, 100), (-100, 100)])
 )
 def test_gates_near_zero_and_one(low, high):
-    """Closed gates leave a query its own value, and nothing overflows; what is later changes no bit of an output."""
+    """Closed gates leave a query only its own value, without overflow.
+
+    Later tokens change no output bits.
+    """
     inputs: Any = (*operands(50), log_gates(50, low, high))
     got = run(*inputs)
     for x, want in zip(got, by_hand(*inputs, **OPTIONS), strict=True):
-        # Sums of up to 3,200 from a tile's first key have a float32 neighbour 2.4e-4 away.
+        # Sums from a tile's first key reach 3,200, where adjacent float32 numbers are 2.4e-4 apart.
         np.testing.assert_allclose(x, want, atol=4e-4 * max(1.0, np.abs(want).max()), rtol=0)
     if high < 0:
         np.testing.assert_allclose(got[0], inputs[2], atol=1e-6)
@@ -59,15 +65,15 @@ def test_gates_near_zero_and_one(low, high):
     np.testing.assert_array_equal(changed[:, :17], got[0][:, :17])
 
 
-def test_near_keys_keep_their_digits_after_a_long_past():
-    """Of gates whose sum, 16,000, has a float32 neighbour 1e-3 away."""
+def test_near_keys_stay_accurate_after_a_long_past():
+    """The gate sum reaches 16,000, where adjacent float32 numbers are 1e-3 apart."""
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5))[None]
     q, k, v, do = operands(160, n_batch=1)
     want = by_hand(q, k, v, do, log_f, **OPTIONS)[0]
     np.testing.assert_allclose(forward(q, k, v, log_f)[:, 144:], want[:, 144:], atol=4e-6)
 
 
-def test_sums_of_both_parts_are_those_of_float64():
+def test_gate_sums_match_float64():
     log_f = jax.nn.log_sigmoid(4 * jax.random.normal(jax.random.key(0), (1, 20_000, 2)))
     whole, rest = (np.asarray(x, np.float64) for x in jax.jit(gated.running_sums)(log_f))
     want = np.cumsum(np.asarray(log_f, np.float64), axis=1).transpose(0, 2, 1)
@@ -77,7 +83,7 @@ def test_sums_of_both_parts_are_those_of_float64():
 
 
 @pytest.mark.slow
-def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
+def test_bfloat16_gate_gradients_do_not_accumulate_rounding():
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 256, 1, 16)), jnp.bfloat16) for _ in range(4))
     log_f = jnp.full((1, 256, 1), np.log(0.5), jnp.float32)
@@ -89,7 +95,7 @@ def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later
 
 @pytest.mark.slow
 def test_batches_under_vmap():
-    """One launch for all mapped elements."""
+    """All mapped elements use one launch."""
     inputs: Any = (*operands(20, n_batch=4), jnp.concatenate([log_gates(20)] * 2))
     want = run(*inputs)
     split = [x.reshape(2, 2, *x.shape[1:]) for x in inputs]
@@ -118,7 +124,7 @@ def test_at_real_sizes(T, dim, n_kv, dtype):
     k, v = (jnp.asarray(rng.standard_normal((2, T, n_kv, dim)), dtype) for _ in range(2))
     options = {"window": 0, "scale": dim**-0.5, "slopes": ()}
     got = jax.jit(partial(output_and_gradients, attend=gated.attend, **options))(q, k, v, do, log_gates(T))
-    with jax.enable_x64(True):  # a sum of -3,000 in float32 is 1e-4 off
+    with jax.enable_x64(True):  # a float32 sum of -3,000 is off by 1e-4
         wide = (jnp.asarray(x, jnp.float64) for x in (q, k, v, do, log_gates(T)))
         want = jax.jit(partial(output_and_gradients, attend=reference.causal_attention, **options))(*wide)
     for x, y in zip(got, want, strict=True):
@@ -127,7 +133,7 @@ def test_at_real_sizes(T, dim, n_kv, dtype):
 
 
 @pytest.mark.skipif(ON_GPU, reason="a CPU is wanted: what refuses there")
-def test_what_it_refuses_names_another():
+def test_refusals_name_another_backend():
     q, k, v, _ = operands(20)
     with pytest.raises(kp.BackendError, match="without them cuDNN's are faster"):
         kp.causal_attention(q, k, v, implementation="triton")

@@ -1,4 +1,7 @@
-"""The norm per head with its gate: both backends against double precision, with gradients, as every mixer calls it."""
+"""The norm per head with its gate: both backends against double precision.
+
+Gradients are compared as well, with the options of each mixer.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -24,15 +27,15 @@ from tests.kernels.common import fast_jit, mixer_gradients
 
 norm = extras.triton_module("head_norm.triton.norm")
 
-EPS = 2.0**-24  # half a unit of float32
-# What one rounding to the dtype costs: relative, and of the smallest numbers.
+EPS = 2.0**-24  # half an ulp of float32 at 1
+# Rounding error per dtype: relative, and absolute for subnormal numbers.
 ROUNDING = {"float32": (0.0, 0.0), "bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
 
 
 class Kind(NamedTuple):
-    """What a mixer gives the op; `skip` is the shape of the factors."""
+    """A mixer's options for the op; `skip` is the shape of the factors."""
 
-    activation: str | None = None  # of the gate
+    activation: str | None = None  # for the gate
     skip: str = ""
     is_shared: bool = True
     has_bias: bool = False
@@ -48,7 +51,7 @@ KINDS = {
     "kda": Kind("sigmoid"),
     "deltanet": Kind(),
     "rwkv7_shell": Kind(is_shared=False, has_bias=True),
-    # Of a block, beside the residual stream: one norm for all channels
+    # Norms in a block, next to the residual stream: a single norm covers all channels.
     "rmsnorm": Kind(is_shared=False, gate_first=True, with_input=True),
     "layernorm": Kind(is_shared=False, has_bias=True, gate_first=True, with_input=True),
 }
@@ -60,7 +63,7 @@ def options(kind: Kind, eps: float = 1e-5) -> dict[str, Any]:
 
 
 def draw(kind: Kind, B=2, T=5, H=6, V=24, *, dtype="float32", scale=1.0, seed=0) -> tuple:
-    """x, gate, skip, gain, bias; all data and the cotangent are of the size `scale`."""
+    """Draw x, gate, skip, gain and bias; data and cotangent have scale `scale`."""
     rng = np.random.default_rng(seed)
 
     def data() -> jax.Array:
@@ -87,7 +90,7 @@ def op(kind: Kind, *arrays, implementation=None):
 
 
 def with_gradients(f, arrays, dy):
-    """(y, the gradients of all arrays)."""
+    """Return y and the gradients of all arrays."""
 
     @fast_jit
     def run(arrays, dy):
@@ -98,16 +101,18 @@ def with_gradients(f, arrays, dy):
 
 
 def cotangent(kind: Kind, arrays, seed=1) -> Any:
-    """Of y, or of x and y."""
+    """Draw a cotangent for y, or for x and y."""
     draws = np.random.default_rng(seed).normal(size=(1 + kind.with_input, *arrays[0].shape))
     found = tuple(jnp.asarray(draw, arrays[0].dtype) for draw in draws)
     return found if kind.with_input else found[0]
 
 
 def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
-    """Results in the dtypes of the operands, of the data with one rounding; float32 costs 32 half units of the largest.
+    """Check dtypes and errors of results.
 
-    All between is float32: some ten operations on a number, and sums of at most 840. The most that was seen is 16.
+    Results have the operand dtypes and are rounded once. The float32 error is at most 32 half ulps of the largest
+    value. Intermediates are float32: about ten operations per number, and sums of at most 840 terms. The largest
+    observed error is 16 half ulps.
     """
     with jax.enable_x64(True):
         wide, dy = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arrays, cotangent(kind, arrays)))
@@ -127,7 +132,7 @@ def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
         )
 
 
-# Tokens of part of a tile and of several programs; channels that do not fill a tile and do; heads in pairs and alone.
+# Part of a tile, and several programs; channels that fill a tile or not; an even number of heads, or a single head.
 SIZES = [(5, 3, 96), (70, 6, 24), (1, 2, 64), (70, 1, 64)]
 CASES = [(name, size, dtype) for dtype in ("bfloat16", "float32") for size in SIZES for name in KINDS]
 
@@ -146,8 +151,8 @@ def test_equals_double_precision(implementation, name, size, dtype) -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("name", ["rwkv7", "mamba2", "kda", "gated_deltanet"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_data_of_every_size(implementation, name, dtype, scale) -> None:
-    """Also gates, whose exponentials overflow."""
+def test_extreme_data_scales(implementation, name, dtype, scale) -> None:
+    """Includes gates with exponentials that overflow."""
     kind = KINDS[name]
     arrays = draw(kind, dtype=dtype, scale=scale)
     got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
@@ -182,7 +187,10 @@ def test_a_gate_in_float32_of_bfloat16_data(implementation) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_norm_of_a_float32_stream_in_16_bits(implementation, bias) -> None:
-    """As in blocks that add in float32: y and its gradient have 16 bits, x and its gradient 32."""
+    """y and its gradient have 16 bits, x and its gradient 32.
+
+    Blocks that add in float32 need this.
+    """
     kind = KINDS["layernorm" if bias else "rmsnorm"]
     x, _, _, gain, shift = draw(kind)
     x_BTD, gain_D, bias_D = x.reshape(2, 5, -1), gain.reshape(-1), None if shift is None else shift.reshape(-1)
@@ -201,7 +209,7 @@ def test_the_norm_of_a_float32_stream_in_16_bits(implementation, bias) -> None:
     np.testing.assert_array_equal(passed, x_BTD)
     assert (y.dtype, got.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_array_equal(y, y_wide.astype(jnp.bfloat16))
-    # Two programs, which may contract other multiplications and additions: some units in the last place on a GPU.
+    # The two programs may fuse different multiply-adds, which costs some ulps on a GPU.
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
@@ -221,7 +229,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, name) -> None:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_loading_ahead_changes_no_bit(monkeypatch, implementation, name, stages) -> None:
-    """As it did in a kernel of the delta rule (Triton 3.6 on an H200)."""
+    """Loads ahead changed results in a delta-rule kernel (Triton 3.6 on an H200)."""
     kind = KINDS[name]
     arrays = draw(kind, 2, 300, 12, 64, dtype="bfloat16")
     f, dy = partial(op, kind, implementation=implementation), cotangent(kind, arrays)
@@ -232,11 +240,11 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, name, stages)
 
 
 @pytest.mark.parametrize("name", ["rwkv7", "mamba2"])
-def test_tokens_do_not_see_each_other(implementation, name) -> None:
-    """Another token changes no bit of a result or of a gradient at the others."""
+def test_tokens_are_independent(implementation, name) -> None:
+    """A changed token leaves results and gradients at other tokens bitwise equal."""
     kind = KINDS[name]
     arrays = draw(kind, T=11)
-    if kind.skip == "H":  # a factor for every token, so that its gradient is one too
+    if kind.skip == "H":  # expand to one factor per token, for a gradient per token
         arrays = (*arrays[:2], (arrays[2][0], jnp.broadcast_to(arrays[2][1], (2, 11, 6))), *arrays[3:])
     f, dy = partial(op, kind, implementation=implementation), cotangent(kind, arrays)
     others = np.arange(11) != 6
@@ -250,7 +258,7 @@ def test_tokens_do_not_see_each_other(implementation, name) -> None:
 
 
 def test_under_vmap_equals_a_loop(implementation) -> None:
-    """Parameters that all share among them."""
+    """Mapped elements share the parameters."""
     kind = KINDS["rwkv7"]
     each = [draw(kind, seed=seed)[:3] for seed in range(2)]
     parameters = draw(kind)[3:]
@@ -264,8 +272,11 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
 
 
-def test_the_backward_pass_keeps_the_inputs_and_statistics_alone(implementation) -> None:
-    """At most two numbers for every token and head beside the data; gains are small."""
+def test_the_backward_pass_keeps_only_inputs_and_statistics(implementation) -> None:
+    """At most two numbers per token and head are kept in addition to the data.
+
+    Gains are small.
+    """
     kind = KINDS["rwkv7"]
     arrays = draw(kind, T=40, V=64)
     pull = jax.eval_shape(lambda *a: jax.vjp(partial(op, kind, implementation=implementation), *a)[1], *arrays)
@@ -276,7 +287,10 @@ def test_the_backward_pass_keeps_the_inputs_and_statistics_alone(implementation)
 
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
-    """The time of a sequence may be split, and heads unless one norm is over all; array code in the kernels' place."""
+    """Devices may split time, and also heads unless a single norm covers all.
+
+    Array code replaces the kernels.
+    """
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     kind = KINDS["rwkv7"]._replace(gate_first=gate_first)
@@ -311,11 +325,11 @@ def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
 
 
 @pytest.mark.parametrize(("name", "split", "used"), [("mamba2", 2, "xla"), ("mamba2", 1, "mine"), ("rwkv7", 2, "mine")])
-def test_a_norm_over_channels_that_devices_share_is_xla_s(monkeypatch, name, split, used) -> None:
+def test_norms_over_sharded_channels_use_xla(monkeypatch, name, split, used) -> None:
     if jax.device_count() < split:
         pytest.skip("needs two devices")
     monkeypatch.setattr(limits, "machine", lambda problem: None)
-    xla = kp.Backend("mine", lambda: backend_of_xla(), refusal)  # what triton would accept
+    xla = kp.Backend("mine", lambda: backend_of_xla(), refusal)  # accepts the same calls as triton
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": xla}})
     kind = KINDS[name]
     x, gate, skip, gain, bias = draw(kind, H=2)
@@ -333,8 +347,8 @@ def backend_of_xla():
     return xla
 
 
-def test_one_token_is_xla_s(monkeypatch) -> None:
-    """As in decoding, where a launch gains nothing."""
+def test_one_token_uses_xla(monkeypatch) -> None:
+    """In decoding, a kernel launch gains nothing."""
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": kp.Backend("mine", backend_of_xla)}})
     for T, used in ((1, "xla"), (2, "mine")):
         jax.eval_shape(lambda x: head_norm(x, gain=jnp.ones(24), eps=1e-5), jnp.ones((2, T, 6, 24)))
@@ -353,7 +367,7 @@ MIXERS = {
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
+def test_mixer_gradients_match_xla(monkeypatch, implementation, name) -> None:
     gradients = mixer_gradients(MIXERS[name])
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"plain": kp.Backend("plain", backend_of_xla)}})
     want = gradients()
@@ -382,7 +396,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "operands are float32 and float8_e4m3fn" in str(refusal(problem(dtype="float8_e4m3fn")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     kind = KINDS["rwkv7"]
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(kind))
@@ -413,10 +427,10 @@ def test_wrong_options_are_named() -> None:
         ("backward", (1, 2048), (1, 1, 16, 2, 4)),
         ("backward_all", (24, 64), (32, 1, 16, 3, 8)),  # Mamba-2
         ("forward_all", (64, 64), (64, 1, 4, 3, 8)),  # Mamba-2 at 1.3B
-        ("forward_all", (64, 128), (64, 1, 4, 1, 16)),  # too wide for more than one in flight
+        ("forward_all", (64, 128), (64, 1, 4, 1, 16)),  # too wide for more than one load in flight
     ],
 )
-def test_tiles_have_no_heads_that_only_pad(monkeypatch: pytest.MonkeyPatch, kind, heads, rows) -> None:
-    """Where each has a norm of its own."""
+def test_tiles_have_no_padding_heads(monkeypatch: pytest.MonkeyPatch, kind, heads, rows) -> None:
+    """Heads with separate norms form groups without padding."""
     monkeypatch.setattr(norm.interpreter, "is_chosen", lambda: False)
     assert norm.rows(kind, jnp.zeros((1, 1, *heads), jnp.bfloat16)) == rows

@@ -1,6 +1,6 @@
-"""Linear attention with a decay per channel: both backends against the recurrence in double precision, with gradients.
+"""Linear attention with a decay per channel: both backends against float64.
 
-`bonus` is RWKV-5 and 6, `plain` GLA, `low_rank` RWKV-7, and `correction` KDA, whose b is k.
+Kinds: `bonus` is RWKV-5 and 6, `plain` is GLA, `low_rank` is RWKV-7, and `correction` is KDA, with b = k.
 """
 
 import math
@@ -27,7 +27,10 @@ KINDS = ("bonus", "plain", "low_rank", "correction")
 
 
 def draw(kind, T, K, V, *, decay: float, B=1, H=2, dtype="float32", seed=0) -> list[Any]:
-    """r, k, v, log_w, u, a, b, state: decays around -`decay`; of the low-rank part what the mixers have."""
+    """Draw r, k, v, log_w, u, a, b and state.
+
+    Decays are around -`decay`; a and b are distributed as in the mixers.
+    """
     rng = np.random.default_rng(seed)
     keys = (B, T, H, K)
     r, k, kappa = (rng.normal(size=keys) for _ in range(3))
@@ -54,9 +57,9 @@ with_gradients = partial(outputs_and_gradients, like=partial(op, implementation=
 assert_trees_close = partial(assert_each_close, of_ones="log_w")
 
 
-# Several chunks, the last of part; values and keys of several blocks, of part of one, and of another width; a chunk to
-# the position, one more and one less; decays that forget within a position, that need some levels of halving, that
-# need none, and that hardly forget.
+# Several chunks with a partial last chunk; values and keys with several blocks, a partial block, and different widths;
+# lengths of exactly one chunk, one more and one less; decays that forget within a position, need several halving
+# levels, need none, and hardly forget.
 CASES = [
     ("low_rank", (37, 20, 8), 16, 3.0),
     ("bonus", (70, 8, 20), 64, 0.3),
@@ -76,7 +79,7 @@ CASES = [
 QUICK = CASES[:4]
 
 
-@cache  # one for all implementations
+@cache  # shared by all implementations
 def wanted(kind: str, shape: tuple[int, ...], decay: float) -> Any:
     return with_gradients(reference.linear_attention, draw(kind, *shape, decay=decay), wide=True)
 
@@ -86,14 +89,18 @@ def wanted(kind: str, shape: tuple[int, ...], decay: float) -> Any:
 )
 def test_equals_the_recurrence(implementation, kind, shape, chunk, decay) -> None:
     got = with_gradients(partial(op, chunk=chunk, implementation=implementation), draw(kind, *shape, decay=decay))
-    # With a bonus xla takes g - log w, of sums that decays of e^-30 bring to 2,000, where float32 has steps of 1.2e-4.
+    # With a bonus, xla computes g - log w from sums that reach 2,000 for decays of e^-30, where float32 has steps of
+    # 1.2e-4.
     slack = 6 if implementation == "xla" and kind == "bonus" and decay == 30.0 else 1
     assert_trees_close(got, wanted(kind, shape, decay), slack=slack)
 
 
 @pytest.mark.parametrize("kind", ["plain", "low_rank"])
 def test_long_chunks_of_several_sequences_on_xla(kind) -> None:
-    """Halved four times: an axis for each would be more than XLA's products on a CPU take, which ends the process."""
+    """A chunk of 256 is halved four times.
+
+    With an axis per level, XLA's CPU products would have too many dimensions and end the process.
+    """
     arrays = draw(kind, 300, 4, 4, decay=3.0, B=2)
     want = fast_jit(reference.linear_attention)(*arrays)
     assert_trees_close(fast_jit(partial(op, chunk=256, implementation="xla"))(*arrays), want)
@@ -103,8 +110,8 @@ MILD = [("low_rank", (70, 20, 8), 0.6), ("correction", (65, 8, 16), 3.0), ("low_
 
 
 @pytest.mark.parametrize(("kind", "shape", "decay"), support.slow_unless(lambda *case: case == MILD[0], MILD), ids=str)
-def test_decays_that_are_known_to_be_mild_equal_the_recurrence(kind, shape, decay) -> None:
-    """On xla, whose factors grow then: over a chunk, decays sum to less than 80."""
+def test_bounded_decays_equal_the_recurrence(kind, shape, decay) -> None:
+    """xla then uses growing factors: decays in a chunk sum to less than 80."""
     arrays = draw(kind, *shape, decay=decay)
     low = float(arrays[3].min())
     run = partial(op, chunk=min(64, max(1, int(-79 / low))), min_log_w=low, implementation="xla")
@@ -113,8 +120,8 @@ def test_decays_that_are_known_to_be_mild_equal_the_recurrence(kind, shape, deca
 
 @pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS))
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_the_kernels_for_mild_decays_equal_the_recurrence(implementation, kind) -> None:
-    """They have no code for others: no sum over a chunk of 64 is below -59."""
+def test_kernels_for_bounded_decays_equal_the_recurrence(implementation, kind) -> None:
+    """These kernels only handle sums above -59 over a chunk of 64."""
     shape, decay = (130, 20, 24), 0.1
     arrays = draw(kind, *shape, decay=decay)
     low = float(arrays[3].min())
@@ -123,7 +130,7 @@ def test_the_kernels_for_mild_decays_equal_the_recurrence(implementation, kind) 
     assert_trees_close(with_gradients(run, arrays), wanted(kind, shape, decay))
 
 
-def test_the_bound_of_mild_decays_is_that_of_the_kernels() -> None:
+def test_the_decay_bound_matches_the_kernels() -> None:
     from kernels_pallas.linear_attention.triton import weight_kernels
 
     assert math.exp(scan.STRONGEST) < 2.0**weight_kernels.BOUND.value < math.exp(scan.STRONGEST + 1)
@@ -134,8 +141,11 @@ def test_the_bound_of_mild_decays_is_that_of_the_kernels() -> None:
     ("implementation", "kind"),
     [*(("triton", kind) for kind in KINDS), ("xla", "low_rank"), ("xla", "correction")],
 )
-def test_decays_of_every_size_in_a_chunk(implementation, kind) -> None:
-    """Sums of log w reach -1,000, whose rounding is 6e-5: that much of a decay is lost, three times 2e-5."""
+def test_mixed_decay_scales_in_a_chunk(implementation, kind) -> None:
+    """Sums of log w reach -1,000, where float32 rounding is 6e-5.
+
+    This is three times the tolerance 2e-5.
+    """
     arrays = draw(kind, 130, 8, 20, decay=1.0)
     sizes = np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[3].shape)
     arrays[3] = jnp.asarray(-sizes, jnp.float32).at[:, 50].set(-1e4)  # below the floor
@@ -146,7 +156,7 @@ def test_decays_of_every_size_in_a_chunk(implementation, kind) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_gradients_are_those_of_the_xla_form(implementation, kind) -> None:
+def test_gradients_match_xla(implementation, kind) -> None:
     arrays = draw(kind, 100, 8, 20, decay=0.3, B=2)
 
     def grad(name: str) -> Any:
@@ -155,9 +165,9 @@ def test_gradients_are_those_of_the_xla_form(implementation, kind) -> None:
     assert_trees_close(grad(implementation), grad("xla"))
 
 
-# Of a gradient, the roundings to 16 bits on its longest path, that with a low-rank part: in S and U of the forward pass
-# (a|k, Y, X, a~, E, S, U), in dY (r|b, X, b^, F, L, dY), then d(a|b), its partner's weight, and the result. Independent
-# errors of at most u each add up to sqrt(16) u of the terms' size.
+# Number of 16-bit roundings on a gradient's longest path, with a low-rank part: S and U in the forward pass (a|k, Y, X,
+# a~, E, S, U), then dY (r|b, X, b^, F, L, dY), d(a|b), its partner's weight, and the result. Independent errors of at
+# most u each sum to sqrt(16) u relative to the terms.
 ROUNDINGS, UNIT = 16, 2.0**-8
 
 
@@ -187,15 +197,15 @@ def test_16_bit_inputs_round_operands_only(implementation, kind, decay) -> None:
     ("kind", "K", "V"), [("bonus", 64, 64), ("low_rank", 64, 64), ("correction", 128, 128), ("plain", 96, 192)]
 )
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, kind, K, V) -> None:
+def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, kind, K, V) -> None:
     monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
     arrays = draw(kind, 70, K, V, decay=0.1, dtype="bfloat16", H=1)
     got = with_gradients(partial(op, implementation=implementation), arrays)
     assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
 
 
-# Five chunks of 16, so three segments of which the last has one; four chunks, in two. Values and keys of several
-# blocks, together with part of one. Decays that forget within a position, and that hardly do.
+# Five chunks of 16 give three segments, the last with one chunk; four chunks give two. Values and keys have several
+# blocks, including a partial block. Some decays forget within a position; some hardly forget.
 SEGMENTS = [
     ("low_rank", (70, 8, 20), 0.3),
     ("bonus", (70, 8, 20), 0.3),
@@ -222,7 +232,7 @@ def test_segments_of_time_equal_the_recurrence(short_segments, implementation, k
 @pytest.mark.parametrize(("kind", "decay"), [("low_rank", 0.3), ("low_rank", 0.01), ("bonus", 0.01)])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_segments_of_16_bit_inputs_round_operands_only(short_segments, implementation, kind, decay) -> None:
-    """M has rounded operands as the state has."""
+    """M has rounded operands, like the state."""
     arrays = draw(kind, 70, 16, 24, decay=decay, B=2, dtype="bfloat16")
     got = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
     assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
@@ -256,7 +266,7 @@ def test_a_constant_decay_and_no_state(implementation) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS[:3]))
-def test_is_causal_and_repeats_its_bits(implementation, kind) -> None:
+def test_is_causal_and_deterministic(implementation, kind) -> None:
     arrays = draw(kind, 70, 6, 4, decay=0.3)
     run = partial(op, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -273,7 +283,7 @@ def test_is_causal_and_repeats_its_bits(implementation, kind) -> None:
 def test_chunk_size_changes_nothing(implementation, kind) -> None:
     arrays = draw(kind, 50, 6, 4, decay=0.3)
     want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
-    for chunk in (5, 48, 300):  # triton takes 16, 64, 64
+    for chunk in (5, 48, 300):  # triton rounds these to 16, 64, 64
         assert_trees_close(with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays), want)
 
 
@@ -296,7 +306,7 @@ def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementatio
     arrays = draw(kind, 20, 4, 4, decay=0.3)
 
     def passes(policy: Any) -> int:
-        """Forward, backward, and forward again."""
+        """Run forward, backward, and forward again."""
         run = jax.checkpoint(lambda *x: op(*x, implementation=implementation)[0].sum(), policy=policy)
         return count_primitive(jax.make_jaxpr(jax.grad(run))(*arrays).jaxpr, "custom_vmap_call")
 
@@ -322,7 +332,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "operands are float16 and float32; v may be bfloat16, float32" in str(refusal(problem(dtype="float16")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw("bonus", 20, 4, 4, decay=0.3))
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
@@ -331,7 +341,7 @@ def test_double_precision_is_xla_s() -> None:
     assert kp.backends_used()["linear_attention"] == "xla"
 
 
-def test_what_does_not_exist_is_refused() -> None:
+def test_unsupported_options_are_refused() -> None:
     r, k, v, log_w, u, a, b, state = draw("low_rank", 4, 4, 4, decay=0.3)
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         op(r, k, v, log_w, u, a, b, state, chunk=0)

@@ -1,4 +1,4 @@
-"""Every Triton call lowers for CUDA through the jax_triton that is installed, on a machine without a GPU."""
+"""Every Triton call lowers for CUDA with the installed jax_triton, without a GPU."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.kernels.test_triton_compiles import reports
 
 @pytest.mark.parametrize("version", [(0, 3), (0, 4)])
 def test_multiply_add_fusion_does_not_depend_on_the_default(version) -> None:
-    """Triton 3.10 turns it off."""
+    """Triton 3.10 disables it by default."""
     options = runtime.call_options(version, ())
     assert (options | options.get("backend_options", {}))["enable_fp_fusion"] is True
 

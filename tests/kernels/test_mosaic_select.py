@@ -1,6 +1,7 @@
-"""The Pallas Mosaic GPU selection: interpreted against the definition, lowered for CUDA, its refusals and exponentials.
+"""Pallas Mosaic GPU selection: values, CUDA lowering, refusals, exponentials.
 
-The interpreter knows no asynchrony of `wgmma`: what is read too early shows on a GPU alone.
+Values are interpreted. The interpreter does not model asynchronous `wgmma`, so only a GPU reveals reads that come too
+early.
 """
 
 from functools import partial
@@ -74,7 +75,10 @@ def test_ties_go_to_the_smallest_chunk_also_under_vmap(gain) -> None:
 
 
 def test_lowers_for_cuda() -> None:
-    """Mosaic turns both kernels into GPU modules; a kernel it cannot lower raises here."""
+    """Mosaic compiles both kernels to GPU modules.
+
+    It raises here if it cannot lower one.
+    """
     run = partial(pallas.exact, chunk_size=128, scale=0.1, interpret=False)
     q, k = (jax.ShapeDtypeStruct((1, 1001, heads, 64), jnp.bfloat16) for heads in (4, 2))
     text = jax.jit(run).trace(q, k).lower(lowering_platforms=("cuda",)).as_text()

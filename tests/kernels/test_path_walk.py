@@ -1,4 +1,7 @@
-"""The walk of PaTH's queries: both backends against the oracle in float64; vmap, causality, refusals."""
+"""PaTH's walk over past chunks: both backends against a float64 oracle.
+
+Vmap, causality, refusals.
+"""
 
 from functools import partial
 from typing import Any
@@ -20,7 +23,10 @@ NAMES = ("q", "k", "v", "product", "forgotten", "own", "lse")
 
 
 def operands(chunks=3, chunk=16, *, key=16, value=16, dtype="float32", gates=True, batch=2, heads=2, seed=0) -> Any:
-    """As `run` takes them, and a cotangent. The matrices I - P keep the lengths of queries near."""
+    """Draw the arguments of `run` and a cotangent.
+
+    Matrices I - P roughly preserve query lengths.
+    """
     rng = np.random.default_rng(seed)
     shape = chunks, batch, heads, chunk
 
@@ -70,7 +76,10 @@ def test_values_and_gradients(name, options):
 
 
 def near(got, inputs, do, tolerance):
-    """Asserts an output and gradients of the shapes and dtypes of the inputs that are those of the oracle."""
+    """Compare the output and gradients with the oracle.
+
+    They have the shapes and dtypes of the inputs.
+    """
     with jax.enable_x64(True):
         wide = tuple(None if x is None else jnp.asarray(x, jnp.float64) for x in inputs)
         want = jax.jit(partial(output_and_gradients, run=reference.path_walk))(wide, jnp.asarray(do, jnp.float64))
@@ -83,7 +92,7 @@ def near(got, inputs, do, tolerance):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_what_is_later_changes_no_bit(name):
+def test_causal_to_the_last_bit(name):
     (q, k, v, product, forgotten, own, lse), _ = operands(chunks=4)
     run = fast_jit(BACKENDS[name])
     before = run(q, k, v, product, forgotten, own, lse)
@@ -115,12 +124,12 @@ def test_path_with_the_kernels_is_path():
         np.testing.assert_allclose(x, y, atol=1e-5 * max(1.0, float(jnp.abs(y).max())), rtol=0)
 
 
-def test_one_chunk_has_none_before_it():
+def test_one_chunk_returns_local_attention():
     (*inputs, own, lse), _ = operands(chunks=1)
     assert kp.path_walk(*inputs, own=(own, lse)) is own
 
 
-def test_what_it_refuses(monkeypatch):
+def test_refusals(monkeypatch):
     (q, k, v, product, forgotten, *own), _ = operands(chunk=24)
 
     def walked():

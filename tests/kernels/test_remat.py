@@ -1,4 +1,7 @@
-"""What the kernels keep for their backward passes: under rematerialisation, and against length; and no second one."""
+"""Residuals of the backward passes.
+
+The tests cover rematerialisation, memory against length, and the refusal of second derivatives.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -31,7 +34,7 @@ from tests.kernels.common import (
         [*((name, NAMES) for name in OPS), ("exact-sorted", NAMES[:1])],
     ),
 )
-def test_saved_selection_is_not_redone_and_gradients_are_the_same_bits(small_tiles, name, saved) -> None:
+def test_saved_selection_is_reused_with_equal_gradients(small_tiles, name, saved) -> None:
     op, (q, k, v) = OPS[name], qkv(Shape(T=40))
     policy = jax.checkpoint_policies.save_only_these_names(*saved)
     layers = {
@@ -53,7 +56,10 @@ def test_saved_selection_is_not_redone_and_gradients_are_the_same_bits(small_til
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_rematerialised_give_the_same_bits(name) -> None:
-    """Saving the residuals by name leaves the backward kernels alone; without, the forward ones run twice."""
+    """With residuals saved by name, only the backward kernels run again.
+
+    Otherwise forward kernels run twice.
+    """
     op, (q, k, v) = KERNELS[name], qkv(Shape(T=30, B=1, G=1))
     policy = jax.checkpoint_policies.save_only_these_names(*NAMES)
     layers = (op, jax.checkpoint(op, policy=policy), jax.checkpoint(op))
@@ -78,7 +84,7 @@ def test_saving_all_names_leaves_only_the_backward_pass(small_tiles) -> None:
 @pytest.mark.parametrize("name", ["exact-masked", pytest.param("approx-sorted", marks=pytest.mark.slow), "element"])
 def test_memory_grows_linearly_with_length(name, monkeypatch) -> None:
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
-    monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**14)  # a tile of scores is small beside q, k, v
+    monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**14)  # tiles of scores are small compared with q, k, v
 
     def growth(op) -> list[float]:
         sizes = [
@@ -88,7 +94,7 @@ def test_memory_grows_linearly_with_length(name, monkeypatch) -> None:
         return [b / a for a, b in pairwise(sizes)]
 
     assert max(growth(OPS[name])) < 2.2
-    if name == "exact-masked":  # the measure itself: the dense form is quadratic
+    if name == "exact-masked":  # check the measurement: the dense form is quadratic
         assert min(growth(partial(reference.top1_chunk_attention, chunk_size=8))) > 3.5
 
 

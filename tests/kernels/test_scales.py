@@ -1,4 +1,7 @@
-"""The recurrences over a thousand sequences, each with operands and decays of a size of its own, from 1e-4 to 1e4."""
+"""The recurrences at operand and decay scales from 1e-4 to 1e4.
+
+Each case has a thousand sequences.
+"""
 
 from functools import partial
 from typing import Any
@@ -21,18 +24,21 @@ CHUNK = 32
 
 
 class Draws:
-    """Operands of `n` sequences, [n, *shape]."""
+    """Draw operands for `n` sequences, [n, *shape]."""
 
     def __init__(self, n: int):
         self.n, self.rng = n, np.random.default_rng(0)
 
     def normal(self, *shape: int) -> np.ndarray:
-        """Each sequence's has a size of its own."""
+        """Draw normal numbers with a random scale per sequence."""
         x = self.rng.normal(size=(self.n, *shape))
         return x * 10 ** self.rng.uniform(-4, 4, size=(self.n, *(1,) * len(shape)))
 
     def log_decay(self, *shape: int) -> np.ndarray:
-        """Likewise, so that some sequences never forget and some do within a token."""
+        """Draw log decays at these scales.
+
+        Some sequences never forget, others forget within a token.
+        """
         return -abs(self.normal(*shape))
 
     def unit(self, *shape: int) -> np.ndarray:
@@ -40,12 +46,15 @@ class Draws:
         return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
     def share(self, *shape: int) -> np.ndarray:
-        """Between 0 and 1."""
+        """Draw numbers between 0 and 1."""
         return 1 / (1 + np.exp(-2 * self.rng.normal(size=(self.n, *shape))))
 
 
 def draw_delta_rule(d: Draws) -> dict[str, np.ndarray]:
-    """Keys feed back into the state: longer ones would let it grow without bound, whatever computes it."""
+    """Draw operands with unit keys.
+
+    Keys feed back into the state, and longer keys would let it grow without bound.
+    """
     return {
         "q": d.normal(T, H, K),
         "k": d.unit(T, H, K),
@@ -100,7 +109,7 @@ def run_ssd(x, log_a, b, c, state, dt, **options):
 
 
 def draw_selective_scan(d: Draws) -> dict[str, np.ndarray]:
-    """All sequences share A, so the sizes of its channels differ."""
+    """Draw A with different scales per channel, because all sequences share it."""
     return {
         "x": d.normal(T, K),
         "dt": abs(d.normal(T, K)),
@@ -116,7 +125,7 @@ def run_selective_scan(x, dt, A, B, C, D, state, **options):
     return kp.selective_scan(x, dt, A, B, C, D, state, **options)
 
 
-WIDE = ("log_g", "log_w", "log_a", "beta", "dt", "A", "D", "state")  # operands that are float32 in all dtypes
+WIDE = ("log_g", "log_w", "log_a", "beta", "dt", "A", "D", "state")  # these operands are float32 for all dtypes
 OPS = {
     "delta_rule": (run_delta_rule, delta_reference.delta_rule, draw_delta_rule),
     "linear_attention": (run_linear_attention, linear_recurrence, draw_plain),
@@ -141,15 +150,16 @@ def results(f: Any, arrays: dict[str, jax.Array], cotangents: Any) -> dict[str, 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("low_rank", "ssd", "delta_rule"), OPS))
-def test_operands_and_decays_of_every_size(implementation, name, dtype) -> None:
-    """All is finite, every sequence right in float32 and nine of ten in bfloat16, at the scale of each array.
+def test_extreme_operand_and_decay_scales(implementation, name, dtype) -> None:
+    """Compare at the scale of each array.
 
-    A decay is the difference of two sums over a chunk with an error of half a unit each. Gradients of decays, of beta
-    and of dt are differences of terms like q dq and k dk. Of a state that is forgotten at once, 1e-19 may be left:
-    decays have a floor. In bfloat16 the corrections of 70 keys in 8 dimensions add to each other's errors.
+    In float32 all sequences must match, in bfloat16 nine of ten; all results are finite. A decay is the difference
+    between two sums over a chunk, with an error of half an ulp each. Gradients of decays, beta and dt are differences
+    between terms like q dq and k dk. A state that is forgotten at once may leave 1e-19, because decays have a floor. In
+    bfloat16, corrections of 70 keys in 8 dimensions accumulate errors.
     """
     run, recurrence, draw = OPS[name]
-    n = 1000 if ON_GPU or implementation == "xla" else 5  # the interpreter takes a second for each
+    n = 1000 if ON_GPU or implementation == "xla" else 5  # the interpreter takes a second per sequence
     draws = Draws(n)
     arrays = {key: jnp.asarray(x, "float32" if key in WIDE else dtype) for key, x in draw(draws).items()}
     op = partial(run, implementation=implementation)
@@ -162,7 +172,7 @@ def test_operands_and_decays_of_every_size(implementation, name, dtype) -> None:
         want = results(recurrence, wide, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), cotangents))
 
     def largest(x: Any) -> np.ndarray:
-        """Of each sequence, or of the parameter that all share."""
+        """Return the largest magnitude per sequence, or of a shared parameter."""
         x = np.asarray(x, np.float64)
         return abs(x.reshape(n if len(x) == n else 1, -1)).max(1)
 

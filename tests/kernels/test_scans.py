@@ -1,4 +1,7 @@
-"""The scans over time, `state_scan` and `selective_scan`: both backends against the recurrences, with gradients."""
+"""`state_scan` and `selective_scan`: both backends against recurrences.
+
+Gradients are compared as well.
+"""
 
 from functools import partial
 from typing import Any
@@ -29,7 +32,7 @@ def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[jax.Array]:
 
 
 def with_gradients(f: Any, arrays: Any) -> tuple[Any, Any]:
-    """(f(*arrays), the cotangents of arrays) for a fixed random cotangent of every output."""
+    """Return f(*arrays) and its gradients, for fixed random cotangents."""
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(f, *arrays)
     cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
@@ -89,7 +92,7 @@ def test_states_under_vmap_equal_a_loop(implementation) -> None:
 
 def test_other_problems_are_refused_with_a_reason() -> None:
     decay, p, r, s = draw((2, 1, 1, 1), (2, 1, 1, 160, 160), (2, 1, 1, 160, 4), (1, 1, 160, 4))
-    # where Triton does not run at all, that is the reason
+    # Where Triton cannot run at all, the message gives that reason instead.
     with pytest.raises(BackendError, match=r"key dim 160 is larger than 128|Triton"):
         state_scan(decay, p, r, s, precision=HIGHEST, implementation="triton")
     with pytest.raises(BackendError, match="has no pallas kernel"):
@@ -103,8 +106,8 @@ def scan_arrays(B, T, E, N, *, dt=0.3, dtype="float32", seed=0) -> list[jax.Arra
     return [x, dt * jnp.exp(step), -jnp.exp(0.5 * a), b, c, d, state]
 
 
-# one position; fewer than a chunk; many chunks, walked in one go and (one channel block alone) side by side; N = 1
-# and steps so large that a state forgets at once; states over so many lanes that a thread has several channels
+# One position; less than a chunk; many chunks, processed in sequence and (with a single channel block) in parallel; N =
+# 1 and steps so large that the state forgets at once; states over so many lanes that a thread has several channels.
 CASES = [((1, 1, 5, 4), 0.3), ((2, 5, 6, 3), 0.3), ((2, 21, 9, 4), 0.3), ((1, 37, 3, 4), 30.0), ((1, 20, 4, 1), 0.3)]
 CASES += [((1, 11, 5, 40), 0.3)]
 
@@ -113,17 +116,17 @@ CASES += [((1, 11, 5, 40), 0.3)]
     ("programs", "chunks", "work", "length"),
     [
         (24, 1600, 3.0, 100),  # RWKV-7, one sequence of 102,400: 16 segments
-        (24, 1601, 3.0, 101),  # the last has 86
+        (24, 1601, 3.0, 101),  # the last has 86 chunks
         (48, 1600, 3.0, 200),
-        (96, 1600, 3.0, 1600),  # 4 segments of three times the work
+        (96, 1600, 3.0, 1600),  # 4 segments with three times the work
         (96, 1600, 2.0, 400),
-        (24, 49, 3.0, 9),  # at least 8
+        (24, 49, 3.0, 9),  # segments have at least 8 chunks
         (24, 47, 3.0, 47),
         (384, 32, 3.0, 32),  # 16 x 2,048 tokens
         (1000, 1600, 2.0, 1600),
     ],
 )
-def test_a_pass_over_time_is_cut_where_it_leaves_the_gpu_idle(programs, chunks, work, length) -> None:
+def test_segment_length_fills_the_gpu(programs, chunks, work, length) -> None:
     assert segments.length(programs, chunks, work=work) == length
 
 
@@ -139,8 +142,11 @@ def test_scan_equals_the_recurrence(implementation, shape, dt) -> None:
 @pytest.mark.parametrize(
     ("shape", "dt"), [CASES[0], CASES[3], ((2, 21, 3, 4), 0.3), pytest.param(*CASES[4], marks=SLOW)], ids=str
 )
-def test_the_chunks_of_other_devices_equal_the_recurrence(monkeypatch, shape, dt) -> None:
-    """On a CPU xla goes token by token; here it does what it does elsewhere, over several groups of chunks."""
+def test_the_chunked_xla_scan_equals_the_recurrence(monkeypatch, shape, dt) -> None:
+    """On a CPU xla scans token by token.
+
+    This tests its chunked form for other devices, over several groups.
+    """
     monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
     monkeypatch.setattr(selective_xla, "GROUP", 2)
     arrays = scan_arrays(*shape, dt=dt)
@@ -149,8 +155,11 @@ def test_the_chunks_of_other_devices_equal_the_recurrence(monkeypatch, shape, dt
     assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
 
 
-def test_a_large_step_size_leaves_later_ones_their_digits(monkeypatch) -> None:
-    """Sums from a chunk's start would round the small step sizes behind it away."""
+def test_small_steps_stay_accurate_after_a_large_step(monkeypatch) -> None:
+    """Small step sizes after a large one are not rounded away.
+
+    Sums from the chunk's start would lose them.
+    """
     monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
     x, dt, *others = scan_arrays(1, 8, 3, 2, dt=1e-3)
     arrays = (x, dt.at[:, 1].set(1e5), *others)
@@ -161,7 +170,7 @@ def test_a_large_step_size_leaves_later_ones_their_digits(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_chunk_size_does_not_change_the_scan() -> None:
-    """Chunks of a CPU, which do not divide the length."""
+    """The CPU's chunk size does not divide the length."""
     arrays = scan_arrays(2, 21, 5, 3)
     run = partial(selective_scan, chunk_size=8, implementation="xla")
     assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
@@ -180,7 +189,7 @@ def test_scan_of_16_bit_inputs_rounds_only_its_outputs(implementation, dtype) ->
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"),  # of all of time, and of segments
+    ("dtype", "shape"),  # for a whole pass and for segments
     [
         ("float32", (2, 21, 9, 4)),
         ("bfloat16", (1, 37, 3, 4)),
@@ -189,8 +198,8 @@ def test_scan_of_16_bit_inputs_rounds_only_its_outputs(implementation, dtype) ->
     ],
     ids=str,
 )
-def test_a_bias_makes_the_step_sizes_and_has_a_gradient(implementation, shape, dtype) -> None:
-    """Against softplus in float64; bf16 rounds results alone."""
+def test_dt_bias_and_its_gradient(implementation, shape, dtype) -> None:
+    """Compare with softplus in float64; bf16 rounds only results."""
     x, _, *rest = scan_arrays(*shape, dtype=dtype)
     logits, bias = draw(shape[:3], shape[2:3], seed=2)
     arrays = (x, (4 * logits).astype(dtype), *rest, 2 * bias - 3)
@@ -213,8 +222,11 @@ def test_a_bias_makes_the_step_sizes_and_has_a_gradient(implementation, shape, d
         assert_close(g, w, dtype if g.dtype == dtype else "float32", scale=1e-3)
 
 
-def test_step_sizes_of_a_bias_are_exact_to_float32(implementation) -> None:
-    """From 2e-9, where 1 + e^z is 1 in float32. An exponent of 2 of up to 29 rounds to 2e-6 of the result."""
+def test_biased_step_sizes_are_exact_to_float32(implementation) -> None:
+    """Steps start at 2e-9, where 1 + e^z is 1 in float32.
+
+    A base-2 exponent up to 29 rounds to 2e-6 relative to the result.
+    """
     z = np.linspace(-20, 20, 201, dtype=np.float32)
     one, E = jnp.ones, len(z)
     arrays = (one((1, 1, E)), jnp.asarray(z)[None, None], -one((E, 1)), one((1, 1, 1)), one((1, 1, 1)), jnp.zeros(E))
@@ -222,7 +234,7 @@ def test_step_sizes_of_a_bias_are_exact_to_float32(implementation) -> None:
     np.testing.assert_allclose(y[0, 0], np.logaddexp(z.astype(np.float64), 0), rtol=3e-6)
 
 
-def test_scan_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_scan_is_causal_and_deterministic(implementation) -> None:
     arrays = scan_arrays(1, 29, 6, 4)
     run = partial(selective_scan, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -263,7 +275,7 @@ def op_arrays(name: str) -> list[jax.Array]:
 def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, implementation) -> None:
     run, arrays, pick = partial(getattr(ops, name), chunk_size=8), op_arrays(name), backend.pick
     want = with_gradients(run, arrays)
-    jax.clear_caches()  # jax.checkpoint remembers the trace, and with it the choice
+    jax.clear_caches()  # jax.checkpoint caches the trace, including the chosen backend
     monkeypatch.setattr(backend, "pick", lambda op, backends, _, *rest: pick(op, backends, implementation, *rest))
     assert_trees_close(with_gradients(run, arrays), want)
     own = {"ssd": "ssd", "gated_delta_rule": "delta_rule", "wkv6": "linear_attention", "wkv7": "linear_attention"}

@@ -1,9 +1,8 @@
-"""The scans of the Triton backend, and the convolution before them, under automatic sharding: each device runs its own
-batch entries and heads.
+"""Triton scans and convolutions under automatic sharding.
 
-On CPU devices array code (`plain_*`) takes the place of the Triton launches, in the same wrappers, so that what is
-tested is the sharding rules: results and gradients, the shares that the bodies see, and the compiled program's
-collectives. On GPUs the kernels themselves run.
+Each device runs its own batch entries and heads. On CPU devices, array code (`plain_*`) replaces the Triton launches
+inside the same wrappers. This tests the sharding rules: results and gradients, local operand shapes, and the
+collectives in the compiled program. On GPUs the kernels run.
 """
 
 import math
@@ -52,11 +51,14 @@ from tests import support
 from tests.kernels.common import ON_GPU, assert_trees_close, fast_jit
 
 AXES = ("data", "fsdp", "tensor")
-B, T, H, E, K, V, N = 8, 72, 4, 8, 16, 8, 4  # T leaves a last chunk that is not full
+B, T, H, E, K, V, N = 8, 72, 4, 8, 16, 8, 4  # T leaves a partial last chunk
 
 
 class Case(NamedTuple):
-    """`f(*arrays)`; dims of operands and results; operands whose gradients are sums over the batch, and over heads."""
+    """A call `f(*arrays)` with operand and result dims.
+
+    `over_batch` and `over_heads` list the operands with gradients summed over the batch and over heads.
+    """
 
     f: Callable
     arrays: tuple[jax.Array, ...]
@@ -177,7 +179,7 @@ def walking() -> Case:
 
 
 def prepared() -> Case:
-    """Vectors in one array, and matrices transposed, as XLA sums their gradients."""
+    """Pass vectors as one array and transposed matrices, as XLA sums their gradients."""
     data = (B, T, H, K)
     arrays = arrays_of(data, data, data, data, (6, H, K), *[(B, T, N)] * 3, *[(H * K, N)] * 3)
 
@@ -243,7 +245,7 @@ def plain_channels_backward(x, dt, a, b, c, d, kept, dy, d_last, *bias):
     f = partial(plain_channels, keep=False)
     _, vjp = jax.vjp(f, x, dt, a, b, c, d, kept[:, 0], *bias)
     dx, ddt, da, *rest = vjp((dy, d_last))
-    return dx, ddt, da * LOG2_E, *rest  # `a` is that of the caller times LOG2_E
+    return dx, ddt, da * LOG2_E, *rest  # `a` is the caller's A times LOG2_E
 
 
 def plain_duality(x, g, dt, b, c, initial, *, has_dt: bool):
@@ -281,7 +283,7 @@ def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool):
 
     xs = tuple(jnp.moveaxis(t, 1, 0) for t in (*(split_chunks(t, C) for t in (q, k, v)), beta, g))
     last, (o, states) = jax.lax.scan(chunk, initial, xs)
-    inverse = jnp.zeros((*q.shape[:3], C))  # which the gradient below does not read
+    inverse = jnp.zeros((*q.shape[:3], C))  # not read by the gradient below
     return join_chunks(jnp.moveaxis(o, 0, 1), q.shape[1]), last, inverse, jnp.moveaxis(states, 0, 1)
 
 
@@ -335,7 +337,7 @@ def plain_convolution_backward(*arrays, **options):
 def plain_shift(x, mu, moves, last, *, names):
     assert names == ("x", "mu", "moves", "last")
 
-    def one(x, mu, moves, last):  # of a sequence
+    def one(x, mu, moves, last):  # for one sequence
         return token_shift_reference.token_shift(x, last, tuple(mu), moves[:, None])
 
     return jax.vmap(one, in_axes=1, out_axes=1)(x, mu, moves, last)
@@ -382,12 +384,15 @@ def plain_walk(*arrays, gates: bool):
     del gates
     *rest, own, lse = arrays
     zeros, ones = jnp.zeros_like(own), jnp.ones_like(own)
-    share = walk_reference.path_walk(*rest[:2], zeros, *rest[3:], ones, lse)[..., 0]  # of what is given, exp(lse - L)
+    share = walk_reference.path_walk(*rest[:2], zeros, *rest[3:], ones, lse)[..., 0]  # exp(lse - L)
     return walk_reference.path_walk(*arrays), (lse - jnp.log(share)) * LOG2_E
 
 
 def plain_walk_backward(q, k, v, product, forgotten, do, total, D, *, gates: bool):
-    """The derivatives of sum p (do . v - D) with p = exp(s - L), L fixed, whose derivative by s is that of the loss."""
+    """Return the derivatives of sum p (do . v - D) with p = exp(s - L) and fixed L.
+
+    Its derivative with respect to s equals the derivative of the loss.
+    """
     del gates
 
     def weighed(q, k, v, product, of_query, of_key):
@@ -406,7 +411,7 @@ def plain_walk_backward(q, k, v, product, forgotten, do, total, D, *, gates: boo
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
+    """Replace the launches on CPU devices; return the operand shapes per traced body."""
     seen: list[tuple] = []
     if ON_GPU:
         return seen
@@ -424,7 +429,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     def watched(body):
         def f(*arrays, **options):
             shapes = [x.shape for x in arrays]
-            # also with heads and their channels as one axis, which the convolution alone takes apart
+            # also with heads and channels merged: only the convolution separates them
             seen.append((*shapes, *((*shape[:2], math.prod(shape[2:])) for shape in shapes)))
             return body(*arrays, **options)
 
@@ -464,7 +469,7 @@ def spec_of(dims: str) -> P:
 
 
 def with_gradients(case: Case) -> tuple[Callable, tuple[jax.Array, ...]]:
-    """A function of the operands and of their results' gradients; what it is given."""
+    """Return a function of operands and result gradients, and its arguments."""
     shapes = jax.tree.leaves(jax.eval_shape(case.f, *case.arrays))
     cotangents = tuple(jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in shapes)
     n = len(case.arrays)
@@ -485,7 +490,7 @@ def mesh_of(sizes: tuple[int, int, int]) -> jax.sharding.Mesh:
 
 MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
-# with both splits, every rule once; selective_scan_bias sums over both
+# Covers each rule once, with both splits; selective_scan_bias sums over both.
 QUICK = {
     (name, "2x2x2")
     for name in (
@@ -511,7 +516,10 @@ QUICK = {
     ],
 )
 def test_every_device_works_on_its_share(name, split, shares) -> None:
-    """Values and gradients are one device's and stay split; the only collectives are sums of gradients."""
+    """Values and gradients match a single device and stay sharded.
+
+    The only collectives sum gradients.
+    """
     case, mesh = CASES[name](), mesh_of((MESHES | GPU_MESHES)[split])
     f, arrays = with_gradients(case)
     want = jax.tree.map(np.asarray, fast_jit(f)(*arrays))
@@ -519,7 +527,7 @@ def test_every_device_works_on_its_share(name, split, shares) -> None:
     split_arrays = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
     shares.clear()
     with jax.set_mesh(mesh):
-        # under another name: a trace of `f` itself would be found again
+        # A new function, because a trace of `f` itself is cached.
         compiled = fast_jit(lambda *xs: f(*xs)).lower(*split_arrays).compile()
     got = compiled(*split_arrays)
     for x, dims in zip(jax.tree.leaves(got), (*case.out_specs, *case.specs), strict=True):
@@ -535,12 +543,12 @@ def test_every_device_works_on_its_share(name, split, shares) -> None:
     shapes = [NamedSharding(mesh, specs[i]).shard_shape(arrays[i].shape) for i in summed]
     found = collectives(str(compiled.as_text()))
     assert set(found) == ({"all-reduce"} if summed else set()), found
-    if not ON_GPU:  # where XLA may join them
+    if not ON_GPU:  # on GPUs XLA may combine them
         assert found.get("all-reduce", []) == sorted(shapes)
 
 
 def collectives(program: str) -> dict[str, list[tuple[int, ...]]]:
-    """The shapes that every kind of collective operation of a compiled program makes."""
+    """Return the result shapes of collectives in a compiled program, by kind."""
     found: dict[str, list[tuple[int, ...]]] = {}
     kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
     for shapes, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", program):

@@ -37,9 +37,9 @@ class Case(NamedTuple):
         return {"silu": self.silu, "l2_heads": self.heads, "scale": 0.3 if self.heads else 1.0}
 
 
-# Tiles of 4 x 8 positions and 16 channels in the interpreter: several of them, whole and of part, and one longer than
-# the sequence; sequences shorter than the filter; heads of one block, filled or not; each part of the operation without
-# the others.
+# The interpreter's tiles have 4 x 8 positions and 16 channels. Cases: several tiles, whole and partial; a tile longer
+# than the sequence; sequences shorter than the filter; heads that fill a block or not; each part of the operation
+# separately.
 CASES = [
     Case(70, 20, heads=2),
     Case(37, 20),
@@ -74,23 +74,23 @@ def op(*arrays, case: Case, implementation=None):
 
 
 def both(case: Case, arrays: Any, implementation: str) -> Any:
-    """(y, {name: gradient}) of an implementation."""
+    """Return y and {name: gradient} for an implementation."""
     f = partial(op, case=case, implementation=implementation)
     return outputs_and_gradients(f, arrays, like=partial(op, case=case, implementation="xla"), names=NAMES)
 
 
 def wanted(case: Case, arrays: Any) -> Any:
-    """The same in float64, for the same rounded inputs and gradient of y."""
+    """Return the same in float64, for the same rounded inputs and cotangent."""
     like = partial(op, case=case, implementation="xla")
     f = partial(reference.short_conv, **case.options)
     return outputs_and_gradients(f, arrays, wide=True, like=like, names=NAMES)
 
 
-wanted_of = cache(lambda case, dtype: wanted(case, draw(case, dtype=dtype)))  # one for all implementations
+wanted_of = cache(lambda case, dtype: wanted(case, draw(case, dtype=dtype)))  # shared by all implementations
 
 
 def quick(n: int) -> list[Any]:
-    """All cases, those after the first n slow."""
+    """Return all cases; those after the first n are slow."""
     return support.slow_unless(lambda case: case in CASES[:n], [(case,) for case in CASES])
 
 
@@ -107,9 +107,9 @@ def test_equals_double_precision(implementation, case) -> None:
         assert_close(got[name], w, "float32", name, scale=1e-3)
 
 
-# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry. Triton rounds y, dx and
-# the gradient of `last` alone, and sums the others' gradients in float32. xla rounds s before the norm, the gradients
-# of s and of z, and each result: four, of which those of neighbouring positions average out in the sum over taps.
+# Largest errors in units of 2^-8, one bf16 rounding, relative to the largest entry. Triton rounds only y, dx and the
+# gradient of `last`, and sums other gradients in float32. xla rounds four times: s before the norm, the gradients of s
+# and z, and each result. Errors of neighbouring positions average out in the sum over taps.
 UNITS = {"triton": 1.01, "xla": 4.0}
 
 
@@ -135,8 +135,8 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, case) -> None:
 
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("case", [Case(9, 6), Case(9, 6, heads=2)], ids=str)
-def test_inputs_of_every_size(implementation, case, scale) -> None:
-    """Sigmoids of 1 and of 0, whose exponentials overflow; squares as small as eps."""
+def test_extreme_input_scales(implementation, case, scale) -> None:
+    """Sigmoids saturate and their exponentials overflow; squares are as small as eps."""
     arrays = draw(case, scale=scale)
     got, want = leaves(both(case, arrays, implementation)), leaves(wanted(case, arrays))
     for name, w in want.items():
@@ -153,7 +153,7 @@ def test_zeros_under_the_norm_have_a_gradient(implementation) -> None:
         assert_close(got[name], w, "float32", name)
 
 
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     case = Case(50, 10, heads=2)
     x, *rest = draw(case, dtype="bfloat16")
     first, again = (both(case, (x, *rest), implementation) for _ in range(2))
@@ -164,7 +164,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
 
 
 def test_earlier_inputs_continue_a_sequence(implementation) -> None:
-    """To the bit: a call goes on where another ended, as prefill and decoding do."""
+    """A call continues another bitwise, as prefill and decoding do."""
     case = Case(50, 20)
     x, w, b, last = draw(case)
     f = fast_jit(partial(op, case=case, implementation=implementation))
@@ -174,7 +174,7 @@ def test_earlier_inputs_continue_a_sequence(implementation) -> None:
 
 @pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
-    """Values and gradients, also of taps and bias that are mapped, and of those that are shared."""
+    """Values and gradients, for mapped and for shared taps and bias."""
     case = Case(19, 12, heads=3)
     each = [draw(case, seed=seed) for seed in range(2)]
     stacked = [jnp.stack(x) for x in zip(*each, strict=True)]
@@ -190,7 +190,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
+def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     case = Case(64, 16, heads=2, bias=False, last=False)
     f = partial(op, case=case, implementation=implementation)
     pull = jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *draw(case)[:2])
@@ -201,7 +201,7 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        # under the tests' import hook the annotations refuse a bad shape before the function can
+        # With the tests' import hook, annotations reject a bad shape before the function does.
         ({"w_EW": jnp.zeros((5, 4))}, r"w_EW must be \(6, 4\)|Type-check"),
         ({"b_E": jnp.zeros(5)}, r"b_E must be \(6,\)|Type-check"),
         ({"last_BWE": jnp.zeros((2, 4, 6))}, r"last_BWE must be \(2, 3, 6\)"),
@@ -210,7 +210,7 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
         ({"scale": 0.5}, "set l2_heads"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong, match) -> None:
+def test_mismatched_shapes_are_named(wrong, match) -> None:
     given: dict[str, Any] = {"x_BTE": jnp.zeros((2, 9, 6)), "w_EW": jnp.zeros((6, 4)), "silu": True} | wrong
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match=match):
         kp.short_conv(**given)
@@ -233,7 +233,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "taps and bias float32" in str(refusal(problem(taps="bfloat16")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     case = CASES[0]
     with jax.enable_x64(True):
         arrays = [x.astype(jnp.float64) for x in draw(case)]
@@ -250,7 +250,7 @@ def test_double_precision_is_xla_s() -> None:
         (Case(2048, 1152), (128, 128, 4, 4)),
         (Case(2048, 576), (64, 64, 8, 4)),  # nine whole blocks
         (Case(2048, 384, heads=2), (192, 256, 2, 4)),
-        (Case(20, 1152), (128, 128, 2, 2)),  # two pieces of 16 positions are all there are
+        (Case(20, 1152), (128, 128, 2, 2)),  # only two pieces of 16 positions exist
         (Case(16, 5), (16, 16, 1, 1)),
     ],
     ids=str,

@@ -1,4 +1,7 @@
-"""The selection by a shortlist, against a plain definition in float64: its tables, the best key among those listed."""
+"""Selection by a shortlist against a plain float64 definition.
+
+The tests cover chunk tables and the choice of the best listed key.
+"""
 
 import math
 from functools import partial
@@ -35,7 +38,7 @@ one_table = pytest.mark.parametrize("table", support.slow_unless(lambda table: t
 
 
 def table_score(q_K, k_CK, table: str, scale: float) -> float:
-    """What a table says of a chunk, in float64 and by numpy's eigenvalues."""
+    """Return a table's score for a chunk, in float64 with numpy's eigenvalues."""
     mean_K = k_CK.mean(0)
     if table == "sub_means":
         return max(scale * run.mean(0) @ q_K for run in np.split(k_CK, 8))
@@ -46,7 +49,7 @@ def table_score(q_K, k_CK, table: str, scale: float) -> float:
 
 
 def plain(q, k, *, chunk_size: int, table: str, shortlist: int, top_k: int) -> np.ndarray:
-    """Query by query: the chunks of the best keys among the first of the table, [B, T, H, k]."""
+    """Select per query the chunks with the best listed keys: [B, T, H, k]."""
     (B, T, H, K), C, R = q.shape, chunk_size, q.shape[2] // k.shape[2]
     scale, sel = K**-0.5, np.full((B, T, H, top_k), -1)
     for b, t, h in np.ndindex(B, T, H):
@@ -59,7 +62,7 @@ def plain(q, k, *, chunk_size: int, table: str, shortlist: int, top_k: int) -> n
     return sel
 
 
-# At 101 tokens in chunks of 16 there are six past chunks at most, in chunks of 32 three.
+# 101 tokens have at most six past chunks (size 16) or three (size 32).
 CASES = [
     ("mean", 16, 1, 1),
     ("mean", 16, 3, 2),
@@ -71,12 +74,15 @@ CASES = [
     ("mean_eigen", 16, 4, 2),
     ("mean_eigen", 32, 2, 2),
 ]
-# With test_equals_the_reference, for the mean; ties and decoding have the eigenvectors.
+# test_equals_the_reference covers the mean quickly; tie and decoding tests cover the eigenvectors.
 QUICK = {("sub_means", 16, 2, 2)}
 
 
 def separated_keys(shape: Shape) -> jax.Array:
-    """Keys with one direction of their own per chunk: power iteration then finds the eigenvector to the last digits."""
+    """Draw keys with a dominant direction per chunk.
+
+    Power iteration then converges to the last digits.
+    """
     rng = np.random.default_rng(5)
     direction = rng.normal(size=(shape.B, -(-shape.T // shape.C), 1, shape.G, shape.K))
     along = np.repeat(direction, shape.C, 2).reshape(shape.B, -1, shape.G, shape.K)[:, : shape.T]
@@ -95,7 +101,7 @@ def test_equals_the_plain_definition(small_tiles, table, chunk, shortlist, top_k
         want = want if top_k > 1 else want[..., 0]
         for f in (partial(kp.select_chunk, implementation="xla"), select_reference.select_chunk):
             np.testing.assert_array_equal(fast_jit(partial(f, **options))(q, k), want)
-        # and the gradient is that of attention to the chunks that were selected
+        # The gradient equals the gradient of attention to the selected chunks.
         got = value_and_grads(partial(chunk_attention, how="sorted", **options), q, k, v)
         attend = partial(reference.attend, sel_BTH=jnp.asarray(want, jnp.int32), chunk_size=chunk)
         jax.tree.map(partial(assert_close, dtype="float64"), got, value_and_grads(attend, q, k, v))
@@ -104,17 +110,20 @@ def test_equals_the_plain_definition(small_tiles, table, chunk, shortlist, top_k
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("table", support.slow_unless(lambda table: table == "mean", TABLES))
 def test_equals_the_reference(small_tiles, table, dtype) -> None:
-    """The same products, in float32, of the same inputs; 3 of 12 past chunks at most."""
+    """Both multiply the same inputs in float32.
+
+    Lists have 3 of at most 12 past chunks.
+    """
     q, k, _ = qkv(Shape(T=203), dtype=dtype)
     options = {"chunk_size": 16, "selection": "shortlist", "shortlist": 3, "table": table, "top_k": 2}
     got = np.asarray(fast_jit(partial(kp.select_chunk, implementation="xla", **options))(q, k))
     want = np.asarray(fast_jit(partial(select_reference.select_chunk, **options))(q, k))
-    assert (got != want).any(-1).mean() < 2e-3  # near ties, which rounding decides: 3 of 1624 queries
+    assert (got != want).any(-1).mean() < 2e-3  # rounding decides near ties: 3 of 1624 queries
 
 
 KERNEL_CASES = [
     ("mean", Shape(T=101, C=16, B=1), 3, 2, None),
-    ("mean", Shape(T=130, C=40, R=3, G=1, K=24), 2, 1, -0.5),  # a chunk in pieces, and a scale that turns the order
+    ("mean", Shape(T=130, C=40, R=3, G=1, K=24), 2, 1, -0.5),  # a chunk in pieces; a negative scale reverses the order
     ("mean", Shape(B=1, T=300, C=128, R=1, G=1, K=64), 1, 1, None),
     ("sub_means", Shape(T=101, C=8, B=1), 4, 3, None),
     ("sub_means", Shape(B=1, T=70, C=32, G=1), 1, 1, 0.7),
@@ -132,7 +141,10 @@ KERNEL_CASES = [
 def test_kernels_equal_the_reference(
     monkeypatch, table, shape, shortlist, top_k, scale, dtype, implementation, few_chunks
 ) -> None:
-    """With rows sorted by candidate, and with all chunks scored, which is faster where they are few."""
+    """Sort rows by candidate, or score all chunks.
+
+    Scoring all chunks is faster if there are few.
+    """
     extras.need("triton")
     from kernels_pallas.select_chunk.triton import select
 
@@ -142,7 +154,7 @@ def test_kernels_equal_the_reference(
     options |= {"shortlist": shortlist, "table": table, "top_k": top_k}
     got = np.asarray(fast_jit(partial(kp.select_chunk, implementation=implementation, **options))(q, k))
     want = np.asarray(fast_jit(partial(select_reference.select_chunk, **options))(q, k))
-    assert (got != want).reshape((*got.shape[:3], -1)).any(-1).mean() < 2e-3  # near ties, which rounding decides
+    assert (got != want).reshape((*got.shape[:3], -1)).any(-1).mean() < 2e-3  # rounding decides near ties
 
 
 @pytest.mark.gpu
@@ -158,18 +170,21 @@ def test_kernels_equal_the_reference(
     ],
 )
 def test_kernels_at_their_real_sizes(table, chunk, dim, shortlist, top_k, dtype) -> None:
-    """With a chunk that is on most lists."""
+    """One chunk is on most lists."""
     q, k, _ = qkv(Shape(B=2, T=9001, R=2, G=2, K=dim, C=chunk), dtype=dtype)
     k = k.at[:, chunk : 2 * chunk].add(jnp.asarray(0.3, dtype) * q[:, 7000:7001, ::2])
     options = {"chunk_size": chunk, "selection": "shortlist", "shortlist": shortlist, "table": table, "top_k": top_k}
     got, want = (jax.jit(partial(kp.select_chunk, implementation=name, **options))(q, k) for name in ("triton", "xla"))
     wrong = np.asarray(got != want).reshape(2, 9001, 4, -1).any(-1)
-    assert wrong.mean() < 2e-3  # near ties, which rounding decides
+    assert wrong.mean() < 2e-3  # rounding decides near ties
 
 
 @one_table
-def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(table) -> None:
-    """Bit for bit, and before that for the queries that have no more chunks than the list."""
+def test_longer_lists_find_no_fewer_best_keys(table) -> None:
+    """A list of all chunks selects exactly.
+
+    Shorter lists are exact for queries with no more chunks.
+    """
     q, k, _ = qkv(Shape(T=101))
 
     def select(**options):
@@ -188,7 +203,7 @@ def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(
 
 
 def sort_rows_by_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few chunks there are, Triton takes the way of long sequences."""
+    """Make Triton sort rows by candidate, as for long sequences."""
     from kernels_pallas.select_chunk.triton import select
 
     monkeypatch.setattr(select, "FEW_CHUNKS", 0)
@@ -202,7 +217,10 @@ def sort_rows_by_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ties_go_to_the_smallest_chunk(small_tiles, monkeypatch, table, implementation, few_chunks) -> None:
-    """On the list and of the best keys: chunks 0 and 1 differ, the rest repeat them in turn."""
+    """Ties occur in the list and among best keys.
+
+    Chunks 0 and 1 differ, later chunks repeat them.
+    """
     if not few_chunks:
         extras.need("triton")
         sort_rows_by_candidate(monkeypatch)
@@ -259,7 +277,7 @@ DECODED += [("mean_eigen", False, 9, 2, 5)]
     + support.slow_unless(lambda table, *_: table == "mean", [(*case, "triton") for case in DECODED]),
 )
 def test_decoding_equals_the_parallel_form(table, with_table, shortlist, top_k, spare, implementation) -> None:
-    """Into a cache with `spare` slots that stay empty, whose table was never written: NaN."""
+    """Decode into a cache with `spare` empty slots and a table initialised to NaN."""
     T = 45 if implementation == "xla" else 29
     q, k, v = qkv(Shape(T=T))
     options = {"selection": "shortlist", "chunk_size": 8, "shortlist": shortlist, "table": table, "top_k": top_k}
@@ -268,7 +286,7 @@ def test_decoding_equals_the_parallel_form(table, with_table, shortlist, top_k, 
 
 
 @one_table
-def test_rows_after_a_prefill_equal_the_running_ones(table) -> None:
+def test_prefill_rows_equal_running_rows(table) -> None:
     k = qkv(Shape(T=43), dtype="bfloat16")[1]
     want = kp.chunk_table(k, chunk_size=8, table=table)
     update = jax.jit(partial(kp.update_chunk_table, chunk_size=8, table=table))
@@ -280,7 +298,7 @@ def test_rows_after_a_prefill_equal_the_running_ones(table) -> None:
 
 
 def test_the_leading_eigenvector() -> None:
-    """Its length is the root of the eigenvalue; of equal keys it is zero."""
+    """Its length is the square root of the eigenvalue; for equal keys it is zero."""
     k = np.random.default_rng(0).normal(size=(7, 24, 6))
     k[:, :, 1] *= 3
     k[0] = k[0, :1]
@@ -304,7 +322,10 @@ def test_memory_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they write, from 16,384 tokens on: the counts of the sort are as many as rows and past chunks a tile has."""
+    """Count the kernels' output bytes from 16,384 tokens on.
+
+    From there, sort tiles grow with the number of chunks.
+    """
     extras.need("triton")
     from kernels_pallas.select_chunk.triton import select
 
@@ -322,7 +343,7 @@ def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.Mo
     assert 1.9 < total[1] / total[0] < 2.1
 
 
-def test_other_backends_refuse_and_name_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     long = partial(problem, T=2000, chunk_size=64, selection="shortlist", top_k=1)
     listed = long(shortlist=tables.Shortlist(4, "mean"))
@@ -331,9 +352,9 @@ def test_other_backends_refuse_and_name_the_one_that_has_it(monkeypatch: pytest.
         assert backend.refusal(listed) is None
         refusal = backend.refusal(long(shortlist=tables.Shortlist(17, "mean")))
         assert refusal == "it lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
-        # of the best key of all there is no list
+        # The best key of all chunks needs no list.
         assert backend.refusal(long(shortlist=tables.Shortlist(31, "mean"))) is None
-    # attention does not select: it takes the selection of another backend
+    # Attention does not select; it uses another backend's selection.
     assert chunk_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(17, "mean"))) is None
 
 
@@ -353,7 +374,7 @@ def test_wrong_settings_name_the_fix(settings, match) -> None:
     for call in (*calls, partial(kp.top1_chunk_decode, q[:, 0], k, v, 4)):
         with pytest.raises(ValueError, match=match):
             call(**options)
-    # another selection does not read them
+    # Other selections ignore these arguments.
     assert kp.select_chunk(q, k, **(options | {"selection": "approx"})).shape[:3] == (2, 40, 4)
 
 

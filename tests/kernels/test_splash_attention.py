@@ -1,4 +1,4 @@
-"""Splash attention without a TPU: its values in Pallas' interpreter, its program exported for one, its masks."""
+"""Splash attention without a TPU: interpreted values, TPU export, masks."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def assert_equals_dense(program, inputs, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 50, 128, 300])
 def test_values_and_gradients_in_the_interpreter(window, monkeypatch):
-    """In blocks of 128, of which 200 tokens need two and a part; grouped queries."""
+    """200 tokens need two blocks of 128, the second partial; queries are grouped."""
     monkeypatch.setattr(kernel, "BLOCK", 128)
     options = {"window": window, "scale": 0.2, "slopes": ()}
     attend = partial(kernel.attend, interpret=True, **options)
@@ -67,7 +67,10 @@ def test_102400_tokens_lower_for_a_tpu(window):
 
 
 def lower_for_a_tpu(n_tokens, window, n_devices):
-    """One kernel forward and two backward, and nothing beside them of the size of the scores."""
+    """Lower to one forward and two backward kernels.
+
+    No other array is as large as the scores.
+    """
     x = jax.ShapeDtypeStruct((8, n_tokens, 12, 64), jnp.bfloat16)
     with jax.set_mesh(make_mesh(data=n_devices, devices=jax.devices()[:n_devices])):
         attend = partial(kernel.attend, window=window, scale=0.125, slopes=(), split=heads_split(8, 12))
@@ -77,7 +80,7 @@ def lower_for_a_tpu(n_tokens, window, n_devices):
 
 
 @pytest.mark.parametrize("window", [None, 1, 128, 200, 256, 1_000])
-def test_uniform_blocks_of_the_mask_are_found_without_their_pairs(window):
+def test_the_lazy_mask_matches_the_dense_mask(window):
     shape, left = (768, 768), None if window is None else window - 1
     cheap = kernel._CheapMask(shape, (left, 0), offset=0)
     whole = splash.LocalMask(shape, (left, 0), offset=0)

@@ -1,4 +1,7 @@
-"""Mamba-2's recurrence, `ssd`: both backends against the recurrence in double precision, with gradients."""
+"""Mamba-2's recurrence, `ssd`: both backends against double precision.
+
+Gradients are compared as well.
+"""
 
 from functools import cache, partial
 from typing import Any
@@ -21,7 +24,7 @@ scan = extras.triton_module("ssd.triton.scan")
 
 
 def draw(B, T, H, V, N, *, decay=0.3, dtype="float32", seed=0, per_head=False) -> list[jax.Array]:
-    """x, log_a, b, c, dt, state."""
+    """Draw x, log_a, b, c, dt and state."""
     rng = np.random.default_rng(seed)
     bc = (B, T, H, N) if per_head else (B, T, N)
     shapes = ((B, T, H, V), (B, T, H), bc, bc, (B, T, H), (B, H, N, V))
@@ -42,7 +45,7 @@ def oracle(x, log_a, b, c, dt, state):
 
 
 def pulled(f: Any) -> Any:
-    """(arrays, cotangents) -> (f(*arrays), the cotangents of arrays), compiled."""
+    """Return a compiled function: (arrays, cotangents) -> (f(*arrays), gradients)."""
 
     @fast_jit
     def run(arrays, cotangents):
@@ -53,7 +56,10 @@ def pulled(f: Any) -> Any:
 
 
 def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
-    """(f(*arrays), the cotangents of arrays) for a fixed random cotangent of every output; in float64 if `wide`."""
+    """Return f(*arrays) and its gradients, for fixed random cotangents.
+
+    In float64 if `wide`.
+    """
     shapes = jax.eval_shape(f, *arrays)
     rng = np.random.default_rng(1)
     cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
@@ -70,8 +76,8 @@ def assert_trees_close(got: Any, want: Any, dtype: str) -> None:
         assert_close(g, w, dtype, jax.tree_util.keystr(path), scale=1e-3)
 
 
-# one position; less than a chunk; chunks that do not divide T, of several blocks and of parts of one; three heads in
-# groups of two; decays that forget within a position, and that never do
+# One position; less than a chunk; chunks that do not divide T, with several blocks and partial blocks; three heads in
+# groups of two; decays that forget within a position, or never.
 CASES = [
     ((1, 1, 2, 5, 6), 16, 0.3),
     ((2, 9, 3, 5, 6), 16, 0.3),
@@ -81,7 +87,7 @@ CASES = [
     ((1, 23, 2, 3, 4), 7, 0.3),
     ((1, 70, 2, 8, 20), 64, 20.0),
     ((1, 70, 2, 8, 20), 64, 1e-4),
-    ((1, 48, 2, 5, 20), 8, 0.3),  # six segments for Triton
+    ((1, 48, 2, 5, 20), 8, 0.3),  # six segments in Triton
     ((2, 45, 1, 8, 8), 5, 1e-2),  # nine
 ]
 
@@ -89,7 +95,7 @@ CASES = [
 QUICK = [*CASES[:3], CASES[6], CASES[8]]
 
 
-@cache  # one for all implementations
+@cache  # shared by all implementations
 def wanted(shape: tuple[int, ...], decay: float) -> Any:
     return with_gradients(oracle, draw(*shape, decay=decay), wide=True)
 
@@ -106,7 +112,7 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype, per_head) -> N
     arrays = draw(2, 45, 3, 8, 20, decay=0.1, dtype=dtype, per_head=per_head)
     f = partial(op, chunk=32, implementation=implementation)
     assert [t.dtype for t in jax.eval_shape(f, *arrays)] == [dtype, jnp.float32]
-    # the same cotangents: those of the oracle are rounded to what its outputs would be
+    # Reuse the op's cotangents: the oracle would round them to its own output dtypes.
     rng = np.random.default_rng(1)
     dy, d_last = (jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in jax.eval_shape(f, *arrays))
     got = pulled(f)(tuple(arrays), (dy, d_last))
@@ -135,8 +141,8 @@ def test_without_dt_and_without_a_state(implementation, per_head) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 37, 3, 5, 20), (1, 48, 2, 5, 20)], ids=str)
-def test_heads_may_have_b_and_c_of_their_own(implementation, shape) -> None:
-    """With equal ones the outputs are those of shared ones."""
+def test_b_and_c_per_head(implementation, shape) -> None:
+    """With equal b and c per head, outputs match shared b and c."""
     arrays = draw(*shape, per_head=True)
     run = partial(op, chunk=8, implementation=implementation)
     assert_trees_close(with_gradients(run, arrays), with_gradients(oracle, arrays, wide=True), "float32")
@@ -155,7 +161,7 @@ def test_one_token_updates_the_state_without_a_kernel(dtype, per_head) -> None:
     assert_trees_close((y, state), want, dtype)
 
 
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     arrays = draw(1, 50, 3, 6, 4)
     run = partial(op, implementation=implementation)
     first, again = with_gradients(run, arrays), with_gradients(run, arrays)
@@ -168,7 +174,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
 def test_chunk_size_changes_nothing(implementation) -> None:
     arrays = draw(1, 50, 2, 6, 4)
     want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
-    for chunk in (5, 48, 300):  # triton cuts the last
+    for chunk in (5, 48, 300):  # triton caps 300
         got = with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays)
         assert_trees_close(got, want, "float32")
 
@@ -190,7 +196,7 @@ def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
     ("programs", "chunks", "pieces"),
     [(48, 800, 8), (24, 800, 16), (24, 797, 1), (24, 40, 5), (24, 16, 1), (150, 800, 1), (300, 800, 1)],
 )
-def test_long_sequences_are_cut_where_a_pass_over_time_leaves_the_gpu_idle(monkeypatch, programs, chunks, pieces):
+def test_long_sequences_are_split_to_fill_the_gpu(monkeypatch, programs, chunks, pieces):
     monkeypatch.setattr(scan.interpreter, "is_chosen", lambda: False)
     assert scan.segments(programs, chunks) == pieces
 
@@ -222,14 +228,14 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
 
 
-def test_a_mesh_of_several_devices_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meshes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh):
         assert refusal(problem()) is None
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         x, log_a, b, c, dt, state = (t.astype(jnp.float64) for t in draw(1, 20, 1, 4, 4))
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):

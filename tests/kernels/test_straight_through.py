@@ -1,4 +1,4 @@
-"""The straight-through op: the forward value is a copy, the gradient is the soft one's."""
+"""The straight-through op: hard value forward, soft gradient backward."""
 
 import jax
 import jax.numpy as jnp

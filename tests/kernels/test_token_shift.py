@@ -1,4 +1,7 @@
-"""RWKV's token shift: both backends against float64, values and all gradients, and as the mixers call it."""
+"""RWKV's token shift: both backends against float64.
+
+The tests cover values, all gradients, and the calls of the mixers.
+"""
 
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -33,8 +36,8 @@ class Case(NamedTuple):
     B: int = 2
 
 
-# Tiles of 4 x 8 positions and 16 channels in the interpreter: several of them, whole and of part, and one longer than
-# the sequence; a piece that ends with the sequence, and one behind it.
+# The interpreter's tiles have 4 x 8 positions and 16 channels. Cases: several tiles, whole and partial; a tile longer
+# than the sequence; a piece that ends with the sequence, and a piece after it.
 CASES = [
     Case(70, 20, 3),
     Case(37, 20, 5, moves=True),
@@ -48,7 +51,7 @@ CASES = [
 
 
 def draw(case: Case, *, dtype="float32", seed=0) -> tuple[Any, ...]:
-    """x, last, mus, moves."""
+    """Draw x, last, mus and moves."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> jax.Array:
@@ -61,13 +64,13 @@ def draw(case: Case, *, dtype="float32", seed=0) -> tuple[Any, ...]:
 
 
 def both(arrays: Any, implementation: str) -> dict[str, np.ndarray]:
-    """Results and gradients of an implementation, by name."""
+    """Return an implementation's results and gradients by name."""
     f, like = (partial(kp.token_shift, implementation=name) for name in (implementation, "xla"))
     return leaves(outputs_and_gradients(f, arrays, like=like, names=NAMES))
 
 
 def wanted(arrays: Any) -> dict[str, np.ndarray]:
-    """The same in float64, for the same rounded inputs and gradients of results."""
+    """Return the same in float64, for the same rounded inputs and cotangents."""
     like = partial(kp.token_shift, implementation="xla")
     return leaves(outputs_and_gradients(reference.token_shift, arrays, wide=True, like=like, names=NAMES))
 
@@ -76,11 +79,11 @@ def leaves(results: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(results)}
 
 
-wanted_of = cache(lambda case, dtype: wanted(draw(case, dtype=dtype)))  # one for all implementations
+wanted_of = cache(lambda case, dtype: wanted(draw(case, dtype=dtype)))  # shared by all implementations
 
 
 def quick(n: int) -> list[Any]:
-    """All cases, those after the first n slow."""
+    """Return all cases; those after the first n are slow."""
     return support.slow_unless(lambda case: case in CASES[:n], [(case,) for case in CASES])
 
 
@@ -92,9 +95,9 @@ def test_equals_double_precision(implementation, case) -> None:
         assert_close(got[name], w, "float32", name, scale=1e-3)
 
 
-# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry. Triton rounds results
-# once and sums the gradients of mus in float32. xla rounds mu, the difference, its product and the sum, the gradient of
-# x after each of up to 2 N additions, and sums over tokens.
+# Largest errors in units of 2^-8, one bf16 rounding, relative to the largest entry. Triton rounds results once and sums
+# the gradients of mus in float32. xla rounds mu, the difference, its product and the sum, the gradient of x after each
+# of up to 2 N additions, and sums over tokens.
 UNITS = {"triton": 1.01, "xla": 8.0}
 
 
@@ -118,7 +121,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, case) -> None:
         assert_close(got[name], w, "float32", name, scale=1e-3)
 
 
-def test_is_causal_and_repeats_its_bits(implementation) -> None:
+def test_is_causal_and_deterministic(implementation) -> None:
     x, *rest = draw(Case(50, 10, 2, moves=True), dtype="bfloat16")
     first, again = (both((x, *rest), implementation) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, again)
@@ -129,7 +132,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
 
 
 def test_earlier_inputs_continue_a_sequence(implementation) -> None:
-    """To the bit: a call goes on where another ended, as prefill and decoding do."""
+    """A call continues another bitwise, as prefill and decoding do."""
     x, last, mus, moves = draw(Case(50, 20, 2, moves=True))
     f = fast_jit(partial(kp.token_shift, implementation=implementation))
     pieces = f(x[:, :20], last, mus, moves[:, :, :20]), f(x[:, 20:], x[:, 19], mus, moves[:, :, 20:])
@@ -139,7 +142,7 @@ def test_earlier_inputs_continue_a_sequence(implementation) -> None:
 
 @pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
-    """Values and gradients, also of mus that are mapped, and of those that are shared."""
+    """Values and gradients, for mapped and for shared mus."""
     case = Case(19, 12, 2, moves=True)
     each = [draw(case, seed=seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *each)
@@ -157,7 +160,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
     jax.tree.map(partial(assert_close, dtype="float32"), got, jax.tree.map(lambda *y: jnp.stack(y), *want))
 
 
-def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
+def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     case = Case(64, 16, 3, last=False)
     x, last, mus, _ = draw(case)
     f = lambda x, mus: kp.token_shift(x, last, mus, implementation=implementation)  # noqa: E731
@@ -168,14 +171,14 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation) -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        # under the tests' import hook the annotations refuse a bad shape before the function can
+        # With the tests' import hook, annotations reject a bad shape before the function does.
         ({"mus": ()}, "mus is empty"),
         ({"mus": (jnp.zeros(6), jnp.zeros(5))}, r"mus\[1\] must be \(6,\)|Type-check"),
         ({"last_BD": jnp.zeros((2, 5))}, r"last_BD must be \(2, 6\)|Type-check"),
         ({"moves_NBTD": jnp.zeros((2, 2, 9, 6))}, r"moves_NBTD must be \(1, 2, 9, 6\)"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong, match) -> None:
+def test_mismatched_shapes_are_named(wrong, match) -> None:
     given: dict[str, Any] = {"x_BTD": jnp.zeros((2, 9, 6)), "last_BD": None, "mus": (jnp.zeros(6),)} | wrong
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match=match):
         kp.token_shift(**given)
@@ -196,7 +199,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "x is int8; it may be bfloat16, float16, float32" in str(refusal(problem(dtype="int8")))
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(CASES[1]))
         with pytest.raises(kp.BackendError, match=r"triton: (x is float64|Triton kernels need|Triton's)"):
@@ -210,7 +213,7 @@ def outside(monkeypatch, load) -> None:
 
 
 @pytest.mark.parametrize(("seq", "used"), [(1, "mine"), (2, "xla")])
-def test_a_sequence_that_devices_share_is_xla_s(monkeypatch, seq, used) -> None:
+def test_sequences_sharded_over_time_use_xla(monkeypatch, seq, used) -> None:
     from kernels_pallas.token_shift import xla
 
     if jax.device_count() < seq:
@@ -232,7 +235,7 @@ MIXERS = {
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
+def test_mixer_gradients_match_xla(monkeypatch, implementation, name) -> None:
     gradients = mixer_gradients(MIXERS[name])
     want = gradients()
     assert kp.backends_used()["token_shift"] == "xla"

@@ -1,4 +1,7 @@
-"""Top-1 Chunk where it may go wrong: lengths around the chunk, adversarial selections, ties, causality, extremes."""
+"""Top-1 Chunk in difficult cases.
+
+These are lengths near the chunk size, adversarial selections, ties, causality and extreme scores.
+"""
 
 from functools import cache, partial
 
@@ -26,7 +29,7 @@ from tests.kernels.common import (
     value_and_grads,
 )
 
-# Each schedule and the kernels once.
+# Run each schedule and the kernels once.
 each_way = pytest.mark.parametrize(
     ("selection", "how"),
     support.slow_unless(
@@ -48,7 +51,7 @@ def test_equals_reference_in_double(small_tiles, selection, schedule) -> None:
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
 
 
-@cache  # one for all ways
+@cache  # shared by all implementations
 def wanted_at(length: int):
     return value_and_grads(lambda *a: reference.top1_chunk_attention(*a, chunk_size=16), *qkv(Shape(T=length, B=1)))
 
@@ -126,7 +129,7 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -
     select = jax.jit(partial(kp.select_chunk, scale=1.0, implementation=implementation, **options))
     sel = select(jnp.zeros_like(q), k)
     assert (np.asarray(sel)[:, 8:] == 0).all()
-    # chunks 0 and 1 differ, the rest repeat them in turn; small integers, so that equal scores are equal bits
+    # Chunks 0 and 1 differ, later chunks repeat them. Small integers make equal scores bitwise equal.
     rng = np.random.default_rng(0)
     pair = rng.integers(-2, 3, size=(16, shape.G, shape.K))
     k = jnp.asarray(np.tile(pair, (4, 1, 1))[None], jnp.float32)
@@ -136,8 +139,11 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -
     np.testing.assert_array_equal(sel, select_reference.select_chunk(q, k, scale=1.0, **options))
 
 
-def test_approx_tells_means_apart_that_bfloat16_would_round_to_one(implementation) -> None:
-    """Keys of 1 and, one of them in the second chunk, 1 + 2^-7: means of 1 and 1 + 2^-10."""
+def test_approx_distinguishes_means_beyond_bfloat16(implementation) -> None:
+    """The chunk means are 1 and 1 + 2^-10.
+
+    Keys are 1, except for 1 + 2^-7 once in the second chunk.
+    """
     k = np.zeros((1, 24, 1, 8))
     k[..., 0] = 1
     k[:, 8, :, 0] += 2**-7
@@ -147,7 +153,7 @@ def test_approx_tells_means_apart_that_bfloat16_would_round_to_one(implementatio
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_means_for_the_kernel_add_up_to_float32_from_parts_in_their_dtype(dtype) -> None:
+def test_split_means_sum_to_float32(dtype) -> None:
     extras.need("triton")
     from kernels_pallas.select_chunk.triton.select import _table_parts
 
@@ -178,7 +184,7 @@ def test_first_chunk_is_local_only(selection, how) -> None:
     ],
 )
 def test_causal_to_the_last_bit(small_tiles, selection, how, dtype) -> None:
-    """Changing token t leaves every earlier output as it was: not nearly, exactly."""
+    """Changing token t leaves earlier outputs bitwise equal."""
     shape = Shape(T=61, C=8, B=1, G=1 if how == "triton" else 2)
     q, k, v = qkv(shape, dtype=dtype, gain=2)
     run = jax.jit(partial(chunk_attention, chunk_size=8, selection=selection, how=how))
@@ -198,11 +204,14 @@ def test_extreme_scores_stay_finite(small_tiles, how) -> None:
 
 @pytest.mark.parametrize("gain", [1.0, 30.0, 1e3], ids=["bounded", "by-first-chunk", "by-maximum"])
 @pytest.mark.parametrize("length", [75, pytest.param(128, marks=pytest.mark.slow)])
-def test_each_way_to_compare_masses(gain, length, implementation) -> None:
-    """The exact kernel has three: by the sizes of the scores (select_chunk/triton/kernels.py)."""
+def test_all_mass_comparisons(gain, length, implementation) -> None:
+    """The exact kernel compares masses in three ways, by score size.
+
+    See select_chunk/triton/kernels.py.
+    """
     shape = Shape(T=length, B=1, G=1, C=16, K=16)
     q, k, _ = qkv(shape, gain=gain)
-    k = k.at[:, 32:48].multiply(gain if gain > 100 else 1.0)  # far beyond chunk 0: its mass overflows
+    k = k.at[:, 32:48].multiply(gain if gain > 100 else 1.0)  # far larger than in chunk 0: its mass overflows
     options = {"chunk_size": 16, "selection": "exact", "scale": None}
     sel = np.asarray(kp.select_chunk(q, k, implementation=implementation, **options))
     assert_selection(sel, np.asarray(select_reference.chunk_scores(q, k, **options)), 16)

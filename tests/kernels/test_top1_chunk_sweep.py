@@ -1,4 +1,4 @@
-"""Top-1 Chunk against its dense definition over a sweep of shapes, dtypes and scales: values, gradients, selections."""
+"""Top-1 Chunk against its dense definition, for many shapes, dtypes and scales."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def check(how, shape, dtype, gain, selection, scale, seed) -> None:
         o, pull = jax.vjp(lambda *a: chunk_attention(*a, how=how, **options), q, k, v)
         return o, pull(do), kp.select_chunk(q, k, implementation=selector(how), **options)
 
-    def theirs(q, k, v, do, sel):  # in fp32, with our selection: what rounding flips is judged by itself
+    def theirs(q, k, v, do, sel):  # in fp32 with our selection, which is checked separately
         attend = partial(reference.attend, chunk_size=shape.C, scale=scale)
         o, pull = jax.vjp(lambda *a: attend(*a, sel), q, k, v)
         return o, pull(do), select_reference.chunk_scores(q, k, **options)
@@ -80,7 +80,7 @@ def test_equals_reference(small_tiles, how, shape, dtype, gain, selection, scale
     check(how, shape, dtype, gain, selection, scale, seed)
 
 
-# Chunks shorter than a tile, whose other keys are masked, with scores whose order the scale turns around.
+# Chunks are shorter than a tile, which masks its other keys; the negative scale reverses the score order.
 turned = hypothesis.example(
     shape=Shape(B=1, T=18, R=1, G=1, K=4, V=8, C=3),
     dtype="bfloat16",

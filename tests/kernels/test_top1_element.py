@@ -1,4 +1,7 @@
-"""Top-1 Element against its dense definition: the exact value forward, the straight-through gradient backward."""
+"""Top-1 Element against its dense definition.
+
+The forward value is exact, the backward pass uses the straight-through gradient.
+"""
 
 from functools import partial
 
@@ -57,11 +60,11 @@ def check(shape, dtype, gain, v_grad, scale, seed, implementation="xla") -> None
 
     do = cotangent(jax.ShapeDtypeStruct((shape.B, shape.T, shape.heads, shape.V), dtype))
     o, grads, o_eval = fast_jit(ours)(q, k, v, do)
-    assert o.tobytes() == o_eval.tobytes()  # differentiated or not, the same bits
+    assert o.tobytes() == o_eval.tobytes()  # bitwise equal with and without differentiation
     wide = tuple(np.asarray(x, np.float32) for x in (q, k, v))
     o_want, grads_want = value_and_grads(lambda *a: reference.top1_element_attention(*a, **options), *wide)
     assert o.dtype == v.dtype
-    # sums of K products in another order may flip an argmax only where two scores agree to rounding
+    # Another summation order may change an argmax only where two scores agree up to rounding.
     flipped = np.abs(np.asarray(o, np.float32) - np.asarray(o_want)).max(-1) > 1e-2
     if flipped.any():
         s = np.einsum("bthk,bshk->bths", wide[0], np.repeat(wide[1], shape.R, axis=2))
@@ -125,7 +128,7 @@ def test_equals_reference_in_double(small_tiles, v_grad) -> None:
 
 
 def test_equals_the_dense_straight_through_op() -> None:
-    """The op of seqjax.ops on the whole score matrix is the same estimator."""
+    """`seqjax.ops` with the whole score matrix gives the same estimator."""
     q, k, v = qkv(Shape(T=40, R=1))
 
     def dense(q, k, v):
@@ -153,7 +156,7 @@ def test_ties_go_to_the_earliest_key(small_tiles, implementation) -> None:
     attention = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
     o = attention(jnp.zeros_like(q), k, v)
     np.testing.assert_array_equal(o, jnp.broadcast_to(v[:, :1], v.shape))
-    k = jnp.tile(jnp.sign(k[:, :10]), (1, repeats, 1, 1))  # ten keys, repeated: products of signs are exact
+    k = jnp.tile(jnp.sign(k[:, :10]), (1, repeats, 1, 1))  # ten repeated keys: products of signs are exact
     o, _ = value_and_grads(attention, jnp.sign(q), k, v)
     seen = np.asarray(v)[:, :10]
     assert (np.asarray(o)[:, :, None] == seen[:, None]).all(-1).any(2).all()
@@ -178,7 +181,7 @@ def test_two_runs_give_the_same_bits(implementation, v_grad) -> None:
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
-def test_scales_that_turn_the_order_around(implementation, scale) -> None:
+def test_negative_scales(implementation, scale) -> None:
     q, k, v = qkv(Shape(T=40, B=1, G=1))
     got = value_and_grads(partial(kp.top1_element_attention, scale=scale, implementation=implementation), q, k, v)
     want = value_and_grads(partial(reference.top1_element_attention, scale=scale), q, k, v)
@@ -188,7 +191,7 @@ def test_scales_that_turn_the_order_around(implementation, scale) -> None:
 def test_evaluation_skips_the_softmax() -> None:
     q, k, v = qkv(Shape())
     jaxpr = jax.make_jaxpr(kp.top1_element_attention)(q, k, v).jaxpr
-    assert count_primitive(jaxpr, "dot_general") == 1  # q k^T alone
+    assert count_primitive(jaxpr, "dot_general") == 1  # only q k^T
     assert count_primitive(jaxpr, "exp") == 0
 
 
@@ -197,7 +200,7 @@ def test_decode_equals_the_parallel_form(implementation) -> None:
     q, k, v = qkv(shape)
     want = kp.top1_element_attention(q, k, v)
     pad = [(0, 0), (0, 4), (0, 0), (0, 0)]
-    k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots hold anything
+    k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots may hold any value
     step = jax.jit(lambda q, length: kp.top1_element_decode(q, k_cache, v_cache, length, implementation=implementation))
     for t in range(0, shape.T, shape.T // 8):
         np.testing.assert_array_equal(step(q[:, t], t + 1), want[:, t])

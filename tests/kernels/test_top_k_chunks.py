@@ -1,4 +1,7 @@
-"""Several selected chunks per query, and the random selection, against a plain definition in float64."""
+"""Several selected chunks per query, and random selection.
+
+Both are compared with a plain float64 definition.
+"""
 
 from functools import partial
 
@@ -36,7 +39,7 @@ RULES = ("exact", "best_key", "approx", "random")
 
 
 def random_score(position: int, head: int, chunk: int) -> int:
-    """The hash in integers of Python."""
+    """Compute the hash with Python integers."""
     bits = 0
     for x in (position, head, chunk):
         bits = (bits + x + 0x9E3779B9) % 2**32
@@ -47,7 +50,10 @@ def random_score(position: int, head: int, chunk: int) -> int:
 
 
 def plain(q, k, v, do, *, chunk_size: int, selection: str, top_k: int):
-    """Query by query: the selection, one softmax over the best past chunks and the own one, and its gradient."""
+    """Return output and gradients, computed query by query.
+
+    One softmax covers the best past chunks and the local chunk.
+    """
     (B, T, H, K), C = q.shape, chunk_size
     scale, R = K**-0.5, H // k.shape[2]
     sel = np.full((B, T, H, top_k), -1)
@@ -103,7 +109,7 @@ QUICK = {("exact", 2, "masked"), ("best_key", 4, "sorted"), ("approx", 8, "maske
     ),
 )
 def test_equals_the_plain_definition(small_tiles, selection, top_k, schedule) -> None:
-    """At 61 tokens in chunks of 8: seven past chunks at most, so 8 is more than there are."""
+    """61 tokens in chunks of 8 have at most seven past chunks, fewer than 8."""
     check(partial(chunk_attention, how=schedule), Shape(T=61, C=8), selection=selection, top_k=top_k)
 
 
@@ -112,13 +118,13 @@ def test_equals_the_plain_definition(small_tiles, selection, top_k, schedule) ->
     support.slow_unless(lambda _, chunk, top_k: (chunk, top_k) == (32, 4), [(299, 64, 2), (541, 128, 2), (541, 32, 4)]),
 )
 def test_chunk_sizes(length, chunk, top_k) -> None:
-    """By the public function, whose schedule goes by length."""
+    """The public function chooses its schedule by length."""
     f = partial(kp.top1_chunk_attention, implementation="xla")
     check(f, Shape(B=1, G=1, T=length, C=chunk), selection="exact", top_k=top_k)
 
 
 def past_chunks(shape: Shape, n_chunks: int) -> jax.Array:
-    """Different past chunks for each query and head, often fewer than there are, or none."""
+    """Draw different past chunks per query and head, often fewer than exist, or none."""
     rng = np.random.default_rng(0)
     sel = np.full((shape.B, shape.T, shape.heads, n_chunks), -1, np.int32)
     for at in np.ndindex(sel.shape[:3]):
@@ -129,7 +135,7 @@ def past_chunks(shape: Shape, n_chunks: int) -> jax.Array:
 
 @pytest.mark.parametrize(("length", "n_chunks"), [(61, 3), (61, 1), (523, 2)])
 def test_chunks_of_the_caller(length, n_chunks) -> None:
-    """Any past chunks, each once; both schedules, which go by length."""
+    """The caller may pass any distinct past chunks; the lengths cover both schedules."""
     shape = Shape(B=1, T=length, C=8, G=2, R=2)
     sel, options = past_chunks(shape, n_chunks), {"chunk_size": 8, "scale": 0.7}
     with jax.enable_x64(True):
@@ -144,15 +150,15 @@ def test_chunks_of_the_caller(length, n_chunks) -> None:
 @pytest.mark.parametrize(
     ("shape", "n_chunks"),
     [
-        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than there are
+        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than exist
         (Shape(B=1, T=45, C=8), 3),
-        (Shape(B=1, T=29, C=8, R=3, G=1), 1),  # one for a query, or none
-        (Shape(B=1, T=90, C=40, R=1, G=1), 2),  # in pieces, and not a tile's multiple
+        (Shape(B=1, T=29, C=8, R=3, G=1), 1),  # one per query, or none
+        (Shape(B=1, T=90, C=40, R=1, G=1), 2),  # in pieces, and not a multiple of a tile
         (Shape(B=1, T=7, C=8), 2),  # no second chunk
     ],
 )
 def test_kernels_attend_to_chunks_of_the_caller(shape, n_chunks, dtype, implementation) -> None:
-    """Against the definition in float32, for the same inputs."""
+    """Compare with the definition in float32, for the same inputs."""
     sel, options = past_chunks(shape, n_chunks), {"chunk_size": shape.C, "scale": 0.7}
     q, k, v = qkv(shape, dtype=dtype)
     f = partial(kp.selected_chunk_attention, implementation=implementation, **options)
@@ -170,18 +176,21 @@ def test_kernels_attend_to_chunks_of_the_caller(shape, n_chunks, dtype, implemen
     [
         ("approx", Shape(B=1, T=61, C=8), "bfloat16", 3),
         ("approx", Shape(B=1, T=60, C=3, R=2, G=1), "float32", 5),  # several tiles of means
-        ("approx", Shape(B=1, T=29, C=8, R=1), "float32", 5),  # more than there are
+        ("approx", Shape(B=1, T=29, C=8, R=1), "float32", 5),  # more than exist
         ("approx", Shape(B=1, T=7, C=8), "bfloat16", 2),
         ("exact", Shape(B=1, T=61, C=8), "bfloat16", 2),
         ("exact", Shape(B=1, T=300, C=64, R=1, G=1, K=64), "float32", 4),
         ("best_key", Shape(B=1, T=60, C=3, R=3, G=1), "float32", 8),
         ("best_key", Shape(B=1, T=170, C=32, R=1, G=1), "bfloat16", 4),
-        ("best_key_int8", Shape(B=1, T=61, C=8, G=1), "bfloat16", 8),  # more than there are
+        ("best_key_int8", Shape(B=1, T=61, C=8, G=1), "bfloat16", 8),  # more than exist
         ("best_key_int8", Shape(B=1, T=300, C=128, R=1, G=1, K=64), "float32", 2),
     ],
 )
 def test_kernels_select_several(selection, shape, dtype, top_k, implementation) -> None:
-    """Scores of the selected chunks are the largest, in order, for all queries that have so many chunks."""
+    """The selected chunks have the largest scores, in order.
+
+    Only queries with enough past chunks are compared.
+    """
     q, k, _ = qkv(shape, dtype=dtype)
     check_selected(q, k, implementation, chunk_size=shape.C, selection=selection, top_k=top_k)
 
@@ -192,15 +201,18 @@ def test_kernels_select_several(selection, shape, dtype, top_k, implementation) 
 @pytest.mark.parametrize("selection", ["exact", "best_key", "best_key_int8", "approx"])
 def test_kernels_select_several_at_their_real_sizes(selection, chunk, dim, top_k, dtype) -> None:
     q, k, _ = qkv(Shape(B=2, T=4001, R=2, G=2, K=dim), dtype=dtype)
-    # exact makes exponentials with errors of 8e-5
+    # The exact selection approximates exponentials with errors of 8e-5.
     error = 3e-4 if selection == "exact" else 2e-5
     check_selected(q, k, "triton", chunk_size=chunk, selection=selection, top_k=top_k, error=error)
 
 
 @pytest.mark.parametrize("implementation", ["triton"])
 @pytest.mark.parametrize(("gain", "chunk", "size"), [(30.0, 0, 1.0), (100.0, 0, 5.0), (1e3, 2, 1e3)])
-def test_masses_behind_the_first_may_be_small(gain, chunk, size, implementation) -> None:
-    """Relative to the largest key of chunk 0: where that is large the others are 0 in float32, and others overflow."""
+def test_extreme_masses_after_the_first_chunk(gain, chunk, size, implementation) -> None:
+    """Masses are relative to chunk 0's largest key.
+
+    If this key is large, other masses underflow to 0 in float32; if small, they overflow.
+    """
     q, k, _ = qkv(Shape(B=1, T=75, C=16, K=16, G=1), gain=gain)
     k = k.at[:, 16 * chunk : 16 * chunk + 16].multiply(size)
     check_selected(q, k, implementation, chunk_size=16, selection="exact", top_k=4)
@@ -217,12 +229,12 @@ def check_selected(q, k, implementation: str, *, top_k: int, error: float = 1e-5
     best = -np.sort(-score, axis=-1)[..., :top_k]
     is_there = sel[..., : best.shape[-1]] >= 0
     got = np.take_along_axis(score, np.maximum(sel[..., : best.shape[-1]], 0), -1)
-    np.testing.assert_allclose(got[is_there], best[is_there], rtol=1e-6, atol=error)  # near ties may change places
+    np.testing.assert_allclose(got[is_there], best[is_there], rtol=1e-6, atol=error)  # near ties may swap
     in_order = np.sort(np.where(sel < 0, -1 - np.arange(top_k), sel), axis=-1)
     assert (np.diff(in_order, axis=-1) != 0).all(), "a chunk was selected twice"
 
 
-def test_the_dense_reference_is_the_plain_definition() -> None:
+def test_the_dense_reference_matches_the_definition() -> None:
     check(reference.top1_chunk_attention, Shape(T=45, C=8), selection="approx", top_k=3)
 
 
@@ -230,7 +242,7 @@ def test_the_dense_reference_is_the_plain_definition() -> None:
     ("selection", "top_k", "implementation"),
     [("exact", 10**9, None), ("approx", 10**9, None), ("exact", 16, "triton"), ("approx", 16, "triton")],
 )
-def test_as_many_chunks_as_there_are_is_full_attention(selection, top_k, implementation) -> None:
+def test_selecting_all_chunks_equals_full_attention(selection, top_k, implementation) -> None:
     q, k, v = qkv(Shape(B=1, T=61, C=8, V=8, G=2 if implementation is None else 1))
     options = {"chunk_size": 8, "selection": selection, "top_k": top_k, "implementation": implementation}
     got = fast_jit(partial(kp.top1_chunk_attention, **options))(q, k, v)
@@ -251,7 +263,7 @@ def test_ties_go_to_the_smallest_chunks(small_tiles, selection, implementation) 
     np.testing.assert_array_equal(
         sel[0], np.broadcast_to(np.where(np.arange(3) < own_T11, np.arange(3), -1), sel[0].shape)
     )
-    # chunks 0 and 1 differ, the rest repeat them in turn; small integers, so that equal scores are equal bits
+    # Chunks 0 and 1 differ, later chunks repeat them. Small integers make equal scores bitwise equal.
     rng = np.random.default_rng(0)
     pair = rng.integers(-2, 3, size=(16, shape.G, shape.K))
     k = jnp.asarray(np.tile(pair, (4, 1, 1))[None], jnp.float32)
@@ -267,7 +279,7 @@ CAUSAL = [("exact", "masked"), ("approx", "sorted"), ("random", "sorted"), ("app
     ("selection", "schedule"), support.slow_unless(lambda *case: case not in (CAUSAL[0], CAUSAL[2]), CAUSAL)
 )
 def test_causal_to_the_last_bit(small_tiles, selection, schedule) -> None:
-    """Changing token t leaves every earlier output as it was: not nearly, exactly."""
+    """Changing token t leaves earlier outputs bitwise equal."""
     q, k, v = qkv(Shape(T=61, C=8, B=1, G=1 if schedule == "triton" else 2), gain=2)
     run = jax.jit(partial(chunk_attention, chunk_size=8, selection=selection, top_k=3, how=schedule))
     before = np.asarray(run(q, k, v))
@@ -293,7 +305,10 @@ DECODED = [
     + [(*case, "triton") for case in DECODED[:4]],
 )
 def test_decoding_equals_the_parallel_form(selection, with_table, top_k, spare, implementation) -> None:
-    """Into a cache with `spare` slots that stay empty; every fourth case selects more chunks than there are."""
+    """Decode into a cache with `spare` empty slots.
+
+    Every fourth case selects more chunks than exist.
+    """
     T = 45 if implementation == "xla" else 29
     q, k, v = qkv(Shape(T=T))
     options = {"selection": selection, "chunk_size": 8, "top_k": top_k}
@@ -303,7 +318,7 @@ def test_decoding_equals_the_parallel_form(selection, with_table, top_k, spare, 
 
 @pytest.mark.parametrize("selection", ["exact", "best_key", "approx", "shortlist"])
 def test_decoding_breaks_ties_by_the_smallest_chunks(selection, implementation) -> None:
-    """Of a query of zeros; in the interpreter the eight past chunks are four shares."""
+    """The query is zero; in the interpreter the eight past chunks form four shares."""
     q, k, v = qkv(Shape(B=1, T=70))
     options = {"chunk_size": 8, "selection": selection, "top_k": 2, "implementation": implementation}
     decode = fast_jit(partial(kp.top1_chunk_decode, jnp.zeros_like(q[:, 0]), k, length=70, **options))
@@ -320,8 +335,11 @@ def test_decoding_into_a_cache_shorter_than_a_chunk() -> None:
     assert_close(o, fast_jit(partial(kp.top1_chunk_attention, **options))(q, k, v), "float32")
 
 
-def test_a_random_selection_reads_positions_and_heads_alone() -> None:
-    """Any queries, keys, batch entries and lengths have the same one; a query's chunks differ, and so do heads."""
+def test_random_selection_depends_only_on_position_and_head() -> None:
+    """Queries, keys, batch entry and length have no effect.
+
+    A query's chunks differ, and so do heads.
+    """
     shape = Shape(T=803, C=8)
     options = {"chunk_size": 8, "selection": "random", "top_k": 2}
     select = jax.jit(partial(kp.select_chunk, **options))
@@ -330,10 +348,10 @@ def test_a_random_selection_reads_positions_and_heads_alone() -> None:
     np.testing.assert_array_equal(sel, select(other_q, other_k))
     np.testing.assert_array_equal(sel[:, :300], select(q[:, :300], k[:, :300]))
     np.testing.assert_array_equal(sel[0], sel[1])
-    sel = sel[0, 16:]  # from here on there are two chunks
+    sel = sel[0, 16:]  # from here on, at least two past chunks exist
     assert (sel[..., 0] != sel[..., 1]).all()
     assert (sel[:, 0] != sel[:, 1]).any()
-    # The chunks are drawn evenly: shares of past chunks are uniform in [0, 1), within four standard deviations.
+    # Chunks are drawn evenly: relative positions are uniform in [0, 1), within four standard deviations.
     own_T11 = (np.arange(16, 803) // 8)[:, None, None]
     share = ((sel + 0.5) / own_T11)[-400:].ravel()
     assert abs(share.mean() - 0.5) < 4 * np.sqrt(1 / 12 / share.size)
@@ -352,7 +370,10 @@ def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_saved_residuals_give_the_same_gradients(small_tiles) -> None:
-    """But for a unit of float32 at their scale: XLA of jax 0.12 fuses a backward pass that has no forward otherwise."""
+    """Gradients match to one float32 ulp at their scale.
+
+    XLA in jax 0.12 fuses a backward pass differently if it has no forward pass.
+    """
     op, (q, k, v) = partial(chunk_attention, how="sorted", top_k=2), qkv(Shape(T=40))
     saved = jax.checkpoint(op, policy=jax.checkpoint_policies.save_only_these_names(*NAMES))
     want, got = (fast_jit(with_grads(f))(q, k, v) for f in (op, saved))
@@ -361,7 +382,7 @@ def test_saved_residuals_give_the_same_gradients(small_tiles) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=2.0**-23 * np.abs(b).max())
 
 
-def test_what_other_backends_lack_names_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(Shape(T=20))
     decode = partial(kp.top1_chunk_decode, q[:, 0], k, v, 4)
     for call in (partial(kp.top1_chunk_attention, q, k, v), partial(kp.select_chunk, q, k), decode):
@@ -381,6 +402,6 @@ def test_what_other_backends_lack_names_the_one_that_has_it(monkeypatch: pytest.
             assert backend.refusal(several(top_k=16)) is None
             assert "not top_k=17; implementation='xla'" in str(backend.refusal(several(top_k=17)))
     assert "top_k=2" in str(mosaic_gpu.refusal(problem(chunk_size=64, selection="exact", top_k=2)))
-    # attention does not select: it takes what another backend selected
+    # Attention does not select; it uses another backend's selection.
     assert chunk_triton.BACKEND.refusal(problem(chunk_size=64, selection="random", top_k=1)) is None
     assert chunk_triton.BACKEND.refusal(problem(chunk_size=64, selection="exact", top_k=4)) is None

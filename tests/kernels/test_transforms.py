@@ -1,4 +1,7 @@
-"""The kernels under jit, vmap, scan and sharding: over four CPU devices, or the GPUs that there are."""
+"""The kernels under jit, vmap, scan and sharding.
+
+They run on four CPU devices or on the available GPUs.
+"""
 
 import math
 from collections.abc import Callable
@@ -23,7 +26,7 @@ XLA = ("exact-masked", "approx-sorted", "element")
 
 
 @pytest.fixture(
-    # both selections, both schedules; the interpreter takes seconds for each of the others
+    # Covers both selections and both schedules; the interpreter takes seconds per other case.
     params=support.slow_unless(lambda name: ON_GPU or name in XLA, [*XLA, *KERNELS])
 )
 def op(request: pytest.FixtureRequest):
@@ -44,7 +47,7 @@ def test_vmap_equals_a_loop(op) -> None:
     indirect=True,
 )
 def test_scan_over_layers_with_remat(op) -> None:
-    """Three residual layers, scanned and rematerialised, equal three calls."""
+    """Three scanned and rematerialised residual layers equal three calls."""
     x = qkv(Shape(T=20, R=1, V=8))[0]
     w_L = jnp.asarray([0.5, 1.0, 2.0])
     policy = jax.checkpoint_policies.save_only_these_names(*NAMES)
@@ -66,7 +69,10 @@ def test_scan_over_layers_with_remat(op) -> None:
 
 
 class Case(NamedTuple):
-    """A call to split: `f(*arrays)`, the sharding of every array and result (dims named B and H), gradients or none."""
+    """A call `f(*arrays)` with the sharding of arrays and results.
+
+    B and H are split. With `has_grads`, gradients are compared as well.
+    """
 
     f: Callable
     arrays: tuple[jax.Array, ...]
@@ -84,7 +90,7 @@ def attention(name: str) -> Case:
 
 
 def select(selection: str, implementation: str, *, top_k: int = 1) -> Case:
-    is_pallas = implementation == "pallas"  # whose tiles are larger
+    is_pallas = implementation == "pallas"  # pallas has larger tiles
     q, k, _ = qkv(Shape(B=2, T=200, K=64), dtype="bfloat16") if is_pallas else qkv(Shape(B=2, T=20))
     options = {"chunk_size": 64 if is_pallas else 8, "selection": selection, "implementation": implementation}
     if selection == "shortlist":
@@ -169,7 +175,7 @@ SHARDED = {
     },
     "select-exact-pallas": partial(select, "exact", "pallas"),
 }
-# batch x heads: all that two GPUs can do, or both at once
+# Batch x heads: two GPUs can only split one of them.
 MESHES = [(2, 2)] if jax.device_count() >= 4 else [(2, 1), (1, 2)]
 
 
@@ -192,23 +198,24 @@ def with_case_grads(f: Callable, case: Case) -> Callable:
     return fast_jit(jax.value_and_grad(loss, argnums=range(len(case.arrays)), has_aux=True))
 
 
-@cache  # what both ways to split are compared with
+@cache  # baseline for both ways of sharding
 def on_one_device(name: str) -> tuple[Case, Any]:
     case = SHARDED[name]()
     return case, jax.tree.map(np.asarray, with_case_grads(case.f, case)(*case.arrays))
 
 
 def marks_of(name: str, how: str) -> tuple[pytest.MarkDecorator, ...]:
-    """The interpreter runs on one device: two kernels, one with a gradient, show what it is handed.
+    """Return a case's marks: most cases are slow.
 
-    In shard_map an op is what it is on one device: an attention and a scan show it.
+    The interpreter runs on one device, so two kernels, one with a gradient, are enough there. In shard_map an op runs
+    as on one device, so an attention and a scan are enough.
     """
     if "pallas" in name:
         return (pytest.mark.gpu,)
     quick = ("exact-triton", "select-exact-triton")
     if "triton" not in name:
         quick = (name,) if how == "automatic" else ("element", "selective-scan-xla")
-        if name.startswith("ssd"):  # test_scans_on_meshes.py has it
+        if name.startswith("ssd"):  # test_scans_on_meshes.py covers ssd
             quick = ()
     return () if name in quick else (pytest.mark.slow,)
 
@@ -218,7 +225,7 @@ def marks_of(name: str, how: str) -> tuple[pytest.MarkDecorator, ...]:
     [pytest.param(name, how, marks=marks_of(name, how)) for name in SHARDED for how in ("shard_map", "automatic")],
 )
 def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
-    """Values and gradients are one device's, and stay split."""
+    """Values and gradients match one device and stay sharded."""
     if "pallas" in name and (refusal := mosaic_gpu.refusal("gpu")):
         pytest.skip(refusal)
     case, want = on_one_device(name)
@@ -230,7 +237,7 @@ def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
         f = jax.shard_map(f, mesh=mesh, in_specs=tuple(specs), out_specs=results)
     with jax.set_mesh(mesh):
         got = with_case_grads(f, case)(*arrays)
-    # the interpreter runs on one device and is handed everything there
+    # The interpreter runs on one device, which receives all data.
     if how == "shard_map" or not (interpreter.is_chosen() and "triton" in name):
         out, wanted = (got[0][1], got[1]) if case.has_grads else (got, ()), (*out_specs, *specs)
         for x, spec in zip(jax.tree.leaves(out), wanted, strict=False):
@@ -240,7 +247,7 @@ def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
 
 @pytest.mark.parametrize("R", [1, 2])
 def test_partitioned_calls_work_on_their_share(R, mesh) -> None:
-    """What kernels are wrapped in, here around something that XLA could not split by itself."""
+    """Wrap a function that XLA could not split by itself, as the kernels are wrapped."""
     shares = []
 
     def f(q_BTHK, k_BTGK, *, factor):
@@ -250,7 +257,7 @@ def test_partitioned_calls_work_on_their_share(R, mesh) -> None:
         y_BTHK = q_BTHK * jnp.cumsum(k_BTHK, axis=1)
         return y_BTHK, k_BTGK.sum(3), y_BTHK[..., :3]
 
-    rule = "b t (g r) k, b t g k -> b t (g r) k, b t g, b t (g r) n"  # a result may have dims of its own
+    rule = "b t (g r) k, b t g k -> b t (g r) k, b t g, b t (g r) n"  # a result may have dims that no operand has
 
     q, k, _ = qkv(Shape(B=2, T=20, R=R, G=2))
     f = partial(f, factor=1)

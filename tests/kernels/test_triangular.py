@@ -17,7 +17,10 @@ def test_inverse(n):
 
 
 def test_inverse_of_equal_keys_keeps_its_digits():
-    """A token that repeats gives equal keys: M is all ones, and its powers reach 1e18 where the inverse has +-1."""
+    """Use a repeated token, for which M is all ones.
+
+    The powers of M reach 1e18, while its inverse has entries +-1.
+    """
     m = jnp.tril(jnp.ones((64, 64)), -1)
     want = np.eye(64) - np.eye(64, k=-1)
     np.testing.assert_allclose(unit_lower_inverse(m), want, atol=1e-5)

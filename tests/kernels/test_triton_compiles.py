@@ -1,4 +1,7 @@
-"""Every Triton kernel compiles for an A100 and an H100 and fits their shared memory, on a machine without either."""
+"""Every Triton kernel compiles for A100 and H100 without a GPU.
+
+Each kernel fits the shared memory of these GPUs.
+"""
 
 import json
 import os
@@ -14,19 +17,19 @@ from tests.kernels.compile_triton import KINDS, SHARED_BYTES, kind_name
 extras.need("triton")
 
 
-# Bytes that a thread may spill, of 16-bit inputs, by kernel or in a case. Those with more are faster on an H200 than
-# tiles that spill nothing (lab/log/kernels.md); keys_kernel spills in its code for chunks that decay by more than
+# Allowed spilled bytes per thread with 16-bit inputs, by kernel or case. Kernels with larger limits are faster on an
+# H200 than tiles without spills (lab/log/kernels.md). keys_kernel spills in its code for chunks that decay by more than
 # e^-59.
 SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420, "keys_kernel": 480}
 SPILLED_IN = {"linear-attention-low-rank": 230, "linear-attention-any-decay": 1150}
-SPILLED_IN |= {"path-walk": 180, "path-walk-gates": 200}  # of dq_kernel for an A100
+SPILLED_IN |= {"path-walk": 180, "path-walk-gates": 200}  # dq_kernel on an A100
 
 
 def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
-    """In a process of its own: this one has the interpreter's kernels."""
+    """Run in a separate process: in this process, kernels belong to the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     strict = []
-    if module == "lower_triton":  # a deprecation in jax_triton or Triton is ours to mend
+    if module == "lower_triton":  # fix deprecations in jax_triton or Triton
         strict = [f"-Werror::{kind}" for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")]
     command = [sys.executable, *strict, "-m", f"tests.kernels.{module}", *arguments]
     done = subprocess.run(
@@ -41,7 +44,7 @@ def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-# The newest PTX that the assembler of CUDA 12.9 takes, which jax[cuda12] installs. Triton 3.9 writes 9.4 for Hopper.
+# Newest PTX version that CUDA 12.9's assembler accepts (jax[cuda12] installs it). Triton 3.9 writes 9.4 for Hopper.
 PTX = [8, 8]
 
 OF_TOP1_CHUNK = {"exact_kernel", "best_key_kernel", "table_kernel", "listed_kernel", "remote_bwd_kernel"}
@@ -54,7 +57,7 @@ def check(results: list[dict], *, named: set[str] = OF_ALL) -> None:
         assert r["ptx"] <= PTX, r
         assert r["shared"] <= SHARED_BYTES[r["capability"]], r
         most = SPILLED_IN.get(r["case"], SPILLED.get(r["kernel"], 64))
-        assert r["dtype"] == "float32" or r["spilled"] <= most, r  # fp32 is for tests
+        assert r["dtype"] == "float32" or r["spilled"] <= most, r  # fp32 is only for tests
 
 
 def test_kernels_of_top1_chunk() -> None:
@@ -64,7 +67,7 @@ def test_kernels_of_top1_chunk() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_of_the_common_case(capability) -> None:
-    """Every kernel once; the sizes and constants for which some are compiled again are in the slow test below."""
+    """Compile every kernel once; the slow test below adds other sizes and constants."""
     check(reports(str(capability), "--quick"))
 
 
@@ -72,5 +75,8 @@ def test_kernels_of_the_common_case(capability) -> None:
 @pytest.mark.parametrize("kind", [kind_name(kind) for kind in KINDS])
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_of_every_dtype_and_dim(capability, kind) -> None:
-    """Each alone: the hundreds of kernels of one take minutes."""
+    """Each kind is a separate test, because it compiles for minutes.
+
+    A kind has hundreds of kernels.
+    """
     check(reports(str(capability), f"--kind={kind}"), named=OF_TOP1_CHUNK)

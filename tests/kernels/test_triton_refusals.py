@@ -1,4 +1,7 @@
-"""Why the Triton backend refuses, and that it says so: machine, dtypes, sizes; never a silent fallback."""
+"""Refusals of the Triton backend: machine, dtypes and sizes.
+
+It never falls back silently.
+"""
 
 import importlib
 import importlib.util
@@ -52,7 +55,7 @@ def test_a_cpu_without_the_interpreter_refuses(monkeypatch: pytest.MonkeyPatch) 
             kp.top1_element_attention(q, k, v, implementation="triton")
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "needs triton and torch: pip install 'seqjax[interpret]'" in str(runtime.refusal("cpu"))
@@ -76,7 +79,7 @@ def test_a_gpu_without_jax_triton_refuses(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Pretend a GPU of a compute capability, with jax_triton installed."""
+    """Simulate a GPU with a compute capability and jax_triton installed."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     real = importlib.import_module
@@ -98,7 +101,7 @@ def test_tested_gpus_are_accepted(on_gpu, capability, reason) -> None:
 
 @pytest.mark.parametrize("capability", [75, 100, 120])
 def test_an_untested_gpu_takes_another_backend(on_gpu, caplog, capability) -> None:
-    """The default never fails; a named backend does. A newer GPU is reported once."""
+    """The default never fails, a named backend does; a newer GPU is logged once."""
     on_gpu(capability)
     q, k, v = (jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16),) * 3
     op = partial(kp.top1_chunk_attention, chunk_size=128)
@@ -111,7 +114,7 @@ def test_an_untested_gpu_takes_another_backend(on_gpu, caplog, capability) -> No
 
 
 def chosen_for(op: Callable[..., Any], *operands: jax.ShapeDtypeStruct) -> None:
-    """Trace an op, which chooses its backend then; a new function, so that no earlier trace is reused."""
+    """Trace an op, which chooses its backend; a new function avoids cached traces."""
     jax.eval_shape(lambda *x: op(*x), *operands)
 
 
@@ -165,9 +168,9 @@ def states(T: int) -> Any:
     return scan, (wide(T // 128, 3, 16, 1), square, square, wide(3, 16, 128, 128))
 
 
-M = 2**20  # tokens: with 16 heads of 128, exactly 2^31 elements
-# Op -> a function of the number of tokens that gives a call, and the most tokens that kernels with 32-bit offsets take;
-# None where it is no matter, since offsets are 64-bit.
+M = 2**20  # tokens; 16 heads of 128 then give exactly 2^31 elements
+# Maps each op to a function from token count to call, and the most tokens within 32-bit offsets. None: offsets are
+# 64-bit, without a limit.
 ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
     "causal_attention": (lambda T: (kp.causal_attention, (low(T, 16, 128), *[low(T, 2, 128)] * 2, wide(3, T, 16))), M),
     "cross_entropy": (
@@ -177,7 +180,7 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         ),
         None,
     ),
-    # of pairs of positions within chunks of 64
+    # Limited by the pairs of positions within a chunk (64).
     "delta_rule": (lambda T: (partial(kp.delta_rule, chunk_size=64), (*[low(T, 16, 32)] * 3, wide(3, T, 16))), 2 * M),
     "delta_rule, wide values": (
         lambda T: (partial(kp.delta_rule, chunk_size=64), (*[low(T, 16, 64)] * 2, low(T, 16, 256), wide(3, T, 16))),
@@ -231,13 +234,16 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
 }
 
 
-def test_every_op_is_among_them() -> None:
+def test_every_op_has_an_entry() -> None:
     assert {name.partition(",")[0] for name in ENTRIES} == set(outside.OPS)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_entries_that_32_bit_offsets_do_not_reach_are_refused(name, anywhere, monkeypatch) -> None:
-    """Of the operands as the op has them, for whatever it writes beside its results."""
+def test_sizes_beyond_32_bit_offsets_are_refused(name, anywhere, monkeypatch) -> None:
+    """Limits count the operands inside the op.
+
+    They include intermediate results that the op writes.
+    """
 
     class PickedError(Exception):
         pass

@@ -1,4 +1,7 @@
-"""What RWKV-7 makes of its projections: both backends against float64, values and all gradients, and as it calls it."""
+"""RWKV-7's recurrence operands: both backends against float64.
+
+The tests cover values, all gradients, and the call of the mixer.
+"""
 
 from functools import cache, partial
 from types import SimpleNamespace
@@ -26,7 +29,10 @@ NAMES = ("r", "k", "v", "decay", "eta", "vectors", "first", "share")
 
 
 class Case(NamedTuple):
-    """`mix` is whether the first layer's values come in: "mixed", "none", or "unused" where this is the first layer."""
+    """Sizes and the kind of value mixing.
+
+    `mix` is "mixed" with first-layer values, "none" without, or "unused" in the first layer.
+    """
 
     T: int
     H: int = 3
@@ -36,7 +42,8 @@ class Case(NamedTuple):
     B: int = 2
 
 
-# Tiles of up to 4 rows of tokens x heads in the interpreter, two to a program: parts of them, and several programs
+# The interpreter's tiles have up to 4 rows (tokens x heads), two tiles per program. Cases: partial tiles and several
+# programs.
 CASES = [
     Case(13),
     Case(1, H=2, mix="none"),
@@ -48,7 +55,10 @@ CASES = [
 
 
 def draw(case: Case, *, dtype="float32", scale=1.0, seed=0) -> tuple[Any, ...]:
-    """Operands in the order of NAMES; data but the hidden values of maps are of the size `scale`."""
+    """Draw operands in the order of NAMES.
+
+    Data except the maps' hidden values has scale `scale`.
+    """
     rng = np.random.default_rng(seed)
     B, T, H, K, D = case.B, case.T, case.H, case.K, case.H * case.K
 
@@ -78,7 +88,10 @@ def op(case: Case, *arrays, implementation=None) -> Any:
 
 
 def both(case: Case, arrays: Any, implementation: str) -> dict[str, np.ndarray]:
-    """Results and gradients by name; those of the reference are in float64, of the same rounded operands."""
+    """Return results and gradients by name.
+
+    The reference uses float64 and the same rounded operands.
+    """
     f, like = (partial(op, case, implementation=name) for name in (implementation, "xla"))
     wide = implementation == "reference"
     return leaves(outputs_and_gradients(f, arrays, wide=wide, like=like, names=NAMES))
@@ -92,12 +105,12 @@ wanted = cache(lambda case, dtype="float32", scale=1.0: both(case, draw(case, dt
 
 
 def quick(n: int) -> list[Any]:
-    """All cases, those after the first n slow."""
+    """Return all cases; those after the first n are slow."""
     return support.slow_unless(lambda case: case in CASES[:n], [(case,) for case in CASES])
 
 
 def assert_right(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
-    """In float32, at the scale of each array."""
+    """Compare in float32, at the scale of each array."""
     assert got.keys() == want.keys()
     for name, w in want.items():
         size = np.abs(w).max() or 1.0
@@ -112,14 +125,17 @@ def test_equals_double_precision(implementation, case) -> None:
 
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("case", [CASES[0]], ids=str)
-def test_data_of_every_size(implementation, case, scale) -> None:
-    """Lengths of heads and gradients go with the data; a bonus goes with its square."""
+def test_extreme_data_scales(implementation, case, scale) -> None:
+    """Head norms and gradients scale with the data; the bonus scales with its square."""
     assert_right(both(case, draw(case, scale=scale), implementation), wanted(case, scale=scale))
 
 
 @pytest.mark.parametrize("size", [60.0, 1e4])
-def test_sigmoids_at_their_ends(implementation, size) -> None:
-    """Biases of both signs, behind which nothing is left of a gradient: all is finite, and right."""
+def test_saturated_sigmoids(implementation, size) -> None:
+    """Biases of both signs saturate the sigmoids.
+
+    Results and vanishing gradients are finite and right.
+    """
     case = CASES[0]
     r, k, v, decay, eta, vectors, first, share = draw(case)
     sign = jnp.where(jnp.arange(case.H * case.K) % 2 == 0, size, -size)
@@ -127,13 +143,13 @@ def test_sigmoids_at_their_ends(implementation, size) -> None:
     arrays = (r, k, v, decay, eta, vectors, first, share)
     got, want = both(case, arrays, implementation), both(case, arrays, "reference")
     for name, w in want.items():
-        # e^-60 is below what float32 keeps of 1 - sigmoid
+        # e^-60 is below float32 precision in 1 - sigmoid
         assert_close(got[name], w, "float32", name, scale=1.0)
 
 
-# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry; the most that was seen is
-# 1.08 and 1.43. Both round results once, and xla the gradients of r and k after each of their two uses. Triton rounds
-# what the maps' products give: up to 4 that is half a unit of 2^-6, of which the sigmoid's slope leaves a quarter.
+# Largest errors in units of 2^-8, one bf16 rounding, relative to the largest entry; observed: 1.08 (triton) and 1.43
+# (xla). Both round results once. xla also rounds the gradients of r and k after each of their two uses. Triton rounds
+# the maps' products: for values up to 4 by half a unit of 2^-6, of which the sigmoid's slope passes on a quarter.
 UNITS = {"triton": 1.5, "xla": 2.0}
 
 
@@ -153,7 +169,7 @@ def test_bf16_is_rounded_at_the_end(implementation, case) -> None:
 
 
 def test_heads_and_tokens_of_zeros(implementation) -> None:
-    """The gradient of a key of length 0 is that of k / 1e-12; that of its neighbours is their own."""
+    """A zero key has the gradient of k / 1e-12; neighbouring keys are unaffected."""
     case = CASES[0]
     r, k, *rest = draw(case)
     k = k.at[0, 3:5].set(0).at[1, 2, 1].set(0)
@@ -179,7 +195,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, case) -> None:
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_loading_ahead_changes_no_bit(monkeypatch, implementation, stages) -> None:
-    """As it did in a kernel of the delta rule (Triton 3.6 on an H200)."""
+    """Loads ahead changed results in a delta-rule kernel (Triton 3.6 on an H200)."""
     case = Case(300, 12, 64)
     arrays = draw(case, dtype="bfloat16")
     want = both(case, arrays, implementation)
@@ -189,8 +205,8 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, stages) -> No
     jax.tree.map(np.testing.assert_array_equal, both(case, arrays, implementation), want)
 
 
-def test_tokens_do_not_see_each_other(implementation) -> None:
-    """Another token changes no bit of a result or of a gradient at the others."""
+def test_tokens_are_independent(implementation) -> None:
+    """A changed token leaves results and gradients at other tokens bitwise equal."""
     case = Case(11)
     arrays = draw(case)
     others = np.arange(11) != 6
@@ -204,7 +220,10 @@ def test_tokens_do_not_see_each_other(implementation) -> None:
 
 
 def test_the_first_layer_keeps_its_values(implementation) -> None:
-    """To the bit, and nothing returns to the other values or the map."""
+    """The values are bitwise equal.
+
+    The first-layer values and their map get no gradient.
+    """
     case = CASES[2]
     arrays = draw(case, dtype="bfloat16")
     got = both(case, arrays, implementation)
@@ -214,7 +233,7 @@ def test_the_first_layer_keeps_its_values(implementation) -> None:
 
 @pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
-    """Values and gradients, also of parameters that are mapped, and of those that are shared."""
+    """Values and gradients, for mapped and for shared parameters."""
     case = Case(5, H=2)
     each = [draw(case, seed=seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *each)
@@ -231,8 +250,8 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
 
 @pytest.mark.parametrize("case", [Case(64, K=16), Case(64, K=16, mix="none")], ids=str)
-def test_the_backward_pass_keeps_the_inputs_alone(implementation, case) -> None:
-    """Triton also the results of the maps, in the dtype of the inputs."""
+def test_the_backward_pass_keeps_only_inputs(implementation, case) -> None:
+    """Triton also keeps the maps' products, in the input dtype."""
     arrays = draw(case, dtype="bfloat16")
     pull = jax.eval_shape(lambda *a: jax.vjp(partial(op, case, implementation=implementation), *a)[1], *arrays)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull) if x.size >= arrays[0].size)
@@ -244,13 +263,13 @@ def test_the_backward_pass_keeps_the_inputs_alone(implementation, case) -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        # under the tests' import hook the annotations refuse a bad shape before the function can
+        # With the tests' import hook, annotations reject a bad shape before the function does.
         ({"k_k_D": jnp.zeros(5)}, r"k_k_D must be \(16,\)|Type-check"),
         ({"k_BTHK": jnp.zeros((1, 3, 4, 4))}, r"k_BTHK must be \(1, 3, 2, 8\)|Type-check"),
         ({"decay": LowRank(jnp.zeros((1, 3, 5)), jnp.zeros((4, 16)), jnp.zeros(16))}, r"decay.hidden_BTR must be"),
     ],
 )
-def test_shapes_that_disagree_are_named(wrong, match) -> None:
+def test_mismatched_shapes_are_named(wrong, match) -> None:
     arrays = draw(Case(3, H=2, mix="none", B=1))
     parameters = dict(zip(("k_k_D", "k_a_D", "r_k_D"), arrays[5], strict=True))
     given = {"r_BTHK": arrays[0], "k_BTHK": arrays[1], "v_BTHK": arrays[2], "decay": arrays[3], "eta": arrays[4]}
@@ -275,7 +294,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_double_precision_is_xla_s() -> None:
+def test_double_precision_uses_xla() -> None:
     case = Case(5)
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(case))
@@ -291,8 +310,11 @@ def outside(monkeypatch, load) -> None:
 
 @pytest.mark.parametrize("layer", [None, 0, 2])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_the_mixer_gets_the_gradients_of_xla(monkeypatch, implementation, layer) -> None:
-    """Alone, in a first layer and in a later one, whose indices are traced as in a scan over the layers."""
+def test_mixer_gradients_match_xla(monkeypatch, implementation, layer) -> None:
+    """Standalone, in a first and in a later layer.
+
+    Layer indices are traced, as in a scan over layers.
+    """
     template = Template(lambda rngs, _: mixers.RWKV7(16, heads=2, rngs=rngs))
     wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731
     params = jax.tree.map(lambda p: p + wave(p), template.init(jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""A mixer whose block shows the layers it is told: x -> 2 x + layer + 1."""
+"""A mixer with a block that reveals its layer index: x -> 2 x + layer + 1."""
 
 from typing import Any, NamedTuple
 

@@ -1,6 +1,7 @@
-"""The convolutions of q, k and v: what they are by themselves, what decoding carries, and what stays without them.
+"""The convolutions of q, k and v.
 
-Their equations within whole models are compared in tests/models/test_against_numpy.py.
+The tests cover parameters, equations, the decoding cache and sharding. tests/models/test_against_numpy.py compares
+their equations within whole models.
 """
 
 import jax
@@ -29,7 +30,7 @@ def model_of(mixer: str, **settings):
 
 
 def bound(model, weights):
-    """The mixer of the first layer."""
+    """Return the first layer's mixer."""
     return model.blocks["0"].bind(jax.tree.map(lambda x: x[0], weights["blocks"]["0"])).mixer
 
 
@@ -43,7 +44,7 @@ def random_inputs(n_tokens: int = T, seed: int = 1):
 
 @pytest.mark.parametrize("settings", SIZES, ids=str)
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_it_is_off_by_default_and_adds_four_parameters_a_channel(mixer, settings):
+def test_conv_is_off_by_default_and_adds_four_parameters_per_channel(mixer, settings):
     plain, conv = model_of(mixer, **settings), model_of(mixer, conv=True, **settings)
     assert not plain.config.mixer.conv
     heads, kv_heads = settings.get("heads", 4), settings.get("kv_heads", 4)
@@ -56,7 +57,7 @@ def test_it_is_off_by_default_and_adds_four_parameters_a_channel(mixer, settings
 
 
 @each_kind
-def test_the_other_parameters_of_the_mixer_start_alike(mixer):
+def test_conv_keeps_initial_values_of_other_parameters(mixer):
     init = [jax.jit(model_of(mixer, conv=conv).init)(jax.random.key(0)) for conv in (False, True)]
     without, with_conv = (dict(params_lib.names(weights["blocks"]["0"]["mixer"])) for weights in init)
     for name, x in without.items():
@@ -65,7 +66,10 @@ def test_the_other_parameters_of_the_mixer_start_alike(mixer):
 
 @pytest.mark.parametrize("settings", support.slow_unless(lambda settings: "heads" in settings, SIZES), ids=str)
 def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
-    """q and k after QK norm, v through the cache that a prompt leaves, against loops over channels, taps and tokens."""
+    """Compare q, k and v with loops over channels, taps and tokens.
+
+    q and k include QK norm; v comes from a prompt's cache.
+    """
     model = model_of("transformer_pp", conv=True, qk_norm=True, position="none", **settings)
     weights = support.random_params(model)
     mixer, x_BTD = bound(model, weights), random_inputs()
@@ -90,7 +94,7 @@ def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
 
 
 @each_kind
-def test_taps_of_zero_leave_the_model_without_it(mixer):
+def test_zero_taps_equal_no_convolution(mixer):
     plain, conv = model_of(mixer), model_of(mixer, conv=True)
     weights, tokens = support.random_params(conv), support.random_tokens((2, T))
     no_taps = jax.tree_util.tree_map_with_path(lambda path, x: x * ("conv" not in jax.tree_util.keystr(path)), weights)
@@ -100,7 +104,7 @@ def test_taps_of_zero_leave_the_model_without_it(mixer):
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding
-def test_a_cache_without_it_is_what_it_was():
+def test_conv_wraps_the_attention_cache():
     for mixer, kind in (("transformer_pp", KVCache), ("top1_element", KVCache), ("top1_chunk", Top1Cache)):
         caches = []
         for conv in (False, True):
@@ -116,7 +120,7 @@ def test_a_cache_without_it_is_what_it_was():
 
 DECODED = [
     ("transformer_pp", {"window": 5, "kv_heads": 2}),
-    ("transformer_pp", {"window": 2, "position": "alibi"}),  # a window that is shorter than the filter
+    ("transformer_pp", {"window": 2, "position": "alibi"}),  # the window is shorter than the filter
     ("transformer_pp", {"temperature": 0.5}),
     ("transformer", {}),
     ("top1_chunk", {}),
@@ -131,8 +135,11 @@ DECODED = [
     support.slow_unless(lambda mixer, settings: "selection" in settings, DECODED),
     ids=str,
 )
-def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):
-    """Pieces shorter than the filter, than the window and longer than both, and single tokens; far past the window."""
+def test_chunked_prefill_equals_the_parallel_form(mixer, settings, monkeypatch):
+    """Chunked prefill and decoding equal the parallel form, far past the window.
+
+    Pieces are shorter than the filter, shorter than the window, and longer than both.
+    """
     monkeypatch.setattr(attention, "GROUP", 4)
     model = model_of(mixer, conv=True, **settings)
     layer, x_BTD = bound(model, support.random_params(model)), random_inputs(41)
@@ -158,12 +165,15 @@ def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):
     ("mixer", "variant"), [("transformer_pp", "conv_window_gqa"), ("top1_chunk", "conv"), ("top1_element", "conv")]
 )
 def test_many_devices_equal_one(mixer, variant):
-    """Batch, parameters and channels split; tests/models/test_sequence_split.py splits the time."""
+    """Batch, parameters and channels are split.
+
+    The file tests/models/test_sequence_split.py splits time.
+    """
     testing.check_sharding(testing.Case(support.tiny_model(mixer, variant)))
 
 
 # ------------------------------------------------------------------------------------------------------------- refused
 @pytest.mark.parametrize("const", ["k", "qk"])
-def test_a_table_is_not_convolved(const):
+def test_conv_refuses_constant_queries_and_keys(const):
     with pytest.raises(UserError, match=rf"mixer\.conv .*const='{const}'"):
         support.tiny("transformer_pp", model__mixer__conv=True, model__mixer__const=const)

@@ -1,4 +1,7 @@
-"""The contract itself: what a mixer must define, what it is given, and that every block is told its layer."""
+"""The mixer contract: required methods, defaults and input checks.
+
+Blocks also receive their layer index.
+"""
 
 import importlib
 import re
@@ -21,7 +24,7 @@ PROBE = "tests.mixers.layer_probe"
 
 
 class Doubling(base.Mixer):
-    """The three methods that a mixer must define."""
+    """Define only the three methods that every mixer needs."""
 
     def __call__(self, x_BTD):
         return jnp.cumsum(x_BTD, axis=1)
@@ -41,7 +44,7 @@ def test_a_mixer_without_one_of_its_three_methods_cannot_be_made(method):
         type("Incomplete", (base.Mixer,), members)()
 
 
-def test_the_rest_has_defaults():
+def test_optional_methods_have_defaults():
     mixer, x_BTD = Doubling(), jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 4), np.float32))
     y_BTD, cache = mixer.prefill(x_BTD, mixer.init_cache(2, 5, jnp.float32))
     np.testing.assert_allclose(y_BTD, mixer(x_BTD), rtol=1e-6)
@@ -53,7 +56,7 @@ def test_the_rest_has_defaults():
 
 
 class Summing(layer_probe.Block):
-    """A block with a state and a carry, which defines no `prefill_next`."""
+    """A block with a state and a carry that defines no `prefill_next`."""
 
     def __init__(self):
         pass
@@ -63,7 +66,7 @@ class Summing(layer_probe.Block):
         return total_BD + layer, {"factor": carry["factor"] + 1}, layer_probe.Seen(total_BD)
 
 
-def test_a_block_may_leave_prefill_next_to_its_steps():
+def test_default_prefill_next_runs_step():
     rng = np.random.default_rng(0)
     x_BTD, factor_BTD, start_BD = (rng.standard_normal(shape, np.float32) for shape in ((2, 5, 3), (2, 5, 3), (2, 3)))
     y_BTD, carry, cache = Summing().prefill_next(
@@ -93,7 +96,7 @@ def test_every_shipped_mixer_derives_from_the_contract():
         assert issubclass(mixers.load(name), base.Mixer), name
 
 
-def test_another_class_is_refused_with_the_contract_s_name(monkeypatch):
+def test_modules_need_exactly_one_mixer_class(monkeypatch):
     own = layer_probe.LayerProbe
     monkeypatch.setattr(layer_probe, "LayerProbe", object)
     with pytest.raises(UserError, match=rf"{PROBE}.*one class that derives from seqjax\.mixers\.base\.Mixer, not none"):
@@ -108,7 +111,7 @@ def test_another_class_is_refused_with_the_contract_s_name(monkeypatch):
 def probe_model(*, scan: bool, pattern: bool) -> Model:
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     with config.ignore_type():
-        if pattern:  # two places, so that a group of layers is not a layer
+        if pattern:  # two entries: a group then contains several layers
             config.model.mixer = ({"name": PROBE}, {"name": PROBE})
         else:
             config.model.mixer = {"name": PROBE}
@@ -118,8 +121,11 @@ def probe_model(*, scan: bool, pattern: bool) -> Model:
 
 @pytest.mark.parametrize("pattern", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
-def test_a_block_is_told_its_layer(scan, pattern):
-    """Under scan and in a loop, in training, prefill and step: 2 x + layer + 1, four times over."""
+def test_blocks_receive_their_layer_index(scan, pattern):
+    """Each block receives its layer index, and four layers compute 2 x + layer + 1.
+
+    The test covers training, prefill and step, under scan and in a loop.
+    """
     model = probe_model(scan=scan, pattern=pattern)
     params, tokens = jax.jit(model.init)(jax.random.key(0)), support.random_tokens((2, 3))
     x_BTD = np.asarray(params["embed"])[tokens]
@@ -146,7 +152,7 @@ def test_a_block_is_told_its_layer(scan, pattern):
         ((1, 3, 64), "int32", TypeError),
     ],
 )
-def test_an_input_of_another_shape_or_dtype_is_named_in_one_line(name, shape, dtype, error):
+def test_wrong_input_shape_or_dtype_is_named_in_one_line(name, shape, dtype, error):
     cls = mixers.load(name)
     settings = {"heads": 2} if "heads" in base.settings_of(cls.__init__) else {}
     mixer, x = cls(64, **settings, rngs=nnx.Rngs(0)), jnp.ones(shape, dtype)

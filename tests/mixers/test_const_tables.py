@@ -1,4 +1,7 @@
-"""Queries and keys from tables: the one softmax of a batch equals the many, and sequences end with the tables."""
+"""Constant queries and keys from tables.
+
+A softmax shared by the batch equals separate ones, and sequences end with the tables.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +36,7 @@ def inputs(n_batch: int = 3, n_kv: int = 2):
 @pytest.mark.parametrize("options", CASES)
 def test_one_softmax_is_attention_with_repeated_queries_and_keys(options, n_kv):
     q, k, v = inputs(n_kv=n_kv)
-    v = jnp.pad(v, [(0, 0)] * 3 + [(0, 2)])  # causal_attention wants values as wide as keys
+    v = jnp.pad(v, [(0, 0)] * 3 + [(0, 2)])  # causal_attention needs values as wide as keys
 
     def old(q, k, v):
         return causal_attention(*(jnp.broadcast_to(x, (3, *x.shape)) for x in (q, k)), v, **options)
@@ -57,7 +60,7 @@ def test_values_may_have_another_width():
 
 
 def flops(model, n_batch: int) -> float:
-    """Of XLA, before optimisation, for one layer over a batch."""
+    """Return XLA's FLOPs for one layer and a batch, before optimisation."""
     block = model.blocks["0"]
     x_BTD = jax.ShapeDtypeStruct((n_batch, model.max_len, model.config.dim), jnp.float32)
     lowered = jax.jit(lambda p, x: block.bind(p)(x, {}, layer=jnp.int32(0), dtype=jnp.float32)[0]).lower(
@@ -67,7 +70,7 @@ def flops(model, n_batch: int) -> float:
 
 
 def scores(jaxpr, seq_len: int) -> set[tuple[int, ...]]:
-    """Shapes of everything that is quadratic in time, wherever in the program."""
+    """Return the shapes of all program values that are quadratic in time."""
     found = {v.aval.shape for e in jaxpr.eqns for v in e.outvars if v.aval.shape.count(seq_len) == 2}
     for equation in jaxpr.eqns:
         for value in equation.params.values():
@@ -77,16 +80,19 @@ def scores(jaxpr, seq_len: int) -> set[tuple[int, ...]]:
 
 
 def test_scores_are_made_once_for_the_whole_batch():
-    """Loss and gradient hold H T^2 scores for 7 sequences, and the eighth sequence costs no second QK^T."""
+    """Loss and gradient hold H T^2 scores for 7 sequences.
+
+    An eighth sequence adds no second QK^T.
+    """
     length, n_heads = 41, 4
     model = support.tiny_model("transformer_pp", "const_qk", train__seq_len=length)
     tokens = jax.ShapeDtypeStruct((7, length + 1), jnp.int32)
     shapes = scores(jax.make_jaxpr(jax.grad(lambda p, t: model.loss(p, t)[0]))(model.shapes, tokens).jaxpr, length)
     sizes = {int(np.prod(shape)) for shape in shapes}
-    assert max(sizes) == model.config.n_layers * n_heads * length**2, shapes  # layers: what the scan saves
+    assert max(sizes) == model.config.n_layers * n_heads * length**2, shapes  # the scan saves one per layer
     per_sequence = flops(model, 8) - flops(model, 7)
     full = support.tiny_model("transformer_pp", train__seq_len=length)
-    projections = 2 * 2 * 32 * 32 * length  # q and k, which a table replaces
+    projections = 2 * 2 * 32 * 32 * length  # q and k, replaced by a table
     scores_and_softmax = (flops(full, 8) - flops(full, 7)) - projections - per_sequence
     assert scores_and_softmax > 2 * 32 * length**2, "QK^T of a sequence, and its softmax, are gone"
 
@@ -100,7 +106,7 @@ def test_scores_are_made_once_for_the_whole_batch():
     ),
 )
 def test_tables_are_queries_and_keys(const, options):
-    """Whole sequences against numpy, and token by token against those."""
+    """Whole sequences match numpy; decoding matches whole sequences."""
     settings = {f"model__mixer__{key}": value for key, value in options.items()} | {"model__mixer__const": const}
     model = support.tiny_model("transformer_pp", **settings)
     weights, tokens = support.random_params(model), support.random_tokens((3, T))
@@ -113,7 +119,7 @@ def test_tables_are_queries_and_keys(const, options):
         logits, cache = step(weights, tokens[:, t], jnp.asarray(t), cache)
 
 
-# ------------------------------------------------------------------------------------------------- where they end
+# -------------------------------------------------------------------------------------------------------- length limits
 TABLES = [
     ("transformer_pp", "const_k", T),
     ("transformer_pp", "const_qk", T),

@@ -1,8 +1,8 @@
-"""What every mixer promises, whichever it is: a new file under seqjax/mixers/ is tested here without a line of its own.
+"""The contract for all mixers.
 
-The checks are those of seqjax/testing.py, which serve mixers from outside too.
-
-Causality, equality of the parallel and the recurrent form, and what a mixer says of itself: FLOPs, state, parameters.
+A new file under seqjax/mixers/ is tested here automatically. The tests cover causality, equality of parallel and
+recurrent form, FLOPs, state sizes and parameters. Most checks come from seqjax/testing.py, which also serves mixers
+outside the package.
 """
 
 import functools
@@ -21,8 +21,8 @@ from seqjax.types import Layer
 from tests import support
 
 B = 8
-T = 23  # neither 4, the chunk of the tiny configs, nor the window of 5 divides it
-# Mixers whose code another one runs quickly, with other settings.
+T = 23  # no multiple of 4 (chunk size in the tiny configs) or 5 (window)
+# The right-hand mixers run the same code in quick tests, with other settings.
 TWINS = {"transformer": "transformer_pp", "deltanet": "gated_deltanet", "rwkv5": "rwkv6"}
 
 
@@ -70,13 +70,15 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
     ),
 )
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
-    """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
+    """Use four prompt lengths.
+
+    Empty; one token; a full window plus a partial chunk; whole chunks, longer than the window.
+    """
     testing.check_step(built(mixer, variant), [n_prompt])
 
 
-# Kinds of caches: a ring buffer beside the last inputs of convolutions, a table of chunk means, keys and values beside
-# RWKV's tokens before, a ring buffer with sums of gates, means of blocks, states. Keys and values alone go through
-# tests/end_to_end/test_generate.py too.
+# One mixer per cache kind: ring buffer and convolution inputs; chunk means; KV cache and RWKV's previous tokens; ring
+# buffer with gate sums; block means; recurrent state. tests/end_to_end/test_generate.py covers plain KV caches.
 PIECES = [
     ("transformer_pp", "conv_window_gqa"),
     ("top1_chunk", "approx"),
@@ -88,18 +90,21 @@ PIECES = [
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(lambda *case: case in PIECES, support.CASES))
-def test_a_prompt_may_come_in_pieces(mixer, variant):
+def test_chunked_prefill_equals_whole_prefill(mixer, variant):
     testing.check_pieces(built(mixer, variant))
 
 
-def test_later_pieces_read_positions_further_on():
-    """Of a table added to the embeddings, of tables of queries and keys, and of ALiBi in a ring buffer, at once."""
+def test_chunked_prefill_uses_the_right_positions():
+    """Combine learned positions, constant queries and keys, and ALiBi.
+
+    The cache is a ring buffer.
+    """
     settings = {"model__learned_positions": True, "model__mixer__const": "qk"}
     testing.check_pieces(testing.Case(support.tiny_model("transformer_pp", "alibi_window_gqa", **settings)))
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
-def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
+def test_longer_caches_give_equal_results(mixer, variant):
     testing.check_long_cache(built(mixer, variant))
 
 
@@ -116,16 +121,16 @@ def test_long_sequences(mixer, variant):
 def test_one_token_is_a_sequence(mixer, variant):
     case = built(mixer, variant)
     tokens = support.random_tokens((B, T))
-    # RWKV's norm per head divides a single token's small output: half an ulp on its weights moves logits by 2e-5
-    # (GLA's: 7e-5, Mamba-2's: 2e-6), so two programs that round differently cannot agree better
+    # RWKV's norm per head divides a single token's small output: half an ulp on its weights moves logits by 2e-5 (GLA:
+    # 7e-5, Mamba-2: 2e-6). Two programs that round differently cannot agree better.
     tol = 5e-5 if mixer.startswith(("rwkv", "gla")) else 1e-5
     one, whole = case.logits(case.params, tokens[:, :1]), case.logits(case.params, tokens)
     np.testing.assert_allclose(one[:, 0], whole[:, 0], rtol=tol, atol=tol)
 
 
-# ----------------------------------------------------------------------------------------- what a mixer says of itself
-# Elements of a layer's cache after T tokens, by hand, at width 32 with 4 heads: keys and values of 4 heads of 8 in
-# attention, the state and the last inputs of the convolutions elsewhere.
+# -------------------------------------------------------------------------------------------------- declared quantities
+# Expected cache elements in a layer after n tokens, at width 32 with 4 heads. Attention: keys and values for 4 heads of
+# 8. Otherwise: the state and the last convolution inputs.
 STATE = {
     "transformer": lambda n: 64 * n,
     "transformer/window": lambda n: 64 * min(n, 5),
@@ -141,22 +146,22 @@ STATE = {
     "top1_element/gqa": lambda n: 32 * n,
     "top1_chunk": lambda n: 64 * n,
     "top1_chunk/gqa": lambda n: 32 * n,
-    "top1_chunk/approx": lambda n: 64 * n + 32 * (n // 4),  # and a mean key per chunk
+    "top1_chunk/approx": lambda n: 64 * n + 32 * (n // 4),  # plus a mean key per chunk
     "top1_chunk/approx_top_k": lambda n: 64 * n + 32 * (n // 4),
     "top1_chunk/approx_gqa": lambda n: 16 * n + 8 * (n // 4),
-    "top1_chunk/shortlist": lambda n: 64 * n + 2 * 32 * (n // 4),  # and a mean key and an eigenvector per chunk
-    "top1_chunk/shortlist_gqa": lambda n: 32 * n + 8 * 16 * (n // 8),  # and eight means per chunk
+    "top1_chunk/shortlist": lambda n: 64 * n + 2 * 32 * (n // 4),  # plus a mean key and an eigenvector per chunk
+    "top1_chunk/shortlist_gqa": lambda n: 32 * n + 8 * 16 * (n // 8),  # plus eight means per chunk
     "top1_chunk/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
     "top1_chunk/conv_approx_gqa": lambda n: 32 * n + 16 * (n // 4) + 3 * (32 + 16 + 16),
-    "fox": lambda n: 68 * n,  # and the sum of a head's gates after each key
+    "fox": lambda n: 68 * n,  # plus one gate sum per head and key
     "fox/window_gqa": lambda n: 36 * min(n, 5),
-    "fox/pro": lambda n: 68 * n + 64,  # and the last key and value
+    "fox/pro": lambda n: 68 * n + 64,  # plus the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
-    "path": lambda n: 64 * n + 2 * 32,  # and the last inputs of the convolution
+    "path": lambda n: 64 * n + 2 * 32,  # plus the last convolution inputs
     "path/gqa_gates": lambda n: 36 * n + 2 * 16,
-    "nsa": lambda n: 32 * n + 32 * (n // 4),  # and a mean key and value per block
+    "nsa": lambda n: 32 * n + 32 * (n // 4),  # plus a mean key and value per block
     "nsa/conv_gqa": lambda n: 32 * n + 32 * (n // 4) + 3 * (32 + 16 + 16),
-    "rwkv7_shell": lambda n: 64 * n + 32,  # and the token before
+    "rwkv7_shell": lambda n: 64 * n + 32,  # plus the previous token
     "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
     "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
     "rwkv7_shell/window_norm": lambda n: 64 * min(n, 5) + 32,
@@ -175,7 +180,7 @@ STATE = {
     "mamba1/bare": lambda n: 64 * 16,
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),
     "mamba2/bare": lambda n: 64 * 8,
-    # the state, and of the last token x, B, angles and weights
+    # State; the last token's x, B, angles and weights.
     "log_linear_mamba2": lambda n: min(4, n.bit_length()) * 64 * 8 + 3 * (64 + 2 * 8),
     "mamba3": lambda n: 64 * 8 + 64 + 8 + 4 * 2 + 4,
     "mamba3/softplus": lambda n: 64 * 8 + 64 + 8 + 4 * 4 + 4,
@@ -190,23 +195,23 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
     expected = STATE.get(f"{mixer}/{variant}", STATE.get(mixer))
     if expected is not None:
         assert block.mixer.state_size(seq_len) == expected(seq_len)
-    has_channel_mix = mixer.startswith("rwkv")  # which keeps the token before, too
+    has_channel_mix = mixer.startswith("rwkv")  # it caches the previous token as well
     assert block.state_size(seq_len) == block.mixer.state_size(seq_len) + 32 * has_channel_mix
 
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
 SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "table_BcGPK", "forgotten_BSH"}
-SUMS |= {"states_BLHNV", "turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums and weights in them, and means
+SUMS |= {"states_BLHNV", "turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums, their weights, and means
 
 
 @pytest.mark.parametrize(
     ("mixer", "variant"), [*(case for case in support.FIRST if case[0] in SHIPPED), ("top1_chunk", "approx")]
 )
 def test_sums_in_caches_are_float32_in_bfloat16(mixer, variant):
-    """Keys, values and the inputs before are those of the model, in its dtype."""
+    """Keys, values and previous inputs have the model's dtype."""
     block = support.tiny_model(mixer, variant).abstract_blocks()[0]
     cache = jax.eval_shape(lambda: block.init_cache(2, T, jax.numpy.bfloat16))
-    wide = SUMS | ({"k_BSGK"} if mixer == "path" else set())  # every token changes PaTH's keys again
+    wide = SUMS | ({"k_BSGK"} if mixer == "path" else set())  # each token updates all of PaTH's keys
     for path, x in jax.tree.leaves_with_path(cache):
         name = getattr(path[-1], "name", "")
         assert x.dtype == {"length": "int32"}.get(name, "float32" if name in wide else "bfloat16"), name
@@ -219,10 +224,10 @@ def test_parameters_are_declared_as_they_are_made(mixer, variant):
     assert flops.n_params(case.model) == params.count(case.params)
 
 
-# The smallest share of XLA's count that ours may be. XLA counts whole [T, S] score matrices, and for Top-1 Chunk a
-# second one for the selection; we count what the mask leaves of them: half for causal attention, 5 / T for a window,
-# two chunks of 4 for Top-1 Chunk. It also counts norms, activations and softmax (a tenth of this small layer), which
-# we leave out. At T = 128 and D = 64 the products with parameters, which both count in full, are 0.6 to 0.75 of XLA's.
+# Smallest accepted ratio of our FLOPs to XLA's. XLA counts whole [T, S] score matrices, and for Top-1 Chunk a second
+# score matrix for the selection. We count only unmasked entries: half for causal attention, 5 / T for a window, two
+# chunks of 4 for Top-1 Chunk. XLA also counts norms, activations and softmax, a tenth of this small layer. At T = 128
+# and D = 64, parameter products are 0.6 to 0.75 of XLA's FLOPs.
 FLOPS_FLOOR = {
     "transformer/window": 0.65,
     "transformer_pp/window": 0.65,
@@ -230,8 +235,8 @@ FLOPS_FLOOR = {
     "transformer_pp/conv_window_gqa": 0.6,
     "fox/window_gqa": 0.6,
     "top1_chunk": 0.6,
-    "path": 0.65,  # queries meet the matrices of all chunks, half of them for nothing
-    "nsa": 0.55,  # three branches, each with a whole matrix
+    "path": 0.65,  # XLA multiplies queries by all chunk matrices; half are masked
+    "nsa": 0.55,  # three branches, each with a full score matrix
     "rwkv7_shell": 0.6,
 }
 DEFAULT_FLOOR = 0.75
@@ -246,8 +251,8 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
 ATTENTION = [
     (m, v)
     for m, v in support.CASES
-    # A convolution, like the shift of FoX's Pro block, reads further back than the keys that are counted, and PaTH has
-    # products of its own.
+    # Convolutions and the shift in FoX's Pro block read further back than the counted keys, and PaTH has additional
+    # products.
     if m != "path"
     and issubclass(mixers.load(m), AttentionMixer)
     and not {"gqa", "conv", "pro"}.intersection(v.split("_"))
@@ -256,18 +261,24 @@ ATTENTION = [
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, ATTENTION))
 def test_flops_count_the_keys_that_are_read(mixer, variant):
-    """One layer of one head: the gradient shows which keys each query read; QK^T and PV take 2 K FLOPs each for it."""
+    """One layer with one head: gradients reveal the keys that each query read.
+
+    QK^T and PV take 2 K FLOPs each per pair.
+    """
     model = support.tiny_model(mixer, variant, model__n_layers=1, model__mixer__heads=1)
     pairs = np.count_nonzero(testing.reach(testing.Case(model)))
     bound = model.abstract_blocks()[0].mixer
     forward = bound.flops_per_token(T)
-    forward = (bound.train_flops_per_token(T) - forward) / 2  # without the selection, which has no backward
-    products = 1 if variant == "const_qk" else 2  # QK^T is made once for all sequences of a batch
+    forward = (bound.train_flops_per_token(T) - forward) / 2  # without the selection, which has no backward pass
+    products = 1 if variant == "const_qk" else 2  # one QK^T serves all sequences in a batch
     assert forward == pytest.approx(products * 2 * 32 * pairs / T)
 
 
 def test_flops_of_the_selection():
-    """Exact selection multiplies each query with the keys of its past chunks, approx with one mean per chunk."""
+    """Count products of queries with keys or means.
+
+    Exact selection multiplies each query by all keys in past chunks, approx by one mean per chunk.
+    """
     past_chunks = sum(t // 4 for t in range(T))
     for variant, keys in (
         ("exact", 4),
@@ -284,7 +295,10 @@ def test_flops_of_the_selection():
 
 
 def test_flops_of_a_shortlist():
-    """Two rows for each past chunk, and the keys of two chunks; the keys of all where two are all."""
+    """Count two rows per past chunk and the keys in two chunks.
+
+    With at most two past chunks, all keys.
+    """
     mixer = built("top1_chunk", "shortlist").model.abstract_blocks()[0].mixer
     for length in (8, 12, 13, T):
         past = [t // 4 for t in range(length)]
@@ -307,7 +321,10 @@ def test_flops_of_a_shortlist():
     ],
 )
 def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection, top_k):
-    """Own chunk and k past chunks are everything up to k + 1 chunks: parameters of Transformer++ give its outputs."""
+    """Up to k + 1 chunks, Transformer++ gives the same outputs.
+
+    A query then reads all keys. Both models use the same parameters.
+    """
     full = support.tiny_model("transformer_pp", model__mixer__qk_norm=True)
     weights = support.random_params(full)
     overrides = {"model__mixer__chunk_size": chunk, "model__mixer__selection": selection, "model__mixer__top_k": top_k}
@@ -319,7 +336,7 @@ def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection
 
 @pytest.mark.parametrize("selection", ["exact", "random"])
 def test_decoding_reads_several_chunks(selection):
-    """Token by token, of ten past chunks the three that the parallel form selects."""
+    """Decoding selects the same three of ten past chunks as the parallel form."""
     mixer = Top1Chunk(16, heads=2, chunk_size=2, top_k=3, selection=selection, layer=Layer(max_len=T), rngs=nnx.Rngs(0))
     x_BTD = 2 * jax.random.normal(jax.random.key(1), (2, T, 16))
 
@@ -342,12 +359,13 @@ def test_a_chunk_changes_what_top1_chunk_computes():
     logits = case.logits(case.params, tokens) - jax.jit(other.logits)(case.params, tokens)
     difference = np.abs(np.asarray(logits)).max((0, 2))
     assert case.model.config.mixer.chunk_size == 4
-    # up to two chunks of 4 both see everything; after that 4 sees less
+    # Both read all keys up to two chunks of 4; after that, chunks of 4 read fewer.
     assert (difference[:8] < 1e-3).all()
     assert (difference[8:] > 1e-2).mean() > 0.8
 
 
-# Where a chunk is a matter of speed, the result must not know it. Where it is what Top-1 selects, it is the model.
+# Where the chunk size only affects speed, it must not change the result. Top-1 mixers select chunks, so it changes
+# theirs.
 SELECTS = ("top1_chunk", "rwkv7_shell")
 INVARIANT = [name for name in mixers.names() if name not in SELECTS and "chunk_size" in support.fields(name)]
 

@@ -1,6 +1,7 @@
-"""What stays float32 in a bfloat16 model, read from the programs of every mixer; nothing is compiled or run.
+"""Float32 parts of bfloat16 models, read from each mixer's program.
 
-Statistics of norms, softmax, decays, step sizes and gates, the scores of queries and keys, states, and logits.
+Nothing is compiled or run. These are norm statistics, softmax, decays, step sizes and gates, query-key scores, states,
+and logits.
 """
 
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from seqjax.nn import params as params_lib
 from tests import support
 
 B, T, D = 2, 23, 32
-# Operations whose result in 16 bits is too coarse, or that add up many numbers.
+# Operations that are too coarse in 16 bits, or that sum many numbers.
 SENSITIVE = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "rsqrt", "sqrt", "div", "pow", "sin"}
 SENSITIVE |= {"cos", "cumsum", "cumprod", "cumlogsumexp", "reduce_sum", "triangular_solve", "integer_pow"}
-# Activations between the two products of a low-rank map. The second product takes 16-bit inputs in any case.
+# Activations inside a low-rank map. The second product takes 16-bit inputs in any case.
 INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["logistic"]}
-# Projections that go into an exponential, a sigmoid or a softplus. Mamba-1's `dt` is missing: the public kernel, too,
-# reads it in the dtype of the model.
+# Projections that enter an exponential, a sigmoid or a softplus. Mamba-1's `dt` is not listed: the public kernel also
+# reads it in the model's dtype.
 ISLANDS = {
     "deltanet": ["beta"],
     "fox": ["forget"],
@@ -45,11 +46,11 @@ VARIANT_ISLANDS = {
     ("path", "gqa_gates"): ["beta", "forget"],
     ("transformer_pp", "conv_window_gqa"): ["gate"],
 }
-# Number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights and
-# values; products of queries and keys are float32.
+# Expected number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights
+# and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
 VALUES |= {"fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
-# What passes a parameter on to a product.
+# Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",
     "reshape",
@@ -67,7 +68,7 @@ def is_narrow(x: Any) -> bool:
 
 
 def inner(equation: Any) -> Iterator[Any]:
-    """The programs that an operation runs."""
+    """Yield the programs inside an operation."""
     for value in equation.params.values():
         for program in value if isinstance(value, tuple | list) else (value,):
             program = getattr(program, "jaxpr", program)
@@ -76,12 +77,15 @@ def inner(equation: Any) -> Iterator[Any]:
 
 
 class Reader:
-    """A program's sensitive 16-bit operations, the shapes of 16-bit arrays that loops carry, and its products."""
+    """Collect products and 16-bit values in a program.
+
+    These are sensitive 16-bit operations and the shapes of 16-bit arrays carried by loops.
+    """
 
     def __init__(self, function: Any, params: Any, *inputs: Any):
         self.narrow: list[str] = []
         self.carried: list[tuple[int, ...]] = []
-        self.products: list[tuple[str, bool]] = []  # the parameter, or "" without one, and whether it is float32
+        self.products: list[tuple[str, bool]] = []  # (parameter name or "", is float32)
         names = [name for name, _ in params_lib.names(params)]
         jaxpr = jax.make_jaxpr(function)(params, *inputs).jaxpr
         self.read(jaxpr, [*names, *[""] * (len(jaxpr.invars) - len(names))])
@@ -115,7 +119,7 @@ class Reader:
 
 
 def of_mixer(mixer: str, variant: str) -> Reader:
-    """The layers of a model over a sequence, and one decoding step."""
+    """Read the program of all layers over a sequence, plus one decoding step."""
     model = support.tiny_model(mixer, variant, model__dtype="bfloat16")
 
     def both(params, tokens_BT, cache):
@@ -140,7 +144,7 @@ def test_islands(name, variant):
         wide = [
             is_wide
             for parameter, is_wide in program.products
-            if f".mixer.{part}." in parameter and not parameter.endswith(".a")  # the first of a map of low rank
+            if f".mixer.{part}." in parameter and not parameter.endswith(".a")  # the first factor of a low-rank map
         ]
         assert wide, f"no product with {part}"
         assert all(wide), f"{part} in 16 bits"

@@ -1,4 +1,7 @@
-"""FoX: with open gates it is attention without positions, and closed gates leave a query its own value."""
+"""FoX: open gates give attention without positions.
+
+Closed gates leave a query only its own value.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ T = 23
 
 
 def with_gates(weights, logit):
-    """The weights with gates of one logit for every input, and the same without gates."""
+    """Return weights with every gate logit set to `logit`, and without gates."""
     mixer = weights["blocks"]["0"]["mixer"]
     forget = {"w": jnp.zeros_like(mixer["forget"]["w"]), "b": jnp.full_like(mixer["forget"]["b"], logit)}
     bare = {name: value for name, value in mixer.items() if name != "forget"}
@@ -23,7 +26,7 @@ def with_gates(weights, logit):
 
 
 def test_open_gates_are_attention_without_positions():
-    """Parameters of Transformer++ in the same block give its outputs."""
+    """Transformer++ with the same parameters and block gives the same outputs."""
     fox = support.tiny_model("fox", "window_gqa")
     block = {"model__norm_eps": 1e-6, "model__mlp__kind": "swiglu", "model__mixer__position": "none"}
     full = support.tiny_model("transformer_pp", "window", model__mixer__kv_heads=2, **block)
@@ -50,8 +53,11 @@ def test_saturated_gates_have_finite_gradients(logit):
     ),
     ids=str,
 )
-def test_pieces_of_any_length_follow_each_other(settings):
-    """Pieces shorter than the window and longer, single tokens, and a ring buffer that is overwritten several times."""
+def test_chunked_prefill_equals_the_parallel_form(settings):
+    """Use pieces shorter and longer than the window, and single tokens.
+
+    The ring buffer is overwritten several times.
+    """
     model = support.tiny_model("fox", **{f"model__mixer__{key}": value for key, value in settings.items()})
     weights = support.random_params(model)
     layer = model.blocks["0"].bind(jax.tree.map(lambda x: x[0], weights["blocks"]["0"])).mixer

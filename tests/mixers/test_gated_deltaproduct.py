@@ -1,4 +1,4 @@
-"""What Gated DeltaProduct has beside the contract: its equations over chunks, Gated DeltaNet, and what it can count."""
+"""Gated DeltaProduct: chunked equations, Gated DeltaNet, modular counting."""
 
 import types
 from typing import Any
@@ -15,7 +15,7 @@ from seqjax.nn.params import Template
 from tests import support
 from tests.models import oracle
 
-DIM, HEADS, T = 16, 2, 45  # 90 or 135 steps: a chunk of 64 or two, and a part of one
+DIM, HEADS, T = 16, 2, 45  # 90 or 135 steps: one or two chunks of 64, plus a partial chunk
 SETTINGS = {"key_dim": 12, "value_dim": 20}
 CASES = [
     {"steps": 2},
@@ -32,7 +32,7 @@ def template(mixer: Any = mixers.GatedDeltaProduct, **settings):
 
 
 def drawn(shapes):
-    """Weights under which beta takes all of its range and keys are far from orthogonal."""
+    """Draw weights with the full range of beta and far from orthogonal keys."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32) / 2, shapes)
 
@@ -42,15 +42,18 @@ def inputs(n_batch=2):
 
 
 def expected(params, x_BTD, **settings):
-    """The equations in float64."""
+    """Compute the equations in float64."""
     known = {"heads": HEADS, "norm_eps": 1e-6, "decay": True, "gate": True, "allow_negative_eigenvalues": True}
     params = oracle.as_float64(params)
     return np.stack([oracle.delta_product(types.SimpleNamespace(**known | settings), params, x) for x in x_BTD])
 
 
 @every_case
-def test_outputs_are_those_of_the_equations(settings):
-    """In float32; and in bfloat16, whose inputs and weights are rounded before, so that only products round."""
+def test_outputs_match_the_equations(settings):
+    """Compare in float32 and bfloat16.
+
+    The bfloat16 case rounds inputs and weights first, so only its products add rounding.
+    """
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs()
     run = jax.jit(lambda params, x_BTD: made.bind(params)(x_BTD))
@@ -66,7 +69,7 @@ def test_outputs_are_those_of_the_equations(settings):
 
 
 def test_one_step_with_positive_eigenvalues_is_gated_deltanet():
-    """With the same parameters, bit for bit, and so are its gradients."""
+    """Outputs and gradients are bitwise equal with the same parameters."""
     one = template(steps=1, allow_negative_eigenvalues=False)
     same = template(mixers.GatedDeltaNet)
     assert one.shapes == same.shapes
@@ -81,8 +84,11 @@ def test_one_step_with_positive_eigenvalues_is_gated_deltanet():
 
 
 @every_case
-def test_gradients_are_those_of_a_loop_over_the_steps(settings):
-    """A loop of jax over tokens and steps, differentiated by autodiff, inside the mixer's own convolutions and norm."""
+def test_gradients_match_a_loop_over_the_steps(settings):
+    """Compare with autodiff through a loop over tokens and steps.
+
+    Convolutions and norm come from the mixer.
+    """
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs(1)
     n = settings["steps"]
@@ -121,11 +127,11 @@ def test_gradients_are_those_of_a_loop_over_the_steps(settings):
 
 # ------------------------------------------------------------------------------------------------------ state tracking
 def counter(steps, allow_negative_eigenvalues):
-    """A mixer whose state counts ones modulo steps + 1, by hand: three inputs, constant, the bit +-1, the first token.
+    """Build a mixer that counts ones modulo steps + 1.
 
-    Keys lie 60 degrees apart. With beta = 2, at a one, the state is reflected in each of them: one reflection has order
-    two, and two, a rotation by 120 degrees, order three. With beta = 0, at a zero, it stays. The first token is a one
-    that writes.
+    Its three inputs are a constant, the bit (+-1) and a first-token flag. Keys are 60 degrees apart. A one (beta = 2)
+    reflects the state in each key: one reflection has order two; two reflections are a rotation by 120 degrees, which
+    has order three. A zero (beta = 0) keeps the state. The first token is a one that writes the state.
     """
     settings = {"steps": steps, "decay": False, "allow_negative_eigenvalues": allow_negative_eigenvalues}
     made = Template(lambda rngs, _: mixers.GatedDeltaProduct(3, heads=1, key_dim=2, value_dim=2, **settings, rngs=rngs))
@@ -145,7 +151,10 @@ def counter(steps, allow_negative_eigenvalues):
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_steps_count_modulo_one_more(steps):
-    """The parity of ones needs a negative eigenvalue; a rotation by 120 degrees within a token needs two of them."""
+    """Parity needs one negative eigenvalue.
+
+    A 120-degree rotation within a token needs two.
+    """
     modulus, n_tokens = steps + 1, 300
     bits = np.random.default_rng(0).integers(0, 2, n_tokens)
     bits[0] = 1
@@ -163,12 +172,12 @@ def test_steps_count_modulo_one_more(steps):
         np.testing.assert_allclose(y, np.broadcast_to(y[0], y.shape), rtol=0, atol=1e-3 * scale)
         other = of_class[(rest + 1) % modulus]
         assert np.abs(y[0] - other[0]).max() > 0.1 * scale
-    # With beta at most 1 a step takes away what the state holds for its key, and no state is kept over many ones.
+    # With beta at most 1, a step erases the state along its key, so the state does not survive many ones.
     late = [y[-1] for y in outputs(False)]
     assert np.abs(late[0] - late[1]).max() < 0.1 * scale
 
 
-def test_settings_that_cannot_be_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(UserError, match="steps must be at least 1, not 0"):
         mixers.GatedDeltaProduct(DIM, heads=HEADS, steps=0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r"heads=3 does not divide the width 8 of its key_dim"):

@@ -1,4 +1,7 @@
-"""The delta-rule family against arrays of its public references (tests/golden/make_delta.py, make_rwkv7.py)."""
+"""The delta-rule family against arrays from public references.
+
+tests/golden/make_delta.py and make_rwkv7.py created the arrays.
+"""
 
 import functools
 
@@ -35,7 +38,10 @@ def assert_close(got, want, tol=2e-5):
 @pytest.mark.parametrize("chunk", support.slow_unless(lambda chunk: chunk == 8, [1, 8, None]))
 @pytest.mark.parametrize("kind", ARGS)
 def test_ops_and_their_gradients(kind, chunk):
-    """Against flash-linear-attention's naive recurrences and torch's autograd through them, from an initial state."""
+    """Compare with flash-linear-attention's naive recurrences and torch's autograd.
+
+    The recurrences start from an initial state.
+    """
     z, op = golden("delta"), wkv7 if kind == "wkv7" else gated_delta_rule
 
     @jax.jit
@@ -52,7 +58,10 @@ def test_ops_and_their_gradients(kind, chunk):
 
 
 def layer_params(z, part):
-    """Transformers' OlmoHybridGatedDeltaNet under our names; its one convolution runs over q, k and v side by side."""
+    """Rename the parameters of transformers' OlmoHybridGatedDeltaNet.
+
+    Its single convolution covers the concatenated q, k and v.
+    """
     p = {key.removeprefix(f"layer/{part}/"): x for key, x in z.items() if key.startswith(f"layer/{part}/")}
     q, k, v = jnp.split(p["conv1d.weight"][:, 0], [12, 24])
     linear = {"q": "q", "k": "k", "v": "v", "beta": "b", "decay": "a", "gate": "g", "out": "o"}
@@ -68,7 +77,10 @@ def layer_params(z, part):
 
 
 def test_gated_deltanet_layer():
-    """Output and the gradient of every parameter; the reference norm has eps 1e-5, fla's models 1e-6."""
+    """Compare the output and all parameter gradients.
+
+    The reference norm has eps 1e-5, fla's models 1e-6.
+    """
     z = golden("delta")
     template = Template(lambda rngs, _: mixers.GatedDeltaNet(16, heads=2, norm_eps=1e-5, chunk_size=4, rngs=rngs))
 
@@ -84,7 +96,10 @@ def test_gated_deltanet_layer():
 
 
 def rwkv7_params(z):
-    """The official names under ours, layers stacked. The first layer's v-LoRA is not there, and not used."""
+    """Rename the official parameters and stack the layers.
+
+    The first layer's v-LoRA is absent and unused.
+    """
 
     def stacked(*path, transpose=False):
         layers = [z.get("blocks.{}.{}".format(i, ".".join(path))) for i in range(2)]
@@ -121,7 +136,7 @@ def rwkv7_params(z):
 
 @pytest.mark.parametrize("chunk", [4, pytest.param(64, marks=pytest.mark.slow)])
 def test_rwkv7_model(chunk):
-    """Logits of a whole model of the `rwkv` package."""
+    """Compare the logits of a whole model with the `rwkv` package."""
     z = golden("rwkv7")
     ranks = {f"model__mixer__{name}_rank": 4 for name in ("decay", "eta", "value", "gate")}
     config = support.tiny(
@@ -137,7 +152,7 @@ def test_rwkv7_model(chunk):
 @pytest.mark.parametrize(
     "name", ["deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "mlstm", "rwkv5", "rwkv6", "rwkv7"]
 )
-def test_the_named_implementation_is_asked(name):
+def test_implementation_selects_the_backend(name):
     heads = {"head_dim": 8} if name in ("rwkv5", "rwkv6") else {"heads": 2}
     op = "delta_rule" if "delta" in name else "linear_attention"
     made = lambda: mixers.load(name)(16, **heads, implementation="pallas", rngs=nnx.Rngs(0))  # noqa: E731

@@ -1,4 +1,7 @@
-"""mLSTM against the layer of transformers' xLSTM (tests/golden/make_xlstm.py), and at its limits."""
+"""mLSTM against the xLSTM layer in transformers, and at its limits.
+
+tests/golden/make_xlstm.py created the arrays.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +32,10 @@ def under_our_names(z, part):
 
 @pytest.mark.parametrize("chunk", support.slow_unless(lambda chunk: chunk == 8, [1, 8, 64]))
 def test_layer(chunk):
-    """Output and every gradient, with gates at both caps and from weights."""
+    """Compare the output and all gradients.
+
+    Gates are computed from weights and at both caps.
+    """
     with np.load(support.ROOT / "tests/golden/mlstm.npz") as file:
         z = {key: jnp.asarray(file[key]) for key in file}
     template = Template(lambda rngs, _: mixers.MLSTM(16, heads=2, chunk_size=chunk, rngs=rngs))
@@ -50,7 +56,10 @@ def test_layer(chunk):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gates_at_their_caps_leave_everything_finite(dtype):
-    """Nothing is forgotten and every token weighs e^15; then e^-15, where the norm has next to nothing to divide by."""
+    """Without forgetting, give each token weight e^15, then e^-15.
+
+    With e^-15 the normaliser is nearly zero.
+    """
     mixer = mixers.MLSTM(16, heads=2, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 512, 16), dtype)
 
@@ -65,6 +74,6 @@ def test_gates_at_their_caps_leave_everything_finite(dtype):
 
 
 @pytest.mark.parametrize("cap", [0.0, 31.0])
-def test_a_cap_that_does_not_fit(cap):
+def test_invalid_gate_caps_are_refused(cap):
     with pytest.raises(UserError, match=r"gate_cap=.*at most 30"):
         mixers.MLSTM(16, heads=2, gate_cap=cap, rngs=nnx.Rngs(0))

@@ -1,4 +1,7 @@
-"""Outputs and gradients of the public implementations, kept as arrays (tests/golden/make_*.py made them)."""
+"""Outputs and gradients stored from public implementations.
+
+tests/golden/make_*.py created the arrays.
+"""
 
 import importlib
 
@@ -22,7 +25,7 @@ def golden(name):
 
 
 def tree(arrays, prefix):
-    """'p.norm.g' -> {'norm': {'g': ...}}."""
+    """Build a nested dict from flat names: 'p.norm.g' -> {'norm': {'g': ...}}."""
     out = {}
     for name, x in arrays.items():
         if name.startswith(prefix):
@@ -35,7 +38,10 @@ def tree(arrays, prefix):
 
 
 def close(got, want, tolerance=2e-5):
-    """float32 against float32: relative to the largest value, since both sum in their own order."""
+    """Compare float32 results relative to the largest value.
+
+    Both use different summation orders.
+    """
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max())), got, want
     )
@@ -78,7 +84,7 @@ def test_layers(name):
 
 
 def test_moba():
-    """Blocks of 4, of which 3 with the own one, at 21 tokens."""
+    """Three blocks of 4 per query, including the query's block, at 21 tokens."""
     arrays = golden("moba")
     options = {"chunk_size": 4, "selection": "approx", "top_k": 2}
 
@@ -93,7 +99,7 @@ def test_moba():
 
 
 def test_log_linear():
-    """Six levels at 21 tokens, of which chunks of 4 make three and the blocks the others."""
+    """Six levels at 21 tokens: three within chunks of 4, three across chunks."""
     arrays, names = golden("log_linear"), ("x", "log_a", "b", "c", "m")
 
     def loss(*inputs):
@@ -135,7 +141,7 @@ def test_rwkv_models(name, ranks):
 
 CORES = {
     "wkv6": (ops.wkv6, ("r", "k", "v", "log_w", "u"), 8, 2e-5),
-    # theirs divides by the sum + 1e-6
+    # The reference divides by sum + 1e-6.
     "based": (ops.taylor_linear_attention, ("q", "k", "v"), 8, 2e-5),
 }
 

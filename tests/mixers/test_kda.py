@@ -1,4 +1,4 @@
-"""What KDA has beside the contract: special cases, decays of every strength, its bound."""
+"""KDA: special cases, weak and strong decays, and the lower bound of its decays."""
 
 import types
 
@@ -14,7 +14,7 @@ from seqjax.nn.params import Template
 from seqjax.ops import gated_delta_rule
 from tests.models import oracle
 
-DIM, HEADS, T = 16, 2, 70  # a chunk of 64 and a part of one
+DIM, HEADS, T = 16, 2, 70  # a chunk of 64 and a partial chunk
 
 
 def made(**settings):
@@ -25,8 +25,11 @@ def inputs(*shape):
     return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
 
 
-def test_equal_decays_of_all_channels_are_gated_deltanet_s():
-    """The decay of a head's first channel for all, beside the same q, k, v and beta in Gated DeltaNet's op."""
+def test_equal_decays_per_head_give_gated_deltanet():
+    """Use a head's first decay for all its channels.
+
+    Compare with Gated DeltaNet's op and the same operands.
+    """
     x_BTD = inputs(1, T, DIM)
 
     @jax.jit
@@ -43,8 +46,11 @@ def test_equal_decays_of_all_channels_are_gated_deltanet_s():
         np.testing.assert_allclose(g, w, rtol=0, atol=1e-5 * np.abs(w).max())
 
 
-def test_equal_gates_of_all_channels_are_beta():
-    """Gated DeltaNet-2 whose gates have the columns of a head's beta for all of its channels is KDA."""
+def test_equal_channel_gates_per_head_give_kda():
+    """With equal gates for all channels in a head, Gated DeltaNet-2 is KDA.
+
+    The gates use the columns of that head's beta.
+    """
     x_BTD = inputs(1, T, DIM)
     kda, gdn2 = made(), made(channel_gates=True)
     nnx.update(gdn2, nnx.state(kda, lambda path, _: path[0] != "beta"))
@@ -54,7 +60,10 @@ def test_equal_gates_of_all_channels_are_beta():
 
 
 def with_decays(params):
-    """Log decays of about -100 beside -0.001 in every head, and keys that are far from orthogonal."""
+    """Set log decays near -100 and -0.001 in every head.
+
+    Keys are far from orthogonal.
+    """
     strong = jnp.arange(DIM) % 2 == 0
     return params | {
         "log_rate_H": jnp.zeros(HEADS),
@@ -64,8 +73,11 @@ def with_decays(params):
 
 
 @pytest.mark.slow
-def test_strong_and_weak_decays_beside_each_other():
-    """Outputs are the equations' in float64; gradients are finite, and those of the recurrent form."""
+def test_strong_and_weak_decays_in_one_head():
+    """Outputs match the equations in float64.
+
+    Gradients are finite and match the recurrent form.
+    """
     template = Template(lambda rngs, _: mixers.KDA(DIM, heads=HEADS, rngs=rngs))
     params = with_decays(template.init(jax.random.key(0)))
     x_BTD = inputs(1, T, DIM)
@@ -96,6 +108,6 @@ def test_strong_and_weak_decays_beside_each_other():
         np.testing.assert_allclose(g, w, rtol=0, atol=1e-3 * np.abs(w).max())
 
 
-def test_a_bound_that_is_none_is_refused():
+def test_nonnegative_lower_bounds_are_refused():
     with pytest.raises(UserError, match=r"lower_bound=0\.0 must be below 0; -5 is the published one"):
         made(lower_bound=0.0)

@@ -1,4 +1,4 @@
-"""What Mamba-3 has beside the contract: the trapezoidal rule, turning keys, decays of every strength, its cache."""
+"""Mamba-3: trapezoidal rule, rotated keys, weak and strong decays, and cache."""
 
 import types
 from typing import Any
@@ -17,7 +17,7 @@ from seqjax.ops import ssd
 from tests import support
 from tests.models import oracle
 
-DIM, HEADS, T = 8, 4, 70  # a chunk of 64 and a part of one
+DIM, HEADS, T = 8, 4, 70  # a chunk of 64 and a partial chunk
 SETTINGS: dict[str, Any] = {"head_dim": 4, "state": 8}
 
 
@@ -26,7 +26,7 @@ def template(**settings):
 
 
 def drawn(made):
-    """Values of the size that training gives, in every parameter."""
+    """Draw parameter values of a typical trained size."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape, np.float32), made.init(jax.random.key(0)))
 
@@ -36,13 +36,16 @@ def inputs(*shape):
 
 
 def numpy_loop(params, x_BTD, **settings):
-    """The equations in float64."""
+    """Compute the equations in float64."""
     m = types.SimpleNamespace(**{"rate": "heavy_tail", "norm": False, "angles": None} | SETTINGS | settings)
     return np.stack([oracle.mamba3(m, oracle.as_float64(params), row) for row in np.asarray(x_BTD, np.float64)])
 
 
 def jax_loop(p, u_BTD, *, is_softplus=False):
-    """The same in jax, to be differentiated: the state as the paper has it, sums of angles, complex numbers."""
+    """Compute the equations in jax, for autodiff.
+
+    It uses the paper's state, angle sums and complex numbers.
+    """
 
     def rotated(row, angle):
         pairs = row[..., : 2 * angle.shape[-1]].reshape(*angle.shape, 2)
@@ -74,7 +77,10 @@ def jax_loop(p, u_BTD, *, is_softplus=False):
 
 
 def with_gradients(form, params, x_BTD):
-    """Outputs, and the gradients of a weighted sum of them by parameters and inputs."""
+    """Return outputs and the gradients of their weighted sum.
+
+    Gradients are with respect to parameters and inputs.
+    """
 
     def loss(params, x_BTD):
         y_BTD = form(params, x_BTD)
@@ -100,7 +106,7 @@ def in_float64(form, params, x_BTD):
     support.slow_unless(bool, [{}, {"rate": "softplus", "angles": 4, "chunk_size": 5}]),
     ids=str,
 )
-def test_values_and_gradients_are_those_of_the_recurrence(settings):
+def test_values_and_gradients_match_the_recurrence(settings):
     made = template(**settings)
     params, x_BTD = drawn(made), inputs(2, T, DIM)
     got, gradients = with_gradients(lambda p, x: made.bind(p)(x), params, x_BTD)
@@ -111,8 +117,8 @@ def test_values_and_gradients_are_those_of_the_recurrence(settings):
 
 
 @pytest.mark.slow
-def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
-    """A large l for every token, theta = 0 and no biases."""
+def test_without_trapezoid_and_rotation_equals_mamba_2():
+    """Set lambda near 1, theta to 0 and the biases to 0."""
     made = template()
     params, x_BTD = drawn(made), inputs(1, T, DIM).at[..., 0].set(1.0)
     zero = ("b_bias", "c_bias", "angle", "trap")
@@ -134,8 +140,11 @@ def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
 
 
 @pytest.mark.slow
-def test_strong_and_weak_decays_beside_each_other():
-    """Log decays from -130 to the least rate's: values and gradients are the recurrence's."""
+def test_strong_and_weak_decays_in_one_head():
+    """Log decays range from -130 to the minimum rate.
+
+    Values and gradients match the recurrence.
+    """
     made = template()
     params, x_BTD = drawn(made), inputs(1, T, DIM).at[..., 0].set(1.0)
     rate = jnp.zeros((DIM, HEADS)).at[0].set(jnp.array([100.0, -9.0, 1.0, -1e4]))
@@ -146,8 +155,11 @@ def test_strong_and_weak_decays_beside_each_other():
     assert_close(gradients, wanted, 1e-4)
 
 
-def test_turns_of_a_long_sequence_keep_their_digits():
-    """Sums of 20,000 turns, modulo 1, beside float64: rounding adds up to 5e-6, without the modulo to far more."""
+def test_angle_sums_stay_accurate_over_long_sequences():
+    """Compare sums of 20,000 turns modulo 1 with float64.
+
+    Rounding adds up to 5e-6; without the modulo it adds far more.
+    """
     turn = np.random.default_rng(0).uniform(-0.1, 0.4, (1, 20_000, 2, 3)).astype(np.float32)
     start = np.full((1, 2, 3), 0.7, np.float32)
     want = np.float64(start[:, None]) + np.cumsum(turn, axis=1, dtype=np.float64)
@@ -162,8 +174,11 @@ def test_turns_of_a_long_sequence_keep_their_digits():
     assert off(start[:, None] + np.cumsum(turn, axis=1, dtype=np.float32)) > 1e-4
 
 
-def test_pieces_of_any_length_follow_each_other():
-    """Outputs and the cache behind them are those of the whole; single tokens, a chunk, more than a chunk."""
+def test_chunked_prefill_equals_the_parallel_form():
+    """Outputs and final cache match the whole sequence.
+
+    Pieces are single tokens, a whole chunk, and more than a chunk.
+    """
     made = template(chunk_size=4)
     params, x_BTD = drawn(made), inputs(2, 41, DIM)
     start = made.bind(params).init_cache(2, 41, jnp.float32)
@@ -179,7 +194,10 @@ def test_pieces_of_any_length_follow_each_other():
 
 
 def test_bfloat16_is_near():
-    """With keys, queries and products in it, and the rest in float32: 2^-8 of the largest output, a few times."""
+    """Keys, queries and products are bfloat16, the rest float32.
+
+    Allow a few units of 2^-8.
+    """
     made = template()
     params, x_BTD = drawn(made), inputs(2, T, DIM).astype(jnp.bfloat16)
     got = jax.jit(lambda p, x: made.bind(p)(x))(params, x_BTD)

@@ -1,4 +1,7 @@
-"""MoBA, a config of Top-1 Chunk: against a dense mask in float64, full attention, and Top-1 Chunk's own selection."""
+"""MoBA, a config of Top-1 Chunk.
+
+It is compared with a float64 mask, full attention, and Top-1 Chunk's selection.
+"""
 
 import functools
 import importlib
@@ -23,7 +26,10 @@ def config(text=""):
 
 
 def layer(block_size, most):
-    """With the settings of the config and `most` blocks, the own one included."""
+    """Build the config's mixer with `most` blocks per query.
+
+    They include the query's block.
+    """
     given = config(f"model.mixer.chunk_size={block_size},model.mixer.top_k={most - 1}").model.mixer.to_dict()
     settings: Any = {key: value for key, value in given.items() if key != "name"} | {"heads": HEADS, "head_dim": K}
     assert given["name"] == "top1_chunk"
@@ -36,7 +42,10 @@ def qkv(length):
 
 
 def read(q, k, *, block_size, most):
-    """The own block, and the others in the order of q . mean key, unscaled, until there are `most`: [B, T, H, T]."""
+    """Return the mask [B, T, H, T] of `most` blocks.
+
+    It has the query's block and the blocks with the largest unscaled q . mean key.
+    """
     length = q.shape[1]
     n_past = (length - 1) // block_size
     means = np.asarray(k[:, : n_past * block_size]).reshape(2, n_past, block_size, HEADS, K).mean(2)
@@ -59,8 +68,8 @@ def dense(mask, q, k, v):
     ("length", "block_size", "most"),
     support.slow_unless(lambda length, *_: length in (53, 7), [(53, 4, 3), (41, 8, 2), (31, 3, 6), (7, 8, 3)]),
 )
-def test_attention_and_its_gradients_are_those_of_a_dense_mask(length, block_size, most):
-    """Without a gradient through the choice; lengths that no block divides."""
+def test_attention_and_gradients_match_a_dense_mask(length, block_size, most):
+    """The selection has no gradient, and lengths are not multiples of the block size."""
     with jax.enable_x64(True):
         operands = qkv(length)
         weight = qkv(length + 1)[0][:, :length]
@@ -76,7 +85,7 @@ def test_attention_and_its_gradients_are_those_of_a_dense_mask(length, block_siz
 def test_all_blocks_are_full_attention():
     with jax.enable_x64(True):
         operands = qkv(53)
-        want = causal_attention(*operands, implementation="chunked")  # XLA's own takes its softmax in float32
+        want = causal_attention(*operands, implementation="chunked")  # XLA's attention computes its softmax in float32
         np.testing.assert_allclose(layer(8, 7).attend(*operands), want, rtol=0, atol=1e-12)
 
 
@@ -90,7 +99,7 @@ def test_two_blocks_are_top1_chunk_by_mean_keys_without_qk_norm():
 
 
 def test_three_of_sixteen_blocks_are_read_at_2048_tokens():
-    """The share of the paper, at 8,192 tokens."""
+    """The paper reads the same share at 8,192 tokens."""
     model = from_config_dict(importlib.import_module("configs.moba").get_config("110m"))
     assert model.train.seq_len / model.model.mixer.chunk_size == 16
     assert model.model.mixer.top_k + 1 == 3

@@ -1,4 +1,7 @@
-"""What NSA has beside the contract: its branches against masks in float64, and what a query that lacks one gets."""
+"""NSA: branches, chunked queries, memory, and empty compressed attention.
+
+The branches are compared with float64 masks.
+"""
 
 import functools
 import re
@@ -32,7 +35,7 @@ def layer(**settings):
 
 
 def qkv(length, dtype="float64", gain=2.0):
-    """Scores spread enough that blocks of a query differ."""
+    """Draw q, k and v with scores spread enough to select different blocks."""
     rng = np.random.default_rng(length)
     sizes = (HEADS, GROUPS, GROUPS)
     q, k, v = (jnp.asarray(rng.normal(size=(2, length, n, K)), dtype) for n in sizes)
@@ -47,19 +50,22 @@ def softmax(q, keys, mask, xp: Any = jnp):
 
 
 def means(x, block_size):
-    """Of every complete block."""
+    """Return the means of complete blocks."""
     c = x.shape[1] // block_size
     return x[:, : c * block_size].reshape(2, c, block_size, HEADS, K).mean(2)
 
 
 def complete(length, block_size):
-    """The blocks that have ended when a query comes."""
+    """Return the mask of complete blocks per query."""
     ends = (np.arange(length // block_size) + 1) * block_size - 1
     return np.broadcast_to((ends <= np.arange(length)[:, None])[:, None], (2, length, HEADS, len(ends)))
 
 
 def keys_read(q, k, *, block_size, blocks):
-    """The keys of the blocks that a query chooses, in numpy: the choice has no gradient."""
+    """Return the mask of keys in the selected blocks.
+
+    It is computed in numpy, because the selection has no gradient.
+    """
     q, k = (np.asarray(x, np.float64) for x in (q, k))
     length, each = q.shape[1], HEADS // GROUPS
     p = softmax(q, means(np.repeat(k, each, axis=2), block_size), complete(length, block_size), np)
@@ -76,7 +82,7 @@ def keys_read(q, k, *, block_size, blocks):
 
 
 def dense(read, q, k, v, *, block_size, window):
-    """Three masks over all pairs; `read` is that of the chosen blocks."""
+    """Apply three masks over all pairs; `read` marks the selected blocks."""
     length, each = q.shape[1], HEADS // GROUPS
     i, j = np.arange(length)[:, None], np.arange(length)
     k, v = (jnp.repeat(x, each, axis=2) for x in (k, v))
@@ -96,16 +102,16 @@ def dense(read, q, k, v, *, block_size, window):
     ],
     ids=str,
 )
-def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings):
+def test_branches_and_gradients_match_dense_masks(length, settings):
     made = layer(**settings)
     with jax.enable_x64(True):
         operands = qkv(length)
         read = keys_read(*operands[:2], block_size=made.block_size, blocks=made.blocks)
-        masked = functools.partial(dense, read, block_size=made.block_size, window=made.near)
+        masked = functools.partial(dense, read, block_size=made.block_size, window=made.window_size)
         weight = jnp.asarray(np.random.default_rng(0).normal(size=(2, length, HEADS, 3 * K)))
         want, pull = jax.vjp(jax.jit(masked), *operands)
         got, pull_ours = jax.vjp(jax.jit(made.attend), *operands)
-        # XLA's own attention, here the window's, takes its softmax in float32
+        # XLA's attention, used for the window here, computes its softmax in float32.
         np.testing.assert_allclose(got[..., : 2 * K], want[..., : 2 * K], rtol=0, atol=1e-12)
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
         weight = weight.at[..., 2 * K :].set(0)
@@ -113,8 +119,11 @@ def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings)
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
 
 
-def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
-    """Of operands that bfloat16 represents, the blocks are the same; weights and outputs round to 8 bits."""
+def test_bfloat16_rounds_only_inputs_and_weights():
+    """The selection is exact for bfloat16 operands.
+
+    Weights and outputs round to 8 bits.
+    """
     made, operands = layer(), qkv(53, "bfloat16")
     got = jax.jit(made.attend)(*operands)
     with jax.enable_x64(True):
@@ -126,7 +135,7 @@ def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
     assert error.max() < 3 * 2**-8 * np.abs(want).max()
 
 
-def test_blocks_and_windows_of_everything_are_full_attention():
+def test_maximal_blocks_and_window_equal_full_attention():
     made, operands = layer(blocks=14, window=53), qkv(53, "float32")
     _, selected, window = jnp.split(jax.jit(made.attend)(*operands), 3, axis=-1)
     want = causal_attention(*operands)
@@ -135,7 +144,7 @@ def test_blocks_and_windows_of_everything_are_full_attention():
 
 
 @pytest.mark.parametrize("piece", support.slow_unless(lambda piece: piece == 5, [1, 5, 53]))
-def test_queries_may_come_in_pieces(piece):
+def test_piece_size_does_not_change_the_result(piece):
     made = layer()
     q, k, v = qkv(53, "float32")
     args = (q, *made.means(k, v), jnp.arange(53))
@@ -145,8 +154,8 @@ def test_queries_may_come_in_pieces(piece):
     np.testing.assert_array_equal(got[1], want[1])
 
 
-def test_a_query_without_a_complete_block_gets_nothing_from_means():
-    """And no NaN in its gradient."""
+def test_queries_without_a_complete_block_get_zero_from_means():
+    """The output is zero and gradients are finite."""
     made, operands = layer(block_size=8), qkv(19, "float32")
     compressed = jax.jit(lambda *a: made.attend(*a)[..., :K])
     assert not np.any(compressed(*operands)[:, :7])
@@ -158,8 +167,8 @@ def test_a_query_without_a_complete_block_gets_nothing_from_means():
     assert not np.any(compressed(*short)), "the sequence has no complete block"
 
 
-def test_no_scores_of_all_pairs_exist():
-    """At 2,048 tokens, of training."""
+def test_training_never_holds_all_scores():
+    """Check the training program at 2,048 tokens."""
     made = layer(block_size=32, blocks=8, window=256)
     shapes = [jax.ShapeDtypeStruct((1, 2048, n, K), jnp.float32) for n in (HEADS, GROUPS, GROUPS)]
     step = jax.grad(lambda *a: (made.attend(*a) ** 2).sum(), argnums=(0, 1, 2))

@@ -1,4 +1,4 @@
-"""A mixer in a file of the user: how it is found, when it is run again, and what is refused."""
+"""Mixers in user files: lookup, reloading, source hashes and errors."""
 
 import sys
 
@@ -22,7 +22,7 @@ def get_config(arg=""):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty current directory, and a process that has seen no mixer."""
+    """Provide an empty current directory and an empty registry."""
     monkeypatch.setattr(_registry, "_registered", {})
     monkeypatch.setattr(_registry, "_by_file", set())
     place = tmp_path / "here"
@@ -48,7 +48,7 @@ def test_the_example_is_a_config_and_is_at_most_30_lines(here):
 
 
 @pytest.mark.parametrize("name", ["plain", "plain.py:GatedEma"])
-def test_a_class_is_found_beside_the_config_and_in_the_current_directory(here, tmp_path, name):
+def test_classes_load_from_config_and_current_directory(here, tmp_path, name):
     (tmp_path / "plain.py").write_text(CLASS)
     (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", name))
     assert mixer_of(read("../mine.py:debug")) == {"name": name, "expand": 1}
@@ -58,7 +58,7 @@ def test_a_class_is_found_beside_the_config_and_in_the_current_directory(here, t
     assert mixers.load(name) is found
 
 
-def test_a_directory_is_no_part_of_the_name(tmp_path):
+def test_mixer_names_exclude_the_directory(tmp_path):
     (tmp_path / "plain.py").write_text(CLASS)
     for path in ("../plain.py", str(tmp_path / "plain.py")):
         config = read("transformer_pp:debug", model__mixer__name=f"{path}:GatedEma")
@@ -84,11 +84,11 @@ def test_an_edited_file_is_run_again_when_a_config_is_read(here):
     (here / "plain.py").write_text(CLASS)
     read("transformer_pp:debug", model__mixer__name="plain")
     (here / "plain.py").write_text(CLASS.replace("expand: int = 2", "expand: int = 3"))
-    assert mixers.settings_class("plain")(name="plain").expand == 2  # of a model that is in use
+    assert mixers.settings_class("plain")(name="plain").expand == 2  # the model in use keeps its class
     assert read("transformer_pp:debug", model__mixer__name="plain").model.mixer.expand == 3
 
 
-def test_hashes_are_of_files_from_outside(here):
+def test_hashes_cover_only_user_files(here):
     (here / "gema.py").write_text(EXAMPLE)
     read("gema.py:debug")
     support_file = "tests.mixers.layer_probe"
@@ -155,7 +155,7 @@ def test_two_files_of_one_name_and_different_content_are_refused(here, tmp_path)
         read("transformer_pp:debug", model__mixer="({'name':'../gema.py:GatedEma'},{'name':'gema.py:GatedEma'})")
 
 
-def test_a_config_without_its_suffix_is_told_how_to_name_the_file(here):
+def test_a_missing_py_suffix_is_named(here):
     (here / "gema.py").write_text(EXAMPLE)
     with pytest.raises(UserError, match=r"write --config=gema\.py"):
         presets.read_config("gema:debug")

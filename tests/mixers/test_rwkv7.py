@@ -1,4 +1,4 @@
-"""What RWKV-7 has beside the contract: its initialisers, the first layer's values on their way, its shell's QK norm."""
+"""RWKV-7: initialisers, first-layer values, and QK norm in its shell."""
 
 import itertools
 import typing
@@ -23,12 +23,12 @@ def test_orthogonal(shape):
 
 
 def test_the_first_layers_values_reach_the_second():
-    """The first layer's own v-LoRA does nothing, its values move the second layer's."""
+    """The first layer's v-LoRA has no gradient; the second layer's v-LoRA has one."""
     model = support.tiny_model("rwkv7")
     weights, tokens = support.random_params(model), support.random_tokens((2, 9))
     mixer = weights["blocks"]["0"]["mixer"]
 
-    def loss(bias):  # of this parameter alone, as the others' gradients take seconds to compile
+    def loss(bias):  # other gradients would take seconds to compile
         with_bias = {**mixer, "v_lora": {**mixer["v_lora"], "bias": bias}}
         block = {**weights["blocks"]["0"], "mixer": with_bias}
         return jnp.sum(model.logits({**weights, "blocks": {**weights["blocks"], "0": block}}, tokens) ** 2)
@@ -49,10 +49,13 @@ CORES = typing.get_args(base.settings_of(RWKV7Shell.__init__)["core"][0])
     ),
 )
 def test_qk_norm_is_for_every_core_of_the_shell(core, qk_norm):
-    """Longer projections then change nothing; None is for the Top-1 cores alone."""
+    """With QK norm, a larger query projection changes nothing.
+
+    None enables it only for the Top-1 cores.
+    """
     model = support.tiny_model("rwkv7_shell", model__mixer__core=core, model__mixer__qk_norm=qk_norm)
     rng = np.random.default_rng(0)
-    # of the first layer; drawn here, as initial values take longer to compile than all else
+    # The first layer, drawn here: compiling the initial values would dominate the test's time.
     shapes = model.shapes["blocks"]["0"]
     params = jax.tree.map(lambda x: jnp.asarray(0.4 * rng.standard_normal(x.shape[1:]), jnp.float32), shapes)
     x_BTD = jnp.asarray(rng.standard_normal((2, 23, 32), np.float32))

@@ -1,4 +1,4 @@
-"""A mixer by itself, as an nnx module, and a class of one's own under a name."""
+"""A mixer as a standalone nnx module, and registration of user classes."""
 
 import dataclasses
 import inspect
@@ -48,8 +48,11 @@ def test_a_class_is_found_by_the_name_of_its_file():
             getattr(mixers, name)
 
 
-def test_what_editors_are_told_is_there():
-    """`TYPE_CHECKING` hides these imports from Python; a name that is gone would be an error of editors alone."""
+def test_type_checking_imports_exist():
+    """The imports for type checkers exist.
+
+    `TYPE_CHECKING` hides them from Python, so only editors would report a missing name.
+    """
     told = re.findall(r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M)
     assert len(told) > 10
     for module, name in told:
@@ -67,8 +70,8 @@ seqjax.mixers.TransformerPP(dim=8, heads=2, rope_scaling="yarn", rngs=nnx.Rngs(0
 
 
 @pytest.mark.slow
-def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
-    """In a file of a user, outside the repository."""
+def test_a_type_checker_reports_wrong_settings_and_values(tmp_path):
+    """Check a user's file outside the repository."""
     (tmp_path / "own.py").write_text(EDITED)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(support.ROOT)]}))
     command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={sys.executable}"]
@@ -82,8 +85,11 @@ def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSES)]
 )
-def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
-    """nnx and `jax.jit` give the same outputs, and every parameter that the output depends on its gradient."""
+def test_standalone_mixers_under_nnx_jit_and_nnx_grad(name):
+    """`nnx.jit` and `jax.jit` give equal outputs.
+
+    Each parameter that affects the output has a nonzero gradient.
+    """
     mixer = made(name)
     state = nnx.state(mixer)
     nnx.update(mixer, jax.tree.map(lambda x: x + 0.1, state))  # some outputs start at zero
@@ -93,7 +99,7 @@ def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
     np.testing.assert_allclose(jax.jit(mixer)(x_BTD), y_BTD, rtol=1e-5, atol=1e-5)
 
     grads = nnx.jit(nnx.grad(lambda m, x: jnp.sum(m(x) ** 2)))(mixer, x_BTD)
-    unused = "v_lora" if name.startswith("RWKV7") else None  # the first layer has no earlier one
+    unused = "v_lora" if name.startswith("RWKV7") else None  # a first layer has no earlier values
     flat = nnx.to_flat_state(nnx.state(grads) if isinstance(grads, nnx.Module) else grads)
     assert len(flat) == len(jax.tree.leaves(state))
     for path, grad in flat:
@@ -101,8 +107,11 @@ def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
         assert (np.abs(grad[...]).max() > 0) == (path[0] != unused), path
 
 
-def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
-    """A model's layer is what the constructor makes with the same keys, for a mixer that starts by its layer too."""
+def test_standalone_and_model_mixers_start_equal():
+    """A model's layer equals the constructor's result with the same keys.
+
+    Includes a mixer with initial values that depend on the layer.
+    """
     for file in ("top1_chunk", "rwkv6"):
         model = support.tiny_model(file, dict(support.FIRST)[file])
         mixer = model.abstract_blocks()[0].mixer
@@ -117,7 +126,7 @@ def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
         made("Top1Chunk", layer=base.Layer(max_len=4))
 
 
-def test_the_settings_of_a_config_are_those_of_the_constructor():
+def test_config_settings_match_the_constructor():
     shown = inspect.signature(mixers.Top1Chunk).parameters
     assert set(shown) - {"dim", "rngs", "layer"} == support.fields("top1_chunk") - {"name"}
     of_config = mixers.settings_class("top1_chunk")(name="top1_chunk", heads=2)
@@ -144,20 +153,20 @@ def test_the_settings_of_a_config_are_those_of_the_constructor():
         ("Mamba2", {"dim": 0}, "^dim must be at least 1, not 0"),
     ],
 )
-def test_a_wrong_setting_is_named_in_the_words_of_the_call(name, wrong, match):
+def test_wrong_settings_are_named_as_in_the_call(name, wrong, match):
     arguments = {"dim": 32} | settings(name) | wrong
     with pytest.raises(UserError, match=match):
         getattr(mixers, name)(rngs=nnx.Rngs(0), **arguments)
 
 
-def test_a_setting_without_default_is_asked_for():
+def test_missing_required_settings_are_named():
     with pytest.raises(UserError, match=r"^heads is missing"):
         mixers.Top1Chunk(dim=32, rngs=nnx.Rngs(0))
 
 
 # --------------------------------------------------------------------------------------------------- registered classes
 class Scaled(base.Mixer):
-    """Sums of the past, scaled."""
+    """A scaled cumulative sum."""
 
     def __init__(self, dim, *, scale: float = 0.5, rngs):
         self.scale = scale
@@ -184,7 +193,7 @@ def test_a_registered_class_is_selected_by_its_name():
     assert isinstance(Model(config.model, max_len=8).abstract_blocks()[0].mixer, Scaled)
     assert (mixers.name_of(Scaled), mixers.load("scaled")) == ("scaled", Scaled)
     np.testing.assert_array_equal(Scaled(dim=3, scale=1, rngs=nnx.Rngs(0))(jnp.ones((1, 2, 3)))[0, 1], 2.0)
-    # a file's config with another mixer by name: its old mixer's settings do not stay
+    # Naming another mixer drops the settings of the config file's mixer.
     named = from_config_dict(get_config("debug,model.mixer.name=scaled", name="t", mixer={"name": "transformer_pp"}))
     assert dataclasses.asdict(named.model.mixer) == {"name": "scaled", "scale": 0.5}
 
@@ -198,7 +207,7 @@ def test_a_cell_that_runs_again_replaces_the_class():
         mixers.name_of(type("Unnamed", (Scaled,), {}))
 
 
-def test_what_cannot_be_registered_says_why():
+def test_register_refuses_invalid_names_and_classes():
     with pytest.raises(UserError, match="'mamba2', which belongs to a mixer that ships"):
         mixers.register("mamba2")
     with pytest.raises(UserError, match=r"'my\.mixer', which is not a Python identifier"):

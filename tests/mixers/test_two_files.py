@@ -1,4 +1,7 @@
-"""A new mixer is two files, as docs/add_a_mixer.md says: no other one is edited, and no test of the others fails."""
+"""Two files add a mixer, as in docs/add_a_mixer.md.
+
+No other file changes, and all tests pass.
+"""
 
 import os
 import re
@@ -10,7 +13,7 @@ import pytest
 
 from tests import support
 
-# What looks at every mixer, every config or the pages, and is quick.
+# Quick tests that cover all mixers, all configs or the documentation pages.
 LOOK = (
     "tests/test_configs.py",
     "tests/test_presets.py",
@@ -32,8 +35,11 @@ LOOK = (
 
 
 @pytest.mark.slow
-def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
-    """In a copy: the page's mixer passes the contract by its name alone, and the tests that look at all mixers pass."""
+def test_two_files_add_a_mixer(tmp_path: Path):
+    """In a copy, the page's mixer passes the contract.
+
+    The tests that cover all mixers pass as well.
+    """
     tree = support.copy_tree(tmp_path / "tree")
     page = "docs/add_a_mixer.md"
     (tree / "seqjax/mixers/ema.py").write_text(support.page_block(page, "class Ema("))
