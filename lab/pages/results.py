@@ -25,7 +25,7 @@ EXACT, BEST_KEY, WINDOW = "Top-1 Chunk, exact", "Top-1 Chunk, best key", "W=256,
 # Rows of README's table: model -> its name there.
 SHORT = {
     SAME_BLOCK: "attention, with short convolution (reference)",
-    PUBLISHED: "attention",
+    PUBLISHED: "attention (Transformer++, QK norm)",
     EXACT: "Top-1 Chunk, exact selection",
     WINDOW: "attention, window of 256 tokens",
     "KDA": "KDA",
@@ -296,10 +296,10 @@ def results() -> str:
     table = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *lines)]
     table.insert(1, "|---|---:|---:|---:|")  # one word: README has at most 900
     about = (
-        "Gaps are means over the three domains; ± is a 95% interval. 0.1 nats is 10% higher perplexity. Every gap is "
-        f"significant at 5%; the best learning rates of {' and '.join(edges)} are at the edge of the tried rates. The "
-        "reference has the short convolution of queries, keys and values that recurrent mixers have. All models saw "
-        f"{first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per "
+        "Gaps are means over the three domains; ± is a 95% interval (seeds, rates, test text). 0.1 nats is 10% higher "
+        f"perplexity. Every gap is significant; the best rates of {' and '.join(edges)} are at the edge of the tried "
+        "rates. Like recurrent mixers, the reference has a short convolution of queries, keys and values. All models "
+        f"saw {first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per "
         f"parameter, {least} to {most} seeds. Speed: one H200, 16 sequences of 2,048 tokens."
     )
     return "\n".join([*table, "", _wrapped(about)])

@@ -72,8 +72,8 @@ class FlatBlocks:
             found, needed = file_size(Path(self._path)) or 0, self._len * self._block * self._dtype.itemsize
             if found < needed:
                 raise UserError(
-                    f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent} to rebuild "
-                    "it."
+                    f"{self._path}, a cached corpus, has {found} bytes instead of {needed}. Delete "
+                    f"{Path(self._path).parent}; the next run rebuilds it."
                 )
             self._ids = np.memmap(self._path, self._dtype, mode="r")
         if not 0 <= index < self._len:

@@ -85,8 +85,8 @@ class WorkdirLock:
         if self._lost_to:
             raise UserError(
                 f"{self._workdir} was taken by {self._lost_to}: this run gave no sign of life for more than "
-                f"{STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; let the other "
-                "one go on."
+                f"{STALE_SECONDS / 60:.0f} minutes. It stops here; the other run continues from the last checkpoint, "
+                "which is intact."
             )
 
     def release(self) -> None:
