@@ -87,7 +87,8 @@ def test_other_data_than_that_of_the_run_is_named(run: Run, capsys):
         assert command(run, "--tokens=64")["manifest"] == recorded
     finally:
         path.write_text(before)
-    assert f"manifest {recorded[:16]}, then 0123456789abcdef): these losses do not compare" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"manifest {recorded[:16]}" in said and "0123456789abcdef" in said
 
 
 def command(run: Run, *options: str) -> dict:
