@@ -67,11 +67,12 @@ def wkv7_operands(
       implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
-      `Operands`; log w and s are fp32 (fp64), the rest has the dtype of `r_BTHK`, rounded once. Use its `r_BTHK`, which is
-      unchanged, instead of the argument: the backward kernel then adds the gradients without another pass over memory.
-      `k_BTHK` and `v_BTHK` hold k' and v', `log_w_BTHK` the log decays, `a_BTHK` and `b_BTHK` the factors of the rank-one
-      term, and `skip` holds (v', s) with s [B, T, H] for `head_norm`. `first_BTHK` holds the first layer's values,
-      unchanged, for the next layer; it is None without `mix`. A first layer passes on its own v instead.
+      `Operands`; log w and s are fp32 (fp64), the rest has the dtype of `r_BTHK`, rounded once. Use its `r_BTHK`,
+      which is unchanged, instead of the argument: the backward kernel then adds the gradients without another pass
+      over memory. `k_BTHK` and `v_BTHK` hold k' and v', `log_w_BTHK` the log decays, `a_BTHK` and `b_BTHK` the
+      factors of the rank-one term, and `skip` holds (v', s) with s [B, T, H] for `head_norm`. `first_BTHK` holds the
+      first layer's values, unchanged, for the next layer; it is None without `mix`. A first layer passes on its own v
+      instead.
 
     Raises:
       ValueError: shapes that disagree.
