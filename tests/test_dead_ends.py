@@ -71,9 +71,7 @@ def test_a_command_in_a_directory_that_was_deleted(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit) as ended:
         cli.run(["evaluate", "--workdir=run"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: The directory that this command was started in was deleted; change to another one.\n"
-    )
+    assert "directory was deleted" in capsys.readouterr().err
 
 
 def test_a_platform_that_is_not_there(monkeypatch):
