@@ -1,70 +1,295 @@
-"""The commands and settings that error messages advise are tried: the error is gone, or the next step is reached."""
+"""The remedies in error messages are followed: the error is gone, or the next step is reached.
 
+A remedy is taken from the text of the error: a setting, an option, a command in backticks, a path to delete or move.
+"""
+
+import dataclasses
 import re
 import shlex
+import shutil
+import zipfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seqjax.commands import cli, train
+from seqjax import sharding, store
+from seqjax.commands import cli, generate, train
 from seqjax.config import DataConfig, from_config_dict, presets
-from seqjax.data import open_corpus
+from seqjax.data import layout, open_corpus
+from seqjax.data.prepare import prepare
 from seqjax.errors import UserError
+from seqjax.evals.lm_eval import results
+from seqjax.evals.recall import __main__ as recall
+from seqjax.training import lock, metrics, mirrors, step, workdir
 
+GOLDEN = Path(__file__).parent / "golden"
 MEANT = r"Did you mean '(?P<to>[^']+)'"
 NO_RUN = "no config.json"
+LINE = '{"text": "hello world, hello world, hello world, number %d"}\n'
 
-# A command, the advice in its error (`to`), the word that the advice replaces ("" adds it), and the error of the next
-# step, "" if the command then works.
+# A command, the advice in its error, the old word, and the error of the next step ("" if the command then works).
+# The advice has a named group: `to` replaces the old word; `option` gets `value`; `another` is an option that gets
+# another directory; `drop` is left out; `add` is added in place of the old word; `delete` is a path to delete.
+TRAIN = "train --config=NAME:debug"
+PREPARE = "prepare --tokenizer=byte --seq_len=16 --workers=1"
 COMMANDS: list[tuple[str, str, str, str]] = [
     ("trian --config=top1_chunk:debug", MEANT, "trian", ""),
     ("train --config=top1_chnk:debug", MEANT, "top1_chnk", ""),
-    ("train top1_chunk:debug", r"write (?P<to>\S+)\.", "top1_chunk:debug", ""),
-    ("train --config=top1_chunk:debug --lr=3", r"write (?P<to>\S+)\.", "--lr=3", ""),
-    ("train --config=top1_chunk:debug optim.lr=3", r"write (?P<to>\S+)\.", "optim.lr=3", ""),
-    ("train --config=top1_chunk:debug --dim=64", r"write (?P<to>\S+) or", "--dim=64", ""),
-    ("train --config=top1_chunk:debug --dim=64", r" or (?P<to>\S+)\.", "--dim=64", ""),
-    ("train --config=top1_chunk:debug --config.optim.lrr=3", MEANT, "lrr", ""),
-    ("train --config=top1_chunk:debug --wordir=x", r"Did you mean (?P<to>--\w+)\?", "--wordir", ""),
+    ("train --config=NAME:debg", MEANT, "debg", ""),
+    ("train NAME:debug", r"write (?P<to>\S+)\.", "NAME:debug", ""),
+    (f"{TRAIN} --lr=3", r"write (?P<to>\S+)\.", "--lr=3", ""),
+    (f"{TRAIN} optim.lr=3", r"write (?P<to>\S+)\.", "optim.lr=3", ""),
+    (f"{TRAIN} --dim=64", r"write (?P<to>\S+) or", "--dim=64", ""),
+    (f"{TRAIN} --dim=64", r" or (?P<to>\S+)\.", "--dim=64", ""),
+    (f"{TRAIN} --config.optim.lrr=3", MEANT, "lrr", ""),
+    (f"{TRAIN} --wordir=x", r"Did you mean (?P<to>--\w+)\?", "--wordir", ""),
+    (f"{TRAIN} --config.train.steps", r"write (?P<to>\S+)=VALUE", "--config.train.steps", "VALUE"),
+    (f"{TRAIN},data.train_domains=c4,arxiv", r"quotes: '(?P<to>\S+)'", f"{TRAIN[6:]},data.train_domains=c4,arxiv", ""),
+    (f"{TRAIN},data.train_domains=c4,arxiv", r"or (?P<add>--config\.\S+) apart", ",data.train_domains=c4,arxiv", ""),
     (
-        "train --config=NAME:debug,data.train_domains=c4,arxiv",
-        r"quotes: '(?P<to>\S+)'",
-        "--config=NAME:debug,data.train_domains=c4,arxiv",
+        f"{TRAIN} --config.train.ends=0.5,1 --config.optim.cooldown=0",
+        r"(?P<option>config\.optim\.cooldown).* such as (?P<value>0\.\d+)",
+        "",
         "",
     ),
     (
-        "train --config=NAME:debug,data.train_domains=c4,arxiv",
-        r"or (?P<to>--config\.\S+) apart",
-        ",data.train_domains=c4,arxiv",
-        "",
-    ),
-    (
-        "train --config=NAME:debug --config.train.ends=0.5,1 --config.optim.cooldown=0",
-        r"such as (?P<to>0\.\d+)",
-        "--config.optim.cooldown=0",
-        "",
-    ),
-    (
-        "train --config=NAME:debug --config.data.corpus=tfds",
-        r"(?P<to>--config\.data\.corpus=tfds --config.data.tfds=\S+)",
+        f"{TRAIN} --config.data.corpus=tfds",
+        r"(?P<to>--config\.data\.corpus=tfds --config.data.tfds=\S+),",
         "--config.data.corpus=tfds",
         "",
     ),
+    (f"{TRAIN} --config.data.corpus=tfds", r"(?P<drop>neither)", "--config.data.corpus=tfds", ""),
+    (f"{TRAIN} --config.model.canon=AX", MEANT, "AX", ""),
+    (
+        f"{TRAIN} --config.model.mlp.kind=none --config.model.canon=AC",
+        r"set (?P<option>config\.\w+\.\w+)='(?P<value>\w+)'",
+        "",
+        "",
+    ),
+    (f"{TRAIN} --config.model.mixer[0].top_k=1", r"write (?P<to>\S+)\.", "model.mixer[0].top_k", ""),
+    (f"{TRAIN} --config.optim=3", r"as in (?P<to>\S+)=", "optim", "less than 1"),
+    (f"{TRAIN} --config.model.mixer.name=top1_chnk", MEANT, "top1_chnk", ""),
+    (f"{TRAIN} --config.model.mixer.top_k=0", r"(?P<option>config\S+)=0.*choose (?P<value>\d+)", "", ""),
+    (f"{TRAIN} --config.model.mixer.top_k=9", r"(?P<option>config\S+)=9.*at most (?P<value>\d+)", "", ""),
+    (f"{TRAIN} --config.model.mixer.chunk_size=999", r"(?P<option>config\S+)=9.* to (?P<value>\d+) tokens", "", ""),
+    (
+        f"{TRAIN} --config.model.mixer.selection=shortlist --config.model.mixer.shortlist=1 "
+        "--config.model.mixer.chunk_size=8 --config.model.mixer.top_k=2",
+        r"(?P<option>config\S+)=1.*shortlist to (?P<value>\d+)",
+        "",
+        "",
+    ),
+    (
+        "train --config=transformer_pp:debug --config.model.mixer.window=0",
+        r"(?P<option>config\S+)=.* or (?P<value>None)",
+        "",
+        "",
+    ),
+    (
+        "train --config=transformer_pp:debug --config.model.mixer.rope_base=0",
+        r"set (?P<add>position=none)",
+        " --config.model.mixer.rope_base=0",
+        "",
+    ),
+    (
+        "train --config=transformer_pp:debug --config.model.mixer.temperature=1 --config.model.mixer.qk_norm=True",
+        r"set (?P<to>qk_norm=False)",
+        "qk_norm=True",
+        "",
+    ),
+    (
+        "train --config=transformer_pp:debug --config.model.mixer.rope_scaling=llama3 "
+        "--config.model.mixer.position=none",
+        r"set (?P<to>rope_scaling=none)",
+        "rope_scaling=llama3",
+        "",
+    ),
+    (
+        "train --config=transformer_pp:debug --config.model.mixer.const=k --config.model.mixer.conv=True",
+        r"[Ss]et (?P<to>conv=False)",
+        "conv=True",
+        "",
+    ),
+    (
+        "train --config=transformer_pp:debug --config.model.mixer.const=k --config.model.mixer.conv=True",
+        r"or (?P<to>const=none)",
+        "const=k",
+        "",
+    ),
+    (
+        "train --config=kda:debug --config.model.mixer.lower_bound=1",
+        r"(?P<option>config\S+)=.*; (?P<value>-\d+)",
+        "",
+        "",
+    ),
+    (
+        "train --config=nsa:debug --config.model.mixer.blocks=1",
+        r"(?P<option>config\S+)=.*at least (?P<value>\d+)",
+        "",
+        "",
+    ),
+    (
+        "train --config=fox:debug --config.model.mixer.kv_shift=True --config.model.mixer.conv=True",
+        r"set (?P<to>kv_shift=False)",
+        "kv_shift=True",
+        "",
+    ),
+    (f"{TRAIN} --workdir=", r"in (?P<option>--\w+)=,.* `(?P<value>\.)`", "", ""),
+    (f"{TRAIN} --config.train.steps=100.0", r"Write (?P<to>\d+)\.", "100.0", ""),
+    ("train --config=DIR/fixed.py:debug", r"remove (?P<drop>:\w+)\.", "", ""),
     ("evaluate DIR/none", r"write (?P<to>\S+)\.", "DIR/none", NO_RUN),
     ("evaluate --workdir=~nobody9/x", r"is (?P<to>\./\S+)\.", "~nobody9/x", NO_RUN),
+    ("evaluate --workdir=DIR/runs", r"holds runs: (?P<to>\S+)\.", "DIR/runs", "before 0.1.0"),
     ("generate DIR/none --prompt=a", r"write (?P<to>\S+)\.", "DIR/none", NO_RUN),
+    ("generate --workdir=DIR --prompt=a --prompts=DIR/p.txt", r"(?P<drop>--prompt) and", "", NO_RUN),
+    ("generate --workdir=DIR --prompts=DIR/p.jsonl", r"plain lines (?P<to>\.txt)", ".jsonl", NO_RUN),
     ("niah --workdir=DIR/none --lengths=a", r"as in (?P<to>\S+)\.", "--lengths=a", NO_RUN),
-    ("prepare --source=DIR --out=DIR/x --tokenizer=bite", MEANT, "bite", "holds no"),
+    ("niah --workdir=DIR/none --lengths=8 --samples=0", r"(?P<option>--\w+)=0: .* (?P<value>\d)\.", "", NO_RUN),
+    ("repeats --workdir=DIR/none --lengths=8 --samples=0", r"(?P<option>--\w+)=0: .* (?P<value>\d)\.", "", NO_RUN),
+    (f"{PREPARE} --source=DIR/empty --out=DIR/x --tokenizer=bite", MEANT, "bite", "holds no"),
+    (f"{PREPARE} --source=DIR/empty --out=DIR/x --domain=News!", r"e\.g\. (?P<to>\S+)\.", "--domain=News!", "holds no"),
+    (f"{PREPARE} --source=DIR/empty --out=DIR/x --executor=dsk", r"give (?P<to>\w+),", "dsk", "holds no"),
+    (f"{PREPARE} --source=DIR/empty --out=DIR/x --text_field=", r"e\.g\. (?P<to>\S+)\.", "--text_field=", "holds no"),
+    (f"{PREPARE} --source=DIR/empty --out=DIR/x --domain=a --domain_field=b", r"^(?P<drop>\S+)", "", "holds no"),
+    (f"{PREPARE} --source=DIR/link --out=DIR/x --domain=a", r"^(?P<delete>\S+) is a link", "", ""),
+    (f"{PREPARE} --source=DIR/bad --out=DIR/x --domain=a --strict", r"without (?P<drop>--strict)", "", ""),
+    (f"{PREPARE} --source=DIR/split --out=DIR/x --domain=a --validation=0.3", r"^(?P<drop>--\w+):", "", ""),
+    (f"{PREPARE} --source=DIR/good --out=DIR/full --domain=a", r"give another (?P<another>--out)", "", ""),
+    (f"{PREPARE} --source=DIR/good --out=DIR/p.txt --domain=a", r"give another (?P<another>--out)", "", ""),
+    (f"{PREPARE} --source=DIR/good --out=DIR/blocks --domain=b", r"or another (?P<another>--out)", "", ""),
+    (f"{PREPARE} --source=DIR/good --out=DIR/blocks --domain=b", r"(?P<delete>\S+) was begun", "", ""),
+    (f"{PREPARE} --source=DIR/good --out=DIR/x", r"domain: (?P<add>--domain)=", "", ""),
+    ("recall --size=dmo --out=DIR/p.txt", MEANT, "dmo", "is a file"),
+    ("recall --size=demo --out=DIR/p.txt --jobs=0", r"(?P<option>--\w+)=0: .* (?P<value>\d)\.", "", "is a file"),
+    ("recall --size=demo --minutes=0 --out=DIR/p.txt", r"^(?P<another>--out)=\S+ is a file", "", ""),
+    ("recall --size=demo --minutes=0 --out=DIR/recall", r"give another (?P<another>--out)", "", ""),
+    ("recall --size=demo --minutes=0 --out=DIR/recall", r"(?P<add>--report) reads", "", ""),
+    ("recall --size=demo --minutes=0 --out=DIR/empty --report", r"without (?P<drop>--report)", "", ""),
+    ("harness --workdir=gs://b/c --tasks=", r"(?P<option>--tasks): give (?P<value>\w+),", "", "--out"),
+    ("convert export --workdir=DIR/none --out=DIR/x.safetensors", r"(?P<another>--out)=", "", NO_RUN),
+    ("convert export --workdir=DIR/none --out=DIR/p.txt", r"(?P<another>--out)=", "", NO_RUN),
+    ("convert import --workdir=DIR/x --weights=", r"(?P<value>\.)`", "", "--config"),
+    ("convert import --weights=DIR/bare --workdir=DIR/x", r"give (?P<add>--config)\.", "", ""),
+    ("study --study=DIR/two.py --list --only=gl", r"1 '(?P<to>\w+)'", "gl", ""),
+    ("study --page", r": (?P<to>--analyse=DIR --page)\.", "--page", "no runs.json"),
+    ("study --analyse=DIR/empty --list", r"leave out the (?P<drop>other)", "--list", "no runs.json"),
+    ("study --study=DIR/two.py:debug --list", r"leave out '(?P<drop>:debug)'", "", ""),
+    ("study --study=DIR/two.py --partial", r"pictures go: (?P<add>--out)=DIR", "", "not begun"),
+    ("study --study=DIR/two.py --out=DIR/x --partial --only=0", r"leave out (?P<drop>--only)", "", "not begun"),
     (
-        "prepare --source=DIR --out=DIR/x --tokenizer=byte --domain=News!",
-        r"e\.g\. (?P<to>\S+)\.",
-        "--domain=News!",
-        "no ",
+        "judge --config=NAME:debug --jobs=0 --rates=a",
+        r"(?P<option>--rates)=.*such as (?P<value>[\d,e-]+)\.",
+        "",
+        "--jobs",
     ),
-    ("prepare --source=DIR --out=DIR/x --tokenizer=byte --executor=dsk", r"give (?P<to>\w+),", "dsk", "holds no"),
-    ("study --study=figur2a --list", MEANT, "figur2a", ""),
+    ("judge --config=NAME:1b3", r"try, (?P<add>--rates)=", "", "no directory"),
 ]
+# Values for options that an error names without one.
+VALUES = {
+    "--config": "=transformer_pp:debug,model.dim=24,model.n_layers=3,model.tie_embeddings=False,model.vocab_size=264,"
+    "model.mixer.heads=4,model.mlp.dim=40,model.mixer.kv_heads=2,model.mixer.head_dim=6",
+    "--domain": "=a",
+    "--out": "=DIR/new",
+    "--rates": "=1e-3,2e-3",
+    "--workdir": "=DIR/new",
+}
+STUDY = """
+from seqjax.config import presets
+def get_study():
+    runs = {name: {"workdir": f"DIR/{name}", "config": f"{name}:debug"} for name in ("top1_chunk", "gla")}
+    return {"title": "two", "references": ("gla",), "domains": ("arxiv",), "runs": runs}
+"""
+
+
+def _text(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def _good(root: Path) -> None:
+    _text(root / "good" / "a.jsonl", "".join(LINE % i for i in range(9)))
+
+
+def _full(root: Path) -> None:
+    _good(root)
+    _text(root / "full" / "note.txt", "mine")
+
+
+def _link(root: Path) -> None:
+    _text(root / "link" / "a.jsonl", LINE % 1)
+    (root / "link" / "b.jsonl").symlink_to(root / "none")
+
+
+def _split(root: Path) -> None:
+    for folder in ("train", "validation"):
+        _text(root / "split" / folder / "a.jsonl", LINE % 1)
+
+
+def _blocks(root: Path) -> None:
+    _good(root)
+    prepare(
+        str(root / "good"), root / "blocks", tokenizer="byte", layout=layout.Layout(domain="a"), seq_len=16, workers=1
+    )
+
+
+def _public(root: Path, to: str, *names: str) -> None:
+    (root / to).mkdir()
+    for name in names:
+        shutil.copy(GOLDEN / "convert" / "llama" / name, root / to / name)
+
+
+def _two(root: Path) -> None:
+    _public(root, "two", "config.json", "model.safetensors")
+    (root / "two" / "model.safetensors").rename(root / "two" / "a.safetensors")
+    shutil.copy(root / "two" / "a.safetensors", root / "two" / "b.safetensors")
+
+
+# What a command finds in its directory, by the name in its line.
+FOUND: dict[str, Callable[[Path], Any]] = {
+    "fixed.py": lambda root: _text(
+        root / "fixed.py",
+        "from seqjax.config import presets\ndef get_config():\n    return presets.get_config('debug', name='x', "
+        "mixer={'name': 'gla'})\n",
+    ),
+    "runs": lambda root: _text(root / "runs" / "a" / "config.json", "{}"),
+    "p.txt": lambda root: _text(root / "p.txt", "a line\n"),
+    "p.jsonl": lambda root: [_text(root / name, "a line\n") for name in ("p.jsonl", "p.txt")],
+    "empty": lambda root: (root / "empty").mkdir(),
+    "good": _good,
+    "full": _full,
+    "link": _link,
+    "bad": lambda root: _text(root / "bad" / "a.jsonl", '{"text": 3}\n' + LINE % 1),
+    "split": _split,
+    "blocks": _blocks,
+    "recall": lambda root: shutil.copytree(GOLDEN / "recall", root / "recall"),
+    "bare": lambda root: _public(root, "bare", "model.safetensors"),
+    "two": _two,
+    "two.py": lambda root: _text(root / "two.py", STUDY.replace("DIR", str(root))),
+}
+
+
+def _followed(line: str, words: dict[str, str], old: str) -> str:
+    """Return the command as the named groups `words` of the advice change it; delete a path that it names."""
+    [(how, text), *more] = words.items()
+    if how == "to":
+        return line.replace(old, text)
+    if how == "delete":
+        shutil.rmtree(path) if (path := Path(text)).is_dir() and not path.is_symlink() else path.unlink()
+        return line
+    if how == "value":  # the option is the last word
+        return f"{line}{text}"
+    if how == "option":
+        text = text if text.startswith("--") else f"--{text}"
+        return re.sub(rf"{re.escape(text)}=\S*", f"{text}={more[0][1]}", line)
+    if how == "another":
+        return re.sub(rf"{text}=\S+", f"{text}=DIR/another", line)
+    line = line.replace(old, "") if old else line
+    if how == "add":
+        text += VALUES.get(text, "")
+        return f"{line} {text if text.startswith('--') else f'--config.model.mixer.{text}'}"
+    return re.sub(rf"{re.escape(text)}(=\S*)?(?= |$)", "", line)
 
 
 @pytest.mark.parametrize(("line", "advice", "old", "then"), COMMANDS)
@@ -80,23 +305,24 @@ def test_a_command_as_the_error_advises(
     def read(given: Any, overrides: list[tuple[str, str]], **_: Any) -> None:
         from_config_dict(presets.read_config(given.config, overrides))
 
-    def error_of(words: list[str]) -> str:
+    def error_of(line: str) -> str:
+        line = line.replace("DIR", str(tmp_path)).replace("NAME", "top1_chunk")
         try:
-            cli.run(words)
+            cli.run(shlex.split(line))
         except SystemExit as ended:
             assert ended.code == 2
-            return capsys.readouterr().err
+            return capsys.readouterr().err.replace("NAME", "top1_chunk")
+        capsys.readouterr()
         return ""
 
     monkeypatch.setattr(train, "run", read)
     monkeypatch.chdir(tmp_path)
-    line = line.replace("DIR", str(tmp_path)).replace("NAME", "top1_chunk")
-    found = re.search(advice, (before := error_of(line.split())).replace("NAME", "top1_chunk"))
+    for name in {*re.findall(r"DIR/([\w.]+)", line)} & {*FOUND}:
+        FOUND[name](tmp_path)
+    line, old = (text.replace("NAME", "top1_chunk").replace("DIR", str(tmp_path)) for text in (line, old))
+    found = re.search(advice, before := error_of(line).rpartition("error: ")[2])
     assert found, before
-    new, old = found["to"], old.replace("DIR", str(tmp_path)).replace("NAME", "top1_chunk")
-    if old.startswith(",") or new.startswith("0."):  # a setting moves out of --config, or has another value
-        new = f" {new}" if old.startswith(",") else f"{old.partition('=')[0]}={new}"
-    after = error_of(shlex.split(line.replace(old, new)))
+    after = error_of(_followed(line, found.groupdict(), old))
     assert (then in after) if then else not after, after
     assert after != before
 
@@ -104,24 +330,315 @@ def test_a_command_as_the_error_advises(
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"seq_len": 8}, r"set config\.train\.(?P<key>seq_len)=(?P<to>\d+)"),
     ({"vocab_size": 100}, r"config\.model\.(?P<key>vocab_size) to at least (?P<to>\d+)"),
+    ({"train_domains": ("github",)}, r"in config\.data\.(?P<key>train_domains)\. Present: (?P<to>\w+)"),
+    ({"eval_domains": ("github",)}, r"in config\.data\.(?P<key>eval_domains)\. Present: (?P<to>\w+)"),
 ]
 
 
 @pytest.mark.parametrize(("given", "advice"), SETTINGS, ids=[next(iter(given)) for given, _ in SETTINGS])
 def test_a_setting_as_the_error_advises(tmp_path: Path, given: dict[str, Any], advice: str):
-    from seqjax.data import prepare
-
-    for folder in ("train", "validation"):
-        (tmp_path / "source" / folder / "c4").mkdir(parents=True)
-        (tmp_path / "source" / folder / "c4" / "a.jsonl").write_text('{"text": "%s"}\n' % (folder * 40))
-    prepare.prepare(str(tmp_path / "source"), tmp_path / "out", tokenizer="byte", seq_len=16, workers=1)
-    config = DataConfig(
-        corpus="blocks", path=str(tmp_path / "out"), tokenizer="byte", train_domains=("c4",), eval_domains=("c4",)
-    )
-    settings: dict[str, Any] = {"seq_len": 16, "vocab_size": 264} | given
+    _corpus(tmp_path)
     with pytest.raises(UserError) as error:
-        open_corpus(config, **settings)
+        _open(tmp_path, **given)
     found = re.search(advice, str(error.value))
     assert found, error
-    fixed: dict[str, Any] = settings | {found["key"]: int(found["to"])}
-    assert open_corpus(config, **fixed).train_domains == ("c4",)
+    value: Any = int(found["to"]) if found["to"].isdecimal() else (found["to"],)
+    assert _open(tmp_path, **given | {found["key"]: value}).train_domains == ("c4",)
+
+
+def _source(root: Path) -> None:
+    for folder in ("train", "validation"):
+        _text(root / "source" / folder / "c4" / "a.jsonl", LINE % 1)
+
+
+def _corpus(root: Path) -> Path:
+    _source(root)
+    _prepare(root, root / "corpus")
+    return root / "corpus"
+
+
+def _prepare(root: Path, out: Path) -> None:
+    prepare(str(root / "source"), out, tokenizer="byte", seq_len=16, workers=1)
+
+
+def _open(root: Path, path: str = "corpus", **given: Any) -> Any:
+    settings: dict[str, Any] = {"seq_len": 16, "vocab_size": 264}
+    data: dict[str, Any] = {"train_domains": ("c4",), "eval_domains": ("c4",)}
+    for key, value in given.items():
+        (settings if key in settings else data)[key] = value
+    return open_corpus(DataConfig(corpus="blocks", path=str(root / path), tokenizer="byte", **data), **settings)
+
+
+def _run(root: Path) -> Path:
+    """Unpack a run as `root`/run."""
+    with zipfile.ZipFile(GOLDEN / "workdirs" / "plain.zip") as packed:
+        packed.extractall(root / "run")
+    return root / "run"
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def _as_the_command_says(root: Path, found: re.Match[str]) -> None:
+    """Run the `seqjax prepare` command in an error, with its source and tokenizer filled in."""
+    words = shlex.split(found["command"].replace("--source=...", f"--source={root}/source").replace("NEW_DIR", "new"))
+    assert words[:2] == ["seqjax", "prepare"]
+    cli.run([*words[1:-1], "--tokenizer=byte", "--seq_len=16", "--workers=1"])
+
+
+def _again(root: Path, found: re.Match[str]) -> None:
+    shutil.rmtree(root / "corpus")
+    _as_the_command_says(root, found)
+
+
+def _move(root: Path, found: re.Match[str]) -> None:
+    Path(found["path"]).rename(root / "moved")
+
+
+MAKE = r"`(?P<command>seqjax prepare [^`]+)`"
+
+
+def _first(root: Path, pattern: str) -> Path:
+    return min(path for path in root.glob(pattern) if path.is_file())
+
+
+def _check(root: Path, to: str = "run", **changed: Any) -> Any:
+    config = workdir.load_config(root / "run")
+    return workdir.check_config(root / to, dataclasses.replace(config, **changed))
+
+
+def _locked(root: Path, to: str = "run") -> None:
+    with lock.locked(root / to):
+        pass
+
+
+def _outside(root: Path) -> None:
+    shutil.move(_run(root) / "eval_losses", root / "elsewhere")
+    (root / "run" / "eval_losses").symlink_to(root / "elsewhere")
+
+
+def _in_place_of_a_link(root: Path, found: re.Match[str]) -> None:
+    (link := Path(found["link"])).unlink()
+    shutil.move(found["path"], link)
+
+
+def _link_itself(root: Path, found: re.Match[str]) -> Callable[[], Any]:
+    (link := Path(found["link"])).unlink()
+    shutil.move(found["path"], link)
+    (root / "linked").symlink_to(root / "run")
+    return lambda: mirrors.require_inside(root / "linked")
+
+
+def _batch(size: int, accumulate: int | None = None) -> Callable[[Path], int]:
+    def attempt(_: Path) -> int:
+        config = from_config_dict(presets.read_config("gla:debug"))
+        mesh = sharding.make_mesh()
+        return step.micro_batches(dataclasses.replace(config.train, batch_size=size, accumulate=accumulate), mesh)
+
+    return attempt
+
+
+def _strict(root: Path, out: str = "x") -> None:
+    bad, form = root / "bad", layout.Layout(domain="a")
+    prepare(str(bad), root / out, tokenizer="byte", layout=form, seq_len=16, workers=1, strict=True)
+
+
+def _without_the_line(root: Path, found: re.Match[str]) -> Callable[[], None]:
+    path = root / "bad" / found["file"]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(text for i, text in enumerate(lines, start=1) if i != int(found["line"])))
+    return lambda: _strict(root, "new")
+
+
+def _measured(again: Collection[str] = (), out: str = "out") -> Callable[[Path], list[str]]:
+    def attempt(root: Path) -> list[str]:
+        found = results.read(root / out)
+        return results.to_measure(found, {"copa": {"step": 2}}, again=again, out=root / out)
+
+    return attempt
+
+
+def _prompts(text: str, name: str = "p.txt") -> Callable[[Path], None]:
+    return lambda root: _text(root / name, text)
+
+
+def _read_prompts(root: Path) -> Any:
+    [path] = root.glob("p.*")
+    return generate.read_prompts(path)
+
+
+def _lines(root: Path, found: re.Match[str]) -> None:
+    """Delete the lines of a task from recall's results."""
+    path = Path(found["path"])
+    kept = [line for line in path.read_text().splitlines(True) if f'"task": "{found["task"]}"' not in line]
+    path.write_text("".join(kept))
+
+
+Case = tuple[Callable[[Path], Any], Callable[[Path], Any], str, Callable[[Path, re.Match[str]], Any]]
+# Prepare the files; an attempt that fails; the advice in its error; follow the advice. Then the attempt succeeds, or
+# the call that the last function returns.
+FILES: dict[str, Case] = {
+    "no blocks": (_source, _open, MAKE, _as_the_command_says),
+    "a block file is missing": (
+        lambda root: _first(_corpus(root), "train/**/*").unlink(),
+        _open,
+        "delete the directory.*" + MAKE,
+        _again,
+    ),
+    "a block file is cut": (
+        lambda root: _cut(_first(_corpus(root), "train/**/*")),
+        _open,
+        r"delete \S+ and .*" + MAKE,
+        _again,
+    ),
+    "the manifest is cut": (
+        lambda root: _cut(_corpus(root) / "manifest.json"),
+        _open,
+        "delete the directory.*" + MAKE,
+        _again,
+    ),
+    "no manifest": (
+        lambda root: (_corpus(root) / "manifest.json").unlink(),
+        _open,
+        MAKE,
+        lambda root, found: [_as_the_command_says(root, found), lambda: _open(root, "new")][1],
+    ),
+    "no documents": (
+        lambda root: (_corpus(root) / "documents.npz").unlink(),
+        _open,
+        "into another (?P<option>--out)",
+        lambda root, _: [_prepare(root, root / "new"), lambda: _open(root, "new")][1],
+    ),
+    "a line without text": (
+        FOUND["bad"],
+        _strict,
+        r"(?P<file>\S+):(?P<line>\d+): .*another (?P<option>--out)",
+        _without_the_line,
+    ),
+    "an unfinished preparation": (
+        lambda root: [_source(root), _text(root / "corpus" / ".parts" / "x", "")],
+        _open,
+        "the same `seqjax prepare` command",
+        lambda root, _: [shutil.rmtree(root / "corpus"), _prepare(root, root / "corpus")][1],
+    ),
+    "another config": (
+        _run,
+        lambda root: _check(root, name="other"),
+        "another (?P<option>--workdir)",
+        lambda root, _: lambda: _check(root, "new", name="other"),
+    ),
+    "another config, the old value": (
+        _run,
+        lambda root: _check(root, name="other"),
+        r"name: '(?P<was>\w+)'.*Give the old values",
+        lambda root, found: lambda: _check(root, name=found["was"]),
+    ),
+    "a file as a workdir": (
+        lambda root: [_run(root), _text(root / "file", "")],
+        lambda root: _check(root, "file"),
+        "--workdir=.* give a directory",
+        lambda root, _: lambda: _check(root, "new"),
+    ),
+    "a lock in a file": (
+        lambda root: _text(root / "run", ""),
+        _locked,
+        "--workdir=.* give a directory",
+        lambda root, _: lambda: _locked(root, "new"),
+    ),
+    "no config": (
+        lambda root: [_run(root), shutil.copytree(root / "run", root / "old"), (root / "old" / "config.json").unlink()],
+        lambda root: _check(root, "old"),
+        "another (?P<option>--workdir)",
+        lambda root, _: lambda: _check(root, "new"),
+    ),
+    "no checkpoints": (
+        lambda root: shutil.rmtree(_run(root) / "checkpoints"),
+        lambda root: metrics.require_checkpoint(mirrors.Mirror(root / "run")),
+        r"here, move (?P<path>\S+) away",
+        _move,
+    ),
+    "a directory of the run is elsewhere": (
+        _outside,
+        lambda root: mirrors.require_inside(root / "run"),
+        r"(?P<link>\S+) is a link to (?P<path>\S+),.* Move eval_losses",
+        _in_place_of_a_link,
+    ),
+    "the workdir itself is a link": (
+        _outside,
+        lambda root: mirrors.require_inside(root / "run"),
+        r"(?P<link>\S+) is a link to (?P<path>\S+),.* the workdir itself a link",
+        _link_itself,
+    ),
+    "a mesh of no such size": (
+        lambda _: None,
+        lambda _: sharding.make_mesh(data=3),
+        r"set one size to (?P<size>-1)",
+        lambda _, found: lambda: sharding.make_mesh(data=int(found["size"])),
+    ),
+    "a batch that is not divided": (
+        lambda _: None,
+        _batch(9),
+        r"fit are (?P<size>\d+)",
+        lambda root, found: lambda: _batch(int(found["size"]))(root),
+    ),
+    "micro-batches that are not divided": (
+        lambda _: None,
+        _batch(16, 4),
+        r"Give (?P<none>None)",
+        lambda root, _: lambda: _batch(16, None)(root),
+    ),
+    "prompts without a line": (
+        _prompts("\n"),
+        _read_prompts,
+        "--prompts=(?P<path>\\S+) holds",
+        lambda _, found: Path(found["path"]).write_text("a line\n"),
+    ),
+    "prompts of another form": (
+        _prompts("a line\n", "p.jsonl"),
+        _read_prompts,
+        r"(?P<path>\S+), line 1 .*write (?P<line>\{.*\}),",
+        lambda _, found: Path(found["path"]).write_text(found["line"] + "\n"),
+    ),
+    "a bucket without a name": (
+        lambda _: None,
+        lambda _: store.require_workdir("gs://"),
+        r"write (?P<url>\S+)\.",
+        lambda _, found: lambda: store.require_workdir(found["url"]),
+    ),
+    "a result of another checkpoint, again": (
+        lambda root: _text(root / "out" / "copa.json", RESULT),
+        _measured(),
+        "(?P<option>--again)",
+        lambda root, _: lambda: _measured(["copa"])(root),
+    ),
+    "a result of another checkpoint, elsewhere": (
+        lambda root: _text(root / "out" / "copa.json", RESULT),
+        _measured(),
+        "another (?P<option>--out)",
+        lambda root, _: lambda: _measured(out="new")(root),
+    ),
+    "recall of another size": (
+        lambda root: _text(root / "runs.jsonl", OTHER_SIZE),
+        lambda root: recall.require_asked(recall.SETUPS["demo"], root),
+        r"(?P<path>\S+) holds results of (?P<task>\w+) .*delete those lines",
+        _lines,
+    ),
+}
+RESULT = '{"seqjax": {"task": "copa", "step": 1}, "results": {}}'
+OTHER_SIZE = (
+    (GOLDEN / "recall" / "runs.jsonl").read_text().replace('"task": "mqar", "asked": "', '"task": "mqar", "asked": "0')
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    spoil, attempt, advice, follow = FILES[name]
+    monkeypatch.chdir(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UserError) as error:
+        attempt(tmp_path)
+    found = re.search(advice, str(error.value))
+    assert found, error
+    instead = follow(tmp_path, found)
+    instead() if callable(instead) else attempt(tmp_path)

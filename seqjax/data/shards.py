@@ -182,7 +182,8 @@ class Skipped:
         why = f"{reason}: {detail}" if detail else reason
         if self.strict:
             raise UserError(
-                f"{self.name}:{line}: {why}. Fix the file, or run without --strict to skip and count such lines."
+                f"{self.name}:{line}: {why}. Fix the file and give another --out, or run without --strict to skip and "
+                "count such lines."
             )
         self.reasons[reason] += 1
         counts = self.found.setdefault(reason, Counter()) if found else Counter()
