@@ -223,6 +223,8 @@ def _checked(mixer: Any, who: str) -> type[base.Mixer]:
             f"{who} needs a constructor `def __init__(self, dim, *, SETTINGS, rngs)`, without a setting called name "
             "(docs/add_a_mixer.md)."
         )
+    if missing := sorted(mixer.__abstractmethods__):
+        raise UserError(f"{who} must define {' and '.join(missing)} (docs/add_a_mixer.md).")
     return mixer
 
 

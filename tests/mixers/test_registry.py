@@ -114,6 +114,7 @@ TWO = CLASS + "\n\nclass Second(GatedEma):\n    pass\n"
     [
         ("gema", "", r"gema\.py must define one class that derives from seqjax\.mixers\.base\.Mixer, not none"),
         ("gema", TWO, r"must define one class .*not GatedEma, Second"),
+        ("gema", CLASS.replace("def init_cache", "def cache"), r"GatedEma of .*gema\.py must define init_cache "),
         ("gema", "def f(:\n", r"gema\.py, line 1: "),
         ("gema", "\nimport no_such_package\n", r"gema\.py, line 2: ModuleNotFoundError"),
         ("gema.py:Other", CLASS, r"has no class 'Other'.*Known: GatedEma"),
