@@ -36,7 +36,7 @@ MODELS = {
     "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
     "Top-1 Chunk, approx, k=4": "top1_chunk:110m,model.mixer.selection=approx,model.mixer.top_k=4",
     "Top-1 Chunk, best key, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4",
-    # as many selected keys as with k=1, of four places; an own chunk of a quarter
+    # 4 chunks of 32 keys: the same number of selected keys as k=1, and a local chunk of a quarter
     "Top-1 Chunk, best key, 32, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4,"
     "model.mixer.chunk_size=32",
     "FoX": "fox:110m",
@@ -187,8 +187,8 @@ def get_study():
 def variants(name, changes, *, title, ends, beside=()):
     """Return the study `name`: models at their best rates, each followed by itself with other settings.
 
-    `changes` has them by model and by what is said of them; `beside` are models without any. All runs have the first
-    seed, those with other settings the ends `ends`.
+    `changes` maps a model to its changed settings by label; `beside` lists models without changes. All runs have the
+    first seed; runs with changed settings have the ends `ends`.
     """
     study, runs = get_study(), {}
     del study["speeds"]  # of models that are not here, and without changes
