@@ -24,7 +24,8 @@ from tests import support
 
 SIZES = ("demo", "small", "paper")
 WITHOUT_SIZE = ("limited_110m", "trunks_110m", "demo_order", "switches", "hybrids", "books_16k", "books_100k")
-FIGURES = [name for name in presets.names("studies") if name not in WITHOUT_SIZE]
+MAP_SIZES = ("128x4", "256x6", "512x8", "768x12")  # of size_map
+FIGURES = [name for name in presets.names("studies") if name not in (*WITHOUT_SIZE, "size_map")]
 
 
 @functools.cache
@@ -32,10 +33,11 @@ def load(text: str) -> Study:
     return load_study(text)
 
 
-BUILT = [(name, size) for name in presets.names("studies") for size in (("",) if name in WITHOUT_SIZE else SIZES)]
+BUILT = [(name, size) for name in FIGURES for size in SIZES]
+BUILT += [(name, "") for name in WITHOUT_SIZE] + [("size_map", size) for size in MAP_SIZES]
 
 
-@pytest.mark.parametrize(("name", "size"), support.slow_unless(lambda _, size: size in ("", "paper"), BUILT))
+@pytest.mark.parametrize(("name", "size"), support.slow_unless(lambda _, size: size in ("", "paper", "256x6"), BUILT))
 def test_every_size_builds(name, size):
     found = load(f"{name}:{size}" if size else name)
     assert len({run.workdir for run in found.runs}) == len(found.runs) >= 2, "runs in one directory"
