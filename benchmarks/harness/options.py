@@ -70,14 +70,14 @@ def integers(text: str) -> list[int]:
     return [int(word) for word in words(text)]
 
 
-def check_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UserError` for the first name of `given` that is not `known`."""
+def check_known(flag: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `UserError` for the first name of `names` that is not `known`."""
     known = list(known)
-    for word in given:
+    for word in names:
         if word not in known:
             raise UserError(f"--{flag}={word}: there is no such thing.{nearest(word, known)}")
 
 
-def destination(given: str, name: str, *, recorded: bool) -> Path:
+def destination(json_path: str, name: str, *, recorded: bool) -> Path:
     """Return a report's path: `--json` if set; benchmarks/results for a whole run; otherwise runs/benchmarks."""
-    return Path(given) if given else (RECORDED if recorded else UNRECORDED) / f"{name}.json"
+    return Path(json_path) if json_path else (RECORDED if recorded else UNRECORDED) / f"{name}.json"

@@ -70,7 +70,7 @@ def read() -> dict[str, Model]:
     models, study = presets.load("studies/switches").MODELS, files.read(HERE)
     estimates = gaps.estimates(_joined(study), REFERENCE)
     to_reference = {REFERENCE: 0.0} | {name: gap.value for name, gap in estimates.items()}
-    found = {}
+    effects = {}
     for model, variants in models.items():
         rows = {row.model: row for row in gaps.compare(study, model)}
         labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
@@ -84,8 +84,8 @@ def read() -> dict[str, Model]:
             at_equal_loss = None if row.gap is None else sign * row.gap.value
             through = sign * (to_reference[label] - to_reference[model])
             parts[part] = Part(at_equal_loss, through, outside, inside, _losses(study, label))
-        found[model] = Model(_losses(study, model), parts)
-    return found
+        effects[model] = Model(_losses(study, model), parts)
+    return effects
 
 
 def _joined(study: Records) -> Records:

@@ -70,12 +70,12 @@ def row(model: str, reference: str = SAME_BLOCK, study: str = "trunks_110m") -> 
     return board(study)[reference, model]
 
 
-def gap(found: Mapping[str, Any]) -> str:
+def gap(line: Mapping[str, Any]) -> str:
     """Return a gap with its interval, or without one of a single seed."""
-    if found["gap"] is None:
+    if line["gap"] is None:
         return ""
-    half = "" if found["lo"] is None else f" ± {(found['hi'] - found['lo']) / 2:.2f}"
-    return f"{found['gap']:+.2f}{half}"
+    half = "" if line["lo"] is None else f" ± {(line['hi'] - line['lo']) / 2:.2f}"
+    return f"{line['gap']:+.2f}{half}"
 
 
 def tokens_per_s(model: str, card: str = "") -> str:
@@ -105,10 +105,10 @@ def require(claim: object, sentence: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- blocks
 def answer() -> str:
     """Return the first paragraph of the results page."""
-    others = {model: found for (ref, model), found in board("trunks_110m").items() if ref == SAME_BLOCK}
-    others = {model: found for model, found in others.items() if model not in ATTENTION}
-    require(all(found["verdict"] in ("costs", "undecided") for found in others.values()), "no mixer matches attention")
-    seeds = {model: found for model, found in others.items() if found["seeds"] >= 3}
+    others = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
+    others = {model: line for model, line in others.items() if model not in ATTENTION}
+    require(all(line["verdict"] in ("costs", "undecided") for line in others.values()), "no mixer matches attention")
+    seeds = {model: line for model, line in others.items() if line["seeds"] >= 3}
     by_gap = sorted(seeds, key=lambda model: seeds[model]["gap"])
     best = [model for model in by_gap if f"{seeds[model]['gap']:.2f}" == f"{seeds[by_gap[0]]['gap']:.2f}"]
     names, sizes = _listed([NAMES.get(m, m) for m in best]), _listed([gap(seeds[m]).lstrip("+") for m in best])
@@ -183,9 +183,9 @@ def speed() -> str:
     exact, mamba = (known().speeds[name].ratio for name in (EXACT, "Mamba-2"))
     full = known().long_speeds["Transformer++"].tokens_per_s
     of_rules = [
-        found.tokens_per_s / full for name, found in known().long_speeds.items() if name.startswith("Top-1 Chunk")
+        record.tokens_per_s / full for name, record in known().long_speeds.items() if name.startswith("Top-1 Chunk")
     ]
-    days = sorted({measured(found.file) for found in known().long_speeds.values()})
+    days = sorted({measured(record.file) for record in known().long_speeds.values()})
     return _wrapped(
         f"At 2,048 tokens, Top-1 Chunk with exact selection trains at {exact:.2f} times and Mamba-2 at {mamba:.2f} "
         "times the speed of attention. At 102,400 tokens a step with Top-1 Chunk is "
@@ -265,13 +265,13 @@ def _last(study: str, model: str) -> tuple[float, float]:
 
 def questions() -> str:
     """Return the open questions that have numbers."""
-    found = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
-    seeds = [line["seeds"] for model, line in found.items() if model != PUBLISHED]
-    slopes = [(line["as_tuned"] - line["gap"]) / line["octaves"] for line in found.values() if line["octaves"]]
+    of_models = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
+    seeds = [line["seeds"] for model, line in of_models.items() if model != PUBLISHED]
+    slopes = [(line["as_tuned"] - line["gap"]) / line["octaves"] for line in of_models.values() if line["octaves"]]
     of_seeds = (
-        f"* **Seeds.** Attention as published has {found[PUBLISHED]['seeds']} seeds, attention with the same block "
-        f"{found[PUBLISHED]['reference_seeds']}, and {sum(n >= 3 for n in seeds)} of {len(seeds)} other models three "
-        "or more; many verdicts are undecided or provisional."
+        f"* **Seeds.** Attention as published has {of_models[PUBLISHED]['seeds']} seeds, attention with the same block "
+        f"{of_models[PUBLISHED]['reference_seeds']}, and {sum(n >= 3 for n in seeds)} of {len(seeds)} other models "
+        "three or more; many verdicts are undecided or provisional."
     )
     of_rates = (
         "* **Learning rates.** Doubling the rate lowers the OOD loss at equal in-domain loss by about "
@@ -282,15 +282,15 @@ def questions() -> str:
 
 def results() -> str:
     """Return README's table and the sentences about it."""
-    found = {model: row(model) for model in SHORT if model != SAME_BLOCK}
-    require(all(line["verdict"] == "costs" for line in found.values()), "every gap is significant")
-    edges = [model for model, line in found.items() if line["edge"]]
-    first = found[PUBLISHED]
-    seeds = [first["reference_seeds"], *(line["seeds"] for line in found.values())]
+    of_models = {model: row(model) for model in SHORT if model != SAME_BLOCK}
+    require(all(line["verdict"] == "costs" for line in of_models.values()), "every gap is significant")
+    edges = [model for model, line in of_models.items() if line["edge"]]
+    first = of_models[PUBLISHED]
+    seeds = [first["reference_seeds"], *(line["seeds"] for line in of_models.values())]
     least, most = (WORDS.get(n, str(n)) for n in (min(seeds), max(seeds)))
     lines = [[SHORT[SAME_BLOCK], _millions(known().parameters[SAME_BLOCK]), "0", tokens_per_s(SAME_BLOCK, "H200")]]
     lines += [
-        [SHORT[m], _millions(line["parameters"]), gap(line), tokens_per_s(m, "H200")] for m, line in found.items()
+        [SHORT[m], _millions(line["parameters"]), gap(line), tokens_per_s(m, "H200")] for m, line in of_models.items()
     ]
     head = ["model", "parameters", "OOD gap (nats per token)", "training speed (tokens/s)"]
     table = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *lines)]
