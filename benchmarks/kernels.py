@@ -22,7 +22,7 @@ FLAGS = options.flags(__doc__, quick="two short lengths, as on a CPU")
 FLAGS.add_argument("--cpu_table", action="store_true", help="4 heads of 64 in float32, 512 to 8,192 tokens")
 FLAGS.add_argument("--lengths", type=options.integers, default=[], help="sequence lengths (2048,8192,32768,102400)")
 FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
-FLAGS.add_argument("--seconds", type=float, default=420, help="begin no further measurement after so many (420)")
+FLAGS.add_argument("--seconds", type=float, default=420, help="start no measurement after this time (420)")
 FLAGS.add_argument("--against", default="", help="a recorded report to show times relative to")
 options.parse_early(FLAGS, __name__)
 
@@ -55,7 +55,7 @@ LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # length: number of sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 RULES = ("exact", "best_key", "best_key_int8", "approx", "shortlist")
 CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
-SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # measured only if named in --cases
+SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # only measured with --cases
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
 TABLE = report.Table(
@@ -166,7 +166,7 @@ def run(
                     continue
                 row = {"case": case, "implementation": name, "T": T, "B": B, "pass": direction}
                 if time.monotonic() - begin > budget_s:
-                    yield row | {"error": f"not measured: --seconds={budget_s} are over"}
+                    yield row | {"error": f"not measured: --seconds={budget_s} reached"}
                     continue
                 try:
                     if name == "flash (torch)":

@@ -21,8 +21,8 @@ Each case is one layer, with 16-bit inputs where the mixer has them. Times are m
 with backward, all in one run. "difference" compares results and gradients with xla in float32 at full precision:
 largest absolute difference / largest absolute entry. With flash-linear-attention and a torch with CUDA, fla's kernels
 are timed too (`fla`), also without host pauses; their difference covers results only. `--dim` uses 768 / dim heads of
-that dimension and omits xla's times. `--batch=1 --seq_len=102400` is one long sequence, whose time axis Triton cuts
-into segments; use it with `--cases`. Results go to benchmarks/results/scans.json; a quick or partial run writes to
+that dimension and omits xla's times. `--batch=1 --seq_len=102400` is one long sequence. Triton cuts its time axis into
+segments; use it with `--cases`. Results go to benchmarks/results/scans.json; a quick or partial run writes to
 runs/benchmarks/.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.harness import options
 FLAGS = options.flags(__doc__, quick="small sizes, as on a CPU")
 FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences (16)")
-FLAGS.add_argument("--dim", type=int, default=0, help="keys and values of a head, of the recurrences by head alone")
+FLAGS.add_argument("--dim", type=int, default=0, help="dimension of keys and values, for cases with heads")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 options.parse_early(FLAGS, __name__)
 

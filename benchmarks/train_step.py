@@ -240,7 +240,7 @@ def main(argv: list[str]) -> None:
     for name, layout in [(name, layout) for name in names for layout in wanted]:
         key = f"{name} {layout}".rstrip()
         if time.monotonic() - start > args.seconds:
-            result: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds} are over"}
+            result: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds} reached"}
         else:
             try:
                 config = configured(name, size, batch=batch, seq_len=seq_len, remat=args.remat)

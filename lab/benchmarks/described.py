@@ -63,7 +63,7 @@ def described(n_devices: int) -> list[Any]:
         topology = topologies.get_topology_desc("", platform="cuda", target_config=H200, topology=f"1x1x{n_devices}")
     except (NotImplementedError, RuntimeError) as error:
         raise UserError(
-            f"JAX describes no GPU here ({error}); it can with its plugin for CUDA: pip install 'seqjax[cuda13]'."
+            f"JAX cannot compile for a GPU here ({error}). Install its CUDA plugin: pip install 'seqjax[cuda13]'."
         ) from None
     return list(topology.devices)
 

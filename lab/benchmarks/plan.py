@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
     path = RESULTS / args.record
     if not path.is_file():
         names = ", ".join(sorted(file.name for file in RESULTS.glob("train_step*.json")))
-        raise UserError(f"--record={args.record}: there are {names}.")
+        raise UserError(f"--record={args.record} is not in benchmarks/results. Available: {names}.")
     sys.stdout.write(
         "| devices | model | thousand tokens/s | hours | device hours | from |\n|---|---|---:|---:|---:|---|\n"
     )

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     """Measure, print and write."""
     args = FLAGS.parse_args(argv)
     if jax.default_backend() != "gpu":
-        raise UserError("power asks nvidia-smi, and JAX sees no GPU here; run it on a machine with one.")
+        raise UserError("power reads nvidia-smi, and JAX sees no GPU here. Run it on a machine with a GPU.")
     n = limits.Sizes(1, args.length, 12, 64)
     q, k, v, _ = kernels.operands(n, "bfloat16")
     a = jax.random.normal(jax.random.key(1), (PRODUCT, PRODUCT), jnp.bfloat16)

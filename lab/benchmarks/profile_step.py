@@ -186,7 +186,7 @@ def main(argv: list[str]) -> None:
     start = time.monotonic()
     for name in chosen(args.mixers):
         if time.monotonic() - start > args.seconds:
-            print(f"{name}: not profiled, --seconds={args.seconds} are over")
+            print(f"{name}: not profiled, --seconds={args.seconds} reached")
             continue
         config = configured(name, size, batch=batch, seq_len=seq_len, remat=args.remat)
         if args.devices:

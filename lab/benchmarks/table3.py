@@ -225,7 +225,7 @@ def main(argv: list[str]) -> None:
     start = time.monotonic()
     for name in args.models or FIGURE.MODELS:
         if time.monotonic() - start > args.seconds:
-            row: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds:g} are over"}
+            row: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds:g} reached"}
         else:
             try:
                 row = measure(name, n, repeats=repeats, steps=steps)

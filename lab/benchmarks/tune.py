@@ -40,7 +40,7 @@ FLAGS.add_argument("--kernels", type=options.words, default=["forward", "dq", "d
 FLAGS.add_argument("--length", type=int, default=32768, help="tokens (32768)")
 FLAGS.add_argument("--dim", type=int, default=64, help="head dim (64)")
 FLAGS.add_argument("--kda", action="store_true", help="the kernels of channels at the sizes of KDA")
-FLAGS.add_argument("--seconds", type=float, default=300, help="begin nothing after so many (300)")
+FLAGS.add_argument("--seconds", type=float, default=300, help="start no measurement after this time (300)")
 options.parse_early(FLAGS, __name__)
 
 import math
@@ -327,7 +327,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
     first, rows = table[key], []
     for entry in tiles:
         if time.monotonic() > end:
-            print("the time is over")
+            print(f"--seconds reached before {kernel} {entry}")
             break
         table[key] = entry
         try:
@@ -358,7 +358,7 @@ def main(argv: list[str]) -> None:
     options.check_known("kernels", args.kernels, known)
     capability = device.compute_capability()
     if capability is None:
-        raise UserError("tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
+        raise UserError("tune times Triton kernels, and JAX sees no GPU here. Run it on a machine with a GPU.")
     arrays, calls = (), {}
     if set(args.kernels) & set(KERNELS):
         arrays = operands(limits.Sizes(1, args.length, 12, args.dim), "bfloat16")

@@ -2,8 +2,8 @@
 
     python -m lab.foretell --size=small --study=lab/results/trunks_110m --study=lab/results/hybrids
 
-The five tasks and scores in `PRIMARY` were pre-registered. `LATER` was added after seed 0 had been seen; it uses only
-the other seeds, and is tested again on mixers that were added afterwards. The unit is a mixer. x is its mean score over
+The five tasks and scores in `PRIMARY` were pre-registered. `LATER` was chosen after seed 0 had run; it only uses
+later seeds, and is tested again on mixers that were added afterwards. The unit is a mixer. x is its mean score over
 seeds, at the learning rate that is best on validation sequences. y is its OOD loss at a near-best rate, averaged over
 seeds and domains. z is its in-domain loss. Better models are better at everything, so the correlation controls for z:
 with ranks R,
@@ -72,9 +72,9 @@ PRIMARY = (
     Primary("grammar", ("3-4 rules",), "score"),
     Primary("capacity", ("40,000",), "score"),
 )
-# Chosen after seed 0 had been seen, before the other seeds ran: twice the training's number of values.
+# Chosen after seed 0 had run and before the other seeds: twice the number of values in training.
 LATER = Primary("fuzzy", ("24, first token",), seeds=(1, 2))
-# Mixers that had run when LATER was chosen. Only the other mixers test it independently.
+# Mixers that had run when LATER was chosen. Only new mixers test it independently.
 SEEN_MIXERS = (
     *("Transformer++", "Transformer++, QK norm", "Transformer++, QK norm, conv", "W=256, QK norm", "FoX"),
     *("Top-1 Chunk, exact", "Top-1 Chunk, approx", "Top-1 Chunk, best key", "Top-1 Chunk, shortlist"),

@@ -168,8 +168,8 @@ def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
     rho, p, known = row.statistics["rho"], row.statistics["p"].value, row.statistics["also controlling for attention"]
     return (
         f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, {p_text(p)}). This score was chosen after seed 0 of "
-        f"{len(SEEN_MIXERS)} mixers had been seen (docs/recall.md). It uses only the other seeds, and p is for a "
-        f"single test. {_unseen(new)} Controlling also for whether a mixer attends, rho is {_number(known)}; a single "
+        f"{len(SEEN_MIXERS)} mixers had run (docs/recall.md). It only uses later seeds, and p is for a single test."
+        f" {_unseen(new)} Controlling also for whether a mixer attends, rho is {_number(known)}; a single "
         f"test is significant from |rho| = {least(len(row.mixers), others=2):.2f}.\n"
     )
 

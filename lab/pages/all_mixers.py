@@ -37,8 +37,8 @@ BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
-# Measured on another GPU, for mixers whose current kernels were measured only there. The last file is the oldest; all
-# of its mixers are also in newer files.
+# Mixers with current kernels that were only measured on another GPU. The last file is the oldest; newer files have all
+# of its mixers.
 SPEEDS |= {
     "train_step_h100_fox": "³",
     "train_step_h100_path": "⁴",
@@ -106,7 +106,7 @@ def read() -> Known:
 
 
 def order(study: Records) -> list[str]:
-    """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
+    """Return the models by gap to the last reference (at zero); models without a gap come last."""
     reference = study.references[-1]
     rows = gaps.compare(study, reference)
     values = {reference: 0.0} | {row.model: row.gap.value for row in rows if row.gap is not None}
@@ -215,7 +215,7 @@ def _mean_accuracies(results: Sequence[Mapping[str, Any]], task: TaskSetup, labe
 ABOUT = """\
 # All mixers: gaps, speed, memory, state and tasks
 
-    python lab/pages/all_mixers.py       # this page and its picture again, from recorded results alone
+    python lab/pages/all_mixers.py       # writes this page and picture from recorded results
 
 ![gap, speed, memory and state of every mixer](all_mixers.png)
 
@@ -324,11 +324,11 @@ def _files(known: Known) -> str:
         about = f"{settings['seq_len']:,} tokens, batch {settings['batch']}, {machine['device']}"
         mark = f"{SPEEDS[file]} " if SPEEDS.get(file) else ""
         sources.append(f"{mark}[{file}.json](../../benchmarks/results/{file}.json) ({about})")
-    return f"Speeds are those of {'; '.join(sources)}.\n"
+    return f"Sources of the speeds: {'; '.join(sources)}.\n"
 
 
 def recorded(file: str) -> Any:
-    """Return the content of a record of benchmarks/results."""
+    """Return the content of a file in benchmarks/results."""
     return json.loads((BENCHMARKS / f"{file}.json").read_text(encoding="utf-8"))
 
 
@@ -375,7 +375,7 @@ LENGTHS: dict[int, dict[str, Any]] = {
 
 
 def draw(path: Path, known: Known) -> None:
-    """Draw a row for each mixer: its gap and its costs. Writes a PNG at `path`, and an SVG beside it."""
+    """Draw gap and costs, one row per mixer. Writes a PNG at `path`, and an SVG next to it."""
     lines, reference = list(known.configs), known.study.references[-1]
     widths = (3.0, 1.8, 1.4, 1.8)
     figure = Figure(figsize=(9.6, 0.24 * len(lines) + 1.8), layout="constrained")

@@ -1,8 +1,8 @@
 """Write the numbers of docs/results.md and README.md from the recorded results: `python lab/pages/results.py`.
 
-A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a function of `BLOCKS`. Gaps are
-those of lab/results/STUDY/leaderboard.csv, speeds those of benchmarks/results (all_mixers.py chooses the files). A
-sentence whose claim the numbers no longer support stops the script, and has to be written again here.
+A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a key of `BLOCKS`. Gaps come from
+lab/results/STUDY/leaderboard.csv and speeds from benchmarks/results (all_mixers.py chooses the files). If the numbers
+no longer support a sentence, the script stops; rewrite the sentence here.
 """
 
 import textwrap
@@ -22,7 +22,7 @@ RESULTS = ROOT / "lab" / "results"
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 ATTENTION = (PUBLISHED, SAME_BLOCK, "Transformer++")
 EXACT, BEST_KEY, WINDOW = "Top-1 Chunk, exact", "Top-1 Chunk, best key", "W=256, QK norm"
-# Rows of README's table: model -> its name there.
+# Rows of README's table: model -> name in the table.
 SHORT = {
     SAME_BLOCK: "attention, with short convolution (reference)",
     PUBLISHED: "attention (Transformer++, QK norm)",
@@ -35,9 +35,9 @@ SHORT = {
 }
 NAMES = {BEST_KEY: "Top-1 Chunk with the best key", EXACT: "Top-1 Chunk with exact selection"}  # in sentences
 WORDS = {3: "three", 8: "eight", 9: "nine"}
-# Model -> the model without QK norm, which was timed in its place.
+# Model -> model with a recorded speed. Attention was timed without QK norm.
 TIMED = {PUBLISHED: "Transformer++"}
-# Days of the records of speeds: of the measured commit, or of the file where it names none.
+# Speed record -> day: date of the measured commit, or of the file if it names no commit.
 DAYS = {
     "train_step": "2026-11-25",
     "train_step_rest": "2026-11-25",
@@ -71,7 +71,7 @@ def row(model: str, reference: str = SAME_BLOCK, study: str = "trunks_110m") -> 
 
 
 def gap(line: Mapping[str, Any]) -> str:
-    """Return a gap with its interval, or without one of a single seed."""
+    """Return a gap with its interval; a single seed has none."""
     if line["gap"] is None:
         return ""
     half = "" if line["lo"] is None else f" ± {(line['hi'] - line['lo']) / 2:.2f}"
@@ -79,27 +79,27 @@ def gap(line: Mapping[str, Any]) -> str:
 
 
 def tokens_per_s(model: str, card: str = "") -> str:
-    """Return the training speed at 2,048 tokens, or "" if there is none (on that card)."""
+    """Return the training speed at 2,048 tokens, or "" without a record on that GPU."""
     speed = known().speeds.get(TIMED.get(model, model))
     return "" if speed is None or card not in device(speed.file) else f"{speed.tokens_per_s / 1e3:.0f}k"
 
 
 def device(file: str) -> str:
-    """Return the card of a record of speeds."""
+    """Return the GPU of a speed record."""
     return all_mixers.recorded(file)["machine"]["device"]
 
 
 def measured(file: str) -> str:
-    """Return the card and the day of a record of speeds."""
+    """Return GPU and day of a speed record."""
     if file not in DAYS:
-        raise ValueError(f"{file}.json has no day: add it to DAYS in {Path(__file__).name}.")
+        raise ValueError(f"{file}.json has no day; add it to DAYS in {Path(__file__).name}.")
     return f"{device(file).removeprefix('NVIDIA ').partition(' ')[0]}, {DAYS[file]}"
 
 
 def require(claim: object, sentence: str) -> None:
     """Raise `ValueError` if a sentence is no longer true."""
     if not claim:
-        raise ValueError(f"The results no longer support {sentence!r}: write it again in {Path(__file__).name}.")
+        raise ValueError(f"The results no longer support {sentence!r}; rewrite it in {Path(__file__).name}.")
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
@@ -331,7 +331,7 @@ def page(name: str, text: str) -> str:
     for block, write in BLOCKS[name].items():
         start, end = f"<!--{block}-->", f"<!--/{block}-->"
         if text.count(start) != 1 or text.count(end) != 1:
-            raise ValueError(f"{name} needs {start} and {end} once: the block {block!r} goes between them.")
+            raise ValueError(f"{name} needs {start} and {end} once; the block {block!r} goes between them.")
         text = text[: text.index(start)] + f"{start}\n{write()}\n" + text[text.index(end) :]
     return text
 
