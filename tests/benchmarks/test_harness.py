@@ -112,7 +112,7 @@ def test_model_names() -> None:
     assert options.configs("mamba2,top1_chunk:x=1") == ["mamba2", "top1_chunk:x=1"]
     assert options.configs("top1_chunk:x=1,y=2;mamba2") == ["top1_chunk:x=1,y=2", "mamba2"]
     assert options.configs("top1_chunk:x=1,y=2;") == ["top1_chunk:x=1,y=2"]
-    with pytest.raises(UserError, match=r"--mixers=mamba22: .* Did you mean 'mamba2'"):
+    with pytest.raises(UserError, match=r"--mixers=mamba22 .*'mamba2'"):
         configs.chosen(["rwkv7", "mamba22:x=1"])
     config = configs.configured("top1_chunk:model.mixer.selection=exact", "110m", batch=16, seq_len=0, remat="dots")
     assert (config.train.accumulate, config.train.batch_size, config.train.seq_len) == (1, 16, 2048)
