@@ -114,8 +114,8 @@ REFERENCES = (
     *((PUBLISHED, 2, seed) for seed in SEEDS),
     *((model, BEST[model][0], seed) for seed in range(3, 9) for model in (SAME_BLOCK, PUBLISHED)),
 )
-# Further runs with these ends: seeds of Top-1 Chunk at twice its best rate; models at half or twice the best rate where
-# that rate is at the edge of the tried rates; RWKV-7, Mamba-2 and the window, because their gaps need earlier ends.
+# Further runs with these ends: seeds of Top-1 Chunk at twice its best rate; models at half or twice a best rate that is
+# at the edge of the rates tried; RWKV-7, Mamba-2 and the window, whose gaps need earlier ends.
 FURTHER = (
     *((f"Top-1 Chunk, {how}", 2, seed) for how in ("exact", "best key", "shortlist") for seed in SEEDS),
     ("FoX", 0.5, 0),
