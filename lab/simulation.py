@@ -187,8 +187,8 @@ def main() -> None:
     for case in CASES:
         if wanted and not any(part in case.name for part in wanted):
             continue
-        found = count(case, studies=args.studies)
-        values = (found[key] for key in ("with a gap", "coverage", "first", "false", "costs", "none", "trend"))
+        fractions = count(case, studies=args.studies)
+        values = (fractions[key] for key in ("with a gap", "coverage", "first", "false", "costs", "none", "trend"))
         grid = "mixed" if case.own_grids else case.grid or "one rate"
         cells = " | ".join(f"{value:.3f}" for value in values)
         sys.stdout.write(f"| {case.name} | {grid} | {case.gap} | {cells} |\n")

@@ -70,13 +70,13 @@ def draw(path: Path) -> None:
     of_rule = dict(zip(rules, COLORS, strict=False))
     colors = {label: of_rule[rule(label)] for label in STEPS}
     panels: dict[Axes, dict[str, Named]] = {}
-    for panel, found in ((left, gaps()), (right, losses())):
+    for panel, values in ((left, gaps()), (right, losses())):
         look: dict[str, Any] = {"fmt": "o", "capsize": 3, "markersize": 6, "linewidth": 1.2}
-        for label, (value, half) in found.items():
+        for label, (value, half) in values.items():
             panel.errorbar(times[label], value, yerr=half or None, color=colors[label], **look)
         panels[panel] = {
             label.removeprefix("Top-1 Chunk, "): Named([(times[label], value)], colors[label])
-            for label, (value, _) in found.items()
+            for label, (value, _) in values.items()
         }
         panel.set_xscale("log")
         panel.set_xlim(0.8, 12)
