@@ -1,6 +1,6 @@
 """Write lab/log/leaderboard_changes.md: gaps before and after matched rates.
 
-    python lab/changes.py [--study=lab/results/trunks_110m]
+    python -m lab.changes [--study=lab/results/trunks_110m]
 
 The earlier gaps are in the study's old_gaps.csv. Three changes separate them from the new gaps. All near-best rates and
 seeds replace a single pair of rates with paired seeds; later runs are added; and the common slope corrects for the

@@ -1,6 +1,6 @@
 """Simulate studies with known gaps; count coverage, false verdicts, power.
 
-    python lab/simulation.py [--studies=300] [--cases=NAME,...] > lab/log/simulation.md
+    python -m lab.simulation [--studies=300] [--cases=NAME,...] > lab/log/simulation.md
 
 Each study has a reference and ten models with three seeds. The seed standard deviation is 0.027; rates of the same seed
 share half of the variance. With a grid of n, each model tries a random window of n among four rates, with three seeds

@@ -1,4 +1,4 @@
-"""Write lab/results/all_mixers.md and .png: `python lab/pages/all_mixers.py`.
+"""Write lab/results/all_mixers.md and .png: `python -m lab.pages.all_mixers`.
 
 All numbers come from recorded results or from model shapes: losses, gaps and verdicts from trunks_110m; speed, memory
 and kernels from `benchmarks/results`; scores from recall. A row is a model in trunks_110m, or a shipped config with a
@@ -215,7 +215,7 @@ def _mean_accuracies(results: Sequence[Mapping[str, Any]], task: TaskSetup, labe
 ABOUT = """\
 # All mixers: gaps, speed, memory, state and tasks
 
-    python lab/pages/all_mixers.py       # writes this page and picture from recorded results
+    python -m lab.pages.all_mixers       # writes this page and picture from recorded results
 
 ![gap, speed, memory and state of every mixer](all_mixers.png)
 

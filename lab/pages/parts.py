@@ -1,6 +1,6 @@
 """Write lab/results/switches/parts.md and .png: effects of block parts.
 
-    python lab/pages/parts.py
+    python -m lab.pages.parts
 
 Five models in lab/results/switches are compared with versions that have one part more or one part less. Positive
 numbers mean a lower loss with the part.

@@ -1,4 +1,4 @@
-"""Write the numbers of docs/results.md and README.md from the recorded results: `python lab/pages/results.py`.
+"""Write the numbers of docs/results.md and README.md from the recorded results: `python -m lab.pages.results`.
 
 A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a key of `BLOCKS`. Gaps come from
 lab/results/STUDY/leaderboard.csv and speeds from benchmarks/results (all_mixers.py chooses the files). If the numbers

@@ -1,4 +1,4 @@
-"""Draw lab/results/selection.png: `python lab/pages/selection.py`.
+"""Draw lab/results/selection.png: `python -m lab.pages.selection`.
 
 It shows loss against speed for the selection rules of Top-1 Chunk. Speeds come from one run of `benchmarks.train_step`,
 gaps from trunks_110m (2,048 tokens), and losses from books_100k. Rules without a speed or a loss are not drawn.

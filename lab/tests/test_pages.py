@@ -36,7 +36,7 @@ def tables(page: str) -> list[dict[str, list[str]]]:
 
 
 def test_all_mixers_page_is_current(all_mixers):
-    """`python lab/pages/all_mixers.py` writes the page."""
+    """`python -m lab.pages.all_mixers` writes the page."""
     script, known = all_mixers
     assert (RESULTS / "all_mixers.md").read_text(encoding="utf-8") == script["page"](known)
 
@@ -49,9 +49,9 @@ def results():
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
 def test_generated_numbers_are_current(results, name):
-    """`python lab/pages/results.py` writes the numbers."""
+    """`python -m lab.pages.results` writes the numbers."""
     text = (support.ROOT / name).read_text(encoding="utf-8")
-    assert results["page"](name, text) == text, "run python lab/pages/results.py"
+    assert results["page"](name, text) == text, "run python -m lab.pages.results"
 
 
 def test_readme_is_short_and_names_the_largest_trained_model():
@@ -80,7 +80,7 @@ def test_missing_markers_and_outdated_claims_are_refused(results, monkeypatch):
 
 
 def test_parts_page_is_current():
-    """`python lab/pages/parts.py` writes the page."""
+    """`python -m lab.pages.parts` writes the page."""
     script = runpy.run_path(str(PAGES / "parts.py"))
     models = script["read"]()
     assert (RESULTS / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](models)
