@@ -49,13 +49,13 @@ def main(argv: list[str]) -> None:
         tell(dry_run(plan, jobs=jobs))
         return
     try:
-        found = run(plan, jobs=jobs)
+        judgement = run(plan, jobs=jobs)
     except KeyboardInterrupt:
         sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
         sys.exit(130)
-    for remark in found.remarks:
+    for remark in judgement.remarks:
         tell(f"* {remark}")
-    tell(f"\n{found.sentence}\nWritten: {found.out / page.FILE}")
+    tell(f"\n{judgement.sentence}\nWritten: {judgement.out / page.FILE}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_models_are_named_and_rates_are_multiples_of_the_judgements_unit(read, l
     assert found.records.models == [SAME_BLOCK, "GLA", f"{PUBLISHED} (lab)", "mamba2 (lab)"]
     assert {run.rate for run in found.runs} == {4.0, 8.0}
     assert all(run.label.startswith("lab: ") for run in found.runs)
-    assert found.n_slopes == 2 and not found.tells_slope
+    assert found.n_slopes == 2 and not found.has_slope
     assert [run.seed for run in found.near(SAME_BLOCK)] == [0, 0, 1] and found.near("none") == []
 
 
@@ -103,6 +103,6 @@ def test_edited_files_and_directories_named_twice_are_refused(read, lab):
 
 def test_two_studies_join(read, lab):
     found = read(lab(MODELS), lab({"DeltaNet": ("deltanet:debug", (LOW, HIGH), 1)}, name="more"))
-    assert found.tells_slope and found.records.domains == DOMAINS[2:]
-    assert {path.name: len(runs) for path, runs in found.of_directory.items()} == {"lab": 5, "more": 2}
+    assert found.has_slope and found.records.domains == DOMAINS[2:]
+    assert {path.name: len(runs) for path, runs in found.by_directory.items()} == {"lab": 5, "more": 2}
     assert dataclasses.asdict(found)["remarks"] == ()

@@ -40,7 +40,7 @@ def runs(tmp_path):
 
 def test_what_is_left_is_counted(runs, capsys):
     loaded = load_study(str(runs)).runs
-    begun, seed, other, read = (estimate.of_run(run, loaded) for run in loaded)
+    begun, seed, other, read = (estimate.estimate_run(run, loaded) for run in loaded)
     assert read is None
     assert (begun.steps, begun.tokens) == (8, 8 * 4 * 32)
     assert (seed.steps, seed.tokens) == (10, 10 * 4 * 32)
@@ -73,13 +73,13 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
         path.write_text(json.dumps({"speeds": entries}))
 
     record()
-    found = estimate.of_run(run, [run])
+    found = estimate.estimate_run(run, [run])
     assert found.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
     assert found.source == "recorded on one a device"
     for share, seconds in ((1.04, found.seconds), (0.96, found.seconds), (1.06, None), (0.94, None)):
         n_params = round(share * speed["params"])
         record(params=n_params)
-        near = estimate.of_run(run, [run])
+        near = estimate.estimate_run(run, [run])
         assert near.seconds == seconds
         assert near.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
         assert (
