@@ -35,10 +35,10 @@ def test_gap_and_slope_are_exact_without_noise():
     assert found.is_adjusted and found.slopes.keys() == {"reference", "same", "worse"}
     np.testing.assert_allclose(found.c, -0.05, atol=1e-12)
     for name, gap in (("same", 0.0), ("worse", 0.2)):
-        np.testing.assert_allclose(found.of_model[name].mean, gap, atol=1e-12)
+        np.testing.assert_allclose(found.by_model[name].mean, gap, atol=1e-12)
     # An end of the better model lies 0.02 below the reference's: the tangent differs there by 0.3 * 0.02 ** 2.
-    assert 0 < found.of_model["better"].mean[0, 0] + 0.1 < 0.3 * 0.02**2
-    assert found.of_model["worse"].octaves == pytest.approx(1.5 - 1 / 6)
+    assert 0 < found.by_model["better"].mean[0, 0] + 0.1 < 0.3 * 0.02**2
+    assert found.by_model["worse"].octaves == pytest.approx(1.5 - 1 / 6)
 
 
 def test_better_model_is_read_where_its_ends_reach_the_reference():
@@ -48,7 +48,7 @@ def test_better_model_is_read_where_its_ends_reach_the_reference():
     models["far below"] = [known("far below", gap=-0.1, last=2.9, shares=(1.0,))]
     models["above"] = [known("above", gap=0.1, last=3.29, shares=(1.0,))]  # the reference's first end is 3.25
     models["far above"] = [known("far above", gap=0.1, last=3.31, shares=(1.0,))]
-    found = measured(models).of_model
+    found = measured(models).by_model
     # Its next end lies 0.045 below the reference's, where the tangent differs from the curve by 0.3 * 0.045 ** 2.
     assert found["reached"].loss == pytest.approx(3.0)
     assert found["reached"].mean == pytest.approx(-0.1, abs=0.3 * 0.045**2)
@@ -81,10 +81,10 @@ def test_with_fewer_than_three_slopes_only_common_rates_are_compared():
     }
     found = measured(models)
     assert not found.is_adjusted and not found.c.any()
-    same = found.of_model["same"]
+    same = found.by_model["same"]
     assert same.rates == ((2,), (2,)) and same.octaves == 0
     np.testing.assert_allclose(same.mean, 0.07, atol=1e-12)
-    assert found.of_model["apart"] == heights.NO_RATE
+    assert found.by_model["apart"] == heights.NO_RATE
 
 
 def test_unequal_seeds_at_common_rates_are_compared_rate_by_rate():
@@ -93,7 +93,7 @@ def test_unequal_seeds_at_common_rates_are_compared_rate_by_rate():
         "reference": [known("reference", rate=r, seed=s, slope=-0.1) for r in (1, 2) for s in range(3)],
         "model": [known("model", rate=r, seed=s, slope=-0.1, gap=0.07) for r, s in ((1, 0), (2, 0), (1, 1), (1, 2))],
     }
-    gap = measured(models).of_model["model"]
+    gap = measured(models).by_model["model"]
     assert gap.octaves == 0
     np.testing.assert_allclose(gap.mean, 0.07, atol=1e-12)
 
@@ -176,7 +176,7 @@ def test_against_a_plain_implementation(seed):
         return
     gaps, c = plain(models, "reference", 1.0)
     assert found.c[0, 0] == pytest.approx(c, abs=1e-9)
-    for name, gap in found.of_model.items():
+    for name, gap in found.by_model.items():
         assert isinstance(gap, ModelGap) or gaps[name] is None
         if isinstance(gap, ModelGap):
             assert gap.mean[0, 0] == pytest.approx(gaps[name], abs=1e-8)
@@ -199,9 +199,9 @@ def test_draws_at_once_are_draws_one_by_one(seed):
     whole = measured({n: [moved(r, slice(None)) for r in runs] for n, runs in models.items()}, among=among)
     for i in range(3):
         one = measured({n: [moved(r, slice(i, i + 1)) for r in runs] for n, runs in models.items()}, among=among)
-        for name, gap in one.of_model.items():
+        for name, gap in one.by_model.items():
             if isinstance(gap, ModelGap):
-                np.testing.assert_allclose(whole.of_model[name].mean[i], gap.mean[0], atol=1e-10)
+                np.testing.assert_allclose(whole.by_model[name].mean[i], gap.mean[0], atol=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -211,7 +211,7 @@ def test_gaps_do_not_depend_on_what_all_runs_share(seed):
     def gaps(change):
         moved = {name: [change(run) for run in runs] for name, runs in models.items()}
         best = change(models["reference"][0]).rate
-        found = measured(moved, best=best).of_model
+        found = measured(moved, best=best).by_model
         return {name: gap.mean if isinstance(gap, ModelGap) else gap for name, gap in found.items()}
 
     before = gaps(lambda run: run)
@@ -233,8 +233,8 @@ def test_a_draw_of_every_unit_is_the_data():
     from tests.study.gaps.studies import records, run
 
     study = records([run("reference", seed=s) for s in range(2)], blocks=8)
-    ends_of = documents.of_data(study, study.runs[0])
-    drawn = documents.of_draws(study, study.runs[0])
+    ends_of = documents.measured_ends(study, study.runs[0])
+    drawn = documents.drawn_ends(study, study.runs[0])
     assert drawn is not None and drawn.x.shape == (documents.DRAWS, 4) and drawn.y.shape == (documents.DRAWS, 4, 3)
     np.testing.assert_allclose(drawn.x.mean(0), ends_of.x[0], atol=0.02)
     assert drawn.x.std(0).min() > 0.001

@@ -14,7 +14,7 @@ def study(losses, seeds=(0,)):
 def test_near_best_rates_and_the_best():
     found = rates(study({1: 3.01, 2: 3.0, 4: 3.02, 8: 3.04}), "m")
     assert found.best == 2 and found.near == (1, 2, 4) and found.edge == "" and found.next_rate() is None
-    assert found.found[4] == (1, pytest.approx(3.02), pytest.approx(found.found[4][2]))
+    assert found.by_rate[4] == (1, pytest.approx(3.02), pytest.approx(found.by_rate[4][2]))
 
 
 @pytest.mark.parametrize(

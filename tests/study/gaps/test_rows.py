@@ -40,7 +40,7 @@ def test_gap_is_the_mean_over_seeds_and_its_variance_has_the_parts_of_both_sides
     assert row.gap.value == pytest.approx(0.3 + level, abs=1e-6)
     common = statistics.spread([list(NOISE[i]) for i in range(7)])
     for name, index in (("seeds", 4), ("reference", 0)):
-        assert row.parts[name] == pytest.approx(common.of(list(NOISE[index])).variance / 3, rel=1e-3)
+        assert row.parts[name] == pytest.approx(common.shrunk(list(NOISE[index])).variance / 3, rel=1e-3)
     assert row.parts["beyond"] == row.parts["text"] == 0 and row.parts["rate"] == pytest.approx(0, abs=1e-12)
     assert row.gap.error == pytest.approx(np.sqrt(sum(row.parts.values())))
     assert row.verdict.word == "costs" and (row.seeds, row.reference_seeds) == (3, 3)

@@ -46,10 +46,10 @@ def test_a_side_is_drawn_towards_all_but_never_below_its_own():
     own = [float(np.var(side, ddof=1)) for side in sides]
     assert common.pooled == pytest.approx(np.mean(own)) and common.most == 16
     for side, variance in zip(sides, own, strict=True):
-        drawn = common.of(side)
+        drawn = common.shrunk(side)
         assert drawn.variance >= variance and drawn.variance >= min(variance, common.pooled)
         assert 2 <= drawn.freedom <= common.most
-    assert common.of([0.1]).variance == pytest.approx(common.pooled)
+    assert common.shrunk([0.1]).variance == pytest.approx(common.pooled)
 
 
 def test_sides_that_agree_are_pooled_and_sides_that_differ_are_not():

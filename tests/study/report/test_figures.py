@@ -88,12 +88,12 @@ def test_losses_of_the_first_steps_are_left_out(composed):
     runs = [*side("reference", 0.0, shares=(0.01, 0.5, 1.0)), *side("m", 0.0, shares=(0.01, 0.5, 1.0))]
     draw("losses.png", records(runs))
     for line in lines_of(composed["losses.png"].axes[0], 0):
-        assert len(line.get_xdata()) == 2 and max(line.get_xdata()) < 3.02 + figures.SHOWN
+        assert len(line.get_xdata()) == 2 and max(line.get_xdata()) < 3.02 + figures.LOSS_RANGE
 
 
 def test_many_models_are_spread_over_panels(composed, monkeypatch):
     """Versions of a model stay together, the references are in each panel, and no point is cut."""
-    monkeypatch.setattr(figures, "TOGETHER", 3)
+    monkeypatch.setattr(figures, "PANEL_MODELS", 3)
     names = ["reference", "a", "b", "a, conv", "c", "d", "a, gate", "e"]
     draw("losses.png", records([run for i, name in enumerate(names) for run in side(name, i / 10, last=3 - i / 20)]))
     figure = composed["losses.png"]
@@ -113,7 +113,7 @@ def test_many_models_are_spread_over_panels(composed, monkeypatch):
 
 
 def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
-    names = [f"model {i}" for i in range(figures.TOGETHER + 1)]
+    names = [f"model {i}" for i in range(figures.PANEL_MODELS + 1)]
     runs = [
         run
         for i, name in enumerate(names)

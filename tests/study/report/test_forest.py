@@ -19,11 +19,11 @@ def rows_of(study):
 
 
 def test_marks_are_the_rows(known):
-    found = {(mark.model, mark.what): mark.estimate for mark in forest.marks(leaderboard.compared(known))}
+    found = {(mark.model, mark.kind): mark.estimate for mark in forest.marks(leaderboard.compared(known))}
     rows = rows_of(known)
     for model in ("gain", "dear", "shrinks", "same"):
         assert found[model, forest.GAP] == rows[model].gap
-    assert found["alone", forest.ALONE] == rows["alone"].gap
+    assert found["alone", forest.ONE_SEED] == rows["alone"].gap
     assert found["alone", forest.TUNED].value == rows["alone"].as_tuned
     assert found["far", forest.TOKENS] == rows["far"].at_equal_tokens.outside
     assert {model for model, what in found if what == forest.TUNED} == {"alone", "same", "far"} - {"far"}

@@ -106,7 +106,7 @@ def test_the_page_begins_with_the_verdicts_and_the_gaps(known, tmp_path):
     names = [text.split("</b>")[0].removeprefix("<b>") for text in found[forest.GAP]["text"]]
     assert found[forest.GAP]["x"] == pytest.approx([rows[name].gap.value for name in names])
     assert found[forest.GAP]["error_x"]["array"] == pytest.approx([rows[name].gap.half for name in names])
-    assert found[forest.ALONE]["x"] == pytest.approx([rows["alone"].gap.value])
+    assert found[forest.ONE_SEED]["x"] == pytest.approx([rows["alone"].gap.value])
 
 
 def test_axes_have_units_and_room_for_the_first_points(html):
@@ -148,7 +148,7 @@ def test_runs_of_a_model_are_switched_together(known, tmp_path):
             assert {trace["name"] for trace in group} == {name}
             assert len({trace["visible"] for trace in group}) == 1
             assert [trace["showlegend"] for trace in group] == [True] + [False] * (len(group) - 1)
-    assert html.count(page.CLICKS) == html.count(page.OTHERS) == 1
+    assert html.count(page.CLICKS) == html.count(page.OTHER_RATES) == 1
 
 
 def test_cost_of_a_model_with_a_config(finished):

@@ -19,7 +19,7 @@ def test_a_line_through_the_rates_of_a_model(known, composed):
     assert_readable(composed["rates.png"])
     assert {text.get_text() for text in panel.texts} == set(known.models)
     for i, model in enumerate(known.models):
-        found = gaps.rates(known, model).found
+        found = gaps.rates(known, model).by_rate
         line, *markers = [line for line in panel.lines if line.get_color() == figures.style(i)["color"]]
         assert [tuple(xy) for xy in line.get_xydata()] == [(x, y) for _, x, y in found.values()]
         sizes = [marker.get_markersize() for marker in markers if marker.get_marker() not in ("", "None")]
@@ -53,7 +53,7 @@ def of_temperatures(shares):
 def test_gap_and_entropy_over_the_setting_that_varies(composed):
     """A model without a number there is left out."""
     study = of_temperatures((0.5, 1.0))
-    assert points.values_of(study) == {"temperature 4.0": 4.0, "temperature 0.25": 0.25}
+    assert points.setting_values(study) == {"temperature 4.0": 4.0, "temperature 0.25": 0.25}
     points.over_setting("sweep.png", study)
     assert_readable(composed["sweep.png"])
     of_gaps, entropies = composed["sweep.png"].axes

@@ -126,7 +126,7 @@ def test_the_section_on_classes(tmp_path, blocks_dir):
     labels = [run.label for run in study.runs if run.model != "bare"]
     losses = {label: write_classes(tmp_path / str(i), corpus, i) for i, label in enumerate(labels)}
     sums, _ = classes.collect({label: tmp_path / str(i) for i, label in enumerate(labels)})
-    text = tables.of_classes(study, sums, "reference")
+    text = tables.class_section(study, sums, "reference")
     assert "### m" in text and "### bare" not in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if " | all | " in line]
     assert [row[0] for row in rows] == ["c4", "arxiv"], "training domains first"
@@ -137,9 +137,9 @@ def test_the_section_on_classes(tmp_path, blocks_dir):
         )
         assert row[3:6] == [f"{ours:.3f}", f"{theirs:.3f}", f"{ours - theirs:+.3f}"]
         assert row[6].startswith(f"{ours - theirs:+.3f} ± ")
-    assert tables.of_classes(study, {}, "reference") == ""
+    assert tables.class_section(study, {}, "reference") == ""
     with pytest.raises(UserError, match="no model 'y'"):
-        tables.of_classes(study, sums, "y")
+        tables.class_section(study, sums, "y")
 
 
 def elements(text: str) -> list[str]:

@@ -168,7 +168,7 @@ def test_a_figure_from_nothing_to_its_pictures(tmp_path):
     data = {"points.csv", "blocks.npz", "classes.npz", "metrics.npz", "runs.json"}
     assert names == {"leaderboard.md", "leaderboard.csv", "classes.md", *data, *pictures}
     found = files.read(tmp_path / "out")
-    entropy = {model: points.entropy_of(gaps.shown_runs(found, model)) for model in points.values_of(found)}
+    entropy = {model: points.attention_entropy(gaps.shown_runs(found, model)) for model in points.setting_values(found)}
     assert set(entropy) == {"temperature 4", "temperature 0.25"}
     for domain in ("prose", "doctest", "math_docs", "python", "c_code"):
         assert 0 < entropy["temperature 0.25"][domain] < entropy["temperature 4"][domain]
