@@ -7,7 +7,7 @@ loss, y the OOD loss, and rho = log2(rate).
     h(x)   = b (x - x0) + q (x - x0)^2, fitted to all ends of the reference, with an intercept per run; the tangent
              continues it past the outermost ends
     u_i(x) height of run i: linear interpolation of y - h(x) between its ends, constant outside
-    X      mean last x of the reference at its best rate
+    X      the reference's mean last x at its best rate
     x_i    = max(last x of run i, X): the loss at which run i is read; its highest end if all its ends lie below X
     c      mean over models: slope of heights on rho, between near-best rates of one seed
     R(x)   = mean over reference seeds, then over their rates: u_j(x) - c rho_j

@@ -26,10 +26,10 @@ class Candidate(NamedTuple):
     Args:
         gap: The gap at matched learning rates.
         as_tuned: The gap as tuned.
-        seeds: Variance of one seed: model, reference.
+        seeds: Single-seed variance: model, reference.
         counts: Seed counts: model, reference.
         rest: Variances that further seeds do not lower; the learning-rate part is first.
-        planned: Variance of one planned seed: model, reference; differs from `seeds` only for a model with one seed.
+        planned: The same for a further seed; differs from `seeds` only for a model with one seed.
     """
 
     gap: float

@@ -264,7 +264,7 @@ def _foot(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> list[str]
     return [
         "## Speed, memory and decoding state\n",
         _cost_table(plan, judgement),
-        *(("## What the runs cannot tell\n", _list(judgement.remarks)) if judgement.remarks else ()),
+        *(("## Limits of these runs\n", _list(judgement.remarks)) if judgement.remarks else ()),
         "## Scale\n",
         _scale(plan, judgement, tried),
     ]

@@ -259,9 +259,8 @@ def dry_run(plan: Plan, *, jobs: int) -> str:
     lines = [
         *page.head(plan),
         estimate.report(chosen, jobs=jobs),
-        f"The learning rate {rates[-1]:g} stands for the one that extends the grid, and {runs.rates[-1]:g} for the "
-        "rate of further seeds.",
-        f"A first mixer costs {first:.1f} times the steps of one run, and a second one with the same references "
+        f"Assumed learning rates: {rates[-1]:g} extends the grid, {runs.rates[-1]:g} is for further seeds.",
+        f"A first mixer costs {first:.1f} times the steps of one run; a second mixer with the same references costs "
         f"{second:.1f} times.",
     ]
     return "\n".join(lines)
@@ -317,8 +316,7 @@ def _train(
     failed = runner.train_all(str(runs.plan.study), incomplete, jobs=jobs, may_stop=may_stop)
     if broken := [run for run in failed if not has_diverged(run)]:
         raise UserError(
-            f"{', '.join(run.label for run in broken)} failed; {broken[0].log} says why. Then go on with the same "
-            "command."
+            f"{', '.join(run.label for run in broken)} failed: see {broken[0].log}. Fix the cause and run this again."
         )
     for run in incomplete:
         recorded = recorded_mixers(run.files) if run.model == runs.plan.model else runs.plan.code

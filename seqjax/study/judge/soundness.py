@@ -15,14 +15,12 @@ from seqjax.terminal import tell
 
 # Skipped, because a sound mixer may fail them: XLA cannot count FLOPs in loops, and a chunk may be part of the model.
 UNCHECKED = ("flops", "chunk_size")
-LENGTHS, SHORT = (
-    ("chunk_size", "window"),
-    8,
-)  # settings in tokens, and the value that replaces a long one
+LENGTHS = ("chunk_size", "window")  # settings in tokens
+SHORT = 8  # replaces a longer setting
 
 
 # In another process, on a CPU, so that this process takes no GPU memory from the runs.
-PASSED = "all checks passed\n"  # status 0 is also that of code that calls `sys.exit`
+PASSED = "all checks passed\n"  # needed besides status 0, which a mixer can cause with `sys.exit(0)`
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 

@@ -73,7 +73,7 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
     Raises `UserError` if a record has other settings than the study.
     """
     if not labels or not all((out / name).is_file() for name in ("runs.json", "points.csv")):
-        return {}  # What is damaged there but not needed is replaced.
+        return {}  # without reading damaged files, which are then replaced
     stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
         if run.label not in stored or run.config is None:

@@ -41,7 +41,7 @@ def verdict(records: Records, model: str, reference: str) -> str:
 
 
 def find(records: Records, model: str, reference: str) -> Row:
-    """Return the row for a model and a reference, which may be any model in the study."""
+    """Return the row for a model and a reference (any model in the study)."""
     for name in (model, reference):
         gaps.require_model(records, name)
     if model == reference:

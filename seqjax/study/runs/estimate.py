@@ -102,7 +102,8 @@ def report(runs: Sequence[Run], *, jobs: int) -> str:
     known = [estimate.seconds for estimate in unfinished if estimate.seconds is not None]
     total = f"{len(unfinished)} of {len(runs)} runs left, {sum(e.tokens for e in unfinished) / 1e6:,.1f}M tokens"
     if known:
-        without = f", without {len(unfinished) - len(known)} of unknown speed" if len(known) < len(unfinished) else ""
+        n_unknown = len(unfinished) - len(known)
+        without = f", excluding {n_unknown} with unknown speed" if n_unknown else ""
         at_a_time = "one run at a time" if jobs == 1 else f"{jobs} runs at a time"
         total += (
             f", {sum(known) / 3600:.1f} device hours{without}; about {duration(sum(known) / jobs)} with {at_a_time}"

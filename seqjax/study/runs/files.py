@@ -78,7 +78,7 @@ def write(
             messages += _lost(run, blocks[run.label], workdirs[run.label])
             _require_means(run, blocks[run.label][1], workdirs[run.label])
     else:
-        arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
+        arrays, messages = {}, ["No intervals: block losses are kept only in nats per token."]
     messages += _unchecked(runs)
     rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out))
     out.mkdir(parents=True, exist_ok=True)
@@ -181,14 +181,12 @@ def _lost(run: Record, blocks: tuple[dict[str, np.ndarray], Losses], workdir: st
         known |= {point.step for point in read_points(workdir)}
     if unknown := sorted(losses.keys() - known):
         raise UserError(
-            f"{workdir}/metrics.jsonl lacks the evaluation after step {unknown[0]}, of which eval_losses has a file: "
-            f"it was cut; {eval_losses.FIX}."
+            f"{workdir}/metrics.jsonl lacks the evaluation after step {unknown[0]}, but eval_losses has its file, so "
+            f"metrics.jsonl was cut: {eval_losses.FIX}."
         )
     lost = [point.step for point in run.points if described and not losses.get(point.step)]
     names = ", ".join(eval_losses.path(Path(eval_losses.DIRECTORY), step).name for step in lost)
-    return (
-        [f"No loss of every block, and so no interval, of {run.label} where these are lost: {names}."] if lost else []
-    )
+    return [f"No block losses in {run.label} for {names}: these evaluations have no interval."] if lost else []
 
 
 def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
@@ -211,7 +209,7 @@ def _unchecked(runs: Sequence[Record]) -> list[str]:
     """Return a message about runs that began before identities existed."""
     labels = [run.label for run in runs if not run.metadata.get("identity")]
     named = ", ".join(labels[:3]) + f" and {len(labels) - 3} others" * (len(labels) > 3)
-    return [f"Not checked, because they began before runs had identities: {named}."] if labels else []
+    return [f"Not checked, because runs of earlier versions have no identity: {named}."] if labels else []
 
 
 def _gather_metrics(
@@ -273,7 +271,7 @@ def _gather_blocks(
     """
     blocks = {run.label: blocks.get(run.label, ({}, {})) for run in runs}
     without = [label for label, (described, _) in blocks.items() if not described]
-    messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
+    messages = [f"No block losses, and therefore no interval: {', '.join(without)}."] if without else []
     known = {label: described for label, (described, _) in blocks.items() if described}
     if not known:
         return {}, messages
@@ -333,7 +331,7 @@ def _read_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
         if not end_blocks:
             return {}, {}
         if _differ(described, end_blocks):
-            raise UserError(f"{run.label}: the end after step {point.step} was evaluated on other blocks than another.")
+            raise UserError(f"{run.label}: the end after step {point.step} has other blocks than earlier ends.")
         described |= end_blocks
         losses |= {point.step: end_losses.get(point.step, {})}
     return described, losses
@@ -397,7 +395,7 @@ def _read_runs(directory: Path) -> tuple[dict[str, Any], list[Record], int]:
     for row in read_table(directory / "points.csv", COLUMNS, fix=FIX):
         label, step, domain = row["run"], row["step"], row["domain"]
         if label not in points:
-            raise UserError(f"{directory}/points.csv has a run {label!r} that runs.json has not; {FIX}.")
+            raise UserError(f"{directory}/points.csv has a run {label!r} that runs.json lacks; {FIX}.")
         run_points = points[label]
         if step not in run_points:
             run_points[step] = Point(step, row["tokens"], row["train_loss"], {}, {}, n_rows)

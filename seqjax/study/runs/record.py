@@ -131,7 +131,7 @@ class Records:
         conditions: Condition -> card and sequence length, where the study states them.
         unit: Loss unit.
         sweep: The setting that the study varies.
-        asks: Models whose verdicts form the main test family; () means all models except the references.
+        asks: Models in the main test family; () means all models except the references.
         remarks: Sentences about limits of the data.
         name: Name of the study's directory.
     """

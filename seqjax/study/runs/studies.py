@@ -41,7 +41,7 @@ from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.user_code import naming_the_line
 
-# End positions as shares of the steps. Gaps at equal in-domain loss need ends whose losses reach up to the reference's.
+# End positions as shares of the steps. The early ends let a better model reach the reference's in-domain loss.
 ENDS = (0.5, 0.65, 0.8, 1.0)
 OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
@@ -149,8 +149,8 @@ def _with(config: str, setting: str) -> str:
 def no_ood_domains(config: str, domains: Sequence[str]) -> UserError:
     """Return the error for a config without OOD evaluation domains."""
     return UserError(
-        f"--configs: {config} is evaluated on {', '.join(domains)}, which it is trained on; the regime limited leaves "
-        "domains out of training."
+        f"--configs: {config} is evaluated only on its training domains ({', '.join(domains)}); the regime limited "
+        "has OOD domains."
     )
 
 

@@ -263,7 +263,7 @@ def test_a_mixer_that_diverges_at_every_rate_has_a_speed_alone(judged, trainer, 
 
 def test_a_run_that_fails_otherwise_stops_the_judgement_and_is_tried_again(judged, trainer):
     trainer.broken = {*labels(LOW, 0)}
-    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed; .*says why"):
+    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed: see .*log\.txt"):
         judged(seeds=1)
     trainer.broken = set()
     assert judged(seeds=1).rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)

@@ -54,7 +54,7 @@ def test_what_is_left_is_counted(runs, capsys):
     assert "read only" in shown[3]
     assert shown[2].endswith("time unknown")
     hours = (begun.seconds + seed.seconds) / 3600
-    assert shown[4].startswith(f"3 of 4 runs left, 0.0M tokens, {hours:.1f} device hours, without 1 of unknown speed")
+    assert shown[4].startswith(f"3 of 4 runs left, 0.0M tokens, {hours:.1f} device hours, excluding 1 with")
     assert shown[4].endswith("with 2 runs at a time")
 
 
