@@ -29,7 +29,7 @@ def runs(tmp_path):
     return {"fast": fast, "slow": slow}
 
 
-def test_errors_name_the_fix(runs, tmp_path):
+def test_bad_study_files_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
         load_study(str(tmp_path / "absent.py"))
     with pytest.raises(UserError, match=r"no run has the model of the references \['other'\]"):
@@ -88,14 +88,14 @@ NAMES = ("x'''", 'x"""', "x{}", "x#'", "x\u202e")
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_path_is_a_value_in_a_written_study_file(name, blocks_dir, tmp_path):
+def test_written_study_file_escapes_paths(name, blocks_dir, tmp_path):
     """It is Python source, which runs when it is read."""
     study.main([*of_configs(blocks_dir, tmp_path / name), "--list"])
     for run in load_study(tmp_path / name / "study.py").runs:
         assert Path(run.workdir).parent == tmp_path / name / "runs"
 
 
-def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
+def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
     arguments = of_configs(blocks_dir, tmp_path, seeds=2, train__ends="(0.5,1.0)")
     study.main([*arguments, "--list"])
     assert capsys.readouterr().out.count("not begun") == 4
@@ -128,7 +128,7 @@ def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
         study.main(["--configs=transformer_pp,mamba2"])
 
 
-def test_runs_are_labelled_with_the_names_of_their_configs(blocks_dir, tmp_path, monkeypatch):
+def test_runs_are_labelled_by_config_name(blocks_dir, tmp_path, monkeypatch):
     """Not with their files: a config says what it is called, and a label stays if the file is renamed."""
     monkeypatch.chdir(tmp_path)
     text = "from seqjax import presets\ndef get_config(arg=''):\n"
@@ -154,7 +154,7 @@ def test_configs_are_trained_and_compared(blocks_dir, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
+def test_failed_run_does_not_stop_other_runs(trained_study, tmp_path, capsys):
     study.main([f"--study={trained_study}", "--list"])
     assert capsys.readouterr().out.count("not begun") == 3
     with pytest.raises(UserError, match="1 of 3 runs failed: bad"):
@@ -174,7 +174,7 @@ def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
         study.main([f"--study={trained_study}", "--only=medium"])
 
 
-def test_several_runs_in_the_order_of_their_names():
+def test_only_keeps_the_requested_order():
     runs = load_study("books_16k").runs
     chosen = runner.select(runs, f"{runs[3].label}; 1;{runs[3].label}")
     assert [run.index for run in chosen] == [3, 1] and runner.select(runs, "") == runs
@@ -184,7 +184,7 @@ def test_several_runs_in_the_order_of_their_names():
         runner.select(runs, "1; 99")
 
 
-def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_path, monkeypatch, capsys):
+def test_run_that_ended_early_has_failed(trained_study, tmp_path, monkeypatch, capsys):
     """Somebody else sent it a signal: it saved, and its status is 0."""
     monkeypatch.setattr(runner, "_start", lambda *_: subprocess.Popen([sys.executable, "-c", ""]))
     with pytest.raises(UserError, match="1 of 1 runs failed: slow"):
@@ -192,7 +192,7 @@ def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_pat
     assert "slow: ended early" in capsys.readouterr().out
 
 
-def test_a_run_with_ends_is_complete_with_their_evaluations(tmp_path):
+def test_run_with_ends_is_complete_once_all_are_evaluated(tmp_path):
     """Steps are those of the trunk, 80, and of the cooldowns of the last fifth, 10 and 20."""
     config = "transformer_pp:debug,train.steps=100,train.ends=(0.5,1.0),optim.cooldown=0.2,optim.warmup_steps=5"
     entries = {"slow": {"workdir": str(tmp_path / "slow"), "config": config}}
@@ -227,7 +227,7 @@ def test_runs_in_a_store_are_listed(runs, memory, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_losses_of_blocks_are_kept(trained_study, tmp_path):
+def test_block_losses_are_stored(trained_study, tmp_path):
     runs = load_study(str(trained_study)).runs
     config = runs[0].config
     assert config is not None
@@ -251,7 +251,7 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     "number",
     [pytest.param(signal.SIGTERM, id="terminated"), pytest.param(signal.SIGKILL, id="killed")],
 )
-def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path, number):
+def test_signal_stops_all_runs(trained_study, tmp_path, number):
     """The runs save where they are and the same command goes on; the first is long: no signal comes too late."""
     text = trained_study.read_text()
     assert "train.steps=4," in text

@@ -41,7 +41,7 @@ def mean_of(domain, seeds) -> float:
     return float(np.mean([token_losses(domain, seed).astype(float).mean() for seed in seeds]))
 
 
-def test_the_parts_of_every_family_add_up_to_the_difference():
+def test_family_contributions_sum_to_the_difference():
     """Sides may have different numbers of seeds."""
     ours, theirs = [sums_of(1, extra=0.5), sums_of(3, extra=0.5)], [sums_of(2), sums_of(4), sums_of(6)]
     for domain in DOCUMENTS:
@@ -59,7 +59,7 @@ def test_the_parts_of_every_family_add_up_to_the_difference():
                 assert part.ours - part.theirs == pytest.approx(part.difference)
 
 
-def test_the_part_of_a_class_is_found_where_it_was_put():
+def test_planted_class_difference_is_recovered():
     """The losses are the same except for tokens that continue as before."""
     ours, theirs = [sums_of(1, extra=0.5)], [sums_of(1)]
     new, otherwise, as_before = classes.parts(ours, theirs, "arxiv", "repeat")
@@ -72,7 +72,7 @@ def test_the_part_of_a_class_is_found_where_it_was_put():
     assert classes.copy_share(without, without, domains=DOMAINS) is None
 
 
-def test_the_interval_of_one_seed_covers_documents():
+def test_single_seed_interval_covers_documents():
     """A ratio of sums over documents, whose variance has a closed form."""
     gaps = token_losses("arxiv", 1).astype(float) - token_losses("arxiv", 2)
     of_documents = np.array([gaps[DOCUMENTS["arxiv"] == d].sum() for d in range(12)]) / gaps.size
@@ -83,7 +83,7 @@ def test_the_interval_of_one_seed_covers_documents():
     assert found.half == pytest.approx(stats.t.ppf(0.975, 11) * error, rel=1e-5)
 
 
-def test_seeds_widen_the_interval_by_their_own_variance():
+def test_seed_variance_widens_the_interval():
     ours, theirs = (1, 3, 5), (2, 4)
     found = classes.total([sums_of(s) for s in ours], [sums_of(s) for s in theirs], "arxiv").contribution
     of_seeds = [np.var([mean_of("arxiv", [s]) for s in side], ddof=1) / len(side) for side in (ours, theirs)]
@@ -100,7 +100,7 @@ def test_seeds_widen_the_interval_by_their_own_variance():
     assert found.error**2 == pytest.approx(of_documents.error**2 + sum(of_seeds), rel=1e-4)
 
 
-def test_a_single_document_has_no_interval():
+def test_single_document_has_no_interval():
     sums = sums_of(1).domains["c4"]
     tokens, losses = ({"repeat": x["repeat"][:1]} for x in (sums.tokens, sums.losses))
     one = ClassSums(
@@ -110,7 +110,7 @@ def test_a_single_document_has_no_interval():
     assert (found.value, found.half) == (0, None)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_class_sums_round_trip(tmp_path):
     found = {"a/b": sums_of(1), "slow": sums_of(2)}
     classes.write(tmp_path, found)
     read = classes.read(tmp_path)
@@ -127,7 +127,7 @@ def test_what_is_written_is_read(tmp_path):
     assert classes.read(tmp_path) == {}
 
 
-def test_many_documents_are_kept_in_groups(tmp_path, monkeypatch):
+def test_many_documents_are_stored_in_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(classes, "MAX_GROUPS", 5)
     found = {"x": sums_of(1), "slow": sums_of(2)}
     classes.write(tmp_path, found)
@@ -140,7 +140,7 @@ def test_many_documents_are_kept_in_groups(tmp_path, monkeypatch):
         assert a.contribution.value == pytest.approx(b.contribution.value, abs=1e-6)
 
 
-def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_dir):
+def test_collect_reports_missing_sums_and_refuses_other_tokens(tmp_path, blocks_dir):
     runs = {label: tmp_path / label for label in ("slow", "x", "bare")}
     for label, weights in {"slow": (), "x": (0.01, 0.99), "bare": None}.items():
         (runs[label] / eval_losses.DIRECTORY).mkdir(parents=True)

@@ -41,7 +41,7 @@ def test_gap_and_slope_are_exact_without_noise():
     assert found.by_model["worse"].octaves == pytest.approx(1.5 - 1 / 6)
 
 
-def test_better_model_is_read_where_its_ends_reach_the_reference():
+def test_runs_are_read_within_reach_of_the_reference():
     models = {"reference": [known("reference", seed=s) for s in range(2)]}
     models["reached"] = [known("reached", gap=-0.1, last=2.8)]  # its end at 50% lies at 3.05, above 3.0
     models["just below"] = [known("just below", gap=-0.1, last=2.96, shares=(1.0,))]
@@ -57,7 +57,7 @@ def test_better_model_is_read_where_its_ends_reach_the_reference():
     assert found["far below"] == found["far above"] == heights.NO_REACH
 
 
-def test_beyond_its_ends_the_curve_is_its_tangent():
+def test_curve_continues_as_tangent_past_its_ends():
     runs = [known("reference", seed=s) for s in range(2)]
     curve = heights.fit(runs)
     inside, step = curve.at(np.array([[3.25 - 1e-6, 3.25]])), curve.at(np.array([[3.25, 3.45]]))
@@ -65,7 +65,7 @@ def test_beyond_its_ends_the_curve_is_its_tangent():
     np.testing.assert_allclose(step[0, 1] - step[0, 0], 0.2 * slope, atol=1e-4)
 
 
-def test_two_ends_per_run_make_a_line_and_one_end_a_level():
+def test_two_ends_give_a_line_and_one_end_a_constant():
     runs = [known("reference", seed=s, shares=(0.8, 1.0)) for s in range(2)]
     assert heights.fit(runs).quadratic == 0
     run = known("a", shares=(1.0,), gap=0.3)
@@ -73,7 +73,7 @@ def test_two_ends_per_run_make_a_line_and_one_end_a_level():
     assert np.ptp(heights.height(run, heights.fit(runs), at)) == 0
 
 
-def test_with_fewer_than_three_slopes_only_common_rates_are_compared():
+def test_fewer_than_three_slopes_compare_common_rates_only():
     models = {
         "reference": [known("reference", rate=r, slope=-0.1) for r in (1, 2)],
         "same": [known("same", rate=r, slope=-0.1, gap=0.07) for r in (2, 4)],
@@ -168,7 +168,7 @@ def plain(models, reference, best):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_against_a_plain_implementation(seed):
+def test_gaps_match_a_plain_implementation(seed):
     models = random_study(seed)
     found = measured(models)
     if not found.is_adjusted:
@@ -182,12 +182,12 @@ def test_against_a_plain_implementation(seed):
             assert gap.mean[0, 0] == pytest.approx(gaps[name], abs=1e-8)
 
 
-def test_a_plain_implementation_was_compared_often():
+def test_plain_implementation_covers_most_random_studies():
     assert sum(measured(random_study(seed)).is_adjusted for seed in range(40)) > 20
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_draws_at_once_are_draws_one_by_one(seed):
+def test_batched_draws_match_single_draws(seed):
     models, rng = random_study(seed), np.random.default_rng(seed)
     noise = {run.label: rng.normal(size=(3, run.x.shape[1])) * 0.01 for runs in models.values() for run in runs}
 
@@ -205,7 +205,7 @@ def test_draws_at_once_are_draws_one_by_one(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_gaps_do_not_depend_on_what_all_runs_share(seed):
+def test_gaps_are_invariant_to_common_shifts(seed):
     models = random_study(seed)
 
     def gaps(change):
@@ -229,7 +229,7 @@ def test_gaps_do_not_depend_on_what_all_runs_share(seed):
                 np.testing.assert_allclose(after[name], gap, atol=1e-8)
 
 
-def test_a_draw_of_every_unit_is_the_data():
+def test_draws_average_to_the_data():
     from tests.study.gaps.studies import records, run
 
     study = records([run("reference", seed=s) for s in range(2)], blocks=8)

@@ -21,22 +21,22 @@ def test_near_best_rates_and_the_best():
     ("losses", "edge", "next_rate"),
     [({1: 3.0, 2: 3.1}, "lowest", 0.5), ({1: 3.1, 2: 3.0}, "highest", 4), ({2: 3.0}, "only", 4)],
 )
-def test_edge_of_the_grid_and_the_next_rate(losses, edge, next_rate):
+def test_grid_edge_sets_the_next_rate(losses, edge, next_rate):
     found = rates(study(losses), "m")
     assert (found.edge, found.next_rate()) == (edge, next_rate)
 
 
-def test_a_single_rate_is_next_compared_at_the_rate_of_the_reference():
+def test_single_rate_tries_the_reference_rate_next():
     found = rates(study({2: 3.0}), "m")
     assert found.next_rate(1.0) == 1.0 and found.next_rate(2.0) == 4.0
 
 
-def test_rates_are_compared_on_the_seeds_that_all_have():
+def test_rates_are_compared_on_common_seeds():
     runs = [run("m", rate=1, last=3.0, seed=0), run("m", rate=2, last=2.99, seed=0), run("m", rate=1, last=2.9, seed=1)]
     assert rates(records([run("reference"), *runs]), "m").best == 2
 
 
-def test_shown_runs_have_the_most_seeds_of_the_near_best_rates():
+def test_shown_rate_has_the_most_seeds():
     runs = [run("m", rate=1, last=3.01, seed=s) for s in (2, 0, 1)] + [run("m", rate=2, last=3.0)]
     shown = shown_runs(records([run("reference"), *runs]), "m")
     assert [(one.rate, one.seed) for one in shown] == [(1, 0), (1, 1), (1, 2)]

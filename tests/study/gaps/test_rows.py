@@ -32,7 +32,7 @@ def by_model(found, reference="reference"):
     return {row.model: row for row in compare(found, reference)}
 
 
-def test_gap_is_the_mean_over_seeds_and_its_variance_has_the_parts_of_both_sides():
+def test_gap_is_the_seed_mean_with_variance_from_both_sides():
     found = by_model(study())
     row = found["m4"]
     # The reference's first seed also ran the higher rate; its height differs by the slope alone.
@@ -55,7 +55,7 @@ def test_octaves_and_the_gap_as_tuned():
     assert row.by_rate.keys() == {1.0, 2.0}
 
 
-def test_rate_part_grows_with_the_distance_of_rates():
+def test_rate_variance_grows_with_rate_distance():
     runs = several("reference", index=0)
     runs += [run(f"s{i}", rate=r, slope=-0.05 + 0.02 * i) for i in (-1, 0, 1) for r in (1, 2)]
     runs += several("near", index=1) + several("far", index=2, rates=(8,))
@@ -72,7 +72,7 @@ def test_documents_widen_the_interval():
     assert by_model(study(blocks=10))["m3"].gap.half == drawn["m3"].gap.half  # the draws are always the same
 
 
-def test_beyond_the_ends_of_the_reference_heights_may_bend():
+def test_reading_past_reference_ends_adds_variance():
     far = several("far", index=1, last=3.28)  # 0.03 above the reference's first end
     bent = [run("bent", seed=s, of_end=lambda t, s=s: 0.02 * s * np.log2(t)) for s in range(3)]
     found = by_model(records(several("reference", index=0) + far + bent))
@@ -80,7 +80,7 @@ def test_beyond_the_ends_of_the_reference_heights_may_bend():
     assert found["bent"].parts["beyond"] == 0
 
 
-def test_one_seed_has_a_point_and_a_verdict_where_five_models_tell_of_seeds():
+def test_single_seed_verdict_needs_five_models_with_seeds():
     one = run("one", gap=0.4)
     found = by_model(dataclasses.replace(study(), runs=[*study().runs, one]))["one"]
     assert found.gap.interval is None and found.verdict.word == "costs" and "one seed" in found.marks
@@ -89,7 +89,7 @@ def test_one_seed_has_a_point_and_a_verdict_where_five_models_tell_of_seeds():
     assert found.verdict.word == "undecided" and "seeds" in found.verdict.needs
 
 
-def test_no_model_with_two_seeds_asks_for_seeds_on_both_sides():
+def test_single_seed_study_needs_seeds_of_both():
     (row,) = compare(records([run("reference"), run("m", gap=0.4)]), "reference")
     assert (row.verdict.word, row.verdict.needs) == ("undecided", "2 more seeds of both")
 
@@ -103,7 +103,7 @@ def test_provisional_and_next_rates():
     assert not row.provisional and row.next_rates == {}
 
 
-def test_models_that_the_study_asks_about_are_one_family():
+def test_models_in_asks_form_one_family():
     borderline = [r for i in range(7, 27) for r in several(f"x{i}", index=i, gap=0.045)]
     crowd = records([*several("reference", index=0), *borderline])
     undecided = [row for row in compare(crowd, "reference") if row.verdict.word == "undecided"]
@@ -112,21 +112,21 @@ def test_models_that_the_study_asks_about_are_one_family():
     assert alone.verdict.word == "costs" and alone.gap == by_model(crowd)[name].gap
 
 
-def test_reference_with_one_end_per_run_leaves_equal_tokens():
+def test_reference_with_one_end_has_equal_tokens_only():
     runs = [run(m, shares=(1.0,), seed=s, gap=0.2 * (m == "m")) for m in ("reference", "m") for s in range(3)]
     (row,) = compare(records(runs), "reference")
     assert row.gap is None and "one end" in row.why and row.verdict.needs == "ends from 50%"
     assert row.at_equal_tokens.outside.value == pytest.approx(0.2)
 
 
-def test_out_of_reach_and_no_common_rate():
+def test_missing_gap_has_a_reason():
     runs = [*several("reference", index=0), run("far", last=2.5, shares=(1.0,)), run("rate", rate=4)]
     found = by_model(records(runs))
     assert found["far"].gap is None and found["far"].verdict.needs == "ends from 50%" and found["far"].why
     assert found["rate"].gap is None and found["rate"].verdict.needs == "another rate" and found["rate"].why
 
 
-def test_thresholds_have_the_unit_of_the_losses():
+def test_thresholds_scale_with_the_loss_unit():
     bits = by_model(study(unit=UNITS["bits_per_byte"]))
     assert bits["m4"].verdict.word == "costs" and bits["m4"].gap == by_model(study())["m4"].gap
     far = [run("far", last=2.97, shares=(1.0,))]  # 0.03 below the reference: within 0.05 nats, not within 0.017 bits
@@ -135,7 +135,7 @@ def test_thresholds_have_the_unit_of_the_losses():
     assert by_model(dataclasses.replace(with_far, unit=UNITS["bits_per_byte"]))["far"].gap is None
 
 
-def test_unknown_reference_is_named():
+def test_unknown_reference_is_refused():
     with pytest.raises(UserError, match="m1"):
         compare(study(), "nobody")
 
@@ -146,11 +146,11 @@ def test_estimates_are_the_gaps():
     assert found["m4"].value == pytest.approx(-gaps.estimates(study(), "m4")["m3"].value, abs=0.002)
 
 
-def test_parts_have_the_names_of_the_leaderboard():
+def test_variance_parts_match_leaderboard_names():
     assert set(by_model(study())["m1"].parts) == set(rows.PARTS)
 
 
-def test_another_unit_changes_the_numbers_alone():
+def test_loss_unit_changes_only_numbers():
     """Losses in bits per byte, a third of those in nats here, with one seed, noise and different rates."""
     unit = UNITS["bits_per_byte"]
 

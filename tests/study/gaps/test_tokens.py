@@ -14,25 +14,25 @@ def only(runs, **more):
     return row
 
 
-def test_differences_are_of_the_last_losses():
+def test_difference_uses_the_last_losses():
     row = only([run("reference", seed=s) for s in range(3)] + [run("m", last=3.1, gap=0.2, seed=s) for s in range(3)])
     assert row.at_equal_tokens.inside.value == pytest.approx(0.1)
     assert row.at_equal_tokens.outside.value == pytest.approx(curve(3.1) + 0.2 - curve(3.0))
     assert row.at_equal_tokens.outside.error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_other_tokens_have_no_difference_and_no_speed_up():
+def test_unequal_tokens_give_no_difference_or_speed_up():
     row = only([run("reference"), run("m", tokens=TOKENS // 2)], speeds=SPEEDS)
     assert row.at_equal_tokens is None and row.speed_up is None and row.gap is not None
 
 
-def test_speed_up_of_a_slower_model_that_learns_as_much():
+def test_equal_losses_give_the_speed_ratio():
     row = only([run("reference", seed=s) for s in range(2)] + [run("m", seed=s) for s in range(2)], speeds=SPEEDS)
     assert row.speed_up.value == pytest.approx(0.5) and row.speed_up.bound == ""
 
 
 @pytest.mark.parametrize("worse", ["m", "reference"])
-def test_speed_up_reads_the_better_side_where_it_reaches_the_loss(worse):
+def test_speed_up_interpolates_the_better_side(worse):
     # The worse side ends at the loss that the better side reaches after 80% of its tokens.
     last = loss_at(3.0, 0.8)
     runs = [run(name, last=last if name == worse else 3.0, seed=s) for name in ("reference", "m") for s in range(2)]
@@ -40,14 +40,14 @@ def test_speed_up_reads_the_better_side_where_it_reaches_the_loss(worse):
     assert row.speed_up.value == pytest.approx(0.5 * (0.8 if worse == "m" else 1 / 0.8))
 
 
-def test_a_loss_above_all_first_ends_is_a_bound():
+def test_loss_above_all_first_ends_gives_a_bound():
     row = only([run("reference"), run("m", last=3.6)], speeds=SPEEDS)
     assert row.speed_up.bound == "at most" and row.speed_up.value == pytest.approx(0.5 * 0.5)
     row = only([run("reference", last=3.6), run("m")], speeds=SPEEDS)
     assert row.speed_up.bound == "at least" and row.speed_up.value == pytest.approx(0.5 * 2)
 
 
-def test_interval_of_a_speed_up():
+def test_speed_up_interval():
     noise = [0.0, 0.02, -0.02]
     runs = [run(name, seed=s, gap=noise[s]) for name in ("reference", "m") for s in range(3)]
     row = only(runs, speeds=SPEEDS)
@@ -58,7 +58,7 @@ def test_interval_of_a_speed_up():
     assert np.log(up.high / up.value) == pytest.approx(1.96 * error / abs(slope), rel=0.05)
 
 
-def test_speeds_of_another_length_do_not_count():
+def test_speeds_at_another_length_are_ignored():
     config = {"config": {"train": {"seq_len": 2048}}}
     runs = [run(name, metadata=config) for name in ("reference", "m")]
     (what,) = SPEEDS

@@ -25,7 +25,7 @@ def test_trend_is_exact_and_its_mark_needs_an_interval():
     assert rows["one end"].per_doubling is None
 
 
-def test_runs_count_by_their_spread_of_tokens():
+def test_runs_are_weighted_by_token_spread():
     runs = [run("reference", seed=s) for s in range(2)]
     runs += [run("m", seed=0, of_end=lambda t: 0.1 * np.log2(t))]
     runs += [run("m", seed=1, shares=(0.8, 1.0))]
@@ -34,6 +34,6 @@ def test_runs_count_by_their_spread_of_tokens():
     assert row.per_doubling.value == pytest.approx(0.1 * weights[0] / sum(weights))
 
 
-def test_without_a_second_run_there_is_no_interval():
+def test_single_run_trend_has_no_interval():
     (row,) = compare(records([run("reference", seed=0), run("reference", seed=1), run("m", gap=0.1)]), "reference")
     assert row.per_doubling.error is None and row.trend == ""

@@ -29,7 +29,7 @@ def workdir(path, speeds, peak):
     return path
 
 
-def test_the_cost_of_runs_is_the_median_of_their_rows_and_the_highest_peak(tmp_path):
+def test_cost_has_median_speed_and_peak_memory(tmp_path):
     config = plan.read("mamba2:debug")
     runs = []
     for i, (speeds, peak) in enumerate([((1.0, 10.0, 12.0), 3.0), ((11.0, 13.0), 4.0)]):
@@ -43,7 +43,7 @@ def test_the_cost_of_runs_is_the_median_of_their_rows_and_the_highest_peak(tmp_p
     assert nothing == Cost(None, None, costs.state_bytes(config, on_cpu=True), frozenset(), 1)
 
 
-def test_speeds_of_one_device_make_a_table(tmp_path):
+def test_speed_table_needs_one_device_and_single_runs(tmp_path):
     made = plan_of()
     names = (made.model, SAME_BLOCK)
     runs = [Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0), None, model=name) for i, name in enumerate(names)]
@@ -53,7 +53,7 @@ def test_speeds_of_one_device_make_a_table(tmp_path):
     assert costs.speeds(made, runs) == {}
 
 
-def test_the_state_of_attention_grows_and_that_of_a_recurrent_mixer_does_not():
+def test_state_grows_for_attention_only():
     states = {name: costs.state_bytes(plan.read(f"{name}:debug"), on_cpu=True) for name in ("transformer_pp", "mamba2")}
     assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V of two layers
     assert states["mamba2"][128] == states["mamba2"][64]

@@ -26,7 +26,7 @@ def read(trainer, tmp_path):
     return found
 
 
-def test_models_are_named_and_rates_are_multiples_of_the_judgements_unit(read, lab):
+def test_joined_models_are_renamed_and_rates_rescaled(read, lab):
     models = MODELS | {PUBLISHED: ("rwkv7:debug", (HIGH,), 1), "mamba2": ("mamba2:debug", (HIGH,), 1)}
     found = read(lab(models))
     assert found.records.models == [SAME_BLOCK, "GLA", f"{PUBLISHED} (lab)", "mamba2 (lab)"]
@@ -36,7 +36,7 @@ def test_models_are_named_and_rates_are_multiples_of_the_judgements_unit(read, l
     assert [run.seed for run in found.near(SAME_BLOCK)] == [0, 0, 1] and found.near("none") == []
 
 
-def test_settings_that_one_side_lacks_do_not_make_another_model(read, lab):
+def test_missing_settings_count_as_defaults(read, lab):
     directory = lab(MODELS)
     text = json.loads((directory / "runs.json").read_text())
     for run in text["runs"].values():
@@ -68,13 +68,13 @@ def test_settings_that_one_side_lacks_do_not_make_another_model(read, lab):
         (",optim.warmup_steps=3", {}, "another optimiser"),
     ],
 )
-def test_a_study_of_other_runs_is_refused(read, lab, settings, changes, said):
+def test_study_with_other_data_or_optimiser_is_refused(read, lab, settings, changes, said):
     directory = lab(MODELS, settings=settings)
     with pytest.raises(UserError, match=f"--runs={directory}: Attention, .*{said}"):
         read(directory, **changes)
 
 
-def test_runs_that_differ_are_left_out(read, lab):
+def test_mismatched_runs_do_not_join(read, lab):
     directory = lab(MODELS)
     text = json.loads((directory / "runs.json").read_text())
     for label, run in text["runs"].items():
@@ -86,12 +86,12 @@ def test_runs_that_differ_are_left_out(read, lab):
     assert found.remarks[0].startswith(f"2 runs of {directory} do not join: GLA")
 
 
-def test_a_reference_without_early_ends_is_trained_again(read, lab):
+def test_reference_without_early_ends_is_trained_again(read, lab):
     found = read(lab(MODELS, ends=(0.8, 1.0)))
     assert found.records.models == ["GLA"] and "no ends from 50%" in found.remarks[0]
 
 
-def test_edited_files_and_directories_named_twice_are_refused(read, lab):
+def test_edited_files_and_repeated_directories_are_refused(read, lab):
     directory = lab(MODELS)
     with pytest.raises(UserError, match="--runs: name each directory once"):
         read(directory, directory)

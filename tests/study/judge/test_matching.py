@@ -32,7 +32,7 @@ def mine(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "grid", "within"), [("110m", 64, 0.01), ("demo", 16, 0.02)])
-def test_the_width_matches_on_the_grid(mine, size, grid, within):
+def test_matched_width_is_best_on_the_grid(mine, size, grid, within):
     path = mine()
     found = match(path, size)
     assert found.width % grid == 0
@@ -42,7 +42,7 @@ def test_the_width_matches_on_the_grid(mine, size, grid, within):
     assert abs(found.parameters / found.reference - 1) < within
 
 
-def test_a_config_that_sets_its_width_keeps_it(mine):
+def test_explicit_width_is_kept(mine):
     assert match(mine(), "debug") is not None
     for width in ("64", "2048"):  # 2,048 is also the width of the size
         assert match(mine(settings=f", settings={{'model.mlp.dim': {width}}}"), "110m") is None
@@ -51,13 +51,13 @@ def test_a_config_that_sets_its_width_keeps_it(mine):
     assert match(mine(), "debug", "none") is None
 
 
-def test_a_shipped_config_is_matched_on_demand_alone():
+def test_shipped_config_is_matched_only_on_request():
     assert match("gated_deltanet", "110m") is None
     found = match("gated_deltanet", "110m", "params")
     assert found.width == 1536 and abs(found.parameters / found.reference - 1) < 0.01
 
 
-def test_a_block_without_a_width_is_refused_by_name(mine):
+def test_block_without_mlp_is_refused(mine):
     assert match("mamba2", "110m") is None
     with pytest.raises(UserError, match="--match=params: the block of mamba2 has no MLP"):
         match("mamba2", "110m", "params")
@@ -65,7 +65,7 @@ def test_a_block_without_a_width_is_refused_by_name(mine):
         match("mamba2", "110m", "all")
 
 
-def test_a_block_that_ignores_the_width_is_refused(monkeypatch):
+def test_block_ignoring_the_width_is_refused(monkeypatch):
     monkeypatch.setattr(matching, "parameters", lambda config: 7)
     with pytest.raises(UserError, match=r"the block of gla ignores model\.mlp\.dim"):
         match("gla", "debug", "params")

@@ -47,7 +47,7 @@ def said(word=COSTS, gap=0.31, needs="", found=None, tried=(), inside=None, **ch
     return page.sentence(plan_of(), row, found or costs(), tried=tried)
 
 
-def test_the_sentence_has_the_verdict_and_the_gap():
+def test_sentence_has_verdict_and_gap():
     assert "ema costs " in said() and "+0.310 ± 0.020" in said()
     assert "ema gains " in said(GAINS, -0.12) and "-0.120 ± 0.020" in said(GAINS, -0.12)
     assert "ema has no cost above 0.05 " in said(no_cost(0.05), -0.006)
@@ -57,7 +57,7 @@ def test_the_sentence_has_the_verdict_and_the_gap():
     assert "undecided" in page.sentence(plan_of(), None, costs())
 
 
-def test_the_sentence_has_the_marks():
+def test_sentence_has_marks():
     assert "one seed" in said(seeds=1) and "one seed" not in said()
     trend = Estimate(-0.1, 0.01, 50.0)
     assert "shrinks with tokens" in said(per_doubling=trend) and "grows with tokens" in said(
@@ -70,23 +70,23 @@ def test_the_sentence_has_the_marks():
 
 
 @pytest.mark.parametrize(("parameters", "text"), [(113, "13% more"), (90, "10% fewer"), (102, ""), (98, "")])
-def test_a_difference_in_parameters_is_marked(parameters, text):
+def test_sentence_has_parameter_difference(parameters, text):
     found = said(parameters=parameters)
     assert text in found and ("parameters" in found) == bool(text)
 
 
-def test_the_sentence_says_where_a_mixer_learns_less_from_the_same_tokens():
+def test_sentence_has_in_domain_difference():
     assert "0.26 higher" in said(inside=0.26) and "0.06 lower" in said(inside=-0.06)
     assert "equal tokens" not in said(inside=0.04)
 
 
-def test_speeds_are_compared_on_one_device_alone():
+def test_speeds_compare_only_on_one_device():
     assert said(found=costs(ours=62.0)).endswith("it trains 0.62 times as fast.")
     for found in (costs(devices=frozenset({"NVIDIA H200"})), costs(ours=None)):
         assert "as fast" not in said(found=found)
 
 
-def test_a_smoke_test_is_named_first_at_demo_and_debug_alone():
+def test_smoke_test_note_only_at_demo_and_debug():
     assert page.head(plan_of("debug"))[0].startswith("This is a smoke test at the size debug")
     assert page.head(plan_of("demo"))[0].startswith("This is a smoke test at the size demo")
     assert page.head(plan_of("110m")) == []

@@ -22,7 +22,7 @@ def plan_of(tmp_path, config="mamba2:debug", **options):
     return plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache", **options)
 
 
-def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_own(trainer, tmp_path):
+def test_references_share_settings_but_not_the_model(trainer, tmp_path):
     changes = "train.batch_size=8,eval.tokens=512,optim.b2=0.9,optim.clip_norm=None,model.dim=32,model.n_layers=1"
     made = plan_of(tmp_path, f"mamba2:debug,{changes},data.eval_domains=('prose','python')")
     config = from_config_dict(made.entry(SAME_BLOCK, HIGH, seed=1)["config"])
@@ -39,7 +39,7 @@ def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_
     assert ours.train.ends == ENDS
 
 
-def test_the_demo_is_shorter_unless_the_config_says_how_long(trainer, tmp_path):
+def test_demo_is_shortened_unless_steps_are_set(trainer, tmp_path):
     scale = plan.SCALES["demo"]
     made = plan_of(tmp_path, "mamba2")
     assert (made.config.train.steps, made.config.eval.tokens) == (scale.steps, scale.eval_tokens)
@@ -47,7 +47,7 @@ def test_the_demo_is_shorter_unless_the_config_says_how_long(trainer, tmp_path):
     assert plan_of(tmp_path, "mamba2:demo,train.steps=400").config.train.steps == 400
 
 
-def test_the_runs_of_references_are_named_by_data_and_settings_alone(trainer, tmp_path):
+def test_reference_workdirs_depend_on_data_and_settings(trainer, tmp_path):
     def names(config, rate=HIGH):
         made = plan_of(tmp_path, config)
         return {made.entry(model, rate, seed=0)["workdir"] for model in made.references}
@@ -62,7 +62,7 @@ def test_the_runs_of_references_are_named_by_data_and_settings_alone(trainer, tm
     assert not names("mamba2:debug") & usual
 
 
-def test_a_judgement_belongs_to_the_content_of_the_mixers_file(trainer, tmp_path, monkeypatch):
+def test_edited_mixer_file_is_refused(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(_registry, "_registered", {})
     monkeypatch.setattr(_registry, "_by_file", set())
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_a_judgement_belongs_to_the_content_of_the_mixers_file(trainer, tmp_path
     Runs(changed)
 
 
-def test_a_config_file_is_named_by_its_whole_path(trainer, tmp_path, monkeypatch):
+def test_config_file_is_stored_with_absolute_path(trainer, tmp_path, monkeypatch):
     text = "from seqjax import presets\n\n\ndef get_config({}):\n"
     text += "    return presets.get_config({}, name='x', base='mamba2')\n"
     (tmp_path / "mine.py").write_text(text.format("arg='debug'", "arg"))
@@ -99,7 +99,7 @@ def test_a_config_file_is_named_by_its_whole_path(trainer, tmp_path, monkeypatch
         plan_of(tmp_path, "fixed.py")
 
 
-def test_a_directory_keeps_its_runs_and_takes_more_rates(trainer, tmp_path):
+def test_directory_keeps_runs_and_accepts_more_rates(trainer, tmp_path):
     first = Runs(plan_of(tmp_path))
     index = first.run("mamba2", HIGH).index
     first.write()
@@ -111,7 +111,7 @@ def test_a_directory_keeps_its_runs_and_takes_more_rates(trainer, tmp_path):
         Runs(plan_of(tmp_path, "mamba2:debug,train.steps=40"))
 
 
-def test_a_judgement_of_other_settings_is_refused_by_the_key(trainer, tmp_path):
+def test_changed_setting_is_refused_by_key(trainer, tmp_path):
     Runs(plan_of(tmp_path)).write()
     for settings, key in (
         ("eval.tokens=512", "eval.tokens"),
@@ -124,7 +124,7 @@ def test_a_judgement_of_other_settings_is_refused_by_the_key(trainer, tmp_path):
         Runs(plan_of(tmp_path, "gla:debug"))
 
 
-def test_a_judgement_keeps_its_text(trainer, tmp_path, monkeypatch):
+def test_judgement_keeps_its_recorded_text(trainer, tmp_path, monkeypatch):
     """It depends on the installed packages, as long as the text of before is kept."""
     Runs(plan_of(tmp_path)).write()
 
@@ -140,7 +140,7 @@ def test_a_judgement_keeps_its_text(trainer, tmp_path, monkeypatch):
         Runs(plan_of(tmp_path))
 
 
-def test_a_judgement_of_an_earlier_version_goes_on(trainer, tmp_path):
+def test_judgement_of_earlier_version_resumes(trainer, tmp_path):
     """It has a hash in place of its settings, and configs of references as text."""
     made = plan_of(tmp_path)
     runs = Runs(made)
@@ -163,7 +163,7 @@ def test_a_judgement_of_an_earlier_version_goes_on(trainer, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["mamba2", SAME_BLOCK])
-def test_a_dropped_run_ends_where_it_is(trainer, tmp_path, model):
+def test_dropped_run_keeps_its_finished_ends(trainer, tmp_path, model):
     runs = Runs(plan_of(tmp_path))
     run = runs.run(model, LOW)
     trainer.write(run, may_stop=lambda run: len(run.lacking) == 2)

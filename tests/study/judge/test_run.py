@@ -25,7 +25,7 @@ SLOW = pytest.mark.slow
 
 
 # ------------------------------------------------------------------------------------------------------- learning rates
-def test_a_grid_is_extended_where_its_best_rate_is_at_an_edge():
+def test_grid_extends_past_a_best_rate_at_its_edge():
     assert beyond([1e-3, 2e-3], {1e-3: 3.0, 2e-3: 2.9}) == 4e-3
     assert beyond([1e-3, 2e-3], {1e-3: 2.8, 2e-3: 2.9}) == 5e-4
     assert beyond([1e-3, 2e-3, 4e-3], {1e-3: 3.0, 2e-3: 2.9}) is None  # 4e-3 was dropped
@@ -46,13 +46,13 @@ def rates_of(*losses):
         ((3.0, 3.1, 3.2), (3.1, 3.0, 3.1), (3.0, 3.1), (), None),
     ],
 )
-def test_further_seeds_run_at_the_rate_that_suits_all(ours, same_block, published, with_seeds, expected):
+def test_common_rate_of_further_seeds(ours, same_block, published, with_seeds, expected):
     losses = {"ema": rates_of(*ours), SAME_BLOCK: rates_of(*same_block), PUBLISHED: rates_of(*published)}
     assert common_rate(losses, "ema", with_seeds=with_seeds) == expected
 
 
 # --------------------------------------------------------------------------------------------------------------- phases
-def test_a_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
+def test_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
     options = [f"--out={tmp_path / 'out'}", f"--references={tmp_path / 'cache'}"]
     command.main(["--config=mamba2:debug", "--dry_run", *options])
     said = capsys.readouterr().out
@@ -64,7 +64,7 @@ def test_a_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
     assert said.count(dry_run.TIMED) == 15, "a few steps of each model are timed"
 
 
-def test_a_dry_run_needs_no_data(tmp_path, monkeypatch, capsys):
+def test_dry_run_needs_no_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
     options = ["--out=out", "--references=cache"]
@@ -80,7 +80,7 @@ def test_a_dry_run_needs_no_data(tmp_path, monkeypatch, capsys):
         command.main([f"--config=mamba2:debug,{given}", *options])
 
 
-def test_all_run_the_same_rates_and_then_seeds_at_one(judged, trainer, tmp_path, capsys):
+def test_same_rates_first_then_seeds_at_common_rate(judged, trainer, tmp_path, capsys):
     found = judged()
     assert capsys.readouterr().out.startswith("This is a smoke test")
     extension = 2 * HIGH
@@ -114,7 +114,7 @@ def test_three_seeds_reach_every_verdict(judged, trainer, gap, spread, word):
 
 
 @pytest.mark.parametrize(("gap", "word"), [(-0.2, GAINS), (0.2, COSTS)])
-def test_a_mixer_that_ends_below_the_reference_is_judged(judged, trainer, gap, word):
+def test_mixer_with_lower_final_loss_is_judged(judged, trainer, gap, word):
     trainer.mixer, trainer.gap = trainer.reference - 0.4, gap  # at 50% of its tokens it is 0.1 above
     row = judged().rows[SAME_BLOCK]
     assert row.verdict.word == word and row.gap.value == pytest.approx(gap, abs=0.01)
@@ -122,14 +122,14 @@ def test_a_mixer_that_ends_below_the_reference_is_judged(judged, trainer, gap, w
 
 
 @SLOW
-def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
+def test_second_mixer_reuses_reference_runs(judged, trainer, tmp_path):
     judged()
     trainer.trained.clear()
     judged("deltanet:debug", out=tmp_path / "other")
     assert len(trainer.trained) == 5 and all(label.startswith("deltanet") for label in trainer.trained)
 
 
-def test_a_cached_reference_of_other_settings_is_refused(judged, trainer, tmp_path):
+def test_exchanged_cached_references_are_refused(judged, trainer, tmp_path):
     """Two workdirs in the cache were exchanged."""
     judged(seeds=1)
     one, other, *_ = sorted((tmp_path / "cache").iterdir())
@@ -140,7 +140,7 @@ def test_a_cached_reference_of_other_settings_is_refused(judged, trainer, tmp_pa
         judged("deltanet:debug", seeds=1, out=tmp_path / "other")
 
 
-def test_more_seeds_and_rates_reuse_what_ran(judged, trainer, tmp_path):
+def test_more_seeds_and_rates_reuse_finished_runs(judged, trainer, tmp_path):
     trainer.best[""] = 32e-3
     found = judged(seeds=1)
     before = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
@@ -157,7 +157,7 @@ def test_more_seeds_and_rates_reuse_what_ran(judged, trainer, tmp_path):
     assert judged(seeds=2).sentence == found.sentence and not trainer.trained
 
 
-def test_a_rate_far_behind_is_dropped_at_its_first_end(judged, trainer, tmp_path):
+def test_much_worse_rate_is_dropped_at_first_end(judged, trainer, tmp_path):
     trainer.per_octave = 0.2
     found = judged(seeds=1)
     of_rate = {run.label: run for run in load_study(tmp_path / "out" / "study.py").runs}
@@ -170,7 +170,7 @@ def test_a_rate_far_behind_is_dropped_at_its_first_end(judged, trainer, tmp_path
     assert judged(seeds=1).sentence == found.sentence and not trainer.trained
 
 
-def test_without_a_rate_that_suits_both_no_seeds_run(judged, trainer):
+def test_no_further_seeds_without_a_common_rate(judged, trainer):
     trainer.per_octave, trainer.best[SAME_BLOCK] = 0.08, LOW / 2
     found = judged()
     assert found.rows[SAME_BLOCK].verdict == (UNDECIDED, gap_rows.heights.NO_RATE, None)
@@ -181,7 +181,7 @@ def test_without_a_rate_that_suits_both_no_seeds_run(judged, trainer):
 @pytest.mark.parametrize(
     ("stop_after", "seeds"), [(5, 1), *(pytest.param(*case, marks=SLOW) for case in ((1, 1), (2, 2), (10, 2)))]
 )
-def test_a_resumed_judgement_decides_the_same(judged, trainer, tmp_path, stop_after, seeds):
+def test_resumed_judgement_has_the_same_result(judged, trainer, tmp_path, stop_after, seeds):
     trainer.per_octave = 0.2
     whole = judged(out=tmp_path / "whole", references=tmp_path / "whole" / "cache", seeds=seeds)
     order = list(trainer.trained)
@@ -203,7 +203,7 @@ MODELS = {
 }
 
 
-def test_with_a_joined_study_only_the_mixer_is_trained(judged, trainer, lab, tmp_path):
+def test_joined_study_supplies_all_references(judged, trainer, lab, tmp_path):
     published = ("transformer_pp:debug,model.mixer.qk_norm=True", (LOW, HIGH), 3)
     trainer.mixer, trainer.gap = trainer.reference, 0.0
     directory = lab(MODELS | {"Published": published})
@@ -221,7 +221,7 @@ def test_with_a_joined_study_only_the_mixer_is_trained(judged, trainer, lab, tmp
     assert records.blocks is not None and records.asks == ("mamba2",)
 
 
-def test_a_joined_reference_with_few_seeds_gets_more(judged, trainer, lab):
+def test_joined_reference_gets_missing_seeds(judged, trainer, lab):
     trainer.gap, gap = 0.0, trainer.gap
     directory = lab(MODELS)
     trainer.gap = gap
@@ -244,7 +244,7 @@ def test_few_joined_models_are_compared_at_common_rates(judged, trainer, lab):
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
-def test_a_rate_at_which_the_loss_is_not_finite_is_left_out(judged, trainer):
+def test_diverged_rate_is_skipped(judged, trainer):
     trainer.diverging = {2 * HIGH}
     found = judged(seeds=2)
     assert any(f"{labels(2 * HIGH, 0)[0]}: the loss is not finite" in remark for remark in found.remarks)
@@ -252,7 +252,7 @@ def test_a_rate_at_which_the_loss_is_not_finite_is_left_out(judged, trainer):
     assert "provisional" not in found.sentence  # it was tried
 
 
-def test_a_mixer_that_diverges_at_every_rate_has_a_speed_alone(judged, trainer, tmp_path):
+def test_mixer_diverging_at_every_rate_has_a_page(judged, trainer, tmp_path):
     trainer.diverging = {LOW, HIGH}
     found = judged()
     assert "0.004, 0.008" in found.sentence and found.rows == {} and len(trainer.trained) == 2
@@ -261,7 +261,7 @@ def test_a_mixer_that_diverges_at_every_rate_has_a_speed_alone(judged, trainer, 
     assert judged().sentence == found.sentence and not trainer.trained
 
 
-def test_a_run_that_fails_otherwise_stops_the_judgement_and_is_tried_again(judged, trainer):
+def test_failed_run_stops_the_judgement_and_is_retried(judged, trainer):
     trainer.broken = {*labels(LOW, 0)}
     with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed: see .*log\.txt"):
         judged(seeds=1)
@@ -269,7 +269,7 @@ def test_a_run_that_fails_otherwise_stops_the_judgement_and_is_tried_again(judge
     assert judged(seeds=1).rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
 
 
-def test_bad_input_is_refused_in_a_sentence(judged, trainer, tmp_path):
+def test_bad_input_is_refused(judged, trainer, tmp_path):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "study.py").write_text("def get_study(): ...\n")
     with pytest.raises(UserError, match="was not written by seqjax judge"):
@@ -338,7 +338,7 @@ def get_config(arg=""):
 
 
 @pytest.mark.slow
-def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+def test_non_causal_mixer_is_refused_before_training(tmp_path, monkeypatch):
     (tmp_path / "leaky.py").write_text(LEAKY)
     (tmp_path / "leaking.py").write_text(LEAKY)
     (tmp_path / "pack").mkdir()
@@ -356,7 +356,7 @@ def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_trained(tmp_
 
 # ------------------------------------------------------------------------------------------------------------- for real
 @pytest.mark.slow
-def test_a_tiny_mixer_is_judged_end_to_end(tmp_path, monkeypatch):
+def test_tiny_mixer_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "require_sound", lambda plan: None)  # the test before this one runs it
     small = "train.steps=15,train.batch_size=8,train.seq_len=32,eval.tokens=256,optim.warmup_steps=2,"
     small += "model.dim=16,model.n_layers=1"

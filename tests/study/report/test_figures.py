@@ -29,7 +29,7 @@ def linear(name, gap, *, seeds=1):
     return [dataclasses.replace(run, ends=run.points[-1:]) for run in runs]
 
 
-def test_seeds_share_a_colour_and_models_are_named_at_their_lines(composed):
+def test_seeds_share_a_colour_and_lines_are_labelled(composed):
     draw("losses.png", records([*side("reference", 0.0), *side("m", 0.3)]))
     figure = composed["losses.png"]
     assert_readable(figure)
@@ -43,7 +43,7 @@ def test_seeds_share_a_colour_and_models_are_named_at_their_lines(composed):
     assert first.get_ydata() == pytest.approx([point.domains["arxiv"] for point in run.points])
 
 
-def test_the_ends_of_runs_with_other_evaluations_are_marked(composed):
+def test_ends_are_starred_among_other_evaluations(composed):
     runs = [*linear("reference", 0.0), *side("m", 0.3, rates=(1.0,), seeds=1)]
     shorter = dataclasses.replace(runs[0], ends=[runs[0].points[1], runs[0].points[-1]])
     draw("losses.png", records([shorter, *runs[1:]]))  # `records` keeps ends only
@@ -73,7 +73,7 @@ def test_many_domains_are_drawn_as_their_mean(composed, monkeypatch):
     assert lines_of(panel, 1)[0].get_ydata() == pytest.approx(expected)
 
 
-def test_some_models_are_drawn_as_they_are_among_all(composed):
+def test_model_selection_keeps_colours(composed):
     """The references and the chosen ones keep their colours; a model that the study has not is refused."""
     study = records([run for i, name in enumerate(("reference", "x", "y")) for run in side(name, i / 10)])
     for chosen, models in ((None, (0, 1, 2)), (["y"], (0, 2))):
@@ -84,7 +84,7 @@ def test_some_models_are_drawn_as_they_are_among_all(composed):
         draw("losses.png", study, models=["z"])
 
 
-def test_losses_of_the_first_steps_are_left_out(composed):
+def test_early_losses_are_omitted(composed):
     runs = [*side("reference", 0.0, shares=(0.01, 0.5, 1.0)), *side("m", 0.0, shares=(0.01, 0.5, 1.0))]
     draw("losses.png", records(runs))
     for line in lines_of(composed["losses.png"].axes[0], 0):
@@ -112,7 +112,7 @@ def test_many_models_are_spread_over_panels(composed, monkeypatch):
             assert low < min(line.get_xdata()) and max(line.get_xdata()) < high
 
 
-def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
+def test_single_evaluations_are_drawn_as_points(composed):
     names = [f"model {i}" for i in range(figures.PANEL_MODELS + 1)]
     runs = [
         run
@@ -130,7 +130,7 @@ def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
             assert line.get_xydata() == pytest.approx(np.array([[inside, run.last.domains[domain]]]))
 
 
-def test_pictures_are_the_same_bytes_each_time(tmp_path):
+def test_pictures_are_reproducible(tmp_path):
     study = records([*side("reference", 0.0), *side("m", 0.3)])
     made = []
     for again in ("a", "b"):
@@ -143,7 +143,7 @@ def test_pictures_are_the_same_bytes_each_time(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["linear", "sweep", "wsd"])
-def test_the_pictures_of_stored_studies_can_be_read(name, composed):
+def test_golden_study_pictures_are_readable(name, composed):
     assert_all_readable(files.read(support.ROOT / "tests" / "golden" / "studies" / name), composed)
 
 
@@ -178,7 +178,7 @@ def names_of(figure):
     return {named[text] if named else text for text in texts}
 
 
-def test_a_dollar_in_a_name_starts_no_formula(tmp_path):
+def test_dollar_in_a_name_is_not_math(tmp_path):
     from matplotlib.figure import Figure
 
     figure = Figure()

@@ -18,7 +18,7 @@ def rows_of(study):
     return {row.model: row for row in gaps.compare(study, "reference")}
 
 
-def test_marks_are_the_rows(known):
+def test_marks_match_rows(known):
     found = {(mark.model, mark.kind): mark.estimate for mark in forest.marks(leaderboard.compared(known))}
     rows = rows_of(known)
     for model in ("gain", "dear", "shrinks", "same"):
@@ -31,7 +31,7 @@ def test_marks_are_the_rows(known):
     assert len(found) == 6 + 2 + 1
 
 
-def test_models_are_in_the_order_of_their_gaps_and_those_without_come_last(known):
+def test_models_are_ordered_by_gap(known):
     compared = leaderboard.compared(known)
     assert forest.order(compared) == ["gain", "reference", "same", "alone", "dear", "shrinks", "far"]
     both = leaderboard.compared(dataclasses.replace(known, references=("reference", "dear")))
@@ -42,7 +42,7 @@ def test_models_are_in_the_order_of_their_gaps_and_those_without_come_last(known
     assert sorted(found) == sorted(known.models) and found[-1] == "far"
 
 
-def test_gaps_over_tokens_are_those_that_were_built():
+def test_gaps_over_tokens_match_the_synthetic_trend():
     def trend(share):
         return -0.2 * (share - 1)
 
@@ -58,7 +58,7 @@ def test_gaps_over_tokens_are_those_that_were_built():
     assert forest.over_tokens(alone, "reference", gaps.compare(alone, "reference")) == {}
 
 
-def test_the_picture(known, composed):
+def test_picture_has_lines_columns_and_labels(known, composed):
     forest.gaps("gaps.png", known)
     figure = composed["gaps.png"]
     assert_readable(figure, categories=True)
@@ -82,14 +82,14 @@ def test_the_picture(known, composed):
     assert {text.get_text() for text in along.texts} == {"gain", "dear", "same", "shrinks", "alone"}
 
 
-def test_copies_are_a_column_where_they_are_known(known, composed):
+def test_known_copy_shares_have_a_column(known, composed):
     compared = {"reference": [dataclasses.replace(row, copy=0.5) for row in gaps.compare(known, "reference")]}
     forest.gaps("gaps.png", known, compared)
     texts = [text.get_text() for text in composed["gaps.png"].axes[0].texts]
     assert texts.count("copies") == 1 and texts.count("50%") == 6
 
 
-def test_of_many_lines_over_tokens_those_with_a_trend_are_named(known, composed, monkeypatch):
+def test_only_trending_lines_are_labelled_among_many(known, composed, monkeypatch):
     monkeypatch.setattr(forest, "NAMED", 2)
     forest.gaps("gaps.png", known)
     along = composed["gaps.png"].axes[1]
@@ -97,7 +97,7 @@ def test_of_many_lines_over_tokens_those_with_a_trend_are_named(known, composed,
     assert {text.get_text() for text in along.texts} == trends and "shrinks" in trends
 
 
-def test_differences_far_from_all_gaps_are_numbers_at_the_border(composed):
+def test_outlying_differences_are_written_at_the_border(composed):
     study = records([*side("reference", 0.0), *side("m", 0.1), *side("far", -5.0, last=2.0, shares=(1.0,))])
     forest.gaps("gaps.png", study)
     panel = composed["gaps.png"].axes[0]
@@ -106,7 +106,7 @@ def test_differences_far_from_all_gaps_are_numbers_at_the_border(composed):
     assert f"← {row.at_equal_tokens.outside.value:+.2f}" in [text.get_text() for text in panel.texts]
 
 
-def test_without_any_gap_differences_are_drawn(composed):
+def test_differences_are_drawn_without_any_gap(composed):
     study = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
     forest.gaps("gaps.png", study)
     (panel,) = composed["gaps.png"].axes
@@ -117,7 +117,7 @@ def test_without_any_gap_differences_are_drawn(composed):
     )
 
 
-def test_the_band_has_the_unit_of_the_losses(known, composed):
+def test_band_has_the_loss_unit(known, composed):
     for unit in UNITS.values():
         forest.gaps("gaps.png", dataclasses.replace(known, unit=unit))
         band = composed["gaps.png"].axes[0].patches[0].get_extents()
@@ -126,5 +126,5 @@ def test_the_band_has_the_unit_of_the_losses(known, composed):
         )
 
 
-def test_sizes():
+def test_size_text():
     assert [forest.size_text(n) for n in (7, 821_120, 109_531_392, 1_340_000_000)] == ["7", "821k", "110M", "1.34B"]

@@ -28,12 +28,12 @@ def lines_of(study):
     return {line["model"]: line for line in leaderboard.rows(study)}
 
 
-def test_columns_are_in_their_order(known):
+def test_column_order(known):
     assert [list(line) for line in leaderboard.rows(known)] == [list(SPECIFIED)] * 6
     assert leaderboard.csv_text(leaderboard.rows(known)).splitlines()[0] == ",".join(SPECIFIED)
 
 
-def test_numbers_are_the_rows(known):
+def test_csv_numbers_match_rows(known):
     for row in gaps.compare(known, "reference"):
         line = lines_of(known)[row.model]
         assert (line["verdict"], line["needs"]) == (row.verdict.word, row.verdict.needs)
@@ -81,7 +81,7 @@ def test_speed_ups_name_their_card_and_length(known):
     assert (lines_of(old)["same"]["card"], lines_of(old)["same"]["length"]) == ("H200, 2,048 tokens", None)
 
 
-def test_a_speed_up_that_is_a_bound_fills_one_end():
+def test_speed_up_bound_fills_one_column():
     study = records(
         [*side("reference", 0.0), *side("bad", 3.0), *side("good", -3.0)],
         speeds={"c": {"reference": 1.0, "bad": 1.0, "good": 1.0}},
@@ -91,7 +91,7 @@ def test_a_speed_up_that_is_a_bound_fills_one_end():
     assert good["speedup"] is good["speedup_hi"] is None and good["speedup_lo"] == pytest.approx(2.0)
 
 
-def test_what_is_written_is_read(known, tmp_path):
+def test_csv_round_trip(known, tmp_path):
     lines = leaderboard.rows(known)
     (tmp_path / "a.csv").write_text(leaderboard.csv_text(lines))
     for line, read in zip(lines, leaderboard.read(tmp_path / "a.csv"), strict=True):
@@ -100,7 +100,7 @@ def test_what_is_written_is_read(known, tmp_path):
             assert read[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), name
 
 
-def test_studies_of_other_domains_share_a_file(known, tmp_path):
+def test_studies_with_different_domains_share_a_file(known, tmp_path):
     other = [{"study": "x", "reference": "r", "model": "m", "book": 0.5}]
     (tmp_path / "a.csv").write_text(leaderboard.csv_text([*leaderboard.rows(known), *other]))
     *_, last = leaderboard.read(tmp_path / "a.csv")
@@ -116,14 +116,14 @@ def test_studies_of_other_domains_share_a_file(known, tmp_path):
     ],
     ids=("column", "cell", "value"),
 )
-def test_a_damaged_file_is_named(known, tmp_path, change, says):
+def test_damaged_file_is_reported(known, tmp_path, change, says):
     text = leaderboard.csv_text(leaderboard.rows(known)).replace(",yes,", ",no,").replace(*change)
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(UserError, match=rf"a\.csv, {says}" if says[0] == "r" or says[0] == "l" else says):
         leaderboard.read(tmp_path / "a.csv")
 
 
-def test_a_table_for_latex(known):
+def test_latex_table(known):
     named = dataclasses.replace(known, title="50% & more", name="a_b")
     text = leaderboard.latex(named, leaderboard.compared(named))
     (dear,) = [line for line in text.splitlines() if line.startswith("dear & ")]
@@ -134,14 +134,14 @@ def test_a_table_for_latex(known):
     assert text.count("{") == text.count("}")
 
 
-def test_characters_that_tex_reads_are_escaped():
+def test_tex_characters_are_escaped():
     assert leaderboard.escaped("a_b & 5% ± #1 {x} ~ ^ \\ $") == (
         r"a\_b \& 5\% $\pm$ \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} \$"
     )
     assert not re.search(r"(?<!\\)[&%#_]", leaderboard.escaped("&%#_" * 3))
 
 
-def test_a_joined_study_supplies_seeds_and_has_no_rows_of_its_own():
+def test_joined_study_adds_seeds_but_no_rows():
     """One seed of a model becomes three, and its verdict one with an interval."""
     shared = {"manifest": "m", "config": {"optim": {"lr": 1e-3}}}
     own = records([run(m, gap=0.3 * (m == "bad"), metadata=shared) for m in ("reference", "bad")], name="own")

@@ -66,7 +66,7 @@ def pictures_of(html: str) -> list[tuple[list[dict], dict]]:
     return found
 
 
-def test_the_page_has_every_run_and_every_table_and_needs_nothing_else(finished, html, tmp_path):
+def test_page_is_complete_and_self_contained(finished, html, tmp_path):
     pictures = [traces for traces, _ in pictures_of(html)]
     assert [[trace["name"] for trace in picture] for picture in pictures] == [
         [forest.TOKENS, forest.REFERENCE],
@@ -92,7 +92,7 @@ def test_the_page_has_every_run_and_every_table_and_needs_nothing_else(finished,
     assert not re.search(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="', html), "something is fetched"
 
 
-def test_the_page_begins_with_the_verdicts_and_the_gaps(known, tmp_path):
+def test_page_starts_with_verdicts_and_gaps(known, tmp_path):
     html = page_of(tmp_path / "report.html", known)
     headings = [unescape(text) for text in re.findall(r"<h[123]>(.*?)</h[123]>", html)]
     first = ["t", "Verdicts", "Against reference", "Gaps", "OOD loss over in-domain loss"]
@@ -131,7 +131,7 @@ def test_axes_have_units_and_room_for_the_first_points(html):
         assert low < high, "a loss increases to the right"
 
 
-def test_runs_of_a_model_are_switched_together(known, tmp_path):
+def test_legend_switches_all_seeds_of_a_model(known, tmp_path):
     """All seeds in one entry of the legend, and other rates in another, which is hidden at first."""
     html = page_of(tmp_path / "report.html", known)
     several = ("reference", "dear", "gain", "shrinks", "far")
@@ -151,7 +151,7 @@ def test_runs_of_a_model_are_switched_together(known, tmp_path):
     assert html.count(page.CLICKS) == html.count(page.OTHER_RATES) == 1
 
 
-def test_cost_of_a_model_with_a_config(finished):
+def test_cost_table_uses_the_config(finished):
     """Parameters, FLOPs and state are those of the config: Mamba-2's is a state and the convolution's last inputs."""
     found = files.read(finished)
     (fast,) = (run for run in found.runs if run.label == "fast")
@@ -165,7 +165,7 @@ def test_cost_of_a_model_with_a_config(finished):
     assert points.run_speeds(found) == {"slow": 5.0, "fast": 5.0} and found.conditions == {"H100": ("H100", 99)}
 
 
-def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_path):
+def test_missing_package_and_wrong_use_are_refused(finished, monkeypatch, tmp_path):
     importing = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -190,7 +190,7 @@ def opened(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
-def test_a_browser_draws_it(html, tmp_path):
+def test_browser_draws_the_page(html, tmp_path):
     """Without network; the pictures are drawn by scripts, so the page that is left holds them as SVG."""
     (tmp_path / "report.html").write_text(html, encoding="utf-8")
     drawn = opened(tmp_path / "report.html")
@@ -217,7 +217,7 @@ window.addEventListener('load', () => setTimeout(() => {
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
-def test_domains_and_runs_are_switched_by_clicks(finished, html, tmp_path):
+def test_clicks_switch_domains_and_runs(finished, html, tmp_path):
     clicks = tmp_path / "clicks.html"
     clicks.write_text(html.replace("</body>", CLICKS), encoding="utf-8")
     seen = json.loads(unescape(re.findall('data-seen="([^"]*)"', opened(clicks))[0]))

@@ -13,7 +13,7 @@ from tests.study.report.conftest import side
 ENTROPY = {"c4": {"entropy": 2.0, "entropy_relative": 0.5}, "arxiv": {"entropy": 3.0, "entropy_relative": 0.6}}
 
 
-def test_a_line_through_the_rates_of_a_model(known, composed):
+def test_rates_picture_connects_rates_by_model(known, composed):
     points.by_rate("rates.png", known)
     (panel,) = composed["rates.png"].axes
     assert_readable(composed["rates.png"])
@@ -26,7 +26,7 @@ def test_a_line_through_the_rates_of_a_model(known, composed):
         assert sizes[: len(found)] == sorted(sizes[: len(found)])
 
 
-def test_gaps_over_the_speeds_of_runs_and_of_conditions(known, composed):
+def test_cost_picture_has_logged_and_measured_speeds(known, composed):
     points.gap_over_speed("cost.png", known)
     figure = composed["cost.png"]
     assert_readable(figure)
@@ -50,7 +50,7 @@ def of_temperatures(shares):
     return records(runs, sweep="model.mixer.temperature")
 
 
-def test_gap_and_entropy_over_the_setting_that_varies(composed):
+def test_sweep_picture_has_gap_and_entropy(composed):
     """A model without a number there is left out."""
     study = of_temperatures((0.5, 1.0))
     assert points.setting_values(study) == {"temperature 4.0": 4.0, "temperature 0.25": 0.25}
@@ -68,7 +68,7 @@ def test_gap_and_entropy_over_the_setting_that_varies(composed):
     assert names == ["OOD mean", "arxiv", "github", "c4"]
 
 
-def test_without_gaps_the_differences_are_drawn_over_the_setting(composed):
+def test_sweep_picture_without_gaps_has_differences(composed):
     study = of_temperatures((1.0,))
     points.over_setting("sweep.png", study)
     panel = composed["sweep.png"].axes[0]
@@ -79,7 +79,7 @@ def test_without_gaps_the_differences_are_drawn_over_the_setting(composed):
     assert "at equal tokens" in panel.get_ylabel()
 
 
-def test_of_many_models_the_points_have_numbers_and_the_legend_has_names(known, composed, monkeypatch):
+def test_many_models_are_numbered_with_a_legend(known, composed, monkeypatch):
     monkeypatch.setattr(points, "NAMED", 2)
     for what, draw in (("cost", points.gap_over_speed), ("rates", points.by_rate)):
         draw(what, known)

@@ -79,7 +79,7 @@ def runs(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- from runs
-def test_the_truth_is_recovered(out):
+def test_synthetic_gaps_are_recovered(out):
     found = {row.model: row for row in gaps.compare(files.read(out), "slow")}
     for model, gap in {"dear": 0.3, "gain": -0.2}.items():
         assert abs(found[model].gap.value - gap) < found[model].gap.half < 0.1
@@ -91,7 +91,7 @@ def test_the_truth_is_recovered(out):
     assert {f"{name}.png" for name in ("gaps", "losses", "cost", "rates")} <= made and "gaps.md" not in made
 
 
-def test_a_study_without_gaps_has_equal_tokens(runs, tmp_path):
+def test_study_without_gaps_has_equal_tokens(runs, tmp_path):
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
     text = (tmp_path / "out" / "leaderboard.md").read_text()
     assert "| fast | - | 1 | x1 | -0.125 | -0.500 |" in text and "one end per run" in text
@@ -101,7 +101,7 @@ def test_a_study_without_gaps_has_equal_tokens(runs, tmp_path):
     assert not (tmp_path / "out" / "rates.png").exists(), "no model ran at several rates"
 
 
-def test_shorter_schedules_are_ends_of_the_full_run(tmp_path):
+def test_shorter_schedules_become_ends(tmp_path):
     """The reference's ends lie on a line with slope 1, and the model's one end 0.2 above it."""
     entries = {}
     for seed in range(2):
@@ -118,7 +118,7 @@ def test_shorter_schedules_are_ends_of_the_full_run(tmp_path):
     assert [len(run.ends) for run in found.of_model("slow")] == [3, 3]
 
 
-def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path):
+def test_partial_keeps_results_of_absent_runs(runs, tmp_path):
     path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
     study.main([f"--study={path}", f"--out={out}"])
     made = {name: (out / name).read_bytes() for name in (*TABLES, "points.csv")}
@@ -138,7 +138,7 @@ def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["points.csv", "runs.json", "blocks.npz", "metrics.npz", "classes.npz"])
-def test_a_damaged_file_of_earlier_results_is_replaced(name, runs, tmp_path):
+def test_damaged_earlier_result_is_replaced(name, runs, tmp_path):
     """Where it is needed for a run that is elsewhere, the remedy in the error works."""
     path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
     command = [f"--study={path}", f"--out={out}", "--partial"]
@@ -160,7 +160,7 @@ def test_a_damaged_file_of_earlier_results_is_replaced(name, runs, tmp_path):
     )
 
 
-def test_kept_results_have_all_runs_of_different_schedules(tmp_path):
+def test_stored_results_include_all_schedules(tmp_path):
     entries = {}
     for share in (0.5, 1.0):
         run = write_run(tmp_path / f"slow {share}", [4.0, 3.0 - share])
@@ -173,7 +173,7 @@ def test_kept_results_have_all_runs_of_different_schedules(tmp_path):
     assert (out / "points.csv").read_bytes() == before
 
 
-def test_results_with_other_settings_are_not_kept(runs, tmp_path):
+def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     out = tmp_path / "out"
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={out}"])
     recorded = json.loads((out / "runs.json").read_text())
@@ -205,7 +205,7 @@ def test_results_with_other_settings_are_not_kept(runs, tmp_path):
     assert (out / "points.csv").read_bytes() == before
 
 
-def test_missing_runs_are_named_and_a_study_without_a_reference_is_refused(models, tmp_path):
+def test_missing_runs_are_listed_and_missing_reference_refused(models, tmp_path):
     entries = {label: dict(entry) for label, entry in models.items()}
     entries["dear x1 2"]["workdir"] = str(tmp_path / "absent")
     path = write_study(tmp_path / "study.py", entries)
@@ -221,7 +221,7 @@ def test_missing_runs_are_named_and_a_study_without_a_reference_is_refused(model
         study.main([f"--study={path}", f"--out={tmp_path / 'other'}", "--partial"])
 
 
-def test_rows_of_the_trunk_and_of_every_cooldown_are_kept(out):
+def test_metrics_store_trunk_and_cooldown_rows(out):
     with np.load(out / "metrics.npz") as file:
         of_run = file["run"] == "slow x1 0"
         ends, steps = file["end"][of_run], file["step"][of_run]
@@ -230,7 +230,7 @@ def test_rows_of_the_trunk_and_of_every_cooldown_are_kept(out):
     assert [point.step for point in files.read(out).runs[0].points] == [500, 650, 800, 1000], "only decayed ends"
 
 
-def test_the_rows_of_all_runs_are_kept_in_one_file(runs, tmp_path):
+def test_metrics_store_rows_of_all_runs(runs, tmp_path):
     with (runs["fast"] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "device_peak_gib": None}) + "\n")
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
@@ -248,7 +248,7 @@ def test_the_rows_of_all_runs_are_kept_in_one_file(runs, tmp_path):
         assert kept == rows
 
 
-def test_runs_of_a_store_are_read_like_those_of_directories(models, memory, tmp_path):
+def test_runs_in_a_store_give_identical_results(models, memory, tmp_path):
     there = {k: v | {"workdir": support.put(Path(v["workdir"]), f"{memory}/{k}")} for k, v in models.items()}
     for name, entries in (("here", models), ("there", there)):
         path = write_study(tmp_path / f"{name}.py", entries)
@@ -257,7 +257,7 @@ def test_runs_of_a_store_are_read_like_those_of_directories(models, memory, tmp_
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
 
 
-def test_studies_in_bits_per_byte(tmp_path):
+def test_study_in_bits_per_byte(tmp_path):
     """Tokenizers differ; thresholds and numbers have the unit."""
     entries = {}
     for model, tokenizer, gap in (("slow", "byte", 0.0), ("x", "mixtral", 0.2)):
@@ -276,7 +276,7 @@ def test_studies_in_bits_per_byte(tmp_path):
     assert "Losses are in bits per byte" in (tmp_path / "out" / "leaderboard.md").read_text()
 
 
-def test_lost_losses_of_blocks_are_told_and_a_lost_row_is_refused(tmp_path, capsys):
+def test_lost_block_losses_are_reported_and_a_lost_row_refused(tmp_path, capsys):
     """The file is written after the row: where there is a file, there was a row."""
     runs = {name: write_run(tmp_path / name, [4.0, 3.0, 2.0]) for name in ("slow", "x")}
     arguments = [f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"]
@@ -292,7 +292,7 @@ def test_lost_losses_of_blocks_are_told_and_a_lost_row_is_refused(tmp_path, caps
             study.main(arguments)
 
 
-def test_runs_that_do_not_belong_together_are_refused(tmp_path):
+def test_incompatible_runs_are_refused(tmp_path):
     entries = {"slow": write_run(tmp_path / "slow", [4.0, 2.0]), "x": write_run(tmp_path / "x", [4.0, 2.0])}
 
     def compared(entries, **more):
@@ -313,7 +313,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_end_without_its_evaluation_and_ends_without_a_config_are_refused(tmp_path):
+def test_ends_without_evaluation_or_config_are_refused(tmp_path):
     entries = write_models(tmp_path, {"dear": (0.05, 0.3)}, seeds=1)
     shutil.rmtree(tmp_path / "dear x1 0" / "ends" / "800")
     (tmp_path / "dear x1 0" / "ends" / "1000" / "metrics.jsonl").write_text("")
@@ -329,7 +329,7 @@ def test_an_end_without_its_evaluation_and_ends_without_a_config_are_refused(tmp
 
 
 # ------------------------------------------------------------------------------------------------------ from the data
-def test_a_finished_study_is_analysed_again_without_its_runs(out, tmp_path, capsys):
+def test_analyse_needs_no_workdirs(out, tmp_path, capsys):
     made = {name: (out / name).read_bytes() for name in TABLES}
     for name in made:
         (out / name).unlink()
@@ -346,7 +346,7 @@ def test_a_finished_study_is_analysed_again_without_its_runs(out, tmp_path, caps
         study.main([f"--analyse={tmp_path}"])
 
 
-def test_lost_sums_of_classes_are_told(out, capsys):
+def test_missing_class_sums_are_reported(out, capsys):
     for has_classes in (False, True):
         about = json.loads((out / "runs.json").read_text())
         about["runs"]["slow x1 0"]["config"]["eval"] = {"classes": has_classes}
@@ -356,7 +356,7 @@ def test_lost_sums_of_classes_are_told(out, capsys):
         assert ("out/classes.npz is missing" in capsys.readouterr().out) == has_classes
 
 
-def test_gaps_to_a_model_that_is_no_reference(out, capsys):
+def test_gaps_to_any_model(out, capsys):
     made = {path.name: path.read_bytes() for path in out.iterdir()}
     capsys.readouterr()
     study.main([f"--analyse={out}", "--reference=dear"])
@@ -385,11 +385,11 @@ def assert_same_tables(directory, tmp_path, *, others=()):
 
 
 @pytest.mark.parametrize("directory", sorted(STUDIES.iterdir()), ids=lambda path: path.name)
-def test_stored_studies_give_their_tables(directory, tmp_path):
+def test_golden_studies_reproduce_their_tables(directory, tmp_path):
     assert_same_tables(directory, tmp_path)
 
 
-def test_stored_studies_are_of_all_formats():
+def test_golden_studies_cover_all_formats():
     runs, blocks = {}, {}
     for directory in STUDIES.iterdir():
         runs[directory.name] = json.loads((directory / "runs.json").read_text())
@@ -404,7 +404,7 @@ def test_stored_studies_are_of_all_formats():
 
 
 # -------------------------------------------------------------------------------------------------------- two models
-def test_two_models_of_a_finished_study_in_one_line(out, capsys):
+def test_compare_models_of_a_finished_study(out, capsys):
     made = {path.name: path.read_bytes() for path in out.iterdir()}
     capsys.readouterr()
     study.main([f"--analyse={out}", "--compare", "dear", "gain"])
@@ -418,7 +418,7 @@ def test_two_models_of_a_finished_study_in_one_line(out, capsys):
         study.main([f"--analyse={out}", "--compare", "deer", "gain"])
 
 
-def test_two_models_of_runs_that_have_finished(models, out, tmp_path, capsys):
+def test_compare_models_of_a_study_file(models, out, tmp_path, capsys):
     """With --out=DIR the results of runs that are elsewhere count as well; nothing is written there."""
     expected = results.compare_two(out, "dear", "slow")
     path = write_study(tmp_path / "study.py", models)
@@ -437,7 +437,7 @@ def test_two_models_of_runs_that_have_finished(models, out, tmp_path, capsys):
     assert {file.name: file.read_bytes() for file in out.iterdir()} == made
 
 
-def test_two_models_of_workdirs(models, tmp_path, capsys):
+def test_compare_models_by_workdirs(models, tmp_path, capsys):
     """Several workdirs of a model are its seeds; the training domains are known from the config."""
     sides = [",".join(models[f"{name} x1 {seed}"]["workdir"] for seed in range(3)) for name in ("dear", "slow")]
     study.main(["--compare", *sides])
@@ -463,6 +463,6 @@ def test_two_models_of_workdirs(models, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("more", ["--list", "--partial", "--latex", "--only=0", "--page"])
-def test_a_comparison_of_two_takes_no_other_arguments(more):
+def test_compare_refuses_other_arguments(more):
     with pytest.raises(UserError, match=r"--compare A B takes --analyse=DIR or --study=FILE"):
         study.main(["--analyse=DIR", "--compare", "dear", "slow", more])

@@ -29,7 +29,7 @@ def report(study):
     return tables.report(study, leaderboard.compared(study))
 
 
-def test_a_comparison_has_the_numbers_of_its_rows(known):
+def test_gap_table_matches_rows(known):
     rows = gaps.compare(known, "reference")
     table = cells(tables.gap_table(known, rows), first="model")
     assert list(table) == ["gain", "same", "alone", "dear (+4.0% parameters)", "shrinks", "far"]
@@ -46,7 +46,7 @@ def test_a_comparison_has_the_numbers_of_its_rows(known):
     assert (table["far"]["gap"], table["far"]["as tuned"], table["far"]["per doubling"]) == (tables.DASH,) * 3
 
 
-def test_copies_have_a_column_where_they_are_known(known):
+def test_known_copy_shares_have_a_column(known):
     rows = [dataclasses.replace(row, copy=0.472) for row in gaps.compare(known, "reference")]
     assert cells(tables.gap_table(known, rows), first="model")["gain"]["copies"] == "47%"
 
@@ -62,7 +62,7 @@ def test_reasons_and_domains_follow_a_comparison(known):
     assert of_domains["dear"]["OOD mean"] == rows["dear"].gap.text()
 
 
-def test_without_any_gap_equal_tokens_and_the_reason_are_left():
+def test_table_without_gaps_has_equal_tokens_and_reason():
     study = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
     (row,) = gaps.compare(study, "reference")
     text = report(study)
@@ -80,7 +80,7 @@ def test_missing_runs_and_remarks_come_first(known):
     assert "## Gaps to absent\n\nIt has no results yet" in text
 
 
-def test_learning_rates_with_the_best_the_near_ones_and_the_next():
+def test_rate_table_marks_best_near_and_next():
     runs = [*side("reference", 0.0), *side("m", 0.0, rates=(1.0, 2.0, 0.5, 8.0))]  # losses 3, 3.01, 3.005 and 3.07
     table = cells(report(records(runs)).split("## Learning rates")[1], first="model")
     assert list(table["m"])[1:] == ["0.0005", "0.001", "0.002", "0.008", "edge", "next rate"]
@@ -92,7 +92,7 @@ def test_learning_rates_with_the_best_the_near_ones_and_the_next():
     assert table["reference"]["0.008"] == tables.DASH
 
 
-def test_cost_has_the_speeds_of_runs_and_of_conditions(known):
+def test_cost_table_has_logged_and_measured_speeds(known):
     table = cells(report(known).split("## Cost")[1], first="model")
     assert table["reference"]["tokens/s"] == "1,900" and table["reference"]["H200, 2,048 tokens"] == "2,000"
     assert table["dear"]["H200, 2,048 tokens"] == tables.DASH
@@ -100,7 +100,7 @@ def test_cost_has_the_speeds_of_runs_and_of_conditions(known):
     assert table["dear"]["gap to reference"] == gap.text()
 
 
-def test_entropy_where_it_was_measured(known):
+def test_entropy_table_lists_measured_runs(known):
     of_run = {"entropy": 2.0, "entropy_relative": 0.25}
     run = dataclasses.replace(known.runs[0], metadata={"entropy": {"c4": of_run}})
     text = report(dataclasses.replace(known, runs=[run, *known.runs[1:]])).split("## Entropy of attention")[1]
@@ -119,7 +119,7 @@ def write_classes(workdir, corpus, seed):
     return losses
 
 
-def test_the_section_on_classes(tmp_path, blocks_dir):
+def test_class_section(tmp_path, blocks_dir):
     corpus = open_corpus(DataConfig(corpus="blocks", path=str(blocks_dir)), seq_len=support.SEQ_LEN, vocab_size=258)
     study = records([run for name in ("reference", "m", "bare") for run in side(name, 0.0, seeds=2, rates=(1.0,))])
     study = dataclasses.replace(study, against=("c4",), domains=("arxiv",))
@@ -152,7 +152,7 @@ def elements(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "name", ["a | b", "\\\\| b", "<b>a</b>", "![a](http://b)", "[a](http://b)", "**a**", "`a`", "<http://a>"]
 )
-def test_names_are_words(name):
+def test_names_are_escaped(name):
     """As title, reference, model, label, speed, reason and remark, a name has the elements of a plain one."""
     found = []
     for text in ("plain", name):

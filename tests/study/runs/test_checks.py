@@ -29,13 +29,13 @@ def test_equal_runs_have_no_remark():
         (with_config(run("other"), train={"ends": []}), "linear: other"),
     ],
 )
-def test_a_difference_is_one_sentence_that_names_the_models(changed, named):
+def test_each_difference_is_one_remark_with_models(changed, named):
     (remark,) = checks.remarks([with_config(run("a")), changed])
     assert named in remark and remark.count(". ") == 0
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\tb"])
-def test_a_name_with_control_characters_is_refused(name):
+def test_name_with_control_characters_is_refused(name):
     with pytest.raises(UserError, match="control characters"):
         checks.require_plain(["fine", name], "study.py")
     checks.require_plain(["Mamba-2, $^$ | <b>, é"], "study.py")

@@ -29,7 +29,7 @@ def test_points_are_the_evaluations(tmp_path):
     assert run.ends == run.points[-1:] and not run.is_wsd and run.metadata["tokens_per_s"] == 5.0
 
 
-def test_points_of_a_wsd_run_are_its_decayed_ends(tmp_path):
+def test_wsd_points_are_the_ends(tmp_path):
     workdir = write_trunk(tmp_path / "slow", {0.5: 3.0, 1.0: 2.5}, lambda domain, x: x + 1)
     (run,), _ = collected(tmp_path, {"slow": workdir})
     assert [point.step for point in run.points] == [500, 1000] and run.ends == run.points and run.is_wsd
@@ -37,13 +37,13 @@ def test_points_of_a_wsd_run_are_its_decayed_ends(tmp_path):
     assert run.metadata["tokens_per_s"] == 5.0, "the median: of two ends 5, of the trunk 4"
 
 
-def test_another_unit_is_another_field(tmp_path):
+def test_unit_selects_the_evaluation_field(tmp_path):
     workdir = write_run(tmp_path / "slow", [4.0])
     (run,), _ = collected(tmp_path, {"slow": workdir}, unit=UNITS["bits_per_byte"])
     assert in_domain(run.points, AGAINST) == pytest.approx([1.0], abs=1e-6) and not run.points[0].means
 
 
-def test_errors_name_the_fix(tmp_path):
+def test_workdir_without_evaluation_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         collect.read_points(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
@@ -52,14 +52,14 @@ def test_errors_name_the_fix(tmp_path):
 
 
 @pytest.mark.parametrize("config", [{"data": 7}, {"data": {"tokenizer": ["byte"]}}, {"train": []}], ids=str)
-def test_a_config_of_another_form_is_named(tmp_path, config):
+def test_malformed_config_is_refused(tmp_path, config):
     workdir = write_run(tmp_path / "slow", [4.0, 2.0])
     (workdir / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"slow/config\.json: (data|train)\b.* is .*, not "):
         collected(tmp_path, {"slow": workdir})
 
 
-def test_blocks_are_thinned_to_fit(tmp_path):
+def test_block_losses_are_thinned_to_fit(tmp_path):
     """First to float16, then to the last evaluations of each run."""
     entries = {name: write_run(tmp_path / name, [5.0, 4.0, 3.0, 2.0]) for name in ("slow", "x")}
     entries |= {"y": write_run(tmp_path / "y", [5.0, 4.0])}

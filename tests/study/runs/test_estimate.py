@@ -38,7 +38,7 @@ def runs(tmp_path):
     return write_study(tmp_path / "study.py", entries)
 
 
-def test_what_is_left_is_counted(runs, capsys):
+def test_remaining_work_is_counted(runs, capsys):
     loaded = load_study(str(runs)).runs
     begun, seed, other, read = (estimate.estimate_run(run, loaded) for run in loaded)
     assert read is None
@@ -58,7 +58,7 @@ def test_what_is_left_is_counted(runs, capsys):
     assert shown[4].endswith("with 2 runs at a time")
 
 
-def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path):
+def test_recorded_speed_needs_a_matching_model(runs, monkeypatch, tmp_path):
     """By name, parameters, FLOPs per token and length."""
     run = load_study(str(runs)).runs[2]
     model = Model(run.config.model, max_len=32)
@@ -93,7 +93,7 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
         )
 
 
-def test_a_model_without_a_recorded_speed_is_timed_once(runs, monkeypatch, capsys):
+def test_model_without_recorded_speed_is_timed_once(runs, monkeypatch, capsys):
     configs = []
 
     def measure(config, *, timed, say):

@@ -36,7 +36,7 @@ def test_round_trip(directory):
                 assert found.blocks.losses[domain][point.row].mean() == pytest.approx(point.domains[domain], abs=1e-4)
 
 
-def test_sources_are_the_units_of_a_domain_where_they_are_known(directory):
+def test_known_sources_are_the_sampling_units(directory):
     with np.load(directory / "blocks.npz") as stored:
         arrays = dict(stored)
     arrays["c4/sources"] = np.zeros(6, int)  # a single source has no variance: its documents are drawn
@@ -48,14 +48,14 @@ def test_sources_are_the_units_of_a_domain_where_they_are_known(directory):
         np.testing.assert_array_equal(units[domain], [0, 0, 1, 1, 2, 2])
 
 
-def test_sources_may_be_known_later_than_the_blocks():
+def test_later_sources_are_no_difference():
     known = {"c4/documents": np.arange(3), "c4/sources": np.array([7, 7, 9])}
     assert not files._differ(known, {"c4/documents": np.arange(3)})
     assert not files._differ(known, known | {"c4/sources": np.array([-1, -2, -3])})
     assert files._differ(known, {"c4/documents": np.arange(1, 4)})
 
 
-def test_an_edited_loss_is_named(directory):
+def test_edited_loss_is_refused(directory):
     table = directory / "points.csv"
     lines = table.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith('"m, rate 1') and ",github," in line)
@@ -66,7 +66,7 @@ def test_an_edited_loss_is_named(directory):
         files.read(directory)
 
 
-def test_exchanged_blocks_are_named(directory, tmp_path_factory):
+def test_exchanged_blocks_are_refused(directory, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     shutil.copytree(directory, other, dirs_exist_ok=True)
     with np.load(other / "blocks.npz") as stored:
@@ -76,7 +76,7 @@ def test_exchanged_blocks_are_named(directory, tmp_path_factory):
         files.read(directory)
 
 
-def test_a_domain_without_blocks_is_named(directory):
+def test_domain_without_blocks_is_refused(directory):
     with np.load(directory / "blocks.npz") as stored:
         arrays = {key: value for key, value in stored.items() if not key.startswith("github/")}
     np.savez(directory / "blocks.npz", **arrays)
@@ -84,7 +84,7 @@ def test_a_domain_without_blocks_is_named(directory):
         files.read(directory)
 
 
-def test_runs_that_differ_in_schedule_are_ends_of_the_longest():
+def test_runs_with_different_schedules_are_merged():
     import dataclasses
 
     full = dataclasses.replace(run("m", last=3.0, shares=(1.0,)), label="full")
@@ -96,7 +96,7 @@ def test_runs_that_differ_in_schedule_are_ends_of_the_longest():
     assert merged[0].last == full.last
 
 
-def test_united_studies_have_each_run_once_with_its_blocks():
+def test_united_studies_have_each_run_once():
     config = {"manifest": "same", "config": {"optim": {"lr": 2e-3}, "train": {"ends": [1.0]}}}
     one = records([run(m, metadata=config, rate=2) for m in ("reference", "a")], blocks=4, name="one")
     two = records([run(m, metadata=config, rate=1) for m in ("b", "a")], blocks=4, name="two")
@@ -109,7 +109,7 @@ def test_united_studies_have_each_run_once_with_its_blocks():
     assert files.united(one, [records(two.runs, name="two")]).blocks is None
 
 
-def test_studies_of_other_data_do_not_unite():
+def test_studies_with_different_data_do_not_unite():
     one = records([run("reference", metadata={"manifest": "x"})], name="one")
     with pytest.raises(UserError, match="two has other data than one"):
         files.united(one, [records([run("a", metadata={"manifest": "y"})], name="two")])

@@ -34,7 +34,7 @@ def entry(workdir, settings="", **fields):
         ({"config": f"{CONFIG},optim.lr=0.5", "rate": 2.0, "model": "slow"}, "`rate`"),
     ],
 )
-def test_two_runs_of_a_study_are_two_runs(change, said, tmp_path, monkeypatch):
+def test_duplicate_runs_are_refused(change, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = {"slow": entry("same"), "second": entry("second") | change}
     path = write_study(tmp_path / "study.py", runs)
@@ -50,7 +50,7 @@ def test_shipped_studies_are_accepted(name):
     assert load_study(name).runs
 
 
-def test_a_setting_that_a_record_lacks_has_its_default():
+def test_missing_recorded_setting_has_its_default():
     plain, conv = (read(f"{CONFIG}{settings}") for settings in ("", ",model.mixer.conv=True"))
     recorded = to_dict(plain)
     del recorded["model"]["mixer"]["conv"]
@@ -58,7 +58,7 @@ def test_a_setting_that_a_record_lacks_has_its_default():
     assert identity.changed(recorded, conv) == ["model.mixer.conv: False -> True"]
 
 
-def test_names_places_and_backends_are_no_settings():
+def test_names_paths_and_backends_are_ignored():
     config = read(CONFIG)
     changes = {"name": "x", "size": "y"}
     other = dataclasses.replace(config, **changes, data=dataclasses.replace(config.data, path="elsewhere"))
@@ -67,7 +67,7 @@ def test_names_places_and_backends_are_no_settings():
     assert identity.changed(recorded, config) == []
 
 
-def test_a_mixer_of_a_stranger_is_compared_without_its_code(tmp_path, monkeypatch):
+def test_foreign_mixer_is_compared_without_import(tmp_path, monkeypatch):
     (tmp_path / "stranger.py").write_text("raise AssertionError('this code ran')")
     monkeypatch.syspath_prepend(tmp_path)
     recorded = to_dict(read(CONFIG))
@@ -75,7 +75,7 @@ def test_a_mixer_of_a_stranger_is_compared_without_its_code(tmp_path, monkeypatc
     assert "model.mixer.name: 'stranger.Mixer' -> 'transformer_pp'" in identity.changed(recorded, read(CONFIG))
 
 
-def test_an_edited_study_does_not_rename_old_runs(tmp_path):
+def test_workdir_with_other_settings_is_refused(tmp_path):
     """The workdir is from another config than the study has now."""
     workdir = write_run(tmp_path / "run", [5.0, 4.0])
     (workdir / "config.json").write_text(json.dumps(to_dict(read(CONFIG))))
@@ -87,7 +87,7 @@ def test_an_edited_study_does_not_rename_old_runs(tmp_path):
             identity.require(load_study(str(path)).runs[0])
 
 
-def test_a_study_keeps_its_text_when_packages_are_installed(blocks_dir, tmp_path, monkeypatch):
+def test_new_run_gets_the_recorded_data_hash(blocks_dir, tmp_path, monkeypatch):
     """A new run gets the data hash of a run that has begun on the same data."""
     settings = {"train__steps": 4, "eval__every": 0, "model__n_layers": 1}
     config = support.run_config(blocks_dir, "transformer_pp", **settings)

@@ -51,7 +51,7 @@ def test_every_size_builds(name, size):
         assert set(found.against) <= {*(config.data.train_domains or known[config.data.regime].train)}
 
 
-def test_the_figures_of_the_paper_are_there():
+def test_all_paper_figures_have_a_study():
     numbers = ("1a", "1b", "2a", "2b", *(f"3{x}" for x in "abcdef"), "4", "6a", "6b", "7", "8", "9")
     assert {f"figure{n}" for n in numbers} | {"rebuttal", "held_out", "mixed_six"} == set(FIGURES)
 
@@ -69,7 +69,7 @@ def test_no_run_is_trained_twice(size):
         assert of_config.setdefault(what, run.workdir) == run.workdir, run.workdir
 
 
-def test_small_takes_the_runs_of_limited_110m():
+def test_small_reuses_limited_110m_runs():
     """With their seeds, rates and schedules where the figure is about these models, and the first seed elsewhere."""
     committed = {run.workdir for run in load("limited_110m").runs}
     replicates = [run for run in load("figure1b:small").runs if run.workdir in committed]
@@ -82,14 +82,14 @@ def test_small_takes_the_runs_of_limited_110m():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_an_unknown_size_lists_the_sizes(name):
+def test_unknown_size_lists_the_sizes(name):
     with pytest.raises(
         UserError, match=r"'smal' is no size of the study\. Did you mean 'small'\? Known: demo, paper, s"
     ):
         load_study(f"{name}:smal")
 
 
-def test_the_domain_held_out_is_an_argument():
+def test_held_out_domain_is_an_argument():
     found = load_study("held_out:small,arxiv")
     assert (found.domains, "arxiv" in found.against, len(found.against)) == (("arxiv",), False, 6)
     assert found.runs[0].config is not None
@@ -98,7 +98,7 @@ def test_the_domain_held_out_is_an_argument():
         load_study("held_out:small,arxvi")
 
 
-def test_hybrids_have_the_other_mixer_where_they_say():
+def test_hybrids_place_the_second_mixer():
     runs = {run.model: run.config for run in load("hybrids").runs}
     assert [m.name for m in runs["Mamba-2, attention 1 in 4"].model.mixers] == ["mamba2"] * 3 + ["transformer_pp"]
     assert [m.name for m in runs["Mamba-2, attention 1 in 8"].model.mixers] == ["mamba2"] * 7 + ["transformer_pp"]
@@ -110,7 +110,7 @@ def test_hybrids_have_the_other_mixer_where_they_say():
     assert runs["Gated DeltaNet, QK norm 1 in 4"].model.mixers[3] == published
 
 
-def test_the_commands_of_figure_7_make_its_sets(tmp_path, monkeypatch):
+def test_figure_7_commands_prepare_its_test_sets(tmp_path, monkeypatch):
     """As its header has them, at T = 62 and with bytes: one block of each document that fills one."""
     words = [f"{i:02d}{'x' * 40}" for i in range(12)]
     texts = {"RedPajamaC4": words, "RedPajamaCommonCrawl": words, "RedPajamaArXiv": words, "RedPajamaGithub": words}
@@ -150,7 +150,7 @@ def test_the_commands_of_figure_7_make_its_sets(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------- a whole study
 @pytest.mark.slow
-def test_a_figure_from_nothing_to_its_pictures(tmp_path):
+def test_figure_end_to_end(tmp_path):
     """Three runs of two temperatures and a reference of figures 1(b), 3(f) and 4, through the commands themselves."""
     command = [sys.executable, "-m", "seqjax.study", "--study=figure4:demo"]
     environment = os.environ | {"PYTHONPATH": str(support.ROOT)}
