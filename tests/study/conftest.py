@@ -21,21 +21,21 @@ def undrawn_pictures(monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that are drawn, by the names of their files; they are written as well."""
-    found, write = {}, figures.save
+    figures_by_name, write = {}, figures.save
 
     def save(figure, path):
-        found[Path(path).name] = figure
+        figures_by_name[Path(path).name] = figure
         write(figure, path)
 
     for module in MODULES:
         monkeypatch.setattr(module, "save", save)
-    return found
+    return figures_by_name
 
 
 @pytest.fixture
 def composed(monkeypatch):
     """The figures that are composed, by the names of their files; nothing is written."""
-    found = {}
+    figures_by_name = {}
     for module in MODULES:
-        monkeypatch.setattr(module, "save", lambda figure, path: found.update({Path(path).name: figure}))
-    return found
+        monkeypatch.setattr(module, "save", lambda figure, path: figures_by_name.update({Path(path).name: figure}))
+    return figures_by_name

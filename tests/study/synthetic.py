@@ -35,19 +35,19 @@ def write_run(
     directory.mkdir(parents=True)
     rng = np.random.default_rng(noise)
     lines = []
-    described = {f"{name}/documents": d for name, d in DOCUMENTS.items()}
-    described |= {
+    block_fields = {f"{name}/documents": d for name, d in DOCUMENTS.items()}
+    block_fields |= {
         f"{name}/{field}": np.arange(len(d)) for name, d in DOCUMENTS.items() for field in ("index", "n_bytes")
     }
-    own = {name: rng.normal(size=12)[d] * 0.05 * (noise is not None) for name, d in DOCUMENTS.items()}
+    noise_by_domain = {name: rng.normal(size=12)[d] * 0.05 * (noise is not None) for name, d in DOCUMENTS.items()}
     for step, loss in zip(steps or range(len(in_domain)), in_domain, strict=True):
         losses = {}
         for name, documents in DOCUMENTS.items():
-            of_offset = offset if isinstance(offset, float | int) else offset[name] if name in DOMAINS else 0.0
-            mean = slope * loss + 1 + of_offset if name in DOMAINS else loss
-            spread = np.linspace(-1, 1, len(documents)) + own[name] - own[name].mean()
+            domain_offset = offset if isinstance(offset, float | int) else offset[name] if name in DOMAINS else 0.0
+            mean = slope * loss + 1 + domain_offset if name in DOMAINS else loss
+            spread = np.linspace(-1, 1, len(documents)) + noise_by_domain[name] - noise_by_domain[name].mean()
             losses[name] = (mean + spread).astype(np.float32)
-        means = {name: float(of_block.astype(float).mean()) for name, of_block in losses.items()}
+        means = {name: float(block_losses.astype(float).mean()) for name, block_losses in losses.items()}
         row: dict[str, Any] = {"step": step, "tokens": 100 * step, "train/loss": loss - 0.2}
         row |= {f"eval/{name}/loss": mean for name, mean in means.items()}
         row |= {f"eval/{name}/bits_per_byte": mean / 4 for name, mean in means.items()}
@@ -59,7 +59,7 @@ def write_run(
             (directory / eval_losses.DIRECTORY).mkdir(exist_ok=True)
             eval_losses.write(directory, step, losses)
     if blocks:
-        np.savez(directory / eval_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
+        np.savez(directory / eval_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **block_fields)
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     (directory / "config.json").write_text(json.dumps({"data": {"tokenizer": tokenizer}}))
     (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))
@@ -93,7 +93,7 @@ def write_trunk(
     return directory
 
 
-def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **more: Any) -> Path:
+def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **fields: Any) -> Path:
     """Write a study file of runs, label -> workdir or fields of a run."""
     entries = {label: {"workdir": str(run)} if isinstance(run, Path) else run for label, run in runs.items()}
     values = {
@@ -103,5 +103,5 @@ def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **more: A
         "against": ("commoncrawl", "c4"),
         "runs": entries,
     }
-    path.write_text(f"def get_study():\n    return {values | more!r}\n")
+    path.write_text(f"def get_study():\n    return {values | fields!r}\n")
     return path

@@ -76,7 +76,7 @@ def trained_study(blocks_dir, tmp_path):
     return path
 
 
-def of_configs(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
+def study_arguments(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
     """The arguments of a study of two configs; `changes` are settings of the second one."""
     tiny = TINY.format(data=blocks_dir).replace("train.steps=4", "train.steps=8")
     more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
@@ -90,38 +90,38 @@ NAMES = ("x'''", 'x"""', "x{}", "x#'", "x\u202e")
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_written_study_file_escapes_paths(name, blocks_dir, tmp_path):
     """It is Python source, which runs when it is read."""
-    study.main([*of_configs(blocks_dir, tmp_path / name), "--list"])
+    study.main([*study_arguments(blocks_dir, tmp_path / name), "--list"])
     for run in load_study(tmp_path / name / "study.py").runs:
         assert Path(run.workdir).parent == tmp_path / name / "runs"
 
 
 def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
-    arguments = of_configs(blocks_dir, tmp_path, seeds=2, train__ends="(0.5,1.0)")
+    arguments = study_arguments(blocks_dir, tmp_path, seeds=2, train__ends="(0.5,1.0)")
     study.main([*arguments, "--list"])
     assert capsys.readouterr().out.count("not begun") == 4
-    found = load_study(tmp_path / "study.py")
+    loaded = load_study(tmp_path / "study.py")
     names = ("transformer_pp", "top1_chunk, model.mixer.chunk_size=8, train.ends=(0.5,1.0)")
-    assert [(run.model, run.seed) for run in found.runs] == [(name, seed) for name in names for seed in (0, 1)]
-    assert found.references == names[:1]
-    assert found.against == ("commoncrawl", "c4") and found.domains == ("arxiv", "github", "stackexchange")
-    for run in found.runs:
+    assert [(run.model, run.seed) for run in loaded.runs] == [(name, seed) for name in names for seed in (0, 1)]
+    assert loaded.references == names[:1]
+    assert loaded.against == ("commoncrawl", "c4") and loaded.domains == ("arxiv", "github", "stackexchange")
+    for run in loaded.runs:
         assert run.config is not None
         assert run.config.train.seed == run.config.data.seed == run.seed
         assert run.config.train.ends == (ENDS if run.model == names[0] else (0.5, 1.0))
-    assert len({run.workdir for run in found.runs}) == 4
+    assert len({run.workdir for run in loaded.runs}) == 4
     study.main([*arguments, "--list"])  # the same again
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
     with pytest.raises(UserError, match="exists with other content"):
-        study.main([*of_configs(blocks_dir, tmp_path, seeds=3), "--list"])
-    for args, says in (
+        study.main([*study_arguments(blocks_dir, tmp_path, seeds=3), "--list"])
+    for args, message in (
         (["--configs=transformer_pp"], "at least two configs"),
         (["--configs=transformer_pp,transformer_pp"], "each once"),
         (["--configs=transformer_pp,absent"], "no config of that name"),
-        (of_configs(blocks_dir, tmp_path, seeds=0), "--seeds must be at least 1"),
-        (of_configs(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "reads other data"),
+        (study_arguments(blocks_dir, tmp_path, seeds=0), "--seeds must be at least 1"),
+        (study_arguments(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "reads other data"),
         ([f"--configs=transformer_pp:debug,{inside};mamba2:debug,{inside}"], "regime limited"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             study.main([*args, f"--out={tmp_path / 'new'}"])
     assert not (tmp_path / "new").exists()
     with pytest.raises(UserError, match="needs --out=DIR"):
@@ -145,10 +145,10 @@ def test_runs_are_labelled_by_config_name(blocks_dir, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_configs_are_trained_and_compared(blocks_dir, tmp_path, capsys):
-    study.main([*of_configs(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
+    study.main([*study_arguments(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
     assert "## Gaps to transformer_pp" in capsys.readouterr().out
-    found = leaderboard.read(tmp_path / "out" / "leaderboard.csv")
-    assert [(line["model"], line["seeds"]) for line in found] == [("top1_chunk, model.mixer.chunk_size=8", 2)]
+    lines = leaderboard.read(tmp_path / "out" / "leaderboard.csv")
+    assert [(line["model"], line["seeds"]) for line in lines] == [("top1_chunk, model.mixer.chunk_size=8", 2)]
     assert (tmp_path / "out" / "losses.png").is_file()
     assert all(len(run.ends) == len(ENDS) for run in files.read(tmp_path / "out").runs)
 
@@ -235,10 +235,10 @@ def test_block_losses_are_stored(trained_study, tmp_path):
     blocks, losses = eval_losses.read(runs[0].workdir)
     assert sorted(losses) == [2, 4]
     row = metrics.read(runs[0].workdir)[-1]
-    for domain, of_domain in losses[4].items():
-        assert of_domain.shape == blocks[f"{domain}/documents"].shape == blocks[f"{domain}/n_bytes"].shape
-        assert float(of_domain.astype(float).mean()) == pytest.approx(row[f"eval/{domain}/loss"], rel=1e-6)
-        nats = float(of_domain.astype(float).sum()) * 32
+    for domain, domain_losses in losses[4].items():
+        assert domain_losses.shape == blocks[f"{domain}/documents"].shape == blocks[f"{domain}/n_bytes"].shape
+        assert float(domain_losses.astype(float).mean()) == pytest.approx(row[f"eval/{domain}/loss"], rel=1e-6)
+        nats = float(domain_losses.astype(float).sum()) * 32
         bits = nats / math.log(2) / blocks[f"{domain}/n_bytes"].sum()
         assert bits == pytest.approx(row[f"eval/{domain}/bits_per_byte"], rel=1e-6)
     outside = [row[f"eval/{domain}/loss"] for domain in ("arxiv", "github", "stackexchange")]

@@ -49,25 +49,27 @@ def records(runs: Sequence[Record], *, references: Sequence[str] = ("reference",
 
     A document adds the same amount to all runs, and half as much again to runs of a model after the first.
     """
-    kept, losses = [], {domain: [] for domain in ("c4", "web", "arxiv", "github")}
+    end_records, losses = [], {domain: [] for domain in ("c4", "web", "arxiv", "github")}
     spread = np.linspace(-1.0, 1.0, blocks) if blocks else np.zeros(0)
     rng = np.random.default_rng(0)
-    for one in runs:
-        of_model = rng.permutation(spread)
+    for source in runs:
+        model_spread = rng.permutation(spread)
         ends = []
-        for point in one.ends:
+        for point in source.ends:
             for domain, loss in point.domains.items():
-                losses[domain].append(loss + 0.1 * spread + 0.05 * of_model)
+                losses[domain].append(loss + 0.1 * spread + 0.05 * model_spread)
             ends.append(point._replace(row=len(losses["c4"]) - 1))
-        kept.append(Record(one.label, one.model, one.seed, one.rate, 1.0, ends, ends, one.metadata))
-    of_units = {domain: np.arange(blocks) for domain in losses}
+        end_records.append(
+            Record(source.label, source.model, source.seed, source.rate, 1.0, ends, ends, source.metadata)
+        )
+    units = {domain: np.arange(blocks) for domain in losses}
     return Records(
         title="t",
         references=tuple(references),
         domains=("arxiv", "github"),
         against=("c4", "web"),
-        runs=kept,
+        runs=end_records,
         missing={},
-        blocks=Blocks(of_units, {domain: np.array(of) for domain, of in losses.items()}) if blocks else None,
+        blocks=Blocks(units, {domain: np.array(rows) for domain, rows in losses.items()}) if blocks else None,
         **more,
     )

@@ -12,9 +12,9 @@ def study(losses, seeds=(0,)):
 
 
 def test_near_best_rates_and_the_best():
-    found = rates(study({1: 3.01, 2: 3.0, 4: 3.02, 8: 3.04}), "m")
-    assert found.best == 2 and found.near == (1, 2, 4) and found.edge == "" and found.next_rate() is None
-    assert found.by_rate[4] == (1, pytest.approx(3.02), pytest.approx(found.by_rate[4][2]))
+    m_rates = rates(study({1: 3.01, 2: 3.0, 4: 3.02, 8: 3.04}), "m")
+    assert m_rates.best == 2 and m_rates.near == (1, 2, 4) and m_rates.edge == "" and m_rates.next_rate() is None
+    assert m_rates.by_rate[4] == (1, pytest.approx(3.02), pytest.approx(m_rates.by_rate[4][2]))
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ def test_near_best_rates_and_the_best():
     [({1: 3.0, 2: 3.1}, "lowest", 0.5), ({1: 3.1, 2: 3.0}, "highest", 4), ({2: 3.0}, "only", 4)],
 )
 def test_grid_edge_sets_the_next_rate(losses, edge, next_rate):
-    found = rates(study(losses), "m")
-    assert (found.edge, found.next_rate()) == (edge, next_rate)
+    m_rates = rates(study(losses), "m")
+    assert (m_rates.edge, m_rates.next_rate()) == (edge, next_rate)
 
 
 def test_single_rate_tries_the_reference_rate_next():
-    found = rates(study({2: 3.0}), "m")
-    assert found.next_rate(1.0) == 1.0 and found.next_rate(2.0) == 4.0
+    m_rates = rates(study({2: 3.0}), "m")
+    assert m_rates.next_rate(1.0) == 1.0 and m_rates.next_rate(2.0) == 4.0
 
 
 def test_rates_are_compared_on_common_seeds():
@@ -39,5 +39,5 @@ def test_rates_are_compared_on_common_seeds():
 def test_shown_rate_has_the_most_seeds():
     runs = [run("m", rate=1, last=3.01, seed=s) for s in (2, 0, 1)] + [run("m", rate=2, last=3.0)]
     shown = shown_runs(records([run("reference"), *runs]), "m")
-    assert [(one.rate, one.seed) for one in shown] == [(1, 0), (1, 1), (1, 2)]
+    assert [(record.rate, record.seed) for record in shown] == [(1, 0), (1, 1), (1, 2)]
     assert shown_runs(records([run("reference")]), "m") == []

@@ -28,13 +28,13 @@ def study(**more):
     return records(runs, **more)
 
 
-def by_model(found, reference="reference"):
-    return {row.model: row for row in compare(found, reference)}
+def by_model(study_records, reference="reference"):
+    return {row.model: row for row in compare(study_records, reference)}
 
 
 def test_gap_is_the_seed_mean_with_variance_from_both_sides():
-    found = by_model(study())
-    row = found["m4"]
+    by_name = by_model(study())
+    row = by_name["m4"]
     # The reference's first seed also ran the higher rate; its height differs by the slope alone.
     level = NOISE[4].mean() - NOISE[0].mean()
     assert row.gap.value == pytest.approx(0.3 + level, abs=1e-6)
@@ -59,10 +59,10 @@ def test_rate_variance_grows_with_rate_distance():
     runs = several("reference", index=0)
     runs += [run(f"s{i}", rate=r, slope=-0.05 + 0.02 * i) for i in (-1, 0, 1) for r in (1, 2)]
     runs += several("near", index=1) + several("far", index=2, rates=(8,))
-    found = by_model(records(runs))
-    assert found["near"].parts["rate"] == 0
+    by_name = by_model(records(runs))
+    assert by_name["near"].parts["rate"] == 0
     tau = np.std([-0.07, -0.05, -0.03], ddof=1)
-    assert found["far"].parts["rate"] == pytest.approx(9 * tau**2 * (1 / 3 + 1 / 2))
+    assert by_name["far"].parts["rate"] == pytest.approx(9 * tau**2 * (1 / 3 + 1 / 2))
 
 
 def test_documents_widen_the_interval():
@@ -75,18 +75,18 @@ def test_documents_widen_the_interval():
 def test_reading_past_reference_ends_adds_variance():
     far = several("far", index=1, last=3.28)  # 0.03 above the reference's first end
     bent = [run("bent", seed=s, of_end=lambda t, s=s: 0.02 * s * np.log2(t)) for s in range(3)]
-    found = by_model(records(several("reference", index=0) + far + bent))
-    assert found["far"].beyond == pytest.approx(0.03) and found["far"].parts["beyond"] > 0
-    assert found["bent"].parts["beyond"] == 0
+    by_name = by_model(records(several("reference", index=0) + far + bent))
+    assert by_name["far"].beyond == pytest.approx(0.03) and by_name["far"].parts["beyond"] > 0
+    assert by_name["bent"].parts["beyond"] == 0
 
 
 def test_single_seed_verdict_needs_five_models_with_seeds():
     one = run("one", gap=0.4)
-    found = by_model(dataclasses.replace(study(), runs=[*study().runs, one]))["one"]
-    assert found.gap.interval is None and found.verdict.word == "costs" and "one seed" in found.marks
+    row = by_model(dataclasses.replace(study(), runs=[*study().runs, one]))["one"]
+    assert row.gap.interval is None and row.verdict.word == "costs" and "one seed" in row.marks
     few = [r for r in study().runs if r.model in ("reference", "m1", "m2", "m3", "m4")]
-    found = by_model(dataclasses.replace(study(), runs=[*few, one]))["one"]
-    assert found.verdict.word == "undecided" and "seeds" in found.verdict.needs
+    row = by_model(dataclasses.replace(study(), runs=[*few, one]))["one"]
+    assert row.verdict.word == "undecided" and "seeds" in row.verdict.needs
 
 
 def test_single_seed_study_needs_seeds_of_both():
@@ -95,9 +95,9 @@ def test_single_seed_study_needs_seeds_of_both():
 
 
 def test_provisional_and_next_rates():
-    found = by_model(study())
-    assert found["m4"].provisional and found["m4"].edge == "only" and found["m4"].marks.endswith("*")
-    assert found["m4"].next_rates["reference"] == pytest.approx(0.5)
+    by_name = by_model(study())
+    assert by_name["m4"].provisional and by_name["m4"].edge == "only" and by_name["m4"].marks.endswith("*")
+    assert by_name["m4"].next_rates["reference"] == pytest.approx(0.5)
     inside = records([run(m, rate=r, last=3.0 + 0.01 * (r != 2)) for m in ("reference", "m") for r in (1, 2, 4)])
     (row,) = compare(inside, "reference")
     assert not row.provisional and row.next_rates == {}
@@ -108,8 +108,8 @@ def test_models_in_asks_form_one_family():
     crowd = records([*several("reference", index=0), *borderline])
     undecided = [row for row in compare(crowd, "reference") if row.verdict.word == "undecided"]
     name = min(undecided, key=lambda row: row.verdict.p).model
-    alone = by_model(dataclasses.replace(crowd, asks=(name,)))[name]
-    assert alone.verdict.word == "costs" and alone.gap == by_model(crowd)[name].gap
+    single_row = by_model(dataclasses.replace(crowd, asks=(name,)))[name]
+    assert single_row.verdict.word == "costs" and single_row.gap == by_model(crowd)[name].gap
 
 
 def test_reference_with_one_end_has_equal_tokens_only():
@@ -121,9 +121,9 @@ def test_reference_with_one_end_has_equal_tokens_only():
 
 def test_missing_gap_has_a_reason():
     runs = [*several("reference", index=0), run("far", last=2.5, shares=(1.0,)), run("rate", rate=4)]
-    found = by_model(records(runs))
-    assert found["far"].gap is None and found["far"].verdict.needs == "ends from 50%" and found["far"].why
-    assert found["rate"].gap is None and found["rate"].verdict.needs == "another rate" and found["rate"].why
+    by_name = by_model(records(runs))
+    assert by_name["far"].gap is None and by_name["far"].verdict.needs == "ends from 50%" and by_name["far"].why
+    assert by_name["rate"].gap is None and by_name["rate"].verdict.needs == "another rate" and by_name["rate"].why
 
 
 def test_thresholds_scale_with_the_loss_unit():
@@ -141,9 +141,9 @@ def test_unknown_reference_is_refused():
 
 
 def test_estimates_are_the_gaps():
-    found = gaps.estimates(study(), "m3")
-    assert found.keys() == {"reference", "m1", "m2", "m4", "m5", "m6"}
-    assert found["m4"].value == pytest.approx(-gaps.estimates(study(), "m4")["m3"].value, abs=0.002)
+    estimates = gaps.estimates(study(), "m3")
+    assert estimates.keys() == {"reference", "m1", "m2", "m4", "m5", "m6"}
+    assert estimates["m4"].value == pytest.approx(-gaps.estimates(study(), "m4")["m3"].value, abs=0.002)
 
 
 def test_variance_parts_match_leaderboard_names():
@@ -164,9 +164,9 @@ def test_loss_unit_changes_only_numbers():
         runs += several(f"m{i}", index=i, gap=0.02 * (i - 3), rates=rates, of_end=of_end)
         runs += [run(f"m{i}", rate=4, last=3.05, gap=0.1)] * (i < 3)  # 0.05 nats behind the best rate: not near it
     nats, bits = records(runs), records([scaled(one) for one in runs], unit=unit)
-    rows_of = [compare(found, "reference") for found in (nats, bits)]
-    assert len({row.verdict.word for row in rows_of[0]}) > 2
-    for ours, theirs in zip(*rows_of, strict=True):
+    tables = [compare(scaled_records, "reference") for scaled_records in (nats, bits)]
+    assert len({row.verdict.word for row in tables[0]}) > 2
+    for ours, theirs in zip(*tables, strict=True):
         word = ours.verdict.word.replace("0.05", f"{unit.scale * 0.05:.2g}")
         assert (ours.model, word, ours.verdict.needs) == (theirs.model, theirs.verdict.word, theirs.verdict.needs)
         assert (ours.seeds, ours.marks, ours.why) == (theirs.seeds, theirs.marks, theirs.why)

@@ -19,8 +19,8 @@ def test_interval_is_student_t():
 
 
 def test_equal_variances_add_degrees_of_freedom():
-    whole = statistics.combined([Part(0.5, 4.0), Part(0.5, 4.0)])
-    assert whole == (1.0, pytest.approx(8.0))
+    total = statistics.combined([Part(0.5, 4.0), Part(0.5, 4.0)])
+    assert total == (1.0, pytest.approx(8.0))
     assert statistics.combined([Part(1.0, 4.0), Part(0.0, 2.0)]).freedom == pytest.approx(4.0)
 
 
@@ -43,20 +43,20 @@ def test_shrinkage_never_goes_below_the_sample_variance():
     sides = [list(rng.normal(scale=0.02, size=3)) for _ in range(8)]
     common = statistics.spread(sides)
     assert common is not None
-    own = [float(np.var(side, ddof=1)) for side in sides]
-    assert common.pooled == pytest.approx(np.mean(own)) and common.most == 16
-    for side, variance in zip(sides, own, strict=True):
-        drawn = common.shrunk(side)
-        assert drawn.variance >= variance and drawn.variance >= min(variance, common.pooled)
-        assert 2 <= drawn.freedom <= common.most
+    sample_variances = [float(np.var(side, ddof=1)) for side in sides]
+    assert common.pooled == pytest.approx(np.mean(sample_variances)) and common.most == 16
+    for side, variance in zip(sides, sample_variances, strict=True):
+        shrunk = common.shrunk(side)
+        assert shrunk.variance >= variance and shrunk.variance >= min(variance, common.pooled)
+        assert 2 <= shrunk.freedom <= common.most
     assert common.shrunk([0.1]).variance == pytest.approx(common.pooled)
 
 
 def test_prior_grows_with_agreement_of_variances():
     rng = np.random.default_rng(2)
     equal = statistics.spread([list(rng.normal(size=4)) for _ in range(40)])
-    apart = statistics.spread([list(rng.normal(scale=10.0 ** (i % 4), size=4)) for i in range(40)])
-    assert equal is not None and apart is not None and equal.prior > 10 * apart.prior
+    different = statistics.spread([list(rng.normal(scale=10.0 ** (i % 4), size=4)) for i in range(40)])
+    assert equal is not None and different is not None and equal.prior > 10 * different.prior
     assert statistics.spread([[1.0], [2.0]]) is None
 
 

@@ -15,8 +15,8 @@ def candidate(gap, error=0.01, *, as_tuned=None, seeds=3, rate=0.0):
 
 
 def words(*gaps, several=None, limit=0.05):
-    found = verdicts.decide(gaps, [True] * len(gaps) if several is None else several, limit=limit)
-    return [verdict.word for verdict in found]
+    decided = verdicts.decide(gaps, [True] * len(gaps) if several is None else several, limit=limit)
+    return [verdict.word for verdict in decided]
 
 
 def test_verdict_words():
@@ -37,8 +37,8 @@ def test_the_less_favourable_reading_is_tested():
 
 def test_gains_and_costs_in_one_family():
     none = verdicts.no_cost(0.05)
-    every = [candidate(-0.1), candidate(0.1), candidate(0.005), candidate(-0.1, as_tuned=-0.04), candidate(-0.005)]
-    assert words(*every) == ["gains", "costs", none, "gains", none]
+    family = [candidate(-0.1), candidate(0.1), candidate(0.005), candidate(-0.1, as_tuned=-0.04), candidate(-0.005)]
+    assert words(*family) == ["gains", "costs", none, "gains", none]
     assert words(candidate(-0.1), several=[False]) == ["gains"]  # one seed may gain, too
     assert words(candidate(-0.1, as_tuned=0.0)) == words(candidate(0.0, as_tuned=-0.1)) == [none]
     assert words(candidate(-0.1, as_tuned=0.1)) == ["undecided"]

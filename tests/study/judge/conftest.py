@@ -71,12 +71,12 @@ class Trainer:
 @pytest.fixture
 def trainer(monkeypatch):
     """Without the study's tables and pictures, which have tests of their own."""
-    made = Trainer()
-    monkeypatch.setattr(plan, "open_corpus", lambda *args, **kwargs: made.corpus)
-    monkeypatch.setattr(runner, "train_all", made.train_all)
+    instance = Trainer()
+    monkeypatch.setattr(plan, "open_corpus", lambda *args, **kwargs: instance.corpus)
+    monkeypatch.setattr(runner, "train_all", instance.train_all)
     monkeypatch.setattr("seqjax.study.judge.run.require_sound", lambda plan: None)
     monkeypatch.setattr("seqjax.study.judge.run.analyse", lambda directory, *, quiet: "")
-    return made
+    return instance
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def lab(trainer, tmp_path):
             cells = [(rate, 0) for rate in rates] + [(rates[-1], seed) for seed in range(1, seeds)]
             for rate, seed in cells:
                 text = f"{config},{plan.COMMON},optim.lr={rate},train.seed={seed},data.seed={seed},train.ends={ends}"
-                made = plan.read(text + settings)
-                label, place = f"{model}, rate {rate}, seed {seed}", tmp_path / f"{name}-runs" / f"{len(runs)}"
-                runs.append(Run(len(runs), label, place, made, model, seed, rate=rate / LOW))
+                settings_config = plan.read(text + settings)
+                label, workdir = f"{model}, rate {rate}, seed {seed}", tmp_path / f"{name}-runs" / f"{len(runs)}"
+                runs.append(Run(len(runs), label, workdir, settings_config, model, seed, rate=rate / LOW))
                 trainer.write(runs[-1])
         study = {"title": "t", "references": [next(iter(models))], "domains": DOMAINS[2:], "against": DOMAINS[:2]}
         out = tmp_path / name

@@ -7,18 +7,18 @@ from seqjax.study.judge import costs, plan
 from seqjax.study.judge.costs import Cost
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
 from seqjax.study.runs.runner import Run
-from tests.study.judge.test_page import plan_of
+from tests.study.judge.test_page import example_plan
 
 
 def test_remarks_name_devices_and_shared_cpus():
-    def said(**changes):
+    def remarks(**changes):
         cost = Cost(100.0, None, {}, frozenset({"cpu"}), 1)
         return " ".join(costs.remarks({"ema": dataclasses.replace(cost, **changes), SAME_BLOCK: cost, PUBLISHED: cost}))
 
-    assert said() == ""
-    assert "different devices" in said(devices=frozenset({"cpu", "NVIDIA H200"}))
-    assert "shared one CPU (ema)" in said(shared=2)
-    assert "The speed of ema was not measured" in said(tokens_per_s=None)
+    assert remarks() == ""
+    assert "different devices" in remarks(devices=frozenset({"cpu", "NVIDIA H200"}))
+    assert "shared one CPU (ema)" in remarks(shared=2)
+    assert "The speed of ema was not measured" in remarks(tokens_per_s=None)
 
 
 def workdir(path, speeds, peak):
@@ -36,21 +36,21 @@ def test_cost_has_median_speed_and_peak_memory(tmp_path):
         runs.append(Run(i, f"{i}", workdir(tmp_path / f"{i}", speeds, peak), None, model="ema"))
     costs.note_jobs(runs[0], jobs=2)
     costs.note_jobs(runs[0], jobs=1)
-    found = costs.cost(config, runs)
-    assert dataclasses.replace(found, state_bytes={}) == Cost(11.0, 4.0, {}, frozenset({"NVIDIA H200"}), 2)
-    assert found.state_bytes == costs.state_bytes(config, on_cpu=False)
-    nothing = costs.cost(config, [])
-    assert nothing == Cost(None, None, costs.state_bytes(config, on_cpu=True), frozenset(), 1)
+    cost = costs.cost(config, runs)
+    assert dataclasses.replace(cost, state_bytes={}) == Cost(11.0, 4.0, {}, frozenset({"NVIDIA H200"}), 2)
+    assert cost.state_bytes == costs.state_bytes(config, on_cpu=False)
+    unmeasured = costs.cost(config, [])
+    assert unmeasured == Cost(None, None, costs.state_bytes(config, on_cpu=True), frozenset(), 1)
 
 
 def test_speed_table_needs_one_device_and_single_runs(tmp_path):
-    made = plan_of()
-    names = (made.model, SAME_BLOCK)
+    judged_plan = example_plan()
+    names = (judged_plan.model, SAME_BLOCK)
     runs = [Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0), None, model=name) for i, name in enumerate(names)]
-    (table,) = costs.speeds(made, runs).values()
+    (table,) = costs.speeds(judged_plan, runs).values()
     assert table == {"card": "NVIDIA H200", "length": 128, "tokens_per_s": {"ema": 1.0, SAME_BLOCK: 2.0}}
     costs.note_jobs(runs[0], jobs=2)
-    assert costs.speeds(made, runs) == {}
+    assert costs.speeds(judged_plan, runs) == {}
 
 
 def test_state_grows_for_attention_only():

@@ -18,22 +18,22 @@ MODELS = {"Attention": (ATTENTION, (LOW, HIGH), 2), "GLA": ("gla:debug", (LOW, H
 def read(trainer, tmp_path):
     """Read studies for a judgement of Mamba-2."""
 
-    def found(*directories, config="mamba2:debug", **changes):
-        made = plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache")
-        known = {"name": "mamba2", "domains": made.domains, "against": made.against, "manifest": "m"}
-        return joined.read(directories, made.config, made.references, **known | changes)
+    def read_directories(*directories, config="mamba2:debug", **changes):
+        judged_plan = plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache")
+        arguments = {"name": "mamba2", "domains": judged_plan.domains, "against": judged_plan.against, "manifest": "m"}
+        return joined.read(directories, judged_plan.config, judged_plan.references, **arguments | changes)
 
-    return found
+    return read_directories
 
 
 def test_joined_models_are_renamed_and_rates_rescaled(read, lab):
     models = MODELS | {PUBLISHED: ("rwkv7:debug", (HIGH,), 1), "mamba2": ("mamba2:debug", (HIGH,), 1)}
-    found = read(lab(models))
-    assert found.records.models == [SAME_BLOCK, "GLA", f"{PUBLISHED} (lab)", "mamba2 (lab)"]
-    assert {run.rate for run in found.runs} == {4.0, 8.0}
-    assert all(run.label.startswith("lab: ") for run in found.runs)
-    assert found.n_slopes == 2 and not found.has_slope
-    assert [run.seed for run in found.near(SAME_BLOCK)] == [0, 0, 1] and found.near("none") == []
+    studies = read(lab(models))
+    assert studies.records.models == [SAME_BLOCK, "GLA", f"{PUBLISHED} (lab)", "mamba2 (lab)"]
+    assert {run.rate for run in studies.runs} == {4.0, 8.0}
+    assert all(run.label.startswith("lab: ") for run in studies.runs)
+    assert studies.n_slopes == 2 and not studies.has_slope
+    assert [run.seed for run in studies.near(SAME_BLOCK)] == [0, 0, 1] and studies.near("none") == []
 
 
 def test_missing_settings_count_as_defaults(read, lab):
@@ -57,7 +57,7 @@ def test_missing_settings_count_as_defaults(read, lab):
 
 
 @pytest.mark.parametrize(
-    ("settings", "changes", "said"),
+    ("settings", "changes", "reason"),
     [
         ("", {"manifest": "other"}, "other data .*common learning rates"),
         ("", {"domains": ("arxiv", "book")}, "no loss of book.*common learning rates"),
@@ -68,9 +68,9 @@ def test_missing_settings_count_as_defaults(read, lab):
         (",optim.warmup_steps=3", {}, "another optimiser"),
     ],
 )
-def test_study_with_other_data_or_optimiser_is_refused(read, lab, settings, changes, said):
+def test_study_with_other_data_or_optimiser_is_refused(read, lab, settings, changes, reason):
     directory = lab(MODELS, settings=settings)
-    with pytest.raises(UserError, match=f"--runs={directory}: Attention, .*{said}"):
+    with pytest.raises(UserError, match=f"--runs={directory}: Attention, .*{reason}"):
         read(directory, **changes)
 
 
@@ -81,14 +81,14 @@ def test_mismatched_runs_do_not_join(read, lab):
         if label.startswith("GLA"):
             run["config"]["optim"]["b1"] = 0.5
     (directory / "runs.json").write_text(json.dumps(text))
-    found = read(directory)
-    assert found.records.models == [SAME_BLOCK]
-    assert found.remarks[0].startswith(f"2 runs of {directory} do not join: GLA")
+    studies = read(directory)
+    assert studies.records.models == [SAME_BLOCK]
+    assert studies.remarks[0].startswith(f"2 runs of {directory} do not join: GLA")
 
 
 def test_reference_without_early_ends_is_trained_again(read, lab):
-    found = read(lab(MODELS, ends=(0.8, 1.0)))
-    assert found.records.models == ["GLA"] and "no ends from 50%" in found.remarks[0]
+    studies = read(lab(MODELS, ends=(0.8, 1.0)))
+    assert studies.records.models == ["GLA"] and "no ends from 50%" in studies.remarks[0]
 
 
 def test_edited_files_and_repeated_directories_are_refused(read, lab):
@@ -102,7 +102,7 @@ def test_edited_files_and_repeated_directories_are_refused(read, lab):
 
 
 def test_two_studies_join(read, lab):
-    found = read(lab(MODELS), lab({"DeltaNet": ("deltanet:debug", (LOW, HIGH), 1)}, name="more"))
-    assert found.has_slope and found.records.domains == DOMAINS[2:]
-    assert {path.name: len(runs) for path, runs in found.by_directory.items()} == {"lab": 5, "more": 2}
-    assert dataclasses.asdict(found)["remarks"] == ()
+    studies = read(lab(MODELS), lab({"DeltaNet": ("deltanet:debug", (LOW, HIGH), 1)}, name="more"))
+    assert studies.has_slope and studies.records.domains == DOMAINS[2:]
+    assert {path.name: len(runs) for path, runs in studies.by_directory.items()} == {"lab": 5, "more": 2}
+    assert dataclasses.asdict(studies)["remarks"] == ()

@@ -48,16 +48,16 @@ def test_checks_are_printed_and_a_failure_raises(tmp_path, monkeypatch, capsys):
 
 
 def test_check_failure_is_one_line_on_stderr(monkeypatch, capsys):
-    def checked(cls, *, say, **options):
+    def failing_check(cls, *, say, **options):
         say("output passed")
         raise AssertionError("Mine fails 2 of 3 checks.\nstep: a\nlong: b")
 
-    monkeypatch.setattr(soundness.testing, "check_mixer", checked)
+    monkeypatch.setattr(soundness.testing, "check_mixer", failing_check)
     with pytest.raises(SystemExit, match="1"):
         soundness.check("transformer_pp:debug")
-    said = capsys.readouterr()
-    assert said.out == "output passed\n"
-    assert said.err.rpartition("\n")[2] == "Mine fails 2 of 3 checks. step: a long: b"
+    output = capsys.readouterr()
+    assert output.out == "output passed\n"
+    assert output.err.rpartition("\n")[2] == "Mine fails 2 of 3 checks. step: a long: b"
 
 
 @pytest.mark.parametrize("call", ["sys.exit(0)", "os._exit(0)"])

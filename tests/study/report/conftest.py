@@ -19,9 +19,11 @@ def side(model, gap, *, last=3.0, seeds=3, rates=(1.0, 2.0), parameters=100_000_
             "tokens_per_s": 1000.0 + 100 * len(model),
             "config": {"optim": {"lr": LR * rate}, "train": {"ends": [0.5, 1.0], "seed": seed, "seq_len": 2048}},
         }
-        at = last + 0.01 * abs(rate - rates[0])
-        off = gap + SD[seed] * (1 + len(model) / 10)
-        runs.append(run(model, last=at, gap=off, rate=rate, seed=seed, slope=-0.05, metadata=metadata, **more))
+        last_loss = last + 0.01 * abs(rate - rates[0])
+        seed_gap = gap + SD[seed] * (1 + len(model) / 10)
+        runs.append(
+            run(model, last=last_loss, gap=seed_gap, rate=rate, seed=seed, slope=-0.05, metadata=metadata, **more)
+        )
     return runs
 
 

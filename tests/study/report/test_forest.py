@@ -14,32 +14,32 @@ from tests.study.gaps.studies import TOKENS, records
 from tests.study.report.conftest import side
 
 
-def rows_of(study):
+def rows_by_model(study):
     return {row.model: row for row in gaps.compare(study, "reference")}
 
 
 def test_marks_match_rows(known):
-    found = {(mark.model, mark.kind): mark.estimate for mark in forest.marks(leaderboard.compared(known))}
-    rows = rows_of(known)
+    estimates = {(mark.model, mark.kind): mark.estimate for mark in forest.marks(leaderboard.compared(known))}
+    rows = rows_by_model(known)
     for model in ("gain", "dear", "shrinks", "same"):
-        assert found[model, forest.GAP] == rows[model].gap
-    assert found["alone", forest.ONE_SEED] == rows["alone"].gap
-    assert found["alone", forest.TUNED].value == rows["alone"].as_tuned
-    assert found["far", forest.TOKENS] == rows["far"].at_equal_tokens.outside
-    assert {model for model, what in found if what == forest.TUNED} == {"alone", "same", "far"} - {"far"}
-    assert found["reference", forest.REFERENCE].value == 0
-    assert len(found) == 6 + 2 + 1
+        assert estimates[model, forest.GAP] == rows[model].gap
+    assert estimates["alone", forest.ONE_SEED] == rows["alone"].gap
+    assert estimates["alone", forest.TUNED].value == rows["alone"].as_tuned
+    assert estimates["far", forest.TOKENS] == rows["far"].at_equal_tokens.outside
+    assert {model for model, kind in estimates if kind == forest.TUNED} == {"alone", "same", "far"} - {"far"}
+    assert estimates["reference", forest.REFERENCE].value == 0
+    assert len(estimates) == 6 + 2 + 1
 
 
 def test_models_are_ordered_by_gap(known):
     compared = leaderboard.compared(known)
     assert forest.order(compared) == ["gain", "reference", "same", "alone", "dear", "shrinks", "far"]
-    both = leaderboard.compared(dataclasses.replace(known, references=("reference", "dear")))
-    to_dear = [row.model for row in both["dear"] if row.gap is not None]
-    found = forest.order(both)
-    assert [name for name in found if name in to_dear] == to_dear, "the order is by the last reference"
-    assert found.index("dear") == sum(row.gap.value < 0 for row in both["dear"] if row.gap is not None)
-    assert sorted(found) == sorted(known.models) and found[-1] == "far"
+    compared_twice = leaderboard.compared(dataclasses.replace(known, references=("reference", "dear")))
+    to_dear = [row.model for row in compared_twice["dear"] if row.gap is not None]
+    models = forest.order(compared_twice)
+    assert [name for name in models if name in to_dear] == to_dear, "the order is by the last reference"
+    assert models.index("dear") == sum(row.gap.value < 0 for row in compared_twice["dear"] if row.gap is not None)
+    assert sorted(models) == sorted(known.models) and models[-1] == "far"
 
 
 def test_gaps_over_tokens_match_the_synthetic_trend():
@@ -54,8 +54,8 @@ def test_gaps_over_tokens_match_the_synthetic_trend():
     assert tokens == pytest.approx(TOKENS * np.array([0.5, 0.65, 0.8, 1.0]))
     assert values - values[-1] == pytest.approx([trend(share) for share in (0.5, 0.65, 0.8, 1.0)], abs=1e-6)
     assert values[-1] == pytest.approx(0.3, abs=0.02)
-    alone = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
-    assert forest.over_tokens(alone, "reference", gaps.compare(alone, "reference")) == {}
+    single_ends = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
+    assert forest.over_tokens(single_ends, "reference", gaps.compare(single_ends, "reference")) == {}
 
 
 def test_picture_has_lines_columns_and_labels(known, composed):
@@ -67,7 +67,7 @@ def test_picture_has_lines_columns_and_labels(known, composed):
     assert [text.get_text() for text in panel.get_yticklabels()] == lines
     texts = {(round(text.xy[1]), text.get_text()) for text in panel.texts if hasattr(text, "xy")}
     assert {(-1, name) for name in ("seeds", "params", "edge")} <= texts and (-1, "copies") not in texts
-    rows = rows_of(known)
+    rows = rows_by_model(known)
     assert {(1, "3"), (1, "100M")} <= texts, "of the reference too"
     for y, model in enumerate(lines):
         if model == "reference":

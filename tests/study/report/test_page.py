@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
     return root / "out"
 
 
-def page_of(path: Path, records) -> str:
+def written_page(path: Path, records) -> str:
     """The page of a study, which is written at `path`."""
     page.write(path, records, text=tables.report(records, leaderboard.compared(records)))
     return path.read_text(encoding="utf-8")
@@ -53,17 +53,17 @@ def page_of(path: Path, records) -> str:
 @pytest.fixture(scope="module")
 def html(finished, tmp_path_factory):
     """The page of `finished`."""
-    return page_of(tmp_path_factory.mktemp("html") / "report.html", files.read(finished))
+    return written_page(tmp_path_factory.mktemp("html") / "report.html", files.read(finished))
 
 
 def pictures_of(html: str) -> list[tuple[list[dict], dict]]:
     """The traces and the layout of every picture, as plotly is given them."""
-    found, decode = [], json.JSONDecoder().raw_decode
+    pictures, decode = [], json.JSONDecoder().raw_decode
     for start in re.finditer(r'Plotly\.newPlot\(\s*"picture\d",\s*', html):
         traces, end = decode(html, start.end())
         layout, _ = decode(html, html.index("{", end))
-        found.append((traces, layout))
-    return found
+        pictures.append((traces, layout))
+    return pictures
 
 
 def test_page_is_complete_and_self_contained(finished, html, tmp_path):
@@ -93,32 +93,32 @@ def test_page_is_complete_and_self_contained(finished, html, tmp_path):
 
 
 def test_page_starts_with_verdicts_and_gaps(known, tmp_path):
-    html = page_of(tmp_path / "report.html", known)
+    html = written_page(tmp_path / "report.html", known)
     headings = [unescape(text) for text in re.findall(r"<h[123]>(.*?)</h[123]>", html)]
     first = ["t", "Verdicts", "Against reference", "Gaps", "OOD loss over in-domain loss"]
     assert headings[: len(first)] == first
     assert headings.index("Gap over training speed") < headings.index("Gaps to reference") < headings.index("Runs")
     for words, models in in_words(known, "reference").items():
         assert f"<li><b>{words}</b>: {'; '.join(f'<span>{model}</span>' for model in models)}</li>" in html
-    found = {trace["name"]: trace for trace in pictures_of(html)[0][0]}
-    assert set(found) == set(forest.LOOKS)
+    traces_by_name = {trace["name"]: trace for trace in pictures_of(html)[0][0]}
+    assert set(traces_by_name) == set(forest.LOOKS)
     rows = {row.model: row for row in gaps.compare(known, "reference")}
-    names = [text.split("</b>")[0].removeprefix("<b>") for text in found[forest.GAP]["text"]]
-    assert found[forest.GAP]["x"] == pytest.approx([rows[name].gap.value for name in names])
-    assert found[forest.GAP]["error_x"]["array"] == pytest.approx([rows[name].gap.half for name in names])
-    assert found[forest.ONE_SEED]["x"] == pytest.approx([rows["alone"].gap.value])
+    names = [text.split("</b>")[0].removeprefix("<b>") for text in traces_by_name[forest.GAP]["text"]]
+    assert traces_by_name[forest.GAP]["x"] == pytest.approx([rows[name].gap.value for name in names])
+    assert traces_by_name[forest.GAP]["error_x"]["array"] == pytest.approx([rows[name].gap.half for name in names])
+    assert traces_by_name[forest.ONE_SEED]["x"] == pytest.approx([rows["alone"].gap.value])
 
 
 def test_axes_have_units_and_room_for_the_first_points(html):
     pictures = pictures_of(html)
     for traces, layout in pictures:
-        of_models = traces is pictures[0][0]
+        is_forest = traces is pictures[0][0]
         for name, axis in layout.items():
-            if re.fullmatch(r"xaxis\d*" if of_models else r"[xy]axis", name):
+            if re.fullmatch(r"xaxis\d*" if is_forest else r"[xy]axis", name):
                 assert re.search(
                     r"\((nats per token|nats per token; lower is better|millions|tokens/s)\)$", axis["title"]["text"]
                 )
-            if name in ("xaxis", "yaxis") and "range" in axis and not of_models:
+            if name in ("xaxis", "yaxis") and "range" in axis and not is_forest:
                 low, high = sorted(axis["range"])
                 values = [value for trace in traces for value in trace[name[0]]]
                 assert low < min(values) and max(values) < high, f"{name} cuts points"
@@ -133,7 +133,7 @@ def test_axes_have_units_and_room_for_the_first_points(html):
 
 def test_legend_switches_all_seeds_of_a_model(known, tmp_path):
     """All seeds in one entry of the legend, and other rates in another, which is hidden at first."""
-    html = page_of(tmp_path / "report.html", known)
+    html = written_page(tmp_path / "report.html", known)
     several = ("reference", "dear", "gain", "shrinks", "far")
     expected = {name: (1 if name == "alone" else 3, True) for name in known.models}
     expected |= {f"{name}, other rates": (1, "legendonly") for name in several}
@@ -153,16 +153,18 @@ def test_legend_switches_all_seeds_of_a_model(known, tmp_path):
 
 def test_cost_table_uses_the_config(finished):
     """Parameters, FLOPs and state are those of the config: Mamba-2's is a state and the convolution's last inputs."""
-    found = files.read(finished)
-    (fast,) = (run for run in found.runs if run.label == "fast")
+    study_records = files.read(finished)
+    (fast,) = (run for run in study_records.runs if run.label == "fast")
     inner = 2 * 64  # the run was on a CPU, where the state is float32
     assert fast.metadata["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
-    text = tables.report(found, leaderboard.compared(found))
+    text = tables.report(study_records, leaderboard.compared(study_records))
     header, _, slow, row = (line for line in text.split("## Cost")[1].splitlines()[4:8])
     assert "| H100 | memory | state | GFLOPs/token | OOD difference to slow at equal tokens |" in header
     assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.002 | +0.4")
     assert slow == "| slow | 5 | 7 | - | - | - | - |"
-    assert points.run_speeds(found) == {"slow": 5.0, "fast": 5.0} and found.conditions == {"H100": ("H100", 99)}
+    assert points.run_speeds(study_records) == {"slow": 5.0, "fast": 5.0} and study_records.conditions == {
+        "H100": ("H100", 99)
+    }
 
 
 def test_missing_package_and_wrong_use_are_refused(finished, monkeypatch, tmp_path):
@@ -222,7 +224,7 @@ def test_clicks_switch_domains_and_runs(finished, html, tmp_path):
     clicks.write_text(html.replace("</body>", CLICKS), encoding="utf-8")
     seen = json.loads(unescape(re.findall('data-seen="([^"]*)"', opened(clicks))[0]))
     (run,) = (run for run in files.read(finished).runs if run.label == "slow")
-    of_domain = {domain: [point.domains[domain] for point in run.points] for domain in ("arxiv", "github")}
-    mean = [sum(both) / 2 for both in zip(*of_domain.values(), strict=True)]
+    losses = {domain: [point.domains[domain] for point in run.points] for domain in ("arxiv", "github")}
+    mean = [sum(pair) / 2 for pair in zip(*losses.values(), strict=True)]
     assert seen["before"] == [pytest.approx(mean), True, True]
-    assert seen["after"] == [pytest.approx(of_domain["github"]), "legendonly", "legendonly"], "both seeds"
+    assert seen["after"] == [pytest.approx(losses["github"]), "legendonly", "legendonly"], "both seeds"

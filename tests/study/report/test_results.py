@@ -33,13 +33,13 @@ def write_models(directory, models, *, seeds=3, rates=(1.0,), manifest="m"):
     rng, entries = np.random.default_rng(0), {}
     for model, (worse, gap) in {"slow": (0.0, 0.0), **models}.items():
         for seed, rate in [(s, 1.0) for s in range(seeds)] + [(0, rate) for rate in rates if rate != 1]:
-            off, at = gap + 0.004 * rng.normal(), worse + 0.01 * abs(np.log2(rate))
+            seed_gap, in_domain_shift = gap + 0.004 * rng.normal(), worse + 0.01 * abs(np.log2(rate))
             label = f"{model} x{rate:g} {seed}"
-            losses = {share: 2.0 + 0.6 * share**-0.5 + at for share in ENDS}
+            losses = {share: 2.0 + 0.6 * share**-0.5 + in_domain_shift for share in ENDS}
             write_trunk(
                 directory / label,
                 losses,
-                lambda domain, x, off=off: outside(domain, x) + off,
+                lambda domain, x, seed_gap=seed_gap: outside(domain, x) + seed_gap,
                 noise=100 * seed + len(entries),
                 manifest=manifest,
             )
@@ -80,15 +80,15 @@ def runs(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- from runs
 def test_synthetic_gaps_are_recovered(out):
-    found = {row.model: row for row in gaps.compare(files.read(out), "slow")}
+    rows = {row.model: row for row in gaps.compare(files.read(out), "slow")}
     for model, gap in {"dear": 0.3, "gain": -0.2}.items():
-        assert abs(found[model].gap.value - gap) < found[model].gap.half < 0.1
-        assert found[model].gap.text() in (out / "leaderboard.md").read_text()
-    assert [found[model].verdict.word for model in ("dear", "gain")] == ["costs", "gains"]
+        assert abs(rows[model].gap.value - gap) < rows[model].gap.half < 0.1
+        assert rows[model].gap.text() in (out / "leaderboard.md").read_text()
+    assert [rows[model].verdict.word for model in ("dear", "gain")] == ["costs", "gains"]
     lines = leaderboard.read(out / "leaderboard.csv")
     assert {line["model"]: line["verdict"] for line in lines} == {"dear": "costs", "gain": "gains"}
-    made = {path.name for path in out.iterdir()}
-    assert {f"{name}.png" for name in ("gaps", "losses", "cost", "rates")} <= made and "gaps.md" not in made
+    names = {path.name for path in out.iterdir()}
+    assert {f"{name}.png" for name in ("gaps", "losses", "cost", "rates")} <= names and "gaps.md" not in names
 
 
 def test_study_without_gaps_has_equal_tokens(runs, tmp_path):
@@ -112,29 +112,29 @@ def test_shorter_schedules_become_ends(tmp_path):
         run = write_run(tmp_path / f"x {seed}", [4.0, 3.0, 2.5, 2.1], offset=0.2, noise=seed)
         entries[f"x {seed}"] = {"workdir": str(run), "model": "x", "seed": seed}
     study.main([f"--study={write_study(tmp_path / 'study.py', entries)}", f"--out={tmp_path / 'out'}"])
-    found = files.read(tmp_path / "out")
-    (row,) = gaps.compare(found, "slow")
+    study_records = files.read(tmp_path / "out")
+    (row,) = gaps.compare(study_records, "slow")
     assert row.gap.value == pytest.approx(0.2, abs=1e-3) and row.loss == pytest.approx(2.1, abs=1e-3)
-    assert [len(run.ends) for run in found.of_model("slow")] == [3, 3]
+    assert [len(run.ends) for run in study_records.of_model("slow")] == [3, 3]
 
 
 def test_partial_keeps_results_of_absent_runs(runs, tmp_path):
     path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
     study.main([f"--study={path}", f"--out={out}"])
-    made = {name: (out / name).read_bytes() for name in (*TABLES, "points.csv")}
-    before = {name: dict(np.load(out / name)) for name in ("blocks.npz", "metrics.npz")}
+    contents = {name: (out / name).read_bytes() for name in (*TABLES, "points.csv")}
+    arrays_by_file = {name: dict(np.load(out / name)) for name in ("blocks.npz", "metrics.npz")}
     runs["slow"].rename(tmp_path / "elsewhere")
     study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert {name: (out / name).read_bytes() for name in made} == made
-    for name, arrays in before.items():
-        after = np.load(out / name)
-        assert list(arrays) == after.files
+    assert {name: (out / name).read_bytes() for name in contents} == contents
+    for name, arrays in arrays_by_file.items():
+        stored = np.load(out / name)
+        assert list(arrays) == stored.files
         for key, array in arrays.items():
-            np.testing.assert_array_equal(after[key], array)
+            np.testing.assert_array_equal(stored[key], array)
     # A run that is trained again here is not read from the old results.
     write_run(runs["slow"], [5.5, 4.5, 3.5])
     study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() != made["points.csv"]
+    assert (out / "points.csv").read_bytes() != contents["points.csv"]
 
 
 @pytest.mark.parametrize("name", ["points.csv", "runs.json", "blocks.npz", "metrics.npz", "classes.npz"])
@@ -143,10 +143,10 @@ def test_damaged_earlier_result_is_replaced(name, runs, tmp_path):
     path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
     command = [f"--study={path}", f"--out={out}", "--partial"]
     study.main(command)
-    made = {file: (out / file).read_bytes() for file in (*TABLES, "points.csv")}
+    contents = {file: (out / file).read_bytes() for file in (*TABLES, "points.csv")}
     (out / name).write_bytes(b"damaged")
     study.main(command)
-    assert {file: (out / file).read_bytes() for file in made} == made
+    assert {file: (out / file).read_bytes() for file in contents} == contents
     runs["fast"].rename(tmp_path / "elsewhere")
     (out / name).write_bytes(b"damaged")
     with pytest.raises(UserError, match=name) as caught:
@@ -167,10 +167,10 @@ def test_stored_results_include_all_schedules(tmp_path):
         entries[f"slow {share}"] = {"workdir": str(run), "model": "slow", "schedule": share}
     path, out = write_study(tmp_path / "study.py", entries), tmp_path / "out"
     study.main([f"--study={path}", f"--out={out}"])
-    before = (out / "points.csv").read_bytes()
+    original = (out / "points.csv").read_bytes()
     shutil.move(tmp_path / "slow 0.5", tmp_path / "elsewhere")
     study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
+    assert (out / "points.csv").read_bytes() == original
 
 
 def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
@@ -179,12 +179,12 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     recorded = json.loads((out / "runs.json").read_text())
     recorded["runs"]["fast"]["config"] = {"model": {"dim": 1}}
     (out / "runs.json").write_text(json.dumps(recorded))
-    before = (out / "points.csv").read_bytes()
+    original = (out / "points.csv").read_bytes()
     fast = {"workdir": str(tmp_path / "not_here"), "config": "transformer_pp:debug"}
     path = write_study(tmp_path / "study.py", runs | {"fast": fast})
     with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
+    assert (out / "points.csv").read_bytes() == original
     # A setting that the record does not know is not compared, in groups of lists as well.
     hybrid = "transformer_pp:debug,model.mixer=({'name':'kda','heads':2},{'name':'transformer_pp'})"
     path = write_study(tmp_path / "study.py", runs | {"fast": fast | {"config": hybrid}})
@@ -192,7 +192,7 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     recorded["runs"]["fast"]["config"] = {"model": {"mixer": mixer}}
     (out / "runs.json").write_text(json.dumps(recorded))
     study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
+    assert (out / "points.csv").read_bytes() == original
     mixer[0]["heads"] = 4
     (out / "runs.json").write_text(json.dumps(recorded))
     with pytest.raises(UserError, match=r"other settings: model\.mixer\[0\]\.heads: 4 -> 2"):
@@ -202,7 +202,7 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     recorded["runs"]["fast"]["config"] = {"model": {"mixer": {"implementation": "triton"}}}
     (out / "runs.json").write_text(json.dumps(recorded))
     study.main([f"--study={path}", f"--out={out}", "--partial"])
-    assert (out / "points.csv").read_bytes() == before
+    assert (out / "points.csv").read_bytes() == original
 
 
 def test_missing_runs_are_listed_and_missing_reference_refused(models, tmp_path):
@@ -223,8 +223,8 @@ def test_missing_runs_are_listed_and_missing_reference_refused(models, tmp_path)
 
 def test_metrics_store_trunk_and_cooldown_rows(out):
     with np.load(out / "metrics.npz") as file:
-        of_run = file["run"] == "slow x1 0"
-        ends, steps = file["end"][of_run], file["step"][of_run]
+        is_run = file["run"] == "slow x1 0"
+        ends, steps = file["end"][is_run], file["step"][is_run]
     assert set(ends) == {0, *(round(1000 * share) for share in ENDS)}
     assert (steps[ends > 0] == ends[ends > 0]).all()
     assert [point.step for point in files.read(out).runs[0].points] == [500, 650, 800, 1000], "only decayed ends"
@@ -237,20 +237,20 @@ def test_metrics_store_rows_of_all_runs(runs, tmp_path):
     with np.load(tmp_path / "out" / "metrics.npz") as file:
         arrays = dict(file)
     assert np.isnan(arrays.pop("device_peak_gib")).all() and not arrays.pop("end").any()
-    of_run = arrays.pop("run")
+    labels = arrays.pop("run")
     for label, workdir in runs.items():
-        columns = {field: values[of_run == label] for field, values in arrays.items()}
-        kept = [
-            {field: of_field[i] for field, of_field in columns.items() if not np.isnan(of_field[i])}
-            for i in range(np.sum(of_run == label))
+        columns = {field: values[labels == label] for field, values in arrays.items()}
+        stored_rows = [
+            {field: column[i] for field, column in columns.items() if not np.isnan(column[i])}
+            for i in range(np.sum(labels == label))
         ]
         rows = [{field: x for field, x in row.items() if x is not None} for row in metrics.read(workdir)]
-        assert kept == rows
+        assert stored_rows == rows
 
 
 def test_runs_in_a_store_give_identical_results(models, memory, tmp_path):
-    there = {k: v | {"workdir": support.put(Path(v["workdir"]), f"{memory}/{k}")} for k, v in models.items()}
-    for name, entries in (("here", models), ("there", there)):
+    stored = {k: v | {"workdir": support.put(Path(v["workdir"]), f"{memory}/{k}")} for k, v in models.items()}
+    for name, entries in (("here", models), ("there", stored)):
         path = write_study(tmp_path / f"{name}.py", entries)
         study.main([f"--study={path}", f"--out={tmp_path / name}"])
     for name in ("points.csv", "blocks.npz", "leaderboard.md"):
@@ -270,9 +270,9 @@ def test_study_in_bits_per_byte(tmp_path):
         study.main([f"--study={write_study(tmp_path / 'study.py', entries)}", f"--out={tmp_path / 'out'}"])
     path = write_study(tmp_path / "study.py", entries, unit="bits_per_byte")
     study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
-    found = files.read(tmp_path / "out")
-    (row,) = gaps.compare(found, "slow")
-    assert found.unit == UNITS["bits_per_byte"] and row.gap.value == pytest.approx(0.05, abs=1e-4)
+    study_records = files.read(tmp_path / "out")
+    (row,) = gaps.compare(study_records, "slow")
+    assert study_records.unit == UNITS["bits_per_byte"] and row.gap.value == pytest.approx(0.05, abs=1e-4)
     assert "Losses are in bits per byte" in (tmp_path / "out" / "leaderboard.md").read_text()
 
 
@@ -286,8 +286,8 @@ def test_lost_block_losses_are_reported_and_a_lost_row_refused(tmp_path, capsys)
     study.main(arguments)
     assert "No block losses in x for 00000001.npz" in capsys.readouterr().out
     rows = (runs["slow"] / "metrics.jsonl").read_text()
-    for kept in (rows[:-9], "".join(rows.splitlines(keepends=True)[:-1])):
-        (runs["slow"] / "metrics.jsonl").write_text(kept)
+    for remaining in (rows[:-9], "".join(rows.splitlines(keepends=True)[:-1])):
+        (runs["slow"] / "metrics.jsonl").write_text(remaining)
         with pytest.raises(UserError, match=r"slow/metrics\.jsonl lacks .* step 2"):
             study.main(arguments)
 
@@ -304,10 +304,10 @@ def test_incompatible_runs_are_refused(tmp_path):
     other = write_run(tmp_path / "other", [4.0, 2.0], manifest="other")
     with pytest.raises(UserError, match=r"different data.*slow, x: manifest m; y: manifest other"):
         compared(entries | {"y": other})
-    described = entries["x"] / eval_losses.DIRECTORY / "blocks.npz"
-    with np.load(described) as arrays:
+    blocks_path = entries["x"] / eval_losses.DIRECTORY / "blocks.npz"
+    with np.load(blocks_path) as arrays:
         changed = {key: value + key.endswith("index") for key, value in arrays.items()}
-    np.savez(described, allow_pickle=False, **changed)
+    np.savez(blocks_path, allow_pickle=False, **changed)
     with pytest.raises(UserError, match="x was evaluated on other blocks than slow"):
         compared(entries)
     assert not (tmp_path / "out").exists()
@@ -321,8 +321,8 @@ def test_ends_without_evaluation_or_config_are_refused(tmp_path):
     with pytest.raises(UserError, match="dear x1 0 has no evaluation at the ends after step 800, 1000"):
         study.main([f"--study={path}", f"--out={out}"])
     study.main([f"--study={path}", f"--out={out}", "--partial"])
-    named = "**Missing:** dear x1 0 (no evaluation yet at the ends after step 800, 1000)."
-    assert named in (out / "leaderboard.md").read_text()
+    missing_line = "**Missing:** dear x1 0 (no evaluation yet at the ends after step 800, 1000)."
+    assert missing_line in (out / "leaderboard.md").read_text()
     (tmp_path / "dear x1 0" / "config.json").unlink()
     with pytest.raises(UserError, match=r"dear x1 0/config\.json is missing, and this run has ends"):
         study.main([f"--study={path}", f"--out={out}"])
@@ -330,16 +330,16 @@ def test_ends_without_evaluation_or_config_are_refused(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------ from the data
 def test_analyse_needs_no_workdirs(out, tmp_path, capsys):
-    made = {name: (out / name).read_bytes() for name in TABLES}
-    for name in made:
+    contents = {name: (out / name).read_bytes() for name in TABLES}
+    for name in contents:
         (out / name).unlink()
     (out / "gaps.md").write_text("of an earlier version")
-    assert results.analyse(out, quiet=True).encode() == made["leaderboard.md"]
-    assert {name: (out / name).read_bytes() for name in made} == made
+    assert results.analyse(out, quiet=True).encode() == contents["leaderboard.md"]
+    assert {name: (out / name).read_bytes() for name in contents} == contents
     assert not (out / "gaps.md").exists() and not (out / "leaderboard.tex").exists()
     study.main([f"--analyse={out}", "--latex"])
     assert (out / "leaderboard.tex").read_text().count(r"\midrule") == 2
-    assert made["leaderboard.md"].decode() in capsys.readouterr().out
+    assert contents["leaderboard.md"].decode() in capsys.readouterr().out
     with pytest.raises(UserError, match="leave out the other arguments"):
         study.main([f"--analyse={out}", "--study=x"])
     with pytest.raises(UserError, match=r"no finished study: it has no runs\.json"):
@@ -357,13 +357,13 @@ def test_missing_class_sums_are_reported(out, capsys):
 
 
 def test_gaps_to_any_model(out, capsys):
-    made = {path.name: path.read_bytes() for path in out.iterdir()}
+    contents = {path.name: path.read_bytes() for path in out.iterdir()}
     capsys.readouterr()
     study.main([f"--analyse={out}", "--reference=dear"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| slow |")]
     (row,) = [row for row in gaps.compare(files.read(out), "dear") if row.model == "slow"]
     assert f"| {row.gap.text()} |" in line and row.gap.value == pytest.approx(-0.3, abs=0.05)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == contents
     with pytest.raises(UserError, match=r"no model 'deer'\. Its models: slow; dear; gain"):
         study.main([f"--analyse={out}", "--reference=deer"])
     with pytest.raises(UserError, match="--analyse=DIR --reference=MODEL"):
@@ -399,21 +399,23 @@ def test_golden_studies_cover_all_formats():
     assert blocks["linear"] == {"float16"} and blocks["wsd"] == {"float32"} and "without_blocks" not in blocks
     assert all("config" not in run for run in runs["without_blocks"]["runs"].values())
     assert runs["sweep"]["study"]["sweep"] and runs["protocol_2"]["study"]["protocol"] == 2
-    assert all(isinstance(of, int) for speeds in runs["linear"]["study"]["speeds"].values() for of in speeds.values())
+    assert all(
+        isinstance(speed, int) for speeds in runs["linear"]["study"]["speeds"].values() for speed in speeds.values()
+    )
     assert all("card" in speeds for speeds in runs["wsd"]["study"]["speeds"].values())
 
 
 # -------------------------------------------------------------------------------------------------------- two models
 def test_compare_models_of_a_finished_study(out, capsys):
-    made = {path.name: path.read_bytes() for path in out.iterdir()}
+    contents = {path.name: path.read_bytes() for path in out.iterdir()}
     capsys.readouterr()
     study.main([f"--analyse={out}", "--compare", "dear", "gain"])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     (row,) = [row for row in gaps.compare(files.read(out), "gain") if row.model == "dear"]
-    assert said == words.in_one_line(files.read(out), "dear", "gain") + "\n" and said.count("\n") == 1
-    assert row.gap.text() in said and f"p = {row.verdict.p:.2g}" in said
+    assert output == words.in_one_line(files.read(out), "dear", "gain") + "\n" and output.count("\n") == 1
+    assert row.gap.text() in output and f"p = {row.verdict.p:.2g}" in output
     assert row.gap.value == pytest.approx(0.5, abs=0.05)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == contents
     with pytest.raises(UserError, match=r"no model 'deer'\. Its models: slow; dear; gain"):
         study.main([f"--analyse={out}", "--compare", "deer", "gain"])
 
@@ -431,19 +433,19 @@ def test_compare_models_of_a_study_file(models, out, tmp_path, capsys):
     write_study(path, entries)
     study.main([f"--study={path}", "--compare", "dear", "slow"])
     assert "(1 and 3 seeds)" in capsys.readouterr().out
-    made = {file.name: file.read_bytes() for file in out.iterdir()}
+    contents = {file.name: file.read_bytes() for file in out.iterdir()}
     study.main([f"--study={path}", f"--out={out}", "--compare", "dear", "slow"])
     assert capsys.readouterr().out == f"{expected}\n"
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == made
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == contents
 
 
 def test_compare_models_by_workdirs(models, tmp_path, capsys):
     """Several workdirs of a model are its seeds; the training domains are known from the config."""
     sides = [",".join(models[f"{name} x1 {seed}"]["workdir"] for seed in range(3)) for name in ("dear", "slow")]
     study.main(["--compare", *sides])
-    said = capsys.readouterr().out
-    assert said.startswith(f"{sides[0]} against {sides[1]}: gap +0.") and "(3 and 3 seeds): costs" in said
-    value = float(said.split("gap ")[1].split(" ")[0])
+    output = capsys.readouterr().out
+    assert output.startswith(f"{sides[0]} against {sides[1]}: gap +0.") and "(3 and 3 seeds): costs" in output
+    value = float(output.split("gap ")[1].split(" ")[0])
     assert value == pytest.approx(0.3, abs=0.02)
     with pytest.raises(UserError, match=r"absent is not a run: it has no config\.json"):
         study.main(["--compare", str(tmp_path / "absent"), sides[1]])

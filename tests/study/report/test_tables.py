@@ -55,11 +55,11 @@ def test_reasons_and_domains_follow_a_comparison(known):
     text = report(known)
     (why,) = [row.why for row in gaps.compare(known, "reference") if row.gap is None]
     assert f"No gap for far: {why}." in text
-    of_domains = cells(text.split("The gap of each domain")[1], first="model")
+    domain_gaps = cells(text.split("The gap of each domain")[1], first="model")
     rows = {row.model: row for row in gaps.compare(known, "reference")}
-    assert list(of_domains) == [name for name in rows if name != "far"]
-    assert of_domains["dear"]["github"] == rows["dear"].gaps["github"].text()
-    assert of_domains["dear"]["OOD mean"] == rows["dear"].gap.text()
+    assert list(domain_gaps) == [name for name in rows if name != "far"]
+    assert domain_gaps["dear"]["github"] == rows["dear"].gaps["github"].text()
+    assert domain_gaps["dear"]["OOD mean"] == rows["dear"].gap.text()
 
 
 def test_table_without_gaps_has_equal_tokens_and_reason():
@@ -101,8 +101,8 @@ def test_cost_table_has_logged_and_measured_speeds(known):
 
 
 def test_entropy_table_lists_measured_runs(known):
-    of_run = {"entropy": 2.0, "entropy_relative": 0.25}
-    run = dataclasses.replace(known.runs[0], metadata={"entropy": {"c4": of_run}})
+    entropy = {"entropy": 2.0, "entropy_relative": 0.25}
+    run = dataclasses.replace(known.runs[0], metadata={"entropy": {"c4": entropy}})
     text = report(dataclasses.replace(known, runs=[run, *known.runs[1:]])).split("## Entropy of attention")[1]
     assert cells(text, first="run") == {
         run.label: {"run": run.label, "c4": "2.000 (0.250)"} | dict.fromkeys(("web", "arxiv", "github"), "-")
@@ -114,7 +114,9 @@ def write_classes(workdir, corpus, seed):
     (workdir / eval_losses.DIRECTORY).mkdir(parents=True)
     blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("c4", "arxiv")}
     rng = np.random.default_rng(seed)
-    losses = {d: rng.random((len(of.tokens), support.SEQ_LEN)).astype(np.float32) for d, of in blocks.items()}
+    losses = {
+        d: rng.random((len(evaluated.tokens), support.SEQ_LEN)).astype(np.float32) for d, evaluated in blocks.items()
+    }
     token_classes.write_classes(workdir, 2, losses, blocks, corpus)
     return losses
 
@@ -154,11 +156,11 @@ def elements(text: str) -> list[str]:
 )
 def test_names_are_escaped(name):
     """As title, reference, model, label, speed, reason and remark, a name has the elements of a plain one."""
-    found = []
+    structures = []
     for text in ("plain", name):
         runs = [*side(f"{text}1", 0.0, seeds=1), *side(f"{text}2", 0.3, seeds=1)]
         speeds = {text: {f"{text}1": 1000.0, f"{text}2": 2000.0}}
-        about = {"title": text, "missing": {text: text}, "remarks": (text,), "speeds": speeds}
-        study = dataclasses.replace(records(runs, references=(f"{text}1",)), **about)
-        found.append(elements(report(study)))
-    assert found[0] == found[1]
+        changes = {"title": text, "missing": {text: text}, "remarks": (text,), "speeds": speeds}
+        study = dataclasses.replace(records(runs, references=(f"{text}1",)), **changes)
+        structures.append(elements(report(study)))
+    assert structures[0] == structures[1]

@@ -22,16 +22,16 @@ def test_equal_runs_have_no_remark():
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("changed", "expected"),
     [
         (with_config(run("other", tokens=TOKENS // 2)), f"{TOKENS // 2:,}: other"),
         (with_config(run("other"), optim={"b1": 0.95}), "b1 0.95: other"),
         (with_config(run("other"), train={"ends": []}), "linear: other"),
     ],
 )
-def test_each_difference_is_one_remark_with_models(changed, named):
+def test_each_difference_is_one_remark_with_models(changed, expected):
     (remark,) = checks.remarks([with_config(run("a")), changed])
-    assert named in remark and remark.count(". ") == 0
+    assert expected in remark and remark.count(". ") == 0
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\tb"])

@@ -15,8 +15,8 @@ AGAINST = ("commoncrawl", "c4")
 
 
 def collected(tmp_path, entries, **more):
-    found = load_study(write_study(tmp_path / "study.py", entries))
-    return collect.collect(found.runs, [*DOMAINS, *AGAINST], **more), {run.label: run.workdir for run in found.runs}
+    study = load_study(write_study(tmp_path / "study.py", entries))
+    return collect.collect(study.runs, [*DOMAINS, *AGAINST], **more), {run.label: run.workdir for run in study.runs}
 
 
 def test_points_are_the_evaluations(tmp_path):
@@ -67,15 +67,15 @@ def test_block_losses_are_thinned_to_fit(tmp_path):
     about = {"title": "t", "references": ["slow"], "domains": list(DOMAINS), "against": list(AGAINST)}
     # 96 blocks in 10 evaluations, and 20 KiB for the rest of the file.
     full, rest = 96 * 10 * 4, 20_480 + 8 * 96
-    kept = []
+    results = []
     for size in (full, full // 2, full // 5):
         messages = files.write(
             tmp_path / "out", runs, study=about, missing={}, workdirs=workdirs, max_bytes=rest + size
         )
         with np.load(tmp_path / "out" / "blocks.npz") as arrays:
-            kept.append((arrays["arxiv/losses"].dtype, len(arrays["arxiv/losses"]), len(messages)))
+            results.append((arrays["arxiv/losses"].dtype, len(arrays["arxiv/losses"]), len(messages)))
         for run in files.read(tmp_path / "out").runs:  # which compares the means of blocks with points.csv
             assert files.read(tmp_path / "out").blocks.losses["arxiv"][run.last.row].mean() > 0
     # One message says that these runs have no identity.
-    assert kept == [(np.float32, 10, 1), (np.float16, 10, 2), (np.float16, 3, 3)]
+    assert results == [(np.float32, 10, 1), (np.float16, 10, 2), (np.float16, 3, 3)]
     assert "the last 1 evaluations of each run" in messages[1]

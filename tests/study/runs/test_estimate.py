@@ -73,15 +73,15 @@ def test_recorded_speed_needs_a_matching_model(runs, monkeypatch, tmp_path):
         path.write_text(json.dumps({"speeds": entries}))
 
     record()
-    found = estimate.estimate_run(run, [run])
-    assert found.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
-    assert found.source == "recorded on one a device"
-    for share, seconds in ((1.04, found.seconds), (0.96, found.seconds), (1.06, None), (0.94, None)):
+    estimated = estimate.estimate_run(run, [run])
+    assert estimated.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
+    assert estimated.source == "recorded on one a device"
+    for share, seconds in ((1.04, estimated.seconds), (0.96, estimated.seconds), (1.06, None), (0.94, None)):
         n_params = round(share * speed["params"])
         record(params=n_params)
-        near = estimate.estimate_run(run, [run])
-        assert near.seconds == seconds
-        assert near.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
+        similar = estimate.estimate_run(run, [run])
+        assert similar.seconds == seconds
+        assert similar.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
         assert (
             dry_run.recorded_speed(
                 run.config,

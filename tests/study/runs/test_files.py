@@ -26,14 +26,16 @@ def directory(tmp_path):
 
 
 def test_round_trip(directory):
-    found = files.read(directory)
-    assert [r.label for r in found.runs] == ["reference, rate 1, seed 0", "m, rate 1, seed 0"]
-    assert [p.step for p in found.runs[0].ends] == [500, 1000] and found.runs[0].is_wsd
-    assert found.name == directory.name and found.remarks == ()
-    for one in found.runs:
-        for point in one.ends:
+    study_records = files.read(directory)
+    assert [r.label for r in study_records.runs] == ["reference, rate 1, seed 0", "m, rate 1, seed 0"]
+    assert [p.step for p in study_records.runs[0].ends] == [500, 1000] and study_records.runs[0].is_wsd
+    assert study_records.name == directory.name and study_records.remarks == ()
+    for record in study_records.runs:
+        for point in record.ends:
             for domain in DOMAINS:
-                assert found.blocks.losses[domain][point.row].mean() == pytest.approx(point.domains[domain], abs=1e-4)
+                assert study_records.blocks.losses[domain][point.row].mean() == pytest.approx(
+                    point.domains[domain], abs=1e-4
+                )
 
 
 def test_known_sources_are_the_sampling_units(directory):
@@ -100,12 +102,12 @@ def test_united_studies_have_each_run_once():
     config = {"manifest": "same", "config": {"optim": {"lr": 2e-3}, "train": {"ends": [1.0]}}}
     one = records([run(m, metadata=config, rate=2) for m in ("reference", "a")], blocks=4, name="one")
     two = records([run(m, metadata=config, rate=1) for m in ("b", "a")], blocks=4, name="two")
-    whole = files.united(one, [two])  # 2e-3 is the double of 1e-3 in the first study, and 1 in the second
-    assert [(r.model, r.rate) for r in whole.runs] == [("reference", 2), ("a", 2), ("b", 2)] and whole.asks == ("a",)
+    united = files.united(one, [two])  # 2e-3 is the double of 1e-3 in the first study, and 1 in the second
+    assert [(r.model, r.rate) for r in united.runs] == [("reference", 2), ("a", 2), ("b", 2)] and united.asks == ("a",)
     for study, model in ((one, "a"), (two, "b")):
         row = next(r for r in study.runs if r.model == model).last.row
-        joined = next(r for r in whole.runs if r.model == model).last.row
-        np.testing.assert_array_equal(whole.blocks.losses["c4"][joined], study.blocks.losses["c4"][row])
+        joined = next(r for r in united.runs if r.model == model).last.row
+        np.testing.assert_array_equal(united.blocks.losses["c4"][joined], study.blocks.losses["c4"][row])
     assert files.united(one, [records(two.runs, name="two")]).blocks is None
 
 

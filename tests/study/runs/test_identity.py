@@ -23,7 +23,7 @@ def entry(workdir, settings="", **fields):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"workdir": "same"}, "the same workdir"),
         ({"workdir": "./same/"}, "the same workdir"),
@@ -34,14 +34,14 @@ def entry(workdir, settings="", **fields):
         ({"config": f"{CONFIG},optim.lr=0.5", "rate": 2.0, "model": "slow"}, "`rate`"),
     ],
 )
-def test_duplicate_runs_are_refused(change, said, tmp_path, monkeypatch):
+def test_duplicate_runs_are_refused(change, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = {"slow": entry("same"), "second": entry("second") | change}
     path = write_study(tmp_path / "study.py", runs)
-    if not said:
+    if not message:
         assert len(load_study(str(path)).runs) == 2
         return
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_study(str(path))
 
 
@@ -81,9 +81,13 @@ def test_workdir_with_other_settings_is_refused(tmp_path):
     (workdir / "config.json").write_text(json.dumps(to_dict(read(CONFIG))))
     path = write_study(tmp_path / "study.py", {"slow": entry(workdir)})
     assert identity.require(load_study(str(path)).runs[0]) is False  # of before identities
-    for settings, said in (("optim.lr=0.5", "optim.lr"), ("train.seed=3", "train.seed"), ("model.dim=32", "model.dim")):
+    for settings, setting in (
+        ("optim.lr=0.5", "optim.lr"),
+        ("train.seed=3", "train.seed"),
+        ("model.dim=32", "model.dim"),
+    ):
         write_study(path, {"slow": entry(workdir, settings)})
-        with pytest.raises(UserError, match=f"slow: .*run holds .*{said}"):
+        with pytest.raises(UserError, match=f"slow: .*run holds .*{setting}"):
             identity.require(load_study(str(path)).runs[0])
 
 
