@@ -1,4 +1,4 @@
-"""Runs whose gaps are known, written as training writes them, and studies of them."""
+"""Write runs with known gaps, as training writes them, and study files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from seqjax.training import eval_losses
 
 DOMAINS = ("arxiv", "github")
 SHARES = (0.7, 0.3)
-# Documents of one, two and three blocks; the two domains trained on and the two others.
+# Documents with one, two or three blocks, in two training domains and two OOD domains.
 DOCUMENTS = {name: np.repeat(np.arange(12), np.resize([1, 2, 3], 12)) for name in ("commoncrawl", "c4", *DOMAINS)}
 
 
@@ -27,10 +27,10 @@ def write_run(
     tokenizer: str = "byte",
     steps: Sequence[int] | None = None,
 ) -> Path:
-    """Write a run whose loss in a domain outside is slope * loss in domain + 1 + offset, at every evaluation.
+    """Write a run with OOD loss = slope * in-domain loss + 1 + offset.
 
-    Blocks differ by a fixed amount each, the same in all runs; `noise` is the seed of what differs between runs.
-    `steps` are those of the evaluations, 0, 1, ... by default.
+    Block losses spread around this mean, equally in all runs; `noise` seeds an additional spread. `steps` are the
+    evaluation steps, by default 0, 1, ...
     """
     directory.mkdir(parents=True)
     rng = np.random.default_rng(noise)
@@ -75,9 +75,10 @@ def write_trunk(
     noise: int | None = None,
     manifest: str = "m",
 ) -> Path:
-    """Write a run with ends: share of the steps -> loss in domain there, and `outside` gives a domain's loss over it.
+    """Write a run with ends.
 
-    The trunk has training rows and an evaluation that no comparison may use: its rate was not decayed.
+    `in_domain` maps the share of the steps to the loss, and `outside` gives a domain's OOD loss. The trunk also has an
+    evaluation at the undecayed learning rate, which no comparison may use.
     """
     for share, loss in in_domain.items():
         step = round(share * steps)
@@ -94,7 +95,7 @@ def write_trunk(
 
 
 def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **fields: Any) -> Path:
-    """Write a study file of runs, label -> workdir or fields of a run."""
+    """Write a study file; `runs` maps label -> workdir or run fields."""
     entries = {label: {"workdir": str(run)} if isinstance(run, Path) else run for label, run in runs.items()}
     values = {
         "title": "t",

@@ -1,4 +1,4 @@
-"""The command of a study: its files, the runs that it trains, and bad input."""
+"""`seqjax study`: study files, training, signals, and bad input."""
 
 import json
 import math
@@ -62,7 +62,7 @@ TINY = (
 
 @pytest.fixture
 def trained_study(blocks_dir, tmp_path):
-    """Two runs that can be trained and, between them, one that fails: its learning rate makes it diverge."""
+    """Write a study with two runs that train and one that diverges."""
     tiny = TINY.format(data=blocks_dir)
     configs = {
         "slow": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny}",
@@ -77,7 +77,7 @@ def trained_study(blocks_dir, tmp_path):
 
 
 def study_arguments(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
-    """The arguments of a study of two configs; `changes` are settings of the second one."""
+    """Return arguments that compare two configs; `changes` are the second's settings."""
     tiny = TINY.format(data=blocks_dir).replace("train.steps=4", "train.steps=8")
     more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
     configs = f"transformer_pp:debug,{tiny};{second}:debug,{tiny},model.mixer.chunk_size=8{more}"
@@ -89,7 +89,7 @@ NAMES = ("x'''", 'x"""', "x{}", "x#'", "x\u202e")
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_written_study_file_escapes_paths(name, blocks_dir, tmp_path):
-    """It is Python source, which runs when it is read."""
+    """The study file is Python source, which runs when it is read."""
     study.main([*study_arguments(blocks_dir, tmp_path / name), "--list"])
     for run in load_study(tmp_path / name / "study.py").runs:
         assert Path(run.workdir).parent == tmp_path / name / "runs"
@@ -109,7 +109,7 @@ def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
         assert run.config.train.seed == run.config.data.seed == run.seed
         assert run.config.train.ends == (ENDS if run.model == names[0] else (0.5, 1.0))
     assert len({run.workdir for run in loaded.runs}) == 4
-    study.main([*arguments, "--list"])  # the same again
+    study.main([*arguments, "--list"])  # repeating the command is allowed
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
     with pytest.raises(UserError, match="exists with other content"):
         study.main([*study_arguments(blocks_dir, tmp_path, seeds=3), "--list"])
@@ -129,7 +129,7 @@ def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
 
 
 def test_runs_are_labelled_by_config_name(blocks_dir, tmp_path, monkeypatch):
-    """Not with their files: a config says what it is called, and a label stays if the file is renamed."""
+    """A label stays if the config's file is renamed."""
     monkeypatch.chdir(tmp_path)
     text = "from seqjax import presets\ndef get_config(arg=''):\n"
     text += "    return presets.get_config(arg, name='NAME', mixer={'name': 'transformer_pp', 'window': WINDOW})\n"
@@ -161,12 +161,12 @@ def test_failed_run_does_not_stop_other_runs(trained_study, tmp_path, capsys):
         study.main([f"--study={trained_study}", f"--out={tmp_path / 'out'}", "--jobs=2"])
     out = capsys.readouterr().out
     assert "bad: failed with status 2" in out
-    assert "not_finite" in out, "the last words of the run"
+    assert "not_finite" in out, "the end of the run's output"
     rows = (tmp_path / "out" / "points.csv").read_text()
     assert "fast,fast,0,1,1,4," in rows
     assert "bad" not in rows
     assert "**Missing:** bad (failed)" in (tmp_path / "out" / "leaderboard.md").read_text()
-    # What is complete is not trained again; --only trains nothing else.
+    # Complete runs are not trained again; --only trains no other run.
     before = (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns
     study.main([f"--study={trained_study}", "--only=2"])
     assert (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns == before
@@ -185,7 +185,7 @@ def test_only_keeps_the_requested_order():
 
 
 def test_run_that_ended_early_has_failed(trained_study, tmp_path, monkeypatch, capsys):
-    """Somebody else sent it a signal: it saved, and its status is 0."""
+    """After a signal from outside, the run saves and its status is 0."""
     monkeypatch.setattr(runner, "_start", lambda *_: subprocess.Popen([sys.executable, "-c", ""]))
     with pytest.raises(UserError, match="1 of 1 runs failed: slow"):
         study.main([f"--study={trained_study}", "--only=slow"])
@@ -193,7 +193,7 @@ def test_run_that_ended_early_has_failed(trained_study, tmp_path, monkeypatch, c
 
 
 def test_run_with_ends_is_complete_once_all_are_evaluated(tmp_path):
-    """Steps are those of the trunk, 80, and of the cooldowns of the last fifth, 10 and 20."""
+    """110 steps: a trunk of 80, and cooldowns of 10 and 20."""
     config = "transformer_pp:debug,train.steps=100,train.ends=(0.5,1.0),optim.cooldown=0.2,optim.warmup_steps=5"
     entries = {"slow": {"workdir": str(tmp_path / "slow"), "config": config}}
     (run,) = load_study(str(write_study(tmp_path / "study.py", entries))).runs
@@ -252,7 +252,7 @@ def test_block_losses_are_stored(trained_study, tmp_path):
     [pytest.param(signal.SIGTERM, id="terminated"), pytest.param(signal.SIGKILL, id="killed")],
 )
 def test_signal_stops_all_runs(trained_study, tmp_path, number):
-    """The runs save where they are and the same command goes on; the first is long: no signal comes too late."""
+    """The first run is long, so the signal always arrives during training."""
     text = trained_study.read_text()
     assert "train.steps=4," in text
     trained_study.write_text(text.replace("train.steps=4,", "train.steps=100000,", 1))

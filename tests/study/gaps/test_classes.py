@@ -1,4 +1,4 @@
-"""What a difference consists of: the parts add up to it, and their intervals cover documents and seeds."""
+"""Token-class contributions: their sum, and intervals over documents and seeds."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ RATES = np.array([0.5, 5.0, 50.0, 5e3, 5e5])
 
 
 def token_losses(domain: str, seed: int) -> np.ndarray:
-    """The loss of every token of the blocks of a domain; a document adds the same amount to its tokens."""
+    """Return token losses [blocks, T]; each document shifts all its tokens."""
     rng = np.random.default_rng(seed)
     document_offsets = rng.normal(size=12)[DOCUMENTS[domain], None]
     return (3 + 0.1 * document_offsets + rng.random((len(DOCUMENTS[domain]), T))).astype(np.float32)
 
 
 def run_sums(seed: int, *, extra: float = 0.0) -> ClassSums:
-    """The sums of a run; OOD tokens that continue as before cost `extra` nats more."""
+    """Return a run's class sums; OOD tokens that repeat cost `extra` nats more."""
     domains = {}
     for domain, documents in DOCUMENTS.items():
         blocks = EvalBlocks(TOKENS[domain], np.arange(len(documents)), documents, np.zeros(len(documents), np.int64))
@@ -60,7 +60,6 @@ def test_family_contributions_sum_to_the_difference():
 
 
 def test_planted_class_difference_is_recovered():
-    """The losses are the same except for tokens that continue as before."""
     ours, theirs = [run_sums(1, extra=0.5)], [run_sums(1)]
     new, different, continued = classes.parts(ours, theirs, "arxiv", "repeat")
     assert continued.name == "continues as before"
@@ -73,7 +72,7 @@ def test_planted_class_difference_is_recovered():
 
 
 def test_single_seed_interval_covers_documents():
-    """A ratio of sums over documents, whose variance has a closed form."""
+    """The expected error is the closed-form variance of a ratio estimate."""
     gaps = token_losses("arxiv", 1).astype(float) - token_losses("arxiv", 2)
     document_gaps = np.array([gaps[DOCUMENTS["arxiv"] == d].sum() for d in range(12)]) / gaps.size
     shares = np.bincount(DOCUMENTS["arxiv"]) / len(DOCUMENTS["arxiv"])

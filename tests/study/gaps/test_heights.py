@@ -1,4 +1,4 @@
-"""Gaps at equal in-domain loss and equal learning rate, against known gaps and a plain implementation."""
+"""Gaps at equal in-domain loss and rate, against known gaps and plain loops."""
 
 from collections import defaultdict
 
@@ -116,7 +116,7 @@ def random_study(seed):
 
 
 def plain(models, reference, best):
-    """Return the gaps of the first quantity, by loops, least squares with dummies, and `np.interp`."""
+    """Return the first quantity's gaps from loops, least squares and `np.interp`."""
     theirs = models[reference]
     x = np.concatenate([r.x[0] for r in theirs])
     y = np.concatenate([r.y[0, :, 0] for r in theirs])

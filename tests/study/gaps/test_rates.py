@@ -7,7 +7,7 @@ from tests.study.gaps.studies import records, run
 
 
 def study(losses, seeds=(0,)):
-    """A model with a last in-domain loss per rate."""
+    """Return a study with a model that has these last in-domain losses, by rate."""
     return records([run("reference")] + [run("m", rate=r, last=x, seed=s) for r, x in losses.items() for s in seeds])
 
 

@@ -1,4 +1,4 @@
-"""Rows: variance parts, one seed, provisional marks, families of tests, bad input."""
+"""Rows: variance parts, single seeds, provisional marks, test families."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ NOISE = np.random.default_rng(0).normal(scale=0.02, size=(30, 3))
 
 
 def several(model, *, index, gap=0.0, rates=(1.0,), seeds=3, **more):
-    """Three seeds at the first rate and one at the others."""
+    """Return runs with `seeds` seeds at the first rate and one at each other rate."""
     pairs = [(rates[0], s) for s in range(seeds)] + [(rate, 0) for rate in rates[1:]]
     return [run(model, gap=gap + NOISE[index, s], rate=rate, seed=s, slope=-0.05, **more) for rate, s in pairs]
 
@@ -35,7 +35,7 @@ def by_model(study_records, reference="reference"):
 def test_gap_is_the_seed_mean_with_variance_from_both_sides():
     by_name = by_model(study())
     row = by_name["m4"]
-    # The reference's first seed also ran the higher rate; its height differs by the slope alone.
+    # The reference's first seed also ran the higher rate; its height differs only by the slope.
     level = NOISE[4].mean() - NOISE[0].mean()
     assert row.gap.value == pytest.approx(0.3 + level, abs=1e-6)
     common = statistics.spread([list(NOISE[i]) for i in range(7)])
@@ -151,7 +151,7 @@ def test_variance_parts_match_leaderboard_names():
 
 
 def test_loss_unit_changes_only_numbers():
-    """Losses in bits per byte, a third of those in nats here, with one seed, noise and different rates."""
+    """Bits per byte are a third of the nats here; the study has noise and several rates."""
     unit = UNITS["bits_per_byte"]
 
     def scaled(one):
@@ -162,7 +162,7 @@ def test_loss_unit_changes_only_numbers():
     for i in range(1, 7):
         rates, of_end = (2, 1) if i < 3 else (1,), lambda share, i=i: 0.003 * float(np.sin(50 * share + i))
         runs += several(f"m{i}", index=i, gap=0.02 * (i - 3), rates=rates, of_end=of_end)
-        runs += [run(f"m{i}", rate=4, last=3.05, gap=0.1)] * (i < 3)  # 0.05 nats behind the best rate: not near it
+        runs += [run(f"m{i}", rate=4, last=3.05, gap=0.1)] * (i < 3)  # 0.05 nats above the best rate, so not near-best
     nats, bits = records(runs), records([scaled(one) for one in runs], unit=unit)
     tables = [compare(scaled_records, "reference") for scaled_records in (nats, bits)]
     assert len({row.verdict.word for row in tables[0]}) > 2

@@ -1,4 +1,4 @@
-"""Variances drawn towards a common one, degrees of freedom, tests and power, against scipy and by simulation."""
+"""Shrunken variances, degrees of freedom, tests and power, against SciPy."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def test_interval_is_student_t():
     low, high = stats.t.interval(0.95, 7, loc=0.3, scale=0.1)
     assert estimate.interval == pytest.approx((low, high)) and estimate.half == pytest.approx((high - low) / 2)
     assert estimate.differs and not Estimate(0.2, 0.1, 7.0).differs
-    assert Estimate(0.3, 0.1).half == pytest.approx(0.1959964)  # infinite degrees of freedom: a normal
+    assert Estimate(0.3, 0.1).half == pytest.approx(0.1959964)  # infinite degrees of freedom: the normal quantile
     assert Estimate(0.3).interval is None and not Estimate(0.3).differs
     assert estimate.text(2) == "+0.30 ± 0.24" and Estimate(-0.1).text() == "-0.100"
 

@@ -35,7 +35,7 @@ def test_equal_losses_give_the_speed_ratio():
 
 @pytest.mark.parametrize("worse", ["m", "reference"])
 def test_speed_up_interpolates_the_better_side(worse):
-    # The worse side ends at the loss that the better side reaches after 80% of its tokens.
+    # The worse side ends at the better side's loss at 80% of the tokens.
     last = loss_at(3.0, 0.8)
     runs = [run(name, last=last if name == worse else 3.0, seed=s) for name in ("reference", "m") for s in range(2)]
     row = only_row(runs, speeds=SPEEDS)
@@ -56,7 +56,7 @@ def test_speed_up_interval():
     up, error = row.speed_up, row.at_equal_tokens.outside.error
     assert up.low * up.high == pytest.approx(up.value**2)
     slope = (curve(3.0) - curve(loss_at(3.0, 0.8))) / np.log(1 / 0.8)
-    # Of the seeds only the lower one reaches the mean, within its last ends.
+    # Only the seed with the lowest loss reaches the mean, between its last two ends.
     assert np.log(up.high / up.value) == pytest.approx(1.96 * error / abs(slope), rel=0.05)
 
 

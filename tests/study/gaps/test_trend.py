@@ -1,4 +1,4 @@
-"""The change of a gap per doubling of tokens."""
+"""Trend: change of a gap per token doubling."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ def test_trend_is_exact_and_its_mark_needs_an_interval():
     def shrinking(share):
         return -0.08 * np.log2(share)
 
-    # Both rates and all seeds end at the same losses, so that heights are on the reference's curve alone.
+    # All runs end at the same losses, so no height is read past the reference's ends.
     runs = [run("reference", seed=s) for s in range(3)]
     runs += [run("shrinks", seed=s, gap=0.3, of_end=lambda t, s=s: -0.08 * np.log2(t) * (1 + 0.01 * s)) for s in (0, 1)]
     runs += [run("flat", seed=s, gap=0.1) for s in range(2)]

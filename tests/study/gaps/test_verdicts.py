@@ -1,4 +1,4 @@
-"""Verdicts at their limits, both readings, and what an undecided gap needs."""
+"""Verdicts at their thresholds, with both gaps, and needs of undecided gaps."""
 
 import numpy as np
 import pytest
@@ -23,14 +23,14 @@ def test_verdict_words():
     none = verdicts.no_cost(0.05)
     assert words(candidate(0.1)) == ["costs"] and words(candidate(-0.1)) == ["gains"]
     assert words(candidate(0.005)) == [none] and words(candidate(0.03, 0.02)) == ["undecided"]
-    # One seed may cost, but is not shown to cost nothing.
+    # One seed may show a cost, but not the absence of a cost.
     assert words(candidate(0.005), candidate(0.1), several=[False, False]) == ["undecided", "costs"]
     assert words(candidate(0.005, 0.003), limit=0.05 / 3) == [verdicts.no_cost(0.05 / 3)]
 
 
 def test_the_less_favourable_reading_is_tested():
-    assert words(candidate(0.1, as_tuned=0.01)) == ["undecided"]  # it may not cost as tuned
-    assert words(candidate(-0.1, as_tuned=0.01)) == [verdicts.no_cost(0.05)]  # it may not gain as tuned
+    assert words(candidate(0.1, as_tuned=0.01)) == ["undecided"]  # maybe no cost as tuned
+    assert words(candidate(-0.1, as_tuned=0.01)) == [verdicts.no_cost(0.05)]  # maybe no gain as tuned
     assert words(candidate(0.0, as_tuned=0.045)) == ["undecided"]
     assert candidate(0.1, as_tuned=-0.1).p() == 1.0
 
@@ -45,7 +45,7 @@ def test_gains_and_costs_in_one_family():
 
 
 def test_gains_and_costs_use_the_same_test():
-    """Two-sided at 5%: 2.15 standard errors are beyond it and 1.9 are not, on either side of zero."""
+    """At 5%, two-sided: 2.15 standard errors are significant and 1.9 are not."""
     assert words(candidate(-0.0215)) == ["gains"] and words(candidate(0.0215)) == ["costs"]
     assert words(candidate(-0.019)) != ["gains"] and words(candidate(0.019)) != ["costs"]
     assert candidate(-0.02).p() == pytest.approx(candidate(0.02).p())
@@ -75,7 +75,7 @@ def test_needs_escalate_from_model_to_both_to_one_rate():
 
 
 def test_needed_seeds_reach_80_percent_power():
-    """Simulated: with the seeds that are asked for, a gap as large as the estimate is found in at least 80%."""
+    """Simulate studies whose true gap is the estimate, with the needed seeds."""
     sd, gap, seeds = 0.03, 0.045, 3
     side = Part(sd**2, 1e9)
     one = Candidate(gap, gap, (side, side), (seeds, seeds), (Part(0.0, 1e9),) * 3, (side, side))

@@ -1,4 +1,4 @@
-"""The costs of models, from workdirs whose rows are known."""
+"""Model costs from workdirs with known metrics rows."""
 
 import dataclasses
 import json
@@ -55,5 +55,5 @@ def test_speed_table_needs_one_device_and_single_runs(tmp_path):
 
 def test_state_grows_for_attention_only():
     states = {name: costs.state_bytes(plan.read(f"{name}:debug"), on_cpu=True) for name in ("transformer_pp", "mamba2")}
-    assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V of two layers
+    assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V in two layers
     assert states["mamba2"][128] == states["mamba2"][64]

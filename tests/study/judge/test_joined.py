@@ -1,4 +1,4 @@
-"""Studies that cannot join a judgement, or only in part: one sentence each."""
+"""Joined studies: names, rates, and the reasons why runs do not join."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ MODELS = {"Attention": (ATTENTION, (LOW, HIGH), 2), "GLA": ("gla:debug", (LOW, H
 
 @pytest.fixture
 def read(trainer, tmp_path):
-    """Read studies for a judgement of Mamba-2."""
+    """Read studies that join a judgement of Mamba-2."""
 
     def read_directories(*directories, config="mamba2:debug", **changes):
         judged_plan = plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache")
@@ -46,7 +46,7 @@ def test_missing_settings_count_as_defaults(read, lab):
     (directory / "runs.json").write_text(json.dumps(text))
     assert SAME_BLOCK in read(directory).records.models
     for run in text["runs"].values():
-        run["config"]["model"]["mixer"].pop("conv", None)  # from before there was the setting
+        run["config"]["model"]["mixer"].pop("conv", None)  # as an earlier version, which had no such setting
     (directory / "runs.json").write_text(json.dumps(text))
     models = read(directory).records.models
     assert SAME_BLOCK not in models and PUBLISHED in models

@@ -1,4 +1,4 @@
-"""The MLP width that matches the parameters of a mixer's model to the reference's."""
+"""MLP widths that match a model's parameters to the reference's."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_matched_width_is_best_on_the_grid(write_config, size, grid, within):
 
 def test_explicit_width_is_kept(write_config):
     assert match(write_config(), "debug") is not None
-    for width in ("64", "2048"):  # 2,048 is also the width of the size
+    for width in ("64", "2048"):  # 2,048 is also the size's default
         assert match(write_config(settings=f", settings={{'model.mlp.dim': {width}}}"), "110m") is None
     assert match(write_config(then="config.model.mlp.dim = 2048"), "110m") is None
     assert match(write_config(), "110m,model.mlp.dim=2048") is None

@@ -1,4 +1,4 @@
-"""The sentence of a judgement, from rows that are known."""
+"""A judgement's sentence, from known rows."""
 
 import dataclasses
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_sentence_has_marks():
         **marked
     )
     assert "0.004" not in sentence_for(**marked, tried=(0.004,)) and "0.008" in sentence_for(**marked, tried=(0.004,))
-    assert "provisional" not in sentence_for(**marked, tried=(0.004, 0.008))  # their loss was not finite
+    assert "provisional" not in sentence_for(**marked, tried=(0.004, 0.008))  # these rates were tried and diverged
 
 
 @pytest.mark.parametrize(("parameters", "text"), [(113, "13% more"), (90, "10% fewer"), (102, ""), (98, "")])

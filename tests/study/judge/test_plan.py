@@ -1,4 +1,4 @@
-"""The configs and the runs of a judgement."""
+"""A judgement's configs and runs."""
 
 import dataclasses
 import hashlib
@@ -80,7 +80,7 @@ def test_edited_mixer_file_is_refused(trainer, tmp_path, monkeypatch):
     changed = plan_for(tmp_path, "./gema.py:debug")
     with pytest.raises(UserError, match="gema was edited"):
         Runs(changed)
-    without_code = re.sub(r",\s*'code': \{[^}]*\}", "", original.study.read_text())  # of an earlier version
+    without_code = re.sub(r",\s*'code': \{[^}]*\}", "", original.study.read_text())  # as an earlier version
     assert without_code != original.study.read_text()
     original.study.write_text(without_code)
     Runs(changed)
@@ -125,7 +125,7 @@ def test_changed_setting_is_refused_by_key(trainer, tmp_path):
 
 
 def test_judgement_keeps_its_recorded_text(trainer, tmp_path, monkeypatch):
-    """It depends on the installed packages, as long as the text of before is kept."""
+    """The built-in text depends on the installed packages."""
     Runs(plan_for(tmp_path)).write()
 
     def opened(*args, recorded, **kwargs):
@@ -141,7 +141,7 @@ def test_judgement_keeps_its_recorded_text(trainer, tmp_path, monkeypatch):
 
 
 def test_judgement_of_earlier_version_resumes(trainer, tmp_path):
-    """It has a hash in place of its settings, and configs of references as text."""
+    """Earlier versions wrote a settings hash, and reference configs as text."""
     judged_plan = plan_for(tmp_path)
     runs = Runs(judged_plan)
     index, reference = runs.run("mamba2", HIGH).index, runs.run(SAME_BLOCK, HIGH)

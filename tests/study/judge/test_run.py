@@ -1,4 +1,4 @@
-"""What a judgement trains, in which order, how it resumes, and what it concludes; the trainer writes known losses."""
+"""Judgements with a fake trainer: runs, order, resuming, and verdicts."""
 
 import dataclasses
 import json
@@ -40,9 +40,9 @@ def losses_by_rate(*losses):
     ("mixer", "same_block", "published", "with_seeds", "expected"),
     [
         ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (), 2e-3),
-        ((3.0, 3.02, 3.1), (2.92, 2.9, 3.0), (2.8, 2.9, 3.0), (), 1e-3),  # a tie of the pair
-        ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 1e-3),  # the reference has seeds
-        ((3.04, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 2e-3),  # not near-best there
+        ((3.0, 3.02, 3.1), (2.92, 2.9, 3.0), (2.8, 2.9, 3.0), (), 1e-3),  # mixer and attention tie
+        ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 1e-3),  # the reference already has seeds there
+        ((3.04, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 2e-3),  # 1e-3 is not near-best for the mixer
         ((3.0, 3.1, 3.2), (3.1, 3.0, 3.1), (3.0, 3.1), (), None),
     ],
 )
@@ -61,7 +61,7 @@ def test_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
     command.main(["--config=mamba2:debug", "--dry_run", *options])
     output = capsys.readouterr().out
     assert output.startswith("This is a smoke test")
-    # Three learning rates and two more seeds of three models, each a trunk of 16 steps with cooldowns of 12.
+    # Three models, each with three learning rates and two more seeds; a run has 16 trunk and 12 cooldown steps.
     assert "15 of 15 runs left" in output and "mamba2, rate 0.008, seed 2" in output
     assert "A first mixer costs 21.0 times" in output and "7.0 times" in output
     assert not trainer.trained and not (tmp_path / "out").exists()
@@ -101,7 +101,7 @@ def test_same_rates_first_then_seeds_at_common_rate(judged, trainer, tmp_path, c
     assert text.startswith("This is a smoke test") and f"**{judgement.sentence}**" in text
     runs = load_study(tmp_path / "out" / "study.py").runs
     assert all(run.complete for run in runs) and len(runs) == 15
-    # The directory has all that the page says.
+    # The directory's files reproduce the row.
     records = files.read(tmp_path / "out")
     assert {row.model: row for row in gaps.compare(records, SAME_BLOCK)}["mamba2"] == row
 
@@ -119,7 +119,7 @@ def test_three_seeds_reach_every_verdict(judged, trainer, gap, spread, word):
 
 @pytest.mark.parametrize(("gap", "word"), [(-0.2, GAINS), (0.2, COSTS)])
 def test_mixer_with_lower_final_loss_is_judged(judged, trainer, gap, word):
-    trainer.mixer, trainer.gap = trainer.reference - 0.4, gap  # at 50% of its tokens it is 0.1 above
+    trainer.mixer, trainer.gap = trainer.reference - 0.4, gap  # 0.1 above the reference at 50% of the tokens
     row = judged().rows[SAME_BLOCK]
     assert row.verdict.word == word and row.gap.value == pytest.approx(gap, abs=0.01)
     assert row.at_equal_tokens.inside.value == pytest.approx(-0.4, abs=0.01)
@@ -134,7 +134,6 @@ def test_second_mixer_reuses_reference_runs(judged, trainer, tmp_path):
 
 
 def test_exchanged_cached_references_are_refused(judged, trainer, tmp_path):
-    """Two workdirs in the cache were exchanged."""
     judged(seeds=1)
     one, other, *_ = sorted((tmp_path / "cache").iterdir())
     one.rename(tmp_path / "cache" / "between")
@@ -181,7 +180,7 @@ def test_no_further_seeds_without_a_common_rate(judged, trainer):
     judgement = judged()
     assert judgement.rows[SAME_BLOCK].verdict == (UNDECIDED, gap_rows.heights.NO_RATE, None)
     assert not any(label.endswith(("seed 1", "seed 2")) for label in trainer.trained)
-    assert any("0.0057" in remark for remark in judgement.remarks)  # between the best rates of both
+    assert any("0.0057" in remark for remark in judgement.remarks)  # geometric mean of both best rates
 
 
 @pytest.mark.parametrize(
@@ -219,7 +218,7 @@ def test_joined_study_supplies_all_references(judged, trainer, lab, tmp_path):
     row = judgement.rows[SAME_BLOCK]
     assert row.verdict.word == COSTS and row.gap.value == pytest.approx(0.3, abs=0.02) and row.reference_seeds == 3
     assert set(judgement.rows) == {SAME_BLOCK, PUBLISHED}
-    # The directory does without the joined one.
+    # The joined directory is no longer needed.
     directory.rename(tmp_path / "elsewhere")
     records = files.read(tmp_path / "out")
     assert set(records.models) == {"mamba2", SAME_BLOCK, PUBLISHED, "GLA", "DeltaNet"}
@@ -245,7 +244,7 @@ def test_few_joined_models_are_compared_at_common_rates(judged, trainer, lab):
     judgement = judged(runs=[directory])
     assert any("1 models with two near-best learning rates" in remark for remark in judgement.remarks)
     reference_labels = [label for label in trainer.trained if label.startswith(f"{SAME_BLOCK}, rate")]
-    assert reference_labels == labels(2 * HIGH, 0, model=SAME_BLOCK)  # the rest is joined
+    assert reference_labels == labels(2 * HIGH, 0, model=SAME_BLOCK)  # the joined study supplies its other runs
     assert judgement.rows[SAME_BLOCK].verdict.word == COSTS
 
 
@@ -255,7 +254,7 @@ def test_diverged_rate_is_skipped(judged, trainer):
     judgement = judged(seeds=2)
     assert any(f"{labels(2 * HIGH, 0)[0]}: the loss is not finite" in remark for remark in judgement.remarks)
     assert judgement.rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
-    assert "provisional" not in judgement.sentence  # it was tried
+    assert "provisional" not in judgement.sentence  # the extended rate was tried
 
 
 def test_mixer_diverging_at_every_rate_has_a_page(judged, trainer, tmp_path):
@@ -363,7 +362,7 @@ def test_non_causal_mixer_is_refused_before_training(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------------- for real
 @pytest.mark.slow
 def test_tiny_mixer_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "require_sound", lambda plan: None)  # the test before this one runs it
+    monkeypatch.setattr(run, "require_sound", lambda plan: None)  # tested above
     small = "train.steps=15,train.batch_size=8,train.seq_len=32,eval.tokens=256,optim.warmup_steps=2,"
     small += "model.dim=16,model.n_layers=1"
     judgement = seqjax.judge(

@@ -1,4 +1,4 @@
-"""The checks before a judgement: what the process that runs them says, and how it ends."""
+"""Mixer checks before a judgement: their process's output and exit status."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""losses.png: lines of runs and seeds, panels of domains or of families, and the same bytes each time."""
+"""losses.png: lines, panels, labels and reproducible files."""
 
 import dataclasses
 
@@ -19,12 +19,12 @@ draw = figures.against_loss_in_domain
 
 
 def drawn_lines(panel, i):
-    """The lines of the i-th model that have points, without the entries of the legend."""
+    """Return the i-th model's lines without legend entries."""
     return [line for line in panel.lines if line.get_color() == figures.style(i)["color"] and len(line.get_xdata())]
 
 
 def linear(name, gap, *, seeds=1):
-    """Runs with evaluations along the run and one end."""
+    """Return linear-schedule runs: several evaluations, the last one is the end."""
     runs = side(name, gap, seeds=seeds, rates=(1.0,))
     return [dataclasses.replace(run, ends=run.points[-1:]) for run in runs]
 
@@ -46,7 +46,7 @@ def test_seeds_share_a_colour_and_lines_are_labelled(composed):
 def test_ends_are_starred_among_other_evaluations(composed):
     runs = [*linear("reference", 0.0), *side("m", 0.3, rates=(1.0,), seeds=1)]
     shorter = dataclasses.replace(runs[0], ends=[runs[0].points[1], runs[0].points[-1]])
-    draw("losses.png", records([shorter, *runs[1:]]))  # `records` keeps ends only
+    draw("losses.png", records([shorter, *runs[1:]]))  # `records` keeps only ends
     assert not composed["losses.png"].legends, "all points are ends"
     study = dataclasses.replace(records(runs), runs=[shorter, *runs[1:]])
     draw("losses.png", study)
@@ -74,7 +74,7 @@ def test_many_domains_are_drawn_as_their_mean(composed, monkeypatch):
 
 
 def test_model_selection_keeps_colours(composed):
-    """The references and the chosen ones keep their colours; a model that the study has not is refused."""
+    """References are always drawn; an unknown model is refused."""
     study = records([run for i, name in enumerate(("reference", "x", "y")) for run in side(name, i / 10)])
     for chosen, models in ((None, (0, 1, 2)), (["y"], (0, 2))):
         draw("losses.png", study, models=chosen)
@@ -92,7 +92,7 @@ def test_early_losses_are_omitted(composed):
 
 
 def test_many_models_are_spread_over_panels(composed, monkeypatch):
-    """Versions of a model stay together, the references are in each panel, and no point is cut."""
+    """A model's variants share a panel, references are in all panels, no point is cut."""
     monkeypatch.setattr(figures, "PANEL_MODELS", 3)
     names = ["reference", "a", "b", "a, conv", "c", "d", "a, gate", "e"]
     draw("losses.png", records([run for i, name in enumerate(names) for run in side(name, i / 10, last=3 - i / 20)]))
@@ -148,7 +148,7 @@ def test_golden_study_pictures_are_readable(name, composed):
 
 
 def assert_all_readable(study, composed):
-    """Draw all pictures of a study: no texts overlap, and every model is named."""
+    """Draw a study's pictures: no texts overlap, and every model is labelled."""
     compared = leaderboard.compared(study)
     draw("losses", study)
     points.gap_over_speed("cost", study, compared)
@@ -171,7 +171,7 @@ def assert_all_readable(study, composed):
 
 
 def label_names(figure):
-    """The names at the points of the first panel, or in the legend where the points have numbers."""
+    """Return the first panel's point labels, with numbers resolved by the legend."""
     texts = [text.get_text() for text in figure.axes[0].texts]
     entries = [text.get_text().split("  ") for legend in figure.legends for text in legend.get_texts()]
     names_by_number = {number.strip("\u2007"): name for number, name in entries}
@@ -184,7 +184,7 @@ def test_dollar_in_a_name_is_not_math(tmp_path):
     figure = Figure()
     panel = figure.subplots()
     panel.set_title("$^$")
-    panel.set_xlabel(picture("$^$"))  # escaped, as the labels that are placed beside lines are
+    panel.set_xlabel(picture("$^$"))  # escaped like line labels
     figures.save(figure, tmp_path / "a.png")
     assert (tmp_path / "a.svg").is_file()
     assert (panel.get_title(), panel.get_xlabel()) == ("$^$", "$^$")

@@ -1,4 +1,4 @@
-"""gaps.png: the marks of every row, the order of the models, the columns of text, and gaps over tokens."""
+"""gaps.png: marks, model order, text columns, and gaps over tokens."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""leaderboard.csv: its columns, the numbers in them, what is read back, and the LaTeX table."""
+"""leaderboard.csv and the LaTeX table."""
 
 import dataclasses
 import math
@@ -142,7 +142,6 @@ def test_tex_characters_are_escaped():
 
 
 def test_joined_study_adds_seeds_but_no_rows():
-    """One seed of a model becomes three, and its verdict one with an interval."""
     shared = {"manifest": "m", "config": {"optim": {"lr": 1e-3}}}
     study = records([run(m, gap=0.3 * (m == "bad"), metadata=shared) for m in ("reference", "bad")], name="own")
     noise = (0.0, 0.01, -0.01)

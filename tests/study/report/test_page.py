@@ -1,4 +1,4 @@
-"""report.html: what it holds, and that it needs nothing else."""
+"""report.html: its content, its behaviour in a browser, and no external files."""
 
 import builtins
 import json
@@ -26,7 +26,7 @@ BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The data of a study of two models; one has a second seed and a config."""
+    """Return the data of a study with two models; `fast` has two seeds and a config."""
     root = tmp_path_factory.mktemp("page")
     config = f"{support.ROOT}/configs/mamba2.py:debug,train.seq_len=32,train.steps=2,optim.warmup_steps=1"
     runs = {
@@ -45,19 +45,19 @@ def finished(tmp_path_factory):
 
 
 def written_page(path: Path, records) -> str:
-    """The page of a study, which is written at `path`."""
+    """Write a study's page at `path` and return its text."""
     page.write(path, records, text=tables.report(records, leaderboard.compared(records)))
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def html(finished, tmp_path_factory):
-    """The page of `finished`."""
+    """Return the page of `finished`."""
     return written_page(tmp_path_factory.mktemp("html") / "report.html", files.read(finished))
 
 
 def pictures_of(html: str) -> list[tuple[list[dict], dict]]:
-    """The traces and the layout of every picture, as plotly is given them."""
+    """Return each picture's plotly traces and layout."""
     pictures, decode = [], json.JSONDecoder().raw_decode
     for start in re.finditer(r'Plotly\.newPlot\(\s*"picture\d",\s*', html):
         traces, end = decode(html, start.end())
@@ -122,7 +122,7 @@ def test_axes_have_units_and_room_for_the_first_points(html):
                 low, high = sorted(axis["range"])
                 values = [value for trace in traces for value in trace[name[0]]]
                 assert low < min(values) and max(values) < high, f"{name} cuts points"
-    for _, layout in pictures[1:3]:  # and each domain of the menu has the range of its own values
+    for _, layout in pictures[1:3]:  # each domain in the menu has a range for its own values
         for button in layout["updatemenus"][0]["buttons"]:
             data, axes = button["args"]
             low, high = axes["yaxis.range"]
@@ -132,7 +132,7 @@ def test_axes_have_units_and_room_for_the_first_points(html):
 
 
 def test_legend_switches_all_seeds_of_a_model(known, tmp_path):
-    """All seeds in one entry of the legend, and other rates in another, which is hidden at first."""
+    """Other learning rates have a separate entry, hidden at first."""
     html = written_page(tmp_path / "report.html", known)
     several = ("reference", "dear", "gain", "shrinks", "far")
     expected = {name: (1 if name == "alone" else 3, True) for name in known.models}
@@ -152,10 +152,10 @@ def test_legend_switches_all_seeds_of_a_model(known, tmp_path):
 
 
 def test_cost_table_uses_the_config(finished):
-    """Parameters, FLOPs and state are those of the config: Mamba-2's is a state and the convolution's last inputs."""
+    """Mamba-2's decoding state is its matrix state and the convolution's last inputs."""
     study_records = files.read(finished)
     (fast,) = (run for run in study_records.runs if run.label == "fast")
-    inner = 2 * 64  # the run was on a CPU, where the state is float32
+    inner = 2 * 64  # the state is float32 on a CPU
     assert fast.metadata["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
     text = tables.report(study_records, leaderboard.compared(study_records))
     header, _, slow, row = (line for line in text.split("## Cost")[1].splitlines()[4:8])
@@ -183,7 +183,7 @@ def test_missing_package_and_wrong_use_are_refused(finished, monkeypatch, tmp_pa
 
 
 def opened(path: Path) -> str:
-    """The page as a browser leaves it once its scripts have run."""
+    """Return the page's DOM after its scripts have run, without network."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=8000"]
     flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={path.parent / 'browser'}"]
     command = [str(BROWSER), *flags, "--dump-dom", path.as_uri()]
@@ -193,7 +193,7 @@ def opened(path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
 def test_browser_draws_the_page(html, tmp_path):
-    """Without network; the pictures are drawn by scripts, so the page that is left holds them as SVG."""
+    """The scripts draw the pictures as SVG."""
     (tmp_path / "report.html").write_text(html, encoding="utf-8")
     drawn = opened(tmp_path / "report.html")
     assert drawn.count('class="scatterlayer') == 4

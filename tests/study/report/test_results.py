@@ -1,4 +1,4 @@
-"""The results of a study: from runs to data, from data to tables and pictures, and comparisons of two models."""
+"""A study's results: data, tables, pictures, and comparisons of two models."""
 
 import json
 import shutil
@@ -24,12 +24,14 @@ TABLES = ("leaderboard.md", "leaderboard.csv")
 
 
 def outside(domain, loss):
-    """The reference's OOD loss over its in-domain loss."""
+    """Return the reference's OOD loss at an in-domain loss."""
     return 1.5 + 0.8 * (loss - 2) + 0.4 * (loss - 2) ** 2 + 0.2 * (domain == "github")
 
 
 def write_models(directory, models, *, seeds=3, rates=(1.0,), manifest="m"):
-    """Write WSD runs of `slow` and of models, name -> (nats worse in domain, gap), and return the study's entries."""
+    """Write WSD runs of `slow` and `models`, and return the study's entries.
+
+    `models` maps name -> (in-domain difference, gap), in nats."""
     rng, entries = np.random.default_rng(0), {}
     for model, (worse, gap) in {"slow": (0.0, 0.0), **models}.items():
         for seed, rate in [(s, 1.0) for s in range(seeds)] + [(0, rate) for rate in rates if rate != 1]:
@@ -49,14 +51,14 @@ def write_models(directory, models, *, seeds=3, rates=(1.0,), manifest="m"):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The entries of WSD runs: a reference and two models, at three learning rates and three seeds."""
+    """Return entries of a reference and two models: three rates, three seeds."""
     directory = tmp_path_factory.mktemp("models")
     return write_models(directory, {"dear": (0.05, 0.3), "gain": (-0.04, -0.2)}, rates=(0.5, 1.0, 2.0))
 
 
 @pytest.fixture(scope="module")
 def data(models, tmp_path_factory):
-    """The data of a study of `models`, without tables and pictures."""
+    """Return the data directory for `models`, without tables and pictures."""
     directory = tmp_path_factory.mktemp("data")
     results._write_data(load_study(write_study(directory / "study.py", models)), directory / "out", {})
     return directory / "out"
@@ -64,7 +66,7 @@ def data(models, tmp_path_factory):
 
 @pytest.fixture
 def out(data, tmp_path):
-    """The results of a study of `models`."""
+    """Return the results directory for `models`."""
     shutil.copytree(data, tmp_path / "out")
     results.analyse(tmp_path / "out", quiet=True)
     return tmp_path / "out"
@@ -72,7 +74,7 @@ def out(data, tmp_path):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs with a linear schedule."""
+    """Return two runs with a linear schedule."""
     fast = write_run(tmp_path / "fast", [5.0, 4.0, 3.0, 2.0], offset={"arxiv": 0.25, "github": 0.5})
     slow = write_run(tmp_path / "slow", [5.5, 4.5, 3.5, 2.5])
     return {"fast": fast, "slow": slow}
@@ -102,7 +104,7 @@ def test_study_without_gaps_has_equal_tokens(runs, tmp_path):
 
 
 def test_shorter_schedules_become_ends(tmp_path):
-    """The reference's ends lie on a line with slope 1, and the model's one end 0.2 above it."""
+    """The reference's ends lie on a line with slope 1; the model's end is 0.2 above."""
     entries = {}
     for seed in range(2):
         for losses, share in (([4.0, 3.0, 2.5, 2.0], 1.0), ([4.0, 3.0, 2.25], 0.8), ([4.0, 2.5], 0.6)):
@@ -131,7 +133,7 @@ def test_partial_keeps_results_of_absent_runs(runs, tmp_path):
         assert list(arrays) == stored.files
         for key, array in arrays.items():
             np.testing.assert_array_equal(stored[key], array)
-    # A run that is trained again here is not read from the old results.
+    # A run that was trained again replaces its old results.
     write_run(runs["slow"], [5.5, 4.5, 3.5])
     study.main([f"--study={path}", f"--out={out}", "--partial"])
     assert (out / "points.csv").read_bytes() != contents["points.csv"]
@@ -139,7 +141,7 @@ def test_partial_keeps_results_of_absent_runs(runs, tmp_path):
 
 @pytest.mark.parametrize("name", ["points.csv", "runs.json", "blocks.npz", "metrics.npz", "classes.npz"])
 def test_damaged_earlier_result_is_replaced(name, runs, tmp_path):
-    """Where it is needed for a run that is elsewhere, the remedy in the error works."""
+    """If an absent run needs the file, the error's remedy works."""
     path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
     command = [f"--study={path}", f"--out={out}", "--partial"]
     study.main(command)
@@ -185,7 +187,7 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
     assert (out / "points.csv").read_bytes() == original
-    # A setting that the record does not know is not compared, in groups of lists as well.
+    # Settings that the record lacks are not compared, also in lists.
     hybrid = "transformer_pp:debug,model.mixer=({'name':'kda','heads':2},{'name':'transformer_pp'})"
     path = write_study(tmp_path / "study.py", runs | {"fast": fast | {"config": hybrid}})
     mixer = [{"name": "kda", "heads": 2}, {"name": "transformer_pp"}]
@@ -198,7 +200,7 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match=r"other settings: model\.mixer\[0\]\.heads: 4 -> 2"):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
     path = write_study(tmp_path / "study.py", runs | {"fast": fast})
-    # The backend is no such setting.
+    # Backends are not compared.
     recorded["runs"]["fast"]["config"] = {"model": {"mixer": {"implementation": "triton"}}}
     (out / "runs.json").write_text(json.dumps(recorded))
     study.main([f"--study={path}", f"--out={out}", "--partial"])
@@ -258,7 +260,6 @@ def test_runs_in_a_store_give_identical_results(models, memory, tmp_path):
 
 
 def test_study_in_bits_per_byte(tmp_path):
-    """Tokenizers differ; thresholds and numbers have the unit."""
     entries = {}
     for model, tokenizer, gap in (("slow", "byte", 0.0), ("x", "mixtral", 0.2)):
         for seed in range(2):
@@ -277,7 +278,7 @@ def test_study_in_bits_per_byte(tmp_path):
 
 
 def test_lost_block_losses_are_reported_and_a_lost_row_refused(tmp_path, capsys):
-    """The file is written after the row: where there is a file, there was a row."""
+    """A block file is written after its row, so a file without a row is an error."""
     runs = {name: write_run(tmp_path / name, [4.0, 3.0, 2.0]) for name in ("slow", "x")}
     arguments = [f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"]
     study.main(arguments)
@@ -370,12 +371,12 @@ def test_gaps_to_any_model(out, capsys):
         study.main(["--study=demo_order", "--reference=dear"])
 
 
-STUDIES = Path(__file__).parents[2] / "golden" / "studies"  # one for each format that is stored
+STUDIES = Path(__file__).parents[2] / "golden" / "studies"  # one per file format
 
 
 def assert_same_tables(directory, tmp_path, *, others=()):
-    """Analyse the data of a study again, joined with `others`: the tables are those that it has."""
-    (tmp_path / directory.name).mkdir()  # the leaderboard has the name of the directory
+    """Analyse a study's data again; the tables must equal its stored tables."""
+    (tmp_path / directory.name).mkdir()  # the leaderboard contains the directory's name
     for file in results.DATA:
         if (directory / file).exists() and file != "metrics.npz":
             shutil.copy(directory / file, tmp_path / directory.name)
@@ -421,7 +422,7 @@ def test_compare_models_of_a_finished_study(out, capsys):
 
 
 def test_compare_models_of_a_study_file(models, out, tmp_path, capsys):
-    """With --out=DIR the results of runs that are elsewhere count as well; nothing is written there."""
+    """--out=DIR supplies results of absent runs and stays unchanged."""
     expected = results.compare_two(out, "dear", "slow")
     path = write_study(tmp_path / "study.py", models)
     capsys.readouterr()
@@ -440,7 +441,7 @@ def test_compare_models_of_a_study_file(models, out, tmp_path, capsys):
 
 
 def test_compare_models_by_workdirs(models, tmp_path, capsys):
-    """Several workdirs of a model are its seeds; the training domains are known from the config."""
+    """A model's workdirs are its seeds; the config has the training domains."""
     sides = [",".join(models[f"{name} x1 {seed}"]["workdir"] for seed in range(3)) for name in ("dear", "slow")]
     study.main(["--compare", *sides])
     output = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""leaderboard.md: the tables of comparisons, rates, runs, cost, entropy, and classes of tokens."""
+"""leaderboard.md and classes.md: tables of gaps, rates, runs, cost and classes."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from tests.study.report.conftest import side
 
 
 def cells(text, *, first):
-    """The rows of the first table whose header begins with `first`, a cell by its column."""
+    """Return a table's cells, row name -> column -> text; `first` starts its header."""
     lines = text[text.index(f"| {first} |") :].split("\n\n")[0].splitlines()
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
@@ -110,7 +110,7 @@ def test_entropy_table_lists_measured_runs(known):
 
 
 def write_classes(workdir, corpus, seed):
-    """Write sums over classes as training does, for the blocks of a corpus, and return the losses."""
+    """Write a run's class sums as training does, and return its losses."""
     (workdir / eval_losses.DIRECTORY).mkdir(parents=True)
     blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("c4", "arxiv")}
     rng = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def test_class_section(tmp_path, blocks_dir):
 
 
 def elements(text: str) -> list[str]:
-    """The elements of a page of Markdown, without its words."""
+    """Return the Markdown elements of a text, without its words."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     inside = [child for token in tokens for child in token.children or ()]
     return [token.type for token in (*tokens, *inside) if token.type not in ("text", "text_special", "softbreak")]
@@ -155,7 +155,7 @@ def elements(text: str) -> list[str]:
     "name", ["a | b", "\\\\| b", "<b>a</b>", "![a](http://b)", "[a](http://b)", "**a**", "`a`", "<http://a>"]
 )
 def test_names_are_escaped(name):
-    """As title, reference, model, label, speed, reason and remark, a name has the elements of a plain one."""
+    """A special name gives the same Markdown elements as a plain name, everywhere."""
     structures = []
     for text in ("plain", name):
         runs = [*side(f"{text}1", 0.0, seeds=1), *side(f"{text}2", 0.3, seeds=1)]

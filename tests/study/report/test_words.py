@@ -1,4 +1,4 @@
-"""A comparison in sentences has the numbers of its row."""
+"""Sentences about a comparison have the row's numbers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sentences about runs that differ in tokens, optimiser or schedule."""
+"""Remarks on runs that differ in tokens, optimiser or schedule."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is read of a run's workdir, and what of its blocks is kept."""
+"""Evaluations read from a workdir, and stored block losses."""
 
 import json
 
@@ -20,7 +20,7 @@ def collected(tmp_path, entries, **more):
 
 
 def test_points_are_the_evaluations(tmp_path):
-    """A line of the progress in between is no point; a run with a linear schedule has one end."""
+    """Progress rows are no points; a run with a linear schedule has one end."""
     (run,), _ = collected(tmp_path, {"slow": write_run(tmp_path / "slow", [5.0, 4.0, 3.0], offset=0.25)})
     assert in_domain(run.points, AGAINST) == pytest.approx([5.0, 4.0, 3.0], abs=1e-6)
     assert in_domain(run.points, ()) == pytest.approx([4.8, 3.8, 2.8])
@@ -60,12 +60,12 @@ def test_malformed_config_is_refused(tmp_path, config):
 
 
 def test_block_losses_are_thinned_to_fit(tmp_path):
-    """First to float16, then to the last evaluations of each run."""
+    """First to float16, then to each run's last evaluations."""
     entries = {name: write_run(tmp_path / name, [5.0, 4.0, 3.0, 2.0]) for name in ("slow", "x")}
     entries |= {"y": write_run(tmp_path / "y", [5.0, 4.0])}
     runs, workdirs = collected(tmp_path, entries)
     about = {"title": "t", "references": ["slow"], "domains": list(DOMAINS), "against": list(AGAINST)}
-    # 96 blocks in 10 evaluations, and 20 KiB for the rest of the file.
+    # 10 evaluations with 96 blocks, and 20 KiB for the rest of the file.
     full, rest = 96 * 10 * 4, 20_480 + 8 * 96
     results = []
     for size in (full, full // 2, full // 5):
@@ -74,7 +74,7 @@ def test_block_losses_are_thinned_to_fit(tmp_path):
         )
         with np.load(tmp_path / "out" / "blocks.npz") as arrays:
             results.append((arrays["arxiv/losses"].dtype, len(arrays["arxiv/losses"]), len(messages)))
-        for run in files.read(tmp_path / "out").runs:  # which compares the means of blocks with points.csv
+        for run in files.read(tmp_path / "out").runs:  # `read` compares block means with points.csv
             assert files.read(tmp_path / "out").blocks.losses["arxiv"][run.last.row].mean() > 0
     # One message says that these runs have no identity.
     assert results == [(np.float32, 10, 1), (np.float16, 10, 2), (np.float16, 3, 3)]

@@ -1,4 +1,4 @@
-"""`seqjax study --dry_run`: what is left, by hand, and at which speeds."""
+"""`seqjax study --dry_run`: remaining work and speeds, against hand counts."""
 
 import json
 
@@ -22,7 +22,9 @@ def untimed(monkeypatch):
 
 @pytest.fixture
 def runs(tmp_path):
-    """One run stopped at step 2 of 10 with 5 tokens/s, another seed of it, another model, and one that is only read."""
+    """Write a study: a run at step 2 of 10, its second seed, another model, a read-only run.
+
+    The first run has a speed of 5 tokens/s."""
     config = f"{support.ROOT}/configs/transformer_pp.py:{SETTINGS}"
     entries = {
         "slow": {"workdir": str(write_run(tmp_path / "slow", [5.0, 4.0, 3.0])), "config": config},
@@ -44,7 +46,7 @@ def test_remaining_work_is_counted(runs, capsys):
     assert read is None
     assert (begun.steps, begun.tokens) == (8, 8 * 4 * 32)
     assert (seed.steps, seed.tokens) == (10, 10 * 4 * 32)
-    # Five domains of 64 tokens: after 512 and 1,024 tokens and at the end; an evaluation is a third of training.
+    # Five domains with 64 tokens, after 512 and 1,024 tokens and at the end, at a third of the training cost.
     assert begun.seconds == pytest.approx((1024 + 3 * 5 * 64 / 3) / 5.0)
     assert seed.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 5.0)
     assert begun.flops / begun.tokens == pytest.approx(seed.flops / seed.tokens)
@@ -59,7 +61,7 @@ def test_remaining_work_is_counted(runs, capsys):
 
 
 def test_recorded_speed_needs_a_matching_model(runs, monkeypatch, tmp_path):
-    """By name, parameters, FLOPs per token and length."""
+    """Name, parameters, FLOPs per token and length must match."""
     run = load_study(str(runs)).runs[2]
     model = Model(run.config.model, max_len=32)
     speed = {"file": "a.json", "device": "a device", "size": "debug", "seq_len": 32, "batch": 1, "remat": "none"}
@@ -104,6 +106,6 @@ def test_model_without_recorded_speed_is_timed_once(runs, monkeypatch, capsys):
     study.main([f"--study={runs}", "--dry_run"])
     shown = capsys.readouterr().out.splitlines()
     assert configs == [("transformer_pp", False), ("mamba2", True)], "of the first, a run tells the speed"
-    # Three evaluations of five domains of 64 tokens count as a third of training.
+    # Three evaluations of five domains with 64 tokens, at a third of the training cost.
     assert shown[2].endswith(f"{round((1280 + 3 * 5 * 64 / 3) / 64)}s ({dry_run.TIMED})")
     assert "without" not in shown[4] and shown[5] == "slow: a step needs 9 GiB, MORE than the 8 GiB"

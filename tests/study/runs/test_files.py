@@ -1,4 +1,4 @@
-"""The files of a study: one record per run, edited files, sources of blocks."""
+"""A study's files: round trip, edited files, block sources, merged studies."""
 
 import shutil
 
@@ -14,7 +14,7 @@ DOMAINS = ("arxiv", "github", "c4", "web")
 
 @pytest.fixture
 def directory(tmp_path):
-    """A study of two runs with ends at 50 and 100%, whose blocks have the losses of points.csv."""
+    """Write a study: two runs with ends at 50 and 100%, and blocks that fit points.csv."""
     runs = [run(m, shares=(0.5, 1.0), metadata={"config": {"train": {"ends": [0.5, 1.0]}}}) for m in ("reference", "m")]
     study = records(runs, blocks=6)
     about = {"title": "t", "references": ["reference"], "domains": ["arxiv", "github"], "against": ["c4", "web"]}
@@ -41,7 +41,7 @@ def test_round_trip(directory):
 def test_known_sources_are_the_sampling_units(directory):
     with np.load(directory / "blocks.npz") as stored:
         arrays = dict(stored)
-    arrays["c4/sources"] = np.zeros(6, int)  # a single source has no variance: its documents are drawn
+    arrays["c4/sources"] = np.zeros(6, int)  # a single source has no variance, so documents are drawn
     arrays["arxiv/sources"] = np.arange(6) // 3
     np.savez(directory / "blocks.npz", **arrays)
     units = files.read(directory).blocks.units
@@ -102,7 +102,7 @@ def test_united_studies_have_each_run_once():
     config = {"manifest": "same", "config": {"optim": {"lr": 2e-3}, "train": {"ends": [1.0]}}}
     one = records([run(m, metadata=config, rate=2) for m in ("reference", "a")], blocks=4, name="one")
     two = records([run(m, metadata=config, rate=1) for m in ("b", "a")], blocks=4, name="two")
-    united = files.united(one, [two])  # 2e-3 is the double of 1e-3 in the first study, and 1 in the second
+    united = files.united(one, [two])  # both are 2e-3: rate 2 in the first study, rate 1 in the second
     assert [(r.model, r.rate) for r in united.runs] == [("reference", 2), ("a", 2), ("b", 2)] and united.asks == ("a",)
     for study, model in ((one, "a"), (two, "b")):
         row = next(r for r in study.runs if r.model == model).last.row

@@ -1,4 +1,4 @@
-"""A study's runs are what it says of them: own workdirs, settings, seeds and learning rates, and one text."""
+"""Workdirs must hold the runs that a study defines; each run is distinct."""
 
 import dataclasses
 import json
@@ -76,11 +76,11 @@ def test_foreign_mixer_is_compared_without_import(tmp_path, monkeypatch):
 
 
 def test_workdir_with_other_settings_is_refused(tmp_path):
-    """The workdir is from another config than the study has now."""
+    """The study file was edited after the run had begun."""
     workdir = write_run(tmp_path / "run", [5.0, 4.0])
     (workdir / "config.json").write_text(json.dumps(to_dict(read(CONFIG))))
     path = write_study(tmp_path / "study.py", {"slow": entry(workdir)})
-    assert identity.require(load_study(str(path)).runs[0]) is False  # of before identities
+    assert identity.require(load_study(str(path)).runs[0]) is False  # the run has no identity
     for settings, setting in (
         ("optim.lr=0.5", "optim.lr"),
         ("train.seed=3", "train.seed"),
@@ -92,7 +92,7 @@ def test_workdir_with_other_settings_is_refused(tmp_path):
 
 
 def test_new_run_gets_the_recorded_data_hash(blocks_dir, tmp_path, monkeypatch):
-    """A new run gets the data hash of a run that has begun on the same data."""
+    """The hash comes from a begun run on the same data."""
     settings = {"train__steps": 4, "eval__every": 0, "model__n_layers": 1}
     config = support.run_config(blocks_dir, "transformer_pp", **settings)
     assert train(config, tmp_path / "first") is True

@@ -1,4 +1,4 @@
-"""The study files of the paper's figures: every size of each builds, runs are shared, and one is run as a whole."""
+"""Shipped study files: every size builds, runs are shared, one runs end to end."""
 
 import functools
 import json
@@ -58,19 +58,19 @@ def test_all_paper_figures_have_a_study():
 
 @pytest.mark.parametrize("size", support.slow_unless(lambda size: size != "small", SIZES))
 def test_no_run_is_trained_twice(size):
-    """Over all studies of a size, and limited_110m: equal configs have one directory, and a directory one config."""
+    """Equal configs share one directory, over all studies of a size and limited_110m."""
     runs = [run for name in FIGURES for run in load(f"{name}:{size}").runs] + load("limited_110m").runs
     settings_by_workdir, workdir_by_settings = {}, {}
     for run in runs:
         assert run.config is not None
-        # The name is a label; the entropy of figure 4 changes nothing about training.
+        # The name is a label, and figure 4's entropy does not affect training.
         settings = (run.config.model, run.config.train, run.config.optim, run.config.data, run.config.eval)
         assert settings_by_workdir.setdefault(run.workdir, settings) == settings, run.workdir
         assert workdir_by_settings.setdefault(settings, run.workdir) == run.workdir, run.workdir
 
 
 def test_small_reuses_limited_110m_runs():
-    """With their seeds, rates and schedules where the figure is about these models, and the first seed elsewhere."""
+    """Figures about these models use all their runs, other figures the first seed."""
     committed = {run.workdir for run in load("limited_110m").runs}
     replicates = [run for run in load("figure1b:small").runs if run.workdir in committed]
     assert len(replicates) == len(load("figure1b:small").runs) > 30
@@ -111,7 +111,7 @@ def test_hybrids_place_the_second_mixer():
 
 
 def test_figure_7_commands_prepare_its_test_sets(tmp_path, monkeypatch):
-    """As its header has them, at T = 62 and with bytes: one block of each document that fills one."""
+    """Run the header's commands with T = 62 and bytes; each long document gives one block."""
     words = [f"{i:02d}{'x' * 40}" for i in range(12)]
     texts = {"RedPajamaC4": words, "RedPajamaCommonCrawl": words, "RedPajamaArXiv": words, "RedPajamaGithub": words}
     rows = [{"text": f"{t} {t}"[:n], "meta": {"redpajama_set_name": s}} for s in texts for t in words for n in (59, 70)]
@@ -151,7 +151,7 @@ def test_figure_7_commands_prepare_its_test_sets(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- a whole study
 @pytest.mark.slow
 def test_figure_end_to_end(tmp_path):
-    """Three runs of two temperatures and a reference of figures 1(b), 3(f) and 4, through the commands themselves."""
+    """Train two temperatures and a reference, shared by figures 1(b), 3(f) and 4."""
     command = [sys.executable, "-m", "seqjax.study", "--study=figure4:demo"]
     environment = os.environ | {"PYTHONPATH": str(support.ROOT)}
 
@@ -177,7 +177,7 @@ def test_figure_end_to_end(tmp_path):
         assert 0 < entropy["temperature 0.25"][domain] < entropy["temperature 4"][domain]
     rows = gaps.compare(study_records, "Transformer++")
     assert len(rows) == 2 and all(row.at_equal_tokens is not None for row in rows)
-    # Figure 1(b) finds its reference trained.
+    # Figure 1(b) shares the trained reference.
     done = subprocess.run(
         [*command[:-1], "--study=figure1b:demo", "--list"],
         capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
