@@ -1,4 +1,4 @@
-"""Replace or record the drawing of pictures, which takes most of the tests' time."""
+"""Replace or record picture drawing, the slowest part of these tests."""
 
 from pathlib import Path
 

@@ -30,24 +30,24 @@ def runs(tmp_path):
 
 
 def test_bad_study_files_are_refused(runs, tmp_path):
-    with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
+    with pytest.raises(UserError, match=r"--study: .*absent\.py"):
         load_study(str(tmp_path / "absent.py"))
-    with pytest.raises(UserError, match=r"no run has the model of the references \['other'\]"):
+    with pytest.raises(UserError, match=r"references \['other'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, references=("other",))))
-    with pytest.raises(UserError, match="references must be a tuple"):
+    with pytest.raises(UserError, match=r"references .*'slow'"):
         load_study(str(write_study(tmp_path / "study.py", runs, references="slow")))
-    with pytest.raises(UserError, match=r"unknown fields \['reference'\]"):
+    with pytest.raises(UserError, match=r"\['reference'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, reference="slow")))
-    with pytest.raises(UserError, match="the fields of a run are workdir"):
+    with pytest.raises(UserError, match="'x' has workdir, sede"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, "x": {"workdir": "d", "sede": 1}})))
     speeds = {"c": {"card": "H100", "tokens_per_s": {"slow": 1.0}}}
-    with pytest.raises(UserError, match=r"speeds: c.* see seqjax/study/runs/studies\.py"):
+    with pytest.raises(UserError, match=r"speeds: c.*study/runs/studies\.py"):
         load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     for speeds in ({"c": {"slwo": 1.0}}, {"c": {"card": "H100", "length": 8, "tokens_per_s": {"slwo": 1.0}}}):
-        with pytest.raises(UserError, match=r"speeds\['c'\] names \['slwo'\], but no run has"):
+        with pytest.raises(UserError, match=r"speeds\['c'\] .*\['slwo'\]"):
             load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
-    with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
+    with pytest.raises(UserError, match=r"'x' and 'y' .*model, seed, rate"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, **twice})))
     with pytest.raises(UserError, match=r"--study=NAME_OR_FILE.* or --analyse=DIR"):
         study.main([])
@@ -89,7 +89,7 @@ NAMES = ("x'''", 'x"""', "x{}", "x#'", "x\u202e")
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_written_study_file_escapes_paths(name, blocks_dir, tmp_path):
-    """The study file is Python source, which runs when it is read."""
+    """A study file is Python source, so paths must be escaped."""
     study.main([*study_arguments(blocks_dir, tmp_path / name), "--list"])
     for run in load_study(tmp_path / name / "study.py").runs:
         assert Path(run.workdir).parent == tmp_path / name / "runs"
@@ -111,14 +111,14 @@ def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
     assert len({run.workdir for run in loaded.runs}) == 4
     study.main([*arguments, "--list"])  # repeating the command is allowed
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
-    with pytest.raises(UserError, match="exists with other content"):
+    with pytest.raises(UserError, match=r"study\.py exists"):
         study.main([*study_arguments(blocks_dir, tmp_path, seeds=3), "--list"])
     for args, message in (
-        (["--configs=transformer_pp"], "at least two configs"),
-        (["--configs=transformer_pp,transformer_pp"], "each once"),
-        (["--configs=transformer_pp,absent"], "no config of that name"),
-        (study_arguments(blocks_dir, tmp_path, seeds=0), "--seeds must be at least 1"),
-        (study_arguments(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "reads other data"),
+        (["--configs=transformer_pp"], "--configs=transformer_pp: "),
+        (["--configs=transformer_pp,transformer_pp"], "--configs=transformer_pp;transformer_pp: "),
+        (["--configs=transformer_pp,absent"], "Python file absent"),
+        (study_arguments(blocks_dir, tmp_path, seeds=0), "--seeds "),
+        (study_arguments(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "--configs: top1_chunk"),
         ([f"--configs=transformer_pp:debug,{inside};mamba2:debug,{inside}"], "regime limited"),
     ):
         with pytest.raises(UserError, match=message):
@@ -170,7 +170,7 @@ def test_failed_run_does_not_stop_other_runs(trained_study, tmp_path, capsys):
     before = (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns
     study.main([f"--study={trained_study}", "--only=2"])
     assert (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="the study has no such run"):
+    with pytest.raises(UserError, match="--only=medium: "):
         study.main([f"--study={trained_study}", "--only=medium"])
 
 
@@ -178,9 +178,7 @@ def test_only_keeps_the_requested_order():
     runs = load_study("books_16k").runs
     chosen = runner.select(runs, f"{runs[3].label}; 1;{runs[3].label}")
     assert [run.index for run in chosen] == [3, 1] and runner.select(runs, "") == runs
-    with pytest.raises(
-        UserError, match=r"--only=99: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"
-    ):
+    with pytest.raises(UserError, match=r"--only=99: .* 0 'Transformer\+\+, QK norm'"):
         runner.select(runs, "1; 99")
 
 
@@ -211,7 +209,7 @@ def test_run_with_ends_is_complete_once_all_are_evaluated(tmp_path):
     assert (run.lacking, run.complete, run.progress) == ([], True, (110, 110))
     assert run.last_row()["tokens_per_s"] == 5.0 and collect.progress(run) == ""
     entries["slow"]["schedule"] = 0.5
-    with pytest.raises(UserError, match="'slow': leave out schedule"):
+    with pytest.raises(UserError, match=r"'slow': .*schedule"):
         load_study(str(write_study(tmp_path / "study.py", entries)))
 
 
@@ -222,7 +220,7 @@ def test_runs_in_a_store_are_listed(runs, memory, tmp_path, capsys):
     assert run.workdir == urls["fast"]["workdir"] and run.log.is_relative_to(tmp_path / "cache")
     study.main([f"--study={path}", "--list"])
     assert capsys.readouterr().out.count("read only") == 2
-    with pytest.raises(UserError, match="--out=s3://bucket/study: this is written to a path of this machine"):
+    with pytest.raises(UserError, match="--out=s3://bucket/study: "):
         study.main([f"--study={path}", "--out=s3://bucket/study"])
 
 

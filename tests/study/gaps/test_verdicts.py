@@ -75,7 +75,7 @@ def test_needs_escalate_from_model_to_both_to_one_rate():
 
 
 def test_needed_seeds_reach_80_percent_power():
-    """Simulate studies whose true gap is the estimate, with the needed seeds."""
+    """Simulate studies with the needed seeds and a true gap equal to the estimate."""
     sd, gap, seeds = 0.03, 0.045, 3
     side = Part(sd**2, 1e9)
     one = Candidate(gap, gap, (side, side), (seeds, seeds), (Part(0.0, 1e9),) * 3, (side, side))

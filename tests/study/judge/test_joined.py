@@ -59,13 +59,13 @@ def test_missing_settings_count_as_defaults(read, lab):
 @pytest.mark.parametrize(
     ("settings", "changes", "reason"),
     [
-        ("", {"manifest": "other"}, "other data .*common learning rates"),
-        ("", {"domains": ("arxiv", "book")}, "no loss of book.*common learning rates"),
-        (",train.steps=40", {}, "train.steps=40, here 20.*common learning rates"),
+        ("", {"manifest": "other"}, "manifest m, here other"),
+        ("", {"domains": ("arxiv", "book")}, "loss of book,"),
+        (",train.steps=40", {}, "train.steps=40, here 20"),
         (",train.batch_size=2", {}, "train.batch_size=2, here 4"),
         (",eval.seed=1", {}, "eval.seed=1, here 0"),
-        (",optim.b2=0.9", {}, r"another optimiser \(optim.b2: 0.9 -> 0.95 here\).*common learning rates"),
-        (",optim.warmup_steps=3", {}, "another optimiser"),
+        (",optim.b2=0.9", {}, "optim.b2: 0.9 -> 0.95 here"),
+        (",optim.warmup_steps=3", {}, "optim.warmup_steps: 3 -> "),
     ],
 )
 def test_study_with_other_data_or_optimiser_is_refused(read, lab, settings, changes, reason):
@@ -93,11 +93,11 @@ def test_reference_without_early_ends_is_trained_again(read, lab):
 
 def test_edited_files_and_repeated_directories_are_refused(read, lab):
     directory = lab(MODELS)
-    with pytest.raises(UserError, match="--runs: name each directory once"):
+    with pytest.raises(UserError, match=r"^--runs: "):
         read(directory, directory)
     path = directory / "points.csv"
     path.write_text(path.read_text().replace("github,4.", "github,5.", 1))
-    with pytest.raises(UserError, match="one of the files was edited"):
+    with pytest.raises(UserError, match=r"points\.csv has github"):
         read(directory)
 
 

@@ -59,7 +59,7 @@ def test_shipped_config_is_matched_only_on_request():
 
 def test_block_without_mlp_is_refused(write_config):
     assert match("mamba2", "110m") is None
-    with pytest.raises(UserError, match="--match=params: the block of mamba2 has no MLP"):
+    with pytest.raises(UserError, match=r"--match=params: .*mamba2 .*MLP"):
         match("mamba2", "110m", "params")
     with pytest.raises(UserError, match="--match=all"):
         match("mamba2", "110m", "all")
@@ -67,5 +67,5 @@ def test_block_without_mlp_is_refused(write_config):
 
 def test_block_ignoring_the_width_is_refused(monkeypatch):
     monkeypatch.setattr(matching, "parameters", lambda config: 7)
-    with pytest.raises(UserError, match=r"the block of gla ignores model\.mlp\.dim"):
+    with pytest.raises(UserError, match=r"gla .*model\.mlp\.dim"):
         match("gla", "debug", "params")

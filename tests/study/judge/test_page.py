@@ -83,7 +83,7 @@ def test_sentence_has_in_domain_difference():
 
 
 def test_speeds_compare_only_on_one_device():
-    assert sentence_for(model_costs=costs(ours=62.0)).endswith("it trains 0.62 times as fast.")
+    assert sentence_for(model_costs=costs(ours=62.0)).endswith(" 0.62 times as fast.")
     for model_costs in (costs(devices=frozenset({"NVIDIA H200"})), costs(ours=None)):
         assert "as fast" not in sentence_for(model_costs=model_costs)
 

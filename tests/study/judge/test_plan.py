@@ -78,7 +78,7 @@ def test_edited_mixer_file_is_refused(trainer, tmp_path, monkeypatch):
     assert f"model.mixer.name={tmp_path}/gema.py:GatedEma" in named.text
     (tmp_path / "gema.py").write_text(example + "# other\n")
     changed = plan_for(tmp_path, "./gema.py:debug")
-    with pytest.raises(UserError, match="gema was edited"):
+    with pytest.raises(UserError, match="code: gema "):
         Runs(changed)
     without_code = re.sub(r",\s*'code': \{[^}]*\}", "", original.study.read_text())  # as an earlier version
     assert without_code != original.study.read_text()
@@ -95,7 +95,7 @@ def test_config_file_is_stored_with_absolute_path(trainer, tmp_path, monkeypatch
     assert judged_plan.text.startswith(f"{tmp_path / 'mine.py'}:debug,limited,") and judged_plan.model == "mine"
     assert plan_for(tmp_path, "mine.py:debug,model.mixer.expand=4").model == "mine, model.mixer.expand=4"
     (tmp_path / "fixed.py").write_text(text.format("", "'debug'"))
-    with pytest.raises(UserError, match=r"get_config\(\) of .*fixed\.py takes no argument; let it take one"):
+    with pytest.raises(UserError, match=r"get_config\(\) of .*fixed\.py .*argument"):
         plan_for(tmp_path, "fixed.py")
 
 
@@ -107,7 +107,7 @@ def test_directory_keeps_runs_and_accepts_more_rates(trainer, tmp_path):
     assert second.rates == [2e-3, LOW, HIGH] and second.run("mamba2", HIGH).index == index
     assert second.run("mamba2", 2e-3).index == index + 1
     assert second.tried("mamba2") == [HIGH, 2e-3]
-    with pytest.raises(UserError, match=r"its study\.py judges mamba2:debug"):
+    with pytest.raises(UserError, match=r"study\.py .*mamba2:debug.*train\.steps: 20 -> 40"):
         Runs(plan_for(tmp_path, "mamba2:debug,train.steps=40"))
 
 

@@ -63,7 +63,7 @@ def test_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
     assert output.startswith("This is a smoke test")
     # Three models, each with three learning rates and two more seeds; a run has 16 trunk and 12 cooldown steps.
     assert "15 of 15 runs left" in output and "mamba2, rate 0.008, seed 2" in output
-    assert "A first mixer costs 21.0 times" in output and "7.0 times" in output
+    assert "21.0 times" in output and "7.0 times" in output
     assert not trainer.trained and not (tmp_path / "out").exists()
     assert output.count(dry_run.TIMED) == 15, "a few steps of each model are timed"
 
@@ -139,7 +139,7 @@ def test_exchanged_cached_references_are_refused(judged, trainer, tmp_path):
     one.rename(tmp_path / "cache" / "between")
     other.rename(one)
     (tmp_path / "cache" / "between").rename(other)
-    with pytest.raises(UserError, match=r"cache/transformer.* holds a run with other settings: "):
+    with pytest.raises(UserError, match=r"cache/transformer.* settings: (model|optim)\."):
         judged("deltanet:debug", seeds=1, out=tmp_path / "other")
 
 
@@ -277,30 +277,30 @@ def test_failed_run_stops_the_judgement_and_is_retried(judged, trainer):
 def test_bad_input_is_refused(judged, trainer, tmp_path):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "study.py").write_text("def get_study(): ...\n")
-    with pytest.raises(UserError, match="was not written by seqjax judge"):
+    with pytest.raises(UserError, match=r"study\.py .*seqjax judge"):
         judged(out=tmp_path / "else")
-    with pytest.raises(UserError, match="--jobs must be at least 1, not 0"):
+    with pytest.raises(UserError, match=r"--jobs .*0"):
         judged(jobs=0)
-    with pytest.raises(UserError, match="--seeds must be 1 to"):
+    with pytest.raises(UserError, match="--seeds "):
         judged(seeds=0)
-    with pytest.raises(UserError, match=r"no learning rates are recorded for the size 1b3; .*--rates=A,B"):
+    with pytest.raises(UserError, match=r"size 1b3; .*--rates=A,B"):
         judged("mamba2:1b3")
-    with pytest.raises(UserError, match="--rates=fast: give learning rates"):
+    with pytest.raises(UserError, match="--rates=fast"):
         command.main(["--config=mamba2:debug", "--rates=fast"])
     for rates in ((1e-3, 1e-3), (-1.0,), (math.nan,), (math.inf,)):
-        with pytest.raises(UserError, match="learning rates above 0, each named once"):
+        with pytest.raises(UserError, match="--rates "):
             judged(rates=rates)
     with pytest.raises(UserError, match="--out=s3://bucket/x"):
         judged(out="s3://bucket/x")
     with pytest.raises(UserError, match="--runs=s3://bucket/x"):
         judged(runs="s3://bucket/x")
-    with pytest.raises(UserError, match="nowhere is no finished study"):
+    with pytest.raises(UserError, match=r"nowhere .*runs\.json"):
         judged(runs=tmp_path / "nowhere")
     trainer.corpus.in_domain = DOMAINS
-    with pytest.raises(UserError, match="other domains, as in the regime limited"):
+    with pytest.raises(UserError, match=r"on commoncrawl, c4, arxiv, github; .*regime limited"):
         judged(out=tmp_path / "new")
     trainer.corpus.in_domain = trainer.corpus.eval_domains = ("c4",)
-    with pytest.raises(UserError, match="is evaluated on c4; a judgement needs"):
+    with pytest.raises(UserError, match=r"on c4; .*regime limited"):
         judged(out=tmp_path / "new")
     assert not trainer.trained
 
@@ -351,9 +351,7 @@ def test_non_causal_mixer_is_refused_before_training(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", "'pack.leaky'"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"passes seqjax\.testing\.check_mixer: Leaky fails .* causality: changing token"
-    ):
+    with pytest.raises(UserError, match=r"Leaky fails .* causality: "):
         seqjax.judge("mine.py:debug", out=tmp_path / "out", references=tmp_path / "cache")
     assert not (tmp_path / "out" / "study.py").exists()
     sys.modules.pop("pack.leaky", None)

@@ -29,7 +29,7 @@ def side(model, gap, *, last=3.0, seeds=3, rates=(1.0, 2.0), parameters=100_000_
 
 @pytest.fixture(scope="session")
 def known():
-    """Return a study whose models cover all verdicts, a trend, and a missing gap."""
+    """Return a study with all verdicts, a trend, and a missing gap."""
     runs = [
         *side("reference", 0.0),
         *side("dear", 0.3, last=3.02, parameters=104_000_000),

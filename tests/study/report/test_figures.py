@@ -80,7 +80,7 @@ def test_model_selection_keeps_colours(composed):
         draw("losses.png", study, models=chosen)
         panel = composed["losses.png"].axes[0]
         assert [i for i in range(3) if drawn_lines(panel, i)] == list(models)
-    with pytest.raises(UserError, match=r"The study has no model 'z'\. Its models: reference; x; y\."):
+    with pytest.raises(UserError, match=r"'z'.* reference; x; y\."):
         draw("losses.png", study, models=["z"])
 
 

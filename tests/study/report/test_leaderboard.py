@@ -110,9 +110,9 @@ def test_studies_with_different_domains_share_a_file(known, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("reference_seeds", "reference seeds"), r"line 1: the header has no column reference_seeds"),
+        (("reference_seeds", "reference seeds"), r"line 1: .* reference_seeds"),
         (("0.001;0.002,", "0.001;0.002,,"), "values in"),
-        ((",no,", ",no,x"), "row 1: could not convert string to float: 'x"),
+        ((",no,", ",no,x"), "row 1: .*'x"),
     ],
     ids=("column", "cell", "value"),
 )

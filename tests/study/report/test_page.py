@@ -176,7 +176,7 @@ def test_missing_package_and_wrong_use_are_refused(finished, monkeypatch, tmp_pa
         return importing(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UserError, match=r"needs the package plotly.*seqjax\[study\]"):
+    with pytest.raises(UserError, match=r"plotly.*seqjax\[study\]"):
         page.write(tmp_path / "report.html", files.read(finished), text="")
     with pytest.raises(UserError, match="--analyse=DIR --page"):
         study.main(["--study=figure3d", "--page", f"--out={tmp_path}"])

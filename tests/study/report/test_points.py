@@ -53,7 +53,7 @@ def temperature_study(shares):
 
 
 def test_sweep_picture_has_gap_and_entropy(composed):
-    """A model whose setting is not a number is omitted."""
+    """A model without a numeric setting is omitted."""
     study = temperature_study((0.5, 1.0))
     assert points.setting_values(study) == {"temperature 4.0": 4.0, "temperature 0.25": 0.25}
     points.over_setting("sweep.png", study)

@@ -184,7 +184,7 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     original = (out / "points.csv").read_bytes()
     fast = {"workdir": str(tmp_path / "not_here"), "config": "transformer_pp:debug"}
     path = write_study(tmp_path / "study.py", runs | {"fast": fast})
-    with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
+    with pytest.raises(UserError, match=r"'fast' .*model\.dim: 1 -> "):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
     assert (out / "points.csv").read_bytes() == original
     # Settings that the record lacks are not compared, also in lists.
@@ -197,7 +197,7 @@ def test_stored_results_with_other_settings_are_refused(runs, tmp_path):
     assert (out / "points.csv").read_bytes() == original
     mixer[0]["heads"] = 4
     (out / "runs.json").write_text(json.dumps(recorded))
-    with pytest.raises(UserError, match=r"other settings: model\.mixer\[0\]\.heads: 4 -> 2"):
+    with pytest.raises(UserError, match=r"model\.mixer\[0\]\.heads: 4 -> 2"):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
     path = write_study(tmp_path / "study.py", runs | {"fast": fast})
     # Backends are not compared.
@@ -219,7 +219,7 @@ def test_missing_runs_are_listed_and_missing_reference_refused(models, tmp_path)
     for label, entry in entries.items():
         entry["workdir"] = str(tmp_path / "absent" / label) if label.startswith("slow") else entry["workdir"]
     path = write_study(tmp_path / "study.py", entries)
-    with pytest.raises(UserError, match=r"No reference has results.*slow x1 0: not begun"):
+    with pytest.raises(UserError, match=r"reference .*slow x1 0: not begun"):
         study.main([f"--study={path}", f"--out={tmp_path / 'other'}", "--partial"])
 
 
@@ -267,7 +267,7 @@ def test_study_in_bits_per_byte(tmp_path):
                 label = f"{model} {seed} {share}"
                 run = write_run(tmp_path / label, [4.0, loss], offset=gap, noise=seed, tokenizer=tokenizer)
                 entries[label] = {"workdir": str(run), "model": model, "seed": seed, "schedule": share}
-    with pytest.raises(UserError, match=r"different tokenizers.*bits_per_byte"):
+    with pytest.raises(UserError, match=r"tokenizers.*bits_per_byte"):
         study.main([f"--study={write_study(tmp_path / 'study.py', entries)}", f"--out={tmp_path / 'out'}"])
     path = write_study(tmp_path / "study.py", entries, unit="bits_per_byte")
     study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
@@ -289,7 +289,7 @@ def test_lost_block_losses_are_reported_and_a_lost_row_refused(tmp_path, capsys)
     rows = (runs["slow"] / "metrics.jsonl").read_text()
     for remaining in (rows[:-9], "".join(rows.splitlines(keepends=True)[:-1])):
         (runs["slow"] / "metrics.jsonl").write_text(remaining)
-        with pytest.raises(UserError, match=r"slow/metrics\.jsonl lacks .* step 2"):
+        with pytest.raises(UserError, match=r"slow/metrics\.jsonl .*step 2\b"):
             study.main(arguments)
 
 
@@ -300,16 +300,16 @@ def test_incompatible_runs_are_refused(tmp_path):
         path = write_study(tmp_path / "study.py", entries, **more)
         study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
 
-    with pytest.raises(UserError, match="slow was not evaluated on book; it has losses of commoncrawl, c4, arxiv"):
+    with pytest.raises(UserError, match=r"slow .*book.*commoncrawl, c4, arxiv"):
         compared(entries, domains=("arxiv", "book"))
     other = write_run(tmp_path / "other", [4.0, 2.0], manifest="other")
-    with pytest.raises(UserError, match=r"different data.*slow, x: manifest m; y: manifest other"):
+    with pytest.raises(UserError, match=r"slow, x: manifest m; y: manifest other"):
         compared(entries | {"y": other})
     blocks_path = entries["x"] / eval_losses.DIRECTORY / "blocks.npz"
     with np.load(blocks_path) as arrays:
         changed = {key: value + key.endswith("index") for key, value in arrays.items()}
     np.savez(blocks_path, allow_pickle=False, **changed)
-    with pytest.raises(UserError, match="x was evaluated on other blocks than slow"):
+    with pytest.raises(UserError, match=r"x .*blocks than slow.*eval\.seed"):
         compared(entries)
     assert not (tmp_path / "out").exists()
 
@@ -319,13 +319,13 @@ def test_ends_without_evaluation_or_config_are_refused(tmp_path):
     shutil.rmtree(tmp_path / "dear x1 0" / "ends" / "800")
     (tmp_path / "dear x1 0" / "ends" / "1000" / "metrics.jsonl").write_text("")
     path, out = write_study(tmp_path / "study.py", entries), tmp_path / "out"
-    with pytest.raises(UserError, match="dear x1 0 has no evaluation at the ends after step 800, 1000"):
+    with pytest.raises(UserError, match=r"dear x1 0 .*step 800, 1000"):
         study.main([f"--study={path}", f"--out={out}"])
     study.main([f"--study={path}", f"--out={out}", "--partial"])
     missing_line = "**Missing:** dear x1 0 (no evaluation yet at the ends after step 800, 1000)."
     assert missing_line in (out / "leaderboard.md").read_text()
     (tmp_path / "dear x1 0" / "config.json").unlink()
-    with pytest.raises(UserError, match=r"dear x1 0/config\.json is missing, and this run has ends"):
+    with pytest.raises(UserError, match=r"dear x1 0/config\.json.* ends"):
         study.main([f"--study={path}", f"--out={out}"])
 
 
@@ -341,9 +341,9 @@ def test_analyse_needs_no_workdirs(out, tmp_path, capsys):
     study.main([f"--analyse={out}", "--latex"])
     assert (out / "leaderboard.tex").read_text().count(r"\midrule") == 2
     assert contents["leaderboard.md"].decode() in capsys.readouterr().out
-    with pytest.raises(UserError, match="leave out the other arguments"):
+    with pytest.raises(UserError, match=r"^--analyse=DIR"):
         study.main([f"--analyse={out}", "--study=x"])
-    with pytest.raises(UserError, match=r"no finished study: it has no runs\.json"):
+    with pytest.raises(UserError, match=r"study.* runs\.json"):
         study.main([f"--analyse={tmp_path}"])
 
 
@@ -365,7 +365,7 @@ def test_gaps_to_any_model(out, capsys):
     (row,) = [row for row in gaps.compare(files.read(out), "dear") if row.model == "slow"]
     assert f"| {row.gap.text()} |" in line and row.gap.value == pytest.approx(-0.3, abs=0.05)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == contents
-    with pytest.raises(UserError, match=r"no model 'deer'\. Its models: slow; dear; gain"):
+    with pytest.raises(UserError, match=r"'deer'.* slow; dear; gain"):
         study.main([f"--analyse={out}", "--reference=deer"])
     with pytest.raises(UserError, match="--analyse=DIR --reference=MODEL"):
         study.main(["--study=demo_order", "--reference=dear"])
@@ -417,7 +417,7 @@ def test_compare_models_of_a_finished_study(out, capsys):
     assert row.gap.text() in output and f"p = {row.verdict.p:.2g}" in output
     assert row.gap.value == pytest.approx(0.5, abs=0.05)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == contents
-    with pytest.raises(UserError, match=r"no model 'deer'\. Its models: slow; dear; gain"):
+    with pytest.raises(UserError, match=r"'deer'.* slow; dear; gain"):
         study.main([f"--analyse={out}", "--compare", "deer", "gain"])
 
 
@@ -448,7 +448,7 @@ def test_compare_models_by_workdirs(models, tmp_path, capsys):
     assert output.startswith(f"{sides[0]} against {sides[1]}: gap +0.") and "(3 and 3 seeds): costs" in output
     value = float(output.split("gap ")[1].split(" ")[0])
     assert value == pytest.approx(0.3, abs=0.02)
-    with pytest.raises(UserError, match=r"absent is not a run: it has no config\.json"):
+    with pytest.raises(UserError, match=r"--compare: .*absent .*config\.json"):
         study.main(["--compare", str(tmp_path / "absent"), sides[1]])
     for workdir in sides[1].split(",")[:2]:
         shutil.copytree(workdir, tmp_path / workdir.rpartition("/")[2])
@@ -456,16 +456,16 @@ def test_compare_models_by_workdirs(models, tmp_path, capsys):
         config = json.loads((copy / "config.json").read_text())
         config["train"]["seed"] = 7
         (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"slow x1 0 and .*slow x1 1 have the same seed and learning rate"):
+    with pytest.raises(UserError, match=r"slow x1 0 and .*slow x1 1 .*seed and learning rate"):
         study.main(["--compare", sides[0], ",".join(sorted(map(str, tmp_path.glob("slow*"))))])
     config["data"] = {"train_domains": ["commoncrawl", "c4", *DOMAINS]}
     for copy in tmp_path.glob("slow*"):
         (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="a comparison needs domains of both kinds"):
+    with pytest.raises(UserError, match="trained on commoncrawl, c4, arxiv, github;"):
         study.main(["--compare", sides[0], str(next(tmp_path.glob("slow*")))])
 
 
 @pytest.mark.parametrize("more", ["--list", "--partial", "--latex", "--only=0", "--page"])
 def test_compare_refuses_other_arguments(more):
-    with pytest.raises(UserError, match=r"--compare A B takes --analyse=DIR or --study=FILE"):
+    with pytest.raises(UserError, match=r"^--compare A B"):
         study.main(["--analyse=DIR", "--compare", "dear", "slow", more])

@@ -140,7 +140,7 @@ def test_class_section(tmp_path, blocks_dir):
         assert row[3:6] == [f"{ours:.3f}", f"{theirs:.3f}", f"{ours - theirs:+.3f}"]
         assert row[6].startswith(f"{ours - theirs:+.3f} ± ")
     assert tables.class_section(study, {}, "reference") == ""
-    with pytest.raises(UserError, match="no model 'y'"):
+    with pytest.raises(UserError, match="'y'"):
         tables.class_section(study, sums, "y")
 
 

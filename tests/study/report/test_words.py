@@ -52,7 +52,7 @@ def test_models_are_grouped_by_verdict(known):
 
 
 def test_unknown_model_is_refused(known):
-    with pytest.raises(UserError, match=r"The study has no model 'y'\. Its models: reference; dear; gain"):
+    with pytest.raises(UserError, match=r"'y'.* reference; dear; gain"):
         words.verdict(known, "y", "reference")
-    with pytest.raises(UserError, match="dear is compared with itself; name another reference of reference; dear"):
+    with pytest.raises(UserError, match=r"dear .*itself.* reference; dear"):
         words.in_one_line(known, "dear", "dear")

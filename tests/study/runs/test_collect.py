@@ -47,7 +47,7 @@ def test_workdir_without_evaluation_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         collect.read_points(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
-    with pytest.raises(UserError, match="no evaluation yet"):
+    with pytest.raises(UserError, match=r"config\.eval\.every"):
         collect.read_points(tmp_path)
 
 
@@ -55,7 +55,7 @@ def test_workdir_without_evaluation_is_refused(tmp_path):
 def test_malformed_config_is_refused(tmp_path, config):
     workdir = write_run(tmp_path / "slow", [4.0, 2.0])
     (workdir / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"slow/config\.json: (data|train)\b.* is .*, not "):
+    with pytest.raises(UserError, match=r"slow/config\.json: (data|train)\b"):
         collected(tmp_path, {"slow": workdir})
 
 

@@ -87,7 +87,7 @@ def test_workdir_with_other_settings_is_refused(tmp_path):
         ("model.dim=32", "model.dim"),
     ):
         write_study(path, {"slow": entry(workdir, settings)})
-        with pytest.raises(UserError, match=f"slow: .*run holds .*{setting}"):
+        with pytest.raises(UserError, match=f"slow: .*settings: .*{setting}"):
             identity.require(load_study(str(path)).runs[0])
 
 

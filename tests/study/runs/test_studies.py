@@ -83,9 +83,7 @@ def test_small_reuses_limited_110m_runs():
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_unknown_size_lists_the_sizes(name):
-    with pytest.raises(
-        UserError, match=r"'smal' is no size of the study\. Did you mean 'small'\? Known: demo, paper, s"
-    ):
+    with pytest.raises(UserError, match=r"'smal'.* 'small'.* demo, paper, s"):
         load_study(f"{name}:smal")
 
 
@@ -94,7 +92,7 @@ def test_held_out_domain_is_an_argument():
     assert (study.domains, "arxiv" in study.against, len(study.against)) == (("arxiv",), False, 6)
     assert study.runs[0].config is not None
     assert study.runs[0].config.data.train_domains == tuple(study.against)
-    with pytest.raises(UserError, match=r"'arxvi' is no domain\. Did you mean 'arxiv'"):
+    with pytest.raises(UserError, match=r"'arxvi'.* 'arxiv'"):
         load_study("held_out:small,arxvi")
 
 
