@@ -37,14 +37,14 @@ REPEAT = "repeat"  # family; its last class holds the tokens that continue an ea
 class ClassPart(NamedTuple):
     """Hold a token class: token share, mean losses (nats per token), contribution.
 
-    `difference` is ours minus theirs within the class. `contribution` is `share * difference`, with its confidence
+    `difference` is model minus reference within the class. `contribution` is `share * difference`, with its confidence
     interval.
     """
 
     name: str
     share: float
-    ours: float
-    theirs: float
+    model_loss: float
+    reference_loss: float
     difference: float
     contribution: Estimate
 
@@ -61,46 +61,52 @@ def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], l
     return known, [f"No losses by class of token (eval.classes): {', '.join(without)}."] if without else []
 
 
-def parts(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str, family: str) -> list[ClassPart]:
+def parts(
+    model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], domain: str, family: str
+) -> list[ClassPart]:
     """Return a family's non-empty classes, in order.
 
     Each side has one or more seeds. Raises `UserError` if the sums cover different tokens.
     """
-    _require_same({f"run {i}": sums for i, sums in enumerate((*ours, *theirs))})
-    first = ours[0].domains[domain]
+    _require_same({f"run {i}": sums for i, sums in enumerate((*model_sums, *reference_sums))})
+    first = model_sums[0].domains[domain]
     tokens_DC, blocks_D = first.tokens[family], first.blocks
-    sides = [np.stack([sums.domains[domain].losses[family] for sums in side]) for side in (ours, theirs)]
+    sides = [np.stack([sums.domains[domain].losses[family] for sums in side]) for side in (model_sums, reference_sums)]
     estimates = _estimates(sides[0], sides[1], tokens_DC, blocks_D)
     n_tokens_C = tokens_DC.sum(0)
     shares_C = n_tokens_C / n_tokens_C.sum()
     class_parts = []
-    for k, name in enumerate(ours[0].names[family]):
+    for k, name in enumerate(model_sums[0].names[family]):
         if n := n_tokens_C[k]:
             one, other = (float(x[..., k].sum(1).mean() / n) for x in sides)
             class_parts.append(ClassPart(name, float(shares_C[k]), one, other, one - other, estimates[k]))
     return class_parts
 
 
-def total(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str) -> ClassPart:
+def total(model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], domain: str) -> ClassPart:
     """Return a domain's tokens as a single class; its contribution is the difference."""
-    family = next(iter(ours[0].names))
-    one, other = ([_one_class(sums, domain, family) for sums in side] for side in (ours, theirs))
-    return parts(one, other, domain, "all")[0]
+    family = next(iter(model_sums[0].names))
+    model_total, reference_total = (
+        [_one_class(sums, domain, family) for sums in side] for side in (model_sums, reference_sums)
+    )
+    return parts(model_total, reference_total, domain, "all")[0]
 
 
-def copy_share(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], *, domains: Sequence[str]) -> float | None:
+def copy_share(
+    model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], *, domains: Sequence[str]
+) -> float | None:
     """Return the share of the mean difference that comes from copied bigrams.
 
     A copied bigram is a token that continues an earlier bigram. The mean is over `domains`. The result is None if a run
     lacks these sums or the difference is zero.
     """
-    if any(REPEAT not in sums.names for sums in (*ours, *theirs)):
+    if any(REPEAT not in sums.names for sums in (*model_sums, *reference_sums)):
         return None
     copied = total = 0.0
     for domain in domains:
-        domain_parts = parts(ours, theirs, domain, REPEAT)
+        domain_parts = parts(model_sums, reference_sums, domain, REPEAT)
         total += sum(part.contribution.value for part in domain_parts)
-        copied += sum(part.contribution.value for part in domain_parts if part.name == ours[0].names[REPEAT][-1])
+        copied += sum(part.contribution.value for part in domain_parts if part.name == model_sums[0].names[REPEAT][-1])
     return copied / total if total else None
 
 
@@ -113,7 +119,7 @@ def _one_class(sums: ClassSums, domain: str, family: str) -> ClassSums:
 
 
 def _estimates(
-    ours_SDC: np.ndarray, theirs_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
+    model_SDC: np.ndarray, reference_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
 ) -> list[Estimate]:
     """Return each class's contribution to the difference.
 
@@ -121,7 +127,7 @@ def _estimates(
     G_d and token share m_d, its variance is D / (D - 1) * sum_d (G_d - mean * m_d)^2.
     """
     n_tokens = tokens_DC.sum()
-    gaps_DC = (ours_SDC.mean(0) - theirs_SDC.mean(0)) / n_tokens
+    gaps_DC = (model_SDC.mean(0) - reference_SDC.mean(0)) / n_tokens
     means_C, n = gaps_DC.sum(0), len(blocks_D)
     shares_D = blocks_D / blocks_D.sum()
     residuals_DC = gaps_DC - means_C * shares_D[:, None]
@@ -129,7 +135,7 @@ def _estimates(
     estimates = []
     for k, (mean, variance) in enumerate(zip(means_C, variances_C, strict=True)):
         pieces = [Part(float(variance), max(n - 1, 1))]
-        for side in (ours_SDC, theirs_SDC):
+        for side in (model_SDC, reference_SDC):
             if len(side) > 1:
                 seed_means = side[..., k].sum(1) / n_tokens
                 pieces.append(Part(float(np.var(seed_means, ddof=1)) / len(side), len(side) - 1))

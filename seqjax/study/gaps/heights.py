@@ -172,9 +172,9 @@ def measure(
         reach: The largest distance past the reference's ends at which a run is read, in the loss unit.
         among: Labels of the runs to read, per model. Without it, runs within reach are read.
     """
-    theirs = models[reference]
-    curve = fit(theirs)
-    at_D = np.mean([run.x[:, -1] for run in theirs if run.rate == best], axis=0)
+    reference_runs = models[reference]
+    curve = fit(reference_runs)
+    at_D = np.mean([run.x[:, -1] for run in reference_runs if run.rate == best], axis=0)
     slopes = {name: slope for name, runs in models.items() if (slope := _slope(runs, curve)) is not None}
     adjusted = len(slopes) >= FEWEST
     c = np.mean(list(slopes.values()), axis=0) if adjusted else np.zeros_like(curve.linear)
@@ -189,14 +189,16 @@ def measure(
         if not readable:
             by_model[name] = NO_REACH
             continue
-        ours, others = list(readable), list(theirs)
+        model_side, reference_side = list(readable), list(reference_runs)
         if not adjusted:
-            common = {run.rate for run in ours} & {run.rate for run in others}
-            ours, others = ([run for run in side if run.rate in common] for side in (ours, others))
+            common = {run.rate for run in model_side} & {run.rate for run in reference_side}
+            model_side, reference_side = (
+                [run for run in side if run.rate in common] for side in (model_side, reference_side)
+            )
             if not common:
                 by_model[name] = NO_RATE
                 continue
-        by_model[name] = _gap(ours, others, curve, at_D, c, by_rate=not adjusted)
+        by_model[name] = _gap(model_side, reference_side, curve, at_D, c, by_rate=not adjusted)
     return Gaps(curve, at_D, slopes, c, by_model)
 
 
@@ -239,41 +241,49 @@ def _mean_rho(runs: Sequence[Ends]) -> float:
 
 
 def _gap(
-    ours: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, at_D: np.ndarray, c: np.ndarray, *, by_rate: bool
+    model_runs: Sequence[Ends],
+    reference_runs: Sequence[Ends],
+    curve: Curve,
+    at_D: np.ndarray,
+    c: np.ndarray,
+    *,
+    by_rate: bool,
 ) -> ModelGap:
     """Return a model's gap to the reference.
 
     With `by_rate` there is no common slope. Sides whose seeds have different rates are then compared rate by rate.
     """
-    positions = np.stack([reading(run, at_D) for run in ours], 1)
-    heights = np.stack([height(run, curve, positions[:, [i]])[:, 0] - c * run.rho for i, run in enumerate(ours)], 1)
-    rho = _mean_rho(ours), _mean_rho(theirs)
+    positions = np.stack([reading(run, at_D) for run in model_runs], 1)
+    heights = np.stack(
+        [height(run, curve, positions[:, [i]])[:, 0] - c * run.rho for i, run in enumerate(model_runs)], 1
+    )
+    rho = _mean_rho(model_runs), _mean_rho(reference_runs)
     at = np.concatenate([positions, at_D[:, None]], 1)
     if by_rate and abs(rho[0] - rho[1]) > SAME:
         level = np.empty_like(heights)
-        for rate in {run.rate for run in ours}:
-            indices = [i for i, run in enumerate(ours) if run.rate == rate]
+        for rate in {run.rate for run in model_runs}:
+            indices = [i for i, run in enumerate(model_runs) if run.rate == rate]
             level[:, indices] = reference_levels(
-                [r for r in theirs if r.rate == rate], curve, positions[:, indices], c
+                [r for r in reference_runs if r.rate == rate], curve, positions[:, indices], c
             )[0]
         rho = rho[0], rho[0]
-        _, seed_levels = reference_levels(theirs, curve, at, c)
+        _, seed_levels = reference_levels(reference_runs, curve, at, c)
     else:
-        mean, seed_levels = reference_levels(theirs, curve, at, c)
+        mean, seed_levels = reference_levels(reference_runs, curve, at, c)
         level = mean[:, :-1]
     gaps = heights - level
-    seeds = list(dict.fromkeys(run.seed for run in ours))
+    seeds = list(dict.fromkeys(run.seed for run in model_runs))
     middle = np.mean([values[:, -1] for values in seed_levels.values()], axis=0)
-    rates = sorted({run.rate for run in ours})
+    rates = sorted({run.rate for run in model_runs})
     return ModelGap(
-        by_seed={s: gaps[:, [i for i, run in enumerate(ours) if run.seed == s]].mean(1) for s in seeds},
+        by_seed={s: gaps[:, [i for i, run in enumerate(model_runs) if run.seed == s]].mean(1) for s in seeds},
         reference={s: values[:, -1] - middle for s, values in seed_levels.items()},
-        by_rate={r: gaps[:, [i for i, run in enumerate(ours) if run.rate == r]].mean(1) for r in rates},
-        labels=tuple(run.label for run in ours),
+        by_rate={r: gaps[:, [i for i, run in enumerate(model_runs) if run.rate == r]].mean(1) for r in rates},
+        labels=tuple(run.label for run in model_runs),
         loss=positions.mean(1),
-        beyond=_beyond(ours, positions, curve),
+        beyond=_beyond(model_runs, positions, curve),
         rho=rho,
-        rates=(tuple(rates), tuple(sorted({run.rate for run in theirs}))),
+        rates=(tuple(rates), tuple(sorted({run.rate for run in reference_runs}))),
     )
 
 

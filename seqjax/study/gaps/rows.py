@@ -229,17 +229,20 @@ def _near(records: Records, model: str) -> list[Record]:
 
 def _plain(records: Records, model: str, reference: str, difference: Difference | None) -> Row:
     """Return a model's row without its gap."""
-    ours, theirs = rates(records, model), rates(records, reference)
+    model_rates, reference_rates = rates(records, model), rates(records, reference)
     sides = [shown_runs(records, name) for name in (model, reference)]
-    next_rates = {"model": ours.next_rate(theirs.best), "reference": theirs.next_rate(ours.best)}
+    next_rates = {
+        "model": model_rates.next_rate(reference_rates.best),
+        "reference": reference_rates.next_rate(model_rates.best),
+    }
     parameters = [side[0].metadata.get("parameters") for side in sides]
     return Row(
         model,
         reference,
         *(len(side) for side in sides),
-        rates=ours.near,
-        edge=ours.edge,
-        reference_edge=theirs.edge,
+        rates=model_rates.near,
+        edge=model_rates.edge,
+        reference_edge=reference_rates.edge,
         next_rates={side: rate for side, rate in next_rates.items() if rate is not None},
         parameters=parameters[0],
         reference_parameters=parameters[1],
@@ -333,21 +336,21 @@ def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Sp
     The result is None for one seed if fewer than `ENOUGH` models have `SEEDS` seeds.
     """
     assert spread is not None, "parts are known"
-    reference = spread.shrunk(_values(gap.reference, 0))
-    ours = planned = spread.shrunk(_values(gap.by_seed, 0))
+    reference_part = spread.shrunk(_values(gap.reference, 0))
+    model_part = planned = spread.shrunk(_values(gap.by_seed, 0))
     if len(gap.by_seed) < 2:
         three_seeds = [_values(g.by_seed, 0) for g in _model_gaps(measured) if len(g.by_seed) >= SEEDS]
         if len(three_seeds) < ENOUGH:
             return None
         widest = max(three_seeds, key=lambda values: float(np.var(values, ddof=1)))
-        ours = Part(float(np.var(widest, ddof=1)), spread.shrunk(widest).freedom)
+        model_part = Part(float(np.var(widest, ddof=1)), spread.shrunk(widest).freedom)
     return Candidate(
         gap=float(gap.mean[0, 0]),
         as_tuned=float(gap.mean[0, 0] + measured.c[0, 0] * gap.octaves),
-        seeds=(ours, reference),
+        seeds=(model_part, reference_part),
         counts=(len(gap.by_seed), len(gap.reference)),
         rest=tuple(parts[name] for name in ("rate", "beyond", "text")),
-        planned=(planned, reference),
+        planned=(planned, reference_part),
     )
 
 

@@ -42,18 +42,18 @@ def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
     spreads = [statistics.spread([[v[i] for v in by_seed.values()] for by_seed in values.values()]) for i in (0, 1)]
     differences = {}
     for model, runs in sides.items():
-        theirs = sides[reference]
-        if model == reference or len({run.last.tokens for run in (*runs, *theirs)}) > 1:
+        reference_runs = sides[reference]
+        if model == reference or len({run.last.tokens for run in (*runs, *reference_runs)}) > 1:
             continue
-        text_variances = _text_variances(records, runs, theirs)
+        text_variances = _text_variances(records, runs, reference_runs)
         estimates = []
         for i, spread in enumerate(spreads):
-            ours, others = ([v[i] for v in values[name].values()] for name in (model, reference))
-            value = float(np.mean(ours) - np.mean(others))
-            if len(ours) < 2 or spread is None:
+            model_losses, reference_losses = ([v[i] for v in values[name].values()] for name in (model, reference))
+            value = float(np.mean(model_losses) - np.mean(reference_losses))
+            if len(model_losses) < 2 or spread is None:
                 estimates.append(Estimate(value))
                 continue
-            sizes = [(spread.shrunk(side), len(side)) for side in (ours, others)]
+            sizes = [(spread.shrunk(side), len(side)) for side in (model_losses, reference_losses)]
             parts = [Part(part.variance / n, part.freedom) for part, n in sizes]
             total = statistics.combined([*parts, Part(text_variances[i], documents.freedom(records))])
             estimates.append(Estimate(value, total.variance**0.5, total.freedom))
@@ -61,11 +61,13 @@ def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
     return differences
 
 
-def _text_variances(records: Records, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[float, float]:
+def _text_variances(
+    records: Records, model_runs: Sequence[Record], reference_runs: Sequence[Record]
+) -> tuple[float, float]:
     """Return the text variances for the in-domain and OOD difference; zero if unknown."""
-    drawn = [[documents.drawn_ends(records, run) for run in side] for side in (ours, theirs)]
+    drawn = [[documents.drawn_ends(records, run) for run in side] for side in (model_runs, reference_runs)]
     known = [[ends for ends in side if ends is not None] for side in drawn]
-    if any(len(side) < len(runs) for side, runs in zip(known, (ours, theirs), strict=True)):
+    if any(len(side) < len(runs) for side, runs in zip(known, (model_runs, reference_runs), strict=True)):
         return 0.0, 0.0
     x, y = ([np.mean([last_loss(ends) for ends in side], axis=0) for side in known] for last_loss in (_last_x, _last_y))
     return documents.variance(x[0] - x[1]), documents.variance(y[0] - y[1])

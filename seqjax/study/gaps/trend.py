@@ -46,8 +46,8 @@ def per_doubling(
         for name, runs in models.items()
         if (slopes := _slopes(runs, models[reference], curve, reach)) is not None
     }
-    theirs = by_model.pop(reference, None)
-    if theirs is None:
+    reference_slopes = by_model.pop(reference, None)
+    if reference_slopes is None:
         return {}
     freedom = sum(len(slopes.values) - 1 for slopes in by_model.values())
     if not freedom:
@@ -59,13 +59,13 @@ def per_doubling(
     effective = len(seeds) ** 2 / sum(1 / n for n in seeds) / sum(seeds)
     trends = {}
     for name, slopes in by_model.items():
-        model_weight, reference_weight = float(slopes.weights.sum()), effective * float(theirs.weights.sum())
+        model_weight, reference_weight = float(slopes.weights.sum()), effective * float(reference_slopes.weights.sum())
         error = np.sqrt(variance / model_weight + variance / min(model_weight, reference_weight))
         trends[name] = Estimate(slopes.mean, float(error), freedom)
     return trends
 
 
-def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
+def _slopes(runs: Sequence[Ends], reference_runs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
     """Return the slopes of runs with two ends within reach; None without any."""
     pairs = []
     for run in runs:
@@ -73,7 +73,7 @@ def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: f
         z = np.log2(run.tokens[inside])
         if len(np.unique(z)) > 1:
             at = run.x[:1, inside]
-            level, _ = heights.reference_levels(theirs, curve, at, np.zeros_like(curve.linear))
+            level, _ = heights.reference_levels(reference_runs, curve, at, np.zeros_like(curve.linear))
             gap = (run.y[:1, inside] - curve.at(at) - level)[0, :, 0]
             z = z - z.mean()
             pairs.append((float(z @ gap / (z @ z)), float(z @ z)))

@@ -76,11 +76,13 @@ class Candidate(NamedTuple):
                     return f"{n} more seed{'s' * (n > 1)}{suffix}"
         return f"more than {MOST_SEEDS} seeds of both"
 
-    def _is_decided(self, distance: float, ours: int, theirs: int, rest: Sequence[Part], level: float) -> bool:
-        more = (ours, theirs)
+    def _is_decided(
+        self, distance: float, model_seeds: int, reference_seeds: int, rest: Sequence[Part], level: float
+    ) -> bool:
+        more = (model_seeds, reference_seeds)
         sides = [
             Part(part.variance / (count + n), part.freedom + n)
-            for part, count, n in zip(self.planned if ours else self.seeds, self.counts, more, strict=True)
+            for part, count, n in zip(self.planned if model_seeds else self.seeds, self.counts, more, strict=True)
         ]
         total = statistics.combined([*sides, *rest])
         return statistics.power(distance, total.variance**0.5, total.freedom, level=level) >= POWER

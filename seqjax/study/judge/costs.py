@@ -112,14 +112,14 @@ def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
     return {"training speed of the runs (tokens/s)": table}
 
 
-def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
+def speed_ratio(cost: Cost, reference: Cost) -> float | None:
     """Return a model's training speed relative to another model's.
 
     The result is None unless both were measured on the same device.
     """
-    if ours.tokens_per_s is None or theirs.tokens_per_s is None or ours.devices != theirs.devices:
+    if cost.tokens_per_s is None or reference.tokens_per_s is None or cost.devices != reference.devices:
         return None
-    return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
+    return cost.tokens_per_s / reference.tokens_per_s if len(cost.devices) == 1 else None
 
 
 def remarks(costs: Mapping[str, Cost]) -> list[str]:

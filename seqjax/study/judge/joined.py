@@ -144,7 +144,7 @@ def _names(
     names, remarks = {}, []
     for model in records.models:
         recorded = records.of_model(model)[0].metadata["config"]
-        reference = next((name for name, ours in references.items() if _same(recorded, ours)), None)
+        reference = next((name for name, settings in references.items() if _same(recorded, settings)), None)
         if reference is None or reference in names.values() or reference in taken:
             is_taken = model in taken or model in references
             names[model] = f"{model} ({directory.resolve().name})" if is_taken else model
@@ -161,12 +161,12 @@ def _names(
     return names, remarks
 
 
-def _same(recorded: Mapping[str, Any], ours: Config) -> bool:
+def _same(recorded: Mapping[str, Any], config: Config) -> bool:
     """Return whether a recorded config has a reference's model.
 
     A missing setting has its default.
     """
-    return not any(text.startswith("model.") for text in identity.changed(recorded, ours))
+    return not any(text.startswith("model.") for text in identity.changed(recorded, config))
 
 
 def _mismatch(run: Record, config: Config, domains: Sequence[str], manifest: str) -> str:
@@ -175,17 +175,17 @@ def _mismatch(run: Record, config: Config, domains: Sequence[str], manifest: str
     if not run.is_wsd or "optim" not in recorded or "model" not in recorded:
         return f"{run.label} has no warmup-stable-decay schedule, so a gap would include the schedule's effect."
     only = "so its losses do not compare with the judgement's."
-    if manifest and (theirs := run.metadata.get("manifest")) != manifest:
-        return f"{run.label} has other data (manifest {str(theirs)[:16]}, here {manifest[:16]}), {only}"
+    if manifest and (recorded_manifest := run.metadata.get("manifest")) != manifest:
+        return f"{run.label} has other data (manifest {str(recorded_manifest)[:16]}, here {manifest[:16]}), {only}"
     if lacking := [domain for domain in domains if domain not in run.last.domains]:
         return f"{run.label} has no loss of {', '.join(lacking)}, {only}"
-    ours = to_dict(config)
+    expected = to_dict(config)
     for key in DATA:
         group, _, field = key.partition(".")
-        value = recorded.get(group, {}).get(field, ours[group][field])
-        if value != ours[group][field]:
-            return f"{run.label} has {key}={value}, here {ours[group][field]}, {only}"
-    theirs = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in ours["optim"]}
-    if changed := differences(theirs, {key: ours["optim"][key] for key in theirs}, "optim."):
+        value = recorded.get(group, {}).get(field, expected[group][field])
+        if value != expected[group][field]:
+            return f"{run.label} has {key}={value}, here {expected[group][field]}, {only}"
+    optimiser = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in expected["optim"]}
+    if changed := differences(optimiser, {key: expected["optim"][key] for key in optimiser}, "optim."):
         return f"{run.label} has another optimiser ({changed[0]} here), so a gap would include the optimiser's effect."
     return ""

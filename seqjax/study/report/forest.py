@@ -238,10 +238,10 @@ def over_tokens(records: Records, reference: str, rows: Sequence[Row]) -> dict[s
     over the seeds with two ends, at the ends common to these seeds.
     """
     near = statistic.rates(records, reference).near
-    theirs = [documents.measured_ends(records, run) for run in records.of_model(reference) if run.rate in near]
-    if all(len(ends.tokens) < 2 for ends in theirs):
+    reference_ends = [documents.measured_ends(records, run) for run in records.of_model(reference) if run.rate in near]
+    if all(len(ends.tokens) < 2 for ends in reference_ends):
         return {}
-    curve, reach = heights.fit(theirs), heights.REACH * records.unit.scale
+    curve, reach = heights.fit(reference_ends), heights.REACH * records.unit.scale
     by_model = {}
     for row in rows:
         if row.gap is None or row.as_tuned is None:
@@ -249,7 +249,7 @@ def over_tokens(records: Records, reference: str, rows: Sequence[Row]) -> dict[s
         per_run = []
         for run in statistic.shown_runs(records, row.model):
             ends = documents.measured_ends(records, run)
-            level, _ = heights.reference_levels(theirs, curve, ends.x, np.zeros_like(curve.linear))
+            level, _ = heights.reference_levels(reference_ends, curve, ends.x, np.zeros_like(curve.linear))
             gap = (ends.y - curve.at(ends.x) - level)[0, :, 0] + row.gap.value - row.as_tuned
             inside = (ends.x[0] >= curve.low[0] - reach) & (ends.x[0] <= curve.high[0] + reach)
             per_run += [dict(zip(ends.tokens[inside], gap[inside], strict=True))] if inside.sum() > 1 else []

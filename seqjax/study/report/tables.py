@@ -257,9 +257,11 @@ def class_section(records: Records, sums: Mapping[str, ClassSums], reference: st
         model: [sums[run.label] for run in gaps.shown_runs(records, model) if run.label in sums]
         for model in records.models
     }
-    theirs = sides.pop(reference)
+    reference_sums = sides.pop(reference)
     texts = [
-        _model_section(records, ours, theirs, (model, reference)) for model, ours in sides.items() if ours and theirs
+        _model_section(records, model_sums, reference_sums, (model, reference))
+        for model, model_sums in sides.items()
+        if model_sums and reference_sums
     ]
     if not texts:
         return ""
@@ -274,21 +276,23 @@ def class_section(records: Records, sums: Mapping[str, ClassSums], reference: st
 
 
 def _model_section(
-    records: Records, ours: Sequence[ClassSums], theirs: Sequence[ClassSums], names: tuple[str, str]
+    records: Records, model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], names: tuple[str, str]
 ) -> str:
-    known = ours[0].domains
+    known = model_sums[0].domains
     domains = [domain for domain in (*records.against, *records.domains) if domain in known]
     header = ["domain", "class", "tokens", *map(escaped, names), "difference within", "contribution"]
-    totals = [_class_cells(domain, classes.total(ours, theirs, domain)) for domain in domains]
+    totals = [_class_cells(domain, classes.total(model_sums, reference_sums, domain)) for domain in domains]
     text = [f"### {escaped(names[0])}\n", markdown(header, totals, left=2)]
-    for family in ours[0].names:
+    for family in model_sums[0].names:
         rows = [
-            _class_cells(domain, part) for domain in domains for part in classes.parts(ours, theirs, domain, family)
+            _class_cells(domain, part)
+            for domain in domains
+            for part in classes.parts(model_sums, reference_sums, domain, family)
         ]
         text += [f"{FAMILIES[family]}\n", markdown(header, rows, left=2)]
     return "\n".join(text)
 
 
 def _class_cells(domain: str, part: ClassPart) -> list[str]:
-    losses = [f"{part.ours:.3f}", f"{part.theirs:.3f}", f"{part.difference:+.3f}"]
+    losses = [f"{part.model_loss:.3f}", f"{part.reference_loss:.3f}", f"{part.difference:+.3f}"]
     return [escaped(domain), escaped(part.name), f"{part.share:.1%}", *losses, cell(part.contribution)]

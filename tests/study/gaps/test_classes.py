@@ -43,31 +43,31 @@ def mean_loss(domain, seeds) -> float:
 
 def test_family_contributions_sum_to_the_difference():
     """Sides may have different numbers of seeds."""
-    ours, theirs = [run_sums(1, extra=0.5), run_sums(3, extra=0.5)], [run_sums(2), run_sums(4), run_sums(6)]
+    model, reference = [run_sums(1, extra=0.5), run_sums(3, extra=0.5)], [run_sums(2), run_sums(4), run_sums(6)]
     for domain in DOCUMENTS:
-        total = classes.total(ours, theirs, domain)
+        total = classes.total(model, reference, domain)
         continued_share = (token_classes.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
         expected = mean_loss(domain, (1, 3)) - mean_loss(domain, (2, 4, 6)) + 0.5 * continued_share
         assert total.contribution.value == pytest.approx(expected, abs=1e-6)
         assert (total.share, total.difference) == (1, pytest.approx(total.contribution.value))
         for family in NAMES:
-            parts = classes.parts(ours, theirs, domain, family)
+            parts = classes.parts(model, reference, domain, family)
             assert sum(part.share for part in parts) == pytest.approx(1)
             assert sum(part.contribution.value for part in parts) == pytest.approx(total.contribution.value)
             for part in parts:
                 assert part.contribution.value == pytest.approx(part.share * part.difference)
-                assert part.ours - part.theirs == pytest.approx(part.difference)
+                assert part.model_loss - part.reference_loss == pytest.approx(part.difference)
 
 
 def test_planted_class_difference_is_recovered():
-    ours, theirs = [run_sums(1, extra=0.5)], [run_sums(1)]
-    new, different, continued = classes.parts(ours, theirs, "arxiv", "repeat")
+    model, reference = [run_sums(1, extra=0.5)], [run_sums(1)]
+    new, different, continued = classes.parts(model, reference, "arxiv", "repeat")
     assert continued.name == "continues as before"
     assert continued.difference == pytest.approx(0.5, abs=1e-6)
     assert new.difference == different.difference == 0
-    assert classes.total(ours, theirs, "c4").difference == 0
-    assert classes.copy_share(ours, theirs, domains=DOMAINS) == pytest.approx(1)
-    without = [ClassSums(3, {"position": NAMES["position"]}, ours[0].domains)]
+    assert classes.total(model, reference, "c4").difference == 0
+    assert classes.copy_share(model, reference, domains=DOMAINS) == pytest.approx(1)
+    without = [ClassSums(3, {"position": NAMES["position"]}, model[0].domains)]
     assert classes.copy_share(without, without, domains=DOMAINS) is None
 
 
@@ -83,15 +83,17 @@ def test_single_seed_interval_covers_documents():
 
 
 def test_seed_variance_widens_the_interval():
-    ours, theirs = (1, 3, 5), (2, 4)
-    contribution = classes.total([run_sums(s) for s in ours], [run_sums(s) for s in theirs], "arxiv").contribution
-    seed_variances = [np.var([mean_loss("arxiv", [s]) for s in side], ddof=1) / len(side) for side in (ours, theirs)]
+    model, reference = (1, 3, 5), (2, 4)
+    contribution = classes.total([run_sums(s) for s in model], [run_sums(s) for s in reference], "arxiv").contribution
+    seed_variances = [
+        np.var([mean_loss("arxiv", [s]) for s in side], ddof=1) / len(side) for side in (model, reference)
+    ]
     document_estimate = classes._estimates(
         *(
             np.stack([run_sums(s).domains["arxiv"].losses["repeat"].sum(-1, keepdims=True) for s in side]).mean(
                 0, keepdims=True
             )
-            for side in (ours, theirs)
+            for side in (model, reference)
         ),
         run_sums(1).domains["arxiv"].tokens["repeat"].sum(-1, keepdims=True),
         run_sums(1).domains["arxiv"].blocks,

@@ -117,11 +117,11 @@ def random_study(seed):
 
 def plain(models, reference, best):
     """Return the first quantity's gaps from loops, least squares and `np.interp`."""
-    theirs = models[reference]
-    x = np.concatenate([r.x[0] for r in theirs])
-    y = np.concatenate([r.y[0, :, 0] for r in theirs])
-    owner = np.concatenate([[i] * r.x.shape[1] for i, r in enumerate(theirs)])
-    design = np.column_stack([np.eye(len(theirs))[owner], x, x**2])
+    reference_runs = models[reference]
+    x = np.concatenate([r.x[0] for r in reference_runs])
+    y = np.concatenate([r.y[0, :, 0] for r in reference_runs])
+    owner = np.concatenate([[i] * r.x.shape[1] for i, r in enumerate(reference_runs)])
+    design = np.column_stack([np.eye(len(reference_runs))[owner], x, x**2])
     *_, b, q = np.linalg.lstsq(design, y, rcond=None)[0]
 
     def h(at):
@@ -138,7 +138,7 @@ def plain(models, reference, best):
             groups[run.seed].append(run)
         return groups
 
-    middle = np.mean([r.x[0, -1] for r in theirs if r.rate == best])
+    middle = np.mean([r.x[0, -1] for r in reference_runs if r.rate == best])
     slopes = []
     for runs in models.values():
         seed_slopes = []
@@ -151,7 +151,7 @@ def plain(models, reference, best):
     assert c is not None, "the study has three models with two rates"
 
     def level(at):
-        return np.mean([np.mean([u(r, at) - c * np.log2(r.rate) for r in g]) for g in seeds(theirs).values()])
+        return np.mean([np.mean([u(r, at) - c * np.log2(r.rate) for r in g]) for g in seeds(reference_runs).values()])
 
     gaps = {}
     for name, runs in models.items():

@@ -166,10 +166,14 @@ def test_loss_unit_changes_only_numbers():
     nats, bits = records(runs), records([scaled(one) for one in runs], unit=unit)
     tables = [compare(scaled_records, "reference") for scaled_records in (nats, bits)]
     assert len({row.verdict.word for row in tables[0]}) > 2
-    for ours, theirs in zip(*tables, strict=True):
-        word = ours.verdict.word.replace("0.05", f"{unit.scale * 0.05:.2g}")
-        assert (ours.model, word, ours.verdict.needs) == (theirs.model, theirs.verdict.word, theirs.verdict.needs)
-        assert (ours.seeds, ours.marks, ours.why) == (theirs.seeds, theirs.marks, theirs.why)
-        assert (ours.gap is None) == (theirs.gap is None)
-        if ours.gap is not None:
-            assert theirs.gap.value == pytest.approx(unit.scale * ours.gap.value, abs=1e-9)
+    for in_nats, in_bits in zip(*tables, strict=True):
+        word = in_nats.verdict.word.replace("0.05", f"{unit.scale * 0.05:.2g}")
+        assert (in_nats.model, word, in_nats.verdict.needs) == (
+            in_bits.model,
+            in_bits.verdict.word,
+            in_bits.verdict.needs,
+        )
+        assert (in_nats.seeds, in_nats.marks, in_nats.why) == (in_bits.seeds, in_bits.marks, in_bits.why)
+        assert (in_nats.gap is None) == (in_bits.gap is None)
+        if in_nats.gap is not None:
+            assert in_bits.gap.value == pytest.approx(unit.scale * in_nats.gap.value, abs=1e-9)

@@ -33,9 +33,9 @@ def example_plan(size="debug"):
     )
 
 
-def costs(ours=120.0, theirs=100.0, **changes):
-    cost = Cost(theirs, None, {}, CPU, 1)
-    return {"ema": dataclasses.replace(cost, tokens_per_s=ours, **changes), SAME_BLOCK: cost, PUBLISHED: cost}
+def costs(speed=120.0, reference_speed=100.0, **changes):
+    cost = Cost(reference_speed, None, {}, CPU, 1)
+    return {"ema": dataclasses.replace(cost, tokens_per_s=speed, **changes), SAME_BLOCK: cost, PUBLISHED: cost}
 
 
 def sentence_for(word=COSTS, gap=0.31, needs="", model_costs=None, tried=(), inside=None, **changes):
@@ -83,8 +83,8 @@ def test_sentence_has_in_domain_difference():
 
 
 def test_speeds_compare_only_on_one_device():
-    assert sentence_for(model_costs=costs(ours=62.0)).endswith(" 0.62 times as fast.")
-    for model_costs in (costs(devices=frozenset({"NVIDIA H200"})), costs(ours=None)):
+    assert sentence_for(model_costs=costs(speed=62.0)).endswith(" 0.62 times as fast.")
+    for model_costs in (costs(devices=frozenset({"NVIDIA H200"})), costs(speed=None)):
         assert "as fast" not in sentence_for(model_costs=model_costs)
 
 

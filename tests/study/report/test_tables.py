@@ -133,12 +133,12 @@ def test_class_section(tmp_path, blocks_dir):
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if " | all | " in line]
     assert [row[0] for row in rows] == ["c4", "arxiv"], "training domains first"
     for row in rows:
-        ours, theirs = (
+        model_loss, reference_loss = (
             np.mean([losses[run.label][row[0]].astype(float).mean() for run in study.of_model(name)])
             for name in ("m", "reference")
         )
-        assert row[3:6] == [f"{ours:.3f}", f"{theirs:.3f}", f"{ours - theirs:+.3f}"]
-        assert row[6].startswith(f"{ours - theirs:+.3f} ± ")
+        assert row[3:6] == [f"{model_loss:.3f}", f"{reference_loss:.3f}", f"{model_loss - reference_loss:+.3f}"]
+        assert row[6].startswith(f"{model_loss - reference_loss:+.3f} ± ")
     assert tables.class_section(study, {}, "reference") == ""
     with pytest.raises(UserError, match="'y'"):
         tables.class_section(study, sums, "y")
