@@ -330,7 +330,7 @@ def make_plan(
     except UserError as error:
         if needs_data:
             raise
-        remarks.append(f"The data is NOT READY, so finished runs of the references are not known: {error}")
+        remarks.append(f"The data is NOT READY, so finished reference runs cannot be identified: {error}")
         manifest, regime = recorded, regimes.REGIMES[config.data.regime]
         in_domain = frozenset(config.data.train_domains or regime.train)
         evaluated = config.data.eval_domains or tuple(dict.fromkeys((*in_domain, *regime.eval)))

@@ -322,7 +322,7 @@ def _train(
         recorded = recorded_mixers(run.files) if run.model == runs.plan.model else runs.plan.code
         if recorded != runs.plan.code and not may_stop(run):
             raise UserError(
-                f"{run.label}: the file of the mixer changed while it was judged. Judge it again with another --out."
+                f"{run.label}: the mixer's file changed during the judgement. Judge it again with another --out."
             )
 
 

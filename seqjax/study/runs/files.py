@@ -120,7 +120,9 @@ def united(records: Records, others: Sequence[Records]) -> Records:
         differing = [key for key in ("domains", "against", "unit") if getattr(other, key) != getattr(records, key)]
         if differing or {run.metadata.get("manifest") for run in other.runs} != manifests:
             named = ", ".join(differing) or "data"
-            raise UserError(f"{other.name} has other {named} than {records.name}; join studies of the same data only.")
+            raise UserError(
+                f"{other.name} has other {named} than {records.name}; join only studies with the same data."
+            )
         scale = (other.unit_rate or 1.0) / (records.unit_rate or 1.0)
         rows += 0 if not parts else len(next(iter(parts[-1].losses.values())))
         known = {(run.model, round(run.rate, 6), run.seed) for run in runs}
@@ -388,7 +390,7 @@ def _read_runs(directory: Path) -> tuple[dict[str, Any], list[Record], int]:
     """Return runs.json's content, the runs, and the evaluation count in points.csv."""
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():
-            raise UserError(f"{directory} is no finished study: it has no {name}.")
+            raise UserError(f"{directory} is not a finished study: it has no {name}.")
     about = read_json(directory / "runs.json", FORM, fix=FIX)
     points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
     n_rows = 0

@@ -226,7 +226,7 @@ def train_all(
     gpus = visible_gpus()
     if gpus and jobs > len(gpus):
         raise UserError(
-            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs and each run needs one. Give --jobs={len(gpus)}."
+            f"--jobs={jobs}, but this machine has {len(gpus)} GPUs and each run needs one. Give --jobs={len(gpus)}."
         )
     waiting = [run for run in runs if not run.complete]
     slots: list[str | None] = [*gpus[:jobs]] if gpus else [None] * jobs
