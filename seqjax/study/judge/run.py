@@ -28,7 +28,7 @@ from seqjax.terminal import tell
 from seqjax.training import schedule
 from seqjax.training.workdir import recorded_mixers
 
-BEHIND = 0.1  # nats in domain at the first end: a learning rate that is worse than another by more is dropped
+MAX_EXCESS = 0.1  # nats in domain at the first end: a learning rate that is worse than another by more is dropped
 
 
 def judge(
@@ -284,7 +284,7 @@ def _train_rates(losses: Losses, models: Sequence[str], rates: Sequence[float], 
     chosen = losses.missing([(model, rate, 0) for rate in rates for model in models])
 
     def may_stop(run: Run) -> bool:
-        return is_behind(run, [other for other in chosen if other.model == run.model], against)
+        return is_much_worse(run, [other for other in chosen if other.model == run.model], against)
 
     _train(runs, chosen, jobs=jobs, doing=f"learning rates of {' and '.join(models)}", may_stop=may_stop)
     for run in [run for run in chosen if may_stop(run)]:
@@ -373,15 +373,15 @@ def has_diverged(run: Run) -> bool:
     return not run.complete and next(run.files.rglob("not_finite_step*.npz"), None) is not None
 
 
-def is_behind(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
-    """Return whether an incomplete run is more than `BEHIND` worse than another run.
+def is_much_worse(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
+    """Return whether an incomplete run is more than `MAX_EXCESS` worse than another run.
 
     The losses are in domain, at the first end.
     """
-    return not run.complete and behind(run, others, against) > BEHIND
+    return not run.complete and excess_loss(run, others, against) > MAX_EXCESS
 
 
-def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
+def excess_loss(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
     """Return a run's first-end loss minus the lowest in `others`, in nats.
 
     The loss is in domain. The result is 0 if the run or all others have not reached their first end.

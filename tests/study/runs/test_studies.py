@@ -146,7 +146,7 @@ def test_figure_7_commands_prepare_its_test_sets(tmp_path, monkeypatch):
         assert (tokens[:, 0] == tokens[0, 0]).all() and (tokens[:, -1] == tokens[0, -1]).all()
 
 
-# ------------------------------------------------------------------------------------------------------- a whole study
+# ------------------------------------------------------------------------------------------------------- a full study
 @pytest.mark.slow
 def test_figure_end_to_end(tmp_path):
     """Train two temperatures and a reference, shared by figures 1(b), 3(f) and 4."""
