@@ -278,8 +278,8 @@ def _gap_table(known: Known) -> str:
         cells = [""] * 5
         if label in study.models:
             rates = gaps.rates(study, label)
-            seeds, inside, outside = rates.found[rates.shown]
-            tried, near = (", ".join(map(study.rate_text, which)) for which in (rates.found, rates.near))
+            seeds, inside, outside = rates.by_rate[rates.shown]
+            tried, near = (", ".join(map(study.rate_text, which)) for which in (rates.by_rate, rates.near))
             cells = [tried, near, str(seeds), f"{inside:.3f}", f"{outside:.3f}"]
         for name in study.references:
             cells += _gap_cells(rows_of[name].get(label))

@@ -99,7 +99,7 @@ def _joined(study: Records) -> Records:
 
 def _losses(study: Records, model: str) -> tuple[float, float]:
     rates = gaps.rates(study, model)
-    _, inside, outside = rates.found[rates.shown]
+    _, inside, outside = rates.by_rate[rates.shown]
     return inside, outside
 
 

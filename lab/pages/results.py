@@ -259,7 +259,7 @@ def length() -> str:
 def _last(study: str, model: str) -> tuple[float, float]:
     """Return the last in-domain and OOD losses of a model at the rate that is shown."""
     rates = gaps.rates(files.read(RESULTS / study), model)
-    _, inside, outside = rates.found[rates.shown]
+    _, inside, outside = rates.by_rate[rates.shown]
     return inside, outside
 
 

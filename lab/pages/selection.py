@@ -59,7 +59,7 @@ def losses() -> dict[str, tuple[float, float]]:
     """Return each model's final in-domain loss at 102,400 tokens (with half-width 0)."""
     study = files.read(RESULTS / "books_100k")
     rates = {label: statistic.rates(study, label) for label in study.models if label in STEPS}
-    return {label: (of_label.found[of_label.shown][1], 0.0) for label, of_label in rates.items()}
+    return {label: (of_label.by_rate[of_label.shown][1], 0.0) for label, of_label in rates.items()}
 
 
 def draw(path: Path) -> None:

@@ -41,40 +41,40 @@ def per_doubling(
         curve: The reference's loss curve.
         reach: How far past the reference's ends a gap is read, in the loss unit.
     """
-    of_model = {
+    by_model = {
         name: slopes
         for name, runs in models.items()
         if (slopes := _slopes(runs, models[reference], curve, reach)) is not None
     }
-    theirs = of_model.pop(reference, None)
-    if theirs is None:
+    reference_slopes = by_model.pop(reference, None)
+    if reference_slopes is None:
         return {}
-    freedom = sum(len(slopes.values) - 1 for slopes in of_model.values())
+    freedom = sum(len(slopes.values) - 1 for slopes in by_model.values())
     if not freedom:
-        return {name: Estimate(slopes.mean) for name, slopes in of_model.items()}
-    squares = sum(float(s.weights @ (s.values - s.mean) ** 2) for s in of_model.values())
+        return {name: Estimate(slopes.mean) for name, slopes in by_model.items()}
+    squares = sum(float(s.weights @ (s.values - s.mean) ** 2) for s in by_model.values())
     variance = squares / freedom
     # R averages over rates, then over seeds, so a run has more weight if its seed has few rates.
-    seeds = [len(of_seed) for of_seed in heights.by_seed(models[reference]).values()]
+    seeds = [len(seed_runs) for seed_runs in heights.by_seed(models[reference]).values()]
     effective = len(seeds) ** 2 / sum(1 / n for n in seeds) / sum(seeds)
-    found = {}
-    for name, slopes in of_model.items():
-        own, others = float(slopes.weights.sum()), effective * float(theirs.weights.sum())
-        error = np.sqrt(variance / own + variance / min(own, others))
-        found[name] = Estimate(slopes.mean, float(error), freedom)
-    return found
+    trends = {}
+    for name, slopes in by_model.items():
+        model_weight, reference_weight = float(slopes.weights.sum()), effective * float(reference_slopes.weights.sum())
+        error = np.sqrt(variance / model_weight + variance / min(model_weight, reference_weight))
+        trends[name] = Estimate(slopes.mean, float(error), freedom)
+    return trends
 
 
-def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
+def _slopes(runs: Sequence[Ends], reference_runs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
     """Return the slopes of runs with two ends within reach; None without any."""
-    found = []
+    pairs = []
     for run in runs:
         inside = (run.x[0] >= curve.low[0] - reach) & (run.x[0] <= curve.high[0] + reach)
         z = np.log2(run.tokens[inside])
         if len(np.unique(z)) > 1:
             at = run.x[:1, inside]
-            level, _ = heights.reference_levels(theirs, curve, at, np.zeros_like(curve.linear))
+            level, _ = heights.reference_levels(reference_runs, curve, at, np.zeros_like(curve.linear))
             gap = (run.y[:1, inside] - curve.at(at) - level)[0, :, 0]
             z = z - z.mean()
-            found.append((float(z @ gap / (z @ z)), float(z @ z)))
-    return _Slopes(*np.array(found).T) if found else None
+            pairs.append((float(z @ gap / (z @ z)), float(z @ z)))
+    return _Slopes(*np.array(pairs).T) if pairs else None
