@@ -108,7 +108,7 @@ def test_a_directory_that_declares_less_than_there_is(tmp_path: Path):
 )
 def test_a_header_that_declares_another_size(tmp_path: Path, shape: tuple[int, ...], dtype: str):
     packed(tmp_path / "x.npz", {"a.npy": npy(shape, bytes(16), dtype)})
-    with pytest.raises(UserError, match="'a' does not end where it should"):
+    with pytest.raises(UserError, match="'a' .* header"):
         read_arrays(tmp_path / "x.npz")
 
 

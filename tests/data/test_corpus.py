@@ -308,7 +308,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_d
     del entry["sampled"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
     iterator = open_blocks(copy).train_iterator(batch_size=8)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 258 is not among the 258"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: id 258 "):
         for _ in range(200):
             next(iterator)
 

@@ -170,7 +170,7 @@ def test_special_tokens_as_text(tokenizers, tmp_path):
 
 
 def test_a_text_must_have_an_end(tokenizers, tmp_path):
-    with pytest.raises(UserError, match=r"names no token that ends a text: set eos_token"):
+    with pytest.raises(UserError, match="eos_token"):
         load_tokenizer("huggingface", write(tmp_path, config={"bos_token_id": 1}))
 
 
@@ -207,7 +207,7 @@ def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
     iterator.close()
     np.testing.assert_array_equal(sorted(map(tuple, trained)), sorted(map(tuple, wanted)))
     (out / "manifest.json").write_text((out / "manifest.json").read_text().replace("uint32", "uint16"))
-    with pytest.raises(UserError, match=r"says that ids are uint16, 65803 ids are uint32"):
+    with pytest.raises(UserError, match=r"manifest\.json declares uint16 .*65803"):
         open_corpus(data, seq_len=10, vocab_size=70_000)
 
 
@@ -237,7 +237,7 @@ def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, c
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "a</s>b" * 10)])
     flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=8", "--workers=1"]
     prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={tmp_path / 'out'}", *flags])
-    assert "stand for 30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
+    assert "30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
 
 
 def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):

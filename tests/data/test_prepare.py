@@ -198,7 +198,7 @@ def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, fi
     prepared(corpus_dir, out)
     (out / "manifest.json").unlink()
     assert contents(out) == wanted
-    said = "1 finished parts are not what was written and are made again: 000001" in capsys.readouterr().err
+    said = "1 finished parts are damaged and are made again: 000001" in capsys.readouterr().err
     assert said == file.startswith(".parts")
 
 

@@ -15,7 +15,7 @@ from seqjax.config import DataConfig, from_config_dict, presets
 from seqjax.data import blocks, hold_out, manifests, open_corpus, sources
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
-from seqjax.data.prepare.manifest import summary
+from seqjax.data.prepare.results import summary
 from seqjax.data.sources.parquet import Parquet
 from seqjax.errors import UserError
 from tests import extras

@@ -13,7 +13,7 @@ from seqjax.config import DataConfig
 from seqjax.data import blocks, open_corpus
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import run
-from seqjax.data.prepare.manifest import summary
+from seqjax.data.prepare.results import summary
 from seqjax.errors import UserError
 
 from .conftest import contents, prepared, row, some_text
@@ -143,7 +143,7 @@ def test_blocks_of_another_preparation_are_refused(two: tuple[Path, Path]):
     name = "train/c4-00000.array_record"
     assert (one / name).stat().st_size == (other / name).stat().st_size
     shutil.copy(other / name, one / name)
-    with pytest.raises(UserError, match="it is another block than was written"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block"):
         opened(one)
 
 
@@ -164,7 +164,7 @@ def test_any_file_is_compared_when_it_is_first_read(two: tuple[Path, Path], monk
     name = "train/c4-00000.array_record"
     shutil.copy(other / name, one / name)
     iterator = opened(one).train_iterator(batch_size=2)
-    with pytest.raises(UserError, match="it is another block than was written"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block"):
         next(iterator)
     iterator.close()
 

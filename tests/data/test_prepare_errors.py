@@ -22,8 +22,7 @@ import pytest
 from seqjax.config import DataConfig, from_config_dict, presets
 from seqjax.data import blocks, open_corpus, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout
-from seqjax.data.prepare import executors, lock, run
-from seqjax.data.prepare import manifest as manifests
+from seqjax.data.prepare import executors, lock, results, run
 from seqjax.data.prepare.__main__ import main
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
@@ -77,8 +76,8 @@ def test_bad_lines_are_counted_and_named(bad_source: Path, tmp_path: Path):
     assert named[-1][0] == "b.jsonl.zst"
     assert "ends in the middle" in named[-1][2]
     assert manifest["splits"]["train"]["c4"]["documents"] >= 6
-    assert "6 lines skipped" in manifests.summary(manifest)
-    assert "a.jsonl.zst:2: not JSON" in manifests.summary(manifest)
+    assert "6 lines skipped" in results.summary(manifest)
+    assert "a.jsonl.zst:2: not JSON" in results.summary(manifest)
 
 
 # That an error comes here from a worker process, test_of_two_errors_the_first_in_order_is_told tests too.

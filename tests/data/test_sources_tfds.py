@@ -216,7 +216,7 @@ def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
     assert manifest["skipped"]["by_reason"] == {"empty document": 1, "not UTF-8": 1}
     one = prepared(datasets / "news_items" / "1.2.0", tmp_path / "one", layout=Layout("title", domain="news"))
     assert {domain for of in one["splits"].values() for domain in of} == {"news"}
-    with pytest.raises(UserError, match="is in the file format tfrecord"):
+    with pytest.raises(UserError, match="file format tfrecord"):
         prepared(datasets / "news_old", tmp_path / "old")
 
 
@@ -297,7 +297,7 @@ def test_datasets_are_mixed(datasets: Path, cache: str):
         (("slim_pajama/c4",), {"tfds_train_split": "dev"}, "tfds_train_split='dev': .* the splits train, validation"),
         (("slim_pajama/c4",), {"tfds_validation_split": "train[90%"}, "tfds_validation_split='train.90%'"),
         (("slim_pajama/c4",), {"tfds_train_split": "train[:0]"}, "has no document there"),
-        (("news_old",), {}, "is in the file format tfrecord.*build it as array_record.*download_and_prepare"),
+        (("news_old",), {}, "file format tfrecord instead of array_record.*download_and_prepare"),
         (("slim_pajama/c4",), {"seq_len": 10**6}, "less than one block of 1000001 tokens"),
         (("slim_pajama/c4",), {"path": "gs://bucket/data"}, "only a local directory is read; copy"),
         (("slim_pajama/c4",), {"path": "/nowhere"}, "no directory /nowhere"),

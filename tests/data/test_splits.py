@@ -95,7 +95,7 @@ def test_the_names_are_printed(tmp_path: Path):
     for name in ("train/a.jsonl.zst", "train/val.jsonl.zst", "my-dev-set/b.jsonl.zst", "contest.jsonl.zst"):
         write_shard(tmp_path / name, [row("c4", "x")])
     (tmp_path / "c.csv").touch()
-    shards.find_shards(str(tmp_path), say=said.append)
+    shards.find_shards(str(tmp_path), on_message=said.append)
     assert [line.strip() for line in said if line.startswith("  ")] == ["contest", "my-dev-set/", "train/val"]
     assert any(".csv" in line for line in said)
 
