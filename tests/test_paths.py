@@ -1,4 +1,4 @@
-"""Public functions take a path as a str or a Path, and every library finds the same directory."""
+"""Public functions accept str and Path, and all libraries use the same directory."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ ODD = (
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_a_directory_with_an_odd_name(name, blocks_dir, tmp_path, monkeypatch):
-    """Python, Orbax, tensorstore, Grain and fsspec all see this directory, and nothing else is created."""
+    """All libraries use this directory, and nothing else is created."""
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path / "source" / name, documents=2, shards=1)
     prepare.prepare(f"source/{name}", f"./{name}", tokenizer="byte", seq_len=16, workers=1)
@@ -71,7 +71,7 @@ def test_a_directory_with_an_odd_name(name, blocks_dir, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a\\b", "a::b", "a\nb", "[a]", "a*", "a?"])
 def test_a_directory_that_orbax_or_fsspec_reads_differently(name, blocks_dir, tmp_path, monkeypatch):
-    """No run is kept in it, nor below it."""
+    """No run may be in such a directory or below it."""
     (tmp_path / name).mkdir()
     config = support.run_config(blocks_dir, "transformer_pp")
     for workdir in (tmp_path / name, str(tmp_path / name / "run"), tmp_path / name / ".." / name):

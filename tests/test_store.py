@@ -1,4 +1,4 @@
-"""Objects are what was written, in memory and on a server; who is refused, and what cannot be reached."""
+"""Paths and URLs, object stores in memory and on a server, and refused access."""
 
 import dataclasses
 import datetime
@@ -23,7 +23,7 @@ def test_a_missing_package_is_named(url, how, monkeypatch):
         raise ImportError("Install s3fs to access S3")  # as fsspec says
 
     monkeypatch.setattr(store.fsspec.core, "url_to_fs", missing)
-    with pytest.raises(UserError, match=rf"{url} needs a package that is not installed: {how}"):
+    with pytest.raises(UserError, match=rf"{url} needs a package .*{how}"):
         store.read(url)
 
 
@@ -100,7 +100,7 @@ def test_a_path_that_libraries_read_differently(text):
 
 
 def test_options_refuse_the_same_paths():
-    """Each command, each option with a path."""
+    """Check every path option of every command."""
     dry = ["--config=transformer_pp:debug", "--dry_run", "--config.train.batch_size=8"]
     for command, argv in (
         ("train", ["--config=transformer_pp:debug", "--workdir=PATH"]),
@@ -145,7 +145,7 @@ def test_settings_of_the_data_refuse_the_same_paths(setting, blocks_dir):
 
 
 def check_objects(root: str, tmp_path: Path) -> None:
-    """Every operation once, with names that have folders and content that is empty."""
+    """Run every store operation, also with folders in names and empty objects."""
     assert store.sizes(root) == {}
     assert store.read(f"{root}/a") is None
     assert store.modified(f"{root}/a") is None
@@ -170,7 +170,7 @@ def check_objects(root: str, tmp_path: Path) -> None:
         assert opened.read(3) == b"\0\1\2"
     store.download(f"{root}/e", tmp_path / "new" / "copy")
     assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
-    with pytest.raises(store.StoreError, match=r"/none does not exist"):
+    with pytest.raises(store.StoreError, match="/none does not exist"):
         store.download(f"{root}/none", tmp_path / "new" / "none")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
     store.remove(f"{root}/a")
@@ -189,13 +189,13 @@ def test_objects_of_a_server(server, tmp_path):
     assert store.create(f"{server.url}/once", b"1")
     assert not store.create(f"{server.url}/once", b"2")
     assert store.read(f"{server.url}/once") == b"1"
-    with pytest.raises(store.StoreError, match="does not exist, or its bucket"):
+    with pytest.raises(store.StoreError, match=r"another-bucket.* does not exist"):
         store.sizes(server.url.replace(object_servers.BUCKET, "another-bucket"))
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/..", "gs://bucket/a/../b", "gs://bucket/."])
 def test_a_workdir_does_not_lead_out_of_the_cache(url):
-    with pytest.raises(UserError, match=r"without `\.` and `\.\.`"):
+    with pytest.raises(UserError, match=r"`\.` and `\.\.`"):
         store.require_workdir(url)
 
 
@@ -204,9 +204,9 @@ def test_a_workdir_does_not_lead_out_of_the_cache(url):
 )
 def test_schemes_that_run_code_are_refused(url):
     for operation in (store.read, store.sizes, store.filesystem):
-        with pytest.raises(UserError, match="may run code that the data chooses"):
+        with pytest.raises(UserError, match="the scheme "):
             operation(url)
-    with pytest.raises(UserError, match="may run code"), store.reading(url):
+    with pytest.raises(UserError, match="the scheme "), store.reading(url):
         pass
 
 
@@ -233,29 +233,29 @@ def test_a_store_that_fails_is_tried_again_and_then_named(memory, monkeypatch):
 
     def fails(path, content):
         calls.append(path)
-        if len(calls) < wanted:
-            raise ConnectionResetError("the line is dead")
+        if len(calls) < successful_call:
+            raise ConnectionResetError("connection lost")
         return type(fs).pipe_file(fs, path, content)
 
     monkeypatch.setattr(fs, "pipe_file", fails)
     monkeypatch.setattr(store, "RETRY_SECONDS", (0.0, 0.0))
-    wanted = 3
+    successful_call = 3
     store.write(f"{memory}/x", b"1")
     assert store.read(f"{memory}/x") == b"1"
     calls.clear()
-    wanted = 4
-    with pytest.raises(store.StoreError, match=r"/x cannot be reached \(ConnectionResetError: the line is dead\)"):
+    successful_call = 4
+    with pytest.raises(store.StoreError, match=r"/x cannot be reached \(ConnectionResetError: connection lost\)"):
         store.write(f"{memory}/x", b"1")
     assert len(calls) == 3
 
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_is_named(server, monkeypatch):
-    """Nothing listens on the port. gcsfs tries again by itself for half a minute."""
+    """No server listens on the port; gcsfs retries for half a minute."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value.replace(str(server.port), str(object_servers.free_port())))
     object_servers.clear()
     begin = time.monotonic()
-    with pytest.raises(store.StoreError, match=r"x cannot be reached .*AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST"):
+    with pytest.raises(store.StoreError, match=r"/x cannot be reached .*STORAGE_EMULATOR_HOST"):
         store.write(f"{server.url}/x", b"")
     assert time.monotonic() - begin < 120

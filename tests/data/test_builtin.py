@@ -1,4 +1,4 @@
-"""The built-in corpus: always the same, split by package, and cached without harm from a race."""
+"""The built-in corpus: reproducible, split by package, and safe to build concurrently."""
 
 import dataclasses
 import re
@@ -25,16 +25,16 @@ def documents() -> list[extract.Document]:
 
 @pytest.fixture
 def extracted(documents: list[extract.Document], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Building takes the documents that are there."""
+    """Build from the extracted documents instead of extracting them again."""
     monkeypatch.setattr(extract, "documents", lambda dists: documents)
 
 
 @pytest.fixture(scope="module")
 def cache(corpus_cache: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache of this file's own, with the corpus that other tests built."""
-    kept = builtin.build(ByteTokenizer(), cache_dir=corpus_cache)
+    """A cache for this module with a copy of the corpus that other tests built."""
+    built = builtin.build(ByteTokenizer(), cache_dir=corpus_cache)
     directory = tmp_path_factory.mktemp("cache")
-    shutil.copytree(kept, directory / kept.name)
+    shutil.copytree(built, directory / built.name)
     return str(directory)
 
 
@@ -45,11 +45,11 @@ def test_two_builds_are_the_same(cache: str, tmp_path: Path):
     again = open_corpus(config, seq_len=64, vocab_size=258)
     rebuilt = open_corpus(dataclasses.replace(config, cache_dir=str(tmp_path)), seq_len=128, vocab_size=258)
     assert first.manifest_hash == again.manifest_hash == rebuilt.manifest_hash
-    (kept,) = Path(cache).iterdir()
-    (other,) = tmp_path.iterdir()
-    assert kept.name == other.name
-    for path in kept.iterdir():
-        assert path.read_bytes() == (other / path.name).read_bytes()
+    (first_directory,) = Path(cache).iterdir()
+    (second_directory,) = tmp_path.iterdir()
+    assert first_directory.name == second_directory.name
+    for path in first_directory.iterdir():
+        assert path.read_bytes() == (second_directory / path.name).read_bytes()
 
 
 def test_the_text_of_every_requirement_is_read():
@@ -105,8 +105,8 @@ def test_settings_reach_the_batches(cache: str):
     assert (plain != rows(seed=1)).any()
     chosen = {"train_domains": ("c_code", "doctest"), "weights": (0.2, 0.8)}
     corpus = open_corpus(DataConfig(cache_dir=cache, **chosen), seq_len=512, vocab_size=258)
-    own = {row.astype("<u2").tobytes() for row in corpus.train_sample("c_code", count=10**6)}
-    assert abs(sum(row.astype("<u2").tobytes() in own for row in rows(**chosen)) - 0.2 * 50) <= 1
+    c_code_blocks = {row.astype("<u2").tobytes() for row in corpus.train_sample("c_code", count=10**6)}
+    assert abs(sum(row.astype("<u2").tobytes() in c_code_blocks for row in rows(**chosen)) - 0.2 * 50) <= 1
 
 
 def test_domains(documents: list[extract.Document]):
@@ -123,7 +123,7 @@ def test_domains(documents: list[extract.Document]):
 
 
 def test_python_files_lose_their_docstrings(documents: list[extract.Document]):
-    """Else the out-of-domain python would hold the prose that is trained on."""
+    """Docstrings are training prose and must not occur in the OOD domain `python`."""
     prose = {d.text.splitlines()[0] for d in documents if d.domain == "prose" and len(d.text.splitlines()[0]) > 60}
     files = [d for d in documents if d.domain == "python"]
     seen = sum(any(line.strip().strip('"') in prose for line in d.text.splitlines()) for d in files)
@@ -155,17 +155,17 @@ def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Documen
 
 @pytest.mark.usefixtures("extracted")
 def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Another process puts the same corpus in place while this one builds."""
-    kept = builtin.build(ByteTokenizer(), cache_dir=cache)
+    """Another process finishes the same corpus while this process builds it."""
+    built = builtin.build(ByteTokenizer(), cache_dir=cache)
     real = builtin._write
 
     def write(directory: Path, documents: list[extract.Document], tokenizer: ByteTokenizer) -> None:
         real(directory, [], tokenizer)
-        shutil.copytree(kept, tmp_path / kept.name)
+        shutil.copytree(built, tmp_path / built.name)
 
     monkeypatch.setattr(builtin, "_write", write)
-    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == tmp_path / kept.name
-    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == tmp_path / built.name
+    assert [path.name for path in tmp_path.iterdir()] == [built.name]
 
 
 @pytest.mark.parametrize("name", ["train-prose.uint16", "manifest.json", "documents.npz", "sources.npz"])
@@ -175,21 +175,21 @@ def test_a_damaged_cache_is_built_again(
 ):
     few = [d for domain in extract.DOMAINS for d in [d for d in documents if d.domain == domain][:40]]
     monkeypatch.setattr(extract, "documents", lambda dists: few)
-    kept = builtin.build(ByteTokenizer(), cache_dir=str(tmp_path))
-    whole = {path.name: path.read_bytes() for path in kept.iterdir()}
-    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == kept and not caplog.records
-    content = bytearray(whole[name])
+    directory = builtin.build(ByteTokenizer(), cache_dir=str(tmp_path))
+    undamaged = {path.name: path.read_bytes() for path in directory.iterdir()}
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == directory and not caplog.records
+    content = bytearray(undamaged[name])
     content[len(content) // 2] ^= 1
-    (kept / name).write_bytes({"flip": content, "cut": whole[name][:-7]}.get(damage, b""))
+    (directory / name).write_bytes({"flip": content, "cut": undamaged[name][:-7]}.get(damage, b""))
     if damage == "delete":
-        (kept / name).unlink()
-    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == kept
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == whole
+        (directory / name).unlink()
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == directory
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == undamaged
     assert any("is damaged" in record.getMessage() for record in caplog.records)
 
 
 def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, monkeypatch: pytest.MonkeyPatch):
-    """A package was upgraded since: the recorded hash finds the text of then, a new run gets that of now."""
+    """After an upgrade, the recorded hash selects the old text; a new run gets the new text."""
     sizes = {"seq_len": 128, "vocab_size": 258}
     then = open_corpus(DataConfig(cache_dir=cache), **sizes)
     changed = extract.distributions()
@@ -233,10 +233,10 @@ def test_evaluation_blocks_have_packages_as_sources(cache: str):
 
 
 def test_a_run_goes_on_with_a_cache_of_a_version_without_sources(cache: str, tmp_path: Path):
-    kept = builtin.build(ByteTokenizer(), cache_dir=cache)
-    shutil.copytree(kept, tmp_path / "builtin-byte-0")
+    built = builtin.build(ByteTokenizer(), cache_dir=cache)
+    shutil.copytree(built, tmp_path / "builtin-byte-0")
     (tmp_path / "builtin-byte-0" / document_sources.FILE).unlink()
-    digest = builtin.read_manifest(kept)["hash"]
+    digest = builtin.read_manifest(built)["hash"]
     config = DataConfig(cache_dir=str(tmp_path))
     corpus = open_corpus(config, seq_len=128, vocab_size=258, recorded=digest)
     assert corpus.manifest_hash == digest
@@ -256,7 +256,7 @@ def test_other_domains(cache: str):
     corpus = open_corpus(config, seq_len=128, vocab_size=300)
     assert corpus.train_domains == extract.DOMAINS
     assert corpus.in_domain == {"c_code"}
-    with pytest.raises(UserError, match="'arxiv' is not a domain of this corpus"):
+    with pytest.raises(UserError, match=r"config\.data\.eval_domains: 'arxiv'"):
         open_corpus(DataConfig(cache_dir=cache, eval_domains=("arxiv",)), seq_len=128, vocab_size=258)
 
 

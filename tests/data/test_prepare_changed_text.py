@@ -1,4 +1,4 @@
-"""Text and blocks that change after they were written are not taken for what was prepared."""
+"""Changed text and changed blocks are detected."""
 
 import json
 import os
@@ -23,7 +23,7 @@ LAYOUT = Layout(domain="x")
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Three plain files, so that text can change at equal size."""
+    """Three uncompressed files, so text can change at equal size."""
     root = tmp_path / "source"
     root.mkdir()
     for i in range(3):
@@ -33,15 +33,15 @@ def source(tmp_path: Path) -> Path:
 
 
 def change(path: Path) -> None:
-    """Another letter in the middle."""
-    was = path.read_bytes()
-    at = was.index(b"20 x")
-    path.write_bytes(was[: at + 3] + b"y" + was[at + 4 :])
-    assert path.stat().st_size == len(was)
+    """Change one letter; the file size stays equal."""
+    content = path.read_bytes()
+    at = content.index(b"20 x")
+    path.write_bytes(content[: at + 3] + b"y" + content[at + 4 :])
+    assert path.stat().st_size == len(content)
 
 
 def stopped(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepare until all parts are there."""
+    """Run a preparation that stops after all parts are written."""
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -55,25 +55,25 @@ def test_text_that_changed_after_it_was_prepared_is_refused(source: Path, tmp_pa
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     assert prepared(source, out, layout=LAYOUT) == manifest
-    was = (source / "1.jsonl").read_bytes()
+    original = (source / "1.jsonl").read_bytes()
     change(source / "1.jsonl")
     with pytest.raises(UserError, match=r"1\.jsonl has changed"):
         prepared(source, out, layout=LAYOUT)
-    (source / "1.jsonl").write_bytes(was)
+    (source / "1.jsonl").write_bytes(original)
     assert prepared(source, out, layout=LAYOUT) == manifest
     assert not (out / ".parts").exists()
 
 
 def test_a_stopped_preparation_does_not_mix_two_texts(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    prepared(source, tmp_path / "whole", layout=LAYOUT)
+    prepared(source, tmp_path / "uninterrupted", layout=LAYOUT)
     stopped(source, tmp_path / "out", monkeypatch)
-    was = (source / "2.jsonl").read_bytes()
+    original = (source / "2.jsonl").read_bytes()
     change(source / "2.jsonl")
     with pytest.raises(UserError, match=r"2\.jsonl has changed"):
         prepared(source, tmp_path / "out", layout=LAYOUT)
-    (source / "2.jsonl").write_bytes(was)
+    (source / "2.jsonl").write_bytes(original)
     prepared(source, tmp_path / "out", layout=LAYOUT)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("at", ["_tokenise", "_write"])
@@ -83,9 +83,9 @@ def test_text_that_changes_during_a_preparation_is_refused(
     real = getattr(run, at)
 
     def then_change(*args: Any, **kwargs: Any) -> Any:
-        found = real(*args, **kwargs)
+        result = real(*args, **kwargs)
         change(source / "0.jsonl")
-        return found
+        return result
 
     monkeypatch.setattr(run, at, then_change)
     with pytest.raises(UserError, match=r"0\.jsonl has changed"):
@@ -101,7 +101,7 @@ def test_old_times_are_not_compared_but_verify_compares_all(
     change(source / "1.jsonl")
     later = (out / "manifest.json").stat().st_mtime + 1000
     os.utime(out / "manifest.json", (later, later))
-    assert prepared(source, out, layout=LAYOUT) == manifest, "all text is older than the blocks"
+    assert prepared(source, out, layout=LAYOUT) == manifest, "text older than the blocks is not compared"
     with pytest.raises(UserError, match=r"1\.jsonl has changed"):
         prepared(source, out, layout=LAYOUT, verify=True)
 
@@ -124,7 +124,7 @@ def opened(path: Path) -> Any:
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
-    """Blocks of two texts of equal sizes."""
+    """Two block directories, prepared from texts of equal size."""
     made = []
     for seed in (0, 1):
         source, letter = tmp_path / f"source{seed}", "ab"[seed]
@@ -172,26 +172,26 @@ def test_any_file_is_compared_when_it_is_first_read(two: tuple[Path, Path], monk
 def test_verify_reads_all_blocks(two: tuple[Path, Path], tmp_path: Path):
     one, _ = two
     name = "train/c4-00000.array_record"
-    was = (one / name).read_bytes()
-    at = was.index(b"a\0a\0a\0", was.rindex(b"a\0a\0a\0") // 2)  # in a block without a checksum in the manifest
-    (one / name).write_bytes(was[:at] + b"b" + was[at + 1 :])
+    content = (one / name).read_bytes()
+    at = content.index(b"a\0a\0a\0", content.rindex(b"a\0a\0a\0") // 2)  # in a block without a checksum in the manifest
+    (one / name).write_bytes(content[:at] + b"b" + content[at + 1 :])
     prepared(tmp_path / "source0", one)
     with pytest.raises(UserError, match=r"c4-00000\.array_record"):
         prepared(tmp_path / "source0", one, verify=True)
 
 
 def test_blocks_without_checksums_are_read_and_named(two: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
-    """As an earlier version wrote them."""
+    """Earlier versions wrote no checksums."""
     one, _ = two
     manifest = json.loads((one / "manifest.json").read_text())
-    wanted = opened(one).manifest_hash
+    expected_hash = opened(one).manifest_hash
     del manifest["beside"], manifest["text_sha256"]
     for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
         for file in entry["files"]:
             del file["sampled"]
     (one / "manifest.json").write_text(json.dumps(manifest))
     caplog.clear()
-    assert opened(one).manifest_hash == wanted
+    assert opened(one).manifest_hash == expected_hash
     assert len([record for record in caplog.records if "not checked" in record.getMessage()]) == 1
 
 
@@ -209,7 +209,7 @@ def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
 
 
 def test_a_stream_does_not_resume_on_other_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Of equal names and sizes; a position of an earlier version, without a hash of the text, is read."""
+    """File names and sizes are equal. A saved position without a text hash is still read."""
     for split in ("train", "validation"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.jsonl").write_bytes(b"".join(row("c4", f"{split} {i:03d} words") for i in range(300)))

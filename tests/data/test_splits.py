@@ -1,4 +1,4 @@
-"""The split that names say."""
+"""Splits from file and folder names."""
 
 from pathlib import Path
 
@@ -56,8 +56,8 @@ SEPARATORS = st.sampled_from(["-", "_", ".", " "])
 def test_usual_names(tmp_path: Path, name: str, split: str):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
-    (found,) = shards.find_shards(str(tmp_path), layout=Layout(domain="x"))
-    assert found.split == split
+    (shard,) = shards.find_shards(str(tmp_path), layout=Layout(domain="x"))
+    assert shard.split == split
 
 
 @given(
@@ -81,9 +81,9 @@ def test_a_folder_that_is_a_split_word_says_the_split(named, case, neutral, sepa
 
 
 @given(st.lists(st.sampled_from(OTHER), min_size=1, max_size=3), SPLIT, SEPARATORS)
-def test_what_is_trained_on_and_looks_like_a_split_is_listed(others, named, separator):
+def test_what_is_trained_on_and_looks_like_a_split_is_listed(words, named, separator):
     split, word = named
-    plain = separator.join(["c4", *others])
+    plain = separator.join(["c4", *words])
     assert (splits.split_of(plain), splits.look_alikes([plain])) == ("train", [])
     for name in (f"{plain}{separator}{word}/a", f"train/{word}", f"train{word}"):
         assert splits.split_of(name) == "train"
@@ -91,13 +91,13 @@ def test_what_is_trained_on_and_looks_like_a_split_is_listed(others, named, sepa
 
 
 def test_the_names_are_printed(tmp_path: Path):
-    said: list[str] = []
+    messages: list[str] = []
     for name in ("train/a.jsonl.zst", "train/val.jsonl.zst", "my-dev-set/b.jsonl.zst", "contest.jsonl.zst"):
         write_shard(tmp_path / name, [row("c4", "x")])
     (tmp_path / "c.csv").touch()
-    shards.find_shards(str(tmp_path), on_message=said.append)
-    assert [line.strip() for line in said if line.startswith("  ")] == ["contest", "my-dev-set/", "train/val"]
-    assert any(".csv" in line for line in said)
+    shards.find_shards(str(tmp_path), on_message=messages.append)
+    assert [line.strip() for line in messages if line.startswith("  ")] == ["contest", "my-dev-set/", "train/val"]
+    assert any(".csv" in line for line in messages)
 
 
 def test_a_domains_folder_may_hold_a_split_word():
