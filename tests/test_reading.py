@@ -180,7 +180,7 @@ NOT_JSON = {
 
 
 def require_named_error(name: str, tmp_path: Path, content: Any) -> None:
-    """Check that the reader accepts the files, and that its error for `content` names the file."""
+    """Check that the reader accepts the files and refuses `content` by file name."""
     file, files, reader = FILES[name]
     for name_of_file, content_before in files.items():
         save(tmp_path / name_of_file, content_before)
@@ -200,14 +200,14 @@ def content_of(name: str) -> Any:
 
 @pytest.mark.parametrize("damage", [*NOT_JSON, "empty", "half"])
 @pytest.mark.parametrize("name", JSON)
-def test_what_is_not_a_json_object(tmp_path: Path, name: str, damage: str):
+def test_damaged_json_names_the_file(tmp_path: Path, name: str, damage: str):
     valid = json.dumps(content_of(name)).encode()
     require_named_error(name, tmp_path, ({"empty": b"", "half": valid[: len(valid) // 2]} | NOT_JSON)[damage])
 
 
 @pytest.mark.parametrize("damage", NOT_JSON)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "recall"])
-def test_a_line_that_is_not_a_json_object(tmp_path: Path, name: str, damage: str):
+def test_damaged_json_line_names_the_file(tmp_path: Path, name: str, damage: str):
     valid = json.dumps(content_of(name)[0]).encode()
     require_named_error(name, tmp_path, valid + b"\n" + NOT_JSON[damage] + b"\n" + valid + b"\n")
 
@@ -229,7 +229,7 @@ OPTIONAL = ("model.dim", "device", "lengths.4096", f"{results.KEY}.step")
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in KEYS.items() for key in keys])
 @pytest.mark.parametrize("value", ["missing", None, [1.5], True], ids=str)
-def test_a_key_is_missing_or_of_another_type(tmp_path: Path, name: str, key: str, value: Any):
+def test_wrong_json_key_names_the_file(tmp_path: Path, name: str, key: str, value: Any):
     content = content_of(name)
     *path, last = key.split(".")
     inner = content
@@ -288,7 +288,7 @@ NPZ_DAMAGE: dict[str, Callable[[Arrays], bytes]] = {
 
 @pytest.mark.parametrize("damage", NPZ_DAMAGE)
 @pytest.mark.parametrize("name", NPZ)
-def test_damaged_arrays(tmp_path: Path, name: str, damage: str):
+def test_damaged_npz_names_the_file(tmp_path: Path, name: str, damage: str):
     require_named_error(name, tmp_path, NPZ_DAMAGE[damage](content_of(name)))
 
 
@@ -302,7 +302,7 @@ def test_damaged_arrays(tmp_path: Path, name: str, damage: str):
         *(("sums", array) for array in ("step", "c4/blocks", "c4/repeat/tokens")),
     ],
 )
-def test_an_array_is_missing(tmp_path: Path, name: str, array: str):
+def test_missing_array_names_the_file(tmp_path: Path, name: str, array: str):
     require_named_error(name, tmp_path, changed(content_of(name), array, None))
 
 
@@ -328,12 +328,12 @@ TABLES = {
 
 
 @pytest.mark.parametrize("damage", TABLES)
-def test_a_damaged_table(tmp_path: Path, damage: str):
+def test_damaged_csv_names_the_file(tmp_path: Path, damage: str):
     require_named_error("points.csv", tmp_path, TABLES[damage])
 
 
 @pytest.mark.parametrize("name", ["runs.json", "points.csv", "blocks.npz", "classes.npz"])
-def test_the_command_says_it_too(tmp_path: Path, name: str):
+def test_study_command_names_the_damaged_file(tmp_path: Path, name: str):
     for each, content in OF_STUDY.items():
         save(tmp_path / each, content)
     (tmp_path / name).write_bytes(NOT_JSON["random"])
@@ -342,7 +342,7 @@ def test_the_command_says_it_too(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("name", ["config of a run", "points.csv", "tokenizer", "recall"])
-def test_a_directory_in_place_of_a_file(tmp_path: Path, name: str):
+def test_directory_in_place_of_a_file_is_refused(tmp_path: Path, name: str):
     file, files, reader = FILES[name]
     for each, content in files.items():
         save(tmp_path / each, content)
@@ -352,7 +352,7 @@ def test_a_directory_in_place_of_a_file(tmp_path: Path, name: str):
         reader(tmp_path)
 
 
-def test_a_line_that_a_killed_run_left_is_left_out(tmp_path: Path):
+def test_incomplete_last_line_is_dropped(tmp_path: Path):
     save(tmp_path / "metrics.jsonl", OF_RUN["metrics.jsonl"])
     valid = (tmp_path / "metrics.jsonl").read_bytes()
     for rest in (b'{"step": 3, "trai', b"\0\0\0", b"\xff"):
@@ -363,7 +363,7 @@ def test_a_line_that_a_killed_run_left_is_left_out(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", [*NOT_JSON, "another type"])
-def test_a_damaged_lock_has_no_holder(tmp_path: Path, damage: str):
+def test_damaged_lock_has_no_holder(tmp_path: Path, damage: str):
     """A process killed during the write leaves one too; the next run uses its age."""
     holder = lock.Holder("host", "space", 1, "started", "since", "token")
     path = tmp_path / lock.FILE
@@ -376,7 +376,7 @@ def test_a_damaged_lock_has_no_holder(tmp_path: Path, damage: str):
 @pytest.mark.parametrize(
     "line", [b"[]", b"{}", b'{"prompt": 3}', NOT_JSON["nested"], NOT_JSON["half a surrogate pair"]]
 )
-def test_prompts(tmp_path: Path, line: bytes):
+def test_damaged_prompt_line_is_named(tmp_path: Path, line: bytes):
     (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "a"}\n' + line)
     with pytest.raises(UserError, match=r"p\.jsonl, line 2"):
         generate.read_prompts(tmp_path / "p.jsonl")
@@ -399,7 +399,7 @@ def test_prompts(tmp_path: Path, line: bytes):
     ],
     ids=str,
 )
-def test_forms(form: Any, good: list[Any], bad: list[Any]):
+def test_check_accepts_and_refuses_values(form: Any, good: list[Any], bad: list[Any]):
     for value in good:
         check(value, form, "f")
     for value in bad:
@@ -407,7 +407,7 @@ def test_forms(form: Any, good: list[Any], bad: list[Any]):
             check(value, form, "f")
 
 
-def test_the_sentence_leads_to_the_fault(tmp_path: Path):
+def test_error_names_the_key_path(tmp_path: Path):
     save(tmp_path / "a.json", {"runs": [{"seed": 1}, {"seed": "x"}]})
     with pytest.raises(UserError) as caught:
         read_json(tmp_path / "a.json", {"runs": [{"seed": int}]}, fix="mend it")

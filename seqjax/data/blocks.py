@@ -165,7 +165,7 @@ class RecordBlocks:
 def open_records(
     directory: Path, manifest: dict[str, Any], *, domains: Collection[str] | None = None, vocab_size: int
 ) -> dict[str, dict[str, RecordBlocks]]:
-    """Return the blocks of some domains (None for all), by split and domain, after a check.
+    """Return blocks by split and domain, for some domains (None for all).
 
     Raises `UserError` if a file next to the manifest, or one of a few sampled blocks, differs from the written one.
     """

@@ -105,7 +105,10 @@ class HuggingFaceTokenizer:
 
     @contextlib.contextmanager
     def _reporting(self, action: str) -> Iterator[None]:
-        """Return a context that turns errors of the package into a `UserError`; a panic in Rust is no `Exception`."""
+        """Return a context that turns errors of the package into a `UserError`.
+
+        A panic in the package's Rust code is a `BaseException`.
+        """
         try:
             yield
         except (KeyboardInterrupt, SystemExit):

@@ -37,7 +37,7 @@ def some_text(rng: np.random.Generator, words: int) -> str:
 
 
 def write_corpus(root: Path, *, documents: int = 40, shards: int = 3, seed: int = 0) -> Path:
-    """Write train and validation shards with `documents` documents per domain and shard."""
+    """Write train and validation shards; each has `documents` texts per domain."""
     rng = np.random.default_rng(seed)
     for split, count in (("train", shards), ("validation", 1)):
         for index in range(count):
@@ -85,7 +85,7 @@ def restore(manager: ocp.CheckpointManager, step: int, iterator: grain.DatasetIt
 def assert_resumes(
     manager: ocp.CheckpointManager, new: Callable[[], grain.DatasetIterator], *, points: int, after: int
 ) -> None:
-    """Save before each of `points` batches; restoring must give the same next `after` batches."""
+    """Save before `points` batches; each restored iterator repeats the next `after`."""
     iterator = new()
     seen: list[Any] = []
     for step in range(points + after):
@@ -108,7 +108,7 @@ def prepared(source: Path, out: Path, **options: Any) -> dict[str, Any]:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return the content of every file below `root`, by relative path."""
+    """Return all files below `root`: relative path -> content."""
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 

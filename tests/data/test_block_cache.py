@@ -44,7 +44,7 @@ def downloads(monkeypatch):
     return names
 
 
-def test_blocks_are_copied_once_and_only_those_that_are_read(memory, blocks_dir, downloads, own_cache):
+def test_only_used_blocks_are_copied_once(memory, blocks_dir, downloads, own_cache):
     url = put(blocks_dir, f"{memory}/blocks")
     local, remote = open_corpus(config(blocks_dir), **SIZES), open_corpus(config(url), **SIZES)
     assert remote.manifest_hash == local.manifest_hash
@@ -61,7 +61,7 @@ def test_blocks_are_copied_once_and_only_those_that_are_read(memory, blocks_dir,
     assert [path.name for path in own_cache.joinpath("seqjax").iterdir()] == ["blocks"]
 
 
-def test_what_is_cut_short_or_left_over_in_the_cache_is_mended(memory, blocks_dir, tmp_path, downloads):
+def test_incomplete_cache_files_are_replaced(memory, blocks_dir, tmp_path, downloads):
     settings = config(put(blocks_dir, f"{memory}/blocks"), cache_dir=str(tmp_path / "mine"))
     complete = first_batches(settings)
     (root,) = (tmp_path / "mine" / "blocks").iterdir()
@@ -75,7 +75,7 @@ def test_what_is_cut_short_or_left_over_in_the_cache_is_mended(memory, blocks_di
     assert not list(root.rglob(".*.tmp"))
 
 
-def test_other_data_under_the_same_url_is_another_copy(memory, blocks_dir, corpus_dir, tmp_path):
+def test_changed_data_under_a_url_is_copied_again(memory, blocks_dir, corpus_dir, tmp_path):
     url = put(blocks_dir, f"{memory}/blocks")
     first = first_batches(config(url))
     prepared(
@@ -88,7 +88,7 @@ def test_other_data_under_the_same_url_is_another_copy(memory, blocks_dir, corpu
     assert any((a != b).any() for a, b in zip(first, again, strict=True))
 
 
-def test_what_is_wrong_in_the_store_is_named(memory, blocks_dir, monkeypatch):
+def test_store_errors_name_the_url(memory, blocks_dir, monkeypatch):
     with pytest.raises(UserError, match=f"config.data.path: no directory {memory}/none"):
         open_corpus(config(f"{memory}/none"), **SIZES)
     store.write(f"{memory}/empty/x", b"")
@@ -108,7 +108,7 @@ def test_what_is_wrong_in_the_store_is_named(memory, blocks_dir, monkeypatch):
         open_corpus(config(url), **SIZES)
 
 
-def test_a_test_set_is_named_after_its_url(memory, blocks_dir):
+def test_test_set_is_named_after_its_url(memory, blocks_dir):
     url = put(blocks_dir, f"{memory}/long")
     corpus = open_test_sets(DataConfig(), [url], **SIZES)
     assert {name.split(".")[0] for name in corpus.eval_domains} == {"long"}
@@ -120,7 +120,7 @@ def copy(url: str, cache: str) -> None:
 
 
 @pytest.mark.slow  # Three processes start.
-def test_processes_share_a_copy(blocks_dir, tmp_path):
+def test_processes_share_one_copy(blocks_dir, tmp_path):
     context = multiprocessing.get_context("spawn")
     url = f"file://{blocks_dir}"
     processes = [context.Process(target=copy, args=(url, str(tmp_path))) for _ in range(3)]
@@ -137,7 +137,7 @@ def test_processes_share_a_copy(blocks_dir, tmp_path):
     assert set(actual) - set(expected) == {".lock"}
 
 
-def test_blocks_and_shards_of_a_server(server, blocks_dir, corpus_dir, tmp_path):
+def test_server_data_equals_local_data(server, blocks_dir, corpus_dir, tmp_path):
     """A run reads the blocks; `prepare` and a stream read the shards."""
     url = put(blocks_dir, f"{server.url}/blocks")
     for actual, expected in zip(first_batches(config(url)), first_batches(config(blocks_dir)), strict=True):
@@ -156,7 +156,7 @@ def test_blocks_and_shards_of_a_server(server, blocks_dir, corpus_dir, tmp_path)
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_a_store_that_fails_is_not_a_torn_shard(memory, corpus_dir, monkeypatch):
+def test_store_failure_is_not_a_torn_shard(memory, corpus_dir, monkeypatch):
     """A torn shard would silently lose the unread documents."""
     source = put(corpus_dir, f"{memory}/text")
     shard = find_shards(source)[0]

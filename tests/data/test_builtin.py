@@ -1,4 +1,4 @@
-"""The built-in corpus: reproducible, split by package, and safe to build concurrently."""
+"""The built-in corpus: reproducible, split by package, safe in concurrent builds."""
 
 import dataclasses
 import re
@@ -39,7 +39,7 @@ def cache(corpus_cache: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_two_builds_are_the_same(cache: str, tmp_path: Path):
+def test_build_is_reproducible(cache: str, tmp_path: Path):
     config = DataConfig(cache_dir=cache)
     first = open_corpus(config, seq_len=128, vocab_size=258)
     again = open_corpus(config, seq_len=64, vocab_size=258)
@@ -52,13 +52,13 @@ def test_two_builds_are_the_same(cache: str, tmp_path: Path):
         assert path.read_bytes() == (second_directory / path.name).read_bytes()
 
 
-def test_the_text_of_every_requirement_is_read():
+def test_distributions_include_every_requirement():
     requirements = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=]", requirement)[0].replace("_", "-").lower() for requirement in requirements}
     assert {"jax", "scipy", "ml-collections"} <= names <= extract.distributions().keys()
 
 
-def test_what_it_holds(cache: str):
+def test_corpus_has_documented_domains_and_size(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     assert corpus.name == "builtin"
     assert corpus.train_domains == ("prose", "doctest")
@@ -78,7 +78,7 @@ def test_what_it_holds(cache: str):
     assert text.isprintable() or "\n" in text
 
 
-def test_every_document_is_between_its_marks(cache: str):
+def test_documents_are_enclosed_in_bos_and_eos(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     bos, eos = corpus.tokenizer.bos, corpus.tokenizer.eos
     for rows in (corpus.train_sample("doctest", count=10**6), corpus.eval_blocks("math_docs", count=10**6).tokens):
@@ -89,7 +89,7 @@ def test_every_document_is_between_its_marks(cache: str):
         np.testing.assert_array_equal(begins, ends)
 
 
-def test_settings_reach_the_batches(cache: str):
+def test_data_settings_change_the_batches(cache: str):
     def rows(**settings) -> np.ndarray:
         corpus = open_corpus(DataConfig(cache_dir=cache, **settings), seq_len=512, vocab_size=258)
         iterator = corpus.train_iterator(batch_size=50)
@@ -109,7 +109,7 @@ def test_settings_reach_the_batches(cache: str):
     assert abs(sum(row.astype("<u2").tobytes() in c_code_blocks for row in rows(**chosen)) - 0.2 * 50) <= 1
 
 
-def test_domains(documents: list[extract.Document]):
+def test_documents_match_their_domains(documents: list[extract.Document]):
     domains = {document.domain for document in documents}
     assert domains == set(extract.DOMAINS)
     texts = [document.digest for document in documents]
@@ -122,7 +122,7 @@ def test_domains(documents: list[extract.Document]):
     assert sum(len(d.text) for d in documents if d.domain == "python") < 1.1 * extract.CAPS["python"]
 
 
-def test_python_files_lose_their_docstrings(documents: list[extract.Document]):
+def test_python_domain_has_no_docstrings(documents: list[extract.Document]):
     """Docstrings are training prose and must not occur in the OOD domain `python`."""
     prose = {d.text.splitlines()[0] for d in documents if d.domain == "prose" and len(d.text.splitlines()[0]) > 60}
     files = [d for d in documents if d.domain == "python"]
@@ -130,7 +130,7 @@ def test_python_files_lose_their_docstrings(documents: list[extract.Document]):
     assert seen < 0.1 * len(files)
 
 
-def test_whole_packages_are_held_out(documents: list[extract.Document]):
+def test_held_out_packages_have_the_configured_share(documents: list[extract.Document]):
     held = builtin.held_out_packages(documents)
     assert held
     for domain in ("prose", "doctest"):
@@ -139,7 +139,7 @@ def test_whole_packages_are_held_out(documents: list[extract.Document]):
         assert 0.03 * total < inside < 0.1 * total
 
 
-def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Document]):
+def test_split_follows_packages(tmp_path: Path, documents: list[extract.Document]):
     some = documents[::8]
     held = builtin.held_out_packages(some)
     builtin._write(tmp_path, some, ByteTokenizer())
@@ -154,7 +154,7 @@ def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Documen
 
 
 @pytest.mark.usefixtures("extracted")
-def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_concurrent_build_is_reused(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Another process finishes the same corpus while this process builds it."""
     built = builtin.build(ByteTokenizer(), cache_dir=cache)
     real = builtin._write
@@ -170,7 +170,7 @@ def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["train-prose.uint16", "manifest.json", "documents.npz", "sources.npz"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
-def test_a_damaged_cache_is_built_again(
+def test_damaged_cache_is_rebuilt(
     name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents, caplog
 ):
     few = [d for domain in extract.DOMAINS for d in [d for d in documents if d.domain == domain][:40]]
@@ -188,8 +188,8 @@ def test_a_damaged_cache_is_built_again(
     assert any("is damaged" in record.getMessage() for record in caplog.records)
 
 
-def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, monkeypatch: pytest.MonkeyPatch):
-    """After an upgrade, the recorded hash selects the old text; a new run gets the new text."""
+def test_recorded_hash_selects_the_old_text(cache: str, documents, monkeypatch: pytest.MonkeyPatch):
+    """After a package upgrade, a resumed run reads the old text."""
     sizes = {"seq_len": 128, "vocab_size": 258}
     then = open_corpus(DataConfig(cache_dir=cache), **sizes)
     changed = extract.distributions()
@@ -204,7 +204,7 @@ def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, mo
     assert now == open_corpus(DataConfig(cache_dir=cache), **sizes).manifest_hash != then.manifest_hash
 
 
-def test_the_source_of_a_document_is_its_package(tmp_path: Path, documents: list[extract.Document]):
+def test_document_source_is_its_package(tmp_path: Path, documents: list[extract.Document]):
     some = documents[::40]
     builtin._write(tmp_path, some, ByteTokenizer())
     arrays = document_sources.read(tmp_path / document_sources.FILE)
@@ -220,7 +220,7 @@ def test_the_source_of_a_document_is_its_package(tmp_path: Path, documents: list
         assert names == [d.package for d in chosen]
 
 
-def test_evaluation_blocks_have_packages_as_sources(cache: str):
+def test_evaluation_block_sources_are_packages(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     held_out = corpus.eval_blocks("prose", count=50)
     every = corpus.eval_blocks("c_code", count=10**6)
@@ -232,7 +232,7 @@ def test_evaluation_blocks_have_packages_as_sources(cache: str):
     assert document_sources.number("python/include") in every.sources
 
 
-def test_a_run_goes_on_with_a_cache_of_a_version_without_sources(cache: str, tmp_path: Path):
+def test_cache_without_sources_can_be_resumed(cache: str, tmp_path: Path):
     built = builtin.build(ByteTokenizer(), cache_dir=cache)
     shutil.copytree(built, tmp_path / "builtin-byte-0")
     (tmp_path / "builtin-byte-0" / document_sources.FILE).unlink()
@@ -245,13 +245,13 @@ def test_a_run_goes_on_with_a_cache_of_a_version_without_sources(cache: str, tmp
 
 
 @pytest.mark.usefixtures("extracted")
-def test_a_cache_that_cannot_be_written(tmp_path: Path):
+def test_unwritable_cache_names_the_setting(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"config\.data\.cache_dir"):
         builtin.build(ByteTokenizer(), cache_dir=str(tmp_path / "file"))
 
 
-def test_other_domains(cache: str):
+def test_configured_domains_replace_the_regime(cache: str):
     config = DataConfig(cache_dir=cache, regime="mixed", eval_domains=("c_code",))
     corpus = open_corpus(config, seq_len=128, vocab_size=300)
     assert corpus.train_domains == extract.DOMAINS
@@ -260,7 +260,7 @@ def test_other_domains(cache: str):
         open_corpus(DataConfig(cache_dir=cache, eval_domains=("arxiv",)), seq_len=128, vocab_size=258)
 
 
-def test_mixed_uses_no_block_twice(cache: str):
+def test_mixed_regime_separates_train_and_validation(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache, regime="mixed"), seq_len=512, vocab_size=258)
     for domain in corpus.eval_domains:
         validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000).tokens}

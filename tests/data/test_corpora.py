@@ -26,7 +26,7 @@ def config(path: Path) -> DataConfig:
     return DataConfig(corpus="blocks", path=str(path), weights=(1.0, 2.0), train_domains=("commoncrawl", "c4"))
 
 
-def test_a_corpus_with_test_sets_is_the_corpus_and_more(blocks_dir, long_set):
+def test_test_sets_add_domains_without_changing_the_corpus(blocks_dir, long_set):
     plain = open_corpus(config(blocks_dir), **SIZES)
     corpus = open_corpus(config(blocks_dir), **SIZES, test_sets=[str(long_set)])
     assert corpus.eval_domains == (*CORPUS_DOMAINS, *(f"long.{name}" for name in sorted(slimpajama.NAMES)))
@@ -42,7 +42,7 @@ def test_a_corpus_with_test_sets_is_the_corpus_and_more(blocks_dir, long_set):
     assert corpus.test_sets["long"] != corpus.manifest_hash
 
 
-def test_all_blocks_of_a_test_set_may_be_chosen(blocks_dir, long_set):
+def test_test_set_evaluation_uses_both_splits(blocks_dir, long_set):
     """The train split is included, even if a training domain has the same name."""
     corpus = open_corpus(config(blocks_dir), **SIZES, test_sets=[str(long_set)])
     tokens = corpus.eval_blocks("long.c4", count=10**6).tokens
@@ -51,14 +51,14 @@ def test_all_blocks_of_a_test_set_may_be_chosen(blocks_dir, long_set):
     assert not {row.tobytes() for row in tokens} & {row.tobytes() for row in np.concatenate(blocks)}
 
 
-def test_test_sets_alone_need_no_corpus(long_set, tmp_path):
+def test_open_test_sets_needs_no_training_corpus(long_set, tmp_path):
     corpus = open_test_sets(config(tmp_path / "gone"), [str(long_set)], **SIZES)
     assert corpus.eval_domains == tuple(f"long.{name}" for name in sorted(slimpajama.NAMES))
     assert not corpus.in_domain
     assert not corpus.natural_shares
 
 
-def test_what_cannot_be_a_test_set(blocks_dir, long_set, tmp_path):
+def test_invalid_test_sets_are_refused(blocks_dir, long_set, tmp_path):
     def opened(*paths: Path, **sizes: int):
         return open_corpus(config(blocks_dir), **SIZES | sizes, test_sets=[str(path) for path in paths])
 

@@ -49,7 +49,7 @@ def test_mixed_regime_and_chosen_domains(blocks_dir: Path):
     assert corpus.eval_domains == ("c4", "arxiv")
 
 
-def test_published_shares():
+def test_published_shares_sum_to_one():
     assert sum(slimpajama.SHARES.values()) == pytest.approx(1)
     assert len(slimpajama.BY_SET_NAME) == len(slimpajama.NAMES) == 7
 
@@ -58,13 +58,13 @@ def decoded(corpus: Corpus, domain: str, count: int = 10**6) -> str:
     return corpus.tokenizer.decode(corpus.eval_blocks(domain, count=count).tokens.ravel())
 
 
-def test_in_domain_is_evaluated_on_validation_alone(blocks_dir: Path):
+def test_in_domain_evaluation_uses_only_validation(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     assert "c4 validation" in decoded(corpus, "c4")
     assert "train" not in decoded(corpus, "c4")
 
 
-def test_out_of_domain_is_evaluated_on_validation_and_train(blocks_dir: Path):
+def test_ood_evaluation_uses_validation_then_train(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     text = decoded(corpus, "arxiv")
     assert text.index("arxiv validation") < text.index("arxiv train")
@@ -72,7 +72,7 @@ def test_out_of_domain_is_evaluated_on_validation_and_train(blocks_dir: Path):
     assert "train" not in decoded(open_blocks(blocks_dir, regime="mixed"), "arxiv")
 
 
-def test_blocks_know_their_documents_and_bytes(blocks_dir: Path):
+def test_evaluation_blocks_have_documents_and_bytes(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     evaluation = corpus.eval_blocks("c4", count=10**6)
     assert len(evaluation.tokens) == len(evaluation.index) == len(evaluation.documents) == len(evaluation.n_bytes)
@@ -85,8 +85,8 @@ def test_blocks_know_their_documents_and_bytes(blocks_dir: Path):
         assert counts[ids == document] == counts.max()
 
 
-def test_documents_of_two_splits_have_numbers_of_their_own(tmp_path: Path):
-    """A block of 33 holds three documents of 11 tokens; on this tie the first one counts."""
+def test_document_numbers_differ_between_splits(tmp_path: Path):
+    """A block of 33 holds three documents of 11 tokens; on a tie the first counts."""
     for split in ("train", "validation"):
         lines = [row(domain, "x" * 9) for domain in ("c4", "arxiv") for _ in range(30)]
         write_shard(tmp_path / "source" / split / "a.jsonl.zst", lines)
@@ -95,7 +95,7 @@ def test_documents_of_two_splits_have_numbers_of_their_own(tmp_path: Path):
     assert corpus.eval_blocks("arxiv", count=10**6).documents.tolist() == list(range(0, 60, 3))
 
 
-def test_a_choice_of_blocks_is_spread_over_all_documents(blocks_dir: Path):
+def test_few_blocks_are_spread_over_documents(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     every = corpus.eval_blocks("arxiv", count=10**6)
     n_documents = len(np.unique(every.documents))
@@ -122,7 +122,7 @@ def test_bigram_is_a_distribution_and_learns():
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Blocks of c4 and arxiv with 400 numbered documents per split, each slightly longer than a block."""
+    """Blocks of c4 and arxiv: 400 numbered texts per split, just over a block each."""
     root = tmp_path_factory.mktemp("numbered")
     for split in ("train", "validation"):
         lines = [row(d, f"{split[0]}{i:03d} " * 7) for i in range(400) for d in ("c4", "arxiv")]
@@ -139,7 +139,7 @@ def document_numbers(corpus: Corpus, rows: np.ndarray, split: str) -> list[int]:
 
 @pytest.mark.parametrize("count", [20, 150])
 @pytest.mark.parametrize("domain", ["c4", "arxiv"])
-def test_evaluation_blocks_are_from_the_whole_domain(numbered: Path, domain: str, count: int):
+def test_evaluation_blocks_cover_the_domain(numbered: Path, domain: str, count: int):
     """Every quarter of the documents is represented, and the mean is central."""
     corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4", "arxiv"))
     for seed in (0, 1):
@@ -152,7 +152,7 @@ def test_evaluation_blocks_are_from_the_whole_domain(numbered: Path, domain: str
 
 
 @pytest.mark.parametrize("count", [10, 150])
-def test_the_training_sample_is_evenly_spaced(numbered: Path, count: int):
+def test_train_sample_is_evenly_spaced(numbered: Path, count: int):
     """No gap, including both ends, exceeds 2.5 times the average."""
     corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4",))
     rows = corpus.train_sample("c4", count=count)
@@ -162,7 +162,7 @@ def test_the_training_sample_is_evenly_spaced(numbered: Path, count: int):
 
 
 def reference_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> dict[float, float]:
-    """Return nats per token for every smoothing strength, with a plain loop over pairs."""
+    """Return the loss in nats per token by smoothing strength, in a plain loop."""
     pairs: Counter[tuple[int, int]] = Counter()
     for block in train.tolist():
         pairs.update(itertools.pairwise(block))
@@ -182,8 +182,8 @@ def reference_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int
     return losses
 
 
-def test_bigram_of_a_corpus(blocks_dir: Path):
-    """Counts come from training domains, the strength from a held-out tenth, the test text is in-domain."""
+def test_corpus_bigram_loss_equals_a_plain_loop(blocks_dir: Path):
+    """The strength comes from a held-out tenth, and only in-domain text is tested."""
     corpus = open_blocks(blocks_dir)
     assert corpus.in_domain == set(corpus.train_domains) < set(corpus.eval_domains)
     max_tokens = 50 * T
@@ -204,7 +204,7 @@ def test_bigram_of_a_corpus(blocks_dir: Path):
     assert corpus.bigram_loss() is None
 
 
-def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
+def test_missing_and_damaged_directories_are_refused(tmp_path: Path, blocks_dir: Path):
     with pytest.raises(UserError, match=r"config\.data\.path: no directory .*absent"):
         open_blocks(tmp_path / "absent")
     with pytest.raises(UserError, match=r"no manifest\.json"):
@@ -237,7 +237,7 @@ def damaged(source: Path, to: Path, change) -> Path:
 
 
 def measured(directory: Path) -> Path:
-    """Set the c4 file lengths in the manifest and remove the checksums, as in earlier versions."""
+    """Set the c4 sizes in the manifest; remove checksums, as in earlier versions."""
     content = json.loads((directory / "manifest.json").read_text())
     for file in content["splits"]["train"]["c4"]["files"]:
         file["bytes"] = (directory / file["path"]).stat().st_size
@@ -246,7 +246,7 @@ def measured(directory: Path) -> Path:
     return directory
 
 
-def test_blocks_of_a_version_before_the_first_release_are_refused(tmp_path: Path, blocks_dir: Path):
+def test_blocks_from_before_0_1_0_are_refused(tmp_path: Path, blocks_dir: Path):
     """They lack document lengths; still earlier versions also lack file sizes."""
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
@@ -261,7 +261,7 @@ def test_blocks_of_a_version_before_the_first_release_are_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["cut", "zeros", "a bit", "empty", "other blocks"])
-def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
+def test_damaged_blocks_are_refused(tmp_path: Path, blocks_dir: Path, kind: str):
     """Both in training batches, read by Grain's threads, and in evaluation."""
     change = {
         "cut": lambda x: x[: len(x) // 2],
@@ -285,7 +285,7 @@ def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
         corpus.eval_blocks("c4", count=10**6)
 
 
-def test_a_file_of_another_length_is_named_at_the_start(tmp_path: Path, blocks_dir: Path):
+def test_wrong_file_size_is_refused_at_opening(tmp_path: Path, blocks_dir: Path):
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     file = copy / "train" / "c4-00000.array_record"
@@ -295,8 +295,8 @@ def test_a_file_of_another_length_is_named_at_the_start(tmp_path: Path, blocks_d
         open_blocks(copy)
 
 
-def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_dir: Path):
-    """They would give a NaN loss, which looks like a learning rate that is too high."""
+def test_out_of_range_ids_are_refused(tmp_path: Path, blocks_dir: Path):
+    """Without this check the loss is NaN, as after a divergence."""
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
@@ -314,7 +314,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_d
 
 
 @pytest.mark.parametrize("path", ["../c4-00000.array_record", "/etc/passwd", "train/../../x/c4.array_record"])
-def test_a_manifest_names_files_of_its_own_directory(tmp_path: Path, blocks_dir: Path, path: str):
+def test_manifest_paths_must_stay_in_the_directory(tmp_path: Path, blocks_dir: Path, path: str):
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     (tmp_path / "c4-00000.array_record").touch()
@@ -325,7 +325,7 @@ def test_a_manifest_names_files_of_its_own_directory(tmp_path: Path, blocks_dir:
         open_blocks(copy)
 
 
-def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_that_do_not_fit_the_config_are_refused(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"config\.train\.seq_len=64 .*config\.train\.seq_len=32"):
         open_blocks(blocks_dir, seq_len=64)
     with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size"):
@@ -341,7 +341,7 @@ def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.Monk
         open_blocks(blocks_dir)
 
 
-def test_absent_domains_and_too_little_text(tmp_path: Path):
+def test_absent_domains_are_refused(tmp_path: Path):
     rng = np.random.default_rng(0)
     for split in ("train", "validation"):
         lines = [row(domain, some_text(rng, 30)) for domain in ("c4", "commoncrawl") for _ in range(20)]
@@ -355,7 +355,7 @@ def test_absent_domains_and_too_little_text(tmp_path: Path):
     assert open_blocks(out, eval_domains=("c4",)).in_domain == {"c4"}
 
 
-def test_in_domain_needs_validation_text(tmp_path: Path):
+def test_in_domain_evaluation_needs_validation_text(tmp_path: Path):
     rng = np.random.default_rng(0)
     write_shard(tmp_path / "source" / "train" / "a.jsonl.zst", [row("c4", some_text(rng, 90)) for _ in range(20)])
     out = tmp_path / "out"
@@ -364,7 +364,7 @@ def test_in_domain_needs_validation_text(tmp_path: Path):
         open_blocks(out, train_domains=("c4",), eval_domains=("c4",))
 
 
-def test_many_files_raise_the_limit_or_say_so(monkeypatch: pytest.MonkeyPatch):
+def test_open_file_limit_is_raised(monkeypatch: pytest.MonkeyPatch):
     resource = pytest.importorskip("resource")
     calls = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))

@@ -36,7 +36,7 @@ def line(domain: str, text: str, source: str | None = None, **fields) -> bytes:
 
 
 def recorded(out: Path, key: str) -> list[str]:
-    """Return the source name of every document in `key`, "SPLIT/DOMAIN"."""
+    """Return all document source names for `key`, "SPLIT/DOMAIN"."""
     arrays = document_sources.read(out / document_sources.FILE)
     with np.load(out / "documents.npz") as file:
         n = len(file[key])
@@ -63,7 +63,7 @@ def recorded(out: Path, key: str) -> list[str]:
         ({}, "c4", ""),
     ],
 )
-def test_the_source_of_a_row(row: dict, domain: str, source: str):
+def test_source_of_row(row: dict, domain: str, source: str):
     assert source_of({"text": "x"} | row, domain) == source
 
 
@@ -73,7 +73,7 @@ ROWS = st.lists(st.tuples(st.sampled_from(["c4", "arxiv"]), NAMES, st.integers(1
 
 @settings(deadline=None, max_examples=30)
 @given(train=st.lists(ROWS, min_size=1, max_size=3), validation=ROWS, count=st.integers(1, 9))
-def test_each_block_has_the_source_of_its_document(tmp_path_factory, train, validation, count):
+def test_block_source_is_its_documents_source(tmp_path_factory, train, validation, count):
     root = tmp_path_factory.mktemp("sources")
     shards = {f"train/{i}": rows for i, rows in enumerate(train)} | {"validation/0": validation}
     expected: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ def test_each_block_has_the_source_of_its_document(tmp_path_factory, train, vali
             assert evaluation.sources is None
 
 
-def test_numbers_are_equal_for_equal_sources_alone():
+def test_source_numbers_identify_sources():
     names = ["a", "", "b", "a", ""]
     numbers = document_sources.numbers(names, np.array([0, 1, 2, 0, 7]))
     assert numbers is not None
@@ -110,7 +110,7 @@ def test_numbers_are_equal_for_equal_sources_alone():
     assert number("stacks/stacks-project") == 3821782880818422561  # recorded in workdirs
 
 
-def test_sources_change_neither_the_manifest_nor_the_blocks(tmp_path: Path):
+def test_sources_change_neither_manifest_hash_nor_blocks(tmp_path: Path):
     """The golden blocks were prepared by a version without sources."""
     golden = make_losses.unpack_blocks(tmp_path / "golden")
     make_blocks.write_source(tmp_path / "plain")
@@ -143,7 +143,7 @@ def test_sources_change_neither_the_manifest_nor_the_blocks(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of c4; documents have one of two sources or none."""
+    """Three c4 shards; each document has one of two sources, or no source."""
     root = tmp_path_factory.mktemp("source")
     for split, index in (("train", 0), ("train", 1), ("validation", 0)):
         names = ["a/b:1", "a/c:2", None, "a/b:3"] * 5
@@ -167,7 +167,7 @@ def test_held_out_documents_keep_their_sources(tmp_path: Path):
     assert sorted(by_length.values()) == expected
 
 
-def test_a_resumed_preparation_records_the_same_sources(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+def test_resumed_preparation_records_the_same_sources(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
     """One part comes from a version without sources, another part has damaged sources."""
     uninterrupted = tmp_path / "uninterrupted"
     prepared(source, uninterrupted)
@@ -189,7 +189,7 @@ def test_a_resumed_preparation_records_the_same_sources(tmp_path: Path, source: 
     assert contents(out) == contents(uninterrupted)
 
 
-def test_sources_of_other_blocks_are_refused_and_can_be_deleted(tmp_path: Path, source: Path):
+def test_mismatched_sources_are_refused_and_can_be_deleted(tmp_path: Path, source: Path):
     prepared(source, tmp_path / "out")
     path = tmp_path / "out" / document_sources.FILE
     undamaged = path.read_bytes()
@@ -216,7 +216,7 @@ def test_sources_of_other_blocks_are_refused_and_can_be_deleted(tmp_path: Path, 
     assert opened(tmp_path / "out").eval_blocks("c4", count=10**6).sources is None
 
 
-def test_a_stream_has_the_sources_of_its_rows(tmp_path: Path, source: Path):
+def test_stream_sources_equal_block_sources(tmp_path: Path, source: Path):
     """The numbers equal those in prepared blocks."""
     prepared(source, tmp_path / "out")
     of_blocks = opened(tmp_path / "out").eval_blocks("c4", count=10**6)
@@ -254,6 +254,6 @@ def test_parquet_files_have_sources(tmp_path: Path, layout: Layout, columns: lis
     assert recorded(tmp_path / "out", "train/k") == expected
 
 
-def test_an_empty_name_is_unknown():
+def test_empty_source_name_is_unknown():
     names = document_sources.Names()
     assert [names.index(name) for name in ("", "a", "b", "a")] == [UNKNOWN, 0, 1, 0]

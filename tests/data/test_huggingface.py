@@ -33,7 +33,10 @@ MERGES = [["\u2581", "a"], ["a", "b"], ["\u2581a", "b"]]
 
 
 def write(directory, *, unused=0, more=(), **files):
-    """Write a tokenizer.json with WORDS, `unused` unused pieces and `more` added tokens, and JSON `files` by name."""
+    """Write a tokenizer.json with WORDS, and further JSON files by name.
+
+    `unused` is a number of unused pieces; `more` are added tokens.
+    """
     words = [*WORDS, *(f"<unused {i}>" for i in range(unused))]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": i, "content": WORDS[i], **special} for i in range(3)]
@@ -70,8 +73,8 @@ def write(directory, *, unused=0, more=(), **files):
 
 
 # ---------------------------------------------------------------------------------- without the package tokenizers
-def test_special_ids_come_from_the_files_in_order(tmp_path):
-    """Token texts in the tokenizer files come first, then ids in the model's config files."""
+def test_special_ids_follow_the_file_precedence(tmp_path):
+    """Token texts in tokenizer files precede ids in the model's config files."""
     write(tmp_path, config={"bos_token_id": 261, "eos_token_id": 262})
     assert huggingface.special_ids(tmp_path) == (261, 262)
     write(tmp_path, generation_config={"eos_token_id": [260, 2]})
@@ -93,18 +96,18 @@ def test_special_ids_come_from_the_files_in_order(tmp_path):
         {"tokenizer_config": {"bos_token": "<unk>", "eos_token": "</s>"}},
     ],
 )
-def test_an_id_of_0_starts_a_text(tmp_path, files):
+def test_start_id_0_is_valid(tmp_path, files):
     assert huggingface.special_ids(write(tmp_path, **files)) == (0, 2)
 
 
-def test_the_hash_is_of_the_tokenizer_and_of_what_ends_a_text(tmp_path):
+def test_hash_covers_tokenizer_and_special_ids(tmp_path):
     one = huggingface.hash_of(write(tmp_path / "a", config={"eos_token_id": 2}))
     assert huggingface.hash_of(write(tmp_path / "b", tokenizer_config={"eos_token": "</s>"}) / "tokenizer.json") == one
     assert huggingface.hash_of(write(tmp_path / "c", config={"eos_token_id": 1})) != one
     assert huggingface.hash_of(write(tmp_path / "d", more=["new"], config={"eos_token_id": 2})) != one
 
 
-def test_what_is_refused_before_a_package_is_needed(tmp_path, monkeypatch):
+def test_invalid_files_are_refused_without_the_package(tmp_path, monkeypatch):
     for path in ("", tmp_path, tmp_path / "tokenizer.json"):
         with pytest.raises(UserError, match=r"config\.data\.tokenizer_path=.*tokenizer\.json"):
             load_tokenizer("huggingface", path)
@@ -126,7 +129,7 @@ def tokenizers():
     return extras.package("tokenizers")
 
 
-def test_a_vocabulary_that_lacks_words_is_named(tokenizers, tmp_path):
+def test_unencodable_text_names_the_file(tokenizers, tmp_path):
     write(tmp_path, config={"eos_token_id": 2})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     model = {"type": "WordLevel", "vocab": {"</s>": 2}, "unk_token": "<unk>"}
@@ -135,7 +138,7 @@ def test_a_vocabulary_that_lacks_words_is_named(tokenizers, tmp_path):
         load_tokenizer("huggingface", tmp_path)
 
 
-def test_text_to_ids_and_back(tokenizers, tmp_path):
+def test_encode_and_decode(tokenizers, tmp_path):
     tokenizer = load_tokenizer("huggingface", write(tmp_path, more=["<new>"], config={"eos_token_id": 2}))
     ids = tokenizer.encode("ab a\u00e9c")
     assert ids.dtype == np.uint16
@@ -152,7 +155,7 @@ def test_text_to_ids_and_back(tokenizers, tmp_path):
     assert pickle.loads(pickle.dumps(tokenizer)).encode("ab").tolist() == tokenizer.encode("ab").tolist()
 
 
-def test_a_text_may_start_or_end_with_id_0(tokenizers, tmp_path):
+def test_special_id_0_is_valid(tokenizers, tmp_path):
     start = load_tokenizer("huggingface", write(tmp_path / "a", config={"bos_token_id": 0, "eos_token_id": 2}))
     assert (start.bos, start.eos) == (0, 2)
     end = load_tokenizer("huggingface", write(tmp_path / "b", config={"bos_token_id": 1, "eos_token_id": 0}))
@@ -161,19 +164,19 @@ def test_a_text_may_start_or_end_with_id_0(tokenizers, tmp_path):
     assert (end.bos, end.eos) == (0, 0)
 
 
-def test_special_tokens_as_text(tokenizers, tmp_path):
+def test_special_tokens_can_be_split(tokenizers, tmp_path):
     config = {"eos_token": "</s>", "split_special_tokens": True}
     tokenizer = load_tokenizer("huggingface", write(tmp_path, tokenizer_config=config))
     assert tokenizer.decode(tokenizer.encode("a</s>")) == "a</s>"
 
 
-def test_a_text_must_have_an_end(tokenizers, tmp_path):
+def test_missing_end_token_is_refused(tokenizers, tmp_path):
     with pytest.raises(UserError, match="set eos_token"):
         load_tokenizer("huggingface", write(tmp_path, config={"bos_token_id": 1}))
 
 
-def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
-    """Their ids are uint32 in the manifest, in evaluation blocks and in training batches."""
+def test_large_vocabulary_blocks_are_uint32(tokenizers, tmp_path):
+    """Manifest, evaluation blocks and training batches all preserve uint32 ids."""
     directory = write(tmp_path / "model", unused=2**16, more=["<last>"], config={"eos_token_id": 2})
     tokenizer = load_tokenizer("huggingface", directory)
     assert tokenizer.encode("a<last>").tolist()[-1] == tokenizer.vocab_size - 1 > 2**16
@@ -209,7 +212,7 @@ def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
         open_corpus(data, seq_len=10, vocab_size=70_000)
 
 
-def test_streaming_a_large_vocabulary(tokenizers, tmp_path):
+def test_large_vocabulary_can_be_streamed(tokenizers, tmp_path):
     directory = write(tmp_path / "model", unused=2**16, more=["<last>"], config={"eos_token_id": 2})
     tokenizer = load_tokenizer("huggingface", directory)
     for split in ("train", "validation"):
@@ -229,7 +232,7 @@ def test_streaming_a_large_vocabulary(tokenizers, tmp_path):
     iterator.close()
 
 
-def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, capsys):
+def test_byte_count_mismatch_is_reported(tokenizers, tmp_path, capsys):
     """A spelled-out special token counts 0 bytes, and the next word gets a space."""
     directory = write(tmp_path / "model", config={"eos_token_id": 2})
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "a</s>b" * 10)])
@@ -238,7 +241,7 @@ def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, c
     assert "30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
 
 
-def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
+def test_panic_while_loading_names_the_file(tmp_path):
     """A Rust panic is not an `Exception`; here a merge gives a missing piece."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -253,7 +256,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("call", ["encode", "encode_batch", "decode"])
-def test_a_panic_while_it_is_used_is_one_line(call, tmp_path, monkeypatch):
+def test_panic_in_use_names_the_file(call, tmp_path, monkeypatch):
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     tokenizer = huggingface.HuggingFaceTokenizer(tmp_path)
 
@@ -269,7 +272,7 @@ def test_a_panic_while_it_is_used_is_one_line(call, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [9, 3])
-def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
+def test_normalizer_growth_is_limited(steps, tmp_path):
     """Every step replaces one letter by ten, so nine steps give 10^9 letters."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -284,7 +287,7 @@ def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
 
 
 @pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
-def test_an_end_token_of_another_form_is_one_line(token, tmp_path):
+def test_malformed_end_token_names_the_file(token, tmp_path):
     write(tmp_path, tokenizer_config={"eos_token": token})
     with pytest.raises(UserError, match=r"tokenizer_config\.json"):
         huggingface.HuggingFaceTokenizer(tmp_path)

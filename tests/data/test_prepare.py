@@ -28,7 +28,7 @@ from seqjax.errors import UserError
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
 
 BYTE = ByteTokenizer()
-# The imports of a spawned worker: the main module of its parent, and the modules of its functions.
+# A spawned worker imports its parent's main module and the modules of its functions.
 WITHOUT_JAX = """
 import sys
 import seqjax.__main__, seqjax.commands.cli, seqjax.data.prepare.__main__
@@ -46,7 +46,7 @@ def stream(out: Path, manifest: dict[str, Any], split: str, domain: str) -> np.n
     return np.frombuffer(b"".join(source[i] for i in range(len(source))), "<u2")
 
 
-def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
+def test_blocks_contain_every_token_in_order(corpus_dir: Path, tmp_path: Path):
     manifest = prepared(corpus_dir, tmp_path / "out")
     for split, count in (("train", 3), ("validation", 1)):
         split_shards = [s for s in shards.find_shards(str(corpus_dir)) if s.split == split]
@@ -73,7 +73,7 @@ def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
     records=st.integers(1, 7),
     read=st.integers(1, 11),
 )
-def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, records, read):
+def test_cut_keeps_every_token_once(tmp_path_factory, lengths, block, records, read):
     """Any stream lengths, block sizes and file sizes give the same tokens."""
     root = tmp_path_factory.mktemp("cut")
     first = np.cumsum([0, *lengths])
@@ -97,7 +97,7 @@ def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, rec
     np.testing.assert_array_equal(np.concatenate(got) if got else [], np.arange(total))
 
 
-def test_files_hold_at_most_so_many_records(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_block_files_have_at_most_max_records(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     one_file = prepared(corpus_dir, tmp_path / "whole")
     monkeypatch.setattr(manifests, "MAX_RECORDS", 50)
     split = prepared(corpus_dir, tmp_path / "split")
@@ -109,7 +109,7 @@ def test_files_hold_at_most_so_many_records(corpus_dir: Path, tmp_path: Path, mo
 
 
 @pytest.mark.slow  # starts four processes; test_parallel_errors_raise_the_first_in_job_order is a fast check
-def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: Path):
+def test_worker_count_does_not_change_the_bytes(corpus_dir: Path, tmp_path: Path):
     prepared(corpus_dir, tmp_path / "one", workers=1)
     prepared(corpus_dir, tmp_path / "two", workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -117,7 +117,7 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_after", [(3,), (1, 5)], ids=["once", "twice"])
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
+def test_killed_preparation_resumes_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
     source = write_corpus(tmp_path / "source", documents=300, shards=8)
     prepared(source, tmp_path / "whole")
     expected = contents(tmp_path / "whole")
@@ -140,8 +140,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, kill_after: tupl
     assert contents(out) == expected
 
 
-def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
-    """A kill during the writing of a part, a block file or the manifest, or before cleanup."""
+def test_incomplete_files_of_a_kill_are_replaced(corpus_dir: Path, tmp_path: Path):
+    """A kill while writing a part, a block file or the manifest, or before cleanup."""
     out = tmp_path / "out"
     prepared(corpus_dir, out)
     expected = contents(out)
@@ -167,7 +167,7 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
     ("file", "change"),
     [
         (".parts/000001.bin", lambda content: content[:-100]),
-        (".parts/000001.bin", lambda content: content[:50] + b"??" + change[52:]),
+        (".parts/000001.bin", lambda content: content[:50] + b"??" + content[52:]),
         (".parts/000001.npz", lambda content: bytes(len(content))),
         (".parts/000001.sources.npz", lambda content: content[:-1]),
         ("train/c4-00000.array_record", lambda content: content[:-100]),
@@ -186,7 +186,7 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
         "malformed report",
     ],
 )
-def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, file: str, change, capsys):
+def test_damaged_files_are_rebuilt(corpus_dir: Path, tmp_path: Path, file: str, change, capsys):
     """A power failure may truncate or zero a finished file."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
@@ -202,7 +202,7 @@ def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, fi
     assert is_reported == file.startswith(".parts")
 
 
-def test_parts_of_unknown_settings_are_made_again(corpus_dir: Path, tmp_path: Path):
+def test_parts_with_unknown_settings_are_rebuilt(corpus_dir: Path, tmp_path: Path):
     """With a damaged `settings.json`, the settings of existing parts are unknown."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -223,7 +223,7 @@ def raises(error: type[BaseException]) -> Callable[..., None]:
     return function
 
 
-def test_a_directory_per_domain_gives_the_same(tmp_path: Path):
+def test_domain_directories_equal_set_names(tmp_path: Path):
     rng = np.random.default_rng(0)
     texts = [some_text(rng, 20) for _ in range(40)]
     write_shard(tmp_path / "by_meta" / "a.jsonl.zst", [row("arxiv", text) for text in texts])
@@ -233,7 +233,7 @@ def test_a_directory_per_domain_gives_the_same(tmp_path: Path):
     assert manifests.manifest_hash(one) == manifests.manifest_hash(two)
 
 
-def test_chosen_domains_and_lengths(corpus_dir: Path, tmp_path: Path):
+def test_domains_and_lengths_are_selected(corpus_dir: Path, tmp_path: Path):
     everything = prepared(corpus_dir, tmp_path / "all")
     some = prepared(corpus_dir, tmp_path / "some", domains=["c4", "arxiv"])
     assert set(some["splits"]["train"]) == {"c4", "arxiv"}
@@ -245,7 +245,7 @@ def test_chosen_domains_and_lengths(corpus_dir: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_command_line(corpus_dir: Path, tmp_path: Path):
+def test_command_exit_status_and_output(corpus_dir: Path, tmp_path: Path):
     done = subprocess.run(command(corpus_dir, tmp_path / "out"), capture_output=True, text=True, check=True)
     assert "commoncrawl" in done.stdout
     assert "tokens/s" in done.stderr
@@ -256,7 +256,7 @@ def test_command_line(corpus_dir: Path, tmp_path: Path):
     assert "Traceback" not in failed.stderr
 
 
-def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_path: Path):
+def test_command_options_equal_function_arguments(corpus_dir: Path, tmp_path: Path):
     """Every option changes the output as the argument of the same name does."""
     flags = ["--seq_len=24", "--domains=c4,arxiv", "--min_tokens=60", "--max_tokens=70", "--workers=1"]
     prepare.main(command(corpus_dir, tmp_path / "command", *flags)[3:])
@@ -270,8 +270,8 @@ def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_pa
 
 
 @pytest.mark.parametrize("domains", [["c4", "commoncrawl", "arxiv", "github", "stackexchange"], ["c4", "arxiv"]])
-def test_the_command_that_is_printed_opens_the_blocks(corpus_dir: Path, tmp_path: Path, capsys, domains):
-    """Both with all domains of a regime and with some of them."""
+def test_printed_command_opens_the_blocks(corpus_dir: Path, tmp_path: Path, capsys, domains):
+    """With all domains of a regime, and with two domains."""
     prepare.main(command(corpus_dir, tmp_path / "o u t", "--workers=1", f"--domains={','.join(domains)}")[3:])
     argv = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert argv[:2] == ["seqjax", "train"]
@@ -286,14 +286,14 @@ def test_the_command_that_is_printed_opens_the_blocks(corpus_dir: Path, tmp_path
     ("flag", "message"),
     [("--strict", "a.jsonl.zst:2: not JSON"), ("--tokenizer_path=some.model", "config.data.tokenizer_path")],
 )
-def test_flags_that_refuse(tmp_path: Path, flag: str, message: str):
+def test_bad_lines_and_tokenizer_path_are_refused(tmp_path: Path, flag: str, message: str):
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "good"), b"{not json\n"])
     args = command(tmp_path / "source", tmp_path / "out", "--workers=1", flag)
     with pytest.raises(UserError, match=message):
         prepare.main(args[3:])
 
 
-def test_no_worker_imports_jax(corpus_dir: Path, tmp_path: Path):
+def test_workers_do_not_import_jax(corpus_dir: Path, tmp_path: Path):
     """The import would cost every worker two seconds and about 200 MB."""
     args = [sys.executable, "-c", WITHOUT_JAX, str(corpus_dir), str(tmp_path / "out")]
     done = subprocess.run(args, capture_output=True, text=True, check=False)

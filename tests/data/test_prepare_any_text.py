@@ -48,7 +48,7 @@ def count(manifest: dict[str, Any], key: str = "documents") -> dict[str, int]:
     return {f"{split}/{domain}": entry[key] for split in splits for domain, entry in splits[split].items()}
 
 
-def test_slimpajama_is_prepared_as_ever(tmp_path: Path):
+def test_slimpajama_hashes_are_stable(tmp_path: Path):
     """The manifest hashes equal those that version 1 wrote."""
     source = write_corpus(tmp_path / "source", documents=5, shards=2)
     write_shard(source / "train" / "bad.jsonl.zst", [row("c4", "good"), b"{not json\n", b'{"text":"\xff"}\n'])
@@ -60,7 +60,7 @@ def test_slimpajama_is_prepared_as_ever(tmp_path: Path):
     assert everything["skipped"].keys() == {"count", "by_reason", "first"}
 
 
-def test_every_format_gives_the_same(tmp_path: Path):
+def test_file_formats_give_equal_blocks(tmp_path: Path):
     content = lines(TEXTS)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.jsonl").write_bytes(b"".join(content))
@@ -82,7 +82,7 @@ def test_every_format_gives_the_same(tmp_path: Path):
     assert made["gz"]["layout"]["domain"] == "news"
 
 
-def test_parquet(tmp_path: Path):
+def test_parquet_equals_json_lines(tmp_path: Path):
     extras.need("pyarrow")
     import pyarrow.parquet
 
@@ -107,7 +107,7 @@ def test_parquet(tmp_path: Path):
             prepared(tmp_path / "source", tmp_path / kind, layout=layout)
 
 
-def test_a_dataset_that_was_saved_to_disk(tmp_path: Path):
+def test_arrow_dataset_equals_json_lines(tmp_path: Path):
     """Each split is a folder with files in Arrow's streaming format."""
     extras.need("pyarrow")
     import pyarrow.ipc
@@ -130,7 +130,7 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path: Path):
     assert torn["skipped"]["by_reason"] == {"torn shard": 1}
 
 
-def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "a.parquet").touch()
@@ -164,7 +164,7 @@ def test_domains_from_folders(tmp_path: Path):
     assert "validation" not in manifest  # the source has a validation split
 
 
-def test_some_documents_of_every_domain_are_held_out(tmp_path: Path):
+def test_held_out_documents_depend_only_on_text(tmp_path: Path):
     """The text decides: order and files do not matter, and no text is in both splits."""
     many = [f"{i} {some_text(np.random.default_rng(i), 6)}" for i in range(400)]
     few = TEXTS[:4]
@@ -195,7 +195,7 @@ def test_some_documents_of_every_domain_are_held_out(tmp_path: Path):
     assert len(set(held) ^ set(again)) <= 2  # the last text of either list may be truncated
 
 
-def test_documents_are_held_out_by_hash_until_they_fill_a_block():
+def test_hold_out_limit_fills_a_block():
     """Whole documents fill the block, provided that a block remains for training."""
     hashes, lengths = np.array([50, 10, 40, 20, 30]), np.array([9, 2, 9, 3, 4])
 
@@ -214,12 +214,12 @@ def test_documents_are_held_out_by_hash_until_they_fill_a_block():
     assert held(block=2, below=45) == [10, 20, 30, 40], "the share decides if it exceeds a block"
 
 
-def test_the_hash_of_a_text_stays():
-    """SHA-256 of "abc" starts with ba7816bf; another hash would move documents between splits."""
+def test_text_hash_is_stable():
+    """SHA-256 of "abc" starts with ba7816bf; a new hash would change the splits."""
     assert hold_out.text_hash("abc") == 0xBF1678BA
 
 
-def test_one_document_cannot_be_held_out(tmp_path: Path):
+def test_single_document_is_not_held_out(tmp_path: Path):
     write_gzip(tmp_path / "source" / "a.jsonl.gz", lines([" ".join(TEXTS)]))
     manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="book"))
     assert count(manifest) == {"train/book": 1}
@@ -250,14 +250,14 @@ def test_one_document_cannot_be_held_out(tmp_path: Path):
         ([row("c4", text) for text in TEXTS], Layout(), ("c4", "book"), "--domains: .*book.*c4"),
     ],
 )
-def test_nothing_there_is_an_error_that_says_what_was_found(tmp_path: Path, content, layout, domains, message: str):
+def test_empty_result_lists_the_actual_content(tmp_path: Path, content, layout, domains, message: str):
     write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
     with pytest.raises(UserError, match=message):
         prepared(tmp_path / "source", tmp_path / "out", layout=layout, domains=domains)
     assert not (tmp_path / "out").exists()  # other options can then be tried with the same --out
 
 
-def test_what_the_options_refuse(tmp_path: Path):
+def test_invalid_options_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="--domain_field and --domain "):
         Layout(domain_field="kind", domain="news")
     with pytest.raises(UserError, match=r"e\.g\. --domain=my-news"):
@@ -273,14 +273,14 @@ def test_what_the_options_refuse(tmp_path: Path):
         prepared(tmp_path / "files", tmp_path / "out")
 
 
-def test_so_many_domains_cannot_be_meant(tmp_path: Path):
+def test_too_many_domains_are_refused(tmp_path: Path):
     content = [line for i in range(1001) for line in lines(["x"], id=i)]
     write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
     with pytest.raises(UserError, match=r"1000 domains .*--domain_field"):
         prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain_field="id"))
 
 
-def test_another_layout_in_the_same_directory_is_refused(tmp_path: Path):
+def test_changed_layout_is_refused(tmp_path: Path):
     write_gzip(tmp_path / "source" / "a.jsonl.gz", [row("c4", text) for text in TEXTS])
     prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="news"))
     with pytest.raises(UserError, match=r"layout \{'domain': 'news'"):  # the path contains "layout" too
@@ -290,7 +290,7 @@ def test_another_layout_in_the_same_directory_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["torn", "corrupt"])
-def test_damaged_gzip_gives_what_came_before(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
+def test_damaged_gzip_keeps_earlier_lines(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sources, "CHUNK", 1024)
     path = write_gzip(
         tmp_path / "source" / "a.jsonl.gz",
@@ -304,7 +304,7 @@ def test_damaged_gzip_gives_what_came_before(tmp_path: Path, damage: str, monkey
     assert 0 < sum(count(manifest).values()) < 3000
 
 
-def test_the_command_ends_with_status_2_and_takes_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_command_passes_options_and_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     content = [line for kind in ("a", "b") for line in lines(TEXTS, field="body", kind=kind)]
     write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
     plain = [f"--source={tmp_path / 'source'}", "--tokenizer=byte", "--seq_len=16", "--workers=1"]
@@ -332,7 +332,7 @@ def opened(path: Path, **changes: Any):
     return open_corpus(DataConfig(corpus="blocks", path=str(path), **changes), seq_len=16, vocab_size=258)
 
 
-def test_training_on_domains_of_ones_own(custom_blocks: Path):
+def test_custom_domains_can_be_trained_on(custom_blocks: Path):
     corpus = opened(custom_blocks, train_domains=("news",))
     assert corpus.train_domains == ("news",)
     assert corpus.eval_domains == ("news", "blogs", "law")
@@ -345,7 +345,7 @@ def test_training_on_domains_of_ones_own(custom_blocks: Path):
     assert opened(custom_blocks, regime="mixed").train_domains == ("blogs", "law", "news")
 
 
-def test_domains_of_ones_own_that_are_not_there(custom_blocks: Path):
+def test_missing_custom_domains_are_refused(custom_blocks: Path):
     with pytest.raises(UserError, match=r"blogs, law, news.*config\.data\.train_domains"):
         opened(custom_blocks)
     with pytest.raises(UserError, match=r"train_domains: 'new' .*'news'.*blogs, law, news"):
@@ -354,7 +354,7 @@ def test_domains_of_ones_own_that_are_not_there(custom_blocks: Path):
         opened(custom_blocks, train_domains=("news",), eval_domains=("c4",))
 
 
-def test_train_and_test_without_validation(tmp_path: Path):
+def test_source_without_validation_holds_out_train_documents(tmp_path: Path):
     """Documents are held out of the train split only; the test split is unchanged."""
     many = [f"{i} {some_text(np.random.default_rng(i), 6)}" for i in range(400)]
     for split, texts in {"train": many, "test": TEXTS}.items():
@@ -367,8 +367,8 @@ def test_train_and_test_without_validation(tmp_path: Path):
     assert 1 <= counts["validation/x"] <= 20
 
 
-def test_arrow_files_without_validation(tmp_path: Path):
-    """The blocks equal those of JSON lines, for split folders and for split names in files."""
+def test_arrow_without_validation_equals_json_lines(tmp_path: Path):
+    """Split folders and split names in files both give the blocks of JSON lines."""
     extras.need("pyarrow")
     import pyarrow.ipc
 
@@ -389,8 +389,8 @@ def test_arrow_files_without_validation(tmp_path: Path):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.01, 0.9])
-def test_every_domain_keeps_text_for_training_and_validation(tmp_path: Path, share: float):
-    """Also if the hashes of all its few documents are on one side of the share."""
+def test_few_documents_leave_both_splits_nonempty(tmp_path: Path, share: float):
+    """A domain's few documents may all have hashes on one side of the share."""
     texts = [some_text(np.random.default_rng(i), 20) for i in range(200)]
     low, high = sorted(texts, key=hold_out.text_hash)[:3], sorted(texts, key=hold_out.text_hash)[-3:]
     for name, chosen in {"low": low, "high": high}.items():
@@ -404,7 +404,7 @@ def test_every_domain_keeps_text_for_training_and_validation(tmp_path: Path, sha
     }
 
 
-def test_a_domain_that_cannot_be_divided_is_refused_and_the_remedies_work(tmp_path: Path, capsys):
+def test_indivisible_domain_is_refused_with_working_remedies(tmp_path: Path, capsys):
     for name, size in {"short": 300, "long": 900}.items():
         (tmp_path / "source" / name).mkdir(parents=True)
         for i in range(1 if name == "short" else 4):
@@ -431,7 +431,7 @@ def opened_as_printed(out: str):
 
 
 @pytest.mark.parametrize("documents", [(1, 1), (3, 1), (1, 4), (4, 3)])
-def test_of_two_domains_one_is_trained_on_and_both_are_tested(tmp_path: Path, capsys, documents):
+def test_printed_command_trains_on_the_largest_domain(tmp_path: Path, capsys, documents):
     for name, n in zip(("a", "b"), documents, strict=True):
         (tmp_path / "source" / name).mkdir(parents=True)
         for i in range(n):

@@ -51,7 +51,7 @@ def stopped(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         prepared(source, out, layout=LAYOUT)
 
 
-def test_text_that_changed_after_it_was_prepared_is_refused(source: Path, tmp_path: Path):
+def test_finished_preparation_refuses_changed_text(source: Path, tmp_path: Path):
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     assert prepared(source, out, layout=LAYOUT) == manifest
@@ -64,7 +64,7 @@ def test_text_that_changed_after_it_was_prepared_is_refused(source: Path, tmp_pa
     assert not (out / ".parts").exists()
 
 
-def test_a_stopped_preparation_does_not_mix_two_texts(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stopped_preparation_refuses_changed_text(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prepared(source, tmp_path / "uninterrupted", layout=LAYOUT)
     stopped(source, tmp_path / "out", monkeypatch)
     original = (source / "2.jsonl").read_bytes()
@@ -77,7 +77,7 @@ def test_a_stopped_preparation_does_not_mix_two_texts(source: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", ["_tokenise", "_write"])
-def test_text_that_changes_during_a_preparation_is_refused(
+def test_running_preparation_refuses_changed_text(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ):
     real = getattr(run, at)
@@ -93,9 +93,7 @@ def test_text_that_changes_during_a_preparation_is_refused(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_old_times_are_not_compared_but_verify_compares_all(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_only_verify_compares_text_with_old_times(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     change(source / "1.jsonl")
@@ -106,7 +104,7 @@ def test_old_times_are_not_compared_but_verify_compares_all(
         prepared(source, out, layout=LAYOUT, verify=True)
 
 
-def test_text_of_an_earlier_version_is_not_compared(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_manifest_without_text_hashes_warns(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     del manifest["text_sha256"], manifest["beside"]
@@ -157,7 +155,7 @@ def test_documents_of_another_preparation_are_refused(two: tuple[Path, Path]):
         opened(one)
 
 
-def test_any_file_is_compared_when_it_is_first_read(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
+def test_block_file_is_compared_at_its_first_read(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
     one, other = two
     monkeypatch.setattr(blocks, "CHECKED_FILES", 0)
     monkeypatch.setattr(blocks.RecordBlocks, "compare", lambda self, n_files: None)
@@ -169,7 +167,7 @@ def test_any_file_is_compared_when_it_is_first_read(two: tuple[Path, Path], monk
     iterator.close()
 
 
-def test_verify_reads_all_blocks(two: tuple[Path, Path], tmp_path: Path):
+def test_verify_compares_all_blocks(two: tuple[Path, Path], tmp_path: Path):
     one, _ = two
     name = "train/c4-00000.array_record"
     content = (one / name).read_bytes()
@@ -180,7 +178,7 @@ def test_verify_reads_all_blocks(two: tuple[Path, Path], tmp_path: Path):
         prepared(tmp_path / "source0", one, verify=True)
 
 
-def test_blocks_without_checksums_are_read_and_named(two: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
+def test_blocks_without_checksums_warn(two: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
     """Earlier versions wrote no checksums."""
     one, _ = two
     manifest = json.loads((one / "manifest.json").read_text())
@@ -195,7 +193,7 @@ def test_blocks_without_checksums_are_read_and_named(two: tuple[Path, Path], cap
     assert len([record for record in caplog.records if "not checked" in record.getMessage()]) == 1
 
 
-def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
+def test_texts_in_two_splits_are_counted(tmp_path: Path):
     texts = {"train": ["a b c d"] * 3 + ["e f g h i"] * 9, "val": ["a b c d", "x y z"] * 4, "test": ["q r s"] * 9}
     for split, each in texts.items():
         path = tmp_path / "source" / f"{split}.jsonl"
@@ -208,8 +206,8 @@ def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
     assert "in_two_splits" not in prepared(tmp_path / "source", tmp_path / "other", layout=LAYOUT)
 
 
-def test_a_stream_does_not_resume_on_other_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """File names and sizes are equal. A saved position without a text hash is still read."""
+def test_stream_refuses_to_resume_on_changed_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """File names and sizes are equal; a saved position without a hash is still read."""
     for split in ("train", "validation"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.jsonl").write_bytes(b"".join(row("c4", f"{split} {i:03d} words") for i in range(300)))

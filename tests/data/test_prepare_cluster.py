@@ -83,7 +83,7 @@ def needs(tmp_path: Path, source: Path | None = None) -> cluster.Needs:
     return cluster.Needs(tmp_path, files, tokenizer="byte", tokenizer_path="", tokenizer_sha256=ByteTokenizer.hash)
 
 
-def test_the_same_bytes_as_here(tmp_path: Path, executor: str, capsys):
+def test_cluster_writes_the_same_bytes(tmp_path: Path, executor: str, capsys):
     source = write_corpus(tmp_path / "source", documents=20, shards=2)
     write_shard(source / "train" / "bad.jsonl.zst", [row("c4", "good"), b"{not json\n"])
     local = prepared(source, tmp_path / "local")
@@ -97,7 +97,7 @@ def test_the_same_bytes_as_here(tmp_path: Path, executor: str, capsys):
     assert "write 14/14 100%" in log
 
 
-def test_a_source_without_validation_on_a_cluster(tmp_path: Path, executor: str):
+def test_cluster_holds_out_the_same_documents(tmp_path: Path, executor: str):
     """Documents are held out of the train split only; the test split is unchanged."""
     for split, n in {"train": 400, "test": 60}.items():
         lines = [json.dumps({"text": f"{split} {i} some words"}).encode() + b"\n" for i in range(n)]
@@ -112,7 +112,7 @@ def test_a_source_without_validation_on_a_cluster(tmp_path: Path, executor: str)
     assert contents(tmp_path / "remote") == contents(tmp_path / "local")
 
 
-def test_a_cluster_goes_on_with_what_this_machine_began_and_the_reverse(tmp_path: Path, executor: str):
+def test_executor_can_change_between_resumes(tmp_path: Path, executor: str):
     source = write_corpus(tmp_path / "source", documents=5, shards=2)
     write_shard(source / "train" / "z_last.jsonl.zst", [b"{not json\n"])
     for name, first, second in (("remote", executor, "local"), ("local", "local", executor)):
@@ -131,7 +131,7 @@ def test_a_cluster_goes_on_with_what_this_machine_began_and_the_reverse(tmp_path
         assert (tmp_path / "remote" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
-def test_an_interrupt_cancels_what_has_not_begun(tmp_path: Path, in_process: Any):
+def test_interrupt_cancels_pending_jobs(tmp_path: Path, in_process: Any):
     class Interrupted(progress.Display):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "finished" and value == 1:
@@ -167,7 +167,7 @@ def test_an_interrupt_cancels_what_has_not_begun(tmp_path: Path, in_process: Any
         ("dask:WORKER", 0, " is a worker"),
     ],
 )
-def test_a_wrong_address_is_refused(
+def test_invalid_executor_is_refused(
     corpus_dir: Path,
     tmp_path: Path,
     in_process: Any,
@@ -183,7 +183,7 @@ def test_a_wrong_address_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_cluster_without_workers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
     with (
         distributed.LocalCluster(n_workers=0, processes=False, **LOOPBACK) as empty,
@@ -193,7 +193,7 @@ def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         pass
 
 
-def test_when_all_workers_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_losing_all_workers_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     for name in ("CHECK_SECONDS", "LOST_SECONDS"):
         monkeypatch.setattr(cluster, name, 0.2)
     display = progress.Display(progress.Progress(), title="", total=0, jobs=1)
@@ -207,7 +207,7 @@ def test_when_all_workers_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "has no workers left" in capsys.readouterr().err
 
 
-def test_dask_is_not_installed(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_dask_names_the_extra(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UserError, match=r"pip install 'seqjax\[dask\]'"):
         prepared(corpus_dir, tmp_path / "out", executor="dask:127.0.0.1:8786", workers=0)
@@ -236,7 +236,7 @@ def test_dask_is_imported_only_for_a_cluster():
         ({"tokenizer": "huggingface", "tokenizer_path": "/nowhere"}, "tokenizer: .*/nowhere"),
     ],
 )
-def test_a_worker_that_lacks_something_says_so(tmp_path: Path, corpus_dir: Path, change: dict[str, Any], message: str):
+def test_worker_fault_names_the_requirement(tmp_path: Path, corpus_dir: Path, change: dict[str, Any], message: str):
     marker = tmp_path / "cluster.json"
     cluster.write_marker(marker, needs(tmp_path, corpus_dir))
     written = read_json(marker)
@@ -250,7 +250,7 @@ def test_a_worker_that_lacks_something_says_so(tmp_path: Path, corpus_dir: Path,
     assert cluster.worker_fault(str(marker)) == ""
 
 
-def test_workers_that_do_not_share_the_storage(tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch):
+def test_workers_without_shared_storage_are_refused(tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch):
     """The marker is written elsewhere, so the workers do not see it in --out."""
     write = cluster.write_marker
     monkeypatch.setattr(cluster, "write_marker", lambda path, needs: write(tmp_path / "elsewhere", needs))
@@ -267,7 +267,7 @@ class Ended(concurrent.futures.Future):
     status = "error"
 
 
-def test_a_job_that_kills_its_workers_is_named(tmp_path: Path):
+def test_killed_worker_error_names_the_job(tmp_path: Path):
     future = Ended()
     future.set_exception(distributed.KilledWorker("run_job-1", None, 3))
     pool = cluster.DaskCluster(None, tmp_path, "127.0.0.1:1")
@@ -276,7 +276,7 @@ def test_a_job_that_kills_its_workers_is_named(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_job_that_kills_its_workers_ends_the_command(tmp_path: Path):
+def test_job_that_kills_workers_ends_the_command(tmp_path: Path):
     """Dask restarts workers and gives up after the job killed two of them."""
     display = progress.Display(progress.Progress(), title="", total=0, jobs=1)
     with (

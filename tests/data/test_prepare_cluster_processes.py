@@ -24,7 +24,7 @@ LOOPBACK = ["--host=127.0.0.1", "--dashboard-address=127.0.0.1:0"]
 
 
 class Cluster:
-    """A scheduler and two one-thread workers in another current directory than the command."""
+    """A scheduler and two one-thread workers with their own current directory."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -75,7 +75,10 @@ def running(root: Path) -> Iterator[Cluster]:
 def stopped_midway(
     arguments: list[str], out: Path, *, parts: int, signalled: int | None, number: int
 ) -> tuple[int, str]:
-    """Run a command, signal it or the process `signalled` after `parts` parts; return status and stderr."""
+    """Run a command, and send a signal after `parts` parts; return status and stderr.
+
+    The signal goes to the process `signalled`, or to the command if it is None.
+    """
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + SECONDS
     while len(list((out / ".parts").glob("0*.json"))) < parts:
@@ -88,8 +91,8 @@ def stopped_midway(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
-def test_interrupts_and_deaths_do_not_change_the_bytes(tmp_path: Path):
-    """Interrupt the command, kill the scheduler, kill a worker; the bytes equal a local run."""
+def test_interrupts_and_kills_do_not_change_the_bytes(tmp_path: Path):
+    """After an interrupt, a scheduler kill and a worker kill, the bytes are equal."""
     source = write_corpus(
         tmp_path / "source", documents=1200, shards=39
     )  # runs for seconds, so every signal arrives in time
@@ -119,7 +122,7 @@ def test_interrupts_and_deaths_do_not_change_the_bytes(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_worker_with_another_seqjax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_worker_without_seqjax_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A worker that cannot import seqjax is named before any job runs."""
     source = write_corpus(tmp_path / "source", documents=1, shards=1)
     broken = tmp_path / "other" / "seqjax"

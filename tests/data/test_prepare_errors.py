@@ -59,7 +59,7 @@ def bad_source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_bad_lines_are_counted_and_named(bad_source: Path, tmp_path: Path):
+def test_bad_lines_are_counted_and_listed(bad_source: Path, tmp_path: Path):
     manifest = prepared(bad_source, tmp_path / "out")
     skipped = manifest["skipped"]
     assert skipped["by_reason"] == {
@@ -82,7 +82,7 @@ def test_bad_lines_are_counted_and_named(bad_source: Path, tmp_path: Path):
 
 # test_parallel_errors_raise_the_first_in_job_order also covers errors of a worker process.
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_strict_stops_at_the_first(bad_source: Path, tmp_path: Path, workers: int):
+def test_strict_stops_at_the_first_bad_line(bad_source: Path, tmp_path: Path, workers: int):
     with pytest.raises(UserError, match=r"a\.jsonl\.zst:2: not JSON.*--strict"):
         prepared(bad_source, tmp_path / "out", strict=True, workers=workers)
 
@@ -93,14 +93,14 @@ def fail_after(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["workers", "min_tokens", "max_tokens"])
-def test_numbers_below_zero_are_refused(corpus_dir: Path, tmp_path: Path, name: str):
+def test_negative_options_are_refused(corpus_dir: Path, tmp_path: Path, name: str):
     with pytest.raises(UserError, match=f"--{name} .*-5"):
         prepared(corpus_dir, tmp_path / "out", **{name: -5})
     assert not (tmp_path / "out").exists()
 
 
-def test_a_compressed_file_of_no_bytes_is_torn(tmp_path: Path):
-    """A failed download leaves an empty file; a compressed file without lines has a frame."""
+def test_empty_compressed_file_is_torn(tmp_path: Path):
+    """A valid compressed file without lines still contains a frame."""
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "some text of this domain")])
     write_shard(tmp_path / "source" / "b.jsonl.zst", [])
     for name in ("c.jsonl.zst", "d.json.gz"):
@@ -113,7 +113,7 @@ def test_a_compressed_file_of_no_bytes_is_torn(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_every_bad_line_of_many_is_counted(tmp_path: Path):
+def test_many_bad_lines_are_all_counted(tmp_path: Path):
     """Over 100,000 lines per fault, a different number for each, between good lines."""
     bad = {
         "not JSON": [b"{not json\n", b"[" * 2000 + b"\n"],
@@ -145,12 +145,12 @@ def test_every_bad_line_of_many_is_counted(tmp_path: Path):
     )
 
 
-def test_of_two_errors_the_first_in_order_is_told():
+def test_parallel_errors_raise_the_first_in_job_order():
     with pytest.raises(UserError, match=r"after 1\.0 seconds"):
         run._run(executors.LocalProcesses(2), fail_after, [1.0, 0.0], title="fail", total=2)
 
 
-def test_strict_after_a_run_that_skipped(bad_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_strict_refuses_lines_skipped_earlier(bad_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "plan_files", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepared(bad_source, tmp_path / "out")
@@ -167,7 +167,7 @@ def test_strict_after_a_run_that_skipped(bad_source: Path, tmp_path: Path, monke
         ({"source": "other"}, r"1 source files .*new\.jsonl\.zst"),
     ],
 )
-def test_other_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str):
+def test_changed_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str):
     source = write_corpus(tmp_path / "source", documents=3, shards=1)
     prepared(source, tmp_path / "out")
     if change.pop("source", None):
@@ -188,8 +188,8 @@ EVERY_OPTION: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "finished"])
-def test_every_other_option_is_refused_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool):
-    """A stopped or finished preparation accepts only its own options; its files do not change."""
+def test_resume_refuses_added_and_removed_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool):
+    """A stopped or finished preparation accepts only its own options."""
     texts = [f"some text {i}" for i in range(40)]
     lines = [json.dumps({"text": text, "body": text}).encode() + b"\n" for text in texts]
     source = tmp_path / "source"
@@ -216,7 +216,7 @@ def test_every_other_option_is_refused_both_ways(tmp_path: Path, monkeypatch: py
         prepared(source, tmp_path / f"{i}", **options)  # the original options still work
 
 
-def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_changed_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = write_corpus(tmp_path / "source", documents=3, shards=1)
     prepared(source, tmp_path / "out")
     monkeypatch.setattr(ByteTokenizer, "hash", "f" * 64)
@@ -224,7 +224,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         prepared(source, tmp_path / "out")
 
 
-def test_a_foreign_directory_is_left_alone(corpus_dir: Path, tmp_path: Path):
+def test_nonempty_output_directory_is_refused(corpus_dir: Path, tmp_path: Path):
     (tmp_path / "mine").touch()
     with pytest.raises(UserError, match="not empty"):
         prepared(corpus_dir, tmp_path)
@@ -233,7 +233,7 @@ def test_a_foreign_directory_is_left_alone(corpus_dir: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["mine.txt", "000000.txt", "sub/000000.json", ".mine.tmp"])
-def test_foreign_files_among_the_parts_are_left_alone(corpus_dir: Path, tmp_path: Path, name: str):
+def test_foreign_files_in_parts_are_not_deleted(corpus_dir: Path, tmp_path: Path, name: str):
     path = tmp_path / "out" / ".parts" / name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
@@ -248,7 +248,7 @@ def test_foreign_files_among_the_parts_are_left_alone(corpus_dir: Path, tmp_path
     assert path.read_text() == "mine"
 
 
-def test_parts_are_not_behind_a_link(corpus_dir: Path, tmp_path: Path):
+def test_linked_parts_directory_is_refused(corpus_dir: Path, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "settings.txt").touch()
     (tmp_path / "out").mkdir()
@@ -258,7 +258,7 @@ def test_parts_are_not_behind_a_link(corpus_dir: Path, tmp_path: Path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["settings.txt"]
 
 
-def test_no_room_on_the_disk(tmp_path: Path):
+def test_full_disk_is_resumable(tmp_path: Path):
     """A file size limit replaces a full disk; it stops a part or a block file."""
     limits = ("20000", "60000")
     source = write_corpus(tmp_path / "source", documents=100, shards=2)
@@ -278,7 +278,7 @@ def test_no_room_on_the_disk(tmp_path: Path):
 
 
 @pytest.mark.parametrize("message", ["No space left on device", "File too large", "another error"])
-def test_a_disk_that_is_full_when_blocks_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str):
+def test_full_disk_at_close_raises_oserror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str):
     """array_record raises a RuntimeError when it closes the file."""
 
     class Full:
@@ -296,7 +296,7 @@ def test_a_disk_that_is_full_when_blocks_are_written(tmp_path: Path, monkeypatch
         blocks.write_records(tmp_path / "x.array_record", iter([np.zeros((2, 5), np.uint16)]))
 
 
-def test_too_little_room_for_the_blocks(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_disk_space_is_reported(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(UserError, match=r"blocks need .*free"):
         prepared(corpus_dir, tmp_path / "out")
@@ -338,7 +338,7 @@ DAMAGES: list[tuple[str, Callable[[Path], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES, ids=[name for name, _ in DAMAGES])
-def test_prepare_refuses_what_train_refuses(tmp_path: Path, name: str, damage: Callable[[Path], Any]):
+def test_prepare_and_train_refuse_the_same_damage(tmp_path: Path, name: str, damage: Callable[[Path], Any]):
     write_corpus(tmp_path / "source", documents=6, shards=1)
     config = DataConfig(corpus="blocks", path=str(tmp_path / "out"), tokenizer="byte")
     assert trains(tmp_path / "out")
@@ -360,7 +360,7 @@ def test_prepare_refuses_what_train_refuses(tmp_path: Path, name: str, damage: C
 
 
 @pytest.mark.parametrize("content", [None, b"", b"mine"])
-def test_the_stored_tokenizer_is_written_again(tmp_path: Path, content: bytes | None):
+def test_stored_tokenizer_is_rewritten(tmp_path: Path, content: bytes | None):
     write_corpus(tmp_path / "source", documents=3, shards=1)
     assert trains(tmp_path / "out")
     path = tmp_path / "out" / "tokenizer.npz"
@@ -387,14 +387,14 @@ TEXTS = {
         ({"test": ["c4", "arxiv"]}, False),
     ],
 )
-def test_the_training_command_that_prepare_shows_trains(tmp_path: Path, files: dict[str, list[str]], can: bool):
+def test_printed_training_command_trains(tmp_path: Path, files: dict[str, list[str]], can: bool):
     for split, names in files.items():
         write_shard(tmp_path / "source" / split / "a.jsonl.zst", [line for name in names for line in TEXTS[name]])
     assert trains(tmp_path / "out") is can
 
 
-def test_of_three_preparations_in_a_directory_one_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The other two errors name its process, and it writes the same bytes as a single preparation."""
+def test_concurrent_preparations_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both errors name the holder, which writes the bytes of a single preparation."""
     source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
     refused, done, tokenise = [], [], run._tokenise
 
@@ -422,11 +422,11 @@ def test_of_three_preparations_in_a_directory_one_works(tmp_path: Path, monkeypa
         assert f"process {os.getpid()} on {socket.gethostname()}" in error
     prepared(source, tmp_path / "single", seq_len=done[0])
     assert contents(out) == contents(tmp_path / "single")
-    with pytest.raises(UserError, match="block"):  # the other block length is refused afterwards
+    with pytest.raises(UserError, match="block"):  # a different block length is refused
         prepared(source, out, seq_len=24 - done[0])
 
 
-def test_a_preparation_that_was_killed_holds_no_lock(tmp_path: Path):
+def test_killed_preparation_releases_its_lock(tmp_path: Path):
     source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
     hold = f"import os, pathlib; from seqjax.data.prepare.lock import locked; out = pathlib.Path({str(out)!r})\n"
     hold += "with locked(out): print('held', flush=True); input()"
@@ -441,7 +441,7 @@ def test_a_preparation_that_was_killed_holds_no_lock(tmp_path: Path):
     assert not (out / lock.FILE).exists()
 
 
-def test_a_deleted_lock_is_not_taken_from_its_next_holder(tmp_path: Path):
+def test_deleted_lock_file_keeps_its_next_holder(tmp_path: Path):
     first, second = lock.locked(tmp_path / "out"), lock.locked(tmp_path / "out")
     with first:
         (tmp_path / "out" / lock.FILE).unlink()
@@ -452,7 +452,7 @@ def test_a_deleted_lock_is_not_taken_from_its_next_holder(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lock_file_of_the_user_is_left_alone(tmp_path: Path):
+def test_linked_lock_file_is_not_overwritten(tmp_path: Path):
     source, out = write_corpus(tmp_path / "source", documents=3, shards=1), tmp_path / "out"
     out.mkdir()
     (tmp_path / "mine").write_text("mine")

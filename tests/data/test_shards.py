@@ -40,12 +40,12 @@ def one(path: Path) -> shards.Shard:
         (b'{"text": "a", "meta": 3}', "no meta.redpajama_set_name"),
     ],
 )
-def test_bad_lines(line: bytes | dict[str, Any], reason: str):
+def test_parse_refuses_bad_lines(line: bytes | dict[str, Any], reason: str):
     with pytest.raises(shards.BadLineError, match=reason):
         shards.parse(line)
 
 
-def test_good_lines():
+def test_parse_returns_documents():
     assert shards.parse(row("arxiv", "é\u2028x")) == ("arxiv", "é\u2028x", "")
     assert shards.parse(b'{"text": "a"}', default="book") == ("book", "a", "")
 
@@ -58,7 +58,7 @@ OTHER_NAMES_FIRST = {
 }
 
 
-def test_the_domain_is_the_one_in_meta(tmp_path: Path):
+def test_domain_comes_from_meta(tmp_path: Path):
     """Other objects in the row may name other domains."""
     text = '"redpajama_set_name": "RedPajamaBook"'
     lines = [json.dumps(OTHER_NAMES_FIRST).encode() + b"\n", row("c4", text), row("book", "of book")]
@@ -68,7 +68,7 @@ def test_the_domain_is_the_one_in_meta(tmp_path: Path):
     assert skipped.elsewhere == {"book": 1}
 
 
-def test_layouts(tmp_path: Path):
+def test_find_shards_detects_splits_and_domains(tmp_path: Path):
     for name in ("train/chunk1/a.jsonl.zst", "validation/RedPajamaArXiv/c.jsonl.zst", "test/b.jsonl.zst", "d.jsonl"):
         write_shard(tmp_path / name, [])
     (tmp_path / "README.md").touch()
@@ -99,18 +99,18 @@ def test_layouts(tmp_path: Path):
         ("my-test-1.jsonl.gz", "test"),
     ],
 )
-def test_the_name_of_a_file_names_its_split(tmp_path: Path, name: str, split: str):
+def test_split_from_file_name(tmp_path: Path, name: str, split: str):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
     assert one(tmp_path).split == split
 
 
-def test_a_home_called_test_is_no_split(tmp_path: Path):
+def test_parent_folder_called_test_is_ignored(tmp_path: Path):
     write_shard(tmp_path / "test" / "corpus" / "a.jsonl.zst", [])
     assert one(tmp_path / "test" / "corpus").split == "train"
 
 
-def test_nothing_there(tmp_path: Path):
+def test_missing_files_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"file or directory .*absent"):
         shards.find_shards(str(tmp_path / "absent"))
     with pytest.raises(UserError, match=r"holds no \.jsonl"):
@@ -119,7 +119,7 @@ def test_nothing_there(tmp_path: Path):
         shards.find_shards(str(tmp_path / "*.jsonl.zst"))
 
 
-def test_lines_of_every_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_records_split_lines_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sources, "CHUNK", 7)
     lines = [b"a" * n + b"\n" for n in (0, 1, 5, 100, 10_000, 3, 0, 2)]
     path = write_shard(tmp_path / "a.jsonl.zst", lines)
@@ -131,7 +131,7 @@ def test_lines_of_every_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert list(one(plain).records()) == [*(line[:-1] for line in lines), b"last"]
 
 
-def test_frames_and_a_long_window(tmp_path: Path):
+def test_zstd_frames_and_long_windows_are_read(tmp_path: Path):
     parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27, enable_ldm=True)
     long = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = long.compress(b"one\n") + long.flush()
@@ -140,7 +140,7 @@ def test_frames_and_a_long_window(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["torn", "corrupt", "junk"])
-def test_damaged_shards_give_what_came_before(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
+def test_damaged_shard_keeps_earlier_records(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sources, "CHUNK", 64)
     path = tmp_path / "a.jsonl.zst"
     frames = [zstandard.compress(b"".join(b"%d\n" % i for i in range(start, start + 100))) for start in (0, 100)]
@@ -158,7 +158,7 @@ def test_damaged_shards_give_what_came_before(tmp_path: Path, damage: str, monke
     assert seen[:99] == [b"%d" % i for i in range(99)]
 
 
-def test_other_file_systems():
+def test_memory_file_system_is_read():
     with fsspec.open("memory://corpus/train/a.jsonl.zst", "wb") as file:
         file.write(zstandard.compress(row("c4", "in memory")))  # pyright: ignore
     (shard,) = shards.find_shards("memory://corpus")
@@ -172,7 +172,7 @@ def names(source: Path | str) -> list[str]:
 
 
 def test_links_are_followed(tmp_path: Path):
-    """Hugging Face caches contain links to directories, and to files that are named by a hash."""
+    """Hugging Face caches link to directories and to files with hashes as names."""
     blobs, source = tmp_path / "blobs", tmp_path / "source"
     lines = [row("c4", "one"), row("c4", "two")]
     write_shard(blobs / "e3b0c44298", lines)
@@ -195,7 +195,7 @@ def test_links_are_followed(tmp_path: Path):
     assert names(source / "train" / "again.jsonl.zst") == ["again.jsonl.zst"]
 
 
-def test_links_to_nothing_are_named(tmp_path: Path):
+def test_broken_links_are_refused(tmp_path: Path):
     """A partly cleared cache must not be read as a smaller corpus."""
     write_shard(tmp_path / "a.jsonl.zst", [row("c4", "one")])
     (tmp_path / "b.jsonl.zst").symlink_to(tmp_path / "blob")
@@ -205,7 +205,7 @@ def test_links_to_nothing_are_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("pack", [bytes, zstandard.compress], ids=["plain", "zstd"])
-def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack):
+def test_byte_order_mark_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack):
     monkeypatch.setattr(sources, "CHUNK", 2)
     lines = [row("c4", "first"), row("c4", "\ufeffsecond")]
     path = tmp_path / f"a.jsonl{'' if pack is bytes else '.zst'}"
@@ -213,7 +213,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [shards.parse(line).text for line in one(path).records()] == ["first", "\ufeffsecond"]
 
 
-def test_every_ending_of_json_lines(tmp_path: Path):
+def test_json_lines_endings_ignore_case(tmp_path: Path):
     for name in ("a.jsonl", "b.ndjson", "c.JSONL", "d.NdJson"):
         (tmp_path / name).write_bytes(row("c4", name))
     (tmp_path / "e.JSONL.ZST").write_bytes(zstandard.compress(row("c4", "e")))
@@ -248,7 +248,7 @@ def test_every_ending_of_json_lines(tmp_path: Path):
         (Layout(domain="news"), "arxiv/a.jsonl", {"redpajama_set_name": "RedPajamaC4"}, "news"),
     ],
 )
-def test_rows_without_a_domain(layout, name, meta, domain):
+def test_domain_precedence_in_every_layout(layout, name, meta, domain):
     record = json.dumps({"text": "a"} | ({} if meta is None else {"meta": meta})).encode()
     default = layout.file_domain(name)
     if domain is None:

@@ -1,4 +1,4 @@
-"""A new source is one file in the package `seqjax.data.sources`, or a class in a program."""
+"""A new source is one module in `seqjax.data.sources`, or a class in a program."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from .conftest import command, prepared, row, write_shard
 TEXTS = [f"document {i} " + "word " * (i % 7) for i in range(60)]
 
 
-def test_a_source_is_one_file(tmp_path: Path):
-    """A copy of seqjax with the example source of docs/data.md reads the new format."""
+def test_documented_source_is_one_file(tmp_path: Path):
+    """The example in docs/data.md, added to a copy of seqjax, reads its format."""
     page = (support.ROOT / "docs" / "data.md").read_text().partition("## A source of your own")[2]
     copy = tmp_path / "copy"
     shutil.copytree(support.ROOT / "seqjax", copy / "seqjax", ignore=shutil.ignore_patterns("__pycache__"))
@@ -45,9 +45,9 @@ def test_a_source_is_one_file(tmp_path: Path):
     assert manifest["splits"] == prepared(tmp_path / "lines", tmp_path / "expected")["splits"]
 
 
-def test_a_source_of_a_program_is_streamed(tmp_path: Path):
+def test_source_defined_in_a_program_is_streamed(tmp_path: Path):
     class Upper(Shard):
-        """A file of capitalised paragraphs, one document each, in a folder named after its domain."""
+        """A file of capitalised paragraphs; the folder is the domain."""
 
         endings = (".upper",)
 
@@ -73,7 +73,7 @@ def test_a_source_of_a_program_is_streamed(tmp_path: Path):
     iterator.close()
 
 
-def test_every_module_is_a_source():
+def test_every_module_defines_a_source():
     modules = {kind.__module__.rpartition(".")[2] for kind in kinds() if kind.__module__.startswith("seqjax.")}
     files = (support.ROOT / "seqjax" / "data" / "sources").glob("*.py")
     assert modules == {path.stem for path in files} - {"__init__"}

@@ -39,7 +39,7 @@ def read(root: Path) -> int:
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-def test_a_line_may_have_so_many_bytes(tmp_path: Path, limits: None, ending: str):
+def test_line_length_is_limited(tmp_path: Path, limits: None, ending: str):
     path = tmp_path / f"a{ending}"
     longest = json.dumps({"text": "x" * (LIMIT - 12)}).encode()
     assert len(longest) == LIMIT
@@ -55,7 +55,7 @@ def test_a_line_may_have_so_many_bytes(tmp_path: Path, limits: None, ending: str
 
 
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
-def test_a_file_unpacks_to_so_many_bytes(tmp_path: Path, limits: None, ending: str):
+def test_unpacked_size_is_limited(tmp_path: Path, limits: None, ending: str):
     """Also if the file is streamed."""
     (tmp_path / f"a{ending}").write_bytes(PACKERS[ending](b'{"text": "a"}\n' * (1 << 17)))
     with pytest.raises(UserError, match=r"unpacks to more"):
@@ -67,7 +67,7 @@ def test_a_file_unpacks_to_so_many_bytes(tmp_path: Path, limits: None, ending: s
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"1\n"])
-def test_a_file_unpacks_to_so_many_short_lines(tmp_path: Path, limits: None, line: bytes):
+def test_short_line_count_is_limited(tmp_path: Path, limits: None, line: bytes):
     """Short lines cost more time than their size suggests."""
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(line * (LIMIT // 200)))
     with pytest.raises(UserError, match=r"unpacks to more"):
@@ -75,8 +75,8 @@ def test_a_file_unpacks_to_so_many_short_lines(tmp_path: Path, limits: None, lin
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-def test_little_is_held_of_a_long_line(tmp_path: Path, pack: Callable[[bytes], bytes]):
-    """With the real limits, 400 MiB of zeros use less memory than two copies of the longest line."""
+def test_long_line_uses_bounded_memory(tmp_path: Path, pack: Callable[[bytes], bytes]):
+    """With the real limits, 400 MiB of zeros use less than twice the line limit."""
     (tmp_path / f"a.jsonl.{'gz' if pack is gzip.compress else 'zst'}").write_bytes(pack(bytes(400 << 20)))
     tracemalloc.start()
     try:
@@ -87,7 +87,7 @@ def test_little_is_held_of_a_long_line(tmp_path: Path, pack: Callable[[bytes], b
         tracemalloc.stop()
 
 
-def test_a_text_file_may_have_so_many_bytes(tmp_path: Path, limits: None):
+def test_text_file_size_is_limited(tmp_path: Path, limits: None):
     (tmp_path / "a.txt").write_bytes(b"x" * LIMIT)
     assert read(tmp_path) == 1
     (tmp_path / "a.txt").write_bytes(b"x" * (LIMIT + 1))
@@ -95,8 +95,8 @@ def test_a_text_file_may_have_so_many_bytes(tmp_path: Path, limits: None):
         read(tmp_path)
 
 
-def test_a_text_that_is_stored_once_for_all_rows(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
-    """Parquet stores a repeated text once; long texts are read in batches of fewer rows."""
+def test_parquet_dictionary_text_is_limited(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
+    """Parquet stores a repeated text once; long texts are read in smaller batches."""
     extras.need("pyarrow")
     import pyarrow.parquet
 
@@ -114,7 +114,7 @@ def test_a_text_that_is_stored_once_for_all_rows(tmp_path: Path, limits: None, m
         read(tmp_path)
 
 
-def test_a_parquet_file_whose_metadata_is_false(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
+def test_parquet_with_false_metadata_is_torn(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
     """A declared size that is too small would let many long rows be unpacked together."""
     extras.need("pyarrow")
     import pyarrow.parquet
@@ -144,7 +144,7 @@ def arrow(path: Path, table: Any, compression: str | None) -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-def test_a_batch_of_arrow_unpacks_to_so_many_bytes(tmp_path: Path, limits: None, compression: str):
+def test_arrow_batch_size_is_limited(tmp_path: Path, limits: None, compression: str):
     """The refusal comes before unpacking, for rows and for a dictionary."""
     extras.need("pyarrow")
     import pyarrow
@@ -165,7 +165,7 @@ def test_a_batch_of_arrow_unpacks_to_so_many_bytes(tmp_path: Path, limits: None,
 
 
 @pytest.mark.parametrize("ending", ["arrow", "parquet"])
-def test_one_row_is_held_at_a_time(tmp_path: Path, ending: str):
+def test_rows_are_converted_one_at_a_time(tmp_path: Path, ending: str):
     """One text stored for all rows must not be copied for every row."""
     extras.need("pyarrow")
     import pyarrow.parquet
@@ -185,7 +185,7 @@ def test_one_row_is_held_at_a_time(tmp_path: Path, ending: str):
 
 
 @pytest.mark.parametrize("ends", [(0, -5, 10), (0, 1 << 30, 10), (0, 10, 5)])
-def test_arrow_with_false_offsets_is_damaged(tmp_path: Path, ends: tuple[int, ...]):
+def test_arrow_with_false_offsets_is_torn(tmp_path: Path, ends: tuple[int, ...]):
     extras.need("pyarrow")
     import pyarrow
 
@@ -200,7 +200,7 @@ def test_arrow_with_false_offsets_is_damaged(tmp_path: Path, ends: tuple[int, ..
     assert skipped.reasons == {"torn shard": 1}
 
 
-def test_values_that_python_cannot_hold(tmp_path: Path):
+def test_unrepresentable_values_are_skipped(tmp_path: Path):
     """Text that is not UTF-8, and a date after the year 9999."""
     extras.need("pyarrow")
     import pyarrow.parquet
@@ -216,7 +216,7 @@ def test_values_that_python_cannot_hold(tmp_path: Path):
     assert skipped.reasons == {"not UTF-8": 1}
 
 
-def test_a_shard_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_long_shard_uses_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Tokens go to a temporary file; the blocks are equal."""
     texts = [f"{i} some words" for i in range(300)]
     source = tmp_path / "source"

@@ -31,7 +31,7 @@ TOKENIZER = ByteTokenizer()
 
 
 def build_slim(root: Path, domain: str, texts: dict[str, list[str]]) -> None:
-    """Build a config of `slim_pajama` as earlier versions did; `texts` maps splits to documents."""
+    """Build a `slim_pajama` config as earlier versions did; `texts` is by split."""
 
     with tfds.core.registered.skip_registration():
 
@@ -57,7 +57,7 @@ def build_slim(root: Path, domain: str, texts: dict[str, list[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with three domains of `slim_pajama`, and datasets with other features."""
+    """A data directory: three domains of `slim_pajama`, and other datasets."""
     root = tmp_path_factory.mktemp("datasets")
     rng = np.random.default_rng(0)
     for domain in DOMAINS:
@@ -127,8 +127,8 @@ def joined(texts: list[str]) -> np.ndarray:
 
 
 # -------------------------------------------------------------------------------------------------------------- corpus
-def test_evaluation_has_the_tokens_of_the_documents(datasets: Path, cache: str):
-    """In domain: the validation split. OOD: the validation split, then the train split."""
+def test_evaluation_tokens_equal_the_documents(datasets: Path, cache: str):
+    """In domain: the validation split. OOD: validation, then train."""
     corpus = open_slim(datasets, cache)
     for domain, splits in (("c4", ("validation",)), ("arxiv", ("validation", "train"))):
         evaluation = corpus.eval_blocks(domain, count=10_000)
@@ -146,7 +146,7 @@ def test_evaluation_has_the_tokens_of_the_documents(datasets: Path, cache: str):
         assert evaluation.n_bytes.sum() == (evaluation.tokens[:, 1:] < 256).sum()
 
 
-def test_training_reads_every_document_once_an_epoch(datasets: Path, cache: str):
+def test_epoch_contains_every_document_once(datasets: Path, cache: str):
     corpus = open_tfds(datasets, cache, "slim_pajama/c4", seq_len=7)
     assert corpus.train_domains == corpus.eval_domains == ("c4",)
     texts = in_order(datasets / "slim_pajama" / "c4" / "1.0.0", "train")
@@ -160,7 +160,7 @@ def test_training_reads_every_document_once_an_epoch(datasets: Path, cache: str)
     assert first.tolist() != second.tolist()
 
 
-def test_shares_are_those_of_the_bytes(datasets: Path, cache: str):
+def test_default_shares_are_byte_shares(datasets: Path, cache: str):
     corpus = open_slim(datasets, cache)
     files = [next((datasets / "slim_pajama" / domain).rglob("*-train.array_record*")) for domain in DOMAINS[:2]]
     sizes = [file.stat().st_size for file in files]
@@ -168,18 +168,18 @@ def test_shares_are_those_of_the_bytes(datasets: Path, cache: str):
     assert open_slim(datasets, cache, weights=(3.0, 1.0)).weights == {"commoncrawl": 0.75, "c4": 0.25}
 
 
-def test_resumes_exactly_at_every_point(datasets: Path, cache: str, manager: ocp.CheckpointManager):
+def test_resume_is_exact_at_every_batch(datasets: Path, cache: str, manager: ocp.CheckpointManager):
     corpus = open_slim(datasets, cache)
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=3), points=20, after=3)
 
 
 @pytest.mark.slow  # starts two processes
-def test_workers_resume(datasets: Path, cache: str, manager: ocp.CheckpointManager):
+def test_resume_with_workers_is_exact(datasets: Path, cache: str, manager: ocp.CheckpointManager):
     corpus = open_slim(datasets, cache, workers=2)
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=3), points=2, after=3)
 
 
-def test_the_hash_is_of_what_is_read(datasets: Path, cache: str, tmp_path: Path):
+def test_hash_depends_on_content_not_directory(datasets: Path, cache: str, tmp_path: Path):
     """The hash depends on splits, features and block length, not on the directory."""
     first = open_tfds(datasets, cache, "slim_pajama/c4").manifest_hash
     shutil.copytree(datasets / "slim_pajama" / "c4", tmp_path / "slim_pajama" / "c4")
@@ -193,8 +193,8 @@ def test_the_hash_is_of_what_is_read(datasets: Path, cache: str, tmp_path: Path)
     assert len({first, *changed_hashes}) == 4
 
 
-def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
-    """First all configs of a dataset, then a dataset without configs, with a named text feature."""
+def test_datasets_are_prepared(datasets: Path, tmp_path: Path):
+    """All configs of a dataset, then one without configs and with `text_field`."""
     manifest = prepared(datasets / "slim_pajama", tmp_path / "slim")
     counted = {f"{split}/{d}": e["documents"] for split, of in manifest["splits"].items() for d, e in of.items()}
     assert counted == {
@@ -220,7 +220,7 @@ def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
         prepared(datasets / "news_old", tmp_path / "old")
 
 
-def test_a_dataset_without_validation_is_prepared(tmp_path: Path):
+def test_prepare_holds_out_documents_by_hash(tmp_path: Path):
     """Documents are held out of the train split only; the test split is unchanged."""
     sizes = {"train": 400, "test": 60}
     build_slim(tmp_path, "c4", {split: [f"{split} {i} words" for i in range(n)] for split, n in sizes.items()})
@@ -232,7 +232,7 @@ def test_a_dataset_without_validation_is_prepared(tmp_path: Path):
     assert held >= 1
 
 
-def test_a_directory_of_a_dataset_is_streamed(datasets: Path, cache: str):
+def test_dataset_directory_is_streamed(datasets: Path, cache: str):
     by_path = DataConfig(corpus="stream", path=str(datasets / "slim_pajama" / "c4"))
     by_name = open_tfds(datasets, cache, "slim_pajama/c4")
     evaluation = open_corpus(by_path, seq_len=T, vocab_size=258).eval_blocks("c4", count=9)
@@ -244,7 +244,7 @@ def news(datasets: Path, cache: str, name: str = "news_items", **settings) -> Co
     return open_tfds(datasets, cache, name, **{"tfds_feature": "body.en", "seq_len": 16} | settings)
 
 
-def test_a_dataset_without_validation_holds_out_documents_by_their_hash(datasets: Path, cache: str):
+def test_stream_holds_out_documents_by_hash(datasets: Path, cache: str):
     corpus = news(datasets, cache)
     assert corpus.train_domains == ("news_items",)
     texts = [t for t in in_order(datasets / "news_items" / "1.10.0", "train", "body", "en") if t.startswith("body")]
@@ -257,7 +257,7 @@ def test_a_dataset_without_validation_holds_out_documents_by_their_hash(datasets
     assert len(trained) > 100
 
 
-def test_splits_and_features_are_chosen(datasets: Path, cache: str):
+def test_split_and_feature_settings(datasets: Path, cache: str):
     settings = {"tfds_train_split": "train[:70%]", "tfds_validation_split": "train[70%:]"}
     titles = news(datasets, cache, "daily=news_items:1.2.0", tfds_feature="title", **settings)
     assert titles.train_domains == ("daily",)
@@ -268,7 +268,7 @@ def test_splits_and_features_are_chosen(datasets: Path, cache: str):
     assert "".join(texts[140:]).startswith(held)
 
 
-def test_datasets_are_mixed(datasets: Path, cache: str):
+def test_named_datasets_are_mixed(datasets: Path, cache: str):
     corpus = open_tfds(datasets, cache, "slim_pajama/c4", "web=slim_pajama/arxiv", train_domains=("c4",))
     assert corpus.eval_domains == ("c4", "web")
     assert corpus.in_domain == {"c4"}
@@ -303,14 +303,14 @@ def test_datasets_are_mixed(datasets: Path, cache: str):
         (("slim_pajama/c4",), {"path": "/nowhere"}, "config.data.path: no directory /nowhere"),
     ],
 )
-def test_what_cannot_be_read(datasets: Path, cache: str, names, settings, message: str):
+def test_invalid_datasets_are_refused(datasets: Path, cache: str, names, settings, message: str):
     (datasets / "empty" / "1.0.0").mkdir(parents=True, exist_ok=True)
     settings = dict(settings)
     with pytest.raises(UserError, match=message):
         open_tfds(settings.pop("path", datasets), cache, *names, **settings)
 
 
-def test_a_damaged_dataset_is_named(datasets: Path, cache: str, tmp_path: Path):
+def test_damaged_dataset_is_refused(datasets: Path, cache: str, tmp_path: Path):
     shutil.copytree(datasets / "news_items" / "1.2.0", tmp_path / "news_items" / "1.2.0")
     directory = tmp_path / "news_items" / "1.2.0"
     file = next(directory.glob("*.array_record*"))
@@ -327,7 +327,7 @@ def test_a_damaged_dataset_is_named(datasets: Path, cache: str, tmp_path: Path):
         news(tmp_path, cache)
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch, datasets: Path, cache: str):
+def test_missing_tfds_names_the_extra(monkeypatch: pytest.MonkeyPatch, datasets: Path, cache: str):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'seqjax\[tfds\]'"):
         open_slim(datasets, cache)
@@ -356,7 +356,7 @@ def run(datasets: Path, cache: str, tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.slow
-def test_a_run_evaluates_every_domain(run):
+def test_run_evaluates_every_domain(run):
     workdir, _ = run
     rows = support.rows(workdir)
     assert [r["step"] for r in rows if "eval/arxiv/loss" in r] == [15, 30]
@@ -368,7 +368,7 @@ def test_a_run_evaluates_every_domain(run):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_exactly(run, tmp_path: Path):
+def test_run_resumes_exactly(run, tmp_path: Path):
     workdir, config = run
     later = tmp_path / "later"
     shutil.copytree(workdir, later)
@@ -379,7 +379,7 @@ def test_a_run_goes_on_exactly(run, tmp_path: Path):
     assert fingerprint(later) == fingerprint(workdir)
 
 
-def test_the_removed_command_says_what_to_run(tmp_path: Path):
+def test_removed_command_names_its_replacements(tmp_path: Path):
     """Both replacements in the message read the shards."""
     with pytest.raises(UserError, match=r"slim_pajama.*corpus=stream.*seqjax prepare --source=SHARDS"):
         source.main(["--source=SHARDS", "--data_dir=data/tfds", "--domains=arxiv"])

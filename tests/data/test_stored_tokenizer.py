@@ -1,4 +1,4 @@
-"""Prepared blocks store byte counts, so training does not need the tokenizer's package."""
+"""Prepared blocks store byte counts; training needs no tokenizer package."""
 
 import sys
 
@@ -49,7 +49,7 @@ def settings(directory, **changes):
     return DataConfig(**({"corpus": "blocks", "path": str(directory), "tokenizer": "mixtral"} | DOMAINS | changes))
 
 
-def test_the_file_says_what_the_tokenizer_says(mixtral_dir):
+def test_stored_fields_equal_the_tokenizer(mixtral_dir):
     tokenizer = load_tokenizer("mixtral")
     stored = stored_tokenizer.read(mixtral_dir / stored_tokenizer.FILE, why="why")
     for name in ("name", "hash", "vocab_size", "bos", "eos", "adds_space"):
@@ -60,8 +60,8 @@ def test_the_file_says_what_the_tokenizer_says(mixtral_dir):
             call()
 
 
-def test_a_start_token_of_0_is_stored_and_counted(tmp_path):
-    """The start token may be id 0; the space that the tokenizer adds after it is not counted."""
+def test_start_id_0_is_stored(tmp_path):
+    """The space that the tokenizer adds after the start token is not counted."""
     sizes = np.array([0, 0, 3, 5], np.int64)
     written = StoredTokenizer(name="n", hash="h", bos=0, eos=1, n_bytes=sizes, adds_space=True, why="why")
     stored_tokenizer.write(tmp_path / "tokenizer.npz", written)
@@ -89,7 +89,7 @@ def test_blocks_open_without_the_packages(mixtral_dir, request):
         corpus.tokenizer.encode("text")
 
 
-def test_what_cannot_do_without(mixtral_dir, blocks_dir, tmp_path, without_packages):
+def test_other_uses_need_the_packages(mixtral_dir, blocks_dir, tmp_path, without_packages):
     message = "mixtral tokenizer needs sentencepiece"
     with pytest.raises(UserError, match=message):
         open_corpus(settings(mixtral_dir, corpus="stream"), seq_len=32, vocab_size=32_000)
@@ -104,7 +104,7 @@ def test_what_cannot_do_without(mixtral_dir, blocks_dir, tmp_path, without_packa
         open_corpus(settings(mixtral_dir), seq_len=32, vocab_size=1000)
 
 
-def test_a_damaged_file_is_named_and_a_deleted_one_is_written_again(corpus_dir, tmp_path):
+def test_damaged_file_is_refused_and_deleted_file_is_rewritten(corpus_dir, tmp_path):
     out = tmp_path / "out"
     prepared(corpus_dir, out, domains=("c4",))
     path = out / stored_tokenizer.FILE
@@ -118,8 +118,8 @@ def test_a_damaged_file_is_named_and_a_deleted_one_is_written_again(corpus_dir, 
 
 
 @pytest.mark.slow
-def test_train_and_evaluate_without_the_packages(mixtral_dir, tmp_path):
-    """Training and evaluation work behind an import blocker; only generation is refused."""
+def test_training_and_evaluation_work_without_the_packages(mixtral_dir, tmp_path):
+    """With the packages blocked, only text generation is refused."""
     overrides = {"train.steps": 2, "train.seq_len": 32, "train.batch_size": 4, "eval.tokens": 64, "model.dim": 32}
     argument = ",".join(["debug", *(f"{key}={value}" for key, value in overrides.items())])
     workdir = tmp_path / "run"

@@ -50,7 +50,7 @@ def even(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_epoch_holds_every_document_once(even: Path):
+def test_epoch_contains_every_document_once(even: Path):
     iterator = stream.DomainBlocks(reader(even))
     total = sum(len(shards.parse(line)[1]) + 2 for s in reader(even).files for line in s.records())
     seen = texts(read(iter(iterator), total // 8))
@@ -61,7 +61,7 @@ def test_an_epoch_holds_every_document_once(even: Path):
     assert seen != expected
 
 
-def test_epochs_differ(even: Path):
+def test_epochs_have_different_orders(even: Path):
     tokens = texts(read(iter(stream.DomainBlocks(reader(even))), 400))
     assert len(tokens) > 2 * 90
     assert sorted(tokens[:90]) == sorted(tokens[90:180])
@@ -69,7 +69,7 @@ def test_epochs_differ(even: Path):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
-def test_parts_share_an_epoch(even: Path, parts: int):
+def test_parts_divide_an_epoch(even: Path, parts: int):
     # There are three shards: 2 and 3 parts divide the shards, 5 parts divide the documents.
     expected = [shards.parse(line)[1] for s in reader(even).files for line in s.records()]
     seen = []
@@ -82,7 +82,7 @@ def test_parts_share_an_epoch(even: Path, parts: int):
     assert sorted(seen) == sorted(expected)
 
 
-def test_resumes_exactly_at_every_block(even: Path):
+def test_resume_is_exact_at_every_block(even: Path):
     iterator = iter(stream.DomainBlocks(reader(even)))
     states, rows = [], []
     for _ in range(230):
@@ -95,7 +95,7 @@ def test_resumes_exactly_at_every_block(even: Path):
         np.testing.assert_array_equal(read(resumed, 10), np.concatenate(rows[step : step + 10]))
 
 
-def test_resumes_exactly_in_later_windows_and_shards(even: Path, monkeypatch: pytest.MonkeyPatch):
+def test_resume_is_exact_in_later_windows_and_shards(even: Path, monkeypatch: pytest.MonkeyPatch):
     """From every position, reading continues correctly into the next epoch."""
     monkeypatch.setattr(stream, "WINDOW", 7)
     monkeypatch.setattr(stream, "ENCODE", 3)
@@ -116,7 +116,7 @@ def test_resumes_exactly_in_later_windows_and_shards(even: Path, monkeypatch: py
     assert max(state["document"] for state in states) > stream.ENCODE
 
 
-def test_shards_of_the_same_texts_have_orders_of_their_own(tmp_path: Path):
+def test_equal_shards_have_different_orders(tmp_path: Path):
     lines = [row("c4", f"{i:02d}") for i in range(40)]
     for index in range(2):
         write_shard(tmp_path / f"s{index}.jsonl.zst", lines)
@@ -125,12 +125,12 @@ def test_shards_of_the_same_texts_have_orders_of_their_own(tmp_path: Path):
     assert seen[:40] != seen[40:80]
 
 
-def test_resumes_exactly_through_orbax(corpus_dir: Path, manager: ocp.CheckpointManager):
+def test_resume_through_orbax_is_exact(corpus_dir: Path, manager: ocp.CheckpointManager):
     corpus = open_stream(corpus_dir, regime="mixed")
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=4), points=64, after=3)
 
 
-def test_block_ends_on_document_ends_resume_through_orbax(even: Path, manager: ocp.CheckpointManager):
+def test_resume_at_document_ends_is_exact(even: Path, manager: ocp.CheckpointManager):
     config = DataConfig(corpus="stream", path=str(even), train_domains=("c4",), eval_domains=("arxiv",))
     lines = [row("arxiv", "z" * 50)]
     write_shard(even / "validation" / "v.jsonl.zst", lines)
@@ -138,7 +138,7 @@ def test_block_ends_on_document_ends_resume_through_orbax(even: Path, manager: o
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=1), points=64, after=3)
 
 
-def test_shares_are_exact(corpus_dir: Path):
+def test_weights_set_the_shares(corpus_dir: Path):
     corpus = open_stream(corpus_dir, train_domains=("github", "book"), weights=(3.0, 1.0))
     iterator = corpus.train_iterator(batch_size=40)
     rows = np.concatenate([next(iterator)["tokens"] for _ in range(5)])
@@ -149,12 +149,12 @@ def test_shares_are_exact(corpus_dir: Path):
     assert github > 2 * book > 0
 
 
-def test_natural_shares_are_the_published_ones(corpus_dir: Path):
+def test_default_shares_are_published(corpus_dir: Path):
     weights = open_stream(corpus_dir).weights
     assert weights["commoncrawl"] == pytest.approx(0.522 / 0.789, rel=5e-3)
 
 
-def test_bad_lines_and_torn_shards_do_not_end_a_run(tmp_path: Path):
+def test_bad_lines_and_torn_shards_are_skipped(tmp_path: Path):
     rng = np.random.default_rng(0)
     root = write_corpus(tmp_path, shards=1)
     good = [row("c4", some_text(rng, 20)) for _ in range(50)]
@@ -168,7 +168,7 @@ def test_bad_lines_and_torn_shards_do_not_end_a_run(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_workers_resume_and_refuse_another_number(corpus_dir: Path, manager: ocp.CheckpointManager):
+def test_resume_requires_the_same_worker_count(corpus_dir: Path, manager: ocp.CheckpointManager):
     corpus = open_stream(corpus_dir, workers=2)
     iterator = corpus.train_iterator(batch_size=4)
     for _ in range(5):
@@ -194,7 +194,7 @@ def test_evaluation_reads_validation_then_train(corpus_dir: Path):
     assert outside.index("arxiv validation") < outside.index("arxiv train")
 
 
-def test_documents_of_two_splits_have_numbers_of_their_own(corpus_dir: Path):
+def test_document_numbers_differ_between_splits(corpus_dir: Path):
     evaluation = open_stream(corpus_dir).eval_blocks("arxiv", count=10_000)
     n_validation = len(stream_of(corpus_dir, "validation", "arxiv")) // (T + 1)
     assert 0 < n_validation < len(evaluation.documents)
@@ -202,7 +202,7 @@ def test_documents_of_two_splits_have_numbers_of_their_own(corpus_dir: Path):
 
 
 def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
-    """Return BOS, bytes and EOS of every document of a domain, in shard order."""
+    """Return a domain's documents with BOS and EOS, in shard order."""
     tokenizer = ByteTokenizer()
     split_shards = [s for s in shards.find_shards(str(root)) if s.split == split]
     documents = [shards.parse(line) for s in split_shards for line in s.records()]
@@ -210,7 +210,7 @@ def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def test_evaluation_has_the_tokens_of_the_documents(corpus_dir: Path):
+def test_evaluation_tokens_equal_the_documents(corpus_dir: Path):
     """Token by token, including BOS and EOS."""
     assert ByteTokenizer().bos != ByteTokenizer().eos
     corpus = open_stream(corpus_dir)
@@ -231,7 +231,7 @@ def first_rows(corpus: Corpus, batches: int = 4, **options) -> np.ndarray:
 
 @pytest.fixture(scope="module", params=["one shard", "shards of one line"])
 def for_order(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source in which a seed can change only the document order or only the shard order."""
+    """A source where a seed changes only the document order or only the shard order."""
     root = tmp_path_factory.mktemp("order")
     rng = np.random.default_rng(0)
     lines = [row("c4", f"{i:02d} {some_text(rng, 15)}") for i in range(24)]
@@ -244,7 +244,7 @@ def for_order(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return root
 
 
-def test_the_seed_decides_the_order(for_order: Path):
+def test_seed_determines_the_order(for_order: Path):
     def new(seed: int) -> np.ndarray:
         corpus = open_stream(for_order, train_domains=("c4",), eval_domains=("c4",), seed=seed)
         return first_rows(corpus)
@@ -256,7 +256,7 @@ def test_the_seed_decides_the_order(for_order: Path):
     assert all(set(order) < set(documents) for order in orders)
 
 
-def test_each_process_of_a_corpus_has_its_own_documents(corpus_dir: Path):
+def test_processes_read_different_documents(corpus_dir: Path):
     """The first blocks of two processes and of two workers share no document."""
     corpus = open_stream(corpus_dir, train_domains=("c4",), eval_domains=("c4",))
     first, second = (set(texts(first_rows(corpus, process_index=i, process_count=2).ravel())) for i in (0, 1))
@@ -265,7 +265,7 @@ def test_each_process_of_a_corpus_has_its_own_documents(corpus_dir: Path):
     assert not first & second
 
 
-def test_messages(tmp_path: Path, corpus_dir: Path):
+def test_invalid_sources_are_refused(tmp_path: Path, corpus_dir: Path):
     with pytest.raises(UserError, match=r"file or directory .*absent"):
         open_stream(tmp_path / "absent")
     with pytest.raises(UserError, match=r"holds no .*jsonl\.zst"):
@@ -278,7 +278,7 @@ def test_messages(tmp_path: Path, corpus_dir: Path):
         open_stream(tmp_path, train_domains=("c4",), eval_domains=("c4",))
 
 
-def test_another_object_may_name_another_domain_first(tmp_path: Path):
+def test_domain_comes_from_meta(tmp_path: Path):
     lines = [
         b'{"text": "of c4 %d", "other": {"redpajama_set_name": "RedPajamaBook"}, '
         b'"meta": {"redpajama_set_name": "RedPajamaC4"}}\n' % i

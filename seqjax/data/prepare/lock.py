@@ -25,9 +25,10 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVA
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Return a context in which only this process prepares text in `out`, which is created.
+    """Return a context in which only this process prepares text in `out`.
 
-    A directory that is empty at the end is removed. Raises `UserError` that names the process that holds the lock.
+    `out` is created, and removed if it is empty at the end. Raises `UserError` with the name of the process that holds
+    the lock.
     """
     try:
         file = _acquired(out)

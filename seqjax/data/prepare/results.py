@@ -130,7 +130,10 @@ def summary(manifest: dict[str, Any]) -> str:
 
 
 def next_step(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str = "") -> str:
-    """Return the command that trains a first model on the blocks in `out`, or the reason why none can."""
+    """Return the command that trains a first model on the blocks in `out`.
+
+    If no model can be trained on them, the text gives the reason.
+    """
     # These imports load JAX, and worker processes do not need it.
     from seqjax.config import DataConfig
     from seqjax.data import regimes
