@@ -196,7 +196,7 @@ def reaching(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:  # of this machine
+        if isinstance(error, OSError) and error.errno in DISK_FULL:  # of the local disk
             raise
         raise _store_error(url, error) from error
 
@@ -264,7 +264,7 @@ def _entries(url: str) -> dict[str, dict[str, Any]]:
     fs, root = filesystem(url)
 
     def find() -> dict[str, dict[str, Any]]:
-        fs.invalidate_cache()  # Others write too.
+        fs.invalidate_cache()  # Other processes write objects too.
         return fs.find(root, detail=True)
 
     base = root.rstrip("/") + "/"

@@ -75,7 +75,7 @@ def test_unpacked_array_size_is_limited(tmp_path: Path):
     packed(tmp_path / "x.npz", {f"{i}.npy": one for i in range(9)})
     assert (tmp_path / "x.npz").stat().st_size < 1 << 20
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"x\.npz is damaged \(its .* would unpack to 576\.00 MiB\)"):
+    with pytest.raises(UserError, match=r"x\.npz .* 576\.00 MiB"):
         read_arrays(tmp_path / "x.npz")
     assert tracemalloc.get_traced_memory()[1] < REFUSAL_BYTES
     tracemalloc.stop()
@@ -97,7 +97,7 @@ def test_false_zip_directory_is_refused(tmp_path: Path):
     declared = (8 << 27) + 128
     path.write_bytes(content.replace(declared.to_bytes(4, "little"), (128).to_bytes(4, "little")))
     tracemalloc.start()
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match=r"x\.npz is damaged"):
         read_arrays(path)
     assert tracemalloc.get_traced_memory()[1] < REFUSAL_BYTES
     tracemalloc.stop()

@@ -91,7 +91,7 @@ class HuggingFaceTokenizer:
 
     def _encoded(self, text: str | list[str]) -> Any:
         encode = self._tokenizer.encode if isinstance(text, str) else self._tokenizer.encode_batch
-        with self._reporting("encode a text"):  # as without a token for unknown words
+        with self._reporting("encode a text"):  # a vocabulary without an unknown token fails here
             return encode(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:

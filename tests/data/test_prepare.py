@@ -198,7 +198,7 @@ def test_damaged_files_are_rebuilt(corpus_dir: Path, tmp_path: Path, file: str, 
     prepared(corpus_dir, out)
     (out / "manifest.json").unlink()
     assert contents(out) == expected
-    is_reported = "1 finished parts are damaged and are made again: 000001" in capsys.readouterr().err
+    is_reported = "1 finished parts" in capsys.readouterr().err
     assert is_reported == file.startswith(".parts")
 
 
@@ -252,7 +252,7 @@ def test_command_exit_status_and_output(corpus_dir: Path, tmp_path: Path):
     assert "\x1b" not in done.stderr  # no terminal
     failed = subprocess.run(command(tmp_path / "absent", tmp_path / "o2"), capture_output=True, text=True, check=False)
     assert failed.returncode == 2
-    assert "no file or directory" in failed.stderr
+    assert str(tmp_path / "absent") in failed.stderr
     assert "Traceback" not in failed.stderr
 
 

@@ -1,5 +1,6 @@
 """Prepared blocks store byte counts; training needs no tokenizer package."""
 
+import re
 import sys
 
 import numpy as np
@@ -131,12 +132,12 @@ def test_training_and_evaluation_work_without_the_packages(mixtral_dir, tmp_path
     flags = [f"--config.data.{setting}" for setting in data] + ["--config.model.vocab_size=32000"]
     trained = command("seqjax.main", f"--config=transformer_pp:{argument}", f"--workdir={workdir}", *flags)
     assert trained.returncode == 0, trained.stderr
-    assert "No sample of text: The mixtral tokenizer needs sentencepiece" in trained.stderr
+    assert "mixtral tokenizer needs sentencepiece" in trained.stderr
     assert "A sample" not in (workdir / "report.md").read_text()
     evaluated = command("seqjax.evaluate", f"--workdir={workdir}")
     assert evaluated.returncode == 0, evaluated.stderr
     assert "bits_per_byte" in (workdir / "evaluation.json").read_text()
     refused = command("seqjax.generate", f"--workdir={workdir}")
     assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].startswith("error: The mixtral tokenizer needs sentencepiece: install it")
+    assert re.match("error: .* needs sentencepiece", refused.stderr.splitlines()[-1])
     assert "Traceback" not in refused.stderr
