@@ -98,14 +98,16 @@ def test_cut_keeps_every_token_once(tmp_path_factory, lengths, block, records, r
 
 
 def test_block_files_have_at_most_max_records(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    one_file = prepared(corpus_dir, tmp_path / "whole")
+    one_file = prepared(corpus_dir, tmp_path / "one_file")
     monkeypatch.setattr(manifests, "MAX_RECORDS", 50)
     split = prepared(corpus_dir, tmp_path / "split")
     files = split["splits"]["train"]["c4"]["files"]
     assert [file["blocks"] for file in files[:-1]] == [50] * (len(files) - 1)
     assert len(files) > 2
     args = ("train", "c4")
-    np.testing.assert_array_equal(stream(tmp_path / "whole", one_file, *args), stream(tmp_path / "split", split, *args))
+    np.testing.assert_array_equal(
+        stream(tmp_path / "one_file", one_file, *args), stream(tmp_path / "split", split, *args)
+    )
 
 
 @pytest.mark.slow  # starts four processes; test_parallel_errors_raise_the_first_in_job_order is a fast check
@@ -119,8 +121,8 @@ def test_worker_count_does_not_change_the_bytes(corpus_dir: Path, tmp_path: Path
 @pytest.mark.parametrize("kill_after", [(3,), (1, 5)], ids=["once", "twice"])
 def test_killed_preparation_resumes_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
     source = write_corpus(tmp_path / "source", documents=300, shards=8)
-    prepared(source, tmp_path / "whole")
-    expected = contents(tmp_path / "whole")
+    prepared(source, tmp_path / "uninterrupted")
+    expected = contents(tmp_path / "uninterrupted")
     out = tmp_path / "killed"
     kills = 0
     for shards_done in kill_after:
@@ -210,8 +212,8 @@ def test_parts_with_unknown_settings_are_rebuilt(corpus_dir: Path, tmp_path: Pat
         prepared(corpus_dir, out)
     (out / ".parts" / "settings.json").write_text("{")
     prepared(corpus_dir, out, max_tokens=5)
-    prepared(corpus_dir, tmp_path / "whole", max_tokens=5)
-    assert contents(out) == contents(tmp_path / "whole")
+    prepared(corpus_dir, tmp_path / "new", max_tokens=5)
+    assert contents(out) == contents(tmp_path / "new")
 
 
 def raises(error: type[BaseException]) -> Callable[..., None]:
