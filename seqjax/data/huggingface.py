@@ -157,7 +157,9 @@ def _special_id(directory: Path, key: str, ids: dict[str, int]) -> int | None:
         token = _json(directory / name, NAMES).get(key)
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and token not in ids:
-            raise UserError(f"{directory / name}: {key} is {token!r}, which {FILE} does not have.")
+            raise UserError(
+                f"{directory / name}: {key} is {token!r}, which {FILE} does not have; fetch both files again."
+            )
         if token is not None:
             return ids[token]
     for name in WITH_IDS:
