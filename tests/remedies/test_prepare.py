@@ -1,13 +1,14 @@
 """The remedies of `seqjax prepare`: its options, its source files, its output and its workers."""
 
 import concurrent.futures
+import dataclasses
 import errno
 import gzip
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -593,3 +594,168 @@ def test_workers_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setattr(cluster, "_checked", set())
     _lines(tmp_path, "source/a.jsonl")
     follow(WORKERS[name], tmp_path, monkeypatch)
+
+
+# ------------------------------------------------------------------------------------------------------------- cluster
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[Any]:
+    """A scheduler and a worker of one thread in this process."""
+    distributed = extras.package("distributed")
+    own = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, **own) as found:
+        yield found
+
+
+def _once(root: Path, patch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
+    """Let a function raise `error` at its first call."""
+    function = getattr(owner, name)
+
+    def called(*given: Any, **options: Any) -> Any:
+        if (root / "called").exists():
+            return function(*given, **options)
+        write(root / "called", "")
+        raise error
+
+    patch.setattr(owner, name, called)
+
+
+def _killed(*_: Any) -> Exception:
+    from distributed import KilledWorker
+
+    return KilledWorker("job", None, 3)
+
+
+def _lose_a_job(root: Path, patch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let the first job fail with `error`, as if its workers or its scheduler were lost."""
+    from distributed import Future
+
+    _once(root, patch, tokenize, "_tokenize", RuntimeError("lost"))
+    result = Future.result
+
+    def lost(future: Any, *given: Any, **options: Any) -> Any:
+        try:
+            return result(future, *given, **options)
+        except RuntimeError:
+            raise error from None
+
+    patch.setattr(Future, "result", lost)
+
+
+def _versions(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let this machine have another distributed than the scheduler, until the file "installed" is there."""
+    installed = cluster.installed
+    patch.setattr(
+        cluster,
+        "installed",
+        lambda name: "0.1" if name == "distributed" and not (root / "installed").exists() else installed(name),
+    )
+
+
+def _hidden(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let workers write their files elsewhere, for the directory "out"."""
+    patch.setattr(cluster, "VISIBLE_SECONDS", 0.1)
+    tokenize_shard = run.tokenize_shard
+
+    def elsewhere(job: Any) -> None:
+        tokenize_shard(job)
+        if "/out/" in str(job.done):
+            job.done.unlink()
+
+    patch.setattr(run, "tokenize_shard", elsewhere)
+    patch.setattr(cluster.DaskCluster, "run", lambda *given: _run_here(*given))
+
+
+def _run_here(pool: Any, function: Callable[[Any], None], jobs: Any, display: Any) -> None:
+    del pool, display
+    for job in jobs:
+        function(job)
+    cluster._wait_for([job.done for job in jobs])
+
+
+CLUSTER: dict[str, Remedy] = {
+    "an address without a port": Remedy(
+        _prepare, {"executor": "dask:localhost"}, "give (?P<how>dask:)HOST:PORT", lambda *_: {"executor": "ADDRESS"}
+    ),
+    "an address where nothing answers": Remedy(
+        _prepare,
+        {"executor": "dask:127.0.0.1:1"},
+        "Start one with `dask scheduler` and give the address",
+        lambda *_: {"executor": "ADDRESS"},
+    ),
+    "the address of a worker": Remedy(
+        _prepare,
+        {"executor": "WORKER"},
+        "is a worker; give the scheduler's address",
+        lambda *_: {"executor": "ADDRESS"},
+    ),
+    "a scheduler of another version": Remedy(
+        _prepare,
+        {"executor": "ADDRESS"},
+        r"has distributed \S+, this machine has 0.1: install the same version",
+        lambda root, _: write(root / "installed", ""),
+        _versions,
+    ),
+    "a cluster that stops": Remedy(
+        _prepare,
+        {"executor": "ADDRESS"},
+        f"stopped answering.*Start it again and {SAME}",
+        lambda *_: None,
+        lambda root, patch: _once(root, patch, cluster, "_require_workers", OSError("closed")),
+    ),
+    "workers that die": Remedy(
+        _prepare,
+        {"executor": "ADDRESS"},
+        f"4 workers died.*Give them more memory and {SAME} again",
+        lambda *_: None,
+        lambda root, patch: _lose_a_job(root, patch, _killed()),
+    ),
+    "a scheduler that is lost": Remedy(
+        _prepare,
+        {"executor": "ADDRESS"},
+        f"connection to the scheduler was lost.*Start the cluster again and {SAME}",
+        lambda *_: None,
+        lambda root, patch: _lose_a_job(root, patch, concurrent.futures.CancelledError()),
+    ),
+    "files that are not visible here": Remedy(
+        _prepare,
+        {"executor": "ADDRESS"},
+        "give an --(?P<another>out) that all workers and this machine share",
+        _another,
+        _hidden,
+    ),
+}
+
+
+@extras.mark("distributed")
+@pytest.mark.parametrize("name", CLUSTER)
+def test_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: Any, name: str):
+    addresses = {
+        "ADDRESS": f"dask:{scheduler.scheduler_address}",
+        "WORKER": f"dask:{next(iter(scheduler.scheduler_info['workers']))}",
+    }
+    remedy = CLUSTER[name]
+    monkeypatch.setattr(cluster, "_checked", set())
+    _lines(tmp_path, "source/a.jsonl")
+
+    def attempt(root: Path, executor: str, **options: Any) -> None:
+        monkeypatch.setattr(cluster, "CONNECT_SECONDS", 20.0 if executor in addresses else 0.2)
+        remedy.attempt(root, executor=addresses.get(executor, executor), workers=0, **options)
+
+    follow(dataclasses.replace(remedy, attempt=attempt), tmp_path, monkeypatch)
+
+
+@extras.mark("distributed")
+def test_a_cluster_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    distributed = extras.package("distributed")
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
+    _lines(tmp_path, "source/a.jsonl")
+    own = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
+    with distributed.LocalCluster(n_workers=0, threads_per_worker=1, processes=False, **own) as empty:
+        remedy = Remedy(
+            _prepare,
+            {"executor": f"dask:{empty.scheduler_address}", "workers": 0},
+            rf"start some with `dask worker {re.escape(empty.scheduler_address)} --nthreads=(?P<threads>1)`",
+            lambda _, found: [monkeypatch.setattr(cluster, "START_SECONDS", 60.0), empty.scale(int(found["threads"]))],
+        )
+        monkeypatch.setattr(cluster, "_checked", set())
+        follow(remedy, tmp_path, monkeypatch)
