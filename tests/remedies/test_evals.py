@@ -307,7 +307,7 @@ LENGTHS: dict[str, Remedy] = {
     "another domain": Remedy(
         _repeats,
         {"domain": "other"},
-        r"--(?P<key>domain)=other: .* evaluated on (?P<to>\w+),",
+        r"--(?P<key>domain)=other: .* evaluated on \w+, (?P<to>\w+)\.",
         lambda _, found: {found["key"]: found["to"]},
     ),
     "too few blocks": Remedy(

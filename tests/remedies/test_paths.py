@@ -139,7 +139,7 @@ PATHS: dict[str, Remedy] = {
         lambda _: store.filesystem("gs://b/x"),
         {},
         r"pip install 'seqjax\[(?P<extra>gcs)\]'",
-        lambda root, found: last_of(_allow(root, found), _has(found["extra"], "gcsfs")),
+        lambda root, found: [_allow(root, found), _has(found["extra"], "gcsfs")],
         _package,
     ),
     "an object of another name": Remedy(
@@ -158,10 +158,6 @@ PATHS: dict[str, Remedy] = {
 }
 
 
-def last_of(*values: Any) -> Any:
-    return values[-1]
-
-
 @pytest.mark.parametrize("name", PATHS)
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.chdir(tmp_path)
@@ -173,7 +169,7 @@ def test_a_locale_without_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def attempt(_: Path, **environment: str) -> None:
         code = "import sys; sys.stdout.write(ascii(sys.argv[1]))"
-        command = [sys.executable, "-I" if False else "-S", "-c", code, "caf\u00e9"]
+        command = [sys.executable, "-S", "-c", code, "caf\u00e9"]
         clean = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
         found = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
         store.location(eval(found.stdout))
@@ -240,7 +236,7 @@ PACKAGES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], str]] = {
     "tensorflow_datasets": (lambda _: tfds.require(), ("tensorflow_datasets",), "tensorflow-datasets"),
     "sentencepiece": (_stored, ("sentencepiece",), "sentencepiece"),
     "wonderwords": (lambda _: niah._words.__wrapped__(), ("wonderwords",), "wonderwords"),
-    "lm_eval": (_harness, ("lm_eval",), "lm-eval"),
+    "lm_eval": (_harness, ("lm_eval", "lm_eval.tasks"), "lm-eval"),
 }
 
 
@@ -253,14 +249,15 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     if name == "huggingface_hub":
         hub = importlib.import_module(name)
         monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
+    if name == "wonderwords":  # its whole list takes seconds
+        words = types.SimpleNamespace(_categories={"adjectives": ["calm"], "nouns": ["sea"]})
+        monkeypatch.setattr(importlib.import_module(name), "RandomWord", lambda: words)
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             patch.setitem(sys.modules, module, None)
-        for module in (
-            [key for key in sys.modules if key.startswith("seqjax.evals.lm_eval.")] if name == "lm_eval" else ()
-        ):
-            if not module.endswith("__main__"):
-                patch.delitem(sys.modules, module)
+        if name == "lm_eval":  # the command imports it by this module
+            patch.delitem(sys.modules, "seqjax.evals.lm_eval.tasks", raising=False)
+            patch.delattr(importlib.import_module("seqjax.evals.lm_eval"), "tasks", raising=False)
         with pytest.raises(UserError) as error:
             attempt(tmp_path)
     found = re.search(r"pip install '?seqjax\[(?P<extra>[\w-]+)\]", str(error.value))
