@@ -298,6 +298,16 @@ IMPORTS: dict[str, Remedy] = {
         }.items()
         for how, mend in {"mended": _mend_config, "removed": _remove_config}.items()
     },
+    **{
+        f"a public config with an infinite size, {how}": Remedy(
+            _import,
+            {"family": "deltanet"},
+            FIX,
+            mend,
+            _changed(lambda content: content.update(intermediate_size=None, hidden_ratio=np.inf), "deltanet"),
+        )
+        for how, mend in {"mended": _mend_config, "removed": _remove_config}.items()
+    },
     "added tokens": Remedy(
         _described,
         {},

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from seqjax import store
-from seqjax.convert import directory, import_weights
-from seqjax.data import stored_tokenizer
+from seqjax.config import DataConfig
+from seqjax.convert import directory, import_weights, tokenizer_files
+from seqjax.data import stored_tokenizer, tokenizer
+from seqjax.data.huggingface import HuggingFaceTokenizer
 from seqjax.data.prepare import cluster
 from seqjax.data.sources import parquet, tfds
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer
@@ -205,6 +207,12 @@ def _stored(root: Path) -> None:
             stored_tokenizer.read(path, why=str(error)).encode("a")
 
 
+def _tokenizer(root: Path) -> None:
+    for name, content in tokenizer_files.files_of(DataConfig(tokenizer="byte"), max_length=None).items():
+        (root / name).write_bytes(content)
+    HuggingFaceTokenizer(root)
+
+
 def _harness(root: Path) -> None:
     from seqjax.evals.lm_eval import __main__ as harness
 
@@ -235,6 +243,8 @@ PACKAGES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], str]] = {
     "distributed": (lambda _: cluster.require(), ("distributed",), "distributed"),
     "tensorflow_datasets": (lambda _: tfds.require(), ("tensorflow_datasets",), "tensorflow-datasets"),
     "sentencepiece": (_stored, ("sentencepiece",), "sentencepiece"),
+    "mistral_common": (lambda _: tokenizer._shipped_model(), ("mistral_common",), "mistral-common"),
+    "tokenizers": (_tokenizer, ("tokenizers",), "tokenizers"),
     "wonderwords": (lambda _: niah._words.__wrapped__(), ("wonderwords",), "wonderwords"),
     "lm_eval": (_harness, ("lm_eval", "lm_eval.tasks"), "lm-eval"),
 }

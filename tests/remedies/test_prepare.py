@@ -485,6 +485,13 @@ OUTPUT: dict[str, Remedy] = {
         _another,
         lambda root, _: [_lines(root, "source/a.jsonl"), write(root / "out" / ".parts" / "mine", "x")],
     ),
+    "parts that are a file": Remedy(
+        _prepare,
+        {},
+        f"Cannot write to .*; give {ANOTHER}",
+        _another,
+        lambda root, _: [_lines(root, "source/a.jsonl"), write(root / "out" / ".parts", "x")],
+    ),
     "other settings": Remedy(
         _prepare,
         {"seq_len": 16},
@@ -651,6 +658,18 @@ def _versions(root: Path, patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _other_versions(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let this machine have another seqjax than the workers, until the file "installed" is there."""
+    write_marker = cluster.write_marker
+
+    def marked(path: Path, needs: Any) -> None:
+        write_marker(path, needs)
+        if not (root / "installed").exists():
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": {"seqjax": "9.9"}}))
+
+    patch.setattr(cluster, "write_marker", marked)
+
+
 def _hidden(root: Path, patch: pytest.MonkeyPatch) -> None:
     """Let workers write their files elsewhere, for the directory "out"."""
     patch.setattr(cluster, "VISIBLE_SECONDS", 0.1)
@@ -694,6 +713,13 @@ CLUSTER: dict[str, Remedy] = {
         r"has distributed \S+, this machine has 0.1: install the same version",
         lambda root, _: write(root / "installed", ""),
         _versions,
+    ),
+    "a worker of another version": Remedy(
+        _prepare,
+        {"executor": "ADDRESS"},
+        r"1 of 1 workers .* \(here 9.9\): install the same versions",
+        lambda root, _: write(root / "installed", ""),
+        _other_versions,
     ),
     "a cluster that stops": Remedy(
         _prepare,
