@@ -304,7 +304,7 @@ IMPORTS: dict[str, Remedy] = {
             {"family": "deltanet"},
             FIX,
             mend,
-            _changed(lambda content: content.update(intermediate_size=None, hidden_ratio=np.inf), "deltanet"),
+            _changed(lambda content: content.update(intermediate_size=None, hidden_ratio=1e308), "deltanet"),
         )
         for how, mend in {"mended": _mend_config, "removed": _remove_config}.items()
     },

@@ -74,6 +74,26 @@ OPTIONS: dict[str, Remedy] = {
         _drop,
         _start(LINE, paths=("source/train/a.jsonl", "source/validation/a.jsonl")),
     ),
+    "a document that cannot be divided": Remedy(
+        _prepare,
+        {"validation": 0.3},
+        "Give it more documents, or",
+        lambda root, _: _lines(root, "source/a.jsonl", n=90),
+        lambda root, _: write(root / "source/a.jsonl", LINE),
+    ),
+    "a document that cannot be divided, not validated": Remedy(
+        _prepare,
+        {"validation": 0.3},
+        r"or leave out --(?P<drop>validation)",
+        _drop,
+        lambda root, _: write(root / "source/a.jsonl", LINE),
+    ),
+    "documents that cannot be divided into long blocks": Remedy(
+        _prepare,
+        {"validation": 0.5, "seq_len": 400},
+        r"or a smaller --(?P<key>seq_len)",
+        lambda _, found: {found["key"]: 16},
+    ),
     "workers of a cluster": Remedy(
         lambda _, executor, workers: executors.require(executor, workers=workers or 0),
         {"executor": "dask:127.0.0.1:8786", "workers": 2},

@@ -88,10 +88,11 @@ def lacks_a_split(found: Sequence[Portion], *, validation: float, block: int) ->
     for domain, n in documents.items():
         both = tokens[domain, "train"], tokens[domain, "validation"]
         if min(both) < block:
+            shorter = " or a smaller --seq_len" if n > 1 else ""
             return (
                 f"--validation={validation}: {domain} has {n} document{'s' * (n > 1)} with {sum(both):,} tokens, which "
                 f"cannot be divided into training and validation text of at least one block, {block:,} tokens, each. "
-                "Give it more documents or a smaller --seq_len, or leave out --validation: then it is not validated."
+                f"Give it more documents{shorter}, or leave out --validation: then it is not validated."
             )
     return ""
 
