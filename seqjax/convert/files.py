@@ -54,7 +54,7 @@ class Weights:
 
     def _open(self, file: Path) -> Any:
         if not file.is_file():
-            raise UserError(f"There is no file {file}.")
+            raise UserError(f"There is no file {file}, which the index names; fetch it.")
         with file.open("rb") as opened:
             if (header := int.from_bytes(opened.read(8), "little")) > min(MOST_HEADER, file.stat().st_size):
                 raise UserError(
@@ -160,5 +160,6 @@ def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
         package.numpy.save_file(out, temporary, metadata={"format": "pt"})
         temporary.replace(path)
     except (OSError, package.SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise UserError(f"Cannot write {path} ({error}); free some disk space or give another --out.") from error

@@ -115,7 +115,7 @@ def _compare(family: Family, config: Config, found: dict[str, Any], path: Path) 
             value, ours = setting.read(found), setting.get(config)
             fix = {} if value is MISSING else setting.fix(value, found)
         except KeyError as error:
-            raise UserError(f"{path} has no {error.args[0]!r}, which {setting.public} needs.") from error
+            raise UserError(f"{path} has no {error.args[0]!r}, which {setting.public} needs; {FIX}.") from error
         except OverflowError as error:
             raise UserError(f"{path}: {setting.public} is beyond all sizes ({error}); {FIX}.") from error
         if value is MISSING:
@@ -153,7 +153,8 @@ def make(
         value = setting.get(config)
         if not same(out.setdefault(setting.public, value), value):
             raise UserError(
-                f"{family.name} has one {setting.public} for what is {out[setting.public]!r} and {value!r} here."
+                f"{family.name} has one {setting.public}, and this config has {out[setting.public]!r} and {value!r}. "
+                "Train with one value to export the run."
             )
     if "rope_theta" in out:  # transformers reads this key since version 5
         scaling = out["rope_scaling"] or {"rope_type": "default"}

@@ -119,6 +119,11 @@ class RecordBlocks:
         return self._record(index)
 
     @property
+    def n_files(self) -> int:
+        """The number of files, each of which stays open."""
+        return len(self._paths)
+
+    @property
     def has_checksums(self) -> bool:
         """Whether the manifest has block checksums; earlier versions wrote none."""
         return all(self._sampled)
@@ -178,9 +183,9 @@ def open_records(
         }
         for split, entries in manifest["splits"].items()
     }
-    allow_open_files(sum(len(e["files"]) for entries in manifest["splits"].values() for e in entries.values()))
-    manifests.compare_files(directory, manifest)
     opened = [source for entries in sources.values() for source in entries.values()]
+    allow_open_files(sum(source.n_files for source in opened))
+    manifests.compare_files(directory, manifest)
     for source in opened:
         source.compare(max(1, CHECKED_FILES // len(opened)))
     if not all(source.has_checksums for source in opened):

@@ -20,7 +20,7 @@ from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.manifests import manifest_hash, read_manifest
 from seqjax.data.pipeline import TrainIterator
 from seqjax.data.stream import StreamCorpus
-from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import MissingPackageError, UserError
 
 
@@ -212,18 +212,14 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
     """
     manifest = read_manifest(config.path)
     made = manifest["tokenizer"]
-    again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"
+    tokenizer_path = f" --tokenizer_path={config.tokenizer_path}" if config.tokenizer_path else ""
+    options = f"--tokenizer={config.tokenizer}{tokenizer_path} --seq_len={seq_len}"
+    again = f"prepare again into another directory with {options}"
     if made["sha256"] != tokenizer.hash:
         raise UserError(
             f"The blocks in {config.path} were made with the {made['name']} tokenizer (sha256 "
             f"{made['sha256'][:12]}), the config says {tokenizer.name} ({tokenizer.hash[:12]}); set "
             f"config.data.tokenizer={made['name']!r} or {again}."
-        )
-    dtype = manifest.get("dtype", "uint16")
-    if dtype != id_dtype(tokenizer.vocab_size).name:
-        raise UserError(
-            f"{config.path}/manifest.json declares {dtype} ids, but a vocabulary of {tokenizer.vocab_size} ids needs "
-            f"{id_dtype(tokenizer.vocab_size).name}; {again}."
         )
     if manifest["block"] != seq_len + 1:
         raise UserError(

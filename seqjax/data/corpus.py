@@ -173,8 +173,8 @@ class BlockCorpus(Corpus):
         for domain, source in train.items():
             if not len(source):
                 raise UserError(
-                    f"Domain {domain!r} has less than one training block of {seq_len + 1} tokens; prepare "
-                    "more text, lower config.train.seq_len, or leave it out of config.data.train_domains."
+                    f"Domain {domain!r} has less than one training block of {seq_len + 1} tokens; lower "
+                    "config.train.seq_len, or leave the domain out of config.data.train_domains."
                 )
         tokens = {domain: len(source) * (seq_len + 1) for domain, source in train.items()}
         super().__init__(
@@ -258,10 +258,11 @@ class BlockCorpus(Corpus):
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
         nonempty = [split for split in splits if len(self._sources.get(split, {}).get(domain, ()))]
         if not nonempty:
+            fix = "prepare more text into another --out (--validation=0.1 holds out a tenth)"
+            fix = "lower config.train.seq_len" if self.name == "builtin" else fix
             raise UserError(
-                f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens (one block) for evaluation "
-                f"(split {' and '.join(splits)}); lower config.train.seq_len, prepare a source with more text, "
-                "or leave the domain out of config.data.eval_domains."
+                f"Domain {domain!r} has no block of {self.seq_len + 1} tokens for evaluation (split "
+                f"{' and '.join(splits)}); {fix}, or leave the domain out of config.data.eval_domains."
             )
         return nonempty
 

@@ -67,7 +67,9 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     files = [file for domains in manifest["splits"].values() for entry in domains.values() for file in entry["files"]]
     for name, written in ((file["path"], file.get("bytes")) for file in files):
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
+            raise UserError(
+                f"{root}/manifest.json names {name}, which is not in its directory; delete the directory and {fix}."
+            )
         size = sizes.get(name) if url else file_size(Path(root) / name)
         if size is None:
             raise UserError(f"{root}/{name} is missing; delete the directory and {fix}.")

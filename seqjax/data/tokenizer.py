@@ -147,7 +147,9 @@ class MixtralTokenizer:
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
         except Exception as error:
-            raise UserError(f"{file} is not a sentencepiece model ({error}).") from None
+            raise UserError(
+                f"{file} is not a sentencepiece model ({error}); give another config.data.tokenizer_path."
+            ) from None
         self.vocab_size: int = self._sp.vocab_size()
         self.bos: int = self._sp.bos_id()
         self.eos: int = self._sp.eos_id()

@@ -360,7 +360,7 @@ def test_in_domain_evaluation_needs_validation_text(tmp_path: Path):
     write_shard(tmp_path / "source" / "train" / "a.jsonl.zst", [row("c4", some_text(rng, 90)) for _ in range(20)])
     out = tmp_path / "out"
     prepare.prepare(str(tmp_path / "source"), out, tokenizer="byte", seq_len=T, workers=1)
-    with pytest.raises(UserError, match=r"'c4' .*33 tokens.*config\.data\.eval_domains"):
+    with pytest.raises(UserError, match=r"'c4' .*33 tokens.*validation.*eval_domains"):
         open_blocks(out, train_domains=("c4",), eval_domains=("c4",))
 
 

@@ -410,7 +410,7 @@ def test_indivisible_domain_is_refused_with_working_remedies(tmp_path: Path, cap
         for i in range(1 if name == "short" else 4):
             (tmp_path / "source" / name / f"{i}.txt").write_text(f"{i} {some_text(np.random.default_rng(i), size)}")
     layout = Layout(domain_from="folder")
-    with pytest.raises(UserError, match=r"--validation=0\.3: short has 1 document .*--seq_len"):
+    with pytest.raises(UserError, match=r"--validation=0\.3: short has 1 document .*leave out --validation"):
         prepared(tmp_path / "source", tmp_path / "out", layout=layout, validation=0.3)
     assert not (tmp_path / "out").exists()
     options = [f"--source={tmp_path / 'source'}", "--tokenizer=byte", "--seq_len=16", "--workers=1"]

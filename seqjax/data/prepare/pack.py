@@ -88,10 +88,11 @@ def lacks_a_split(portions: Sequence[Portion], *, validation: float, block: int)
     for domain, n in documents.items():
         both = tokens[domain, "train"], tokens[domain, "validation"]
         if min(both) < block:
+            shorter = ", lower --seq_len" if n > 1 else ""
             return (
                 f"--validation={validation}: {domain} has {n} document{'s' * (n > 1)} with {sum(both):,} tokens, which "
-                f"cannot be split into a training block and a validation block of {block:,} tokens. Add documents, "
-                "lower --seq_len, or leave out --validation; the domain then has no validation text."
+                f"cannot be split into a training block and a validation block of {block:,} tokens. Add documents"
+                f"{shorter}, or leave out --validation; the domain then has no validation text."
             )
     return ""
 

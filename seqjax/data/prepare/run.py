@@ -46,6 +46,7 @@ from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, lacks_a
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.results import document_lengths, make_manifest, source_indices
 from seqjax.data.prepare.tokenize import ShardJob, TextJob, compare_text, is_done, require_few, tokenize_shard
+from seqjax.data.sources import UnfitTextError
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError, nearest
 from seqjax.files import TEMPORARY, remove_temporaries, write_json
@@ -183,7 +184,11 @@ def prepare(
             raise
         finished = _without(jobs, lambda job: not is_done(job), workers=workers)
         _compare_texts(pool, _text_jobs(finished, out, workers=workers, verify=verify))
-        reports = _tokenise(pool, jobs, finished)
+        try:
+            reports = _tokenise(pool, jobs, finished)
+        except UnfitTextError:  # Other text or options would be refused in this directory.
+            _abandon(out, parts)
+            raise
         if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
             first = bad[0]  # an earlier run without --strict finished this shard
             where = f"{first['file']}:{first['line']}"

@@ -27,7 +27,7 @@ from seqjax.data import document_index, document_sources, hold_out, shards
 from seqjax.data.layout import SLIMPAJAMA, Document, Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
-from seqjax.data.sources import CHUNK
+from seqjax.data.sources import CHUNK, UnfitTextError
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError
 from seqjax.files import measure, replacing
@@ -256,12 +256,12 @@ def _copy(source: IO[bytes], target: IO[bytes], offset: int, n_bytes: int) -> No
 
 
 def require_few(domains: Collection[str]) -> None:
-    """Raise `UserError` for more than `MAX_DOMAINS` domains, likely a mistake.
+    """Raise `UnfitTextError` for more than `MAX_DOMAINS` domains, likely a mistake.
 
     Each domain has its own files.
     """
     if len(domains) > MAX_DOMAINS:
-        raise UserError(
+        raise UnfitTextError(
             f"There are more than {MAX_DOMAINS} domains ({', '.join(sorted(domains)[:3])}, ...); give a "
             "--domain_field or folders with fewer names, or --domain=NAME."
         )

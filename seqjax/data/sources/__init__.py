@@ -35,16 +35,20 @@ class TornShardError(Exception):
     """A shard ends early or is damaged; the records before that point are valid."""
 
 
+class UnfitTextError(UserError):
+    """Text that cannot be prepared unless it, or an option, is changed."""
+
+
 def too_long(where: str) -> UserError:
     """Return the error for a document that exceeds `MOST_TEXT`."""
-    return UserError(
+    return UnfitTextError(
         f"{where} is longer than {terminal.size(MOST_TEXT)}, the limit for a document; split or remove it."
     )
 
 
 def too_large(url: str) -> UserError:
     """Return the error for a file that unpacks to too much data."""
-    return UserError(
+    return UnfitTextError(
         f"{url} unpacks to more than {terminal.size(MOST_UNPACKED)} and more than {PACKED} times its size; remove it, "
         "or, if it is text, store it without compression."
     )

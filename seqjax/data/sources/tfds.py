@@ -223,9 +223,10 @@ def dataset_directories(names: Sequence[str], root: Path) -> dict[str, Path]:
         for name, directory in _directories(root, match["name"], match["config"], match["version"]).items():
             domain = match["domain"] or clean(name)
             if domain in directories:
+                full = name if name == match["name"] else f"{match['name']}/{name}"
                 raise UserError(
                     f"config.data.tfds: {directories[domain]} and {directory} both are the domain {domain!r}; write "
-                    "'DOMAIN=NAME/CONFIG' for one of them, with another DOMAIN."
+                    f"'DOMAIN={full}' for one of them, with another DOMAIN."
                 )
             directories[domain] = directory
     return directories
@@ -241,7 +242,8 @@ def _directories(root: Path, name: str, config: str | None, version: str | None)
     configs = _versions(home)
     if not configs:
         raise UserError(
-            f"config.data.tfds: {home} holds no complete dataset (a directory VERSION with a {INFO}). {build}"
+            f"config.data.tfds: {home} holds no complete dataset (a directory VERSION with a {INFO}). Move it away. "
+            f"{build}"
         )
     if config and list(configs) == [name]:
         raise UserError(f"config.data.tfds: {name} has no configs; write {name!r} without /{config}.")

@@ -78,7 +78,10 @@ class SeqjaxLM(TemplateLM):
         self.workdir = "" if isinstance(workdir, Pretrained) else os.fspath(workdir)
         model = self.pretrained.model
         if model.longest and max_length > model.longest:
-            raise UserError(f"max_length={max_length}: the model's position table has {model.longest} entries.")
+            raise UserError(
+                f"max_length={max_length}: the model has a table of {model.longest} positions; give {model.longest} or "
+                "fewer."
+            )
         as_trained = self.pretrained.config.train.seq_len if self.pretrained.step else UNKNOWN_LENGTH
         self.max_length = max_length or model.longest or as_trained
         self.batch_tokens = batch_tokens or (4096 if jax.default_backend() == "cpu" else 16384)

@@ -31,7 +31,7 @@ RESULT = dict.fromkeys(("model", "task", "asked"), str) | dict.fromkeys(("dim", 
 TEST = {"accuracy": float, "whole": float, "bits?": Float}  # older results have no bits
 RESULT |= dict.fromkeys(("rate", "seconds"), float) | {"tests": {str: TEST}}
 SHOWN = dict.fromkeys(("steps", "batch_size"), int) | {"chance": float, "device": str}
-FIX = "delete it, and its run is made again"
+FIX = "delete this line, and its run is made again"
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
