@@ -108,7 +108,7 @@ def test_simulated_devices(mesh, report, monkeypatch):
     sizes = [f"--config.mesh.{axis}={n}" for axis, n in mesh.items()]
     out = report(f"--devices={count}", *sizes)
     assert f"devices      {count} x simulated, not those of this machine" in out
-    assert "(XLA's analysis of the CPU's program; that of other devices differs)" in out
+    assert "(XLA's analysis of the CPU program; other devices have another program)" in out
     assert "time         unknown: the devices are simulated" in out
     arguments = seen[0].memory_analysis().argument_size_in_bytes
     assert sum(exact(out)) + 4 == arguments, "but for the learning rate"
@@ -225,7 +225,7 @@ def test_a_backend_without_an_analysis():
 
     assert dry_run._memory(Compiled(), kept=2**30, program="the compiled step") == (
         2**30,
-        "1.00 GiB at least, for parameters, optimiser and batch; this backend gives no analysis of the rest",
+        "1.00 GiB at least, for parameters, optimiser and batch; this backend gives no memory analysis",
     )
 
 

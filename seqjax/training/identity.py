@@ -35,7 +35,7 @@ MAY_CHANGE = (
 )
 LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
 FORM = {"identity?": str, "settings?": [str]}  # in run.json
-NOT_CHECKED = "it began before runs had identities, so it is not checked whether all of its files are its own"
+NOT_CHECKED = "it began before runs had identities, so its files are not checked"
 
 
 def of(config: Config, *, manifest: str, test_sets: Mapping[str, str], origin: Mapping[str, Any]) -> str:
@@ -63,9 +63,9 @@ def _of_end(identity: str | None, step: int) -> str | None:
 
 def settings_of(values: Mapping[str, Any]) -> str:
     """Return the hash of a config.json, without the settings that a run may change."""
-    kept = dict(_flat(values, ""))
-    changing = (*MAY_CHANGE, "version", *(LENGTH if kept.get("train.ends") else ()))
-    return _digest({key: value for key, value in kept.items() if not key.startswith(changing)})
+    settings = dict(_flat(values, ""))
+    changing = (*MAY_CHANGE, "version", *(LENGTH if settings.get("train.ends") else ()))
+    return _digest({key: value for key, value in settings.items() if not key.startswith(changing)})
 
 
 def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -98,8 +98,8 @@ def entry(directory: Path, config: Config, identity: str | None) -> dict[str, An
     if not identity:
         return {}
     path = directory / "config.json"
-    before = [read_json(path)] if path.is_file() else []
-    return {"identity": identity, "settings": sorted({settings_of(values) for values in (*before, to_dict(config))})}
+    recorded = [read_json(path)] if path.is_file() else []
+    return {"identity": identity, "settings": sorted({settings_of(values) for values in (*recorded, to_dict(config))})}
 
 
 def require(workdir: Path, *, called: str = "") -> bool:
@@ -115,10 +115,10 @@ def require(workdir: Path, *, called: str = "") -> bool:
         return False
     _require_settings(workdir, called)
     for end in sorted(workdir.glob(f"{ENDS}/*")):
-        wanted = _of_end(identity, int(end.name)) if end.name.isdecimal() else None
-        if wanted is None or (found := recorded(end)) is None:
+        expected = _of_end(identity, int(end.name)) if end.name.isdecimal() else None
+        if expected is None or (end_identity := recorded(end)) is None:
             continue
-        if found != wanted:
+        if end_identity != expected:
             raise UserError(
                 f"{called}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
                 f"{called}/run.json. Put back this run's directory, or move it away and train again."

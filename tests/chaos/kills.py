@@ -112,7 +112,7 @@ def kill(args: list[str], workdir: Path, phase: str, draw: random.Random) -> str
         while process.poll() is None:
             assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
             if not begun:
-                begun = any(mark in log.read_text(encoding="utf-8") for mark in ("Training ", "Going on "))
+                begun = any(mark in log.read_text(encoding="utf-8") for mark in ("Training ", "Resuming "))
                 start = support.n_rows(workdir)  # without the rows of before that are written again
             elif phase == "compilation" or (
                 support.n_rows(workdir) >= start + wanted_row and is_at(workdir, start) == phase

@@ -27,7 +27,7 @@ from tests.chaos import damage, kills
 from tests.chaos.outcomes import start
 from tests.data.conftest import write_corpus
 
-MARKS = ("Training ", "Going on ")  # begin what a run says before it compiles
+MARKS = ("Training ", "Resuming ")  # begin what a run says before it compiles
 STEPS, STOP, EVERY = 24, 15, 6
 ENDS = ("12", "24")
 SETTINGS: dict[str, Any] = {

@@ -63,7 +63,7 @@ def test_losses_that_are_not_those_of_the_run_are_not_written(damaged):
     digit = text[at + 4]
     rows.write_text(text[: at + 4] + ("1" if digit == "2" else "2") + text[at + 5 :])
     with pytest.raises(
-        UserError, match=r"00000004\.npz is missing, and the checkpoint of step 4 has other losses here"
+        UserError, match=r"00000004\.npz is missing, and the checkpoint of step 4 now gives other losses"
     ):
         train(config, workdir)
     assert not path.exists()

@@ -171,7 +171,7 @@ def test_rows_that_are_lost_stop_the_run(blocks_dir, workdir):
     path = workdir / "metrics.jsonl"
     torn = path.read_bytes()[:-100]
     path.write_bytes(torn)
-    with pytest.raises(UserError, match=r"checkpoint of step 15 counts on.*delete \S+/checkpoints/15 to go on from"):
+    with pytest.raises(UserError, match=r"checkpoint of step 15 .*delete \S+/checkpoints/15 to resume"):
         train(settings(blocks_dir), workdir)
     assert path.read_bytes() == torn
 

@@ -75,7 +75,7 @@ def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, o
         locked(tmp_path / "run").__enter__()
     other.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while lock.start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
+    while lock.start_time_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
         time.sleep(0.01)
     assert (tmp_path / "run" / lock.FILE).exists(), "it could not clean up"
     with locked(tmp_path / "run"):
@@ -85,7 +85,7 @@ def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, o
 def test_a_later_process_of_the_same_pid_is_another_one(tmp_path):
     """In a container that starts again, the pid of the killed run is that of the new one."""
     mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
-    write_lock(tmp_path, **mine, started=lock.start_of(os.getpid()))
+    write_lock(tmp_path, **mine, started=lock.start_time_of(os.getpid()))
     with pytest.raises(UserError, match="in use by process"):
         locked(tmp_path).__enter__()
     write_lock(tmp_path, **mine, started="12345")
@@ -205,7 +205,7 @@ def test_a_heartbeat_outlives_a_file_server_that_is_away(tmp_path, monkeypatch):
         monkeypatch.setattr(lock.os, "utime", away)
         wait_until(lambda: path.stat().st_mtime > 1)
         assert len(failures) == 3
-        held.check(look=True)
+        held.check(reread=True)
 
 
 def test_a_living_run_out_of_sight_is_not_taken_over_and_a_silent_one_is(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_another_lock_of_the_same_pid_is_another_run(tmp_path):
     with locked(tmp_path) as held:
         write_lock(tmp_path, pid=os.getpid(), host=socket.gethostname())
         with pytest.raises(UserError, match="was taken by process"):
-            held.check(look=True)
+            held.check(reread=True)
 
 
 def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_lock_that_is_gone_is_lost(tmp_path, left):
             os.truncate(tmp_path / lock.FILE, 0)
         before = sorted(tmp_path.iterdir())
         held.check()  # has not looked
-        held._seen -= 1000  # This process was suspended.
+        held._last_seen -= 1000  # This process was suspended.
         for _ in range(2):
             with pytest.raises(UserError, match=r"was taken by"):
                 held.check()
@@ -279,8 +279,8 @@ def test_a_file_server_that_is_away_for_a_while_loses_no_lock(tmp_path, monkeypa
     with locked(tmp_path) as held:
         with monkeypatch.context() as patch:
             patch.setattr(lock, "content", away)
-            held.check(look=True)
-        held.check(look=True)
+            held.check(reread=True)
+        held.check(reread=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -292,7 +292,7 @@ def test_a_run_that_lost_its_lock_writes_nothing_more(blocks_dir, tmp_path, monk
     def take():
         if not taken:
             write_lock(tmp_path)
-            held[0]._seen -= 1000
+            held[0]._last_seen -= 1000
             taken.append({path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
 
     held = []
@@ -372,13 +372,13 @@ def test_a_workdir_that_is_moved_away_is_noticed(tmp_path):
     """What is written to the old place, where a save would make a new directory, would be lost."""
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     with locked(workdir) as held:
-        held.check(look=True)
+        held.check(reread=True)
         workdir.rename(elsewhere)
         for again in (False, True):
             if again:
                 workdir.mkdir()
             with pytest.raises(UserError, match=rf"{workdir} was moved or deleted while.*--workdir=DIR"):
-                held.check(look=True)
+                held.check(reread=True)
         held.check()
     assert list(workdir.iterdir()) == []
     assert list(elsewhere.iterdir()) == [], "the lock goes with the workdir"
@@ -393,7 +393,7 @@ def write_object(url, **changes):
 def test_in_a_store_the_second_is_refused_and_the_next_is_not(memory):
     url = f"{memory}/run"
     with locked(url) as held:
-        held.check(look=True)
+        held.check(reread=True)
         with pytest.raises(UserError, match=rf"^{url} is in use by process {os.getpid()} on "):
             locked(url).__enter__()
         assert store.sizes(url).keys() == {lock.FILE}
@@ -433,10 +433,10 @@ def test_in_a_store_who_lost_the_lock_ends(memory):
         write_object(url)
         held.check()  # has not looked
         with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
-            held.check(look=True)
+            held.check(reread=True)
         store.remove(f"{url}/{lock.FILE}")  # The other one ended: what it wrote is not this run's to go on with.
         with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
-            held.check(look=True)
+            held.check(reread=True)
         write_object(url)
     assert store.sizes(url).keys() == {lock.FILE}, "the other one's lock stays"
 

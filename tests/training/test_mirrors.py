@@ -15,7 +15,7 @@ def machine(monkeypatch, tmp_path):
 
     def go(name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        mirrors._read.clear()
+        mirrors._copies.clear()
 
     return go
 

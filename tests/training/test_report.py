@@ -201,7 +201,7 @@ def test_a_report_does_not_follow_links(tmp_path, corpus, blocks_dir):
     ],
 )
 def test_the_next_command_can_open_the_run(names, following):
-    assert report._generate(Path("runs/x"), names) == following
+    assert report._generate_command(Path("runs/x"), names) == following
 
 
 @pytest.mark.parametrize("field", ["train/loss", "eval/c4/loss", "tokens"])
