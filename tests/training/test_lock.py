@@ -342,7 +342,7 @@ def test_full_disk_leaves_no_lock(tmp_path, monkeypatch):
         original_open(path, mode).close()
         return Full()
 
-    monkeypatch.setattr(lock, "start_of", lambda pid: "running")  # the real function opens files too
+    monkeypatch.setattr(lock, "start_time_of", lambda pid: "running")  # the real function opens files too
     with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left on device"):
         patch.setattr(lock.Path, "open", open_on_full_disk)
         patch.setattr(lock, "pid_space", str)
