@@ -223,7 +223,7 @@ def test_a_backend_without_an_analysis():
         def memory_analysis(self):
             return None
 
-    assert dry_run._memory(Compiled(), kept=2**30, program="the compiled step") == (
+    assert dry_run._memory(Compiled(), resident_bytes=2**30, program="the compiled step") == (
         2**30,
         "1.00 GiB at least, for parameters, optimiser and batch; this backend gives no memory analysis",
     )
