@@ -104,7 +104,7 @@ def _lines(path: Path) -> tuple[list[bytes], Callable[[int, bytes], None]]:
 
 
 def shape(path: Path, draw: random.Random) -> str:
-    """Replace a JSON text with JSON of another shape."""
+    """Replace a JSON text with a value from `SHAPES`."""
     texts, replace = _lines(path)
     value = draw.choice(SHAPES)
     replace(draw.randrange(len(texts)), json.dumps(value).encode())
@@ -160,7 +160,7 @@ def without_key(path: Path, draw: random.Random) -> str:
 
 
 def other_value(path: Path, draw: random.Random) -> str:
-    """Write a value of another type."""
+    """Replace a value with a value that has another type."""
     value = draw.choice([*SHAPES, math.nan, "\ud800", -1, 2**70])
 
     def change(holder: Any, key: Any) -> None:

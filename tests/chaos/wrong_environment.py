@@ -101,9 +101,8 @@ def _read_only(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, st
     attacks.scenes.unmount(folder)
     attacks.scenes.unmount(folder)
     outcome, reason = classify(ended, ("Read-only", "read-only", "Cannot write", "cannot be written"))
-    if (
-        outcome == "clean" and "was not written" in ended.stderr
-    ):  # what is read is right; its file is missing, and said so
+    # Correct printed results are clean if the command reports that it could not write them.
+    if outcome == "clean" and "was not written" in ended.stderr:
         return f"{scene.name}, read-only", outcome, ended.stderr[-200:]
     if outcome in ("clean", "one line"):
         outcome, reason = _classify_and_rerun(attacks, scene, mounted, ended, ())

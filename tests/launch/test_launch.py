@@ -114,7 +114,7 @@ def test_gke_requests_tpus_or_gpus(device, kind):
 
 
 @pytest.mark.parametrize(
-    ("script", "args", "says"),
+    ("script", "args", "word"),
     [
         ("local.sh", (), "say what to train"),
         ("local.sh", ("--gpus=two", *RUN), "--gpus=two is not a number"),

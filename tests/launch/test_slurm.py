@@ -64,7 +64,7 @@ REQUEUED = "launch: status {}, the run is not complete: queued again\nscontrol r
 
 
 @pytest.mark.parametrize(
-    ("send", "environment", "status", "says"),
+    ("send", "environment", "status", "output"),
     [
         ([signal.SIGUSR1], {}, 0, "saved\n" + REQUEUED.format(0)),
         ([], {"ENDS": "preempted"}, 0, "saved\n" + REQUEUED.format(0)),
@@ -86,7 +86,7 @@ def test_slurm_job_is_requeued_if_it_can_resume(tmp_path, send, environment, sta
 
 
 @pytest.mark.parametrize(
-    ("send", "status", "starts", "says"),
+    ("send", "status", "starts", "output"),
     [
         (signal.SIGUSR1, 130, 20, "saved\nscontrol requeue 40_7\n"),
         (signal.SIGTERM, 130, 1, "saved\n"),

@@ -24,7 +24,7 @@ from tests import support
 
 
 @pytest.mark.parametrize(
-    ("options", "want"),
+    ("options", "expected_steps"),
     [({"keep": 2}, [6, 7]), ({"keep": 2, "keep_period": 3}, [3, 6, 7]), ({"keep": 1, "keep_period": 2}, [2, 4, 6, 7])],
 )
 def test_pruning_keeps_newest_and_period_checkpoints(tmp_path, options, expected_steps):
@@ -214,7 +214,7 @@ def test_error_when_every_checkpoint_is_damaged(workdir):
 
 
 def without_checksums(directory: Path) -> None:
-    """Make a checkpoint look like a checkpoint from gs://, which has no checksums."""
+    """Remove the checksums, which checkpoints on gs:// do not have."""
     (directory / "checksums.json").unlink()
     path = directory / "_CHECKPOINT_METADATA"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"custom_metadata": {}}))

@@ -28,7 +28,7 @@ def class_of(value: float, ranges: dict[str, tuple[int, int]], seq_len: int) -> 
 
 
 def classes_by_search(tokens: np.ndarray, rates: np.ndarray, t: int) -> dict[str, str]:
-    """Return the classes of token t of a block by a search of all earlier positions."""
+    """Search all earlier positions of a block and return the classes of token t."""
     repeats = [s for s in range(2, t) if t >= 2 and (tokens[s - 2 : s] == tokens[t - 2 : t]).all()]
     rate = rates[tokens[t]]
     frequency = "below 1" if rate < 1 else "10,000 and more"
