@@ -271,7 +271,7 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
     except UserError:
         mesh = make_mesh()  # The run's mesh needs more devices, e.g. a pod.
     files = mirrors.readable(workdir)
-    if not identity.require(files, called=str(workdir)) and (files / "run.json").is_file():
+    if not identity.require(files, label=str(workdir)) and (files / "run.json").is_file():
         StatusLine().say(f"{workdir}: {identity.NOT_CHECKED}.")
     rules = origin.read(files)["rules"]
     model = Model(config.model, max_len=config.train.seq_len, carry_from_zero=rules == 1)

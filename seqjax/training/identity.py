@@ -102,36 +102,36 @@ def entry(directory: Path, config: Config, identity: str | None) -> dict[str, An
     return {"identity": identity, "settings": sorted({settings_of(values) for values in (*recorded, to_dict(config))})}
 
 
-def require(workdir: Path, *, called: str = "") -> bool:
+def require(workdir: Path, *, label: str = "") -> bool:
     """Check config.json and end directories against run.json.
 
-    Returns whether the run has an identity to check. `called` is the user's name for the workdir. Losses and
+    Returns whether the run has an identity to check. `label` is the user's name for the workdir. Losses and
     checkpoints are checked when they are read. Raises `UserError` if config.json was edited, or if an end's directory
     belongs to another run.
     """
-    called = called or str(workdir)
+    label = label or str(workdir)
     identity = recorded(workdir)
     if identity is None:
         return False
-    _require_settings(workdir, called)
+    _require_settings(workdir, label)
     for end in sorted(workdir.glob(f"{ENDS}/*")):
         expected = _of_end(identity, int(end.name)) if end.name.isdecimal() else None
         if expected is None or (end_identity := recorded(end)) is None:
             continue
         if end_identity != expected:
             raise UserError(
-                f"{called}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
-                f"{called}/run.json. Put back this run's directory, or move it away and train again."
+                f"{label}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
+                f"{label}/run.json. Put back this run's directory, or move it away and train again."
             )
-        _require_settings(end, f"{called}/{ENDS}/{end.name}")
+        _require_settings(end, f"{label}/{ENDS}/{end.name}")
     return bool(identity)
 
 
-def _require_settings(directory: Path, called: str) -> None:
+def _require_settings(directory: Path, label: str) -> None:
     settings = read_json(directory / "run.json", FORM).get("settings")
     path = directory / "config.json"
     if settings and path.is_file() and settings_of(read_json(path)) not in settings:
         raise UserError(
-            f"{called}/config.json and run.json do not belong together: one was edited, or comes from another run. Put "
+            f"{label}/config.json and run.json do not belong together: one was edited, or comes from another run. Put "
             "back this run's copy; other settings need another --workdir."
         )

@@ -129,7 +129,7 @@ def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | N
         metrics.require_checkpoint(mirror)
         mirror.remove_temporaries()
         extension = workdirs.extension(mirror, config)
-        identity.require(mirror.directory, called=str(mirror))
+        identity.require(mirror.directory, label=str(mirror))
     setup = _set_up(config, mirror, manifest=manifest)
     checkpoints = _checkpoints(config, mirror, setup.origin.get("identity"))
     if weights is not None and checkpoints.latest is not None:

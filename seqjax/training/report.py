@@ -37,18 +37,18 @@ def write(
     *,
     metadata: dict[str, Any],
     sample: str | None = None,
-    called: str = "",
+    label: str = "",
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`.
 
     Returns the terminal text.
 
-    `metadata` comes from `provenance.run_metadata`. `called` is the URL of a workdir in a store, while `workdir` is its
+    `metadata` comes from `provenance.run_metadata`. `label` is the URL of a workdir in a store, while `workdir` is its
     mirror. For a run with several ends, the table shows the last end and the picture shows all ends.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
-    workdir, called = Path(workdir), called or str(workdir)
+    workdir, label = Path(workdir), label or str(workdir)
     directories = [segment.directory(workdir) for segment in segments(config) if segment.is_cooldown]
     curves = [[r for r in metrics.read(d) if "seconds" in r] for d in (workdir, *directories)]
     train = [*curves[0], *curves[-1]] if directories else curves[0]
@@ -57,7 +57,7 @@ def write(
         raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; put back a copy of it.")
     losses = dict.fromkeys((f"eval/{name}/loss" for name in corpus.eval_domains), float)
     for row, form in [*((row, {}) for rows in curves for row in rows), *((row, losses) for row in evals)]:
-        where = f"metrics.jsonl of {called}, step {row['step']}"
+        where = f"metrics.jsonl of {label}, step {row['step']}"
         check(row, {"tokens": int, "train/loss": Float} | form, where, fix="put back a copy of it")
     bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
     _plot(workdir / "report.png", config, corpus, curves, evals, bigram)
@@ -98,7 +98,7 @@ def write(
     summary += [corpus.note] if corpus.note else []
     other_name = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
     next_commands = [
-        _generate_command(called, sorted({mixer.name for mixer in config.model.mixers})),
+        _generate_command(label, sorted({mixer.name for mixer in config.model.mixers})),
         _same_data_command(config, other_name),
     ]
 
@@ -119,7 +119,7 @@ def write(
     shown = ["", *summary, "", *lines]
     if sample is not None:
         shown += ["", "A sample of its text:", "", *("  " + line for line in sample.splitlines())]
-    shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in next_commands)]
+    shown += ["", f"Report: {label}/report.md", "Try next:", *("  " + line for line in next_commands)]
     return "\n".join(shown)
 
 
@@ -158,7 +158,7 @@ def write_for_run(
         except UserError as error:  # Results do not depend on the sample or on a tokenizer package.
             StatusLine().say(f"No sample of text: {error}")
     metadata = read_json(mirror.directory / "run.json", RUN)
-    text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
+    text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, label=str(mirror))
     for directory in {segment.directory(mirror.directory) for segment in segments(config)}:
         eval_losses.read(directory)
     token_classes.read_classes(mirror.directory)

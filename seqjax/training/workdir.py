@@ -53,13 +53,13 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
 
     Nothing is written.
     """
-    called, workdir = _label_and_directory(workdir)
+    label, workdir = _label_and_directory(workdir)
     require_inside(workdir)
     if (workdir / "config.json").exists():
         # The user who resumes the run has allowed only the mixers of `config`.
         own_mixers = [mixer.name for mixer in config.model.mixers]
-        recorded = _loaded(workdir, called, allow_code=own_mixers)
-        _require_same_code(workdir, called, config)
+        recorded = _loaded(workdir, label, allow_code=own_mixers)
+        _require_same_code(workdir, label, config)
         changed = [d for d in differences(to_dict(recorded), to_dict(config)) if not d.startswith(MAY_CHANGE)]
         changes_length_only = all(d.startswith(LENGTH) for d in changed)
         if changed and not (changes_length_only and _extends(recorded, config)):
@@ -67,18 +67,16 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
             if changes_length_only and not (recorded.train.ends or config.train.ends):
                 fix = (
                     "Its learning rate decays over its full length, so train the new length in another --workdir "
-                    f"(--init_from={called} starts from these weights); only a run with config.train.ends can be "
+                    f"(--init_from={label} starts from these weights); only a run with config.train.ends can be "
                     "extended."
                 )
-            raise UserError(f"{called} holds a run with another config: {'; '.join(changed)}. {fix}")
+            raise UserError(f"{label} holds a run with another config: {'; '.join(changed)}. {fix}")
     elif workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir={called} is a file; give a directory.")
+        raise UserError(f"--workdir={label} is a file; give a directory.")
     # A run that ended before its first step leaves an empty checkpoint directory and empty rows.
     elif results := [name for name in RESULTS if any(map(_has_content, workdir.glob(name)))]:
         result_name = next(workdir.glob(results[0].partition("/")[0])).name
-        raise UserError(
-            f"{called} has {result_name} but no config.json, so its run is unknown. Give another --workdir."
-        )
+        raise UserError(f"{label} has {result_name} but no config.json, so its run is unknown. Give another --workdir.")
     elif (workdir / "run.json").exists():  # written before config.json
         read_json(workdir / "run.json", RUN, fix="no run wrote it, so give another --workdir")
 
@@ -99,10 +97,10 @@ def _extends(recorded: Config, config: Config) -> bool:
 
 def extension(workdir: str | Path | Mirror, config: Config) -> dict[str, Any]:
     """Return the run's earlier steps and ends if `config` extends it, else {}."""
-    called, workdir = _label_and_directory(workdir)
+    label, workdir = _label_and_directory(workdir)
     if not (workdir / "config.json").exists():
         return {}
-    recorded = _loaded(workdir, called, allow_code=[mixer.name for mixer in config.model.mixers])
+    recorded = _loaded(workdir, label, allow_code=[mixer.name for mixer in config.model.mixers])
     return {"steps": recorded.train.steps, "ends": end_steps(recorded)} if _extends(recorded, config) else {}
 
 
@@ -146,11 +144,11 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 def require_named(workdir: str | Path, config: Config, allow_code: Collection[str]) -> None:
     """Raise `UserError` if `allow_code` has an unknown name, or if code changed."""
-    called, directory = _label_and_directory(workdir)
-    _require_same_code(directory, called, config)
+    label, directory = _label_and_directory(workdir)
+    _require_same_code(directory, label, config)
     for name in allow_code:
         if name not in (run_mixers := [mixer.name for mixer in config.model.mixers]):
-            raise UserError(f"--allow-code={name}: {called} has no such mixer.{nearest(name, run_mixers)}")
+            raise UserError(f"--allow-code={name}: {label} has no such mixer.{nearest(name, run_mixers)}")
 
 
 def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
@@ -160,8 +158,8 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
     seqjax is a dotted module, or the copy of a file in the workdir. It runs only if `allow_code` has the mixer's name;
     otherwise a `UserError` is raised. A copy must have the hash in run.json. `workdir` may be a URL.
     """
-    called, directory = _label_and_directory(workdir)
-    return _loaded(directory, called, allow_code=allow_code)
+    label, directory = _label_and_directory(workdir)
+    return _loaded(directory, label, allow_code=allow_code)
 
 
 def _label_and_directory(workdir: str | Path | Mirror) -> tuple[str, Path]:
@@ -171,24 +169,24 @@ def _label_and_directory(workdir: str | Path | Mirror) -> tuple[str, Path]:
     return store.url_of(workdir) or str(workdir), readable(workdir)
 
 
-def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Config:
+def _loaded(workdir: Path, label: str, *, allow_code: Collection[str]) -> Config:
     path = workdir / "config.json"
     if not path.exists():
         inside = sorted(str(file.parent) for file in workdir.glob("*/config.json"))
         runs = f" It holds runs: {', '.join(inside[-5:])}." if inside else ""
         raise UserError(
-            f"{called} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
+            f"{label} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
         )
     values = read_json(path, fix="put back a copy of it, or train again in another --workdir")
     if "model_type" in values and "model" not in values:
         raise UserError(
-            f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
-            f"converts it to a run, and in Python seqjax.load({called!r}) opens it."
+            f"{label} holds a public model, not a run: `seqjax convert import --weights={label} --workdir=DIR` "
+            f"converts it to a run, and in Python seqjax.load({label!r}) opens it."
         )
     _require_known(values.pop("version", None), where=str(path))
     for name in dict.fromkeys(mixer_names(values)):
         if mixers.is_foreign(name):
-            _allow_mixer(name, workdir, called, allow_code)
+            _allow_mixer(name, workdir, label, allow_code)
     try:
         config = from_config_dict(values)
     except UserError as error:
@@ -196,7 +194,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
     return _with_known_cache(_with_own_tokenizer(config, workdir))
 
 
-def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[str]) -> None:
+def _allow_mixer(name: str, workdir: Path, label: str, allow_code: Collection[str]) -> None:
     """Register the copy of a mixer's file.
 
     Raises `UserError` unless its name is allowed and its hash is recorded.
@@ -204,12 +202,12 @@ def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[s
     recorded = recorded_mixers(workdir).get(name) if mixers.label(name) == name else None
     if recorded is None and not mixers.is_dotted(name):
         raise UserError(
-            f"{called} names the mixer {name!r} and has no copy of its code: the class was in a notebook or a script. "
-            f"Register the class in Python, then call seqjax.load({called!r})."
+            f"{label} names the mixer {name!r} and has no copy of its code: the class was in a notebook or a script. "
+            f"Register the class in Python, then call seqjax.load({label!r})."
         )
     if name not in allow_code:
         raise UserError(
-            f"{called} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
+            f"{label} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
             f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., allow_code={name!r})."
         )
     if mixers.is_dotted(name):
@@ -217,7 +215,7 @@ def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[s
     copy = user_code.read(workdir / MIXERS / mixers.file_name(name))
     if copy.sha256 != recorded:
         raise UserError(
-            f"{copy.path} is not the file that {called} was trained with: its SHA-256 begins with {copy.sha256[:12]}, "
+            f"{copy.path} is not the file that {label} was trained with: its SHA-256 begins with {copy.sha256[:12]}, "
             f"and run.json has {str(recorded)[:12]}. Put back the original file."
         )
     mixers.load_copy(name, copy)
@@ -229,13 +227,13 @@ def recorded_mixers(workdir: Path) -> dict[str, str]:
     return read_json(path, {"mixers?": {str: str}}).get("mixers", {}) if path.is_file() else {}
 
 
-def _require_same_code(workdir: Path, called: str, config: Config) -> None:
+def _require_same_code(workdir: Path, label: str, config: Config) -> None:
     """Raise `UserError` if a mixer file in this process differs from the run's file."""
     recorded = recorded_mixers(workdir)
     for name, source in mixers.sources(mixer.name for mixer in config.model.mixers).items():
         if recorded.get(name, source.sha256) != source.sha256:
             raise UserError(
-                f"{called} was trained with another version of the mixer {name!r} than {source.path}. Restore its copy "
+                f"{label} was trained with another version of the mixer {name!r} than {source.path}. Restore its copy "
                 f"{workdir / MIXERS / mixers.file_name(name)}, or use another --workdir."
             )
 

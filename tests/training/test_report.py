@@ -171,7 +171,7 @@ def test_report_escapes_untrusted_text(tmp_path, corpus, blocks_dir, text):
         data = dataclasses.replace(config.data, path=name)
         named = dataclasses.replace(config, name=name, size=name, data=data)
         metadata = RUN | {"device": name, "commit": name, "versions": {name: name}, "backends": {"op": name}}
-        shown = report.write(tmp_path, named, corpus, metadata=metadata, sample=f"a {name} b", called=name)
+        shown = report.write(tmp_path, named, corpus, metadata=metadata, sample=f"a {name} b", label=name)
         pages[name] = (tmp_path / "report.md").read_text()
     assert page_elements(pages[text]) == page_elements(pages["plain"])
     assert "pw" not in pages[text]
