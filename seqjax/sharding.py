@@ -46,7 +46,7 @@ def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
     rule and for any other mesh axis.
     """
     if mesh_axis not in ("fsdp", "tensor", None):
-        raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None for whole.")
+        raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None (not split).")
     if logical_axis in RULES and RULES[logical_axis] != mesh_axis:
         raise UserError(
             f"Logical axis {logical_axis!r} has the rule {RULES[logical_axis]!r} already; choose another name."

@@ -84,7 +84,7 @@ def describe(
     yield f"workdir      {_workdir(workdir, config)}"
     if weights is not None:
         yield f"weights      {_weights(weights, workdir)}"
-    kind = "simulated, not those of this machine" if simulated else f"{device.device_kind} ({device.platform})"
+    kind = "simulated CPU devices, not this machine's" if simulated else f"{device.device_kind} ({device.platform})"
     yield f"devices      {len(devices)} x {kind}"
     yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
     yield f"data         {_data(config)}"

@@ -161,8 +161,8 @@ def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
     nearest = _nearest(train.batch_size, shards * (train.accumulate or 1))
     if remainder:
         raise UserError(
-            f"config.train.batch_size={train.batch_size} sequences cannot be split evenly over {devices}. {nearest} "
-            "Or change config.mesh: only data and fsdp divide a batch."
+            f"config.train.batch_size={train.batch_size} sequences cannot be split evenly over {devices}: {nearest}. "
+            "Choose such a size, or change config.mesh (only data and fsdp divide a batch)."
         )
     if train.accumulate is None:
         limit = train.per_device_batch_size or per_device
@@ -170,15 +170,15 @@ def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
     if per_device % train.accumulate:
         raise UserError(
             f"config.train.accumulate={train.accumulate}: a micro-batch of {train.batch_size // train.accumulate} "
-            f"sequences cannot be split evenly over {devices}. Give None, and the number of micro-batches follows from "
-            f"the devices and config.train.per_device_batch_size. Or change config.train.batch_size. {nearest}"
+            f"sequences cannot be split evenly over {devices}. Set it to None to derive the number of micro-batches "
+            f"from config.train.per_device_batch_size and the devices, or change config.train.batch_size ({nearest})."
         )
     return train.accumulate
 
 
 def _nearest(batch_size: int, unit: int) -> str:
     below = batch_size // unit * unit
-    return f"The nearest that fit are {below} and {below + unit}." if below else f"The nearest that fits is {unit}."
+    return f"the nearest valid sizes are {below} and {below + unit}" if below else f"the nearest valid size is {unit}"
 
 
 def division(train: TrainConfig, mesh: Mesh) -> str:

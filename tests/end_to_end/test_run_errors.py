@@ -108,7 +108,7 @@ def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
 def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
     with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*Give None.*config\.train\.batch_size"):
         train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
-    with pytest.raises(UserError, match=r"config\.train\.batch_size=12 .*data=8.*The nearest that fit are 8 and 16"):
+    with pytest.raises(UserError, match=r"config\.train\.batch_size=12 .*data=8.* 8 and 16\."):
         train(settings(blocks_dir, train__batch_size=12), tmp_path / "run")
 
 
@@ -220,7 +220,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatc
 
 
 def test_a_run_that_explodes_at_once_says_that_nothing_was_saved(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"Step [12]: .*No checkpoint was made before") as caught:
+    with pytest.raises(UserError, match=r"Step [12]: .*no checkpoint") as caught:
         train(settings(blocks_dir, optim__lr=1e30, optim__warmup_steps=0), tmp_path / "run")
     assert "Lower config.optim.lr" in str(caught.value)
 

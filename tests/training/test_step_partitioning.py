@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="needs eight dev
 WARNING = "Involuntary full rematerialization"
 
 
-def compile_and_capture(f: Callable, arguments: Any, capfd: pytest.CaptureFixture, **options: Any) -> tuple[Any, str]:
+def compile_and_listen(f: Callable, arguments: Any, capfd: pytest.CaptureFixture, **options: Any) -> tuple[Any, str]:
     """Compile a function; return the program and XLA's output on file descriptor 2."""
     f_named = lambda *args: f(*args)  # noqa: E731
     f_named.__name__ = f"step_{uuid.uuid4().hex}"  # a new name avoids the compilation cache
@@ -49,7 +49,7 @@ def test_capture_includes_the_warning(capfd) -> None:
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(None, "fsdp")))
         return jax.lax.with_sharding_constraint(2 * x, batch_sharding(mesh))
 
-    _, output = compile_and_capture(f, [jax.ShapeDtypeStruct((8, 16, 8), jnp.float32)], capfd)
+    _, output = compile_and_listen(f, [jax.ShapeDtypeStruct((8, 16, 8), jnp.float32)], capfd)
     assert WARNING in output
 
 
@@ -64,7 +64,7 @@ def test_training_step_replicates_no_array(mixer, variant, capfd) -> None:
     state = state_shardings(mesh, model, optimizer, shapes)
     tokens = jax.ShapeDtypeStruct((2, 4, config.train.seq_len + 1), jnp.int32)
     with jax.set_mesh(mesh):
-        _, output = compile_and_capture(
+        _, output = compile_and_listen(
             make_train_step(model, optimizer),
             (shapes, tokens, jax.ShapeDtypeStruct((), jnp.float32)),
             capfd,
@@ -108,12 +108,12 @@ def test_evaluation_replicates_no_array(mixer, variant, capfd) -> None:
     tokens, weights = jax.ShapeDtypeStruct((8, 24), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.float32)
     with jax.set_mesh(mesh):
         options = {"in_shardings": (params, batch_sharding(mesh)), "out_shardings": replicated(mesh)}
-        _, output = compile_and_capture(model.sequence_losses, (model.shapes, tokens), capfd, **options)
+        _, output = compile_and_listen(model.sequence_losses, (model.shapes, tokens), capfd, **options)
         assert WARNING not in output, output
         if lacks_entropy(model):
             return
         options["in_shardings"] = (*options["in_shardings"], batch_sharding(mesh))
-        _, output = compile_and_capture(make_entropy_step(model), (model.shapes, tokens, weights), capfd, **options)
+        _, output = compile_and_listen(make_entropy_step(model), (model.shapes, tokens, weights), capfd, **options)
     assert WARNING not in output, output
 
 
