@@ -275,7 +275,7 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
             quoted = shlex.quote(f"--config=NAME:{arg.replace(f'{value},{part}', f'({value},{part})')}")
             raise UserError(
                 f"--config=NAME:{arg}: {part!r} is no size or regime. If it belongs to {key}, a list inside --config "
-                f"needs parentheses, and these need quotes: {quoted}, or --config.{key}={value},{part} separately."
+                f"needs parentheses, and these need quotes: {quoted}, or --config.{key}={value},{part} apart from it."
             )
         else:
             raise UserError(f"--config=NAME:{arg}: {part!r} is no size or regime.{nearest(part, [*SIZES, *REGIMES])}")

@@ -170,7 +170,7 @@ def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
     if per_device % train.accumulate:
         raise UserError(
             f"config.train.accumulate={train.accumulate}: a micro-batch of {train.batch_size // train.accumulate} "
-            f"sequences cannot be split evenly over {devices}. Set it to None to derive the number of micro-batches "
+            f"sequences cannot be split evenly over {devices}. Give None to derive the number of micro-batches "
             f"from config.train.per_device_batch_size and the devices, or change config.train.batch_size ({nearest})."
         )
     return train.accumulate
@@ -178,7 +178,9 @@ def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
 
 def _nearest(batch_size: int, unit: int) -> str:
     below = batch_size // unit * unit
-    return f"the nearest valid sizes are {below} and {below + unit}" if below else f"the nearest valid size is {unit}"
+    if not below:
+        return f"the nearest size that fits is {unit}"
+    return f"the nearest sizes that fit are {below} and {below + unit}"
 
 
 def division(train: TrainConfig, mesh: Mesh) -> str:
