@@ -75,9 +75,7 @@ def test_fewest_micro_batches_within_the_limit(train, devices, expected):
 def test_indivisible_batch_error_lists_valid_sizes(train, devices, pattern):
     with pytest.raises(UserError, match=pattern) as caught:
         micro_batches(train, mesh_of(**devices))
-    sizes = [
-        int(word.strip(".)")) for word in str(caught.value).split("nearest size")[1].split() if word[0].isdigit()
-    ]
+    sizes = [int(word.strip(".)")) for word in str(caught.value).split("nearest size")[1].split() if word[0].isdigit()]
     assert sizes
     for size in sizes:
         micro_batches(dataclasses.replace(train, batch_size=size), mesh_of(**devices))
