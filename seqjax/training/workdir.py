@@ -216,7 +216,7 @@ def _allow_mixer(name: str, workdir: Path, label: str, allow_code: Collection[st
     if copy.sha256 != recorded:
         raise UserError(
             f"{copy.path} is not the file that {label} was trained with: its SHA-256 begins with {copy.sha256[:12]}, "
-            f"and run.json has {str(recorded)[:12]}. Put back the original file."
+            f"and run.json has {str(recorded)[:12]}. Put back the file."
         )
     mixers.load_copy(name, copy)
 
