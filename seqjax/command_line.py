@@ -153,11 +153,10 @@ def explained() -> Iterator[None]:
             if not is_out_of_memory(error):
                 raise
             raise UserError(
-                f"The memory of the device is not enough: {first_line(error)} Training needs less with a "
-                "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
-                "larger config.mesh.fsdp, or config.model.remat=full; "
-                "`seqjax train --dry_run` with the same settings shows how much. Evaluation needs less with a smaller "
-                "config.eval.batch_size, generation with a smaller --batch_size or --prefill_chunk, where it has them."
+                f"The device is out of memory: {first_line(error)} In training, lower "
+                "config.train.per_device_batch_size (raise config.train.accumulate if that is set), raise "
+                "config.mesh.fsdp, or set config.model.remat=full (`seqjax train --dry_run` shows the memory); in "
+                "evaluation, lower config.eval.batch_size; in generation, lower --batch_size or --prefill_chunk."
             ) from error
         platforms = os.environ.get("JAX_PLATFORMS", "")
         if not platforms or _has_devices():
@@ -198,20 +197,25 @@ class Parser(argparse.ArgumentParser):
 
         Raises a `UserError` that shows the right form for an invalid argument.
         """
-        given = list(sys.argv[1:] if args is None else args)
-        self._refuse_bare_word(given)
-        found, rest = self.parse_known_args(given, namespace)
+        arguments = list(sys.argv[1:] if args is None else args)
+        self._refuse_bare_word(arguments)
+        options, rest = self.parse_known_args(arguments, namespace)
         if rest:
             raise UserError(self._stray(rest[0]))
-        return found
+        return options
 
-    def _refuse_bare_word(self, given: Sequence[str]) -> None:
+    def _refuse_bare_word(self, arguments: Sequence[str]) -> None:
         """Raise `UserError` if the first word is probably the value of the first option."""
         options = [option for action in self._actions[1:2] for option in action.option_strings]  # after --help
-        if not given or not options or given[0].startswith("-") or any(w.startswith(options[0]) for w in given):
+        if (
+            not arguments
+            or not options
+            or arguments[0].startswith("-")
+            or any(w.startswith(options[0]) for w in arguments)
+        ):
             return
-        if not re.match(r"[\w.\[\]]+=", given[0]):  # `train.steps=3` already names its setting
-            raise UserError(f"{given[0]}: write {options[0]}={given[0]}. See `{self.prog} --help`.")
+        if not re.match(r"[\w.\[\]]+=", arguments[0]):  # `train.steps=3` already names its setting
+            raise UserError(f"{arguments[0]}: write {options[0]}={arguments[0]}. See `{self.prog} --help`.")
 
     def _stray(self, word: str) -> str:
         name, equals, _ = word.lstrip("-").partition("=")

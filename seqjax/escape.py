@@ -26,8 +26,8 @@ _MARKUP = re.compile(r"[\\`*\[\]<>|~$]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|^[-+
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def terminal(text: object) -> str:
@@ -38,8 +38,8 @@ def terminal(text: object) -> str:
 def masked(text: object) -> str:
     """Return text with `***` in place of passwords and tokens in URLs."""
 
-    def mask(found: re.Match[str]) -> str:
-        url = _TOKEN_AS_USER.sub(r"\1***@", _PASSWORD.sub(r"\1***@", found[0]))
+    def mask(match: re.Match[str]) -> str:
+        url = _TOKEN_AS_USER.sub(r"\1***@", _PASSWORD.sub(r"\1***@", match[0]))
         return _SECRET.sub(r"\1***", url)
 
     return _URL.sub(mask, str(text))

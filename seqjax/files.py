@@ -29,9 +29,9 @@ def find_in_current_directory() -> None:
     This is done only for a user's mixer or config. The current directory may belong to a stranger, and its modules may
     shadow packages that are not installed.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.append(directory)
 
 
 def is_text(text: str) -> bool:
@@ -48,13 +48,13 @@ def is_text(text: str) -> bool:
 READ_BYTES = 1 << 22
 
 
-def cache_directory(given: str = "") -> Path:
+def cache_directory(setting: str = "") -> Path:
     """Return the directory for files that seqjax can create or fetch again.
 
-    This is `given`, the value of a setting, or else `seqjax` in XDG_CACHE_HOME or in `~/.cache`.
+    This is `setting`, the value of a setting, or else `seqjax` in XDG_CACHE_HOME or in `~/.cache`.
     """
-    if given:
-        return Path(given).expanduser()
+    if setting:
+        return Path(setting).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
 
 
@@ -74,9 +74,9 @@ def remove_temporaries(directory: Path, *, below: bool = True) -> None:
     """
     for leftover in directory.rglob(".*.tmp") if below else directory.glob(".*.tmp"):
         with contextlib.suppress(FileNotFoundError):  # another process may remove it
-            found = leftover.lstat()
-            is_own = found.st_uid == os.getuid() if hasattr(os, "getuid") else True
-            if TEMPORARY.fullmatch(leftover.name) and stat.S_ISREG(found.st_mode) and is_own:
+            status = leftover.lstat()
+            is_own = status.st_uid == os.getuid() if hasattr(os, "getuid") else True
+            if TEMPORARY.fullmatch(leftover.name) and stat.S_ISREG(status.st_mode) and is_own:
                 leftover.unlink()
 
 

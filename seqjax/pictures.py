@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from seqjax.escape import picture
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, which is too faint on white.
+# Okabe-Ito palette for colour-blind readers, without yellow (too faint on white).
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
 FONT_SIZE = 8.5  # points
@@ -62,19 +62,23 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 def label_ends(ends: Mapping[Axes, Sequence[End]], *, fontsize: float = FONT_SIZE) -> None:
     """Write names in the right margin, close to the heights of their lines' ends."""
-    place: dict[str, Any] = {"xycoords": "data", "textcoords": ("axes fraction", "data"), "annotation_clip": False}
+    coordinates: dict[str, Any] = {
+        "xycoords": "data",
+        "textcoords": ("axes fraction", "data"),
+        "annotation_clip": False,
+    }
     texts: dict[Axes, list[Annotation]] = {panel: [] for panel in ends}
-    for panel, of_panel in ends.items():
-        for end in of_panel:
+    for panel, panel_ends in ends.items():
+        for end in panel_ends:
             line = {"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3, "alpha": 0.6}
-            look: dict[str, Any] = {"color": end.color, "fontsize": fontsize, "va": "center", "arrowprops": line}
+            style: dict[str, Any] = {"color": end.color, "fontsize": fontsize, "va": "center", "arrowprops": line}
             texts[panel].append(
-                panel.annotate(shortened(end.text), (end.x, end.y), xytext=(1.03, end.y), **look, **place)
+                panel.annotate(shortened(end.text), (end.x, end.y), xytext=(1.03, end.y), **style, **coordinates)
             )
     _lay_out(ends)
-    for panel, of_panel in ends.items():
+    for panel, panel_ends in ends.items():
         heights = [text.get_window_extent().height + 1 for text in texts[panel]]
-        wanted = [float(panel.transData.transform((end.x, end.y))[1]) for end in of_panel]
+        wanted = [float(panel.transData.transform((end.x, end.y))[1]) for end in panel_ends]
         frame, back = panel.get_window_extent(), panel.transData.inverted()
         for text, y in zip(texts[panel], apart(wanted, heights, frame.y0, frame.y1), strict=True):
             text.set_position((1.03, float(back.transform((frame.x0, y))[1])))
@@ -105,15 +109,15 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: flo
     for start, i in zip(before, order, strict=False):
         blocks.append([wanted[i] - sizes[i] / 2 - start, 1])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (one, n), (other, m) = blocks[-2:]
-            blocks[-2:] = [[(one * n + other * m) / (n + m), n + m]]
+            (left, n), (right, m) = blocks[-2:]
+            blocks[-2:] = [[(left * n + right * m) / (n + m), n + m]]
     starts = [at for at, n in blocks for _ in range(int(n))]
     room = high - low - before[-1]
     starts = [min(max(at, low), low + room) if room >= 0 else low + room / 2 for at in starts]
-    found = [0.0] * len(wanted)
+    centres = [0.0] * len(wanted)
     for start, at, i in zip(before, starts, order, strict=False):
-        found[i] = float(at + start + sizes[i] / 2)
-    return found
+        centres[i] = float(at + start + sizes[i] / 2)
+    return centres
 
 
 class Named(NamedTuple):
@@ -132,12 +136,19 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
     If there is room, names cover no other drawn element either. Names do not take part in the figure's layout, because
     the layout would change whenever they move.
     """
-    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": fontsize, "ha": "center", "va": "center"}
-    look["in_layout"] = False
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": fontsize, "ha": "center", "va": "center"}
+    style["in_layout"] = False
     texts = {
         panel: {
-            name: panel.annotate(shortened(name), one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
-            for name, one in named.items()
+            name: panel.annotate(
+                shortened(name),
+                points_and_color.points[0],
+                xytext=(0, 0),
+                color=points_and_color.color,
+                zorder=4,
+                **style,
+            )
+            for name, points_and_color in named.items()
         }
         for panel, named in panels.items()
     }
@@ -168,24 +179,24 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
     scale, frame, to_display = figure.dpi / 72, panel.get_window_extent().get_points(), panel.transData
     markers, segments = _drawn(panel)
     pixels = {name: to_display.transform(np.array(one.points)) for name, one in named.items()}
-    every = np.concatenate([*pixels.values(), np.zeros((0, 2))])
-    crowd = {name: np.sort(np.hypot(*(every - at[0]).T))[:4].sum() for name, at in pixels.items()}
+    all_points = np.concatenate([*pixels.values(), np.zeros((0, 2))])
+    crowding = {name: np.sort(np.hypot(*(all_points - at[0]).T))[:4].sum() for name, at in pixels.items()}
     spots: dict[str, list[_Spot]] = {}
     for name, at in pixels.items():
         extent = texts[name].get_window_extent()
         spots[name] = list(_spots(at, np.array([extent.width, extent.height]) + 2 * PAD * scale, scale))
     tries: list[dict[str, _Spot]] = []
-    pressed = dict.fromkeys(named, 0)  # how often a name had no good position
+    n_failures = dict.fromkeys(named, 0)  # how often a name had no good position
     for _ in range(TRIES):
         # Names without a good position in earlier tries choose first, then names with close neighbours.
-        order = sorted(named, key=lambda name: (-pressed[name], crowd[name]))
+        order = sorted(named, key=lambda name: (-n_failures[name], crowding[name]))
         tries.append(_choose(order, spots, frame, markers, segments))
-        badly = [name for name, spot in tries[-1].items() if spot.cost >= ON_MARKER]
-        if not badly:
+        failed = [name for name, spot in tries[-1].items() if spot.cost >= ON_MARKER]
+        if not failed:
             break
-        for name in badly:
-            pressed[name] += 1
-    best = min(tries, key=lambda found: sum(spot.cost for spot in found.values()))
+        for name in failed:
+            n_failures[name] += 1
+    best = min(tries, key=lambda chosen: sum(spot.cost for spot in chosen.values()))
     for name, spot in best.items():
         texts[name].xy = named[name].points[spot.index]
         texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
@@ -283,6 +294,6 @@ def _crossed(box: np.ndarray, segments: np.ndarray) -> int:
     """
     start, along = segments[:, 0], segments[:, 1] - segments[:, 0]
     along = np.where(np.abs(along) < 1e-9, 1e-9, along)
-    one, other = (box[..., 0, :] - start) / along, (box[..., 1, :] - start) / along
-    enter, leave = np.minimum(one, other).max(1), np.maximum(one, other).min(1)
+    at_low, at_high = (box[..., 0, :] - start) / along, (box[..., 1, :] - start) / along
+    enter, leave = np.minimum(at_low, at_high).max(1), np.maximum(at_low, at_high).min(1)
     return int(((enter <= leave) & (leave >= 0) & (enter <= 1)).sum())

@@ -208,30 +208,30 @@ def describe_weights(path: str, config: Config) -> str:
     directory = fetched(path)
     if is_public(directory):
         public_config.check(families_of(config), config, directory / "config.json")
-        return f"those of the public model {path}"
+        return f"from the public model {path}"
     source = _fitting(directory, path, config)
     if not has_any(trained(source, directory)):
         raise UserError(f"--init_from={path} has no checkpoint yet; let that run reach its first save.")
-    return f"those of the newest checkpoint of {path}"
+    return f"from the newest checkpoint of {path}"
 
 
 def _read_weights(path: str, config: Config, target: Params) -> tuple[Params, int]:
     directory = fetched(path)
     if is_public(directory):
-        theirs, params = load_public(directory, config=config)
-        _warn_of_tokenizer(path, theirs, config)
+        source_config, params = load_public(directory, config=config)
+        _warn_of_tokenizer(path, source_config, config)
         return jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), params, target), 0
     source = _fitting(directory, path, config)
     _warn_of_tokenizer(path, source, config)
     return read_params(source, directory, target)
 
 
-def _warn_of_tokenizer(path: str, theirs: Config, config: Config) -> None:
-    if theirs.data.tokenizer != config.data.tokenizer:
+def _warn_of_tokenizer(path: str, source_config: Config, config: Config) -> None:
+    if source_config.data.tokenizer != config.data.tokenizer:
         logging.warning(
-            "--init_from=%s: its tokenizer is %s, but this run's is %s, so token ids mean other text here.",
+            "--init_from=%s: its tokenizer is %s, but this run's is %s, so token ids have another meaning here.",
             path,
-            theirs.data.tokenizer,
+            source_config.data.tokenizer,
             config.data.tokenizer,
         )
 
@@ -243,17 +243,17 @@ def _fitting(directory: Path, path: str, config: Config) -> Config:
     """
     source = load_config(directory, allow_code=[mixer.name for mixer in config.model.mixers])
     changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
-    if wrong := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
+    if incompatible := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
         raise UserError(
-            f"--init_from={path} has another model than this run ({wrong[0]}): give this run its settings, or take "
-            "the weights of a run with the same config.model."
+            f"--init_from={path} has another model than this run ({incompatible[0]}): give this run its settings, or "
+            "take the weights of a run with the same config.model."
         )
-    here, there = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
-    for name, x in here.items():
-        if x.shape != there[name].shape:
+    own_shapes, source_shapes = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
+    for name, x in own_shapes.items():
+        if x.shape != source_shapes[name].shape:
             raise UserError(
-                f"--init_from={path}: the parameter {name} is {there[name].shape} there and {x.shape} in this run; "
-                f"give the run config.train.seq_len={source.train.seq_len}, on which it depends."
+                f"--init_from={path}: the parameter {name} has shape {source_shapes[name].shape}, but {x.shape} in "
+                f"this run; set config.train.seq_len={source.train.seq_len}, on which the shape depends."
             )
     return source
 

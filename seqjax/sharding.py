@@ -4,9 +4,9 @@ The mesh has four axes: `data` (model copies), `fsdp` (parameters split, gathere
 split) and `tensor` (heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 x 1, and every rule is a no-op. XLA
 inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
 
-With `seq`, between mixer cores each device holds a piece of the time of every array [B, T, D]. The core itself,
-attention or a recurrence, needs the whole past, but its heads are independent. In the core `seq` therefore splits
-heads, and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). Every kernel
+With `seq`, each device holds a time piece of every array [B, T, D] outside the mixer cores. A core, attention or a
+recurrence, needs the whole past, but its heads are independent. In the core `seq` therefore splits heads, and an
+all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). Every kernel
 sees whole sequences, no device waits for another, and the work of the causal half is balanced.
 """
 
@@ -46,7 +46,7 @@ def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
     rule and for any other mesh axis.
     """
     if mesh_axis not in ("fsdp", "tensor", None):
-        raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None for whole.")
+        raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None (not split).")
     if logical_axis in RULES and RULES[logical_axis] != mesh_axis:
         raise UserError(
             f"Logical axis {logical_axis!r} has the rule {RULES[logical_axis]!r} already; choose another name."
@@ -96,16 +96,16 @@ def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
 
 def _mesh_axes(sizes: Mapping[str, int], names: tuple[str | None, ...], shape: tuple[int, ...]) -> list[str | None]:
     """Return the mesh axis that splits each dimension of a parameter, or None."""
-    found: list[str | None] = []
+    mesh_axes: list[str | None] = []
     for name, size in zip(names, shape):
         if name not in RULES:
             raise UserError(
                 f"Logical axis {name!r} has no rule; give it one: seqjax.sharding.add_rule({name!r}, mesh_axis)."
             )
         mesh_axis = RULES[name]
-        fits = mesh_axis is not None and mesh_axis not in found and size % sizes[mesh_axis] == 0
-        found.append(mesh_axis if fits else None)
-    return found
+        fits = mesh_axis is not None and mesh_axis not in mesh_axes and size % sizes[mesh_axis] == 0
+        mesh_axes.append(mesh_axis if fits else None)
+    return mesh_axes
 
 
 def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
@@ -116,8 +116,8 @@ def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["fsdp"] == 1:
         return x
-    kept = [None if axis == "fsdp" else axis for axis in _mesh_axes(mesh.shape, names, x.shape)]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*kept))
+    axes = [None if axis == "fsdp" else axis for axis in _mesh_axes(mesh.shape, names, x.shape)]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
 def constrain_batch(x: Array) -> Array:
@@ -257,7 +257,7 @@ def _within_processes(process_of: np.ndarray, n_sharing: int) -> bool:
 
 
 def time_to_heads(x: Array) -> Array:
-    """Exchange a time piece of all heads for all of the time of some heads.
+    """Exchange one time piece with all heads for the full time with some heads.
 
     Operands [B, T, H, ...] of a mixer's core go through this if they have heads (or channels); results go through
     `heads_to_time`. Both are no-ops unless the mesh's `seq` splits T. Raises `UserError` if `seq` does not divide H.
@@ -266,10 +266,7 @@ def time_to_heads(x: Array) -> Array:
 
 
 def heads_to_time(x: Array) -> Array:
-    """Exchange all of the time of some heads for a time piece of all heads.
-
-    The array is [B, T, H, ...].
-    """
+    """Exchange the full time with some heads for one time piece with all heads, [B, T, H, ...]."""
     return _exchange(x, to_heads=False)
 
 

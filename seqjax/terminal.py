@@ -17,7 +17,7 @@ from seqjax.escape import message
 
 
 class _Log(io.FileIO):
-    """A file that drops what it cannot write.
+    """A file that drops bytes after a write error.
 
     A full disk or a closed pipe on stderr must not end a command.
     """
@@ -80,8 +80,8 @@ def ended_by_ctrl_c() -> Iterator[None]:
         sys.stderr.write("\nInterrupted.\n")
         leave(130)
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual or threading.current_thread() is not threading.main_thread():
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, end)
@@ -109,7 +109,7 @@ class StatusLine:
     def show(self, text: str, *, last: bool = False) -> None:
         """Rewrite the status line.
 
-        A log, which is not a terminal, skips it within `log_seconds` after the previous line unless it is the `last`.
+        Output to a file skips the line within `log_seconds` after the previous line, unless `last` is set.
         """
         now = time.monotonic()
         if self._quiet or (not self.live and not last and now - self._shown < self._between):
@@ -139,8 +139,8 @@ class StatusLine:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            with Path(os.devnull).open("wb") as nobody:
-                os.dup2(nobody.fileno(), self._stream.fileno())
+            with Path(os.devnull).open("wb") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
 
 
 def duration(seconds: float) -> str:

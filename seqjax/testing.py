@@ -35,7 +35,7 @@ LENGTH = 23  # tokens; prime, so no chunk size divides it
 LONG = 277  # tokens; a prime above chunks, windows and tiles of 128 and 256
 VOCABULARY, LONG_VOCABULARY = 48, 288
 TOLERANCE = 2e-4  # for float32 logits of two forms of the same computation
-SMALLEST_FLOPS = 0.6  # share of XLA's count, which includes norms, activations and masked products
+SMALLEST_FLOPS = 0.6  # share of XLA's count; XLA also counts norms, activations and masked products
 
 
 def random_params(model: Model, seed: int = 0) -> Params:
@@ -341,24 +341,24 @@ def check_flops(case: Case, smallest: float = SMALLEST_FLOPS) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers
-def _assert_close(got: Any, want: Any, what: str) -> None:
+def _assert_close(got: Any, want: Any, label: str) -> None:
     got, want = np.asarray(got), np.asarray(want)
-    off = np.abs(got - want) - TOLERANCE * np.abs(want)
-    assert not np.isnan(off).any() and off.max() <= TOLERANCE, (
-        f"{what}: logits differ from the parallel form's by up to {np.abs(got - want).max():.2g}"
+    excess = np.abs(got - want) - TOLERANCE * np.abs(want)
+    assert not np.isnan(excess).any() and excess.max() <= TOLERANCE, (
+        f"{label}: logits differ from the parallel form's by up to {np.abs(got - want).max():.2g}"
     )
 
 
-def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], what: str) -> None:
+def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], label: str) -> None:
     loss, reference = float(got[0]), float(want[0])
-    assert math.isclose(loss, reference, rel_tol=1e-5), f"{what}: the loss is {loss:.6g} instead of {reference:.6g}"
+    assert math.isclose(loss, reference, rel_tol=1e-5), f"{label}: the loss is {loss:.6g} instead of {reference:.6g}"
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(want[1]))
     for (name, a), (_, b) in zip(params_lib.names(got[1]), params_lib.names(want[1]), strict=True):
         # A gradient that cancels, such as the key bias gradient, is rounding error. The scale is therefore at least
         # 1e-3 times the largest gradient.
         scale = max(float(np.abs(b).max()), 1e-3 * largest)
-        off = float(np.abs(np.asarray(a) - np.asarray(b)).max()) / scale
-        assert off <= 2e-4, f"{what}: the gradient of {name} differs by {off:.2g} of its largest value"
+        error = float(np.abs(np.asarray(a) - np.asarray(b)).max()) / scale
+        assert error <= 2e-4, f"{label}: the gradient of {name} differs by {error:.2g} of its largest value"
 
 
 # In order of CPU cost, from a tenth of a second to half a minute. After a wrong output no other check is useful.
@@ -447,11 +447,11 @@ def check_mixer(
             except Exception as error:  # an error in the mixer, shown with its traceback
                 failures.append(f"{name}: {type(error).__name__}: {first_line(error)}")
                 cause = error
-            how = "passed" if len(failures) == before else "FAILED"
-            say(f"{name:<{width}} {how} {time.perf_counter() - begin:6.1f} s")
+            outcome = "passed" if len(failures) == before else "FAILED"
+            say(f"{name:<{width}} {outcome} {time.perf_counter() - begin:6.1f} s")
             if failures and name == "output":
                 break
     if failures:
-        said = "\n".join([f"{mixer.__name__} fails {len(failures)} of {len(ran)} checks.", *failures])
-        raise AssertionError(said) from cause
+        text = "\n".join([f"{mixer.__name__} fails {len(failures)} of {len(ran)} checks.", *failures])
+        raise AssertionError(text) from cause
     return ran

@@ -43,23 +43,23 @@ class Layer(NamedTuple):
 
 
 def require_array(name: str, value: Any, axes: str, *, integer: bool = False, last: int | None = None) -> None:
-    """Raise an error of one line if an argument is no array of the axes `B, T, D`, or is of another kind of number.
+    """Raise a one-line error unless `value` is an array with these axes and numbers.
 
     Args:
-        name: What the error calls the argument.
+        name: Argument name for the error.
         value: The argument.
-        axes: The names of its axes.
-        integer: Whether it has integers, such as token ids; otherwise floating-point numbers.
-        last: The size of its last axis, if only one is right.
+        axes: Names of the axes, such as `B, T, D`.
+        integer: True for integers, such as token ids; otherwise floating-point numbers.
+        last: Required size of the last axis; None accepts any size.
 
     Raises:
-        TypeError: It is no array, or its dtype is wrong.
-        ValueError: Its shape is wrong.
+        TypeError: `value` is not an array, or its dtype is wrong.
+        ValueError: The shape is wrong.
     """
     kind = "integers" if integer else "floating-point numbers"
-    wanted = f"an array of {kind} with the shape [{axes}]"
+    expected = f"an array of {kind} with the shape [{axes}]"
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        raise TypeError(f"{name} is {type(value).__name__} instead of {wanted}.")
+        raise TypeError(f"{name} is {type(value).__name__} instead of {expected}.")
     shape, dtype = tuple(value.shape), value.dtype
     if not jnp.issubdtype(dtype, jnp.integer if integer else jnp.floating):
         raise TypeError(f"{name} has the dtype {dtype} instead of {'int32' if integer else 'float32 or bfloat16'}.")

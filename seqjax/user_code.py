@@ -1,7 +1,7 @@
 """Run a user's Python file: a config, a study or a mixer.
 
 The file need not be importable by name. An error in it becomes a `UserError` with the line number. `source_of` returns
-the file that defines a class, with the content that Python ran, so that a run can keep a copy.
+the file that defines a class, with the content that Python ran; a run keeps a copy of it.
 """
 
 import contextlib

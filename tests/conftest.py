@@ -216,7 +216,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of this test's own, as on a machine that has not seen a store; a store that fails is not tried again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "RETRY_SECONDS", ())
-    monkeypatch.setattr(mirrors, "_read", {})
+    monkeypatch.setattr(mirrors, "_copies", {})
     return tmp_path / "cache"
 
 

@@ -164,10 +164,10 @@ LOSS = jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed: Connection 
         (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
         (KeyboardInterrupt(), 130, "Interrupted."),
         (RuntimeError("Exception raised in callback:\nKeyboardInterrupt: "), 130, r"\A\nInterrupted.\n\Z"),
-        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GB"), 2, "error: The memory of the device is not enough"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GB"), 2, "error: The device is out of memory"),
         (failing_save(OSError("full")), 2, "error: Writing to the workdir failed."),
-        (LOSS, LOST, "error: INTERNAL: Gloo all-reduce failed: .*lost.*goes on from the last checkpoint"),
-        (failing_save(LOSS), LOST, "error: INTERNAL: Gloo all-reduce failed: .*lost.*goes on from the last checkpoint"),
+        (LOSS, LOST, "error: INTERNAL: Gloo all-reduce failed: .*lost.*resume from the last checkpoint"),
+        (failing_save(LOSS), LOST, "error: INTERNAL: Gloo all-reduce failed: .*lost.*resume from the last checkpoint"),
     ],
     ids=["user", "bug", "interrupt", "callback", "memory", "disk", "collective", "save"],
 )

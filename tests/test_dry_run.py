@@ -107,8 +107,8 @@ def test_simulated_devices(mesh, report, monkeypatch):
     monkeypatch.setattr(dry_run, "_memory", lambda step, **given: seen.append(step) or memory(step, **given))
     sizes = [f"--config.mesh.{axis}={n}" for axis, n in mesh.items()]
     out = report(f"--devices={count}", *sizes)
-    assert f"devices      {count} x simulated, not those of this machine" in out
-    assert "(XLA's analysis of the CPU's program; that of other devices differs)" in out
+    assert f"devices      {count} x simulated CPU devices, not this machine's" in out
+    assert "(XLA's analysis of the CPU program; other devices have another program)" in out
     assert "time         unknown: the devices are simulated" in out
     arguments = seen[0].memory_analysis().argument_size_in_bytes
     assert sum(exact(out)) + 4 == arguments, "but for the learning rate"
@@ -119,7 +119,7 @@ def test_devices_that_cannot_be_simulated(report):
         report("--devices=0")
     with pytest.raises(UserError, match="JAX has started with 8 CPU"):
         report("--devices=9")
-    with pytest.raises(UserError, match=r"batch_size=8 .*data=3.*The nearest that fit are 6 and 9"):
+    with pytest.raises(UserError, match=r"batch_size=8 .*data=3.* 6 and 9\."):
         report("--devices=3")
     with pytest.raises(UserError, match="Training takes every device"):
         train.main(["--config=top1_chunk:debug", "--devices=4"])
@@ -223,9 +223,9 @@ def test_a_backend_without_an_analysis():
         def memory_analysis(self):
             return None
 
-    assert dry_run._memory(Compiled(), kept=2**30, program="the compiled step") == (
+    assert dry_run._memory(Compiled(), resident_bytes=2**30, program="the compiled step") == (
         2**30,
-        "1.00 GiB at least, for parameters, optimiser and batch; this backend gives no analysis of the rest",
+        "1.00 GiB at least, for parameters, optimiser and batch; this backend gives no memory analysis",
     )
 
 

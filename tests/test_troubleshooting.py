@@ -60,5 +60,5 @@ def test_no_memory_is_an_error_for_users(capsys):
         run_command(lambda argv: jnp.zeros((1 << 45,)), [])
     assert ended.value.code == 2
     message = capsys.readouterr().err
-    assert message.startswith("error: The memory of the device is not enough: RESOURCE_EXHAUSTED: Out of memory")
+    assert message.startswith("error: The device is out of memory: RESOURCE_EXHAUSTED: Out of memory")
     assert "config.train.per_device_batch_size" in message

@@ -50,8 +50,8 @@ def run(argv: list[str] | None = None) -> None:
 
     This is the entry point of `seqjax` and `python -m seqjax`.
     """
-    given = sys.argv[1:] if argv is None else argv
-    name, rest = (given[0], given[1:]) if given else ("--help", [])
+    words = sys.argv[1:] if argv is None else argv
+    name, rest = (words[0], words[1:]) if words else ("--help", [])
     with reporting():
         if name in ("-h", "--help", "help"):
             sys.stdout.write(usage())

@@ -76,15 +76,15 @@ def main(argv: list[str]) -> None:
     tell(f"{args.workdir}, step {step}, nats per token, data {corpus.manifest_hash[:16]}")
     for name, loss in result["loss"].items():
         side = corpus.side(name)
-        spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
-        spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
+        entropy = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
+        entropy += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
         per_byte = result["bits_per_byte"][name]  # None for a tokenizer that cannot count bytes
         bits = "" if per_byte is None else f"{per_byte:7.4f} bits per byte"
-        tell(f"  {line(name):16s} {loss:8.4f}  {bits}  {side:13s}{spread}".rstrip())
+        tell(f"  {line(name):16s} {loss:8.4f}  {bits}  {side:13s}{entropy}".rstrip())
     for name, loss in result["mean"].items():
         side, kind = name.split("/")
-        weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
-        tell(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}")
+        weighting = "domains count equally" if kind == "equal" else "domains count by their tokens"
+        tell(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighting}")
     name = "test_sets.json" if args.data else "evaluation.json"
     try:
         if url := store.url_of(args.workdir):

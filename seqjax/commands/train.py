@@ -77,44 +77,44 @@ def main(argv: list[str]) -> None:
     options = parser()
     if {"-h", "--help"} & {*remaining}:
         options.epilog = settings.help_text()
-    given = options.parse_args(remaining)
-    if not given.config:
-        raise UserError(f"Say what to train: --config=top1_chunk. Shipped: {', '.join(presets.names())}.")
+    args = options.parse_args(remaining)
+    if not args.config:
+        raise UserError(f"--config is missing, for example --config=top1_chunk. Shipped: {', '.join(presets.names())}.")
     logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
-    explicit = (given.coordinator_address, given.num_processes, given.process_id)
-    is_distributed = given.distributed or any(value is not None for value in explicit)
-    if given.devices is not None and (is_distributed or not given.dry_run):
+    explicit = (args.coordinator_address, args.num_processes, args.process_id)
+    is_distributed = args.distributed or any(value is not None for value in explicit)
+    if args.devices is not None and (is_distributed or not args.dry_run):
         raise UserError(
             "--devices simulates devices for --dry_run, in one process. Training takes every device that JAX sees; "
             "CUDA_VISIBLE_DEVICES hides some."
         )
     if not is_distributed:
         require_one_process(os.environ)
-        run(given, overrides, is_distributed=False)
+        run(args, overrides, is_distributed=False)
         return
-    if not given.workdir:
+    if not args.workdir:
         raise UserError("--distributed needs --workdir: a directory that all processes share, or gs://BUCKET/PATH.")
-    with joined(*explicit, start_seconds=given.start_timeout):
-        run(given, overrides, is_distributed=True)
+    with joined(*explicit, start_seconds=args.start_timeout):
+        run(args, overrides, is_distributed=True)
 
 
-def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distributed: bool) -> None:
+def run(args: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distributed: bool) -> None:
     """Train, or describe the run, as one process or as part of a distributed run."""
     lead = not is_distributed or jax.process_index() == 0
-    config = from_config_dict(presets.read_config(given.config, overrides))
-    if given.init_from is not None:
-        given.init_from = str(store.location(given.init_from))
+    config = from_config_dict(presets.read_config(args.config, overrides))
+    if args.init_from is not None:
+        args.init_from = str(store.location(args.init_from))
     # Imported here so that --help and typos are answered at once.
-    if given.dry_run:
+    if args.dry_run:
         from seqjax.training.dry_run import describe, simulated_devices
 
-        devices = None if given.devices is None else simulated_devices(given.devices)
+        devices = None if args.devices is None else simulated_devices(args.devices)
         weights = None
-        if given.init_from:
+        if args.init_from:
             from seqjax.pretrained import describe_weights
 
-            weights = functools.partial(describe_weights, given.init_from, config)
-        for line in describe(config, given.workdir, devices, weights=weights):
+            weights = functools.partial(describe_weights, args.init_from, config)
+        for line in describe(config, args.workdir, devices, weights=weights):
             if lead:
                 sys.stdout.write(message(line) + "\n")
                 sys.stdout.flush()
@@ -125,20 +125,20 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
         from seqjax.training.processes import use_compile_cache
 
         weights = None
-        if given.init_from:
+        if args.init_from:
             from seqjax.pretrained import weights_of
 
-            weights = weights_of(given.init_from)
+            weights = weights_of(args.init_from)
     use_compile_cache()
     if is_distributed:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
         text = banner(hosts(), devices=mesh.devices.flat, axes=mesh.shape)
         sys.stderr.write(text + "\n" if lead else "")
-    workdir = given.workdir or workdirs.fresh(config)
+    workdir = args.workdir or workdirs.fresh(config)
     try:
         train(config, workdir, weights=weights)
     except BaseException:  # also an interrupt
-        if given.workdir is None and not (workdir / "config.json").exists():  # the run ended before its first step
+        if args.workdir is None and not (workdir / "config.json").exists():  # the run ended before its first step
             shutil.rmtree(workdir, ignore_errors=True)
         raise
 

@@ -41,8 +41,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, list | tuple):
             if not value:
                 raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.known())}")
-            several = [_mixer(v, f"{path}[{i}]") for i, v in enumerate(value)]
-            return tuple(several) if len(several) > 1 else several[0]
+            settings = [_mixer(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return tuple(settings) if len(settings) > 1 else settings[0]
         return _mixer(value, path)
     if dataclasses.is_dataclass(hint):
         if not is_group(value):
@@ -90,28 +90,28 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
     A text `value` is converted to the field's type. `model.mixer[1].window` belongs to the second mixer.
     `parse` checks types later. Raises `UserError` for a key that does not exist.
     """
-    said = f"{key}={value}"
+    assignment = f"{key}={value}"
     *groups, last = key.split(".")
     node, hint = config, cls
     for i, group in enumerate(groups):
         name, index = _indexed(group)
         if name not in node or not (is_group(node[name]) or isinstance(node[name], tuple)):
-            raise UserError(f"{said}: there is no group {name!r}.{nearest(name, node.keys())}")
+            raise UserError(f"{assignment}: there is no group {name!r}.{nearest(name, node.keys())}")
         node, hint = node[name], _hint(hint, node, name)
-        node = _one_of(node, index, ".".join(groups[: i + 1]), said, ".".join([*groups[i + 1 :], last]))
+        node = _one_of(node, index, ".".join(groups[: i + 1]), assignment, ".".join([*groups[i + 1 :], last]))
     name, index = _indexed(last)
     if name not in node or index is not None:
-        elsewhere = keys_named(config, name)
-        there = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
-        raise UserError(f"{said}: there is no setting {last!r}.{there or nearest(name, node.keys())}")
+        other_keys = keys_named(config, name)
+        hint_text = f" Did you mean {' or '.join(other_keys)}?" if other_keys else ""
+        raise UserError(f"{assignment}: there is no setting {last!r}.{hint_text or nearest(name, node.keys())}")
     if isinstance(value, str):
-        of_field = _hint(hint, node, name)
-        if dataclasses.is_dataclass(of_field):
+        field_type = _hint(hint, node, name)
+        if dataclasses.is_dataclass(field_type):
             raise UserError(
-                f"{said}: config.{key} must be a group of settings, set one by one, as in "
+                f"{assignment}: config.{key} must be a group of settings, set one by one, as in "
                 f"{key}.{next(iter(node[name]))}=..."
             )
-        value = read(of_field, value)
+        value = read(field_type, value)
     # A group inside a tuple is a plain dict, without types to ignore.
     with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
         node[name] = value
@@ -119,16 +119,16 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
 
 def keys_named(config: Any, name: str, prefix: str = "") -> list[str]:
     """Return the dotted keys of a config that end with `name`."""
-    found = [f"{prefix}{name}"] if name in config and not is_group(config[name]) else []
+    keys = [f"{prefix}{name}"] if name in config and not is_group(config[name]) else []
     for key, value in config.items():
         if is_group(value):
-            found += keys_named(value, name, f"{prefix}{key}.")
-    return found
+            keys += keys_named(value, name, f"{prefix}{key}.")
+    return keys
 
 
 def _indexed(part: str) -> tuple[str, int | None]:
-    found = re.fullmatch(r"(.*)\[(\d+)\]", part)
-    return (found[1], int(found[2])) if found else (part, None)
+    match = re.fullmatch(r"(.*)\[(\d+)\]", part)
+    return (match[1], int(match[2])) if match else (part, None)
 
 
 def _hint(owner: Any, node: Any, name: str) -> Any:
@@ -140,16 +140,18 @@ def _hint(owner: Any, node: Any, name: str) -> Any:
     return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
 
 
-def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> Any:
+def _one_of(node: Any, index: int | None, path: str, assignment: str, suffix: str) -> Any:
     """Return the group itself, or the group at `index` if there are several."""
     path = re.sub(r"\[\d+\]$", "", path)
     if not isinstance(node, tuple):
         if index is not None:
-            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{suffix}.")
+            raise UserError(f"{assignment}: there is one {path} here, not several; write {path}.{suffix}.")
         return node
     names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
     if index is None or index >= len(node):
-        raise UserError(f"{said}: {path} has {len(node)} here ({names}); choose one: {path}[{len(node) - 1}].{suffix}.")
+        raise UserError(
+            f"{assignment}: {path} has {len(node)} here ({names}); choose one: {path}[{len(node) - 1}].{suffix}."
+        )
     return node[index]
 
 

@@ -118,8 +118,8 @@ def get_config(
     size = SIZES[size_name]
     named = [(key, text) for key, text in overrides if _selects_mixer(key)]
     if base is not None:
-        passed = ",".join([size_name, regime, *(f"{key}={text}" for key, text in named if mixer is None)])
-        values = load(base).get_config(passed).to_dict()
+        base_arg = ",".join([size_name, regime, *(f"{key}={text}" for key, text in named if mixer is None)])
+        values = load(base).get_config(base_arg).to_dict()
     elif mixer is not None:
         values = _values(size)
     else:
@@ -223,13 +223,13 @@ def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
                     f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.known())}"
                 )
         return tuple(value) if isinstance(value, list) else value
-    several = isinstance(mixer, tuple)
-    holder = ConfigDict({"model": {"mixer": tuple(map(dict, mixer)) if several else dict(mixer)}})
+    is_tuple = isinstance(mixer, tuple)
+    holder = ConfigDict({"model": {"mixer": tuple(map(dict, mixer)) if is_tuple else dict(mixer)}})
     override(holder, key, text)
     renamed = holder.to_dict()["model"]["mixer"]
-    pairs = zip(renamed, mixer, strict=True) if several else ((renamed, mixer),)
-    kept = tuple(dict(old) if new["name"] == old["name"] else {"name": new["name"]} for new, old in pairs)
-    return kept if several else kept[0]
+    pairs = zip(renamed, mixer, strict=True) if is_tuple else ((renamed, mixer),)
+    new_mixers = tuple(dict(old) if new["name"] == old["name"] else {"name": new["name"]} for new, old in pairs)
+    return new_mixers if is_tuple else new_mixers[0]
 
 
 def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -272,10 +272,10 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
             regime = part
         elif overrides and is_list(Config, overrides[-1][0]):
             key, value = overrides[-1]
-            whole = shlex.quote(f"--config=NAME:{arg.replace(f'{value},{part}', f'({value},{part})')}")
+            quoted = shlex.quote(f"--config=NAME:{arg.replace(f'{value},{part}', f'({value},{part})')}")
             raise UserError(
                 f"--config=NAME:{arg}: {part!r} is no size or regime. If it belongs to {key}, a list inside --config "
-                f"needs parentheses, and these need quotes: {whole}, or --config.{key}={value},{part} apart from it."
+                f"needs parentheses, and these need quotes: {quoted}, or --config.{key}={value},{part} apart from it."
             )
         else:
             raise UserError(f"--config=NAME:{arg}: {part!r} is no size or regime.{nearest(part, [*SIZES, *REGIMES])}")
@@ -291,8 +291,8 @@ def directories() -> list[Path]:
     package = Path(__file__).parent.parent
     checkout = package.parent
     # A `configs` directory next to an installed package belongs to another package.
-    beside = [checkout / "configs"] if (checkout / "pyproject.toml").is_file() else []
-    return [d for d in (package / "configs", *beside) if d.is_dir()]
+    checkout_configs = [checkout / "configs"] if (checkout / "pyproject.toml").is_file() else []
+    return [d for d in (package / "configs", *checkout_configs) if d.is_dir()]
 
 
 def names(folder: str = "") -> list[str]:
@@ -300,8 +300,8 @@ def names(folder: str = "") -> list[str]:
 
     Folders are `studies` and `ablations`. Files with a leading underscore are shared code and are left out.
     """
-    found = {p.stem for d in directories() for p in (d / folder).glob("*.py")}
-    return sorted(name for name in found if not name.startswith("_"))
+    stems = {p.stem for d in directories() for p in (d / folder).glob("*.py")}
+    return sorted(name for name in stems if not name.startswith("_"))
 
 
 def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
@@ -319,16 +319,16 @@ def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
     stem = name.removeprefix("configs/")
     stem = stem.removesuffix(".py") if path.suffix == ".py" else stem.replace(".", "/")
     for directory in directories():
-        for place in (directory / folder, directory):
-            shipped = place / f"{stem}.py"
+        for parent in (directory / folder, directory):
+            shipped = parent / f"{stem}.py"
             if shipped.is_file() and shipped.stem != "__init__":
                 return shipped
     kind = flag.lstrip("-")
-    lie = "" if folder else " Studies and ablations are in folders: ablations/window."
+    hint = "" if folder else " Studies and ablations are in folders: ablations/window."
     if Path(f"{name}.py").is_file():
-        lie = f" For the file in this directory write {flag}={name}.py."
+        hint = f" For the file in this directory write {flag}={name}.py."
     raise UserError(
-        f"{flag}: there is no Python file {name} and no {kind} of that name.{nearest(stem, names(folder))}{lie}"
+        f"{flag}: there is no Python file {name} and no {kind} of that name.{nearest(stem, names(folder))}{hint}"
     )
 
 
@@ -384,10 +384,10 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if colon and not takes_arg:
         raise UserError(f"--config: get_config() of {module.__file__} takes no argument; remove {colon}{arg}.")
     file = Path(str(module.__file__))
-    given = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
+    arguments = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
     with mixers.reading(module) if not _is_shipped(file) else contextlib.nullcontext():
         with user_code.naming_the_line(file):
-            values = module.get_config(*given)
+            values = module.get_config(*arguments)
         if not is_group(values):
             raise UserError(f"--config: get_config of {file} must return a ConfigDict or a dict, not {values!r}.")
         values = _with_located_mixers(_with_named_mixers(ConfigDict(values).to_dict(), overrides))

@@ -51,7 +51,7 @@ class ModelConfig:
     # The frozen settings of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
     mixer: Annotated[Any, MIXER]
     mlp: MlpConfig = MlpConfig()
-    canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: of the mixer's input (A), of the MLP's (C), in the MLP (D)
+    canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: mixer input (A), MLP input (C), inside the MLP (D)
     token_shift: bool = False  # mixes the mixer's input with the previous token's, by a learned share per channel
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Annotated[float, Bounds(1e-30, 1)] = 1e-5
@@ -138,7 +138,7 @@ class EvalConfig:
     """How often to evaluate, and on how many tokens per domain."""
 
     every: NotNegative  # training tokens between evaluations of all domains; 0 = only at the end
-    tokens: Positive = 262_144  # most tokens per domain, the same ones at every evaluation
+    tokens: Positive = 262_144  # most tokens per domain; every evaluation uses the same tokens
     batch_size: PositiveOrNone = None  # sequences; None = the size of a training micro-batch
     seed: Seed = 0  # seed for choosing blocks, if a domain has more than `tokens`
     path: tuple[
@@ -154,7 +154,7 @@ class CheckpointConfig:
 
     every: NotNegative = 1000  # steps; 0 = only at the end and when the run is stopped
     keep: Positive = 2  # number of newest checkpoints to keep
-    keep_period: PositiveOrNone = None  # keep checkpoints at multiples of this step for good; None = only the newest
+    keep_period: PositiveOrNone = None  # also keep checkpoints at multiples of this step; None = only the newest
     ends: Literal["last", "all", "none"] = "last"  # which ends of a run with train.ends keep a checkpoint
 
 
@@ -304,11 +304,11 @@ def _check_block(model: Any) -> None:
     for name in dict.fromkeys(mixer.name for mixer in model.mixers):
         block = mixers.load(name).block
         if block is not None and not block.has_switches:
-            for key, off in (("canon", "none"), ("token_shift", False)):
-                if getattr(model, key) != off:
+            for key, neutral in (("canon", "none"), ("token_shift", False)):
+                if getattr(model, key) != neutral:
                     raise UserError(
-                        f"config.model.{key}={getattr(model, key)!r} is of the pre-norm block, and {name} has its own; "
-                        f"set config.model.{key}={off!r}, or choose another mixer."
+                        f"config.model.{key}={getattr(model, key)!r} needs the pre-norm block, but {name} has another "
+                        f"block; set config.model.{key}={neutral!r}, or choose another mixer."
                     )
 
 
@@ -319,23 +319,23 @@ def _check_ends(config: Any) -> None:
     """
     ends, steps = config.train.ends, config.train.steps
     cooldown, warmup = config.optim.cooldown, config.optim.warmup_steps
-    last = [round(share * steps) for share in ends]
-    if not (ends[0] > 0 and ends[-1] == 1 and last == sorted(set(last))):
+    end_steps = [round(share * steps) for share in ends]
+    if not (ends[0] > 0 and ends[-1] == 1 and end_steps == sorted(set(end_steps))):
         raise UserError(
-            f"config.train.ends={ends} must be shares of config.train.steps={steps} that ascend to 1, each at another "
-            "step, such as (0.5, 0.65, 0.8, 1)."
+            f"config.train.ends={ends} must be shares of config.train.steps={steps} that ascend to 1, at distinct "
+            "steps, such as (0.5, 0.65, 0.8, 1)."
         )
     if cooldown == 0:
         raise UserError(
-            "config.optim.cooldown=0 would leave config.train.ends at the full learning rate; set the share of the "
-            "steps up to an end over which it decays, such as 0.2."
+            "config.optim.cooldown=0 would leave config.train.ends at the full learning rate; set the share of an "
+            "end's steps in which the rate decays, such as 0.2."
         )
-    first = last[0] - max(1, round(cooldown * last[0]))
-    if first < max(1, warmup):
+    cooldown_start = end_steps[0] - max(1, round(cooldown * end_steps[0]))
+    if cooldown_start < max(1, warmup):
         raise UserError(
-            f"The cooldown to the first of config.train.ends={ends} begins after step {first}, which overlaps with the "
-            f"warmup of config.optim.warmup_steps={warmup}. Set a later first end, a shorter warmup, or a smaller "
-            f"config.optim.cooldown than {cooldown}."
+            f"The cooldown to the first of config.train.ends={ends} begins after step {cooldown_start}, which "
+            f"overlaps with the warmup of config.optim.warmup_steps={warmup}. Set a later first end, a shorter "
+            f"warmup, or a smaller config.optim.cooldown than {cooldown}."
         )
 
 

@@ -43,7 +43,7 @@ from seqjax.training.checksums import (
     PARAMS,
     DamagedError,
     check,
-    is_whole,
+    is_intact,
     read_metadata,
     read_object,
     write_checksums,
@@ -54,7 +54,7 @@ from seqjax.types import Params
 
 DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
-DESCRIBING = (".json", "metadata", "_METADATA", "_sharding")  # name endings of files that describe arrays
+METADATA_NAMES = (".json", "metadata", "_METADATA", "_sharding")  # name endings of files that describe arrays
 STORE_MARKER = "commit_success.txt"  # Orbax writes it when a checkpoint on gs:// is complete
 STATE = ("data", "meta", "params", "rest")
 
@@ -116,7 +116,7 @@ class Checkpoints:
         except (ValueError, RecursionError) as error:  # Orbax reads the metadata of all checkpoints here
             for step in self._steps():
                 try:
-                    read_metadata(self._of(step))
+                    read_metadata(self._directory(step))
                 except DamagedError as fault:
                     raise self._damaged(step, str(fault), STATE) from None
             raise UserError(
@@ -170,15 +170,15 @@ class Checkpoints:
         if step is None:
             return False
         try:
-            return tuple(sorted(read_metadata(self._of(step))["item_handlers"])) == PARAMS
+            return tuple(sorted(read_metadata(self._directory(step))["item_handlers"])) == PARAMS
         except DamagedError as error:
             raise self._damaged(step, str(error), STATE) from None
 
     @property
-    def named(self) -> str:
+    def recorded_identity(self) -> str:
         """The identity recorded in the newest checkpoint, or ""."""
         step = self.latest
-        return "" if step is None else read_metadata(self._of(step))["custom_metadata"].get("identity", "")
+        return "" if step is None else read_metadata(self._directory(step))["custom_metadata"].get("identity", "")
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest checkpoint's state and meta, and move `iterator` there.
@@ -188,7 +188,7 @@ class Checkpoints:
         step = self.latest
         assert step is not None
         if not iterator.is_global:
-            _require_as_many_processes(self._of(step))
+            _require_same_process_count(self._directory(step))
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(_abstract(state.params)),
             rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
@@ -198,10 +198,10 @@ class Checkpoints:
         restored = self._restore(items, STATE)
         if iterator.is_global:
             try:
-                place = _global_place(self._of(step))
+                position = _global_position(self._directory(step))
             except DamagedError as error:
                 raise self._damaged(step, str(error), STATE) from None
-            iterator.set_state(place)
+            iterator.set_state(position)
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
@@ -218,7 +218,7 @@ class Checkpoints:
                 # A run in another process removes old checkpoints, perhaps this one during the read.
                 self._manager.close()
                 self._manager = self._opened()
-                if self.latest == step and self._of(step).is_dir():
+                if self.latest == step and self._directory(step).is_dir():
                     raise
         raise UserError(
             f"{self._path} holds no complete checkpoint. Train first, or let the run reach its first save "
@@ -227,13 +227,13 @@ class Checkpoints:
 
     def _restore(self, items: ocp.args.Composite, names: Sequence[str]) -> Any:
         """Restore `items` of the newest checkpoint after checking the items `names`."""
-        self.require_whole(names)
+        self.require_intact(names)
         step = self.latest
         assert step is not None
         try:
             if not self._is_remote:
                 for name in {*names} & {"params", "rest"}:
-                    _require_chunks(self._of(step) / name)
+                    _require_chunks(self._directory(step) / name)
             return self._manager.restore(step, args=items)
         except DamagedError as error:
             raise self._damaged(step, str(error), names) from None
@@ -241,14 +241,15 @@ class Checkpoints:
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
-            if "checksums" in read_metadata(self._of(step))["custom_metadata"]:  # The checksums were right.
+            if "checksums" in read_metadata(self._directory(step))["custom_metadata"]:  # The checksums were right.
                 raise UserError(
-                    f"The checkpoint {self._of(step)} is whole, but cannot be restored here ({first_line(error)}). Put "
-                    "back its run's config.json, and install the package versions in run.json."
+                    f"The checkpoint {self._directory(step)} is intact but cannot be restored here "
+                    f"({first_line(error)}). Put back its run's config.json, and install the package versions in "
+                    "run.json."
                 ) from error
             raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
-    def require_whole(self, names: Sequence[str] = STATE) -> None:
+    def require_intact(self, names: Sequence[str] = STATE) -> None:
         """Raise `UserError` if the items `names` of the newest checkpoint are damaged.
 
         All processes must call it: each reads a part, and all raise if any finds damage.
@@ -258,7 +259,7 @@ class Checkpoints:
         fault = ""
         try:
             check(
-                self._of(step),
+                self._directory(step),
                 names,
                 identity=self.identity,
                 part=jax.process_index(),
@@ -280,8 +281,8 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     @contextlib.contextmanager
-    def named_when_disk_full(self) -> Iterator[None]:
-        """Turn a full disk into a `UserError` with the last good checkpoint."""
+    def disk_full_as_user_error(self) -> Iterator[None]:
+        """Turn a full disk into a `UserError` that names the newest complete checkpoint."""
         try:
             yield
         except OSError as error:
@@ -294,7 +295,7 @@ class Checkpoints:
         self._manager.close()
 
     # ---------------------------------------------------------------------------------------------- errors and fixes
-    def _of(self, step: int) -> Path | epath.Path:
+    def _directory(self, step: int) -> Path | epath.Path:
         return self._path / str(step)
 
     def _steps(self) -> list[int]:
@@ -302,37 +303,39 @@ class Checkpoints:
         return sorted(ocp.utils.checkpoint_steps(self._path)) if self._path.exists() else []
 
     def _damaged(self, step: int, fault: str, names: Sequence[str]) -> UserError:
-        """Return the error for a damaged checkpoint.
+        """Return the error for a damaged checkpoint, with the way to resume from an intact one.
 
-        It has the way to resume from the newest intact checkpoint. `names` are the required items.
+        `names` are the items that an intact checkpoint needs.
         """
         earlier = sorted((s for s in self._steps() if s < step), reverse=True)
-        good = next((s for s in earlier if is_whole(self._of(s), names, self.identity)), None)
-        if good is None and self.identity and is_whole(self._of(step), names, None):
+        intact = next((s for s in earlier if is_intact(self._directory(s), names, self.identity)), None)
+        if intact is None and self.identity and is_intact(self._directory(step), names, None):
             return UserError(
-                f"The checkpoint {self._of(step)} and {self._path.parent / 'run.json'} belong to different runs. Put "
-                "back this run's copy of whichever was replaced."
+                f"The checkpoint {self._directory(step)} and {self._path.parent / 'run.json'} belong to different "
+                "runs. Put back this run's copy of the replaced file."
             )
-        text = f"The checkpoint {self._of(step)} is damaged: {fault}."
-        if good is None:
+        text = f"The checkpoint {self._directory(step)} is damaged: {fault}."
+        if intact is None:
             return UserError(
-                f"{text} No whole one was made before it: put back a copy of the directory, or start again in another "
+                f"{text} No earlier checkpoint is intact: put back a copy of the directory, or start again in another "
                 "--workdir."
             )
-        delete = " and ".join(str(self._of(s)) for s in (step, *(s for s in earlier if s > good)))
+        delete = " and ".join(str(self._directory(s)) for s in (step, *(s for s in earlier if s > intact)))
         return UserError(
-            f"{text} The one of step {good} before it is whole: delete {delete} and run the same command again, to go "
-            f"on from step {good}; or put back a copy of the directory."
+            f"{text} To resume from the intact checkpoint of step {intact}, delete {delete} and run the same command "
+            "again; or put back a copy of the directory."
         )
 
     def _not_written(self, error: Exception) -> UserError:
         """Return the error for a failed write to the workdir; `error` is its cause."""
         complete = self._steps()
-        last = f"the last good checkpoint is {self._of(complete[-1])}" if complete else "no checkpoint is complete"
+        last = (
+            f"the last good checkpoint is {self._directory(complete[-1])}" if complete else "no checkpoint is complete"
+        )
         logging.error("checkpoint: %s", error)
         fix = "Check that it can be reached" if self._is_remote else "Free some disk space or repair the directory"
         return UserError(
-            f"Writing to {self._path.parent} failed; {last}. {fix}, then run the same command again. Cause: {error}"
+            f"Writing to {self._path.parent} failed ({error}); {last}. {fix}, then run the same command again."
         )
 
 
@@ -341,8 +344,8 @@ def _require_chunks(item: Path | epath.Path) -> None:
 
     Such chunks compress to a few bytes and unpack to gigabytes.
     """
-    described: Any = ocp.StandardCheckpointHandler().metadata(epath.Path(item))
-    for array in jax.tree.leaves(described.tree, is_leaf=lambda x: hasattr(x, "storage")):
+    metadata: Any = ocp.StandardCheckpointHandler().metadata(epath.Path(item))
+    for array in jax.tree.leaves(metadata.tree, is_leaf=lambda x: hasattr(x, "storage")):
         chunk = array.storage.chunk_shape if array.storage is not None else None
         if chunk is not None and math.prod(chunk) > max(1, math.prod(array.shape)):
             raise DamagedError(f"the array {array.name} {[*array.shape]} is stored in chunks of {[*chunk]}")
@@ -364,7 +367,7 @@ def _require_files(directory: Path) -> None:
                     f"{entry.path} is not a file but a link, a pipe or a device. Put back a copy of the checkpoint, or "
                     "delete it."
                 )
-            elif entry.name.endswith(DESCRIBING) and entry.stat().st_size > MOST_JSON:
+            elif entry.name.endswith(METADATA_NAMES) and entry.stat().st_size > MOST_JSON:
                 raise UserError(
                     f"{entry.path} has {size(entry.stat().st_size)}, more than checkpoint metadata can have. Put back "
                     "a copy of the checkpoint, or delete it."
@@ -385,7 +388,7 @@ def has_any(workdir: str | os.PathLike[str]) -> bool:
     return any(path.name.isdecimal() for path in (Path(workdir) / DIRECTORY).glob("*"))
 
 
-def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
+def _global_position(checkpoint: Path | epath.Path) -> dict[str, Any]:
     """Return the data position that process 0 saved.
 
     It is valid for any process count. Raises `DamagedError` if it is missing.
@@ -396,19 +399,19 @@ def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
     return read_object(paths[0], dict)
 
 
-def _require_as_many_processes(checkpoint: Path | epath.Path) -> None:
-    """Raise `UserError` if another number of processes saved the data positions.
+def _require_same_process_count(checkpoint: Path | epath.Path) -> None:
+    """Raise `UserError` if a different number of processes saved the data positions.
 
-    Each process saves a position for its own shards.
+    Each process saves the position in its own shards.
     """
     names = [path.name for path in (checkpoint / "data").glob("process_0-of-*.json")]
-    saved, now = "".join(names).removeprefix("process_0-of-").removesuffix(".json"), jax.process_count()
-    if saved.isdecimal() and int(saved) != now:
+    n_saved, n_processes = "".join(names).removeprefix("process_0-of-").removesuffix(".json"), jax.process_count()
+    if n_saved.isdecimal() and int(n_saved) != n_processes:
         workdir = checkpoint.parent.parent
         raise UserError(
-            f"{workdir}: number of processes {saved} -> {now}. Each process of a stream has a separate data position: "
-            f"start {saved} processes again, or start a new --workdir with blocks from `seqjax prepare`, which any "
-            "number of processes can resume."
+            f"{workdir}: number of processes {n_saved} -> {n_processes}. Each process of a stream has a separate data "
+            f"position: start {n_saved} processes again, or start a new --workdir with blocks from `seqjax prepare`, "
+            "which any number of processes can resume."
         )
 
 
@@ -419,12 +422,12 @@ def _abstract(tree: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- Orbax's messages
 @dataclasses.dataclass(frozen=True)
 class _UnraisableHook:
-    shown: Callable[[Any], Any]
+    previous_hook: Callable[[Any], Any]
 
     def __call__(self, unraisable: Any) -> None:
         error = unraisable.exc_value
         if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-            self.shown(unraisable)
+            self.previous_hook(unraisable)
 
 
 def _hide_noise() -> None:
@@ -436,12 +439,12 @@ def _hide_noise() -> None:
     because the run reports the stop.
     """
     for logger in (logging.get_absl_logger(), standard_logging.getLogger("asyncio")):
-        logger.addFilter(_is_news)
+        logger.addFilter(_is_informative)
     if not isinstance(sys.unraisablehook, _UnraisableHook):
         sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
 
-def _is_news(record: standard_logging.LogRecord) -> bool:
+def _is_informative(record: standard_logging.LogRecord) -> bool:
     if "orbax" not in record.pathname and "orbax" not in record.getMessage():
         return True
     return not (record.exc_info or "Reached preemption sync point" in record.getMessage())

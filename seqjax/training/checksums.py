@@ -30,8 +30,11 @@ def write_checksums(directory: Path) -> None:
     """Write `checksums.json` into a checkpoint directory before its rename."""
     paths = [path for item in directory.iterdir() if item.is_dir() for path in _files(item)]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(measure, paths)
-        sums = {path.relative_to(directory).as_posix(): list(pair) for path, pair in zip(paths, found, strict=True)}
+        lengths_and_crcs = pool.map(measure, paths)
+        sums = {
+            path.relative_to(directory).as_posix(): list(pair)
+            for path, pair in zip(paths, lengths_and_crcs, strict=True)
+        }
     write_json(directory / CHECKSUMS, {"crc32": sums}, sort_keys=True)
 
 
@@ -49,8 +52,8 @@ def check(
     processes can share the work: this call reads part `part` of `parts`.
     """
     metadata = read_metadata(directory)
-    is_of_run = tuple(metadata["item_handlers"]) != PARAMS
-    if identity is not None and is_of_run and metadata["custom_metadata"].get("identity", "") != identity:
+    is_resumable = tuple(metadata["item_handlers"]) != PARAMS
+    if identity is not None and is_resumable and metadata["custom_metadata"].get("identity", "") != identity:
         raise DamagedError("it belongs to another run: its identity differs from run.json")
     for name in names:
         if name not in metadata["item_handlers"]:
@@ -76,7 +79,7 @@ def _files(item: Path | epath.Path) -> list[Path]:
     return [path for path in Path(item).rglob("*") if path.is_file()]
 
 
-def is_whole(directory: Path | epath.Path, names: Sequence[str], identity: str | None) -> bool:
+def is_intact(directory: Path | epath.Path, names: Sequence[str], identity: str | None) -> bool:
     """Return whether `check` accepts a checkpoint."""
     try:
         check(directory, names, identity=identity)
@@ -90,18 +93,18 @@ def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
     if not path.isprintable() or {"", ".", ".."} & {*path.split("/")}:
         return f"{CHECKSUMS} names {path!r}, which is no file of the checkpoint"
     try:
-        found, found_crc = measure(directory / path)
+        actual_size, actual_crc = measure(directory / path)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
-    if found != size:
-        return f"{path} has {found} bytes, {size} were written"
-    return "" if found_crc == crc else f"{path} was changed: its checksum differs"
+    if actual_size != size:
+        return f"{path} has {actual_size} bytes, {size} were written"
+    return "" if actual_crc == crc else f"{path} was changed: its checksum differs"
 
 
 def read_metadata(directory: Path | epath.Path) -> dict[str, Any]:
     """Return a checkpoint's metadata; raise `DamagedError` if it is missing."""
-    found = read_object(directory / METADATA, {"item_handlers": dict, "custom_metadata": (dict, None)})
-    return {"item_handlers": found["item_handlers"], "custom_metadata": found["custom_metadata"] or {}}
+    metadata = read_object(directory / METADATA, {"item_handlers": dict, "custom_metadata": (dict, None)})
+    return {"item_handlers": metadata["item_handlers"], "custom_metadata": metadata["custom_metadata"] or {}}
 
 
 def read_object(path: Path | epath.Path, form: Any) -> dict[str, Any]:

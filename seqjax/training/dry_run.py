@@ -84,7 +84,7 @@ def describe(
     yield f"workdir      {_workdir(workdir, config)}"
     if weights is not None:
         yield f"weights      {_weights(weights, workdir)}"
-    kind = "simulated, not those of this machine" if simulated else f"{device.device_kind} ({device.platform})"
+    kind = "simulated CPU devices, not this machine's" if simulated else f"{device.device_kind} ({device.platform})"
     yield f"devices      {len(devices)} x {kind}"
     yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
     yield f"data         {_data(config)}"
@@ -120,23 +120,23 @@ def describe(
         yield f"             state and batch are {excess}"  # reported before the compilation, which may take minutes
     StatusLine().say("compiling the training step, for its memory")
     compiled = step.compile()
-    program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
-    needed, text = _memory(compiled, kept=step.state_bytes + step.batch_bytes, program=program)
+    program = "the CPU program; other devices have another program" if simulated else "the compiled step"
+    needed, text = _memory(compiled, resident_bytes=step.state_bytes + step.batch_bytes, program=program)
     yield f"memory       {text}"
     if simulated:
         yield "time         unknown: the devices are simulated"
         return
     if excess := _excess(needed, devices):
-        change = "lower config.train.per_device_batch_size"
+        remedy = "lower config.train.per_device_batch_size"
         if train.accumulate is not None:
-            change = "raise config.train.accumulate"
-        yield f"             {excess}: {change},"
+            remedy = "raise config.train.accumulate"
+        yield f"             {excess}: {remedy},"
         yield "             raise config.mesh.fsdp, or set config.model.remat"
     speed, source = None, ""
-    found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
-    if found is not None:
+    record = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
+    if record is not None:
         times = jax.device_count()
-        speed, source = found.tokens_per_s * times, found.source
+        speed, source = record.tokens_per_s * times, record.source
         source += f"; of one device, times {times}" if times > 1 else ""
     if speed is None and not excess and step.takes_seconds:
         speed, source = step.tokens_per_s(compiled), TIMED
@@ -205,12 +205,12 @@ def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = 
     """
     devices = jax.devices()[:1]
     step = Step(config, Model(config.model, max_len=config.train.seq_len), make_mesh(devices=devices), rules=RULES)
-    kept = step.state_bytes + step.batch_bytes
-    if (excess := _excess(kept, devices)) or not (timed and step.takes_seconds):
-        return Measured(None, excess and f"state and batch need {size(kept)} on one device, {excess}")
+    resident_bytes = step.state_bytes + step.batch_bytes
+    if (excess := _excess(resident_bytes, devices)) or not (timed and step.takes_seconds):
+        return Measured(None, excess and f"state and batch need {size(resident_bytes)} on one device, {excess}")
     say(f"timing {TIMED_STEPS} steps on {devices[0].device_kind}")
     compiled = step.compile()
-    needed, _ = _memory(compiled, kept=kept, program="")
+    needed, _ = _memory(compiled, resident_bytes=resident_bytes, program="")
     if excess := _excess(needed, devices):
         return Measured(None, f"a step needs {size(needed)} on one device, {excess}")
     try:
@@ -253,10 +253,13 @@ def simulated_devices(count: int) -> list[Any]:
         os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(FORCE))
         jax.config.update("jax_num_cpu_devices", count)
         jax.config.update("jax_platforms", "cpu")
-    found = jax.devices("cpu")
-    if len(found) < count:
-        raise UserError(f"JAX has started with {len(found)} CPU device(s), so {count} cannot be simulated any more.")
-    return found[:count]
+    cpu_devices = jax.devices("cpu")
+    if len(cpu_devices) < count:
+        raise UserError(
+            f"JAX has started with {len(cpu_devices)} CPU device(s), so {count} cannot be simulated; start a new "
+            "process."
+        )
+    return cpu_devices[:count]
 
 
 def _workdir(workdir: str | Path | None, config: Config) -> str:
@@ -274,7 +277,7 @@ def _workdir(workdir: str | Path | None, config: Config) -> str:
 
 def _weights(describe: Callable[[], str], workdir: str | Path | None) -> str:
     if workdir is not None and has_any(workdir):
-        return "those of the run in the workdir; --init_from would not be read"
+        return "from the run in the workdir; --init_from would be ignored"
     try:
         return describe()
     except UserError as error:
@@ -303,13 +306,13 @@ def _limit(device: Any) -> int | None:
     """Return a device's memory in bytes, for a CPU the machine's; None if unknown."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit")
-    known = []
+    limits = []
     with contextlib.suppress(OSError, ValueError):
-        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # the file may hold "max"
-            known.append(int(path.read_text(encoding="ascii")))
-    return min(known, default=None)
+            limits.append(int(path.read_text(encoding="ascii")))
+    return min(limits, default=None)
 
 
 def _excess(needed: int, devices: Sequence[Any]) -> str:
@@ -324,18 +327,18 @@ def _excess(needed: int, devices: Sequence[Any]) -> str:
     return f"MORE than the {size(limit)} of {'this machine' if is_cpu else 'a device'}"
 
 
-def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
+def _memory(compiled: Any, *, resident_bytes: int, program: str) -> tuple[int, str]:
     """Return the bytes a device needs, and a text with their parts.
 
-    `kept` counts state and batch bytes.
+    `resident_bytes` counts state and batch bytes.
     """
     analysis = compiled.memory_analysis()
     if analysis is None:
-        text = "at least, for parameters, optimiser and batch; this backend gives no analysis of the rest"
-        return kept, f"{size(kept)} {text}"
-    needed = kept + analysis.temp_size_in_bytes
+        text = "at least, for parameters, optimiser and batch; this backend gives no memory analysis"
+        return resident_bytes, f"{size(resident_bytes)} {text}"
+    needed = resident_bytes + analysis.temp_size_in_bytes
     return needed, (
-        f"{size(needed)} per device: {size(kept)} parameters, optimiser and batch, "
+        f"{size(needed)} per device: {size(resident_bytes)} parameters, optimiser and batch, "
         f"{size(analysis.temp_size_in_bytes)} gradients and activations (XLA's analysis of {program})"
     )
 
@@ -357,20 +360,20 @@ def recorded_speed(
     and FLOPs per token agree. With a share `within`, mixer settings may differ (such as QK norm), and parameters and
     FLOPs may differ by that share. The fastest matching record is returned, because kernels get faster.
     """
-    found: list[RecordedSpeed] = []
+    matches: list[RecordedSpeed] = []
     for entry in read_json(SPEEDS, {"speeds": [SPEED]})["speeds"]:
-        same = entry["name"].partition(":")[0] == config.name and entry["seq_len"] == config.train.seq_len
-        same &= device in (None, entry["device"])
-        same &= math.isclose(entry["params"], n_params, rel_tol=within or 1e-9)
-        same &= math.isclose(entry["flops_per_token"], per_token, rel_tol=within or 1e-9)
+        is_match = entry["name"].partition(":")[0] == config.name and entry["seq_len"] == config.train.seq_len
+        is_match &= device in (None, entry["device"])
+        is_match &= math.isclose(entry["params"], n_params, rel_tol=within or 1e-9)
+        is_match &= math.isclose(entry["flops_per_token"], per_token, rel_tol=within or 1e-9)
         # Parameters and FLOPs do not identify a model: Top-1 selection rules, for example, share them.
-        if same and (within or _measured(entry["name"], entry["size"]).model.mixer == config.model.mixer):
+        if is_match and (within or _benchmark_config(entry["name"], entry["size"]).model.mixer == config.model.mixer):
             source = f"{entry['file']}, batch {entry['batch']}, remat {entry['remat']}"
-            found.append(RecordedSpeed(entry["tokens_per_s"], entry["device"], source))
-    return max(found, default=None)
+            matches.append(RecordedSpeed(entry["tokens_per_s"], entry["device"], source))
+    return max(matches, default=None)
 
 
-def _measured(name: str, model_size: str) -> Config:
+def _benchmark_config(name: str, model_size: str) -> Config:
     """Return the config of a benchmark by its name `config[:key=value,...]`."""
     base, _, settings = name.partition(":")
     return from_config_dict(presets.read_config(f"{base}:{','.join(filter(None, (model_size, settings)))}"))

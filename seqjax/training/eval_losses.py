@@ -47,30 +47,32 @@ def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None
         if path.stem.isdecimal() and int(path.stem) > step:
             path.unlink()
     arrays, sources = {}, {}
-    for domain, b in blocks.items():
-        arrays |= {f"{domain}/{field}": getattr(b, field) for field in FIELDS}
-        arrays[f"{domain}/sha256"] = np.frombuffer(hashlib.sha256(b.tokens.tobytes()).digest(), np.uint8)
-        sources |= {f"{domain}/{SOURCES}": b.sources} if b.sources is not None else {}
-    described = directory / "blocks.npz"
-    if step and described.is_file():
-        before = read_arrays(described, fix=FIX)
-        _require_same(before, arrays, path=described)
-        if sources.keys() - before.keys():
-            _save(described, sources | before)
+    for domain, domain_blocks in blocks.items():
+        arrays |= {f"{domain}/{field}": getattr(domain_blocks, field) for field in FIELDS}
+        arrays[f"{domain}/sha256"] = np.frombuffer(hashlib.sha256(domain_blocks.tokens.tobytes()).digest(), np.uint8)
+        sources |= {f"{domain}/{SOURCES}": domain_blocks.sources} if domain_blocks.sources is not None else {}
+    blocks_path = directory / "blocks.npz"
+    if step and blocks_path.is_file():
+        recorded = read_arrays(blocks_path, fix=FIX)
+        _require_same(recorded, arrays, path=blocks_path)
+        if sources.keys() - recorded.keys():
+            _save(blocks_path, sources | recorded)
     else:
-        _save(described, arrays | sources)
+        _save(blocks_path, arrays | sources)
 
 
-def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray], *, path: Path) -> None:
+def _require_same(recorded: Mapping[str, np.ndarray], current: Mapping[str, np.ndarray], *, path: Path) -> None:
     changed = {
-        key.rpartition("/")[0] for key in before.keys() & now.keys() if not np.array_equal(before[key], now[key])
+        key.rpartition("/")[0]
+        for key in recorded.keys() & current.keys()
+        if not np.array_equal(recorded[key], current[key])
     }
-    changed |= domains_of(before) ^ domains_of(now)
+    changed |= domains_of(recorded) ^ domains_of(current)
     if changed:
         raise UserError(
-            f"{path}: this run was evaluated on other text of {', '.join(sorted(changed))} than it would be "
-            "now. Put back the earlier data (documents.npz in the directory of the blocks, or the texts in "
-            "config.eval.path), or start in another --workdir."
+            f"{path}: the evaluation text of {', '.join(sorted(changed))} has changed since this run began. Put back "
+            "the earlier data (documents.npz in the directory of the blocks, or the texts in config.eval.path), or "
+            "start in another --workdir."
         )
 
 
@@ -85,8 +87,10 @@ def seal(workdir: Path, step: int, arrays: Mapping[str, np.ndarray]) -> dict[str
 
     Returns {} if the run has no identity.
     """
-    own = identity.recorded(workdir)
-    return {"run/identity": np.array(own), "run/sha256": np.array(_digest(step, arrays))} if own else {}
+    run_identity = identity.recorded(workdir)
+    return (
+        {"run/identity": np.array(run_identity), "run/sha256": np.array(_digest(step, arrays))} if run_identity else {}
+    )
 
 
 def _digest(step: int, arrays: Mapping[str, np.ndarray]) -> str:
@@ -96,17 +100,19 @@ def _digest(step: int, arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _foreign(arrays: Arrays, own: str | None, step: int) -> str:
+def _remove_seal(arrays: Arrays, run_identity: str | None, step: int) -> str:
     """Remove the seal from `arrays`, and return its fault or "".
 
-    `own` is the run identity.
+    `run_identity` is the run identity.
     """
-    named, digest = (str(arrays.take(key, "U")) if key in arrays else "" for key in ("run/identity", "run/sha256"))
+    file_identity, digest = (
+        str(arrays.take(key, "U")) if key in arrays else "" for key in ("run/identity", "run/sha256")
+    )
     for key in ("run/identity", "run/sha256"):
         arrays.pop(key, None)
-    if named != (own or ""):
-        return "is of another run: run.json " + ("is missing" if own is None else "has another identity")
-    return "" if not named or digest == _digest(step, arrays) else "is not as it was written: it was edited, or renamed"
+    if file_identity != (run_identity or ""):
+        return "is from another run: run.json " + ("is missing" if run_identity is None else "has another identity")
+    return "" if not file_identity or digest == _digest(step, arrays) else "is edited or renamed: its checksum differs"
 
 
 def path(workdir: Path, step: int) -> Path:
@@ -120,20 +126,22 @@ def path(workdir: Path, step: int) -> Path:
 def fault(path: Path) -> str:
     """Return an evaluation file's fault, or "".
 
-    Values are "is missing", "is damaged", "is without DOMAIN", "is of another run: ..." and "is not as it was written:
+    Values are "is missing", "is damaged", "is without DOMAIN", "is from another run: ..." and "is edited or renamed:
     ...".
     """
     if not path.is_file():
         return "is missing"
     try:
-        found, blocks = read_arrays(path), path.with_name("blocks.npz")
-        step = int(path.stem) if path.stem.isdecimal() else int(found.take("step", "iu"))
-        if foreign := _foreign(found, identity.recorded(path.parents[1]), step):
-            return foreign
-        without = domains_of(read_arrays(blocks)) - found.keys() if blocks.is_file() and path.stem.isdecimal() else ()
+        arrays, blocks = read_arrays(path), path.with_name("blocks.npz")
+        step = int(path.stem) if path.stem.isdecimal() else int(arrays.take("step", "iu"))
+        if seal_fault := _remove_seal(arrays, identity.recorded(path.parents[1]), step):
+            return seal_fault
+        missing_domains = (
+            domains_of(read_arrays(blocks)) - arrays.keys() if blocks.is_file() and path.stem.isdecimal() else ()
+        )
     except UserError:
         return "is damaged"
-    return f"is without {', '.join(sorted(without))}" if without else ""
+    return f"is without {', '.join(sorted(missing_domains))}" if missing_domains else ""
 
 
 def domains_of(blocks: Iterable[str]) -> set[str]:
@@ -141,14 +149,14 @@ def domains_of(blocks: Iterable[str]) -> set[str]:
     return {name.rpartition("/")[0] for name in blocks}
 
 
-def lost(directory: Path, steps: Iterable[int]) -> list[Path]:
+def missing_files(directory: Path, steps: Iterable[int]) -> list[Path]:
     """Return the missing files among the blocks and the evaluations after `steps`.
 
     Returns [] if all files are missing: the run then recorded no block losses.
     """
-    wanted = [directory / DIRECTORY / "blocks.npz", *(path(directory, step) for step in steps)]
-    missing = [file for file in wanted if not file.is_file()]
-    return missing if len(missing) < len(wanted) else []
+    expected = [directory / DIRECTORY / "blocks.npz", *(path(directory, step) for step in steps)]
+    missing = [file for file in expected if not file.is_file()]
+    return missing if len(missing) < len(expected) else []
 
 
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
@@ -166,19 +174,19 @@ def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str
     for domain in domains_of(blocks):
         if f"{domain}/{SOURCES}" in blocks:
             blocks.take(f"{domain}/{SOURCES}", "iu", len(blocks.take(f"{domain}/documents", "iu", None)))
-    losses, own = {}, identity.recorded(directory.parent)
+    losses, run_identity = {}, identity.recorded(directory.parent)
     for path in sorted(path for path in directory.glob("[0-9]*.npz") if path.stem.isdecimal()):
-        losses[int(path.stem)] = of_step = own_arrays(path, own, int(path.stem))
-        for domain in domains_of(blocks) | of_step.keys():
-            of_step.take(domain, "f", len(blocks.take(f"{domain}/documents", "iu", None)))
+        losses[int(path.stem)] = step_losses = verified_arrays(path, run_identity, int(path.stem))
+        for domain in domains_of(blocks) | step_losses.keys():
+            step_losses.take(domain, "f", len(blocks.take(f"{domain}/documents", "iu", None)))
     return blocks, losses
 
 
-def own_arrays(path: Path, own: str | None, step: int | None = None) -> Arrays:
-    """Return a file's arrays; raise `UserError` unless their identity is `own`."""
+def verified_arrays(path: Path, run_identity: str | None, step: int | None = None) -> Arrays:
+    """Return a file's arrays; raise `UserError` unless their identity is `run_identity`."""
     arrays = read_arrays(path, fix=FIX)
-    if foreign := _foreign(arrays, own, int(arrays.take("step", "iu")) if step is None else step):
-        raise UserError(f"{path} {foreign}; {FIX}.")
+    if seal_fault := _remove_seal(arrays, run_identity, int(arrays.take("step", "iu")) if step is None else step):
+        raise UserError(f"{path} {seal_fault}; {FIX}.")
     return arrays
 
 

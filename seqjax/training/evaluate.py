@@ -50,9 +50,7 @@ class Domain(NamedTuple):
 def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
     """Return the batches of all evaluation domains, in-domain first.
 
-    Each call returns the same batches.
-
-    `tokens` limits the tokens per domain; 0 means `config.eval.tokens`.
+    Each call returns the same batches. `tokens` limits the tokens per domain; 0 means `config.eval.tokens`.
     """
     batch_size = eval_batch_size(config.eval.batch_size, config.train, mesh)
     domains = {}
@@ -128,12 +126,12 @@ class Evaluation:
 
         Process 0 writes; all processes must call it.
         """
-        sharding, found = batch_sharding(self._mesh), {}
+        sharding, token_losses = batch_sharding(self._mesh), {}
         for name, domain in self._domains.items():  # one at a time, to bound device memory
             parts = [self._token_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
-            found[name] = np.concatenate(jax.device_get(parts))[: len(domain.blocks.tokens)]
+            token_losses[name] = np.concatenate(jax.device_get(parts))[: len(domain.blocks.tokens)]
         if jax.process_index() == 0:
-            token_classes.write_classes(workdir, step, found, self.blocks, self._corpus)
+            token_classes.write_classes(workdir, step, token_losses, self.blocks, self._corpus)
 
     def entropy(self, params: Params) -> dict[str, dict[str, float]]:
         """Return the attention entropy by domain.
@@ -171,13 +169,15 @@ def summarize(
         nats = float(np.sum(loss)) * corpus.seq_len
         if n_bytes := int(np.sum(blocks[name].n_bytes)):
             row[f"eval/{name}/bits_per_byte"] = nats / math.log(2) / n_bytes
-    for side, inside in (("in_domain", True), ("out_of_domain", False)):
-        names = [name for name in losses if name in corpus.natural_shares and (name in corpus.in_domain) == inside]
+    for side, is_in_domain in (("in_domain", True), ("out_of_domain", False)):
+        names = [
+            name for name in losses if name in corpus.natural_shares and (name in corpus.in_domain) == is_in_domain
+        ]
         if names:
-            of_side = [row[f"eval/{name}/loss"] for name in names]
-            row[f"eval_mean/{side}/equal"] = float(np.mean(of_side))
+            side_losses = [row[f"eval/{name}/loss"] for name in names]
+            row[f"eval_mean/{side}/equal"] = float(np.mean(side_losses))
             shares = [corpus.natural_shares[name] for name in names]
-            row[f"eval_mean/{side}/natural"] = float(np.average(of_side, weights=shares))
+            row[f"eval_mean/{side}/natural"] = float(np.average(side_losses, weights=shares))
     return row
 
 
@@ -195,15 +195,15 @@ def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
     A damaged evaluation file counts as missing.
     """
     directory = segment.directory(workdir)
-    kept = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
-    return kept and not eval_losses.fault(eval_losses.path(directory, segment.end))
+    has_checkpoint = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
+    return has_checkpoint and not eval_losses.fault(eval_losses.path(directory, segment.end))
 
 
-def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> None:
-    """Repeat the last evaluation of a finished run if its files need it.
+def repair_evaluation(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> None:
+    """Repeat the last evaluation of a finished run if its files are lost or damaged.
 
-    This happens if the block losses are lost or damaged, or if the token-class file is damaged. `params` are the
-    parameters after `step`, the last step. All processes must call it, inside `jax.set_mesh`.
+    The files are the block losses and the token-class file; a missing token-class file is not an error. `params` are
+    the parameters after `step`, the last step. All processes must call it, inside `jax.set_mesh`.
 
     Raises `UserError` if the losses differ from `metrics.jsonl`. Also raises it if the file of an earlier evaluation is
     damaged, because that evaluation cannot be repeated and a study reads it.
@@ -211,38 +211,38 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
     workdir, lead = mirror.directory, jax.process_index() == 0
     path, classes = eval_losses.path(workdir, step), workdir / eval_losses.DIRECTORY / token_classes.CLASSES
     faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
-    again = np.array([bool(fault) for fault in faults])
+    repeat = np.array([bool(fault) for fault in faults])
     if jax.process_count() > 1:  # All processes must evaluate together.
         with jax.transfer_guard("allow"):
-            again = multihost_utils.broadcast_one_to_all(again)
-    if again[0]:
+            repeat = multihost_utils.broadcast_one_to_all(repeat)
+    if repeat[0]:
         losses, row = evaluation.measure(params)
         rows = metrics.read(workdir) if lead else []
         if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == step):
             raise UserError(
-                f"{path} {faults[0]}, and the checkpoint of step {step} has other losses here than in {mirror}/"
-                "metrics.jsonl. Put back a copy of the file, or write it again: run the same command on the devices "
-                "that trained the run."
+                f"{path} {faults[0]}, and the checkpoint of step {step} now gives other losses than "
+                f"{mirror}/metrics.jsonl. Put back a copy of the file, or run the same command on the devices that "
+                "trained the run to write it again."
             )
         if lead:
             eval_losses.write(workdir, step, losses)
-    if again[1]:
+    if repeat[1]:
         evaluation.write_classes(workdir, step, params)
     if lead:
         for file, fault in zip((path, classes), faults, strict=True):
             if fault:
-                StatusLine().say(f"{file} {fault.replace('is', 'was', 1)}; it was made again from the checkpoint.")
+                StatusLine().say(f"{file} {fault.replace('is', 'was', 1)}; it was recomputed from the checkpoint.")
         eval_losses.read(workdir)
 
 
-def say_lost(config: Config, workdir: Path) -> None:
+def report_missing_files(config: Config, workdir: Path) -> None:
     """Print the missing evaluation files that a finished run cannot recreate."""
-    say = StatusLine().say
+    print_line = StatusLine().say
     for directory in dict.fromkeys([workdir, *(segment.directory(workdir) for segment in segments(config))]):
         rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
         steps = [row["step"] for row in rows if any(key.startswith("eval/") for key in row)]
-        for file in eval_losses.lost(directory, steps):
-            say(f"{file} is missing. Put back a copy of it: a study needs it for intervals.")
+        for file in eval_losses.missing_files(directory, steps):
+            print_line(f"{file} is missing. Put back a copy of it: a study needs it for intervals.")
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:
@@ -271,7 +271,7 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
     except UserError:
         mesh = make_mesh()  # The run's mesh needs more devices, e.g. a pod.
     files = mirrors.readable(workdir)
-    if not identity.require(files, called=str(workdir)) and (files / "run.json").is_file():
+    if not identity.require(files, label=str(workdir)) and (files / "run.json").is_file():
         StatusLine().say(f"{workdir}: {identity.NOT_CHECKED}.")
     rules = origin.read(files)["rules"]
     model = Model(config.model, max_len=config.train.seq_len, carry_from_zero=rules == 1)
@@ -293,10 +293,10 @@ def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Pa
     logging.set_verbosity(logging.ERROR)  # Orbax warns about read-only use, intended here.
     try:
         directory = trained(config, workdir)
-        own = identity.recorded(mirrors.readable(directory))
-        checkpoints = Checkpoints(directory, read_only=True, identity=own)
-        found = checkpoints.restore_params(target)
+        run_identity = identity.recorded(mirrors.readable(directory))
+        checkpoints = Checkpoints(directory, read_only=True, identity=run_identity)
+        params_and_step = checkpoints.restore_params(target)
         checkpoints.close()
     finally:
         logging.set_verbosity(verbosity)
-    return found
+    return params_and_step

@@ -35,7 +35,7 @@ MAY_CHANGE = (
 )
 LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
 FORM = {"identity?": str, "settings?": [str]}  # in run.json
-NOT_CHECKED = "it began before runs had identities, so it is not checked whether all of its files are its own"
+NOT_CHECKED = "it began before runs had identities, so its files are not checked"
 
 
 def of(config: Config, *, manifest: str, test_sets: Mapping[str, str], origin: Mapping[str, Any]) -> str:
@@ -63,9 +63,9 @@ def _of_end(identity: str | None, step: int) -> str | None:
 
 def settings_of(values: Mapping[str, Any]) -> str:
     """Return the hash of a config.json, without the settings that a run may change."""
-    kept = dict(_flat(values, ""))
-    changing = (*MAY_CHANGE, "version", *(LENGTH if kept.get("train.ends") else ()))
-    return _digest({key: value for key, value in kept.items() if not key.startswith(changing)})
+    settings = dict(_flat(values, ""))
+    changing = (*MAY_CHANGE, "version", *(LENGTH if settings.get("train.ends") else ()))
+    return _digest({key: value for key, value in settings.items() if not key.startswith(changing)})
 
 
 def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -98,40 +98,40 @@ def entry(directory: Path, config: Config, identity: str | None) -> dict[str, An
     if not identity:
         return {}
     path = directory / "config.json"
-    before = [read_json(path)] if path.is_file() else []
-    return {"identity": identity, "settings": sorted({settings_of(values) for values in (*before, to_dict(config))})}
+    recorded = [read_json(path)] if path.is_file() else []
+    return {"identity": identity, "settings": sorted({settings_of(values) for values in (*recorded, to_dict(config))})}
 
 
-def require(workdir: Path, *, called: str = "") -> bool:
+def require(workdir: Path, *, label: str = "") -> bool:
     """Check config.json and end directories against run.json.
 
-    Returns whether the run has an identity to check. `called` is the user's name for the workdir. Losses and
+    Returns whether the run has an identity to check. `label` is the user's name for the workdir. Losses and
     checkpoints are checked when they are read. Raises `UserError` if config.json was edited, or if an end's directory
     belongs to another run.
     """
-    called = called or str(workdir)
+    label = label or str(workdir)
     identity = recorded(workdir)
     if identity is None:
         return False
-    _require_settings(workdir, called)
+    _require_settings(workdir, label)
     for end in sorted(workdir.glob(f"{ENDS}/*")):
-        wanted = _of_end(identity, int(end.name)) if end.name.isdecimal() else None
-        if wanted is None or (found := recorded(end)) is None:
+        expected = _of_end(identity, int(end.name)) if end.name.isdecimal() else None
+        if expected is None or (end_identity := recorded(end)) is None:
             continue
-        if found != wanted:
+        if end_identity != expected:
             raise UserError(
-                f"{called}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
-                f"{called}/run.json. Put back this run's directory, or move it away and train again."
+                f"{label}/{ENDS}/{end.name} belongs to another run: its run.json has another identity than "
+                f"{label}/run.json. Put back this run's directory, or move it away and train again."
             )
-        _require_settings(end, f"{called}/{ENDS}/{end.name}")
+        _require_settings(end, f"{label}/{ENDS}/{end.name}")
     return bool(identity)
 
 
-def _require_settings(directory: Path, called: str) -> None:
+def _require_settings(directory: Path, label: str) -> None:
     settings = read_json(directory / "run.json", FORM).get("settings")
     path = directory / "config.json"
     if settings and path.is_file() and settings_of(read_json(path)) not in settings:
         raise UserError(
-            f"{called}/config.json and run.json do not belong together: one was edited, or comes from another run. Put "
+            f"{label}/config.json and run.json do not belong together: one was edited, or comes from another run. Put "
             "back this run's copy; other settings need another --workdir."
         )

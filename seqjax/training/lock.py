@@ -27,18 +27,18 @@ from seqjax.escape import message
 from seqjax.reading import content, parse_json
 
 FILE = "run.lock"
-STALE_SECONDS = 180.0  # without a sign of life, after which a run that cannot be seen from here is taken for dead
+STALE_SECONDS = 180.0  # age at which a lock from another host or container counts as dead
 BEAT_SECONDS = 20.0
 LOOK_SECONDS = 1.0
-SETTLE_SECONDS = 0.5  # in which other runs that saw the same dead lock remove it
-MOMENT_SECONDS = 0.05  # the same, for a run that saw no lock: one may have been removed a moment before
+SETTLE_SECONDS = 0.5  # time for other runs that saw the same dead lock to remove it
+MOMENT_SECONDS = 0.05  # the same for a run that saw no lock, because one may just have been removed
 
 
 class Holder(NamedTuple):
     """The process that holds a lock; `token` identifies the lock."""
 
     host: str
-    space: str  # the boot and the pid namespace (a container has one of its own) that `pid` belongs to
+    space: str  # the boot and pid namespace of `pid`; each container has a separate namespace
     pid: int
     started: str
     since: str
@@ -52,7 +52,7 @@ class Holder(NamedTuple):
         """Whether the process is running; None on another host or in another container."""
         if (self.host, self.space) != (socket.gethostname(), pid_space()):
             return None
-        return start_of(self.pid) == self.started
+        return start_time_of(self.pid) == self.started
 
 
 class WorkdirLock:
@@ -60,31 +60,31 @@ class WorkdirLock:
 
     def __init__(self, workdir: str, holder: Holder):
         self._workdir, self._lock, self._holder = workdir, f"{workdir}/{FILE}", holder
-        self._opened = None if store.url_of(workdir) else os.open(workdir, os.O_RDONLY)  # also when it is moved
-        self._lost_to: Holder | str = ""
-        self._seen = time.time()  # when this run last saw its own lock
+        self._directory_fd = None if store.url_of(workdir) else os.open(workdir, os.O_RDONLY)  # also when it is moved
+        self._taken_by: Holder | str = ""
+        self._last_seen = time.time()  # when this run last saw its own lock
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
         self._thread.start()
 
-    def check(self, *, look: bool = False) -> None:
+    def check(self, *, reread: bool = False) -> None:
         """Raise `UserError` if another run has taken the workdir.
 
-        This can happen after this process stood still for minutes. The lock is read now if `look` is set or this
+        This can happen after this process stood still for minutes. The lock is read now if `reread` is set or this
         process was suspended. In that case a moved workdir is an error too.
         """
-        look = look or abs(time.time() - self._seen) > 2 * BEAT_SECONDS
-        if look and self._opened is not None and not self._is_in_place():
+        reread = reread or abs(time.time() - self._last_seen) > 2 * BEAT_SECONDS
+        if reread and self._directory_fd is not None and not self._is_in_place():
             raise UserError(
-                f"{self._workdir} was moved or deleted while this run wrote to it. Nothing more is written; to go on "
-                "from the last checkpoint, run the same command again with --workdir=DIR, where it is now."
+                f"{self._workdir} was moved or deleted while this run wrote to it, so the run has stopped. To resume "
+                "from the last checkpoint, run the same command with --workdir=DIR, the directory's new path."
             )
-        if look:
+        if reread:
             with contextlib.suppress(OSError, store.StoreError):  # The next write reports it.
-                self._is_there()
-        if self._lost_to:
+                self._is_held()
+        if self._taken_by:
             raise UserError(
-                f"{self._workdir} was taken by {self._lost_to}: this run gave no sign of life for more than "
+                f"{self._workdir} was taken by {self._taken_by}: this run did not touch its lock for more than "
                 f"{STALE_SECONDS / 60:.0f} minutes. It stops here; the other run continues from the last checkpoint, "
                 "which is intact."
             )
@@ -94,40 +94,44 @@ class WorkdirLock:
         self._released.set()
         self._thread.join()
         with contextlib.suppress(OSError, store.StoreError):
-            there = self._is_there()
-            if self._opened is None and there:
+            is_held = self._is_held()
+            if self._directory_fd is None and is_held:
                 store.remove(self._lock)
-            elif self._opened is not None and not self._lost_to:
-                os.unlink(FILE, dir_fd=self._opened)
-        if self._opened is not None:
-            os.close(self._opened)
+            elif self._directory_fd is not None and not self._taken_by:
+                os.unlink(FILE, dir_fd=self._directory_fd)
+        if self._directory_fd is not None:
+            os.close(self._directory_fd)
 
-    def _is_there(self) -> bool:
-        """Return whether this run holds the lock, and remember who has taken it.
+    def _is_held(self) -> bool:
+        """Return whether this run holds the lock, and remember the run that has taken it.
 
-        A missing or empty lock was taken too: another run has ended since, or is just starting.
+        A missing or empty lock counts as taken: another run has ended since, or is just starting.
         """
-        if self._opened is not None and not self._is_in_place():
-            return False  # `check` says that the directory has moved; its lock has moved with it.
-        found = _read(self._lock)
-        if found is None or found.token != self._holder.token:
-            self._lost_to = found or self._lost_to or "another run"
+        if self._directory_fd is not None and not self._is_in_place():
+            return False  # `check` reports the moved directory; its lock has moved with it.
+        holder = _read(self._lock)
+        if holder is None or holder.token != self._holder.token:
+            self._taken_by = holder or self._taken_by or "another run"
         else:
-            self._seen = time.time()
-        return not self._lost_to
+            self._last_seen = time.time()
+        return not self._taken_by
 
     def _is_in_place(self) -> bool:
-        here = Path(self._workdir)
-        return self._opened is not None and here.exists() and os.path.samestat(here.stat(), os.fstat(self._opened))
+        directory = Path(self._workdir)
+        return (
+            self._directory_fd is not None
+            and directory.exists()
+            and os.path.samestat(directory.stat(), os.fstat(self._directory_fd))
+        )
 
     def _beat(self) -> None:
-        while not self._lost_to and not self._released.wait(BEAT_SECONDS):
-            # A file server or store may be away for a while; the age of the lock tells the others.
+        while not self._taken_by and not self._released.wait(BEAT_SECONDS):
+            # A file server or store may be unreachable for a while; other runs see this in the lock's age.
             with contextlib.suppress(OSError, store.StoreError):
-                if self._is_there() and self._opened is None:
+                if self._is_held() and self._directory_fd is None:
                     store.write(self._lock, _content(self._holder))
-                elif self._opened is not None and not self._lost_to:
-                    os.utime(FILE, dir_fd=self._opened)
+                elif self._directory_fd is not None and not self._taken_by:
+                    os.utime(FILE, dir_fd=self._directory_fd)
 
 
 @contextlib.contextmanager
@@ -170,16 +174,16 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
     """
     lock, pid, since = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     seconds = MOMENT_SECONDS
-    mine = Holder(socket.gethostname(), pid_space(), pid, start_of(pid), since, uuid.uuid4().hex)
+    own_holder = Holder(socket.gethostname(), pid_space(), pid, start_time_of(pid), since, uuid.uuid4().hex)
     for _ in range(5):
-        if _create(lock, _content(mine)):
-            time.sleep(seconds)  # Another that saw a dead lock here may yet remove this one, taking it for that.
-            if (found := _read(lock)) is not None and found.token == mine.token:
-                return mine
+        if _create(lock, _content(own_holder)):
+            time.sleep(seconds)  # Another run that saw a dead lock here may still remove this lock by mistake.
+            if (written_holder := _read(lock)) is not None and written_holder.token == own_holder.token:
+                return own_holder
         elif (age := _age(lock)) is not None:
             holder = _read(lock)
             if wait and -LOOK_SECONDS < age < STALE_SECONDS and (holder is None or holder.alive is None):
-                age = _awaited(workdir, holder, age)
+                age = _wait_for_sign_of_life(workdir, holder, age)
             if age is not None:
                 _require_dead(workdir, holder, age)
                 store.remove(lock)
@@ -187,20 +191,20 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
     raise UserError(f"{workdir}: other runs start in it at the same time; give another --workdir.")
 
 
-def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | None:
+def _wait_for_sign_of_life(workdir: str, holder: Holder | None, age: float | None) -> float | None:
     """Wait for a sign of life, at most until the lock is stale.
 
     Returns the lock's age then, or None if it was released.
     """
-    before = age
+    previous_age = age
     who = message(holder or "another process")
     sys.stderr.write(
         f"{workdir} was left in use by {who}; waiting up to {STALE_SECONDS - (age or 0):.0f} s for a sign of life.\n"
     )
     sys.stderr.flush()
-    while age is not None and before is not None and before <= age < STALE_SECONDS:
+    while age is not None and previous_age is not None and previous_age <= age < STALE_SECONDS:
         time.sleep(LOOK_SECONDS)
-        before, age = age, _age(f"{workdir}/{FILE}")
+        previous_age, age = age, _age(f"{workdir}/{FILE}")
     return age
 
 
@@ -210,13 +214,15 @@ def _require_dead(workdir: str, holder: Holder | None, age: float) -> None:
     if alive is False or (alive is None and age >= STALE_SECONDS):
         return
     who = f"{holder}, since {holder.since}" if holder is not None else "another process"
-    wait = f" It cannot be seen from here and showed signs of life {age:.0f} s ago: if it is dead, try again in "
-    wait = "" if alive else f"{wait}{STALE_SECONDS - age:.0f} s."
+    advice = ""
     if not alive and age < -LOOK_SECONDS:  # the clock was set back
-        wait = f" Its {FILE} is dated {-age:.0f} s from now: if it is dead, delete that file."
+        advice = f"; its {FILE} is dated {-age:.0f} s from now: if it is dead, delete that file"
+    elif not alive:
+        advice = f"; it is not visible from here and touched its lock {age:.0f} s ago: if it is dead, try again in "
+        advice += f"{STALE_SECONDS - age:.0f} s"
     raise UserError(
-        f"{workdir} is in use by {who}.{wait} Give another --workdir, or stop that run first; this one would then go "
-        "on from its last checkpoint."
+        f"{workdir} is in use by {who}{advice}. Give another --workdir, or stop that run first; this command then "
+        "resumes from its last checkpoint."
     )
 
 
@@ -235,7 +241,7 @@ def _create(lock: str, content: bytes) -> bool:
     try:
         with file:
             file.write(content)
-    except OSError:  # The disk is full: what was written names nobody, and would be respected until it is stale.
+    except OSError:  # The disk is full. The incomplete lock would block the workdir until it is stale.
         with contextlib.suppress(OSError):
             Path(lock).unlink()
         raise
@@ -249,14 +255,14 @@ def _read(lock: str) -> Holder | None:
     """
     try:
         text = store.read(lock) if store.url_of(lock) else content(lock)
-        found = parse_json(text or b"", Holder.__annotations__, lock)
+        values = parse_json(text or b"", Holder.__annotations__, lock)
     except store.StoreError:
         raise
     except UserError as error:
         if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
             raise error.__cause__ from None
         return None
-    return Holder(*(found[field] for field in Holder._fields))
+    return Holder(*(values[field] for field in Holder._fields))
 
 
 def _age(lock: str) -> float | None:
@@ -282,7 +288,7 @@ def pid_space() -> str:
         return ""
 
 
-def start_of(pid: int) -> str:
+def start_time_of(pid: int) -> str:
     """Return a process's start time in ticks; "" if the process has ended.
 
     Pid and start time together identify a process.
@@ -296,5 +302,5 @@ def start_of(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:  # There is no /proc.
         return "running"
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return "" if state == "Z" else fields[18]  # a zombie has ended, but its parent has not looked yet
+    state, *fields = stat.rpartition(")")[2].split()  # the process name may hold spaces and parentheses
+    return "" if state == "Z" else fields[18]  # a zombie has ended, but its parent has not waited for it

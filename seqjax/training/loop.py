@@ -31,7 +31,7 @@ from seqjax.terminal import StatusLine
 from seqjax.training import eval_losses, identity, metrics, mirrors, origin, provenance, report, schedule, train_log
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints, has_any
-from seqjax.training.evaluate import Evaluation, is_complete, mend, say_lost
+from seqjax.training.evaluate import Evaluation, is_complete, repair_evaluation, report_missing_files
 from seqjax.training.processes import StopRequest
 from seqjax.training.step import (
     TrainState,
@@ -63,7 +63,7 @@ class Setup(NamedTuple):
     origin: dict[str, Any]  # for run.json (seqjax/training/origin.py)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A position in training: device state, data position, log state (None: new)."""
 
     step: int
@@ -110,7 +110,7 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
         try:
             return _train_segments(config, mirror, weights, manifest=manifest)
         except FileNotFoundError as error:
-            mirror.check_lock(look=True)  # raises a clearer error if the workdir was moved or deleted
+            mirror.check_lock(reread=True)  # raises a clearer error if the workdir was moved or deleted
             if not Path(str(error.filename)).absolute().is_relative_to(mirror.directory.absolute()):
                 raise
             raise UserError(
@@ -120,61 +120,61 @@ def train(config: Config, workdir: str | Path, *, weights: Weights | None = None
 
 
 def _train_segments(config: Config, mirror: mirrors.Mirror, weights: Weights | None, *, manifest: str) -> bool:
-    """Train all incomplete segments, then report the run.
-
-    Returns False if it was stopped.
-    """
-    say = StatusLine(quiet=jax.process_index() != 0).say
-    extended: dict[str, Any] = {}
+    """Train all incomplete segments and write the report; return False if stopped early."""
+    print_line = StatusLine(quiet=jax.process_index() != 0).say
+    extension: dict[str, Any] = {}
     if jax.process_index() == 0:
         mirror.pull()
         workdirs.check_config(mirror, config)
         metrics.require_checkpoint(mirror)
         mirror.remove_temporaries()
-        extended = workdirs.extension(mirror, config)
-        identity.require(mirror.directory, called=str(mirror))
+        extension = workdirs.extension(mirror, config)
+        identity.require(mirror.directory, label=str(mirror))
     setup = _set_up(config, mirror, manifest=manifest)
     checkpoints = _checkpoints(config, mirror, setup.origin.get("identity"))
     if weights is not None and checkpoints.latest is not None:
-        say(f"{mirror} has weights of its own and goes on with them; --init_from={weights.source} is not read.")
-    trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints, weights)
-    if extended:
-        setup.origin.update(origin.extended(setup.origin, {"step": trunk.step, **extended}))
-    _require_reachable(setup, trunk.step, extended=bool(extended))
+        print_line(f"{mirror} has a checkpoint and resumes from it; --init_from={weights.source} is ignored.")
+    trunk = position = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints, weights)
+    if extension:
+        setup.origin.update(origin.extended(setup.origin, {"step": trunk.step, **extension}))
+    _require_reachable(setup, trunk.step, extended=bool(extension))
     for line in _description(setup, trunk):
-        say(line)
+        print_line(line)
     with StopRequest() as stop:
         for segment in schedule.segments(config):
             if not segment.is_cooldown:
                 if trunk.step < segment.end or not config.train.ends:
-                    trunk = place = _train(setup, segment, trunk, mirror, checkpoints, stop=stop)
+                    trunk = position = _train(setup, segment, trunk, mirror, checkpoints, stop=stop)
             elif not is_complete(config, segment, mirror.directory):
-                there = mirror.of_end(segment)
-                of_end = _checkpoints(config, there, identity.of_segment(setup.origin.get("identity"), segment))
-                place = _restored(setup, of_end, there) or _branch(trunk)
-                say(f"Cooling down from step {place.step} to the end at step {segment.end} in {there}")
-                place = _train(setup, segment, place, there, of_end, stop=stop)
-                of_end.wait()
-                of_end.close()
-            elif has_any(there := segment.directory(mirror.directory)):
-                own = identity.of_segment(setup.origin.get("identity"), segment)
-                Checkpoints(there, read_only=True, identity=own).require_whole()
+                end_mirror = mirror.for_end(segment)
+                end_identity = identity.of_segment(setup.origin.get("identity"), segment)
+                end_checkpoints = _checkpoints(config, end_mirror, end_identity)
+                position = _restored(setup, end_checkpoints, end_mirror) or _branch(trunk)
+                print_line(f"Cooling down from step {position.step} to the end at step {segment.end} in {end_mirror}")
+                position = _train(setup, segment, position, end_mirror, end_checkpoints, stop=stop)
+                end_checkpoints.wait()
+                end_checkpoints.close()
+            elif has_any(end_directory := segment.directory(mirror.directory)):
+                end_identity = identity.of_segment(setup.origin.get("identity"), segment)
+                Checkpoints(end_directory, read_only=True, identity=end_identity).require_intact()
             if stop.agreed_on:
                 break
     checkpoints.wait()
     checkpoints.close()
-    if stop.agreed_on and place.step < config.train.steps:
-        say(
-            f"Stopped by {stop.name} after step {place.step}; everything is saved. Go on with the same command and "
-            f"--workdir={mirror}"
+    if stop.agreed_on and position.step < config.train.steps:
+        print_line(
+            f"Stopped by {stop.name} after step {position.step}; everything is saved. To resume, run the same command "
+            f"with --workdir={mirror}"
         )
         return False
     if jax.process_index() == 0:
-        mirror.check_lock(look=True)
-        say_lost(config, mirror.directory)
-        at_end = place.step == config.train.steps  # False if the last of several ends was already complete
-        params, rng = (place.state.params, place.state.rng) if at_end else (None, None)
-        say(report.of_run(mirror, config, setup.corpus, setup.model, params=params, rng=rng, mesh=setup.mesh))
+        mirror.check_lock(reread=True)
+        report_missing_files(config, mirror.directory)
+        at_end = position.step == config.train.steps  # False if the last of several ends was already complete
+        params, rng = (position.state.params, position.state.rng) if at_end else (None, None)
+        print_line(
+            report.write_for_run(mirror, config, setup.corpus, setup.model, params=params, rng=rng, mesh=setup.mesh)
+        )
         mirror.push()
     return True
 
@@ -198,11 +198,11 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
         process_count=jax.process_count(),
     )
     # ----------------------------------------------------------------------------------------------- model, state
-    begun = origin.read(mirror.directory)
+    run_origin = origin.read(mirror.directory)
     if jax.process_count() > 1:  # only process 0 has the files of a store
-        begun["rules"] = int(multihost_utils.broadcast_one_to_all(np.array(begun["rules"], np.int32)))
-    model = Model(config.model, max_len=seq_len, carry_from_zero=begun["rules"] == 1)
-    optimizer = schedule.optimizer(config.optim, model.groups if begun["rules"] > 1 else None)
+        run_origin["rules"] = int(multihost_utils.broadcast_one_to_all(np.array(run_origin["rules"], np.int32)))
+    model = Model(config.model, max_len=seq_len, carry_from_zero=run_origin["rules"] == 1)
+    optimizer = schedule.optimizer(config.optim, model.groups if run_origin["rules"] > 1 else None)
     init = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
     shapes = jax.eval_shape(init)
     state, tokens = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
@@ -211,7 +211,7 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
         mesh=mesh,
         corpus=corpus,
         iterator=iterator,
-        evaluation=Evaluation(model, corpus, config, mesh=mesh, rules=begun["rules"]),
+        evaluation=Evaluation(model, corpus, config, mesh=mesh, rules=run_origin["rules"]),
         model=model,
         init=jax.jit(init, out_shardings=state),
         target=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state),
@@ -219,21 +219,18 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
         n_micro=n_micro,
         train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
         mirror=mirror,
-        origin=begun,
+        origin=run_origin,
     )
 
 
-def _checkpoints(config: Config, mirror: mirrors.Mirror, own: str | None) -> Checkpoints:
+def _checkpoints(config: Config, mirror: mirrors.Mirror, run_identity: str | None) -> Checkpoints:
     keep, period = config.checkpoint.keep, config.checkpoint.keep_period
-    check = functools.partial(mirror.check_lock, look=True)
-    return Checkpoints(str(mirror), keep=keep, keep_period=period, identity=own, before_commit=check)
+    check = functools.partial(mirror.check_lock, reread=True)
+    return Checkpoints(str(mirror), keep=keep, keep_period=period, identity=run_identity, before_commit=check)
 
 
-def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) -> Place | None:
-    """Return the place of the newest checkpoint.
-
-    Returns None if no checkpoint can be resumed.
-    """
+def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) -> Position | None:
+    """Return the position of the newest checkpoint; None if no checkpoint can be resumed."""
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
         return None
@@ -253,33 +250,33 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: mirrors.Mirror) ->
             f"{mirror}/run.json is missing or belongs to another run: the checkpoint of step {step} has other rules. "
             "Put back a copy of run.json."
         )
-    setup.origin.setdefault("identity", checkpoints.named)  # run.json is lost, or only process 0 has it
-    return Place(step, state, setup.iterator.get_state(), log)
+    setup.origin.setdefault("identity", checkpoints.recorded_identity)  # run.json is lost, or only process 0 has it
+    return Position(step, state, setup.iterator.get_state(), log)
 
 
-def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> Place:
+def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> Position:
     """Return the start of a run.
 
     Its parameters come from `checkpoints` if `seqjax convert` wrote them, from `weights`, or from the initialiser.
     """
-    begun = setup.origin.pop("init_from", None)  # left by a process killed before the first checkpoint
+    init_from = setup.origin.pop("init_from", None)  # left by a process killed before the first checkpoint
     if checkpoints.params_only:
         state = setup.init()._replace(params=checkpoints.restore_params(setup.target.params)[0])
     elif weights is not None:
         params, step = weights.read(setup.config, setup.target.params)
         setup.origin["init_from"] = {"path": weights.source, "step": step, "sha256": fingerprint(params)}
         state = setup.init()._replace(params=params)
-    elif begun:
+    elif init_from:
         raise UserError(
-            f"{setup.mirror} began with the weights of {begun['path']} and was stopped before its first checkpoint: "
-            f"give --init_from={begun['path']} again, or another --workdir to begin without them."
+            f"{setup.mirror} began with the weights of {init_from['path']} and was stopped before its first "
+            f"checkpoint: give --init_from={init_from['path']} again, or another --workdir to begin without them."
         )
     else:
         state = setup.init()
-    corpus, begun = setup.corpus, setup.origin
-    own = identity.of(setup.config, manifest=corpus.manifest_hash, test_sets=corpus.test_sets, origin=begun)
-    checkpoints.identity = begun.setdefault("identity", own)
-    return Place(0, state, setup.iterator.get_state(), None)
+    corpus, run_origin = setup.corpus, setup.origin
+    new = identity.of(setup.config, manifest=corpus.manifest_hash, test_sets=corpus.test_sets, origin=run_origin)
+    checkpoints.identity = run_origin.setdefault("identity", new)
+    return Position(0, state, setup.iterator.get_state(), None)
 
 
 def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
@@ -289,8 +286,12 @@ def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
     """
     cooldowns = [segment for segment in schedule.segments(setup.config) if segment.is_cooldown]
     for segment in cooldowns:
-        there = segment.directory(setup.mirror.directory)
-        if step <= segment.begin or has_any(there) or is_complete(setup.config, segment, setup.mirror.directory):
+        end_directory = segment.directory(setup.mirror.directory)
+        if (
+            step <= segment.begin
+            or has_any(end_directory)
+            or is_complete(setup.config, segment, setup.mirror.directory)
+        ):
             continue
         if extended:
             ends = {s.end for s in cooldowns if s.begin >= step} | {*setup.origin["extended"][-1]["ends"]}
@@ -299,28 +300,28 @@ def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
                 f"{setup.mirror} has trained to step {step}, and the cooldown to a new end after step {segment.end} "
                 f'begins after step {segment.begin}. Ends that are still possible: --config.train.ends="{shares}".'
             )
-        path = eval_losses.path(there, segment.end)
+        path = eval_losses.path(end_directory, segment.end)
         fault = eval_losses.fault(path) or "exists, but not its checkpoint"
         raise UserError(
-            f"{there} lacks the results of this end ({path.name} {fault}), and the trunk has continued from step "
-            f"{segment.begin}, where this end branches off, to step {step}. Put the directory back, or start again in "
-            "another --workdir."
+            f"{end_directory} lacks the results of this end ({path.name} {fault}), and the trunk has continued from "
+            f"step {segment.begin}, where this end branches off, to step {step}. Put the directory back, or start "
+            "again in another --workdir."
         )
 
 
-def _branch(trunk: Place) -> Place:
+def _branch(trunk: Position) -> Position:
     """Return a copy of the trunk, where a cooldown starts."""
     assert trunk.log is not None, "a trunk has at least one step"
     log = {"metrics": 0, "window": [0.0, 0], "seconds": trunk.log["seconds"]}
-    return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
+    return Position(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
 
 
-def _description(setup: Setup, start: Place) -> list[str]:
+def _description(setup: Setup, start: Position) -> list[str]:
     """Return lines about the run, the model and its division over devices."""
     config, mirror, steps = setup.config, setup.mirror, setup.config.train.steps
     lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
     if start.step:
-        lines = [f"Going on from step {start.step} of {steps} in {mirror}"]
+        lines = [f"Resuming from step {start.step} of {steps} in {mirror}"]
     lines += [f"This run {line}" for line in origin.lines(setup.origin)]
     if setup.origin.get("identity") == "":
         lines.append(f"{mirror}: {identity.NOT_CHECKED}.")
@@ -329,7 +330,7 @@ def _description(setup: Setup, start: Place) -> list[str]:
     tokens_per_step = config.train.batch_size * config.train.seq_len
     if 0 < config.eval.every < tokens_per_step:
         lines.append(
-            f"It evaluates after every step: config.eval.every={config.eval.every} counts tokens, of which a step has "
+            f"Every step is evaluated: config.eval.every={config.eval.every} counts tokens, and a step has "
             f"{tokens_per_step:,}."
         )
     if setup.mesh.size > 1:
@@ -342,22 +343,19 @@ def _description(setup: Setup, start: Place) -> list[str]:
 def _train(
     setup: Setup,
     segment: schedule.Segment,
-    start: Place,
+    start: Position,
     mirror: mirrors.Mirror,
     checkpoints: Checkpoints,
     *,
     stop: StopRequest,
-) -> Place:
-    """Train a segment from `start`.
-
-    Returns its last place, earlier than the end if stopped.
-    """
+) -> Position:
+    """Train a segment from `start` and return the last position, earlier than the end if stopped."""
     config, mesh, corpus, model = setup.config, setup.mesh, setup.corpus, setup.model
     iterator, evaluation = setup.iterator, setup.evaluation
-    workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
+    workdir, lead, replicated_sharding = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
-    belongs_to = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}
-    own = identity.of_segment(setup.origin["identity"], segment)
+    run_fields = {"manifest": corpus.manifest_hash, "rules": setup.origin["rules"]}
+    run_identity = identity.of_segment(setup.origin["identity"], segment)
     state, step = start.state, start.step
     iterator.set_state(start.data)
     log = train_log.TrainLog(
@@ -365,17 +363,17 @@ def _train(
     )
     pending = None  # the newest step; its metrics are still on the device
     profiling = False
-    with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.disk_full_as_user_error(), log:
         log.start(start.step, start.log, evaluation.blocks)
         if start.step == segment.end and segment.is_end:
-            mend(mirror, evaluation, start.step, state.params)
+            repair_evaluation(mirror, evaluation, start.step, state.params)
         for step in range(start.step + 1, segment.end + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
                 profiling = True
             batch = next(iterator)["tokens"]
             tokens = to_devices(batch.reshape(setup.n_micro, -1, config.train.seq_len + 1), setup.tokens)
-            rate = to_devices(schedule.rates(config.optim, segment, np.array(step)), everywhere)
+            rate = to_devices(schedule.rates(config.optim, segment, np.array(step)), replicated_sharding)
             state, device_metrics = setup.train_step(state, tokens, rate)
             if pending is not None:  # log the previous step while the device computes this step
                 log_step(*pending, log, mirror, checkpoints)
@@ -384,22 +382,24 @@ def _train(
                 metadata = provenance.run_metadata(
                     manifest=corpus.manifest_hash, test_sets=corpus.test_sets, parameters=flops.n_params(model)
                 )
-                if used := metadata["backends"]:
-                    log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
+                if backends := metadata["backends"]:
+                    log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in backends.items())}")
                 if lead:
-                    # Not earlier: a run that is refused or runs out of memory must not bind the workdir to settings
-                    # that the user has to change.
+                    # After the first step: a run that is refused or out of memory must not bind the workdir to
+                    # settings that the user has to change.
                     jax.block_until_ready(device_metrics)
-                    mirror.check_lock(look=True)
+                    mirror.check_lock(reread=True)
                     hashes = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
                     metadata |= {"mixers": hashes} if hashes else {}
                     # Write run.json first: config.json marks a run.
-                    write_json(workdir / "run.json", metadata | setup.origin | identity.entry(workdir, config, own))
+                    write_json(
+                        workdir / "run.json", metadata | setup.origin | identity.entry(workdir, config, run_identity)
+                    )
                     workdirs.save_config(mirror, config)
                     if segment.is_cooldown:  # This end may be the run's only new segment.
                         trunk = setup.mirror.directory
-                        of_trunk = identity.entry(trunk, config, setup.origin["identity"])
-                        origin.save(trunk, setup.origin | of_trunk)
+                        trunk_identity = identity.entry(trunk, config, setup.origin["identity"])
+                        origin.save(trunk, setup.origin | trunk_identity)
                         workdirs.save_config(setup.mirror, config)
                     mirror.push()
 
@@ -416,7 +416,7 @@ def _train(
             profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
             if not (evaluating or saving or profiled or last):
                 continue
-            mirror.check_lock(look=True)
+            mirror.check_lock(reread=True)
             log_step(*pending, log, mirror, checkpoints)
             pending = None
             if profiled:
@@ -430,21 +430,21 @@ def _train(
                         for field, values in evaluation.entropy(state.params).items():
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                     metrics.check_evaluation(step, row)
-                    mirror.check_lock(look=True)
+                    mirror.check_lock(reread=True)
                     if step == config.train.steps and config.eval.classes:
                         evaluation.write_classes(workdir, step, state.params)
                     log.evaluation(step, row, losses)  # last: its file marks the evaluation as complete
                     if lead and not saving:  # a save pushes the files too
-                        mirror.push(say=log.say)
+                        mirror.push(on_error=log.say)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
                     log.sync()
                     mirror.push()  # the rows that this checkpoint relies on
                     with jax.transfer_guard("allow"):
-                        checkpoints.save(step, state, iterator, log.state | belongs_to)
+                        checkpoints.save(step, state, iterator, log.state | run_fields)
             if stopping:
                 break
-        return Place(step, state, iterator.get_state(), log.state | belongs_to)
+        return Position(step, state, iterator.get_state(), log.state | run_fields)
 
 
 def log_step(

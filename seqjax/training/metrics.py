@@ -55,15 +55,15 @@ def not_finite(
     path = mirror.directory / f"not_finite_step{step}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, tokens=batch)
-    mirror.push(say=logging.warning)
+    mirror.push(on_error=logging.warning)
     checkpoints.wait()
     last = checkpoints.latest
-    kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"
+    note = f"the checkpoint of step {last} is good" if last is not None else "no checkpoint was made before"
     logging.error("not finite at step %d: %s", step, values)
     return UserError(
         f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}, parameter norm "
-        f"{values['param_norm']}. Batch {step} of the data order was written to {path}. {kept}. Lower "
-        "config.optim.lr, clip harder (config.optim.clip_norm), or warm up longer, in a new --workdir."
+        f"{values['param_norm']}; batch {step} was written to {path}, and {note}. Lower config.optim.lr, clip harder "
+        "(config.optim.clip_norm), or warm up longer, in a new --workdir."
     )
 
 

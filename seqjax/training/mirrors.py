@@ -56,30 +56,30 @@ class Mirror:
             yield
             return
         # A scheduler may restart a run before the lock of its first start is stale.
-        again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
-        with locked(str(self), wait=again) as self._lock:
+        is_restart = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
+        with locked(str(self), wait=is_restart) as self._lock:
             yield
 
     def remove_temporaries(self) -> None:
         """Remove temporary files of a killed process.
 
-        Call it after the run was found to be the user's. Only this run's directories are cleaned. Other directories
-        below the workdir may belong to other active runs.
+        Call it after the checks that the workdir belongs to this run. Only this run's directories are cleaned; other
+        directories below the workdir may belong to other active runs.
         """
         if not (self.directory / "run.json").is_file():
             return
         remove_temporaries(self.directory, below=bool(self.url))  # a mirror holds only this run's files
-        for directory in _own_directories(self.directory):
-            for place in (directory, directory / "eval_losses"):
-                if place.is_dir():
-                    remove_temporaries(place, below=False)
+        for directory in _run_directories(self.directory):
+            for subdirectory in (directory, directory / "eval_losses"):
+                if subdirectory.is_dir():
+                    remove_temporaries(subdirectory, below=False)
 
-    def check_lock(self, *, look: bool = False) -> None:
+    def check_lock(self, *, reread: bool = False) -> None:
         """Raise `UserError` if another run has taken the workdir (`WorkdirLock.check`)."""
         if self._lock is not None:
-            self._lock.check(look=look)
+            self._lock.check(reread=reread)
 
-    def of_end(self, segment: Segment) -> "Mirror":
+    def for_end(self, segment: Segment) -> "Mirror":
         """Return the mirror of an end's directory, inside this one, with the same lock."""
         return Mirror(segment.directory(self.directory), lock=self._lock)
 
@@ -89,35 +89,37 @@ class Mirror:
         The caller holds the store's lock.
         """
         if self.url:
-            there = store.versions(self.url)
-            if "config.json" not in there and any(name.startswith("checkpoints/") for name in there):
+            versions = store.versions(self.url)
+            if "config.json" not in versions and any(name.startswith("checkpoints/") for name in versions):
                 raise UserError(
                     f"{self.url} has checkpoints but no config.json, so their run is unknown. Give another --workdir."
                 )
-            _fetch(self.url, self.directory, {name: there[name] for name in there if name != LOG}, had={})
+            _fetch(
+                self.url, self.directory, {name: versions[name] for name in versions if name != LOG}, local_versions={}
+            )
             self._sent = _stamps(self.directory)
 
-    def push(self, *, say: Callable[[str], None] | None = None) -> None:
+    def push(self, *, on_error: Callable[[str], None] | None = None) -> None:
         """Copy changed files to the store and remove files deleted here.
 
-        Only process 0 does anything. Raises `UserError` if the store cannot be reached. With `say` it prints a message
-        instead, because a later `push` retries.
+        Only process 0 does anything. Raises `UserError` if the store cannot be reached. With `on_error`, that function
+        gets the message instead, because a later `push` retries.
         """
         if not self.url or jax.process_index() != 0:
             return
-        found = _stamps(self.directory)
-        changed = [name for name in found if self._sent.get(name) != found[name]]
+        stamps = _stamps(self.directory)
+        changed = [name for name in stamps if self._sent.get(name) != stamps[name]]
         try:
             store.in_threads(lambda n: store.write(f"{self.url}/{n}", (self.directory / n).read_bytes()), changed)
-            store.in_threads(lambda n: store.remove(f"{self.url}/{n}"), self._sent.keys() - found.keys())
-            self._sent = found
+            store.in_threads(lambda n: store.remove(f"{self.url}/{n}"), self._sent.keys() - stamps.keys())
+            self._sent = stamps
         except store.StoreError as error:
-            if say is None:
-                raise store.StoreError(f"{error} The same command goes on from the last checkpoint.") from error
-            say(str(error))
+            if on_error is None:
+                raise store.StoreError(f"{error} The same command resumes from the last checkpoint.") from error
+            on_error(str(error))
 
 
-def _own_directories(workdir: Path) -> list[Path]:
+def _run_directories(workdir: Path) -> list[Path]:
     """Return the directories that hold the run's rows: the workdir and one per end."""
     return [workdir, *(end for end in sorted((workdir / ENDS).glob("*")) if end.name.isdecimal())]
 
@@ -129,7 +131,7 @@ WRITTEN = ("checkpoints", "ends", "eval_losses", "metrics.jsonl", MIXERS, "profi
 def require_inside(workdir: Path) -> None:
     """Raise `UserError` if a link would make a run write or delete outside `workdir`."""
     root = workdir.resolve()
-    for directory in _own_directories(workdir):
+    for directory in _run_directories(workdir):
         for path in (directory, *(directory / name for name in WRITTEN)):
             if path != workdir and path.is_symlink() and not path.resolve().is_relative_to(root):
                 raise UserError(
@@ -146,36 +148,36 @@ def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> 
     """
     url = Mirror(workdir).url
     copy = _cached("runs", url) if url else Path(workdir)
-    made, had = _read.get(copy, (None, {}))
-    if url and (made is None or time.monotonic() - made >= fresh_seconds):
-        there = {name: version for name, version in store.versions(url).items() if not NOT_READ.match(name)}
-        _fetch(url, copy, there, had=had)
-        _read[copy] = (time.monotonic(), there)
+    copied_at, local_versions = _copies.get(copy, (None, {}))
+    if url and (copied_at is None or time.monotonic() - copied_at >= fresh_seconds):
+        versions = {name: version for name, version in store.versions(url).items() if not NOT_READ.match(name)}
+        _fetch(url, copy, versions, local_versions=local_versions)
+        _copies[copy] = (time.monotonic(), versions)
     return copy
 
 
-_read: dict[Path, tuple[float, dict[str, str]]] = {}  # copy of a run -> time of the copy, file versions
+_copies: dict[Path, tuple[float, dict[str, str]]] = {}  # copy of a run -> time of the copy, file versions
 
 
 def _cached(kind: str, url: str) -> Path:
     return cache_directory() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]
 
 
-def _fetch(url: str, directory: Path, there: dict[str, str], *, had: dict[str, str]) -> None:
-    """Make a directory equal to the files `there`, name -> version.
+def _fetch(url: str, directory: Path, versions: dict[str, str], *, local_versions: dict[str, str]) -> None:
+    """Make a directory equal to the files `versions`, name -> version.
 
-    It already holds the versions `had`.
+    It already holds the versions `local_versions`.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    wanted, here = {name for name in there if not NOT_MIRRORED.match(name)}, _stamps(directory).keys()
-    for name in here - wanted - {LOG}:
+    names, local_names = {name for name in versions if not NOT_MIRRORED.match(name)}, _stamps(directory).keys()
+    for name in local_names - names - {LOG}:
         (directory / name).unlink(missing_ok=True)
-    new = [name for name in wanted if name not in here or had.get(name) != there[name]]
+    new = [name for name in names if name not in local_names or local_versions.get(name) != versions[name]]
     store.in_threads(lambda name: store.download(f"{url}/{name}", directory / name), new)
 
 
 def _stamps(directory: Path) -> dict[str, tuple[int, int]]:
     """Return the time and size of a directory's small files, by name."""
     names = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and not p.is_symlink()]
-    found = {name: (directory / name).stat() for name in names if not NOT_MIRRORED.match(name)}
-    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}
+    stats = {name: (directory / name).stat() for name in names if not NOT_MIRRORED.match(name)}
+    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in stats.items()}

@@ -35,13 +35,13 @@ def read(workdir: Path) -> dict[str, Any]:
     path = workdir / "run.json"
     if not path.is_file():
         return {"rules": RULES}
-    found = {"identity": ""} | read_json(path, FORM)
-    if found.setdefault("rules", 1) not in range(1, RULES + 1):
+    origin = {"identity": ""} | read_json(path, FORM)
+    if origin.setdefault("rules", 1) not in range(1, RULES + 1):
         raise UserError(
-            f"{path}: the run began with rules {found['rules']}, and this seqjax knows those up to {RULES}. Update "
-            "seqjax to go on with it."
+            f"{path}: the run began with rules {origin['rules']}, and this seqjax supports rules up to {RULES}. Update "
+            "seqjax to resume it."
         )
-    return {key: found[key] for key in ("rules", "identity", "init_from", "extended") if key in found}
+    return {key: origin[key] for key in ("rules", "identity", "init_from", "extended") if key in origin}
 
 
 def save(workdir: Path, origin: dict[str, Any]) -> None:
@@ -50,27 +50,29 @@ def save(workdir: Path, origin: dict[str, Any]) -> None:
     write_json(path, (read_json(path) if path.is_file() else {}) | origin)
 
 
-def extended(origin: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return an origin with the extension `new`.
+def extended(origin: dict[str, Any], extension: dict[str, Any]) -> dict[str, Any]:
+    """Return an origin with the extension `extension`.
 
     A killed process may have recorded it already.
     """
-    before = origin.get("extended", [])
-    return origin | {"extended": before if new in before else [*before, new]}
+    earlier = origin.get("extended", [])
+    return origin | {"extended": earlier if extension in earlier else [*earlier, extension]}
 
 
 def lines(run: dict[str, Any]) -> list[str]:
-    """Return the origin as sentences without subject and full stop.
-
-    Returns [] for a plain run.
+    """Return the origin as sentences without subject and full stop; [] for a run from scratch.
 
     `run` is the content of run.json.
     """
-    found = []
+    sentences = []
     if "init_from" in run:
-        begun = run["init_from"]
-        found.append(f"began with the weights of {begun['path']}, step {begun['step']}, sha256 {begun['sha256'][:16]}")
+        source = run["init_from"]
+        sentences.append(
+            f"began with the weights of {source['path']}, step {source['step']}, sha256 {source['sha256'][:16]}"
+        )
     for part in run.get("extended", ()):
         ends = ", ".join(map(str, part["ends"]))
-        found.append(f"was extended after step {part['step']} of its trunk; until then it had ends after step {ends}")
-    return found
+        sentences.append(
+            f"was extended after step {part['step']} of its trunk; until then it had ends after step {ends}"
+        )
+    return sentences

@@ -153,8 +153,8 @@ def _status(error: BaseException) -> int:
         if isinstance(cause, jax.errors.JaxRuntimeError) and not is_out_of_memory(cause):
             traceback.print_exception(error)
             sys.stderr.write(
-                f"error: {first_line(cause)}. Most likely another process of the run is lost: look at its output. The "
-                "same command, started again, goes on from the last checkpoint.\n"
+                f"error: {first_line(cause)}. Another process of the run was probably lost: read its output, then run "
+                "the same command again to resume from the last checkpoint.\n"
             )
             return LOST
         cause = cause.__cause__
@@ -184,24 +184,24 @@ def banner(hosts: Sequence[str], *, devices: Iterable[Any], axes: Mapping[str, i
         axes: Number of devices per mesh axis.
     """
     devices = sorted(devices, key=lambda device: device.id)
-    of_process = [[d.id for d in devices if d.process_index == i] for i in range(len(hosts))]
-    counts = sorted({len(ids) for ids in of_process})
+    device_ids = [[d.id for d in devices if d.process_index == i] for i in range(len(hosts))]
+    counts = sorted({len(ids) for ids in device_ids})
     mesh = " x ".join(f"{axis}={n}" for axis, n in axes.items())
-    out = [
-        f"{_some(len(hosts), 'process', 'processes')} on {_some(len(set(hosts)), 'host', 'hosts')}, "
+    lines = [
+        f"{_counted(len(hosts), 'process', 'processes')} on {_counted(len(set(hosts)), 'host', 'hosts')}, "
         f"{' or '.join(map(str, counts))} device{'' if counts == [1] else 's'} in each: {len(devices)} x "
         f"{devices[0].device_kind} ({devices[0].platform}), mesh {mesh}"
     ]
     for host in dict.fromkeys(hosts):
-        here = [i for i, other in enumerate(hosts) if other == host]
-        ids = sorted(device for i in here for device in of_process[i])
-        lead = "; process 0 coordinates and writes" if 0 in here else ""
-        out.append(f"  {host}: process {_ranges(here)}, device {_ranges(ids)}{lead}")
-    return "\n".join(out)
+        indices = [i for i, other in enumerate(hosts) if other == host]
+        ids = sorted(device for i in indices for device in device_ids[i])
+        lead = "; process 0 coordinates and writes" if 0 in indices else ""
+        lines.append(f"  {host}: process {_ranges(indices)}, device {_ranges(ids)}{lead}")
+    return "\n".join(lines)
 
 
-def _some(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
+def _counted(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -226,17 +226,17 @@ class StopRequest:
     def __init__(self):
         self.name = ""
         self.agreed_on = False
-        self._asked = 0
-        self._old = {}
-        self._several = jax.process_count() > 1
+        self._n_checks = 0
+        self._old_handlers = {}
+        self._is_distributed = jax.process_count() > 1
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT,) if self._several else (signal.SIGTERM, signal.SIGINT):
-            self._old[number] = signal.signal(number, self._handle)
+        for number in (signal.SIGINT,) if self._is_distributed else (signal.SIGTERM, signal.SIGINT):
+            self._old_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._old.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -244,7 +244,7 @@ class StopRequest:
         if self.name and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
-        if self._several:
+        if self._is_distributed:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed(self) -> bool:
@@ -253,8 +253,8 @@ class StopRequest:
         Several processes agree, so all must call it at every step. `agreed_on` is the last answer.
         """
         # JAX's service needs an increasing count, but the step count decreases after a cooldown.
-        self._asked += 1
-        self.agreed_on = ocp.multihost.reached_preemption(self._asked) if self._several else bool(self.name)
+        self._n_checks += 1
+        self.agreed_on = ocp.multihost.reached_preemption(self._n_checks) if self._is_distributed else bool(self.name)
         if self.agreed_on and not self.name:
             self.name = "a signal to one of the processes"
         return self.agreed_on

@@ -37,18 +37,18 @@ def write(
     *,
     metadata: dict[str, Any],
     sample: str | None = None,
-    called: str = "",
+    label: str = "",
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`.
 
     Returns the terminal text.
 
-    `metadata` comes from `provenance.run_metadata`. `called` is the URL of a workdir in a store, while `workdir` is its
+    `metadata` comes from `provenance.run_metadata`. `label` is the URL of a workdir in a store, while `workdir` is its
     mirror. For a run with several ends, the table shows the last end and the picture shows all ends.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
-    workdir, called = Path(workdir), called or str(workdir)
+    workdir, label = Path(workdir), label or str(workdir)
     directories = [segment.directory(workdir) for segment in segments(config) if segment.is_cooldown]
     curves = [[r for r in metrics.read(d) if "seconds" in r] for d in (workdir, *directories)]
     train = [*curves[0], *curves[-1]] if directories else curves[0]
@@ -57,22 +57,33 @@ def write(
         raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; put back a copy of it.")
     losses = dict.fromkeys((f"eval/{name}/loss" for name in corpus.eval_domains), float)
     for row, form in [*((row, {}) for rows in curves for row in rows), *((row, losses) for row in evals)]:
-        where = f"metrics.jsonl of {called}, step {row['step']}"
+        where = f"metrics.jsonl of {label}, step {row['step']}"
         check(row, {"tokens": int, "train/loss": Float} | form, where, fix="put back a copy of it")
     bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
     _plot(workdir / "report.png", config, corpus, curves, evals, bigram)
 
     last = evals[-1]
-    spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
-    table = [("domain", "loss", "perplexity", "bits per byte", *((spread, "of ln(i+1)") if spread else ()), "")]
-    table += [_row("training", last["train/loss"], "mean since the previous evaluation", spread and ("", ""))]
+    entropy_heading = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
+    table = [
+        (
+            "domain",
+            "loss",
+            "perplexity",
+            "bits per byte",
+            *((entropy_heading, "of ln(i+1)") if entropy_heading else ()),
+            "",
+        )
+    ]
+    table += [_row("training", last["train/loss"], "mean since the previous evaluation", entropy_heading and ("", ""))]
     for name in corpus.eval_domains:
         side = corpus.side(name)
-        entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
+        entropy = entropy_heading and [
+            f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")
+        ]
         table.append(_row(name, last[f"eval/{name}/loss"], side, entropy, last.get(f"eval/{name}/bits_per_byte")))
     if bigram is not None:
         note = "in domain; a model that counts byte pairs"
-        table.append(_row("byte bigram", bigram, note, spread and ("", "")))
+        table.append(_row("byte bigram", bigram, note, entropy_heading and ("", "")))
     lines = _align(table)
     rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
     mfu = train[-1]["mfu"]
@@ -85,8 +96,11 @@ def write(
     ]
     summary += [f"the run {line}" for line in origin.lines(metadata)]
     summary += [corpus.note] if corpus.note else []
-    other = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
-    following = [_generate(called, sorted({mixer.name for mixer in config.model.mixers})), _on_same_data(config, other)]
+    other_name = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
+    next_commands = [
+        _generate_command(label, sorted({mixer.name for mixer in config.model.mixers})),
+        _same_data_command(config, other_name),
+    ]
 
     page = [f"# {markdown(workdir.name)}", "", *(f"* {markdown(line)}" for line in summary), ""]
     page += ["Loss in nats per token:", ""]
@@ -96,35 +110,35 @@ def write(
     page += ["", "![losses over tokens](report.png)", ""]
     if sample is not None:
         page += ["A sample, temperature 0.8:", "", fenced(sample, "text"), ""]
-    made_with = [f"{name} {version}" for name, version in metadata["versions"].items()]
-    made_with += [f"commit {metadata['commit'] or 'unknown'}", f"backends {metadata['backends'] or 'none chosen'}"]
-    page += ["Next:", "", fenced("\n".join(following)), "", "Made with:", "", fenced("\n".join(made_with)), ""]
+    environment = [f"{name} {version}" for name, version in metadata["versions"].items()]
+    environment += [f"commit {metadata['commit'] or 'unknown'}", f"backends {metadata['backends'] or 'none chosen'}"]
+    page += ["Next:", "", fenced("\n".join(next_commands)), "", "Made with:", "", fenced("\n".join(environment)), ""]
     with replacing(workdir / "report.md") as file:
         file.write("\n".join(page).encode())
 
     shown = ["", *summary, "", *lines]
     if sample is not None:
         shown += ["", "A sample of its text:", "", *("  " + line for line in sample.splitlines())]
-    shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in following)]
+    shown += ["", f"Report: {label}/report.md", "Try next:", *("  " + line for line in next_commands)]
     return "\n".join(shown)
 
 
-def _on_same_data(config: Config, name: str) -> str:
+def _same_data_command(config: Config, name: str) -> str:
     """Return the command that trains another config on this run's data."""
     arg = f"{name}:{config.size},{config.data.regime}"
     if config.size not in presets.SIZES:
         return f"seqjax train --config={shlex.quote(arg)}"
-    usual = from_config_dict(presets.read_config(arg))
+    defaults = from_config_dict(presets.read_config(arg))
     keys = [f"data.{field.name}" for field in dataclasses.fields(config.data)]
     options = []
     for key in (*keys, "model.vocab_size", "train.seq_len"):
-        value, default = (operator.attrgetter(key)(of) for of in (config, usual))
+        value, default = (operator.attrgetter(key)(source) for source in (config, defaults))
         if value != default and key != "data.corpus":  # implied by the path
             options.append(f"--config.{key}={shlex.quote(str(value))}")
     return " ".join([f"seqjax train --config={arg}", *options])
 
 
-def of_run(
+def write_for_run(
     mirror: Mirror, config: Config, corpus: Corpus, model: Model, *, params: Params | None, rng: Any, mesh: Mesh
 ) -> str:
     """Write the report of the finished run in `mirror`, and return the terminal text.
@@ -144,7 +158,7 @@ def of_run(
         except UserError as error:  # Results do not depend on the sample or on a tokenizer package.
             StatusLine().say(f"No sample of text: {error}")
     metadata = read_json(mirror.directory / "run.json", RUN)
-    text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
+    text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, label=str(mirror))
     for directory in {segment.directory(mirror.directory) for segment in segments(config)}:
         eval_losses.read(directory)
     token_classes.read_classes(mirror.directory)
@@ -155,17 +169,17 @@ def _evaluations(workdir: Path) -> list[dict[str, Any]]:
     return [row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)]
 
 
-def _generate(workdir: str | Path, used: Sequence[str]) -> str:
+def _generate_command(workdir: str | Path, mixer_names: Sequence[str]) -> str:
     """Return how to generate text with a run that uses these mixers.
 
     For a mixer file from outside seqjax the command has --allow-code.
     """
-    outside = [name for name in used if not mixers.is_shipped(name)]
-    without_file = {*outside} - {*mixers.sources(outside)}
+    external = [name for name in mixer_names if not mixers.is_shipped(name)]
+    without_file = {*external} - {*mixers.sources(external)}
     if any(not mixers.is_dotted(name) for name in without_file):  # registered in this process
         return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"
-    allowed = "".join(f" --allow-code={shlex.quote(name)}" for name in outside)
-    return f'seqjax generate --workdir={shlex.quote(str(workdir))} --prompt="def "{allowed}'
+    options = "".join(f" --allow-code={shlex.quote(name)}" for name in external)
+    return f'seqjax generate --workdir={shlex.quote(str(workdir))} --prompt="def "{options}'
 
 
 def _row(name: str, loss: float, note: str, entropy: Sequence[str] = (), bits: float | None = None) -> tuple[str, ...]:
@@ -224,11 +238,11 @@ def _plot(
         axes.plot([], [], color="0.3", linestyle=STYLES[side], marker="o", markersize=3.5, label=side)
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle="-.", label=f"byte bigram, in domain {bigram:.2f}")
-    shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
-    shown += [r["train/loss"] for rows in curves for r in rows[len(rows) // 10 :]]
-    shown += [bigram] if bigram is not None else []
-    margin = 0.06 * (max(shown) - min(shown) + 0.1)
-    axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    visible = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
+    visible += [r["train/loss"] for rows in curves for r in rows[len(rows) // 10 :]]
+    visible += [bigram] if bigram is not None else []
+    margin = 0.06 * (max(visible) - min(visible) + 0.1)
+    axes.set_ylim(min(visible) - margin, max(visible) + margin)
     axes.set_xlabel(f"training tokens ({unit})")
     axes.set_ylabel("loss (nats per token; lower is better)")
     title = f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime"

@@ -31,13 +31,13 @@ def optimizer(config: OptimConfig, groups: Params | None = None) -> optax.Gradie
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
     parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
     if config.weight_decay:
-        mask = _with_axes if groups is None else jax.tree.map(lambda group: group == "matrix", groups)
+        mask = _decay_mask if groups is None else jax.tree.map(lambda group: group == "matrix", groups)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
     parts.append(optax.scale(-1.0))
     return optax.chain(*parts)
 
 
-def _with_axes(params: Params) -> Params:
+def _decay_mask(params: Params) -> Params:
     """Return a mask of the arrays with more than one axis per layer.
 
     Layers are stacked along the first axis.
@@ -109,13 +109,13 @@ def segments(config: Config) -> list[Segment]:
     """
     if not config.train.ends:
         return [Segment(0, config.train.steps, is_end=True)]
-    found, at = [], 0
+    ordered, begin = [], 0
     for end in end_steps(config):
-        branch = end - max(1, round(config.optim.cooldown * end))
-        found += [Segment(at, branch, is_end=False)] if branch > at else []
-        found.append(Segment(branch, end, is_end=True))
-        at = branch
-    return found
+        branch_step = end - max(1, round(config.optim.cooldown * end))
+        ordered += [Segment(begin, branch_step, is_end=False)] if branch_step > begin else []
+        ordered.append(Segment(branch_step, end, is_end=True))
+        begin = branch_step
+    return ordered
 
 
 def keeps_checkpoint(config: Config, segment: Segment) -> bool:
@@ -136,6 +136,6 @@ def rates(optim: OptimConfig, segment: Segment, steps: np.ndarray) -> np.ndarray
     """
     warmup = max(1, min(optim.warmup_steps, segment.end))
     peak = max(segment.begin, warmup)  # the last step at the full rate
-    share = (steps - peak) / (segment.end + 1 - peak) if segment.is_end else 0.0
-    after = optim.lr + (optim.final_lr - optim.lr) * share
-    return np.where(steps < warmup, optim.lr * steps / warmup, after).astype(np.float32)
+    progress = (steps - peak) / (segment.end + 1 - peak) if segment.is_end else 0.0
+    decayed = optim.lr + (optim.final_lr - optim.lr) * progress
+    return np.where(steps < warmup, optim.lr * steps / warmup, decayed).astype(np.float32)

@@ -157,53 +157,55 @@ def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
     parts.
     """
     shards, devices = batch_shards(mesh), f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} devices"
-    of_device, left = divmod(train.batch_size, shards)
+    per_device, remainder = divmod(train.batch_size, shards)
     nearest = _nearest(train.batch_size, shards * (train.accumulate or 1))
-    if left:
+    if remainder:
         raise UserError(
-            f"config.train.batch_size={train.batch_size} sequences cannot be split evenly over {devices}. {nearest} "
-            "Or change config.mesh: only data and fsdp divide a batch."
+            f"config.train.batch_size={train.batch_size} sequences cannot be split evenly over {devices}: {nearest}. "
+            "Choose such a size, or change config.mesh (only data and fsdp divide a batch)."
         )
     if train.accumulate is None:
-        limit = train.per_device_batch_size or of_device
-        return next(n for n in range(-(-of_device // limit), of_device + 1) if of_device % n == 0)
-    if of_device % train.accumulate:
+        limit = train.per_device_batch_size or per_device
+        return next(n for n in range(-(-per_device // limit), per_device + 1) if per_device % n == 0)
+    if per_device % train.accumulate:
         raise UserError(
             f"config.train.accumulate={train.accumulate}: a micro-batch of {train.batch_size // train.accumulate} "
-            f"sequences cannot be split evenly over {devices}. Give None, and the number of micro-batches follows from "
-            f"the devices and config.train.per_device_batch_size. Or change config.train.batch_size. {nearest}"
+            f"sequences cannot be split evenly over {devices}. Give None to derive the number of micro-batches "
+            f"from config.train.per_device_batch_size and the devices, or change config.train.batch_size ({nearest})."
         )
     return train.accumulate
 
 
 def _nearest(batch_size: int, unit: int) -> str:
     below = batch_size // unit * unit
-    return f"The nearest that fit are {below} and {below + unit}." if below else f"The nearest that fits is {unit}."
+    if not below:
+        return f"the nearest size that fits is {unit}"
+    return f"the nearest sizes that fit are {below} and {below + unit}"
 
 
 def division(train: TrainConfig, mesh: Mesh) -> str:
     """Describe a step: '2 micro-batches of 64 sequences, 8 on each device'."""
     n_micro = micro_batches(train, mesh)
     sequences, parts = train.batch_size // n_micro, "micro-batches" if n_micro > 1 else "micro-batch"
-    of_device, limit = sequences // batch_shards(mesh), train.per_device_batch_size
-    more = ""
-    if limit is not None and of_device > limit:
-        more = f": config.train.accumulate={train.accumulate} takes precedence over .per_device_batch_size={limit}"
-    return f"{n_micro:,} {parts} of {sequences:,} sequences, {of_device:,} on each device{more}"
+    per_device, limit = sequences // batch_shards(mesh), train.per_device_batch_size
+    note = ""
+    if limit is not None and per_device > limit:
+        note = f": config.train.accumulate={train.accumulate} takes precedence over .per_device_batch_size={limit}"
+    return f"{n_micro:,} {parts} of {sequences:,} sequences, {per_device:,} on each device{note}"
 
 
-def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
-    """Return the sequences per evaluation batch: `given`, or a micro-batch.
+def eval_batch_size(requested: int | None, train: TrainConfig, mesh: Mesh) -> int:
+    """Return the sequences per evaluation batch: `requested`, or a micro-batch.
 
     None means a training micro-batch with at most `train.per_device_batch_size` sequences per device. The result is
     rounded up to a multiple of the devices, so evaluation runs on any number of devices, unlike training.
     """
     shards = batch_shards(mesh)
-    if given is None:
-        given = train.batch_size // (train.accumulate or 1)
+    if requested is None:
+        requested = train.batch_size // (train.accumulate or 1)
         if train.accumulate is None and train.per_device_batch_size is not None:
-            given = min(given, train.per_device_batch_size * shards)
-    return -(-given // shards) * shards
+            requested = min(requested, train.per_device_batch_size * shards)
+    return -(-requested // shards) * shards
 
 
 class Kind(NamedTuple):
@@ -229,28 +231,34 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
     """
     axes, shapes = dict(names(model.axes)), dict(names(model.shapes))
     # (path within a block, kind) -> places in the layer pattern; parameters outside blocks have place "".
-    places: dict[tuple[str, Kind], list[str]] = collections.defaultdict(list)
+    positions: dict[tuple[str, Kind], list[str]] = collections.defaultdict(list)
     n_bytes: dict[tuple[str, str], int] = {}
-    for whole_path, sharding in names(by_param):
-        x, logical, split = shapes[whole_path], axes[whole_path], _split(sharding, len(axes[whole_path]))
-        stacked = int(whole_path.startswith("blocks."))  # 1 if the first dimension is the layers of a place
-        place, path = whole_path.split(".", 2)[1:] if stacked else ("", whole_path)
-        places[path, Kind(x.shape[stacked:], logical[stacked:], split[stacked:])].append(place)
-        n_bytes[place, path] = bytes_per_device(x, sharding)
+    for full_path, sharding in names(by_param):
+        x, logical, split = shapes[full_path], axes[full_path], _split(sharding, len(axes[full_path]))
+        stacked = int(full_path.startswith("blocks."))  # 1 if the first dimension is the layers of a place
+        position, path = full_path.split(".", 2)[1:] if stacked else ("", full_path)
+        positions[path, Kind(x.shape[stacked:], logical[stacked:], split[stacked:])].append(position)
+        n_bytes[position, path] = bytes_per_device(x, sharding)
 
     rows: dict[tuple[tuple[str, ...], Kind], list[str]] = collections.defaultdict(list)
-    for (path, kind), where in places.items():
-        rows[tuple(where), kind].append(path)
+    for (path, kind), at_positions in positions.items():
+        rows[tuple(at_positions), kind].append(path)
     cells: list[tuple[str, ...]] = [TITLES]
-    for (where, kind), paths in rows.items():
+    for (at_positions, kind), paths in rows.items():
         label = _joined(paths)
-        if where != ("",):
-            which = "*" if len(where) == len(model.blocks) else _braces(where)
-            label = f"blocks.{which}.{label} x{len(where) * model.repeats}"
-        over = ", ".join(axis or "-" for axis in kind.split) if any(kind.split) else "whole"
-        total = sum(n_bytes[place, path] for place in where for path in paths)
+        if at_positions != ("",):
+            block_label = "*" if len(at_positions) == len(model.blocks) else _braces(at_positions)
+            label = f"blocks.{block_label}.{label} x{len(at_positions) * model.repeats}"
+        split_axes = ", ".join(axis or "-" for axis in kind.split) if any(kind.split) else "whole"
+        total = sum(n_bytes[position, path] for position in at_positions for path in paths)
         cells.append(
-            (label, " x ".join(map(str, kind.shape)), ", ".join(name or "-" for name in kind.axes), over, size(total))
+            (
+                label,
+                " x ".join(map(str, kind.shape)),
+                ", ".join(name or "-" for name in kind.axes),
+                split_axes,
+                size(total),
+            )
         )
     cells.append(("all", "", "", "", size(sum(n_bytes.values()))))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -278,9 +286,9 @@ def _joined(paths: Sequence[str]) -> str:
     between = [".".join(p[head : len(p) - tail]) for p in parts]
     text = ""
     for n_shown in range(len(between), 0, -1):
-        others = [f"{len(between) - n_shown} more"] if n_shown < len(between) else []
-        inside = _braces([*between[:n_shown], *others])
-        text = ".".join([*parts[0][:head], inside, *parts[0][len(parts[0]) - tail :]])
+        omitted = [f"{len(between) - n_shown} more"] if n_shown < len(between) else []
+        braces = _braces([*between[:n_shown], *omitted])
+        text = ".".join([*parts[0][:head], braces, *parts[0][len(parts[0]) - tail :]])
         if len(text) <= LONGEST:
             break
     return text

@@ -32,7 +32,7 @@ from seqjax.data import Corpus, EvalBlocks
 from seqjax.files import replacing
 from seqjax.reading import Arrays
 from seqjax.training import identity
-from seqjax.training.eval_losses import DIRECTORY, own_arrays, seal
+from seqjax.training.eval_losses import DIRECTORY, seal, verified_arrays
 from seqjax.training.mirrors import readable
 from seqjax.training.schedule import ENDS
 
@@ -95,8 +95,8 @@ def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
     distances_T = np.zeros(len(tokens_T1) - 1, np.int64)
     keys = (tokens_T1[:-2].astype(np.uint64) << np.uint64(32)) | tokens_T1[1:-1].astype(np.uint64)  # of x_2 .. x_T
     order = np.argsort(keys, kind="stable")
-    again = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
-    distances_T[order[again + 1] + 1] = order[again + 1] - order[again]
+    repeats = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
+    distances_T[order[repeats + 1] + 1] = order[repeats + 1] - order[repeats]
     return distances_T
 
 
@@ -110,31 +110,31 @@ def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.n
     targets_NT = tokens_NT1[:, 1:]
     n_blocks, seq_len = targets_NT.shape
     distances_NT = np.stack([last_repeat(row) for row in tokens_NT1])
-    places_NT = np.arange(1, seq_len + 1) - distances_NT
-    same_NT = np.take_along_axis(tokens_NT1, places_NT, axis=1) == targets_NT
+    previous_NT = np.arange(1, seq_len + 1) - distances_NT
+    same_NT = np.take_along_axis(tokens_NT1, previous_NT, axis=1) == targets_NT
     as_before_NT = same_NT & (distances_NT > 0)
-    found = {
+    class_ids = {
         "repeat": np.where(distances_NT == 0, 0, 1 + as_before_NT),
         "distance": np.searchsorted(edges(DISTANCES, seq_len), distances_NT * as_before_NT, side="right"),
     }
     if rates is not None:
-        found["frequency"] = np.searchsorted(RATES, rates, side="right")[targets_NT]
-    of_place = np.searchsorted(edges(POSITIONS, seq_len), np.arange(seq_len), side="right")
-    found["position"] = np.broadcast_to(of_place, (n_blocks, seq_len))
-    return {family: classes.astype(np.int8) for family, classes in found.items()}
+        class_ids["frequency"] = np.searchsorted(RATES, rates, side="right")[targets_NT]
+    position_classes = np.searchsorted(edges(POSITIONS, seq_len), np.arange(seq_len), side="right")
+    class_ids["position"] = np.broadcast_to(position_classes, (n_blocks, seq_len))
+    return {family: classes.astype(np.int8) for family, classes in class_ids.items()}
 
 
 def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) -> DomainSums:
     """Return a domain's loss sums in nats for each document and class."""
-    documents, of_block = np.unique(blocks.documents, return_inverse=True)
+    documents, block_documents = np.unique(blocks.documents, return_inverse=True)
     losses, tokens = {}, {}
     for family, classes_NT in classify(blocks.tokens, rates).items():
         shape = len(documents), len(names(losses_NT.shape[1])[family])
-        cells = (of_block[:, None] * shape[1] + classes_NT).ravel()
+        cells = (block_documents[:, None] * shape[1] + classes_NT).ravel()
         size = shape[0] * shape[1]
         losses[family] = np.bincount(cells, losses_NT.ravel(), minlength=size).reshape(shape)
         tokens[family] = np.bincount(cells, minlength=size).reshape(shape)
-    return DomainSums(documents, np.bincount(of_block), losses, tokens)
+    return DomainSums(documents, np.bincount(block_documents), losses, tokens)
 
 
 def write_classes(
@@ -147,13 +147,13 @@ def write_classes(
     rates = corpus.token_rates()
     arrays: dict[str, Any] = {"step": np.array(step)}
     for domain, losses_NT in losses.items():
-        found = sums(losses_NT, blocks[domain], rates)
-        arrays |= {f"{domain}/documents": found.documents, f"{domain}/blocks": found.blocks}
-        for family in found.losses:
+        domain_sums = sums(losses_NT, blocks[domain], rates)
+        arrays |= {f"{domain}/documents": domain_sums.documents, f"{domain}/blocks": domain_sums.blocks}
+        for family in domain_sums.losses:
             arrays[family] = np.array(names(losses_NT.shape[1])[family])
             arrays |= {
-                f"{domain}/{family}/losses": found.losses[family],
-                f"{domain}/{family}/tokens": found.tokens[family],
+                f"{domain}/{family}/losses": domain_sums.losses[family],
+                f"{domain}/{family}/tokens": domain_sums.tokens[family],
             }
     arrays |= seal(workdir, step, arrays)
     with replacing(workdir / DIRECTORY / CLASSES) as file:
@@ -168,10 +168,10 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
     directory = readable(workdir)
     ends = [end for end in (directory / ENDS).glob("*") if end.name.isdigit()]
     paths = [end / DIRECTORY / CLASSES for end in (directory, *sorted(ends, key=lambda end: int(end.name)))]
-    found = [path for path in paths if path.exists()]
-    if not found:
+    existing = [path for path in paths if path.exists()]
+    if not existing:
         return None
-    arrays = own_arrays(found[-1], identity.recorded(found[-1].parents[1]))
+    arrays = verified_arrays(existing[-1], identity.recorded(existing[-1].parents[1]))
     names = class_names(arrays)
     domains = {}
     for key in arrays:

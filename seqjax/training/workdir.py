@@ -53,55 +53,55 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
 
     Nothing is written.
     """
-    called, workdir = _called_and_read(workdir)
+    label, workdir = _label_and_directory(workdir)
     require_inside(workdir)
     if (workdir / "config.json").exists():
         # The user who resumes the run has allowed only the mixers of `config`.
-        own = [mixer.name for mixer in config.model.mixers]
-        before = _loaded(workdir, called, allow_code=own)
-        _require_same_code(workdir, called, config)
-        changed = [d for d in differences(to_dict(before), to_dict(config)) if not d.startswith(MAY_CHANGE)]
-        in_length = all(d.startswith(LENGTH) for d in changed)
-        if changed and not (in_length and _extends(before, config)):
-            fix = "Give the old values to go on with it, or another --workdir to start anew."
-            if in_length and not (before.train.ends or config.train.ends):
+        own_mixers = [mixer.name for mixer in config.model.mixers]
+        recorded = _loaded(workdir, label, allow_code=own_mixers)
+        _require_same_code(workdir, label, config)
+        changed = [d for d in differences(to_dict(recorded), to_dict(config)) if not d.startswith(MAY_CHANGE)]
+        changes_length_only = all(d.startswith(LENGTH) for d in changed)
+        if changed and not (changes_length_only and _extends(recorded, config)):
+            fix = "Give the old values to resume it, or another --workdir for a new run."
+            if changes_length_only and not (recorded.train.ends or config.train.ends):
                 fix = (
-                    "Its learning rate falls linearly over its own steps, so a run of another length is another run: "
-                    f"give it another --workdir, and --init_from={called} to begin with these weights. A run with "
-                    "config.train.ends can be extended."
+                    "Its learning rate decays over its full length, so train the new length in another --workdir "
+                    f"(--init_from={label} starts from these weights); only a run with config.train.ends can be "
+                    "extended."
                 )
-            raise UserError(f"{called} holds a run with another config: {'; '.join(changed)}. {fix}")
+            raise UserError(f"{label} holds a run with another config: {'; '.join(changed)}. {fix}")
     elif workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir={called} is a file; give a directory.")
+        raise UserError(f"--workdir={label} is a file; give a directory.")
     # A run that ended before its first step leaves an empty checkpoint directory and empty rows.
-    elif found := [name for name in RESULTS if any(map(_has_content, workdir.glob(name)))]:
-        what = next(workdir.glob(found[0].partition("/")[0])).name
-        raise UserError(f"{called} has {what} but no config.json, so its run is unknown. Give another --workdir.")
+    elif results := [name for name in RESULTS if any(map(_has_content, workdir.glob(name)))]:
+        result_name = next(workdir.glob(results[0].partition("/")[0])).name
+        raise UserError(f"{label} has {result_name} but no config.json, so its run is unknown. Give another --workdir.")
     elif (workdir / "run.json").exists():  # written before config.json
-        read_json(workdir / "run.json", RUN, fix="it is not of a run, so give another --workdir")
+        read_json(workdir / "run.json", RUN, fix="no run wrote it, so give another --workdir")
 
 
 def _has_content(path: Path) -> bool:
     return path.name != "metrics.jsonl" or path.stat().st_size > 0
 
 
-def _extends(before: Config, config: Config) -> bool:
-    """Return whether `config` extends the run with config `before`: it adds ends.
+def _extends(recorded: Config, config: Config) -> bool:
+    """Return whether `config` extends the run with config `recorded`: it adds ends.
 
     The two configs differ only in `LENGTH`. The trunk's learning rate does not depend on its length, so the trained
     part is also the start of the extended run.
     """
-    longer = config.train.steps >= before.train.steps and bool({*end_steps(config)} - {*end_steps(before)})
-    return bool(before.train.ends) and longer
+    longer = config.train.steps >= recorded.train.steps and bool({*end_steps(config)} - {*end_steps(recorded)})
+    return bool(recorded.train.ends) and longer
 
 
 def extension(workdir: str | Path | Mirror, config: Config) -> dict[str, Any]:
     """Return the run's earlier steps and ends if `config` extends it, else {}."""
-    called, workdir = _called_and_read(workdir)
+    label, workdir = _label_and_directory(workdir)
     if not (workdir / "config.json").exists():
         return {}
-    before = _loaded(workdir, called, allow_code=[mixer.name for mixer in config.model.mixers])
-    return {"steps": before.train.steps, "ends": end_steps(before)} if _extends(before, config) else {}
+    recorded = _loaded(workdir, label, allow_code=[mixer.name for mixer in config.model.mixers])
+    return {"steps": recorded.train.steps, "ends": end_steps(recorded)} if _extends(recorded, config) else {}
 
 
 def recorded_manifest(workdir: str | Path) -> str:
@@ -144,11 +144,11 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 def require_named(workdir: str | Path, config: Config, allow_code: Collection[str]) -> None:
     """Raise `UserError` if `allow_code` has an unknown name, or if code changed."""
-    called, directory = _called_and_read(workdir)
-    _require_same_code(directory, called, config)
+    label, directory = _label_and_directory(workdir)
+    _require_same_code(directory, label, config)
     for name in allow_code:
-        if name not in (known := [mixer.name for mixer in config.model.mixers]):
-            raise UserError(f"--allow-code={name}: {called} has no such mixer.{nearest(name, known)}")
+        if name not in (run_mixers := [mixer.name for mixer in config.model.mixers]):
+            raise UserError(f"--allow-code={name}: {label} has no such mixer.{nearest(name, run_mixers)}")
 
 
 def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
@@ -158,35 +158,35 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
     seqjax is a dotted module, or the copy of a file in the workdir. It runs only if `allow_code` has the mixer's name;
     otherwise a `UserError` is raised. A copy must have the hash in run.json. `workdir` may be a URL.
     """
-    called, directory = _called_and_read(workdir)
-    return _loaded(directory, called, allow_code=allow_code)
+    label, directory = _label_and_directory(workdir)
+    return _loaded(directory, label, allow_code=allow_code)
 
 
-def _called_and_read(workdir: str | Path | Mirror) -> tuple[str, Path]:
+def _label_and_directory(workdir: str | Path | Mirror) -> tuple[str, Path]:
     """Return the user's name for a workdir, and the local directory to read."""
     if isinstance(workdir, Mirror):
         return str(workdir), workdir.directory
     return store.url_of(workdir) or str(workdir), readable(workdir)
 
 
-def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Config:
+def _loaded(workdir: Path, label: str, *, allow_code: Collection[str]) -> Config:
     path = workdir / "config.json"
     if not path.exists():
         inside = sorted(str(file.parent) for file in workdir.glob("*/config.json"))
         runs = f" It holds runs: {', '.join(inside[-5:])}." if inside else ""
         raise UserError(
-            f"{called} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
+            f"{label} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
         )
     values = read_json(path, fix="put back a copy of it, or train again in another --workdir")
     if "model_type" in values and "model" not in values:
         raise UserError(
-            f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
-            f"converts it to a run, and in Python seqjax.load({called!r}) opens it."
+            f"{label} holds a public model, not a run: `seqjax convert import --weights={label} --workdir=DIR` "
+            f"converts it to a run, and in Python seqjax.load({label!r}) opens it."
         )
     _require_known(values.pop("version", None), where=str(path))
     for name in dict.fromkeys(mixer_names(values)):
         if mixers.is_foreign(name):
-            _allow_mixer(name, workdir, called, allow_code)
+            _allow_mixer(name, workdir, label, allow_code)
     try:
         config = from_config_dict(values)
     except UserError as error:
@@ -194,7 +194,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
     return _with_known_cache(_with_own_tokenizer(config, workdir))
 
 
-def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[str]) -> None:
+def _allow_mixer(name: str, workdir: Path, label: str, allow_code: Collection[str]) -> None:
     """Register the copy of a mixer's file.
 
     Raises `UserError` unless its name is allowed and its hash is recorded.
@@ -202,12 +202,12 @@ def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[s
     recorded = recorded_mixers(workdir).get(name) if mixers.label(name) == name else None
     if recorded is None and not mixers.is_dotted(name):
         raise UserError(
-            f"{called} names the mixer {name!r}, of whose code it has no copy: the class was in a notebook or a "
-            f"script. Register the class in Python, then call seqjax.load({called!r})."
+            f"{label} names the mixer {name!r} and has no copy of its code: the class was in a notebook or a script. "
+            f"Register the class in Python, then call seqjax.load({label!r})."
         )
     if name not in allow_code:
         raise UserError(
-            f"{called} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
+            f"{label} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
             f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., allow_code={name!r})."
         )
     if mixers.is_dotted(name):
@@ -215,7 +215,7 @@ def _allow_mixer(name: str, workdir: Path, called: str, allow_code: Collection[s
     copy = user_code.read(workdir / MIXERS / mixers.file_name(name))
     if copy.sha256 != recorded:
         raise UserError(
-            f"{copy.path} is not the file that {called} was trained with: its SHA-256 begins with {copy.sha256[:12]}, "
+            f"{copy.path} is not the file that {label} was trained with: its SHA-256 begins with {copy.sha256[:12]}, "
             f"and run.json has {str(recorded)[:12]}. Put back the file."
         )
     mixers.load_copy(name, copy)
@@ -227,14 +227,14 @@ def recorded_mixers(workdir: Path) -> dict[str, str]:
     return read_json(path, {"mixers?": {str: str}}).get("mixers", {}) if path.is_file() else {}
 
 
-def _require_same_code(workdir: Path, called: str, config: Config) -> None:
+def _require_same_code(workdir: Path, label: str, config: Config) -> None:
     """Raise `UserError` if a mixer file in this process differs from the run's file."""
     recorded = recorded_mixers(workdir)
     for name, source in mixers.sources(mixer.name for mixer in config.model.mixers).items():
         if recorded.get(name, source.sha256) != source.sha256:
             raise UserError(
-                f"{called} was trained with another content of the mixer {name!r} than {source.path} has, see the copy "
-                f"{workdir / MIXERS / mixers.file_name(name)}. Put that content back, or use another --workdir."
+                f"{label} was trained with another version of the mixer {name!r} than {source.path}. Restore its copy "
+                f"{workdir / MIXERS / mixers.file_name(name)}, or use another --workdir."
             )
 
 
@@ -260,8 +260,8 @@ def _with_known_cache(config: Config) -> Config:
     Evaluating a stranger's run must not write to a directory that its config chooses.
     """
     directory = Path(config.data.cache_dir)
-    kept = (path for name in ("blocks", "builtin-*") for path in directory.glob(name) if not path.is_symlink())
-    if not config.data.cache_dir or any(path.is_dir() for path in kept):
+    cached = (path for name in ("blocks", "builtin-*") for path in directory.glob(name) if not path.is_symlink())
+    if not config.data.cache_dir or any(path.is_dir() for path in cached):
         return config
     return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=""))
 

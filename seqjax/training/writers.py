@@ -92,7 +92,7 @@ class Events:
 
         events: Any = event_pb2  # protobuf creates the members at import
         self._file, self._event, self._scalar = None, events.Event, summary.scalar
-        with self._if_it_works():
+        with self._until_failure():
             directory.mkdir(exist_ok=True)
             # Not SummaryWriter: on a full disk its thread ends, and training waits for it.
             self._file = event_file_writer.EventsWriter(str(directory / "events"), f".after{step}")
@@ -101,7 +101,7 @@ class Events:
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
         """Write the values measured at a step."""
-        with self._if_it_works():
+        with self._until_failure():
             for name, value in values.items():
                 self._put(step, summary=self._scalar(name, value))
             if self._file is not None:
@@ -109,7 +109,7 @@ class Events:
 
     def close(self) -> None:
         """Close the file."""
-        with self._if_it_works():
+        with self._until_failure():
             if self._file is not None:
                 self._file.close()
 
@@ -118,12 +118,12 @@ class Events:
             self._file.write_event(self._event(step=step, wall_time=time.time(), **content))
 
     @contextlib.contextmanager
-    def _if_it_works(self) -> Iterator[None]:
+    def _until_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             self._file = None
-            logging.warning("TensorBoard's events are not written any more (%s); training goes on.", error)
+            logging.warning("Writing TensorBoard events has stopped (%s); training continues.", error)
 
 
 class NullWriter:
@@ -163,7 +163,7 @@ class Metrics:
         if self._path.exists():
             self._require_rows(position, step)
         elif position:  # lost, or moved away as the error in `_require_rows` suggests
-            logging.warning("%s is gone; the run goes on without the rows up to step %d.", self._path, step)
+            logging.warning("%s is missing; the run continues without the rows up to step %d.", self._path, step)
         self._file = self._path.open("ab")
         # Never extend the file: lost rows would become zeros.
         self._file.truncate(min(position, self._path.stat().st_size))
@@ -186,14 +186,13 @@ class Metrics:
         size = self._path.stat().st_size
         with self._path.open("rb") as file:
             file.seek(max(0, position - 1))
-            whole = size >= position and (position == 0 or file.read(1) == b"\n")
-        if not whole:
-            lost = f"has {size} bytes" if size < position else "has no end of a row there"
+            is_intact = size >= position and (position == 0 or file.read(1) == b"\n")
+        if not is_intact:
+            fault = f"has {size} bytes" if size < position else "has no row end there"
             raise UserError(
-                f"{self._path} is not what the checkpoint of step {step} counts on: it had {position} bytes of whole "
-                f"rows then, and {lost} now. Put back a copy of it; or delete {self._path.parent}/checkpoints/{step} "
-                "to go on from the checkpoint before, whose rows may all be there; or move the file away to go on "
-                f"without the rows up to step {step}."
+                f"{self._path} has lost rows: the checkpoint of step {step} needs the first {position} bytes, but the "
+                f"file {fault}. Put back a copy of it; or delete {self._path.parent}/checkpoints/{step} to resume from "
+                f"the previous checkpoint; or move the file away to resume without the rows up to step {step}."
             )
 
     @property

@@ -1,7 +1,7 @@
-"""Damage to files for `tests.chaos.attacks`, drawn at random; each function says what it did.
+"""Random damage to files for `tests.chaos.attacks`; each function returns a description of its damage.
 
-Damage that nothing can notice is not done: a digit of a number in a text file without a checksum may become another
-digit, so flipped bytes of texts become bytes that no UTF-8 text has, and lines that are lost are lost from the end.
+The damage is always detectable. In text files without checksums, changed bytes become invalid UTF-8, because a changed
+digit could not be detected, and lines are removed only from the end.
 """
 
 import io
@@ -26,7 +26,7 @@ Way = Callable[[Path, random.Random], str]
 
 
 def damage(path: Path, draw: random.Random, *, spared: Sequence[Way] = ()) -> str:
-    """Damage a file in a way that its kind allows and that is not `spared`, and return how."""
+    """Damage a file in a random way for its kind, except the ways `spared`; return the description."""
     ways: list[Way] = [truncate, empty, flip, delete, garbage, directory]
     if path.suffix in (".json", ".jsonl") or _is_json(path):
         ways += [shape, shape, nested, not_utf8, without_key, without_key, other_value, other_value]
@@ -40,15 +40,15 @@ def damage(path: Path, draw: random.Random, *, spared: Sequence[Way] = ()) -> st
 
 
 def truncate(path: Path, draw: random.Random) -> str:
-    """Cut the end off."""
+    """Truncate the file."""
     content = path.read_bytes()
-    kept = draw.randrange(1, max(2, len(content)))
-    path.write_bytes(content[:kept])
-    return f"cut to {kept} of {len(content)} bytes"
+    length = draw.randrange(1, max(2, len(content)))
+    path.write_bytes(content[:length])
+    return f"cut to {length} of {len(content)} bytes"
 
 
 def empty(path: Path, draw: random.Random) -> str:
-    """Leave no byte."""
+    """Empty the file."""
     del draw
     path.write_bytes(b"")
     return "emptied"
@@ -57,30 +57,30 @@ def empty(path: Path, draw: random.Random) -> str:
 def flip(path: Path, draw: random.Random) -> str:
     """Change one to eight bytes."""
     content = bytearray(path.read_bytes())
-    places = sorted(draw.randrange(len(content)) for _ in range(draw.randint(1, 8)))
-    for place in places:
-        content[place] ^= 0xC0 if path.suffix in TEXTS or _is_json(path) else draw.randrange(1, 256)
+    positions = sorted(draw.randrange(len(content)) for _ in range(draw.randint(1, 8)))
+    for position in positions:
+        content[position] ^= 0xC0 if path.suffix in TEXTS or _is_json(path) else draw.randrange(1, 256)
         if path.suffix in TEXTS or _is_json(path):
-            content[place] = 0xFF
+            content[position] = 0xFF
     path.write_bytes(content)
-    return f"bytes {', '.join(map(str, places))} of {len(content)} changed"
+    return f"bytes {', '.join(map(str, positions))} of {len(content)} changed"
 
 
 def delete(path: Path, draw: random.Random) -> str:
-    """Remove it."""
+    """Delete the file."""
     del draw
     path.unlink()
     return "deleted"
 
 
 def garbage(path: Path, draw: random.Random) -> str:
-    """Put random bytes in its place."""
+    """Replace the content with random bytes."""
     path.write_bytes(draw.randbytes(draw.choice([1, 100, max(1, path.stat().st_size)])))
     return "random bytes"
 
 
 def directory(path: Path, draw: random.Random) -> str:
-    """Put a directory in its place."""
+    """Replace the file with a directory."""
     del draw
     path.unlink()
     path.mkdir()
@@ -88,84 +88,84 @@ def directory(path: Path, draw: random.Random) -> str:
 
 
 def _is_json(path: Path) -> bool:
-    """Orbax's files of metadata have no suffix."""
+    """Return whether a file without suffix is JSON, as Orbax's metadata files are."""
     return path.suffix == "" and path.is_file() and path.read_bytes()[:1] in (b"{", b"[")
 
 
 def _lines(path: Path) -> tuple[list[bytes], Callable[[int, bytes], None]]:
-    """The JSON texts of a file: one, or one on each line of .jsonl; and a function that replaces one of them."""
+    """Return a file's JSON texts (one per line of .jsonl) and a function that replaces a text."""
     texts = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
 
-    def put(i: int, text: bytes) -> None:
+    def replace(i: int, text: bytes) -> None:
         texts[i] = text
         path.write_bytes(b"\n".join(texts) + b"\n")
 
-    return texts, put
+    return texts, replace
 
 
 def shape(path: Path, draw: random.Random) -> str:
-    """Write JSON of another shape."""
-    texts, put = _lines(path)
+    """Replace a JSON text with a value from `SHAPES`."""
+    texts, replace = _lines(path)
     value = draw.choice(SHAPES)
-    put(draw.randrange(len(texts)), json.dumps(value).encode())
+    replace(draw.randrange(len(texts)), json.dumps(value).encode())
     return f"JSON of another shape, {value!r}"
 
 
 def nested(path: Path, draw: random.Random) -> str:
-    """Write lists in lists, closed or not."""
-    texts, put = _lines(path)
+    """Replace a JSON text with deeply nested lists, closed or not."""
+    texts, replace = _lines(path)
     closed = draw.random() < 0.5
-    put(draw.randrange(len(texts)), b"[" * DEEP + b"]" * DEEP * closed)
+    replace(draw.randrange(len(texts)), b"[" * DEEP + b"]" * DEEP * closed)
     return "JSON nested without end"
 
 
 def not_utf8(path: Path, draw: random.Random) -> str:
-    """Put bytes into it that are not UTF-8."""
+    """Insert bytes that are not UTF-8."""
     content = path.read_bytes()
     at = draw.randrange(len(content))
     path.write_bytes(content[:at] + draw.choice([b"\xff\xfe", b"\xc3", b"\xed\xa0\x80"]) + content[at:])
     return f"not UTF-8 at byte {at}"
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys that lead to every part of a JSON value."""
+def _key_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the key path of each part of a JSON value."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in parts:
         yield (*path, key)
-        yield from _places(part, (*path, key))
+        yield from _key_paths(part, (*path, key))
 
 
 def _inside(path: Path, draw: random.Random, change: Callable[[Any, Any], None], *, keys: type) -> str:
-    """Change a random part of a JSON text: `change(holder, key)`."""
-    texts, put = _lines(path)
+    """Apply `change(holder, key)` to a random part of a JSON text; return its key path."""
+    texts, replace = _lines(path)
     i = draw.randrange(len(texts))
     value = json.loads(texts[i])
-    places = [place for place in _places(value) if isinstance(place[-1], keys)]
-    if not places:
+    key_paths = [key_path for key_path in _key_paths(value) if isinstance(key_path[-1], keys)]
+    if not key_paths:
         return shape(path, draw)
-    # The depth first: most keys lie deep.
-    of_depth = draw.choice(sorted({len(place) for place in places}))
-    *outer, key = draw.choice([place for place in places if len(place) == of_depth])
+    # Draw the depth first, because most keys are deep.
+    depth = draw.choice(sorted({len(key_path) for key_path in key_paths}))
+    *outer, key = draw.choice([key_path for key_path in key_paths if len(key_path) == depth])
     holder = value
     for part in outer:
         holder = holder[part]
     change(holder, key)
-    put(i, json.dumps(value).encode())
+    replace(i, json.dumps(value).encode())
     return ".".join(map(str, (*outer, key)))
 
 
 def without_key(path: Path, draw: random.Random) -> str:
-    """Leave a key out."""
+    """Remove a key."""
     return f"without {_inside(path, draw, lambda holder, key: holder.pop(key), keys=str)}"
 
 
 def other_value(path: Path, draw: random.Random) -> str:
-    """Write a value of another type."""
+    """Replace a value with a value that has another type."""
     value = draw.choice([*SHAPES, math.nan, "\ud800", -1, 2**70])
 
     def change(holder: Any, key: Any) -> None:
-        same = isinstance(value, type(holder[key])) or {type(value), type(holder[key])} == {int, float}
-        holder[key] = [[value]] if same else value
+        is_same_type = isinstance(value, type(holder[key])) or {type(value), type(holder[key])} == {int, float}
+        holder[key] = [[value]] if is_same_type else value
 
     return f"{_inside(path, draw, change, keys=object)} is {value!a:.20}"
 
@@ -176,7 +176,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def without_array(path: Path, draw: random.Random) -> str:
-    """Leave an array out."""
+    """Remove an array."""
     arrays = _arrays(path)
     name = draw.choice(sorted(arrays))
     del arrays[name]
@@ -185,24 +185,24 @@ def without_array(path: Path, draw: random.Random) -> str:
 
 
 def other_array(path: Path, draw: random.Random) -> str:
-    """Write an array of another form."""
+    """Change the shape or dtype of an array."""
     arrays = _arrays(path)
     name = draw.choice(sorted(arrays))
     x = arrays[name]
-    others = {
+    variants = {
         "short": x[:-1] if x.ndim and len(x) else np.zeros(3, x.dtype),
         "of two more axes": x[None, None],
         "of texts": np.full(x.shape, "a"),
         "complex": np.zeros(x.shape, complex),
         "empty": np.zeros(0, x.dtype),
     }
-    how = draw.choice(sorted(others))
-    np.savez(path, allow_pickle=False, **arrays | {name: others[how]})
-    return f"the array {name} {how}"
+    variant = draw.choice(sorted(variants))
+    np.savez(path, allow_pickle=False, **arrays | {name: variants[variant]})
+    return f"the array {name} {variant}"
 
 
 def pickled(path: Path, draw: random.Random) -> str:
-    """Write objects: reading them would run code."""
+    """Replace an array with pickled objects; reading them would run code."""
     arrays = _arrays(path)
     name = draw.choice(sorted(arrays))
     file = io.BytesIO()
@@ -216,25 +216,25 @@ def pickled(path: Path, draw: random.Random) -> str:
 
 
 def without_header(path: Path, draw: random.Random) -> str:
-    """Leave the first line out."""
+    """Remove the first line."""
     del draw
     path.write_bytes(path.read_bytes().partition(b"\n")[2])
     return "without its header"
 
 
 def other_cell(path: Path, draw: random.Random) -> str:
-    """Write text for a number, or a cell too many or too few."""
+    """Replace a cell with text, or add or remove a cell."""
     rows = path.read_text(encoding="utf-8").splitlines()
     i = draw.randrange(len(rows))
     cells = rows[i].split(",")
     j = draw.randrange(len(cells))
-    how = draw.choice(["text", "no cell", "two cells", "a quote"])
-    cells[j : j + 1] = {"text": ["\x00zz"], "no cell": [], "two cells": ["1", "2"], "a quote": ['"']}[how]
+    kind = draw.choice(["text", "no cell", "two cells", "a quote"])
+    cells[j : j + 1] = {"text": ["\x00zz"], "no cell": [], "two cells": ["1", "2"], "a quote": ['"']}[kind]
     path.write_text("\n".join([*rows[:i], ",".join(cells), *rows[i + 1 :]]) + "\n", encoding="utf-8")
-    return f"line {i + 1}: {how}"
+    return f"line {i + 1}: {kind}"
 
 
-def copied(source: Path, target: Path) -> Path:
-    """A copy of a file or a directory."""
+def copy(source: Path, target: Path) -> Path:
+    """Copy a file or a directory."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target))

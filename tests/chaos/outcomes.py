@@ -1,4 +1,4 @@
-"""Runs commands for `tests.chaos.attacks` in forks or as processes, and sorts how they end."""
+"""Run commands for `tests.chaos.attacks` in forks or as processes, and classify how they end."""
 
 import dataclasses
 import importlib
@@ -17,14 +17,14 @@ from seqjax.commands import cli
 GOOD = ("clean", "one line")
 BAD = ("unclear", "traceback", "silent", "hang")
 LONGEST = 3  # lines of a message
-LIMIT_SECONDS = 150.0  # far longer than any command takes
+LIMIT_SECONDS = 150.0  # much longer than any command takes
 
-for module, _ in cli.COMMANDS.values():  # for all forks
+for module, _ in cli.COMMANDS.values():  # forks share the imports
     importlib.import_module(module)
 
 
 class Ended(NamedTuple):
-    """What a process left; the status is None if it did not end in time."""
+    """A finished process; the status is None if it did not end in time."""
 
     status: int | None
     stdout: str
@@ -33,10 +33,10 @@ class Ended(NamedTuple):
 
 @dataclasses.dataclass
 class Process:
-    """A command, in a fork of this process or as `python -m seqjax`, its output in files."""
+    """A command in a fork of this process or as `python -m seqjax`, with its output in files."""
 
     pid: int
-    place: Path
+    log: Path
     status: int | None = None
 
     def poll(self) -> int | None:
@@ -47,7 +47,7 @@ class Process:
         return self.status
 
     def wait(self, seconds: float = LIMIT_SECONDS) -> Ended:
-        """Wait for its end, and kill it and its children if it does not come."""
+        """Wait for the end; after `seconds`, kill the process and its children."""
         deadline = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -56,52 +56,52 @@ class Process:
             os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         out, err = (
-            self.place.with_suffix(name).read_text(encoding="utf-8", errors="replace") for name in (".out", ".err")
+            self.log.with_suffix(name).read_text(encoding="utf-8", errors="replace") for name in (".out", ".err")
         )
         return Ended(status, out, err)
 
 
 def start(
     argv: Sequence[str],
-    place: Path,
+    log: Path,
     *,
-    real: bool = False,
+    as_process: bool = False,
     cwd: Path | None = None,
     env: Mapping[str, str | None] | None = None,
-    before: Callable[[], Any] | None = None,
+    setup: Callable[[], Any] | None = None,
 ) -> Process:
-    """Start `seqjax ARGV`, or a function in place of a command; `before` is called in the process, before it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    """Start `seqjax ARGV`; the new process calls `setup` first, which may end it instead."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
-    files = [os.open(place.with_suffix(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in (".out", ".err")]
+    files = [os.open(log.with_suffix(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in (".out", ".err")]
     pid = os.fork()
     if pid:
         for file in files:
             os.close(file)
-        return Process(pid, place)
-    status, begun = 1, False
+        return Process(pid, log)
+    status, has_begun = 1, False
     try:
         os.setsid()
         for stream, file in enumerate(files, start=1):
             os.dup2(file, stream)
             os.close(file)
-        os.chdir(cwd or place.parent)
+        os.chdir(cwd or log.parent)
         for name, value in (env or {}).items():
             os.environ.pop(name, None)
             os.environ |= {name: value} if value is not None else {}
-        if before is not None:
-            before()
-        if real:
+        if setup is not None:
+            setup()
+        if as_process:
             os.execv(sys.executable, [sys.executable, "-m", "seqjax", *argv])
-        begun = True
+        has_begun = True
         cli.run(list(argv))
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        if begun:
+        if has_begun:
             traceback.print_exc()
-        else:  # a signal that came before the command had begun
+        else:  # a signal before the command started
             status = 130
     try:
         sys.stdout.flush()
@@ -110,32 +110,32 @@ def start(
         os._exit(status)
 
 
-def ask(function: Callable[[], Any], place: Path) -> Any:
-    """The JSON value of a function, called in a fork so that JAX never starts here; an error's text if it fails."""
+def call_in_fork(function: Callable[[], Any], log: Path) -> Any:
+    """Call a function in a fork, because JAX must not start here; return its JSON value or the error text."""
 
     def answer() -> None:
         try:
             value = function()
         except BaseException as error:
             value = f"{type(error).__name__}: {error}"
-        place.with_suffix(".json").write_text(json.dumps(value))
+        log.with_suffix(".json").write_text(json.dumps(value))
         os._exit(0)
 
-    place.with_suffix(".json").unlink(missing_ok=True)
-    ended = start([], place, before=answer).wait()
-    path = place.with_suffix(".json")
+    log.with_suffix(".json").unlink(missing_ok=True)
+    ended = start([], log, setup=answer).wait()
+    path = log.with_suffix(".json")
     return json.loads(path.read_text()) if path.is_file() else f"no answer: {ended}"
 
 
-def names(file: str) -> tuple[str, ...]:
-    """What a message about a damaged file may name: it, or a directory or the checkpoint that it lies in."""
+def accepted_names(file: str) -> tuple[str, ...]:
+    """Return names that an error about a damaged file may use: the file or a parent directory."""
     path = Path(file)
     parts = [part for part in path.parts[1:] if part not in (".",)]
     return (path.name, *parts) if parts else (path.name,)
 
 
-def judged(ended: Ended, words: Sequence[str]) -> tuple[str, str]:
-    """The class of an end, and why; a message must hold one of the words, if there are any."""
+def classify(ended: Ended, words: Sequence[str]) -> tuple[str, str]:
+    """Return the class of an end and the reason; an error line must contain one of the words, if any."""
     if ended.status is None:
         return "hang", ended.stderr[-300:]
     if "Traceback" in ended.stderr:
@@ -150,8 +150,8 @@ def judged(ended: Ended, words: Sequence[str]) -> tuple[str, str]:
     return "one line", message
 
 
-def disturbed(ended: Ended) -> tuple[str, str]:
-    """The class of the end of a command that was disturbed."""
+def classify_disturbed(ended: Ended) -> tuple[str, str]:
+    """Return the class and reason for the end of a disturbed command."""
     if ended.status is None:
         return "hang", ended.stderr[-300:]
     if "Traceback" in ended.stderr:
@@ -162,14 +162,14 @@ def disturbed(ended: Ended) -> tuple[str, str]:
     return "clean", ""
 
 
-def difference(made: Any, wanted: Any, path: str = "") -> str:
-    """The first place at which two JSON values differ."""
-    if isinstance(made, dict) and isinstance(wanted, dict):
-        for key in sorted(made.keys() | wanted.keys()):
-            if made.get(key) != wanted.get(key):
-                return difference(made.get(key), wanted.get(key), f"{path}/{key}")
-    if isinstance(made, list) and isinstance(wanted, list) and len(made) == len(wanted):
-        for i, (a, b) in enumerate(zip(made, wanted, strict=True)):
+def difference(actual: Any, expected: Any, path: str = "") -> str:
+    """Return the first difference of two JSON values, with its key path."""
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        for key in sorted(actual.keys() | expected.keys()):
+            if actual.get(key) != expected.get(key):
+                return difference(actual.get(key), expected.get(key), f"{path}/{key}")
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
             if a != b:
                 return difference(a, b, f"{path}/{i}")
-    return f"{path}: {str(made)[:200]!r}, not {str(wanted)[:200]!r}"
+    return f"{path}: {str(actual)[:200]!r}, not {str(expected)[:200]!r}"

@@ -1,4 +1,4 @@
-"""What `tests.chaos.attacks` attacks: small runs, blocks and results, and a command on a copy of some of them."""
+"""Scenes for `tests.chaos.attacks`: a command and copies of small runs, blocks and results."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from tests.chaos import damage, kills
 from tests.chaos.outcomes import start
 from tests.data.conftest import write_corpus
 
-MARKS = ("Training ", "Going on ")  # begin what a run says before it compiles
+MARKS = ("Training ", "Resuming ")  # a run prints one of these before it compiles
 STEPS, STOP, EVERY = 24, 15, 6
 ENDS = ("12", "24")
 SETTINGS: dict[str, Any] = {
@@ -41,49 +41,53 @@ TRUNK: dict[str, Any] = SETTINGS | {
 
 
 class Scene(NamedTuple):
-    """A command on copies of what was made, and what of them is damaged.
+    """A command on copies of prepared files, some of which may be damaged.
 
-    `result` is what it leaves, as JSON, for comparison with that of an undamaged one; `says` if it prints its result.
-    `rows` and `seconds` are about those of the whole command, and `weight` is how often it is drawn.
+    `result` returns the command's result as JSON, to compare with the undamaged result. `has_stdout` means that the
+    printed text is part of the result. `rows` and `seconds` are approximate sizes of the whole command. `weight` is the
+    relative frequency.
     """
 
     name: str
-    sources: dict[str, Path]  # names of the copies
+    sources: dict[str, Path]  # name of the copy -> source
     argv: Callable[[Path], list[str]]
-    damaged: tuple[str, ...]  # of the copies
+    damaged: tuple[str, ...]  # names of the copies that may be damaged
     result: Callable[[Path], Any]
-    says: bool = False
+    has_stdout: bool = False
     weight: float = 1.0
     rows: int = 0
     seconds: float = 3.0
-    runs: tuple[str, ...] = ()  # the workdirs that it writes
+    runs: tuple[str, ...] = ()  # workdirs that the command writes
 
-    def copy(self, place: Path) -> None:
-        """Copy what the command needs."""
-        place.mkdir(exist_ok=True)
+    def copy(self, folder: Path) -> None:
+        """Copy the sources."""
+        folder.mkdir(exist_ok=True)
         for name, source in self.sources.items():
-            damage.copied(source, place / name)
+            damage.copy(source, folder / name)
 
-    def workdirs(self, place: Path) -> list[Path]:
-        """The directories whose rows tell how far the command is."""
-        return [d for name in self.runs for d in (place / name, *(place / name / "ends" / end for end in ENDS))]
+    def workdirs(self, folder: Path) -> list[Path]:
+        """Return the directories whose rows show the command's progress."""
+        return [d for name in self.runs for d in (folder / name, *(folder / name / "ends" / end for end in ENDS))]
 
-    def damage(self, place: Path, draw: random.Random) -> tuple[str, str]:
-        """Damage one file: of a kind that is drawn first, because checkpoints have more files than all else."""
+    def damage(self, folder: Path, draw: random.Random) -> tuple[str, str]:
+        """Damage one file and return its path and the description.
+
+        The kind of file is drawn first, because most files belong to checkpoints.
+        """
         name = draw.choice(self.damaged)
-        root = place / name
+        root = folder / name
         files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
         kinds: dict[str, list[Path]] = {}
         for file in files:
-            kinds.setdefault(_kind(file.relative_to(place).as_posix()), []).append(file)
+            kinds.setdefault(_kind(file.relative_to(folder).as_posix()), []).append(file)
         file = draw.choice(kinds[draw.choice(sorted(kinds))])
-        return file.relative_to(place).as_posix(), damage.damage(file, draw, spared=self.spared(file.name))
+        return file.relative_to(folder).as_posix(), damage.damage(file, draw, spared=self.spared(file.name))
 
     def spared(self, name: str) -> tuple[Callable[..., str], ...]:
-        """Ways that make another whole file of a file: nothing can notice them.
+        """Return the kinds of damage that leave a valid file, which no command can detect.
 
-        A setting that is missing has its default, as in a workdir of an earlier version, and a text that is not there
-        is not prepared. Weights in a public model's file have no checksum.
+        A missing setting has its default, as in a workdir of an earlier version. A missing text is not prepared. The
+        weights in a public model's file have no checksum.
         """
         if name == "config.json" and not self.name.startswith("train"):
             return (damage.without_key, damage.other_value)[: 2 if self.name == "import" else 1]
@@ -93,7 +97,7 @@ class Scene(NamedTuple):
 
 
 def _kind(path: str) -> str:
-    """Numbers and hashes are left out."""
+    """Return a path without numbers and hashes."""
     return (
         "".join(c for c in path if not c.isdigit() and c != "-").replace("abcdef", "")[:60]
         if "/d/" not in path
@@ -102,7 +106,7 @@ def _kind(path: str) -> str:
 
 
 class Scenes:
-    """Everything that is attacked, made once below a directory."""
+    """All scenes; their sources are created once below a directory."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -118,30 +122,30 @@ class Scenes:
         self.all = {scene.name: scene for scene in self._scenes()}
 
     def draw(self, draw: random.Random) -> Scene:
-        """A scene to damage a file of."""
+        """Draw a scene with files to damage."""
         scenes = [scene for scene in self.all.values() if scene.damaged]
         return draw.choices(scenes, [scene.weight for scene in scenes])[0]
 
-    def draw_whole(self, draw: random.Random) -> Scene:
-        """A scene to disturb."""
+    def draw_undamaged(self, draw: random.Random) -> Scene:
+        """Draw a scene for a disturbance without damaged files."""
         chosen = {"fresh": 5, "fresh trunk": 3, "fresh builtin": 1, "train/half": 2, "prepare": 3, "evaluate": 1}
         chosen |= {"generate": 1, "study/partial": 1, "export": 1, "train/finished": 1}
         return self.all[draw.choices(list(chosen), list(chosen.values()))[0]]
 
     # ------------------------------------------------------------------------------------------------------------ made
-    def _do(self, argv: Sequence[str], name: str, **options: Any) -> None:
+    def _run_command(self, argv: Sequence[str], name: str, **options: Any) -> None:
         ended = start(list(argv), self.root / f"log-{name}", **options).wait()
         assert ended.status == 0, f"{name}: {ended}"
 
     def train(self, workdir: Path, blocks: Path | None = None, **settings: Any) -> list[str]:
-        """The arguments of `seqjax train`."""
+        """Return the arguments of `seqjax train`."""
         values = SETTINGS | {"eval__path": f"('{self.test_set}',)"} | settings
         command = support.command(blocks or self.blocks, workdir, "transformer_pp", **values)
         return ["train", *command[3:]]
 
     def _runs(self) -> None:
-        def stopping() -> None:
-            """As if a signal had come after some steps."""
+        def stop_early() -> None:
+            """Stop the run as a signal would, after some steps."""
 
             def agreed(self: Any) -> bool:
                 self.agreed_on, self.name = support.n_rows(half) >= STOP, "SIGTERM"
@@ -150,37 +154,37 @@ class Scenes:
             train_module.StopRequest.agreed = agreed
 
         half = self.root / "half"
-        self._do(self.train(self.root / "finished"), "finished")
-        self._do(self.train(half), "half", before=stopping)
-        self._do(self.train(self.root / "other", train__seed=1), "other")
-        self._do(self.train(self.root / "trunk", **TRUNK), "trunk")
+        self._run_command(self.train(self.root / "finished"), "finished")
+        self._run_command(self.train(half), "half", setup=stop_early)
+        self._run_command(self.train(self.root / "other", train__seed=1), "other")
+        self._run_command(self.train(self.root / "trunk", **TRUNK), "trunk")
         shutil.copytree(self.root / "trunk", self.root / "trunk-half")
-        # Killed in the second cooldown, before its first checkpoint was complete.
+        # As if killed in the second cooldown, before its first checkpoint.
         shutil.rmtree(self.root / "trunk-half" / "ends" / ENDS[1])
-        self._do(self.builtin(self.root / "builtin"), "builtin")
+        self._run_command(self.builtin(self.root / "builtin"), "builtin")
 
     def builtin(self, workdir: Path, cache: Path | None = None) -> list[str]:
-        """The arguments of `seqjax train` on the built-in corpus."""
+        """Return the arguments of `seqjax train` on the built-in corpus."""
         return self.train(
             workdir, data__corpus="builtin", data__path="", data__cache_dir=str(cache or self.root / "cache"),
             eval__path="()", train__steps=4,
         )  # fmt: skip
 
     def prepare(self, out: Path, source: Path | None = None) -> list[str]:
-        """The arguments of `seqjax prepare`."""
+        """Return the arguments of `seqjax prepare`."""
         flags = [f"--source={source or self.text}", f"--out={out}", "--tokenizer=byte", "--seq_len=16"]
         return ["prepare", *flags, "--workers=1", "--strict"]
 
     def _prepared(self) -> None:
-        self._do(self.prepare(self.root / "prepared"), "prepared")
+        self._run_command(self.prepare(self.root / "prepared"), "prepared")
 
-        def kept() -> None:
-            """Killed before it has written blocks."""
+        def exit_before_blocks() -> None:
+            """End the process before it writes blocks."""
             from seqjax.data.prepare import run
 
             run._write = lambda *args, **options: os._exit(0)
 
-        self._do(self.prepare(self.root / "parts"), "parts", before=kept)
+        self._run_command(self.prepare(self.root / "parts"), "parts", setup=exit_before_blocks)
 
     def _study(self) -> None:
         text = """
@@ -197,11 +201,15 @@ def get_study():
 """
         self.study_text = text
         (self.root / "study.py").write_text(text.format(here=str(self.root)))
-        self._do(["study", f"--study={self.root / 'study.py'}", f"--out={self.root / 'results'}", "--partial"], "study")
+        self._run_command(
+            ["study", f"--study={self.root / 'study.py'}", f"--out={self.root / 'results'}", "--partial"], "study"
+        )
         trunks = self.root / "trunks.py"
         trunks.write_text(text.format(here=str(self.root)).replace("/finished", "/trunk").replace("/other", "/trunk-2"))
-        self._do(self.train(self.root / "trunk-2", **{**TRUNK, "train__seed": 1}), "trunk-2")
-        self._do(["study", f"--study={trunks}", f"--out={self.root / 'results-trunks'}", "--partial"], "trunks")
+        self._run_command(self.train(self.root / "trunk-2", **{**TRUNK, "train__seed": 1}), "trunk-2")
+        self._run_command(
+            ["study", f"--study={trunks}", f"--out={self.root / 'results-trunks'}", "--partial"], "trunks"
+        )
 
     def _others(self) -> None:
         setup, rng = SETUPS["demo"], random.Random(0)
@@ -218,49 +226,52 @@ def get_study():
         path = self.root / "recall" / recall_report.RESULTS
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         finished, public = self.root / "finished", self.root / "public"
-        self._do(["convert", "export", f"--workdir={finished}", f"--out={public}", "--weights_only"], "export")
+        self._run_command(["convert", "export", f"--workdir={finished}", f"--out={public}", "--weights_only"], "export")
         with_niah = shutil.copytree(finished, self.root / "with-niah")
-        self._do(["niah", f"--workdir={with_niah}", *NIAH], "niah")
+        self._run_command(["niah", f"--workdir={with_niah}", *NIAH], "niah")
 
     # ---------------------------------------------------------------------------------------------------------- scenes
     def _scenes(self) -> list[Scene]:
         root = self.root
-        run = lambda place: place / "run"  # noqa: E731
-        whole, one = lambda place: self.of_run(run(place)), ("run",)
-        train = lambda place: self.train(run(place))  # noqa: E731
-        trunk = lambda place: self.train(run(place), **TRUNK)  # noqa: E731
+        run = lambda folder: folder / "run"  # noqa: E731
+        results, copies = lambda folder: self.run_result(run(folder)), ("run",)
+        train = lambda folder: self.train(run(folder))  # noqa: E731
+        trunk = lambda folder: self.train(run(folder), **TRUNK)  # noqa: E731
         study = {"finished": root / "finished", "other": root / "other", "out": root / "results"}
         trunks = {"trunk": root / "trunk", "trunk-2": root / "trunk-2", "out": root / "results-trunks"}
-        partial = lambda place: ["study", f"--study={self._study_file(place)}", f"--out={place}/out", "--partial"]  # noqa: E731
-        tables = lambda place: _texts(place / "out", "leaderboard.md")  # noqa: E731
-        evaluate = lambda place: ["evaluate", f"--workdir={place}/run"]  # noqa: E731
+        partial = lambda folder: ["study", f"--study={self._study_file(folder)}", f"--out={folder}/out", "--partial"]  # noqa: E731
+        tables = lambda folder: _texts(folder / "out", "leaderboard.md")  # noqa: E731
+        evaluate = lambda folder: ["evaluate", f"--workdir={folder}/run"]  # noqa: E731
         tokens = ("--prompt=ab", "--max_new_tokens=4", "--temperature=0")
-        generate = lambda place: ["generate", f"--workdir={place}/run", *tokens]  # noqa: E731
-        evaluated = lambda place: _texts(place / "run", "evaluation.json")  # noqa: E731
-        on_blocks = lambda place: self.train(run(place), place / "blocks")  # noqa: E731
-        held = lambda place: ["evaluate", f"--workdir={root}/finished", f"--data={place}/held"]  # noqa: E731
-        imported = lambda place: ["convert", "import", f"--weights={place}/public", f"--workdir={place}/run"]  # noqa: E731
+        generate = lambda folder: ["generate", f"--workdir={folder}/run", *tokens]  # noqa: E731
+        evaluated = lambda folder: _texts(folder / "run", "evaluation.json")  # noqa: E731
+        on_blocks = lambda folder: self.train(run(folder), folder / "blocks")  # noqa: E731
+        held = lambda folder: ["evaluate", f"--workdir={root}/finished", f"--data={folder}/held"]  # noqa: E731
+        imported = lambda folder: ["convert", "import", f"--weights={folder}/public", f"--workdir={folder}/run"]  # noqa: E731
         export = ("convert", "export", "--weights_only")
-        exported = lambda place: [*export, f"--workdir={place}/run", f"--out={place}/public"]  # noqa: E731
+        exported = lambda folder: [*export, f"--workdir={folder}/run", f"--out={folder}/public"]  # noqa: E731
         return [
-            Scene("train/finished", {"run": root / "finished"}, train, one, whole, weight=3, runs=one),
-            Scene("train/half", {"run": root / "half"}, train, one, whole, weight=3, rows=STEPS, runs=one),
-            Scene("train/trunk", {"run": root / "trunk"}, trunk, one, whole, weight=2, runs=one),
-            Scene("train/trunk half", {"run": root / "trunk-half"}, trunk, one, whole, weight=2, rows=STEPS, runs=one),
-            Scene("evaluate", {"run": root / "finished"}, evaluate, one, evaluated, says=True, weight=2),
-            Scene("evaluate/half", {"run": root / "half"}, evaluate, one, evaluated, says=True),
-            Scene("evaluate/trunk", {"run": root / "trunk"}, evaluate, one, evaluated, says=True),
-            Scene("evaluate/set", {"held": root / "held"}, held, ("held",), lambda place: [], says=True),
-            Scene("generate", {"run": root / "finished"}, generate, one, lambda place: [], says=True),
-            Scene("generate/trunk", {"run": root / "trunk"}, generate, one, lambda place: [], says=True),
-            Scene("fresh/blocks", {"blocks": root / "blocks"}, on_blocks, ("blocks",), whole, weight=2),
+            Scene("train/finished", {"run": root / "finished"}, train, copies, results, weight=3, runs=copies),
+            Scene("train/half", {"run": root / "half"}, train, copies, results, weight=3, rows=STEPS, runs=copies),
+            Scene("train/trunk", {"run": root / "trunk"}, trunk, copies, results, weight=2, runs=copies),
+            Scene(
+                "train/trunk half", {"run": root / "trunk-half"}, trunk, copies, results, weight=2, rows=STEPS,
+                runs=copies,
+            ),
+            Scene("evaluate", {"run": root / "finished"}, evaluate, copies, evaluated, has_stdout=True, weight=2),
+            Scene("evaluate/half", {"run": root / "half"}, evaluate, copies, evaluated, has_stdout=True),
+            Scene("evaluate/trunk", {"run": root / "trunk"}, evaluate, copies, evaluated, has_stdout=True),
+            Scene("evaluate/set", {"held": root / "held"}, held, ("held",), lambda folder: [], has_stdout=True),
+            Scene("generate", {"run": root / "finished"}, generate, copies, lambda folder: [], has_stdout=True),
+            Scene("generate/trunk", {"run": root / "trunk"}, generate, copies, lambda folder: [], has_stdout=True),
+            Scene("fresh/blocks", {"blocks": root / "blocks"}, on_blocks, ("blocks",), results, weight=2),
             Scene(
                 "fresh/builtin", {"cache": root / "cache"}, lambda p: self.builtin(run(p), p / "cache"), ("cache",),
-                whole, weight=2,
+                results, weight=2,
             ),
-            Scene("fresh", {}, train, (), whole, seconds=4, rows=STEPS, runs=one),
-            Scene("fresh trunk", {}, trunk, (), whole, seconds=4, rows=STEPS, runs=one),
-            Scene("fresh builtin", {}, lambda p: self.builtin(run(p)), (), whole, seconds=3, rows=4, runs=one),
+            Scene("fresh", {}, train, (), results, seconds=4, rows=STEPS, runs=copies),
+            Scene("fresh trunk", {}, trunk, (), results, seconds=4, rows=STEPS, runs=copies),
+            Scene("fresh builtin", {}, lambda p: self.builtin(run(p)), (), results, seconds=3, rows=4, runs=copies),
             Scene("prepare", {}, lambda p: self.prepare(p / "out"), (), lambda p: _contents(p / "out"), seconds=1),
             Scene(
                 "prepare/parts", {"out": root / "parts"}, lambda p: self.prepare(p / "out"), ("out",),
@@ -274,60 +285,62 @@ def get_study():
                 "prepare/text", {"text": root / "text"}, lambda p: self.prepare(p / "out", p / "text"), ("text",),
                 lambda p: _contents(p / "out"), seconds=1,
             ),
-            Scene("study/partial", study, partial, ("finished", "other", "out"), tables, says=True, weight=3),
-            Scene("study/trunks", trunks, partial, ("trunk", "trunk-2", "out"), tables, says=True, weight=2),
+            Scene("study/partial", study, partial, ("finished", "other", "out"), tables, has_stdout=True, weight=3),
+            Scene("study/trunks", trunks, partial, ("trunk", "trunk-2", "out"), tables, has_stdout=True, weight=2),
             *(
                 Scene(
                     f"study/analyse {name}", {"out": root / name}, lambda p: ["study", f"--analyse={p}/out"], ("out",),
-                    tables, says=True, weight=2,
+                    tables, has_stdout=True, weight=2,
                 )
                 for name in ("results", "results-trunks")
             ),
             Scene(
                 "recall", {"out": root / "recall"}, lambda p: ["recall", "--size=demo", f"--out={p}/out", "--report"],
-                ("out",), lambda p: _texts(p / "out", "report.md"), says=True,
+                ("out",), lambda p: _texts(p / "out", "report.md"), has_stdout=True,
             ),
             Scene(
-                "niah", {"run": root / "with-niah"}, lambda p: ["niah", f"--workdir={p}/run", *NIAH], one,
-                lambda p: _texts(p / "run", "niah.json"), says=True, weight=0.5,
+                "niah", {"run": root / "with-niah"}, lambda p: ["niah", f"--workdir={p}/run", *NIAH], copies,
+                lambda p: _texts(p / "run", "niah.json"), has_stdout=True, weight=0.5,
             ),
-            Scene("export", {"run": root / "finished"}, exported, one, lambda p: _contents(p / "public")),
+            Scene("export", {"run": root / "finished"}, exported, copies, lambda p: _contents(p / "public")),
             Scene("import", {"public": root / "public"}, imported, ("public",), lambda p: _imported(p / "run")),
         ]  # fmt: skip
 
-    def _study_file(self, place: Path) -> Path:
-        text = self.study_text.format(here=str(place))
-        if (place / "trunk-2").exists():
+    def _study_file(self, folder: Path) -> Path:
+        text = self.study_text.format(here=str(folder))
+        if (folder / "trunk-2").exists():
             text = text.replace("/finished", "/trunk").replace("/other", "/trunk-2")
-        (place / "study.py").write_text(text)
-        return place / "study.py"
+        (folder / "study.py").write_text(text)
+        return folder / "study.py"
 
     # --------------------------------------------------------------------------------------------------------- results
-    def of_run(self, workdir: Path) -> Any:
-        """All that a run leaves and that does not depend on the clock; raises an error for what is damaged."""
-        found: dict[str, Any] = {}
+    def run_result(self, workdir: Path) -> Any:
+        """Return all results of a run that do not depend on timing; raise an error for damaged files."""
+        result: dict[str, Any] = {}
         ends = sorted(path for path in workdir.glob("ends/*") if path.is_dir())
         for directory in (workdir, *ends):
             losses = eval_losses.read(directory)[1]
-            found[directory.name if directory in ends else "run"] = {
+            result[directory.name if directory in ends else "run"] = {
                 "rows": support.rows(directory),
-                "losses": {f"{step}": {d: x.tolist() for d, x in of.items()} for step, of in losses.items()},
+                "losses": {
+                    f"{step}": {d: x.tolist() for d, x in by_domain.items()} for step, by_domain in losses.items()
+                },
                 "files": sorted(path.name for path in (directory / "eval_losses").iterdir()),
             }
         classes = token_classes.read_classes(workdir)
         if classes is not None:
             sums = {d: {f: x.sum(0).tolist() for f, x in s.losses.items()} for d, s in classes.domains.items()}
-            found["classes"] = {"step": classes.step, "sums": sums}
-        found["manifest"] = read_json(workdir / "run.json", collect.METADATA)["manifest"]
-        found["report"] = all((workdir / name).is_file() for name in ("report.md", "report.png"))
-        found["state"] = [
+            result["classes"] = {"step": classes.step, "sums": sums}
+        result["manifest"] = read_json(workdir / "run.json", collect.METADATA)["manifest"]
+        result["report"] = all((workdir / name).is_file() for name in ("report.md", "report.png"))
+        result["state"] = [
             kills.fingerprint(d) for d in (workdir, *ends) if (d / "checkpoints").exists() and d == workdir
         ]
-        found["points"] = [point.step for d in (ends or [workdir]) for point in collect.read_points(d)]
-        return found
+        result["points"] = [point.step for d in (ends or [workdir]) for point in collect.read_points(d)]
+        return result
 
     def fault_of_run(self, workdir: Path) -> str:
-        """What is wrong with a finished run of any settings, or ""."""
+        """Return the fault of a finished run with any settings, or ""."""
         rows = metrics.read(workdir)
         config, _, _, step, _ = restore(workdir)
         if step != config.train.steps or rows[-1]["step"] != step:
@@ -336,19 +349,19 @@ def get_study():
         return "" if all(map(math.isfinite, numbers)) else "a value is not finite"
 
     # ---------------------------------------------------------------------------------------------- moments and mounts
-    def phase(self, scene: Scene, place: Path, log: Path, *, begun: bool) -> str:
-        """What a command is doing."""
-        if not begun:
+    def phase(self, scene: Scene, folder: Path, log: Path, *, has_begun: bool) -> str:
+        """Return the phase of a running command."""
+        if not has_begun:
             return "imports"
         if not scene.runs:
             return "another command"
-        workdir = place / scene.runs[0]
+        workdir = folder / scene.runs[0]
         if any((workdir / "ends").glob("*")):
             return "cooldowns"
         text = log.read_text(encoding="utf-8", errors="replace")
         if not any(mark in text for mark in MARKS):
             return "data and model"
-        phase = kills.is_at(workdir, 0)
+        phase = kills.current_phase(workdir, 0)
         rows = support.rows(workdir) if phase != "compilation" else []
         return "report" if rows and rows[-1]["step"] == STEPS and "train/lr" not in rows[-1] else phase
 
@@ -358,13 +371,13 @@ def get_study():
         subprocess.run(["mount", *options, str(target)], check=True, capture_output=True)
         self._mounted.append(target)
 
-    def unmount(self, place: Path) -> None:
-        """Unmount all below a directory."""
-        for target in [path for path in self._mounted if path.is_relative_to(place)]:
+    def unmount(self, folder: Path) -> None:
+        """Unmount all file systems below a directory."""
+        for target in [path for path in self._mounted if path.is_relative_to(folder)]:
             for _ in range(50):
                 if subprocess.run(["umount", str(target)], check=False, capture_output=True).returncode == 0:
                     break
-                time.sleep(0.1)  # until the last process that has a file open has ended
+                time.sleep(0.1)  # a process may still have a file open
             self._mounted.remove(target)
 
 
@@ -372,19 +385,19 @@ NIAH = ("--lengths=600", "--samples=1")
 
 
 def fault_of_blocks(directory: Path) -> str:
-    """A file of prepared blocks that is not what its manifest says, or ""."""
+    """Return a description of a block file that differs from its manifest, or ""."""
     manifest = read_manifest(directory)
     for domains in manifest["splits"].values():
         for entry in domains.values():
             for file in entry["files"]:
                 path = directory / file["path"]
                 if not path.is_file() or path.stat().st_size != file["bytes"]:
-                    return f"{file['path']} is not whole"
+                    return f"{file['path']} is missing or has another size"
     return ""
 
 
 def _contents(directory: Path) -> dict[str, str]:
-    """A hash of every file."""
+    """Return a hash of each file."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     return {p.relative_to(directory).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in files}
 

@@ -1,4 +1,4 @@
-"""A few of the attacks of `tests.chaos.attacks`; its command makes as many as are asked for."""
+"""Some attacks of `tests.chaos.attacks`, with a fixed seed."""
 
 import sys
 
@@ -8,8 +8,8 @@ from tests import support
 
 
 @pytest.mark.slow
-def test_nothing_is_silent():
-    """Of a fixed seed, in a process of its own: it forks, which JAX must not have started before."""
+def test_attacks_end_cleanly_or_with_one_line():
+    """The attacks run in a separate process, because they fork and JAX must not have started."""
     args = [sys.executable, "-m", "tests.chaos.attacks", "--attacks=25", "--seed=1"]
     done = support.run(args, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr

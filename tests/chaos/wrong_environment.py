@@ -1,4 +1,4 @@
-"""Disks, directories and variables that are not as a command expects, for `tests.chaos.attacks`."""
+"""Attacks on the environment for `tests.chaos.attacks`: disks, directories and variables."""
 
 import json
 import random
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests import support
-from tests.chaos.outcomes import LIMIT_SECONDS, difference, judged, start
+from tests.chaos.outcomes import LIMIT_SECONDS, classify, difference, start
 from tests.chaos.scenes import Scene
 
 LOCALES = ["C", "POSIX", "tr_TR.UTF-8", "xx_YY", "en_US.ISO-8859-1", ""]
-# Variables that must not change a result; None is unset.
+# Variables that must not change a result; None unsets a variable.
 HARMLESS: list[dict[str, str | None]] = [
     {"HOME": None}, {"HOME": "/nowhere"}, {"HOME": "/dev/null"}, {"HOME": ""}, {"TMPDIR": "/nowhere"}, {"TMPDIR": ""},
     {"XDG_CACHE_HOME": "/dev/null"}, {"XDG_CACHE_HOME": "/dev/null", "HOME": None}, {"PATH": ""}, {"COLUMNS": "0"},
@@ -24,7 +24,7 @@ HARMLESS: list[dict[str, str | None]] = [
     *({"LC_ALL": name, "LANG": None} for name in LOCALES),
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"LC_ALL": "tr_TR.UTF-8", "PYTHONUTF8": "0"},
 ]  # fmt: skip
-# Variables that a command cannot work with, and what its message must name.
+# Variables that a command must reject, and the name that its error must contain.
 HARMFUL: list[tuple[dict[str, str | None], str]] = [
     ({"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS"),
     ({"JAX_PLATFORMS": "zzz"}, "JAX_PLATFORMS"),
@@ -34,32 +34,34 @@ HARMFUL: list[tuple[dict[str, str | None], str]] = [
 KINDS = {"full disk": 3, "file limit": 3, "read-only": 3, "variables": 5, "moved": 2, "removed": 2, "no directory": 1}
 
 
-def attack(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str, str]:
-    """Run a command in such an environment: kind, what was done, class, why."""
+def attack(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str, str]:
+    """Run a command in a damaged environment; return kind, action, class and reason."""
     kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-    done, found, why = globals()[f"_{kind.replace(' ', '_').replace('-', '_')}"](attacks, draw, place)
-    return kind, done, found, why
+    action, outcome, reason = globals()[f"_{kind.replace(' ', '_').replace('-', '_')}"](attacks, draw, folder)
+    return kind, action, outcome, reason
 
 
-def _then(attacks: Any, scene: Scene, place: Path, ended: Any, words: tuple[str, ...]) -> tuple[str, str]:
-    """The class of an end; the command is then run again, where nothing is amiss, and must be right."""
-    found, why = judged(ended, words)
-    if found not in ("clean", "one line"):
-        return found, why
-    again = start(scene.argv(place), place / "again").wait() if found == "one line" else ended
-    late, said = judged(again, ())
-    if late != "clean":
-        return ("unclear" if late == "one line" else late), f"run again: {said}"
-    if (made := attacks._made(scene, place, again)) != attacks.wanted(scene):
-        return "silent", difference(made, attacks.wanted(scene))
-    return found, why
+def _classify_and_rerun(
+    attacks: Any, scene: Scene, folder: Path, ended: Any, words: tuple[str, ...]
+) -> tuple[str, str]:
+    """Classify an end, then run the command again without damage and check its result."""
+    outcome, reason = classify(ended, words)
+    if outcome not in ("clean", "one line"):
+        return outcome, reason
+    again = start(scene.argv(folder), folder / "again").wait() if outcome == "one line" else ended
+    retry_outcome, retry_reason = classify(again, ())
+    if retry_outcome != "clean":
+        return ("unclear" if retry_outcome == "one line" else retry_outcome), f"run again: {retry_reason}"
+    if (result := attacks._result(scene, folder, again)) != attacks.expected(scene):
+        return "silent", difference(result, attacks.expected(scene))
+    return outcome, reason
 
 
-def _full_disk(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    scene = attacks.scenes.draw_whole(draw)
-    attacks.wanted(scene)
+def _full_disk(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str]:
+    scene = attacks.scenes.draw_undamaged(draw)
+    attacks.expected(scene)
     kib = round(2 ** draw.uniform(4, 11))
-    disk = place / "disk"
+    disk = folder / "disk"
     attacks.scenes.mount(disk, "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs")
     try:
         scene.copy(disk)
@@ -67,115 +69,116 @@ def _full_disk(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
         attacks.scenes.mount(disk, "-o", "remount,size=64m")
         shutil.rmtree(disk, ignore_errors=True)
         scene.copy(disk)
-        used = shutil.disk_usage(disk).used // 1024  # in whole pages: a disk cannot be made smaller than that
+        used = shutil.disk_usage(disk).used // 1024  # a tmpfs cannot shrink below its used pages
         attacks.scenes.mount(disk, "-o", f"remount,size={used + kib}k")
-    ended = start(scene.argv(disk), place / "log", cwd=disk).wait()
+    ended = start(scene.argv(disk), folder / "log", cwd=disk).wait()
     attacks.scenes.mount(disk, "-o", "remount,size=64m")
-    found, why = _then(attacks, scene, disk, ended, ("space", "disk", "No space"))
-    return f"{scene.name} on {kib} KiB", found, why
+    outcome, reason = _classify_and_rerun(attacks, scene, disk, ended, ("space", "disk", "No space"))
+    return f"{scene.name} on {kib} KiB", outcome, reason
 
 
-def _file_limit(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    scene = attacks.scenes.draw_whole(draw)
-    attacks.wanted(scene)
-    scene.copy(place)
-    most = round(2 ** draw.uniform(11, 16))  # of the log too, which must have room for the line
-    (place / "logs").mkdir()
+def _file_limit(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str]:
+    scene = attacks.scenes.draw_undamaged(draw)
+    attacks.expected(scene)
+    scene.copy(folder)
+    most = round(2 ** draw.uniform(11, 16))  # also limits the log, which needs room for the error line
+    (folder / "logs").mkdir()
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
-    ended = start(scene.argv(place), place / "log", before=limit, env={"JAX_ENABLE_COMPILATION_CACHE": "0"}).wait()
-    found, why = _then(attacks, scene, place, ended, ("space", "disk", "File too large"))
-    return f"{scene.name}, files of {most} bytes", found, why
+    ended = start(scene.argv(folder), folder / "log", setup=limit, env={"JAX_ENABLE_COMPILATION_CACHE": "0"}).wait()
+    outcome, reason = _classify_and_rerun(attacks, scene, folder, ended, ("space", "disk", "File too large"))
+    return f"{scene.name}, files of {most} bytes", outcome, reason
 
 
-def _read_only(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    scene = attacks.scenes.draw(draw) if draw.random() < 0.5 else attacks.scenes.draw_whole(draw)
-    attacks.wanted(scene)
-    here = place / "here"
-    scene.copy(here)
-    argv = scene.argv(here)  # which may write a study file
-    attacks.scenes.mount(here, "--bind", str(here))
-    attacks.scenes.mount(here, "-o", "remount,ro,bind")
-    ended = start(argv, place / "log", cwd=here).wait()
-    attacks.scenes.unmount(place)
-    attacks.scenes.unmount(place)
-    found, why = judged(ended, ("Read-only", "read-only", "Cannot write", "cannot be written"))
-    if (
-        found == "clean" and "was not written" in ended.stderr
-    ):  # what is read is right; its file is missing, and said so
-        return f"{scene.name}, read-only", found, ended.stderr[-200:]
-    if found in ("clean", "one line"):
-        found, why = _then(attacks, scene, here, ended, ())
-    return f"{scene.name}, read-only", found, why
+def _read_only(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str]:
+    scene = attacks.scenes.draw(draw) if draw.random() < 0.5 else attacks.scenes.draw_undamaged(draw)
+    attacks.expected(scene)
+    mounted = folder / "here"
+    scene.copy(mounted)
+    argv = scene.argv(mounted)  # may write a study file
+    attacks.scenes.mount(mounted, "--bind", str(mounted))
+    attacks.scenes.mount(mounted, "-o", "remount,ro,bind")
+    ended = start(argv, folder / "log", cwd=mounted).wait()
+    attacks.scenes.unmount(folder)
+    attacks.scenes.unmount(folder)
+    outcome, reason = classify(ended, ("Read-only", "read-only", "Cannot write", "cannot be written"))
+    # Correct printed results are clean if the command reports that it could not write them.
+    if outcome == "clean" and "was not written" in ended.stderr:
+        return f"{scene.name}, read-only", outcome, ended.stderr[-200:]
+    if outcome in ("clean", "one line"):
+        outcome, reason = _classify_and_rerun(attacks, scene, mounted, ended, ())
+    return f"{scene.name}, read-only", outcome, reason
 
 
-def _variables(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    scene = attacks.scenes.draw(draw) if draw.random() < 0.3 else attacks.scenes.draw_whole(draw)
+def _variables(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str]:
+    scene = attacks.scenes.draw(draw) if draw.random() < 0.3 else attacks.scenes.draw_undamaged(draw)
     if draw.random() < 0.25:
         variables, word = draw.choice(HARMFUL)
         scene = attacks.scenes.all[draw.choice(["fresh", "train/half", "evaluate", "generate"])]
     else:
         variables, word = draw.choice(HARMLESS), ""
-    attacks.wanted(scene)
-    scene.copy(place)
-    ended = start(scene.argv(place), place / "log", real=True, env=variables).wait()
-    done = f"{scene.name}, {variables}"
+    attacks.expected(scene)
+    scene.copy(folder)
+    ended = start(scene.argv(folder), folder / "log", as_process=True, env=variables).wait()
+    action = f"{scene.name}, {variables}"
     if not word:
-        return done, *_then(attacks, scene, place, ended, tuple(variables))
-    found, why = judged(ended, (word,))
-    if found == "clean" and scene.name not in ("evaluate", "generate"):
-        return done, "silent", "it must be refused"
-    if found == "clean" and "JAX_DISABLE_JIT" in variables:  # then sums are taken in another order
-        made, wanted = (_rounded(x) for x in (attacks._made(scene, place, ended), attacks.wanted(scene)))
-        return done, *((found, why) if made == wanted else ("silent", difference(made, wanted)))
+        return action, *_classify_and_rerun(attacks, scene, folder, ended, tuple(variables))
+    outcome, reason = classify(ended, (word,))
+    if outcome == "clean" and scene.name not in ("evaluate", "generate"):
+        return action, "silent", "it must be refused"
+    if outcome == "clean" and "JAX_DISABLE_JIT" in variables:  # without jit, sums have another order
+        result, expected = (_rounded(x) for x in (attacks._result(scene, folder, ended), attacks.expected(scene)))
+        return action, *((outcome, reason) if result == expected else ("silent", difference(result, expected)))
     return (
-        (done, *_then(attacks, scene, place, ended, (word,))) if found in ("clean", "one line") else (done, found, why)
+        (action, *_classify_and_rerun(attacks, scene, folder, ended, (word,)))
+        if outcome in ("clean", "one line")
+        else (action, outcome, reason)
     )
 
 
 def _rounded(value: Any) -> Any:
-    """A JSON value with three digits after the point."""
+    """Return a JSON value with floats rounded to three decimals."""
     return json.loads(re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.3f}", json.dumps(value)))
 
 
-def _no_directory(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    """The current directory is deleted before the command begins."""
-    scene = attacks.scenes.draw_whole(draw)
-    attacks.wanted(scene)
-    scene.copy(place)
-    gone = place / "gone"
+def _no_directory(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str]:
+    """Delete the current directory before the command starts."""
+    scene = attacks.scenes.draw_undamaged(draw)
+    attacks.expected(scene)
+    scene.copy(folder)
+    gone = folder / "gone"
     gone.mkdir()
-    ended = start(scene.argv(place), place / "log", real=True, cwd=gone, before=gone.rmdir).wait()
-    return f"{scene.name}, no current directory", *_then(attacks, scene, place, ended, ("directory",))
+    ended = start(scene.argv(folder), folder / "log", as_process=True, cwd=gone, setup=gone.rmdir).wait()
+    return f"{scene.name}, no current directory", *_classify_and_rerun(attacks, scene, folder, ended, ("directory",))
 
 
-def _moved(attacks: Any, draw: random.Random, place: Path, *, removed: bool = False) -> tuple[str, str, str]:
-    """The workdir of a run is moved away, or removed, while it trains."""
+def _moved(attacks: Any, draw: random.Random, folder: Path, *, removed: bool = False) -> tuple[str, str, str]:
+    """Move or remove a run's workdir while it trains."""
     scene = attacks.scenes.all[draw.choice(["fresh", "fresh trunk", "train/half"])]
-    attacks.wanted(scene)
-    scene.copy(place)
-    workdir, elsewhere = place / "run", place / "elsewhere"
+    attacks.expected(scene)
+    scene.copy(folder)
+    workdir, new_path = folder / "run", folder / "elsewhere"
     row, delay = draw.randint(1, scene.rows), draw.uniform(0, 0.02)
-    row += sum(map(support.n_rows, scene.workdirs(place)))
-    process, begin = start(scene.argv(place), place / "log"), time.monotonic()
+    row += sum(map(support.n_rows, scene.workdirs(folder)))
+    process, begin = start(scene.argv(folder), folder / "log"), time.monotonic()
     while process.poll() is None and time.monotonic() < begin + LIMIT_SECONDS:
-        if sum(map(support.n_rows, scene.workdirs(place))) >= row:
+        if sum(map(support.n_rows, scene.workdirs(folder))) >= row:
             break
         time.sleep(0.001)
     time.sleep(delay)
-    done = f"{scene.name}, {'removed' if removed else 'moved'} at row {row}"
+    action = f"{scene.name}, {'removed' if removed else 'moved'} at row {row}"
     if removed:
         shutil.rmtree(workdir, ignore_errors=True)
     else:
-        workdir.rename(elsewhere)
+        workdir.rename(new_path)
     ended = process.wait()
-    found, why = judged(ended, ("moved or deleted", str(workdir)))
-    if removed or found not in ("clean", "one line"):
-        whole = found != "clean" or not workdir.exists() or "after the end"
-        return done, (found if whole else "silent"), why
+    outcome, reason = classify(ended, ("moved or deleted", str(workdir)))
+    if removed or outcome not in ("clean", "one line"):
+        is_consistent = outcome != "clean" or not workdir.exists() or "after the end"
+        return action, (outcome if is_consistent else "silent"), reason
     shutil.rmtree(workdir, ignore_errors=True)
-    elsewhere.rename(workdir)
-    return done, *_then(attacks, scene, place, ended, ())
+    new_path.rename(workdir)
+    return action, *_classify_and_rerun(attacks, scene, folder, ended, ())
 
 
-def _removed(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    return _moved(attacks, draw, place, removed=True)
+def _removed(attacks: Any, draw: random.Random, folder: Path) -> tuple[str, str, str]:
+    return _moved(attacks, draw, folder, removed=True)

@@ -1,4 +1,4 @@
-"""Command lines that must be refused, and odd ones that need not be, for `tests.chaos.attacks`."""
+"""Invalid command lines, and odd ones that may be valid, for `tests.chaos.attacks`."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ WRONG: dict[type, list[str]] = {
 
 
 def wrong_settings() -> dict[str, list[str]]:
-    """Values that each setting of a run must refuse, from its type and bounds, by its full key."""
+    """Return invalid values of each setting, from its type and bounds, by full key."""
     return dict(_wrong_of(Config, ""))
 
 
@@ -47,7 +47,7 @@ def _wrong_of(cls: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def misspelt(word: str, draw: random.Random) -> str:
-    """A word with a letter lost, doubled or exchanged."""
+    """Return a word with a letter removed, doubled or replaced."""
     at = draw.randrange(len(word) - 1)
     new = draw.choice(
         [word[:at] + word[at + 1 :], word[:at] + word[at] + word[at:], word[: at + 1] + "q" + word[at + 1 :]]
@@ -55,7 +55,7 @@ def misspelt(word: str, draw: random.Random) -> str:
     return new if new != word else f"{word}q"
 
 
-# Settings of a run that contradict each other, the data or the machine, which has one device.
+# Settings that conflict with each other, the data or the machine (one device).
 CONFLICTS = [
     ("train.batch_size=6", "train.accumulate=4"), ("mesh.fsdp=2",), ("mesh.data=3",), ("mesh.tensor=0",),
     ("mesh.data=-2",), ("mesh.seq=5",), ("model.mixer.heads=3",), ("model.mixer.heads=0",), ("model.mixer.kv_heads=3",),
@@ -77,7 +77,7 @@ CONFLICTS = [
     ("name=a\x01b",), ("model.norm_eps=2",), ("model.init=None",), ("model.mlp.kind=relu",),
     ("model.mixer.implementation=zzz",), ("model.mixer.implementation=triton",), ("optim.lr=-1",), ("log.wandb=5",),
 ]  # fmt: skip
-# Odd, and perhaps refused: if the run is trained it must be whole.
+# Odd settings. They may be rejected; otherwise the run must be complete.
 ODD = [
     ("model.dim=2", "model.mixer.heads=1"), ("model.dim=7", "model.mixer.heads=1"),
     ("model.dim=6", "model.mixer.heads=3"),
@@ -98,7 +98,7 @@ ODD = [
     ("model.dtype=bfloat16",),
 ]  # fmt: skip
 
-# Of the other commands: arguments that work, and values of theirs that must be refused. {x} is what `Scenes` made.
+# Other commands: valid arguments, and option values that must be rejected. {x} is a path from `Scenes`.
 WORKING: dict[str, list[str]] = {
     "evaluate": ["--workdir={root}/finished"],
     "generate": ["--workdir={root}/finished", "--max_new_tokens=2"],
@@ -167,20 +167,20 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
 IMPORTS = ["/nowhere", "/dev/null", "{root}/blocks", "{root}/finished", "{root}/study.py", "hf://", ""]
 
 
-def drawn(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list[str], tuple[str, ...], bool]:
-    """A command, its arguments, words of which a message must hold one, and whether it must be refused."""
+def draw_command(scenes: Scenes, folder: Path, draw: random.Random) -> tuple[str, list[str], tuple[str, ...], bool]:
+    """Return a command, its arguments, words of which an error must contain one, and whether it must fail."""
     if draw.random() < 0.5:
-        return _of_run(scenes, place, draw)
+        return _of_run(scenes, folder, draw)
     command = draw.choice(sorted(WORKING))
-    names = {"root": str(scenes.root), "place": str(place), "held": str(scenes.test_set), "blocks": str(scenes.blocks)}
-    argv = [word.format(**names) for word in WORKING[command]]
+    paths = {"root": str(scenes.root), "place": str(folder), "held": str(scenes.test_set), "blocks": str(scenes.blocks)}
+    argv = [word.format(**paths) for word in WORKING[command]]
     options = WRONG_OPTIONS[command]
     way = draw.choices(["value", "unknown", "word"], [6, 1, 1])[0]
     if way == "value" and command == "convert" and draw.random() < 0.4:
-        weights = draw.choice(IMPORTS).format(**names)
+        weights = draw.choice(IMPORTS).format(**paths)
         return (
             command,
-            [command, "import", f"--weights={weights}", f"--workdir={place}/run"],
+            [command, "import", f"--weights={weights}", f"--workdir={folder}/run"],
             ("weights", weights),
             True,
         )
@@ -191,7 +191,7 @@ def drawn(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list[s
     if way == "word":
         word = draw.choice(["zzz", "-x", "--", "---", "--=", "=", "-", "--config.zzz=1", "--help2", "\udcff"])
         return command, [command, *argv, word], (word.lstrip("-") or "rgument", "rgument"), True
-    value = draw.choice(options[name]).format(**names)
+    value = draw.choice(options[name]).format(**paths)
     rest = [word for word in argv if not word.startswith(f"--{name}=")]
     if command == "study" and name in ("analyse", "configs"):
         rest = [word for word in rest if name == "configs" and word.startswith("--out")]
@@ -201,10 +201,10 @@ def drawn(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list[s
     return command, [command, *rest, f"--{name}={value}"], words, True
 
 
-def _of_run(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list[str], tuple[str, ...], bool]:
-    argv = scenes.train(place / "run", train__steps=2, eval__every=0, eval__path="()")
+def _of_run(scenes: Scenes, folder: Path, draw: random.Random) -> tuple[str, list[str], tuple[str, ...], bool]:
+    argv = scenes.train(folder / "run", train__steps=2, eval__every=0, eval__path="()")
     way = draw.choices(["wrong", "conflict", "odd", "name", "command"], [5, 4, 4, 2, 1])[0]
-    names = {"held": str(scenes.test_set), "blocks": str(scenes.blocks)}
+    paths = {"held": str(scenes.test_set), "blocks": str(scenes.blocks)}
     settings = wrong_settings()
     if way == "command":
         wrong = misspelt(draw.choice(sorted(COMMANDS)), draw)
@@ -221,9 +221,13 @@ def _of_run(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list
         key = draw.choice(sorted(settings))
         value = draw.choice(settings[key])
         return "train", [*argv, f"--config.{key}={value}"], (key, key.rpartition(".")[2]), True
-    given = [text.format(**names) if "'{" in text else text for text in draw.choice(ODD if way == "odd" else CONFLICTS)]
-    pairs = [text.partition("=")[::2] for text in given]
+    chosen = [
+        text.format(**paths) if "'{" in text else text for text in draw.choice(ODD if way == "odd" else CONFLICTS)
+    ]
+    pairs = [text.partition("=")[::2] for text in chosen]
     words = [word for key, value in pairs for word in (key, key.rpartition(".")[2], *filter(None, [value]))]
-    words += ["config.model.mixer."] * any(key == "model.mixer.name" for key, _ in pairs)  # whose defaults may not fit
-    words += [str(scenes.blocks)] * ("data.corpus=stream" in given)  # which holds no text
-    return "train", [*argv, *(f"--config.{text}" for text in given)], tuple(words), way == "conflict"
+    words += ["config.model.mixer."] * any(
+        key == "model.mixer.name" for key, _ in pairs
+    )  # the new mixer's defaults may not fit
+    words += [str(scenes.blocks)] * ("data.corpus=stream" in chosen)  # the directory has no text
+    return "train", [*argv, *(f"--config.{text}" for text in chosen)], tuple(words), way == "conflict"

@@ -294,7 +294,7 @@ def test_a_run_begins_with_the_weights_of_a_public_directory(exported):
     params, step = pretrained.weights_of(str(exported)).read(config, target)
     assert (step, fingerprint(params)) == (0, fingerprint(m.params))
     assert jax.tree.map(lambda x: x.sharding, params) == jax.tree.map(lambda x: x.sharding, m.params)
-    assert pretrained.describe_weights(str(exported), config) == f"those of the public model {exported}"
+    assert pretrained.describe_weights(str(exported), config) == f"from the public model {exported}"
     other = config_of("llama", model__n_layers=2)
     for read in (pretrained.describe_weights, lambda path, of: pretrained.weights_of(path).read(of, target)):
         with pytest.raises(UserError, match="is of another model than --config: num_hidden_layers is 3"):

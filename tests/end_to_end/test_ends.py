@@ -214,7 +214,7 @@ def test_a_branch_compiles_nothing(blocks_dir, tmp_path, monkeypatch):
     [
         ({"train__ends": (0.75, 0.5, 1)}, r"config\.train\.ends=.*ascend to 1"),
         ({"train__ends": (0.5, 0.75)}, r"config\.train\.ends=.*ascend to 1"),
-        ({"train__ends": (0.5, 0.51, 1)}, r"config\.train\.ends=.*each at another step"),
+        ({"train__ends": (0.5, 0.51, 1)}, r"config\.train\.ends=.*distinct steps"),
         ({"optim__cooldown": 0.0}, r"config\.optim\.cooldown=0"),
         ({"optim__cooldown": 0.8}, r"begins after step 2, which overlaps with the warmup"),
     ],

@@ -48,10 +48,10 @@ def test_losses_of_the_last_evaluation_are_recomputed(damaged, capsys, name, how
     else:
         path.unlink()
     assert train(config, workdir)
-    assert f"{path} was {how}; it was made again from the checkpoint." in capsys.readouterr().err
+    assert f"{path} was {how}; it was recomputed" in capsys.readouterr().err
     assert content(workdir) == before
     assert train(config, workdir)
-    assert "made again" not in capsys.readouterr().err
+    assert "recomputed" not in capsys.readouterr().err
 
 
 def test_losses_that_differ_from_the_rows_are_not_written(damaged):
@@ -63,7 +63,7 @@ def test_losses_that_differ_from_the_rows_are_not_written(damaged):
     digit = text[at + 4]
     rows.write_text(text[: at + 4] + ("1" if digit == "2" else "2") + text[at + 5 :])
     with pytest.raises(
-        UserError, match=r"00000004\.npz is missing, and the checkpoint of step 4 has other losses here"
+        UserError, match=r"00000004\.npz is missing, and the checkpoint of step 4 now gives other losses"
     ):
         train(config, workdir)
     assert not path.exists()
@@ -103,7 +103,7 @@ def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsy
     before = content(tmp_path / "ends" / "4")
     path.write_bytes(b"")
     assert train(config, tmp_path)
-    assert f"{path} was damaged; it was made again" in capsys.readouterr().err
+    assert f"{path} was damaged; it was recomputed" in capsys.readouterr().err
     assert content(tmp_path / "ends" / "4") == before
     kept = tmp_path / "ends" / "4" / "checkpoints" / "4"
     next((kept / "params").glob("manifest*")).write_bytes(b"other")

@@ -132,7 +132,7 @@ def test_a_changed_file_cannot_resume_the_run(trained, corpus_cache, moved, monk
     Path("gema.py").write_text(EXAMPLE + "# other\n")
     config = from_config_dict(presets.read_config(f"gema.py:debug,{small(corpus_cache)}"))
     for command in (lambda: workdirs.save_config(moved, config), lambda: seqjax.load(moved)):
-        with pytest.raises(UserError, match=r"trained with another content of the mixer 'gema'.*another --workdir"):
+        with pytest.raises(UserError, match=r"trained with another version of the mixer 'gema'.*another --workdir"):
             command()
     forget(monkeypatch)
     Path("gema.py").write_text(EXAMPLE)

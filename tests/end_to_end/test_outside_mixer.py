@@ -174,7 +174,7 @@ def test_the_page_cell_passes_check_mixer_and_trains_by_name(here, corpus_cache,
     assert m.step == 2
     assert m.params["blocks"]["0"]["mixer"]["rate_E"].mean() > 3
     monkeypatch.setattr(_registry, "_registered", {})
-    with pytest.raises(UserError, match=r"'slow_ema', of whose code it has no copy"):
+    with pytest.raises(UserError, match=r"'slow_ema' and has no copy"):
         seqjax.load("runs/slow_ema")
 
 

@@ -106,9 +106,9 @@ def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
 
 
 def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*Give None.*config\.train\.batch_size"):
+    with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*None.*config\.train\.batch_size"):
         train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
-    with pytest.raises(UserError, match=r"config\.train\.batch_size=12 .*data=8.*The nearest that fit are 8 and 16"):
+    with pytest.raises(UserError, match=r"config\.train\.batch_size=12 .*data=8.* 8 and 16\."):
         train(settings(blocks_dir, train__batch_size=12), tmp_path / "run")
 
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_without_its_optimiser_state_is_refused(blocks_dir, workdir
     """It is not a parameter checkpoint, from which a run would start with a fresh optimiser."""
     before = (workdir / "metrics.jsonl").read_bytes()
     shutil.rmtree(workdir / "checkpoints" / "15" / "rest")
-    with pytest.raises(UserError, match=r"checkpoints/15 is damaged: the item 'rest' is missing.*go on from step 12"):
+    with pytest.raises(UserError, match=r"checkpoints/15 is damaged: the item 'rest' .*step 12, delete"):
         train(settings(blocks_dir), workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
@@ -171,7 +171,7 @@ def test_lost_rows_stop_the_run(blocks_dir, workdir):
     path = workdir / "metrics.jsonl"
     torn = path.read_bytes()[:-100]
     path.write_bytes(torn)
-    with pytest.raises(UserError, match=r"checkpoint of step 15 counts on.*delete \S+/checkpoints/15 to go on from"):
+    with pytest.raises(UserError, match=r"checkpoint of step 15 .*delete \S+/checkpoints/15 to resume"):
         train(settings(blocks_dir), workdir)
     assert path.read_bytes() == torn
 
@@ -220,7 +220,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatc
 
 
 def test_a_run_that_diverges_at_once_reports_that_nothing_was_saved(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"Step [12]: .*No checkpoint was made before") as caught:
+    with pytest.raises(UserError, match=r"Step [12]: .*no checkpoint") as caught:
         train(settings(blocks_dir, optim__lr=1e30, optim__warmup_steps=0), tmp_path / "run")
     assert "Lower config.optim.lr" in str(caught.value)
 

@@ -146,13 +146,13 @@ def test_a_stopped_run_finishes_on_another_machine(server, machine, blocks_dir, 
     process.send_signal(signal.SIGCONT)
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
-    assert f"everything is saved. Go on with the same command and --workdir={url}" in stderr
+    assert f"everything is saved. To resume, run the same command with --workdir={url}" in stderr
     stopped = max(steps(url))
     assert "run.lock" not in run_files(url)
     assert 0 < stopped < STEPS
     last = b.run(command(blocks_dir, url))
     assert last.returncode == 0, last.stderr
-    assert f"Going on from step {stopped} of {STEPS} in {url}" in last.stderr
+    assert f"Resuming from step {stopped} of {STEPS} in {url}" in last.stderr
     assert f"Report: {url}/report.md" in last.stderr
     assert run_files(url) == FILES
     assert any(name.startswith("tensorboard/") for name in store.sizes(url))
@@ -189,7 +189,7 @@ def test_killed_in_the_middle_of_a_save(server, machine, blocks_dir, local_run, 
     # The same host knows that the lock's process has ended.
     last = machine("b", server).run(command(blocks_dir, url))
     assert last.returncode == 0, last.stderr
-    assert f"Going on from step 5 of {STEPS}" in last.stderr
+    assert f"Resuming from step 5 of {STEPS}" in last.stderr
     assert_equal_runs(url, local_run)
     assert steps(url) == [35, 40]
 
@@ -209,7 +209,7 @@ def test_a_short_run(server, blocks_dir, monkeypatch, tmp_path):
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "write", dies)
-        with pytest.raises(UserError, match=r"the line is dead\. The same command goes on from the last checkpoint"):
+        with pytest.raises(UserError, match=r"the line is dead\. The same command resumes from the last checkpoint"):
             train(config, url)
     assert steps(url) == [2]
     assert "report.md" not in run_files(url)
@@ -251,5 +251,5 @@ def test_several_processes_without_a_shared_disk(server, machine, blocks_dir):
     assert names == {"process_0-of-2.json", "process_1-of-2.json"}
     assert not list(machines[1].cache.rglob("metrics.jsonl"))
     again = machine("c", server).run([*command(blocks_dir, url), "--config.train.batch_size=12"])
-    assert f"Going on from step {STEPS} of {STEPS} in {url}" in again.stderr
+    assert f"Resuming from step {STEPS} of {STEPS} in {url}" in again.stderr
     assert again.returncode == 0, again.stderr

@@ -149,7 +149,7 @@ def test_an_evaluation_interval_below_one_step_is_reported(blocks_dir, tmp_path,
     config = support.run_config(blocks_dir, train__steps=1, eval__every=10, checkpoint__every=0)
     n_tokens = config.train.batch_size * config.train.seq_len
     assert train(config, tmp_path / "run")
-    told = f"after every step: config.eval.every=10 counts tokens, of which a step has {n_tokens:,}."
+    told = f"config.eval.every=10 counts tokens, and a step has {n_tokens:,}."
     assert told in capsys.readouterr().err
 
 

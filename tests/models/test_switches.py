@@ -185,8 +185,8 @@ def test_token_shift_is_rwkvs_and_starts_as_rwkv5s():
     [
         ("mamba2", {"model__canon": "ACD"}, r"canon='ACD' .*mlp\.kind='none'.* set config\.model\.canon='A'"),
         ("mamba2", {"model__canon": "D"}, r"set config\.model\.canon='none'"),
-        ("rwkv7", {"model__canon": "A"}, r"canon='A' .* rwkv7 has its own; set config\.model\.canon='none'"),
-        ("rwkv7_shell", {"model__token_shift": True}, r"rwkv7_shell has its own; set config\.model\.token_shift=False"),
+        ("rwkv7", {"model__canon": "A"}, r"canon='A' .* rwkv7 .*; set config\.model\.canon='none'"),
+        ("rwkv7_shell", {"model__token_shift": True}, r"rwkv7_shell .*; set config\.model\.token_shift=False"),
         ("transformer_pp", {"model__canon": "CA"}, r"canon='CA' is not known"),
         ("transformer_pp", {"model__canon": "B"}, r"canon='B' is not known"),
     ],

@@ -1,4 +1,4 @@
-"""The losses of blocks across a resume: later ones are removed, and all are of the same blocks."""
+"""Block losses across a resume: later losses are removed, and the blocks must not change."""
 
 import dataclasses
 
@@ -25,46 +25,46 @@ def workdir(blocks, tmp_path):
     return tmp_path
 
 
-def test_a_resumed_run_has_no_losses_of_steps_that_it_repeats(workdir, blocks):
+def test_resume_removes_losses_of_repeated_steps(workdir, blocks):
     eval_losses.start(workdir, blocks, step=4)
-    described, losses = eval_losses.read(workdir)
+    blocks_file, losses = eval_losses.read(workdir)
     assert sorted(losses) == [2, 4]
-    assert {key for key in described if key.startswith("c4/")} == {
+    assert {key for key in blocks_file if key.startswith("c4/")} == {
         "c4/index", "c4/documents", "c4/n_bytes", "c4/sha256",
     }  # fmt: skip
 
 
 @pytest.fixture
 def with_sources(blocks):
-    known = {"c4": np.array([7, 7, 8]), "arxiv": None}
-    return {name: dataclasses.replace(blocks[name], sources=sources) for name, sources in known.items()}
+    sources_by_domain = {"c4": np.array([7, 7, 8]), "arxiv": None}
+    return {name: dataclasses.replace(blocks[name], sources=sources) for name, sources in sources_by_domain.items()}
 
 
 def test_known_sources_are_stored(with_sources, tmp_path):
     eval_losses.start(tmp_path, with_sources, step=0)
-    described, _ = eval_losses.read(tmp_path)
-    assert described["c4/sources"].tolist() == [7, 7, 8]
-    assert "arxiv/sources" not in described
-    assert eval_losses.domains_of(described) == {"c4", "arxiv"}
+    blocks_file, _ = eval_losses.read(tmp_path)
+    assert blocks_file["c4/sources"].tolist() == [7, 7, 8]
+    assert "arxiv/sources" not in blocks_file
+    assert eval_losses.domains_of(blocks_file) == {"c4", "arxiv"}
 
 
-def test_a_resumed_run_keeps_its_sources_or_adds_them(workdir, blocks, with_sources):
-    """The text decides whether losses compare, not what is known of it."""
+def test_resume_keeps_or_adds_sources(workdir, blocks, with_sources):
+    """Losses compare if the text is equal, whether its sources are known or not."""
     eval_losses.start(workdir, with_sources, step=6)
     assert eval_losses.read(workdir)[0]["c4/sources"].tolist() == [7, 7, 8]
-    others = {name: dataclasses.replace(b, sources=np.array([1, 2, 3])) for name, b in blocks.items()}
-    for again in (others, blocks):
-        eval_losses.start(workdir, again, step=6)
-        described, losses = eval_losses.read(workdir)
-        assert described["c4/sources"].tolist() == [7, 7, 8]
-        assert described["arxiv/sources"].tolist() == [1, 2, 3]
+    all_sources = {name: dataclasses.replace(b, sources=np.array([1, 2, 3])) for name, b in blocks.items()}
+    for resumed_blocks in (all_sources, blocks):
+        eval_losses.start(workdir, resumed_blocks, step=6)
+        blocks_file, losses = eval_losses.read(workdir)
+        assert blocks_file["c4/sources"].tolist() == [7, 7, 8]
+        assert blocks_file["arxiv/sources"].tolist() == [1, 2, 3]
         assert sorted(losses) == [2, 4, 6]
 
 
-def test_sources_of_fewer_blocks_are_named(blocks, tmp_path):
+def test_too_few_sources_are_rejected(blocks, tmp_path):
     blocks["c4"] = dataclasses.replace(blocks["c4"], sources=np.array([7, 8]))
     eval_losses.start(tmp_path, blocks, step=0)
-    with pytest.raises(UserError, match=r"blocks\.npz: the array 'c4/sources' is int64 \[2\], not \[3\]"):
+    with pytest.raises(UserError, match=r"blocks\.npz: .*'c4/sources' .*\[2\].*\[3\]"):
         eval_losses.read(tmp_path)
 
 
@@ -77,20 +77,20 @@ def test_sources_of_fewer_blocks_are_named(blocks, tmp_path):
         {"tokens": np.zeros((3, 9), np.uint16)},
     ],
 )
-def test_a_run_does_not_go_on_with_other_evaluation_blocks(workdir, blocks, changes):
+def test_resume_rejects_changed_evaluation_blocks(workdir, blocks, changes):
     blocks["arxiv"] = dataclasses.replace(blocks["arxiv"], **changes)
-    with pytest.raises(UserError, match=r"blocks\.npz: this run was evaluated on other text of arxiv than it would be"):
+    with pytest.raises(UserError, match=r"blocks\.npz: .* arxiv "):
         eval_losses.start(workdir, blocks, step=4)
-    eval_losses.start(workdir, blocks, step=0)  # from the beginning
+    eval_losses.start(workdir, blocks, step=0)  # a new run may use other blocks
 
 
-def test_a_run_does_not_go_on_with_other_domains(workdir, blocks):
+def test_resume_rejects_missing_domain(workdir, blocks):
     del blocks["c4"]
-    with pytest.raises(UserError, match="other text of c4 than"):
+    with pytest.raises(UserError, match=r"blocks\.npz: .* c4 "):
         eval_losses.start(workdir, blocks, step=4)
 
 
-def test_the_losses_of_a_domain_are_missed(workdir):
+def test_losses_without_a_domain_are_rejected(workdir):
     last = eval_losses.path(workdir, 6)
     assert eval_losses.fault(last) == ""
     eval_losses.write(workdir, 6, {"arxiv": np.full(3, 6.0)})
@@ -99,7 +99,7 @@ def test_the_losses_of_a_domain_are_missed(workdir):
         eval_losses.read(workdir)
 
 
-def test_a_directory_in_place_of_the_sums_of_classes_is_named(workdir):
+def test_directory_in_place_of_class_sums_is_rejected(workdir):
     (workdir / "eval_losses" / "classes.npz").mkdir()
     with pytest.raises(UserError, match=r"classes\.npz"):
         token_classes.read_classes(workdir)

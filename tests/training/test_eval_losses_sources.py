@@ -1,4 +1,4 @@
-"""A run on prepared text stores the source of each evaluated block; a run on older blocks stores none."""
+"""Runs store the source of each evaluated block, if the prepared data has sources."""
 
 import json
 
@@ -15,7 +15,7 @@ SOURCES = ("stacks/stacks-project", "latex3/latex2e", "")
 
 
 def write_source(directory):
-    """Each document fills one block. The source of a document is known by its number in the shard."""
+    """Write documents that fill one block each; a document's index in the shard determines its source."""
     rng = np.random.default_rng(0)
     for split, n_documents in (("train", 12), ("validation", 6)):
         lines = []
@@ -40,24 +40,24 @@ def out(tmp_path_factory):
     return root / "out"
 
 
-def described(out, workdir):
+def train_and_read_blocks(out, workdir):
     assert train(support.run_config(out, "transformer_pp", train__steps=2, checkpoint__every=0), workdir) is True
     return eval_losses.read(workdir)[0]
 
 
-def test_a_run_stores_the_source_of_each_block(out, tmp_path):
-    blocks = described(out, tmp_path / "run")
+def test_run_stores_block_sources(out, tmp_path):
+    blocks = train_and_read_blocks(out, tmp_path / "run")
     assert eval_losses.domains_of(blocks) == {"commoncrawl", "c4", "arxiv", "github", "stackexchange"}
     for domain in eval_losses.domains_of(blocks):
-        documents, found = blocks[f"{domain}/documents"].tolist(), blocks[f"{domain}/sources"]
-        assert found.dtype == np.int64
-        # 6 documents of validation come first, and then those of train; both are divisible by 3.
+        documents, sources = blocks[f"{domain}/documents"].tolist(), blocks[f"{domain}/sources"]
+        assert sources.dtype == np.int64
+        # The 6 validation documents come before the training documents; both numbers are divisible by 3.
         names = [SOURCES[d % 3] for d in documents]
         assert set(names) == set(SOURCES)
-        wanted = [document_sources.number(name) if name else -1 - d for name, d in zip(names, documents, strict=True)]
-        assert found.tolist() == wanted
+        expected = [document_sources.number(name) if name else -1 - d for name, d in zip(names, documents, strict=True)]
+        assert sources.tolist() == expected
 
 
-def test_a_run_on_blocks_without_sources_stores_none(blocks_dir, tmp_path):
-    blocks = described(blocks_dir, tmp_path / "run")
+def test_blocks_without_sources_store_none(blocks_dir, tmp_path):
+    blocks = train_and_read_blocks(blocks_dir, tmp_path / "run")
     assert {key.rpartition("/")[2] for key in blocks} == {"index", "documents", "n_bytes", "sha256"}

@@ -1,4 +1,4 @@
-"""Bits per byte are of the text: the losses of BOS and EOS, which have no bytes, do not count."""
+"""Bits per byte exclude the losses of tokens without bytes (BOS and EOS)."""
 
 import math
 
@@ -20,7 +20,7 @@ TOKENIZER = ByteTokenizer()
 
 
 class Documents(Corpus):
-    """Documents of as many letters, one after the other."""
+    """A corpus of consecutive documents with `LETTERS` letters each."""
 
     def __init__(self):
         super().__init__(
@@ -49,36 +49,36 @@ class Documents(Corpus):
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    """Three sequences per batch of a device: the last batch is padded."""
+    """Return a config with three sequences per device batch, so the last batch is padded."""
     return support.tiny("transformer_pp", model__vocab_size=TOKENIZER.vocab_size, train__seq_len=T, eval__batch_size=3)
 
 
-def measured(config: Config, params, **options):
+def measure_documents(config: Config, params, **options):
     mesh = make_mesh()
     with jax.set_mesh(mesh):
         evaluation = Evaluation(Model(config.model, max_len=T), Documents(), config, mesh=mesh, **options)
         return evaluation.measure(params)
 
 
-def test_a_uniform_model_takes_the_logarithm_of_the_vocabulary(config):
+def test_uniform_model_has_log_vocabulary_loss(config):
     zeros = jax.tree.map(np.zeros_like, support.random_params(Model(config.model, max_len=T)))
-    losses, row = measured(config, zeros)
+    losses, row = measure_documents(config, zeros)
     assert row["eval/c4/bits_per_byte"] == pytest.approx(math.log2(258), rel=1e-6)
     assert row["eval/c4/loss"] == pytest.approx(math.log(258), rel=1e-6)
     np.testing.assert_allclose(losses["c4"], math.log(258), rtol=1e-6)
-    # The rule that runs had until then: 23 losses for 21 bytes, but for where blocks are cut.
-    losses_before, before = measured(config, zeros, rules=1)
-    assert before["eval/c4/bits_per_byte"] == pytest.approx(math.log2(258) * 23 / 21, rel=0.02)
-    np.testing.assert_array_equal(losses_before["c4"], losses["c4"])
+    # Rules 1 counted 23 losses per 21 bytes, up to cut documents at block borders.
+    losses_rules_1, row_rules_1 = measure_documents(config, zeros, rules=1)
+    assert row_rules_1["eval/c4/bits_per_byte"] == pytest.approx(math.log2(258) * 23 / 21, rel=0.02)
+    np.testing.assert_array_equal(losses_rules_1["c4"], losses["c4"])
 
 
-def test_bits_are_those_of_the_tokens_with_bytes(config):
+def test_bits_per_byte_count_only_tokens_with_bytes(config):
     model = Model(config.model, max_len=T)
     params, tokens = support.random_params(model), Documents().eval_blocks("c4", count=N).tokens.astype(np.int32)
-    losses, row = measured(config, params)
+    losses, row = measure_documents(config, params)
     nats_NT = np.asarray(jax.jit(model.token_losses)(params, tokens), np.float64)
-    of_text = tokens[:, 1:] < 256
-    assert not of_text.all() and nats_NT[of_text].mean() != pytest.approx(nats_NT.mean(), rel=1e-3)
-    assert row["eval/c4/bits_per_byte"] == pytest.approx(nats_NT[of_text].mean() / math.log(2), rel=1e-5)
+    has_bytes = tokens[:, 1:] < 256
+    assert not has_bytes.all() and nats_NT[has_bytes].mean() != pytest.approx(nats_NT.mean(), rel=1e-3)
+    assert row["eval/c4/bits_per_byte"] == pytest.approx(nats_NT[has_bytes].mean() / math.log(2), rel=1e-5)
     np.testing.assert_allclose(losses["c4"], nats_NT.mean(1), rtol=1e-5)
     assert row["eval/c4/loss"] == pytest.approx(nats_NT.mean(), rel=1e-5)

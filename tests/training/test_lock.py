@@ -1,4 +1,4 @@
-"""One run at a time writes to a workdir: who is refused, by whom, and how a dead run is told from a living one."""
+"""The workdir lock: refusals, stale and dead locks, takeovers, heartbeats, local and in a store."""
 
 import concurrent.futures
 import contextlib
@@ -33,20 +33,20 @@ with locked(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """
-ELSEWHERE = {"host": "elsewhere", "pid": 7, "space": "", "started": "1", "since": "yesterday", "token": "other"}
+OTHER_HOST = {"host": "elsewhere", "pid": 7, "space": "", "started": "1", "since": "yesterday", "token": "other"}
 
 
 def write_lock(workdir, age=0.0, **changes):
-    """A lock of a process on another host that was touched `age` seconds ago."""
+    """Write a lock of a process on another host, last touched `age` seconds ago."""
     path = workdir / lock.FILE
-    path.write_text(json.dumps(ELSEWHERE | changes))
+    path.write_text(json.dumps(OTHER_HOST | changes))
     then = time.time() - age
     os.utime(path, (then, then))
 
 
 @pytest.fixture
-def other(tmp_path):
-    """Another process that holds the lock of `tmp_path / "run"`."""
+def other_process(tmp_path):
+    """Start a process that holds the lock of `tmp_path / "run"`."""
     args = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
     process = subprocess.Popen(args, stdout=subprocess.PIPE, text=True, cwd=support.ROOT, env=support.environment())
     try:
@@ -58,7 +58,7 @@ def other(tmp_path):
         process.communicate()
 
 
-def test_the_second_is_refused_and_the_next_is_not(tmp_path):
+def test_lock_is_exclusive_and_released(tmp_path):
     with locked(str(tmp_path / "new" / "run")):
         with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}, since 2"):
             locked(tmp_path / "new" / "run").__enter__()
@@ -70,38 +70,35 @@ def test_the_second_is_refused_and_the_next_is_not(tmp_path):
     assert not any((tmp_path / "new" / "run").iterdir())
 
 
-def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, other):
-    with pytest.raises(UserError, match=f"process {other.pid} on {socket.gethostname()}.*another --workdir"):
+def test_killed_process_loses_lock_immediately(tmp_path, other_process):
+    with pytest.raises(UserError, match=f"process {other_process.pid} on {socket.gethostname()}.*another --workdir"):
         locked(tmp_path / "run").__enter__()
-    other.send_signal(signal.SIGKILL)
+    other_process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while lock.start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
+    while lock.start_time_of(other_process.pid) and time.monotonic() < deadline:  # it remains a zombie
         time.sleep(0.01)
-    assert (tmp_path / "run" / lock.FILE).exists(), "it could not clean up"
+    assert (tmp_path / "run" / lock.FILE).exists(), "SIGKILL prevents cleanup"
     with locked(tmp_path / "run"):
         assert json.loads((tmp_path / "run" / lock.FILE).read_text())["pid"] == os.getpid()
 
 
-def test_a_later_process_of_the_same_pid_is_another_one(tmp_path):
-    """In a container that starts again, the pid of the killed run is that of the new one."""
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
-    write_lock(tmp_path, **mine, started=lock.start_of(os.getpid()))
+def test_reused_pid_is_another_process(tmp_path):
+    """In a restarted container, the new run can have the killed run's pid."""
+    this_process = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
+    write_lock(tmp_path, **this_process, started=lock.start_time_of(os.getpid()))
     with pytest.raises(UserError, match="in use by process"):
         locked(tmp_path).__enter__()
-    write_lock(tmp_path, **mine, started="12345")
+    write_lock(tmp_path, **this_process, started="12345")
     with locked(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("changes", [{}, {"host": socket.gethostname(), "space": "another container"}])
-def test_on_another_host_the_age_decides(tmp_path, changes):
+def test_lock_from_another_host_expires_by_age(tmp_path, changes):
     write_lock(tmp_path, age=60, **changes)
-    with pytest.raises(
-        UserError, match=r"process 7 on .*, since yesterday.* 6\d s ago.*try again in 1[12]\d s"
-    ) as caught:
+    with pytest.raises(UserError, match=r"process 7 on .*, since yesterday.* 6\d s .* 1[12]\d s.*--workdir"):
         locked(tmp_path).__enter__()
-    assert "another --workdir" in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == [lock.FILE], "nothing else is left behind"
+    assert [path.name for path in tmp_path.iterdir()] == [lock.FILE], "the refused run leaves no file"
     write_lock(tmp_path, age=lock.STALE_SECONDS + 10, **changes)
     with locked(tmp_path):
         pass
@@ -109,7 +106,7 @@ def test_on_another_host_the_age_decides(tmp_path, changes):
 
 
 @pytest.mark.parametrize("ends", ["released", "dead", "alive"])
-def test_a_job_that_starts_again_waits_for_its_first_start(tmp_path, monkeypatch, capsys, ends):
+def test_restarted_job_waits_for_its_first_start(tmp_path, monkeypatch, capsys, ends):
     monkeypatch.setattr(lock, "LOOK_SECONDS", 0.02)
     write_lock(tmp_path, age=lock.STALE_SECONDS - (1 if ends == "dead" else 90))
     path = tmp_path / lock.FILE
@@ -126,11 +123,11 @@ def test_a_job_that_starts_again_waits_for_its_first_start(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("restarts", "processes"), [(None, 1), ("1", 1), (None, 2)])
-def test_training_waits_if_a_scheduler_may_have_started_it_again(blocks_dir, monkeypatch, restarts, processes):
-    asked = []
+def test_training_waits_after_a_scheduler_restart(blocks_dir, monkeypatch, restarts, processes):
+    wait_flags = []
 
     def refuse(workdir, *, wait):
-        asked.append(wait)
+        wait_flags.append(wait)
         raise UserError("in use")
 
     monkeypatch.setattr(mirrors, "locked", refuse)
@@ -140,10 +137,10 @@ def test_training_waits_if_a_scheduler_may_have_started_it_again(blocks_dir, mon
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     with pytest.raises(UserError, match="in use"):
         train_module.train(support.run_config(blocks_dir), "anywhere")
-    assert asked == [restarts is not None or processes > 1]
+    assert wait_flags == [restarts is not None or processes > 1]
 
 
-def test_a_lock_that_is_being_written_holds(tmp_path):
+def test_incomplete_lock_is_respected_until_stale(tmp_path):
     (tmp_path / lock.FILE).touch()
     with pytest.raises(UserError, match="in use by another process"):
         locked(tmp_path).__enter__()
@@ -154,7 +151,7 @@ def test_a_lock_that_is_being_written_holds(tmp_path):
         pass
 
 
-def test_of_many_that_find_a_dead_lock_one_gets_it(tmp_path):
+def test_concurrent_runs_on_a_dead_lock_have_one_winner(tmp_path):
     write_lock(tmp_path, age=10_000)
 
     def take(_):
@@ -164,9 +161,9 @@ def test_of_many_that_find_a_dead_lock_one_gets_it(tmp_path):
             return None
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        got = [holder for holder in pool.map(take, range(8)) if holder is not None]
-    assert len(got) == 1
-    assert json.loads((tmp_path / lock.FILE).read_text()) == got[0]._asdict()
+        holders = [holder for holder in pool.map(take, range(8)) if holder is not None]
+    assert len(holders) == 1
+    assert json.loads((tmp_path / lock.FILE).read_text()) == holders[0]._asdict()
 
 
 def wait_until(condition):
@@ -176,7 +173,7 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
-def test_a_living_run_touches_its_lock(tmp_path, monkeypatch):
+def test_heartbeat_touches_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     with locked(tmp_path) as held:
         path = tmp_path / lock.FILE
@@ -185,15 +182,15 @@ def test_a_living_run_touches_its_lock(tmp_path, monkeypatch):
         held.check()
 
 
-def test_a_heartbeat_may_miss_several_beats_before_a_lock_is_stale():
+def test_lock_is_stale_only_after_several_missed_beats():
     assert 0 < lock.LOOK_SECONDS <= lock.BEAT_SECONDS <= lock.STALE_SECONDS / 4
 
 
-def test_a_heartbeat_outlives_a_file_server_that_is_away(tmp_path, monkeypatch):
+def test_heartbeat_survives_file_server_outage(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     utime, failures = os.utime, []
 
-    def away(*args, **options):
+    def fail_three_times(*args, **options):
         if len(failures) < 3:
             failures.append(args)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -202,14 +199,14 @@ def test_a_heartbeat_outlives_a_file_server_that_is_away(tmp_path, monkeypatch):
     with locked(tmp_path) as held:
         path = tmp_path / lock.FILE
         os.utime(path, (1, 1))
-        monkeypatch.setattr(lock.os, "utime", away)
+        monkeypatch.setattr(lock.os, "utime", fail_three_times)
         wait_until(lambda: path.stat().st_mtime > 1)
         assert len(failures) == 3
-        held.check(look=True)
+        held.check(reread=True)
 
 
-def test_a_living_run_out_of_sight_is_not_taken_over_and_a_silent_one_is(tmp_path, monkeypatch):
-    """Its process cannot be seen, as on another host: the heartbeat alone keeps its lock."""
+def test_heartbeat_alone_protects_a_run_on_another_host(tmp_path, monkeypatch):
+    """The process is invisible, as on another host: a live run keeps its lock, a silent run loses it."""
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(lock, "STALE_SECONDS", 1.0)
     spaces = iter(map(str, range(1000)))
@@ -223,143 +220,131 @@ def test_a_living_run_out_of_sight_is_not_taken_over_and_a_silent_one_is(tmp_pat
         assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
 
 
-def test_a_living_process_of_this_machine_keeps_a_stale_lock(tmp_path, other):
-    """It may have been suspended."""
+def test_running_local_process_keeps_a_stale_lock(tmp_path, other_process):
+    """The process may have been suspended."""
     path = tmp_path / "run" / lock.FILE
     then = time.time() - 10 * lock.STALE_SECONDS
     os.utime(path, (then, then))
-    with pytest.raises(UserError, match=f"in use by process {other.pid}"):
+    with pytest.raises(UserError, match=f"in use by process {other_process.pid}"):
         locked(tmp_path / "run").__enter__()
 
 
-def test_another_lock_of_the_same_pid_is_another_run(tmp_path):
-    """Containers have pids of their own."""
+def test_same_pid_with_another_token_is_another_run(tmp_path):
+    """Two containers can have the same pid."""
     with locked(tmp_path) as held:
         write_lock(tmp_path, pid=os.getpid(), host=socket.gethostname())
         with pytest.raises(UserError, match="was taken by process"):
-            held.check(look=True)
+            held.check(reread=True)
 
 
-def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
+def test_run_stops_after_another_run_took_its_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     with locked(tmp_path) as held:
         write_lock(tmp_path)
         wait_until(lambda: not held._thread.is_alive())
-        with pytest.raises(
-            UserError, match=r"was taken by process 7 on elsewhere.*gave no sign of life for more than 3 minutes"
-        ):
+        with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere.* 3 minutes"):
             held.check()
-    assert json.loads((tmp_path / lock.FILE).read_text())["token"] == "other", "the other one's lock stays"
+    assert json.loads((tmp_path / lock.FILE).read_text())["token"] == "other", "the other run's lock stays"
 
 
 @pytest.mark.parametrize("left", ["nothing", "empty", "another's"])
-def test_a_lock_that_is_gone_is_lost(tmp_path, left):
-    """Another run took it while this one was suspended, and has ended since or begins at this moment."""
+def test_missing_or_replaced_lock_counts_as_taken(tmp_path, left):
+    """While this run was suspended, another run took the lock; it has ended since, or is just starting."""
     with locked(tmp_path) as held:
         (tmp_path / lock.FILE).unlink()
         if left != "nothing":
             write_lock(tmp_path)
         if left == "empty":
             os.truncate(tmp_path / lock.FILE, 0)
-        before = sorted(tmp_path.iterdir())
-        held.check()  # has not looked
-        held._seen -= 1000  # This process was suspended.
+        files_before = sorted(tmp_path.iterdir())
+        held.check()  # does not reread the lock
+        held._last_seen -= 1000  # as if this process had been suspended
         for _ in range(2):
             with pytest.raises(UserError, match=r"was taken by"):
                 held.check()
             write_lock(tmp_path) if left != "nothing" else None
-    assert sorted(tmp_path.iterdir()) == before, "the other one's lock stays"
+    assert sorted(tmp_path.iterdir()) == files_before, "the other run's lock stays"
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
-def test_a_file_server_that_is_away_for_a_while_loses_no_lock(tmp_path, monkeypatch, number):
-    def away(path):
+def test_unreadable_lock_is_not_lost(tmp_path, monkeypatch, number):
+    def fail(path):
         raise UserError("cannot be read") from OSError(number, os.strerror(number))
 
     with locked(tmp_path) as held:
         with monkeypatch.context() as patch:
-            patch.setattr(lock, "content", away)
-            held.check(look=True)
-        held.check(look=True)
+            patch.setattr(lock, "content", fail)
+            held.check(reread=True)
+        held.check(reread=True)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("moment", ["step", "evaluation", "save"])
-def test_a_run_that_lost_its_lock_writes_nothing_more(blocks_dir, tmp_path, monkeypatch, moment):
-    """It was suspended during a step, an evaluation or a save."""
-    taken = []
+def test_run_without_its_lock_writes_nothing(blocks_dir, tmp_path, monkeypatch, moment):
+    """The run was suspended during a step, an evaluation or a save."""
+    snapshots = []
 
-    def take():
-        if not taken:
+    def take_lock():
+        if not snapshots:
             write_lock(tmp_path)
-            held[0]._seen -= 1000
-            taken.append({path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
+            locks[0]._last_seen -= 1000
+            snapshots.append({path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
 
-    held = []
-    acquired = mirrors.locked
+    locks = []
+    original_locked = mirrors.locked
 
     @contextlib.contextmanager
-    def locked_here(*args, **options):
-        with acquired(*args, **options) as found:
-            held.append(found)
-            yield found
+    def recording_locked(*args, **options):
+        with original_locked(*args, **options) as held_lock:
+            locks.append(held_lock)
+            yield held_lock
 
-    monkeypatch.setattr(mirrors, "locked", locked_here)
+    monkeypatch.setattr(mirrors, "locked", recording_locked)
     target, name = {
         "step": (train_module, "log_step"),
         "evaluation": (train_module.Evaluation, "measure"),
-        "save": (checkpoint, "write_checksums"),
+        "save": (checkpoint.Checkpoints, "_write_checksums"),
     }[moment]
-    done = getattr(target, name)
+    original = getattr(target, name)
 
-    def disturbed(*args, **options):
-        if moment != "save":
-            take()
-        return done(*args, **options)
+    def take_lock_first(*args, **options):
+        take_lock()
+        return original(*args, **options)
 
-    if moment == "save":
-        saved = checkpoint.Checkpoints._write_checksums
-
-        def committed(self):
-            take()
-            saved(self)
-
-        monkeypatch.setattr(checkpoint.Checkpoints, "_write_checksums", committed)
-    else:
-        monkeypatch.setattr(target, name, disturbed)
+    monkeypatch.setattr(target, name, take_lock_first)
     config = support.run_config(blocks_dir, "transformer_pp", train__steps=4, checkpoint__every=2, eval__every=256 * 2)
     with pytest.raises(UserError, match="was taken by"):
         train_module.train(config, tmp_path)
-    assert {path: path.read_bytes() for path in taken[0] if path.exists()} == taken[0]
+    assert {path: path.read_bytes() for path in snapshots[0] if path.exists()} == snapshots[0]
     assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
 
 
-def test_a_workdir_that_cannot_be_written(tmp_path):
+def test_unwritable_workdir_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="is a file; give a directory"):
+    with pytest.raises(UserError, match=f"--workdir={tmp_path}/file is a file"):
         locked(tmp_path / "file").__enter__()
-    with pytest.raises(UserError, match=r"Cannot write to .*; give another --workdir"):
+    with pytest.raises(UserError, match=rf"{tmp_path}/file/below \({os.strerror(errno.ENOTDIR)}\).*--workdir"):
         locked(tmp_path / "file" / "below").__enter__()
 
 
-def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
-    """The next run would wait until it is stale."""
+def test_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    """An incomplete lock would block the next run until it is stale."""
 
     class Full(io.BytesIO):
         def write(self, content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    opened = Path.open
+    original_open = Path.open
 
-    def full(path, mode="r", *options):
+    def open_on_full_disk(path, mode="r", *options):
         if mode != "xb":
-            return opened(path, mode, *options)
-        opened(path, mode).close()
+            return original_open(path, mode, *options)
+        original_open(path, mode).close()
         return Full()
 
-    monkeypatch.setattr(lock, "start_of", lambda pid: "running")  # which reads files as well
+    monkeypatch.setattr(lock, "start_time_of", lambda pid: "running")  # the real function opens files too
     with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left on device"):
-        patch.setattr(lock.Path, "open", full)
+        patch.setattr(lock.Path, "open", open_on_full_disk)
         patch.setattr(lock, "pid_space", str)
         with locked(tmp_path):
             pass
@@ -368,32 +353,32 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
         pass
 
 
-def test_a_workdir_that_is_moved_away_is_noticed(tmp_path):
-    """What is written to the old place, where a save would make a new directory, would be lost."""
-    workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+def test_moved_workdir_is_detected(tmp_path):
+    """A save would recreate the old path, and its content would be lost."""
+    workdir, moved = tmp_path / "run", tmp_path / "elsewhere"
     with locked(workdir) as held:
-        held.check(look=True)
-        workdir.rename(elsewhere)
-        for again in (False, True):
-            if again:
+        held.check(reread=True)
+        workdir.rename(moved)
+        for recreated in (False, True):
+            if recreated:
                 workdir.mkdir()
-            with pytest.raises(UserError, match=rf"{workdir} was moved or deleted while.*--workdir=DIR"):
-                held.check(look=True)
+            with pytest.raises(UserError, match=rf"{workdir} was moved or deleted .*--workdir=DIR"):
+                held.check(reread=True)
         held.check()
     assert list(workdir.iterdir()) == []
-    assert list(elsewhere.iterdir()) == [], "the lock goes with the workdir"
+    assert list(moved.iterdir()) == [], "the lock moves with the workdir and is removed"
 
 
 # ------------------------------------------------------------------------------------------------------ in a store
 def write_object(url, **changes):
-    """A lock of a process on another host."""
-    store.write(f"{url}/{lock.FILE}", json.dumps(ELSEWHERE | changes).encode())
+    """Write a lock of a process on another host."""
+    store.write(f"{url}/{lock.FILE}", json.dumps(OTHER_HOST | changes).encode())
 
 
-def test_in_a_store_the_second_is_refused_and_the_next_is_not(memory):
+def test_store_lock_is_exclusive_and_released(memory):
     url = f"{memory}/run"
     with locked(url) as held:
-        held.check(look=True)
+        held.check(reread=True)
         with pytest.raises(UserError, match=rf"^{url} is in use by process {os.getpid()} on "):
             locked(url).__enter__()
         assert store.sizes(url).keys() == {lock.FILE}
@@ -403,45 +388,45 @@ def test_in_a_store_the_second_is_refused_and_the_next_is_not(memory):
 
 
 @pytest.mark.parametrize(("age", "refused"), [(0, True), (lock.STALE_SECONDS + 10, False)])
-def test_in_a_store_the_age_decides(memory, monkeypatch, age, refused):
+def test_store_lock_expires_by_age(memory, monkeypatch, age, refused):
     url = f"{memory}/run"
     write_object(url)
     modified = store.modified
     older = datetime.timedelta(seconds=age)
     monkeypatch.setattr(store, "modified", lambda name: modified(name) - older * name.endswith(lock.FILE))
     if refused:
-        with pytest.raises(UserError, match=r"in use by process 7 on elsewhere.*if it is dead, try again in 1[78]\d s"):
+        with pytest.raises(UserError, match=r"in use by process 7 on elsewhere.* 1[78]\d s"):
             locked(url).__enter__()
-        assert store.sizes(url).keys() == {lock.FILE}, "no probe is left"
+        assert store.sizes(url).keys() == {lock.FILE}, "the probe object is removed"
     else:
         with locked(url):
             assert json.loads(store.read(f"{url}/{lock.FILE}"))["pid"] == os.getpid()
 
 
-def test_in_a_store_a_dead_process_of_this_machine_is_known_at_once(memory):
+def test_store_lock_of_dead_local_process_is_taken_immediately(memory):
     url = f"{memory}/run"
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
-    write_object(url, **mine, started="another process of this pid")
+    this_process = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
+    write_object(url, **this_process, started="another process of this pid")
     with locked(url):
         pass
 
 
-def test_in_a_store_who_lost_the_lock_ends(memory):
+def test_store_run_stops_after_losing_its_lock(memory):
     url = f"{memory}/run"
     with locked(url) as held:
         held.check()
         write_object(url)
-        held.check()  # has not looked
+        held.check()  # does not reread the lock
         with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
-            held.check(look=True)
-        store.remove(f"{url}/{lock.FILE}")  # The other one ended: what it wrote is not this run's to go on with.
+            held.check(reread=True)
+        store.remove(f"{url}/{lock.FILE}")  # The other run has ended; this run must not resume its files.
         with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
-            held.check(look=True)
+            held.check(reread=True)
         write_object(url)
-    assert store.sizes(url).keys() == {lock.FILE}, "the other one's lock stays"
+    assert store.sizes(url).keys() == {lock.FILE}, "the other run's lock stays"
 
 
-def test_in_a_store_a_living_run_writes_its_lock_anew_and_sees_another(memory, monkeypatch):
+def test_store_heartbeat_rewrites_the_lock_and_detects_a_takeover(memory, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     url = f"{memory}/run"
     with locked(url) as held:

@@ -1,4 +1,4 @@
-"""A signal is a request first and an interruption second, and the handlers that were there come back."""
+"""Stop requests: the first signal requests a stop, a second SIGINT interrupts, handlers are restored."""
 
 import os
 import signal
@@ -11,47 +11,47 @@ from seqjax.training.processes import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_noted(number):
-    before = signal.getsignal(number)
+def test_first_signal_requests_a_stop(number):
+    old_handler = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop.agreed()
         os.kill(os.getpid(), number)
         assert stop.agreed()
         assert stop.name == number.name
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is old_handler
 
 
-def test_a_second_interrupt_is_not_asked_twice():
+def test_second_interrupt_raises():
     with StopRequest():
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)  # a scheduler repeats itself
+        os.kill(os.getpid(), signal.SIGTERM)  # schedulers repeat SIGTERM
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_handlers_come_back_after_an_error():
-    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+def test_handlers_are_restored_after_an_error():
+    old_handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with pytest.raises(ZeroDivisionError), StopRequest():
         raise ZeroDivisionError
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == old_handlers
 
 
-def test_several_processes_ask_jax_and_pass_an_interrupt_on(monkeypatch):
-    """SIGTERM belongs to JAX, whose handler `signal.signal` would take away; here the test has it."""
-    asked, terminations = [], []
+def test_distributed_stop_uses_jax_preemption(monkeypatch):
+    """JAX owns the SIGTERM handler in distributed runs; the test replaces it with a recorder."""
+    agreement_steps, terminations = [], []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(ocp.multihost, "reached_preemption", lambda step: asked.append(step) or step == 3)
-    before = signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
+    monkeypatch.setattr(ocp.multihost, "reached_preemption", lambda step: agreement_steps.append(step) or step == 3)
+    old_handler = signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
     try:
         with StopRequest() as stop:
             assert [stop.agreed() for _ in range(3)] == [False, False, True]
-            assert asked == [1, 2, 3]
+            assert agreement_steps == [1, 2, 3]
             assert stop.name == "a signal to one of the processes"
         with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert (stop.name, terminations) == ("SIGINT", [True])
-            assert not stop.agreed(), "not before all agree"
+            assert not stop.agreed(), "the other processes have not agreed"
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, old_handler)

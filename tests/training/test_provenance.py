@@ -1,4 +1,4 @@
-"""What identifies a run."""
+"""Run metadata: versions, devices and the commit."""
 
 import json
 import subprocess
@@ -16,8 +16,8 @@ def test_run_metadata_identifies_the_run():
     assert "commit" in metadata
 
 
-def test_the_commit_is_that_of_the_code(tmp_path):
-    """Of its own history, or of the file that a copy carries; never that of a project around it."""
+def test_commit_comes_from_the_package_repository_only(tmp_path):
+    """The commit comes from the package's repository or its COMMIT file, never from an enclosing project."""
 
     def git(*args):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *args]

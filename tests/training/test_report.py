@@ -1,4 +1,4 @@
-"""The report from rows that were made up, so that every number in it is known."""
+"""The report of a finished run, from rows with known numbers."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ from tests.pictures import assert_readable, overlapping
 RUN = {"parameters": 1234567, "devices": 2, "device": "Toy", "versions": {"jax": "9.9"}, "commit": "", "backends": {}}
 
 
-class Toys(Corpus):
-    """Two domains and no data."""
+class ToyCorpus(Corpus):
+    """A corpus with two domains and no data."""
 
     def __init__(self):
         super().__init__(
@@ -53,7 +53,7 @@ class Toys(Corpus):
 
 @pytest.fixture
 def corpus():
-    return Toys()
+    return ToyCorpus()
 
 
 def rows(workdir, *, losses=(3.0, 2.0), mfu=None):
@@ -66,14 +66,14 @@ def rows(workdir, *, losses=(3.0, 2.0), mfu=None):
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_every_mixer_of_a_hybrid_is_named(tmp_path, corpus):
+def test_report_names_all_mixers_of_a_hybrid(tmp_path, corpus):
     config = from_config_dict(presets.read_config("based:debug"))
     rows(tmp_path)
     assert "mixer based_conv, based_linear, transformer_pp\n" in report.write(tmp_path, config, corpus, metadata=RUN)
 
 
 @pytest.mark.parametrize("sample", [None, "ab ```` c\nd"])
-def test_numbers(tmp_path, corpus, blocks_dir, sample):
+def test_report_contains_the_metrics(tmp_path, corpus, blocks_dir, sample):
     rows(tmp_path, mfu=0.5)
     shown = report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN, sample=sample)
     text = (tmp_path / "report.md").read_text()
@@ -89,7 +89,7 @@ def test_numbers(tmp_path, corpus, blocks_dir, sample):
     assert (tmp_path / "report.png").stat().st_size > 10_000
 
 
-def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
+def test_report_without_bigram_and_with_one_evaluation(tmp_path, corpus, blocks_dir):
     rows(tmp_path, losses=(3.0,))
     corpus.bigram = None
     corpus.note = "These are toys."
@@ -98,17 +98,17 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
     assert "byte bigram" not in shown
     assert "MFU" not in shown
     assert "These are toys." in shown
-    assert "seqjax train --config=top1_chunk:debug,limited" in shown, "the other architecture is what to try next"
+    assert "seqjax train --config=top1_chunk:debug,limited" in shown, "the next command trains the other config"
 
 
 @pytest.mark.parametrize("losses", [(3.0,), (3.0, 2.0)])
-def test_the_picture_of_a_short_run_can_be_read(tmp_path, corpus, blocks_dir, monkeypatch, losses):
-    """Two ticks on every axis and a name at the end of every line, however few the evaluations."""
-    drawn: list[Figure] = []
-    monkeypatch.setattr(report.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+def test_picture_of_a_short_run_is_readable(tmp_path, corpus, blocks_dir, monkeypatch, losses):
+    """Every axis has two ticks and every line a name, even with one evaluation."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(report.Figure, "savefig", lambda self, *_, **__: figures.append(self))
     rows(tmp_path, losses=losses)
     report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)
-    (figure,) = drawn
+    (figure,) = figures
     assert_readable(figure)
     (panel,) = figure.axes
     assert [text.get_text() for text in panel.texts] == ["c4 2.12", "arxiv 3.06"]
@@ -117,7 +117,7 @@ def test_the_picture_of_a_short_run_can_be_read(tmp_path, corpus, blocks_dir, mo
     assert panel.get_ylabel() == "loss (nats per token; lower is better)"
 
 
-def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):
+def test_next_command_uses_the_same_data(tmp_path, corpus, blocks_dir):
     rows(tmp_path)
     config = support.run_config(
         blocks_dir, "transformer_pp", data__train_domains=("c4", "arxiv"), data__weights=(3.0, 1.0)
@@ -125,17 +125,17 @@ def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):
     shown = report.write(tmp_path, config, corpus, metadata=RUN).splitlines()[-1]
     argv = shlex.split(shown)[2:]
     (_,), overrides = train_command.split_overrides(argv)
-    other = from_config_dict(presets.read_config(argv[0].removeprefix("--config="), overrides))
-    assert other.data == config.data and other.train.seq_len == config.train.seq_len
-    assert other.name != config.name
+    next_config = from_config_dict(presets.read_config(argv[0].removeprefix("--config="), overrides))
+    assert next_config.data == config.data and next_config.train.seq_len == config.train.seq_len
+    assert next_config.name != config.name
 
 
-def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):
+def test_huge_losses_fit_the_table(tmp_path, corpus, blocks_dir):
     rows(tmp_path, losses=(3e4, 2e4))
     assert "Report:" in report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)
 
 
-# As the name of a config, a size, a domain, a device, a data path and a generated text.
+# Untrusted text for the config name, size, domain, device, data path and sample.
 ATTACKS = {
     "formula": "$^$",
     "script": "<script>alert(1)</script>",
@@ -148,19 +148,19 @@ ATTACKS = {
 }
 
 
-def markup(page: str) -> list[str]:
-    """The elements of a page: its headings, lists, tables and blocks of code, and pictures, links and HTML in them."""
+def page_elements(page: str) -> list[str]:
+    """Return the types of all Markdown elements of a page."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page)
-    found = [token.type for token in tokens if token.type != "inline"]
-    found += [
+    elements = [token.type for token in tokens if token.type != "inline"]
+    elements += [
         child.type for token in tokens for child in token.children or () if child.type not in ("text", "softbreak")
     ]
-    return [kind for kind in found if kind != "text_special"]  # an escaped character
+    return [kind for kind in elements if kind != "text_special"]  # an escaped character
 
 
 @pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
-def test_texts_of_strangers_are_words_in_a_report(tmp_path, corpus, blocks_dir, text):
-    """Of any of them the page has the same elements, and no control characters."""
+def test_report_escapes_untrusted_text(tmp_path, corpus, blocks_dir, text):
+    """The page has the same elements as with plain text, and no control characters."""
     config = support.run_config(blocks_dir)
     pages, shown = {}, ""
     for name in ("plain", text):
@@ -171,15 +171,15 @@ def test_texts_of_strangers_are_words_in_a_report(tmp_path, corpus, blocks_dir, 
         data = dataclasses.replace(config.data, path=name)
         named = dataclasses.replace(config, name=name, size=name, data=data)
         metadata = RUN | {"device": name, "commit": name, "versions": {name: name}, "backends": {"op": name}}
-        shown = report.write(tmp_path, named, corpus, metadata=metadata, sample=f"a {name} b", called=name)
+        shown = report.write(tmp_path, named, corpus, metadata=metadata, sample=f"a {name} b", label=name)
         pages[name] = (tmp_path / "report.md").read_text()
-    assert markup(pages[text]) == markup(pages["plain"])
+    assert page_elements(pages[text]) == page_elements(pages["plain"])
     assert "pw" not in pages[text]
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", pages[text])
     assert f"--workdir={text}" in shlex.split(shown.partition("Try next:")[2])
 
 
-def test_a_report_does_not_follow_links(tmp_path, corpus, blocks_dir):
+def test_report_replaces_links_instead_of_following_them(tmp_path, corpus, blocks_dir):
     (tmp_path / "outside").mkdir()
     (tmp_path / "run").mkdir()
     rows(tmp_path / "run")
@@ -200,15 +200,17 @@ def test_a_report_does_not_follow_links(tmp_path, corpus, blocks_dir):
         (["in_a_cell"], "seqjax.load('runs/x').generate('def ')    # in Python, with the mixer registered"),
     ],
 )
-def test_the_next_command_can_open_the_run(names, following):
-    assert report._generate(Path("runs/x"), names) == following
+def test_generate_command_can_open_the_run(names, following):
+    assert report._generate_command(Path("runs/x"), names) == following
 
 
 @pytest.mark.parametrize("field", ["train/loss", "eval/c4/loss", "tokens"])
-def test_rows_without_a_loss_are_named(field, tmp_path, corpus, blocks_dir):
+def test_incomplete_rows_are_rejected(field, tmp_path, corpus, blocks_dir):
     rows(tmp_path)
     path = tmp_path / "metrics.jsonl"
-    kept = [{key: x for key, x in json.loads(line).items() if key != field} for line in path.read_text().splitlines()]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    incomplete = [
+        {key: x for key, x in json.loads(line).items() if key != field} for line in path.read_text().splitlines()
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in incomplete))
     with pytest.raises(UserError, match=rf"metrics\.jsonl of .*, step \d+.*{field}"):
         report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)

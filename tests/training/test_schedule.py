@@ -1,4 +1,4 @@
-"""The schedule at its corners, clipping, weight decay, and gradient accumulation."""
+"""Learning-rate schedule, clipping, Adam, weight decay and gradient accumulation."""
 
 import dataclasses
 import inspect
@@ -22,35 +22,35 @@ from tests import support
 
 
 @pytest.mark.parametrize(("warmup", "steps", "final"), [(10, 100, 0.0), (10, 100, 1e-4), (1, 7, 0.0), (0, 7, 0.0)])
-def test_schedule_corners(warmup, steps, final):
-    optim, taken = OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), np.arange(steps) + 1
-    values = rates(optim, Segment(0, steps, is_end=True), taken)
+def test_linear_decay_endpoints(warmup, steps, final):
+    optim, steps_taken = OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), np.arange(steps) + 1
+    values = rates(optim, Segment(0, steps, is_end=True), steps_taken)
     peak = max(1, warmup) - 1
     assert values[0] == pytest.approx(1e-3 / max(1, warmup), rel=1e-5)
     assert values[peak] == pytest.approx(1e-3, rel=1e-5)
     assert values.argmax() == peak
-    fallen = (np.arange(peak, steps) - peak) / (steps - peak)  # step `steps`, which is not taken, would have `final`
-    np.testing.assert_allclose(values[peak:], 1e-3 + (final - 1e-3) * fallen, rtol=1e-4)
+    progress = (np.arange(peak, steps) - peak) / (steps - peak)  # the step after the last one would have `final`
+    np.testing.assert_allclose(values[peak:], 1e-3 + (final - 1e-3) * progress, rtol=1e-4)
     assert (np.diff(values[: peak + 1]) > 0).all()
     assert (np.diff(values[peak:]) < 0).all()
-    assert (values[peak:] > final).all() and (values > 0).all(), "a step that learns nothing, or climbs"
+    assert (values[peak:] > final).all() and (values > 0).all(), "each step learns"
 
 
-def test_a_warmup_longer_than_the_run_only_rises():
+def test_warmup_longer_than_the_run_only_rises():
     values = list(rates(OptimConfig(lr=1e-3, warmup_steps=2500), Segment(0, 20, is_end=True), np.arange(20) + 1))
     assert values == sorted(values)
     assert values[-1] == pytest.approx(1e-3, rel=1e-5)
 
 
-def test_a_rate_of_the_longest_run_needs_no_others():
-    steps, optim = 2**31 - 1, OptimConfig(lr=1.0, warmup_steps=1)  # all rates would take 8 GB
+def test_single_rate_of_the_longest_run_is_cheap():
+    steps, optim = 2**31 - 1, OptimConfig(lr=1.0, warmup_steps=1)  # the rates of all steps would take 8 GB
     last = rates(optim, Segment(0, steps, is_end=True), np.array(steps))
     assert last.shape == ()
     assert last == pytest.approx(1 / steps, rel=1e-6)
 
 
 def updates(config, grads, params, steps=1, groups=None):
-    """What the optimiser adds to the parameters in its last step, at a learning rate of 1."""
+    """Return the parameter update of the last of `steps` steps, at learning rate 1."""
     transform = optimizer(config, groups)
     state = transform.init(params)
     for _ in range(steps):
@@ -66,8 +66,8 @@ TREE = {
 }
 
 
-def test_adam_as_the_paper_has_it():
-    """First step: the bias-corrected ratio is g / |g|; second step with another gradient by hand."""
+def test_adam_matches_the_equations():
+    """The first step is g / |g| after bias correction; the second is computed by hand."""
     config = dataclasses.replace(PLAIN, clip_norm=None)
     transform = optimizer(config)
     params = {"x": jnp.zeros(2)}
@@ -83,7 +83,7 @@ def test_adam_as_the_paper_has_it():
 
 @pytest.mark.parametrize(("clip", "scale"), [(1.0, 1.0), (1.0, 100.0), (None, 100.0)])
 def test_clipping_bounds_the_global_norm(clip, scale):
-    """Adam hides a common factor, so look at its first moment."""
+    """Adam removes a common factor, so check the first moment."""
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
     grads = jax.tree.map(lambda x: scale * jnp.ones_like(x), params)
     transform = optimizer(dataclasses.replace(PLAIN, clip_norm=clip))
@@ -94,8 +94,8 @@ def test_clipping_bounds_the_global_norm(clip, scale):
     assert norm == pytest.approx(min(clip or np.inf, scale * np.sqrt(7)), rel=1e-5)
 
 
-def decays(params, groups=None):
-    """Whether weight decay applies, for every parameter."""
+def decayed_parameters(params, groups=None):
+    """Return for each parameter whether weight decay applies."""
     zeros, config = jax.tree.map(jnp.zeros_like, params), dataclasses.replace(PLAIN, weight_decay=0.1)
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(updates(PLAIN, zeros, params, groups=groups)))
     changes = updates(config, zeros, params, groups=groups)
@@ -109,12 +109,12 @@ def decays(params, groups=None):
     return jax.tree.map(is_decayed, changes, params)
 
 
-def test_weight_decay_without_groups_is_for_all_arrays_of_two_axes():
-    """The rule of runs that began without groups; layers are stacked, so that gains in them have two axes."""
-    assert decays(TREE) == {"embed": True, "norm": {"g": False}, "blocks": {"w": True, "g": False}}
+def test_weight_decay_without_groups_uses_the_number_of_axes():
+    """Runs from before groups use this rule. Layers are stacked, so gains in them have two axes."""
+    assert decayed_parameters(TREE) == {"embed": True, "norm": {"g": False}, "blocks": {"w": True, "g": False}}
 
 
-# Per config and settings: the arrays with more than one axis per layer that are no matrices.
+# Config and settings -> group of each array that has several axes per layer and is not a matrix.
 NO_MATRICES = {
     "transformer_pp": {"embed": "embedding"},
     "transformer_pp:model.tie_embeddings=False": {"embed": "embedding", "head": "embedding"},
@@ -148,28 +148,28 @@ NO_MATRICES = {
 
 
 @pytest.mark.parametrize("config", NO_MATRICES)
-def test_weight_decay_is_for_matrices(config):
-    """Of a model's parameters, by the groups that it declares."""
+def test_weight_decay_applies_to_matrices(config):
+    """Decay follows the groups that the model declares."""
     name, _, settings = config.partition(":")
     text = ",".join(filter(None, (f"{name}:debug,model.n_layers=2", settings)))
     model = Model(from_config_dict(presets.read_config(text)).model, max_len=8)
     shapes, groups = dict(names(model.shapes)), dict(names(model.groups))
     assert groups.keys() == shapes.keys()
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), model.shapes)
-    decayed = dict(names(decays(params, model.groups)))
-    found = {}
+    decayed = dict(names(decayed_parameters(params, model.groups)))
+    not_matrices = {}
     for path, x in shapes.items():
         stacked = path.startswith("blocks.")
         if x.ndim - stacked < 2:
             assert groups[path] == "vector", path
         elif groups[path] != "matrix":
-            found[path.split(".", 2)[2] if stacked else path] = groups[path]
+            not_matrices[path.split(".", 2)[2] if stacked else path] = groups[path]
         assert decayed[path] == (groups[path] == "matrix"), path
-    assert found == NO_MATRICES[config]
+    assert not_matrices == NO_MATRICES[config]
 
 
-class Custom(nnx.Module):
-    """Parameters as a mixer from outside may have them: by `param`, of Flax's layers, and bare."""
+class UndeclaredGroups(nnx.Module):
+    """A user's mixer with parameters from `param`, Flax layers and `nnx.Param`."""
 
     def __init__(self, rngs):
         self.projection = param(rngs, constant(0.0), (8, 4), ("embed", None))
@@ -184,8 +184,8 @@ class Custom(nnx.Module):
         self.bare = nnx.Param(jnp.zeros((8, 4)))
 
 
-def test_groups_of_a_module_that_declares_none():
-    groups = Template(lambda rngs, layer: Custom(rngs)).groups
+def test_groups_inferred_without_declaration():
+    groups = Template(lambda rngs, layer: UndeclaredGroups(rngs)).groups
     attention = groups.pop("attention")
     assert groups == {
         "projection": "matrix",
@@ -199,36 +199,36 @@ def test_groups_of_a_module_that_declares_none():
         "embed": {"embedding": "embedding"},
         "bare": "matrix",
     }
-    assert attention["query"] == {"kernel": "matrix", "bias": "vector"}, "its bias has two axes"
-    wrong: Any = "matrices"  # unwrapped, since the tests check types, too
-    with pytest.raises(UserError, match=r"group='matrices': .* matrix, vector, embedding, convolution"):
+    assert attention["query"] == {"kernel": "matrix", "bias": "vector"}, "the bias of a Flax attention has two axes"
+    wrong: Any = "matrices"  # unwrapped: the tests also check types at run time
+    with pytest.raises(UserError, match=r"group='matrices'.* matrix, vector, embedding, convolution"):
         inspect.unwrap(param)(nnx.Rngs(0), constant(0.0), (2, 2), (None, None), group=wrong)
 
 
-def test_micro_batches_give_the_gradient_of_the_batch():
+def test_micro_batches_match_the_full_batch():
     model = support.tiny_model("transformer_pp", train__seq_len=9)
     transform = optax.sgd(1.0)  # the update is the gradient
     step = jax.jit(make_train_step(model, transform))
     state = init_state(model, transform, jax.random.key(0))
     state = state._replace(params=support.random_params(model))
     tokens = support.random_tokens((8, 10))
-    whole, whole_metrics = step(state, tokens.reshape(1, 8, 10), 1.0)
-    parts, part_metrics = step(state, tokens.reshape(4, 2, 10), 1.0)
-    assert float(whole_metrics["grad_norm"]) > 0.1
+    full, full_metrics = step(state, tokens.reshape(1, 8, 10), 1.0)
+    accumulated, accumulated_metrics = step(state, tokens.reshape(4, 2, 10), 1.0)
+    assert float(full_metrics["grad_norm"]) > 0.1
     for name in ("loss", "grad_norm"):
-        assert float(part_metrics[name]) == pytest.approx(float(whole_metrics[name]), rel=1e-5)
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        assert float(accumulated_metrics[name]) == pytest.approx(float(full_metrics[name]), rel=1e-5)
+    for a, b in zip(jax.tree.leaves(full.params), jax.tree.leaves(accumulated.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    assert int(whole.step) == int(parts.step) == 1
+    assert int(full.step) == int(accumulated.step) == 1
 
 
-def test_evaluation_gives_the_loss_of_every_row():
+def test_sequence_losses_match_the_logits():
     model = support.tiny_model("transformer_pp", train__seq_len=9)
     weights, tokens = support.random_params(model), support.random_tokens((4, 10))
     nats_B = jax.jit(model.sequence_losses)(weights, tokens)
     log_p_BTO = jax.nn.log_softmax(model.logits(weights, tokens[:, :-1]))
-    want_B = -jnp.take_along_axis(log_p_BTO, tokens[:, 1:, None], axis=-1).sum((1, 2))
-    np.testing.assert_allclose(nats_B, want_B, rtol=1e-5)
+    expected_B = -jnp.take_along_axis(log_p_BTO, tokens[:, 1:, None], axis=-1).sum((1, 2))
+    np.testing.assert_allclose(nats_B, expected_B, rtol=1e-5)
     total, count = model.loss(weights, tokens)
     assert float(count) == 36
     assert float(total) == pytest.approx(float(nats_B.sum()), rel=1e-6)

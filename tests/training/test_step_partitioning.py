@@ -1,4 +1,4 @@
-"""The steps of training and evaluation on a mesh of data x fsdp x tensor: what XLA's partitioner makes of them."""
+"""XLA's partitioning of training and evaluation steps on a data x fsdp x tensor mesh."""
 
 import math
 import uuid
@@ -22,16 +22,16 @@ from seqjax.training.step import init_state, make_entropy_step, make_train_step,
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
 
-pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices (XLA_FLAGS sets another number)")
 
-# of an array that it can only gather whole on every device and cut again
+# XLA's warning if it can only replicate an array on all devices and split it again
 WARNING = "Involuntary full rematerialization"
 
 
 def compile_and_listen(f: Callable, arguments: Any, capfd: pytest.CaptureFixture, **options: Any) -> tuple[Any, str]:
-    """The compiled program, and what XLA wrote to file descriptor 2 meanwhile."""
+    """Compile a function; return the program and XLA's output on file descriptor 2."""
     f_named = lambda *args: f(*args)  # noqa: E731
-    f_named.__name__ = f"step_{uuid.uuid4().hex}"  # a program that the cache has is not compiled
+    f_named.__name__ = f"step_{uuid.uuid4().hex}"  # a new name avoids the compilation cache
     capfd.readouterr()
     compiled = jax.jit(f_named, **options).lower(*arguments).compile()
     return compiled, capfd.readouterr().err
@@ -41,22 +41,22 @@ def mesh_of_eight() -> jax.sharding.Mesh:
     return make_mesh(data=2, fsdp=2, tensor=2)
 
 
-def test_the_warning_is_heard(capfd) -> None:
-    """Columns split over `fsdp` that are to become rows split over `data` and `fsdp`."""
+def test_capture_includes_the_warning(capfd) -> None:
+    """Columns split over `fsdp` become rows split over `data` and `fsdp`."""
     mesh = mesh_of_eight()
 
     def f(x):
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(None, "fsdp")))
         return jax.lax.with_sharding_constraint(2 * x, batch_sharding(mesh))
 
-    _, said = compile_and_listen(f, [jax.ShapeDtypeStruct((8, 16, 8), jnp.float32)], capfd)
-    assert WARNING in said
+    _, output = compile_and_listen(f, [jax.ShapeDtypeStruct((8, 16, 8), jnp.float32)], capfd)
+    assert WARNING in output
 
 
 @pytest.mark.parametrize(
     ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer == "transformer_pp", support.FIRST)
 )
-def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
+def test_training_step_replicates_no_array(mixer, variant, capfd) -> None:
     config = support.tiny(mixer, variant, train__batch_size=8)
     model, mesh = Model(config.model, max_len=config.train.seq_len), mesh_of_eight()
     optimizer = make_optimizer(config.optim)
@@ -64,14 +64,14 @@ def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
     state = state_shardings(mesh, model, optimizer, shapes)
     tokens = jax.ShapeDtypeStruct((2, 4, config.train.seq_len + 1), jnp.int32)
     with jax.set_mesh(mesh):
-        _, said = compile_and_listen(
+        _, output = compile_and_listen(
             make_train_step(model, optimizer),
             (shapes, tokens, jax.ShapeDtypeStruct((), jnp.float32)),
             capfd,
             in_shardings=(state, batch_sharding(mesh, leading=1), replicated(mesh)),
             out_shardings=(state, replicated(mesh)),
         )
-    assert WARNING not in said, said
+    assert WARNING not in output, output
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
         [(*case, tied) for case in support.FIRST for tied in (True, False)],
     ),
 )
-def test_the_gradient_of_each_parameter_goes_between_devices_once(mixer, variant, tied) -> None:
-    """Data parallel; a table of embeddings that is the head too has two gradients, and one sum over devices."""
+def test_each_gradient_is_reduced_once(mixer, variant, tied) -> None:
+    """A tied embedding has two gradient terms, but one sum over data-parallel devices."""
     model = support.tiny_model(mixer, variant, model__scan_layers=False, model__tie_embeddings=tied)
     mesh = make_mesh(data=4, devices=jax.devices()[:4])
     params, tokens = shardings(mesh, model.shapes, model.axes), jax.ShapeDtypeStruct((8, 24), jnp.int32)
@@ -93,31 +93,31 @@ def test_the_gradient_of_each_parameter_goes_between_devices_once(mixer, variant
     )
     with jax.set_mesh(mesh):
         program = str(gradient.lower(model.shapes, tokens).compile().as_text())
-    found = collectives(program)
-    assert set(found) == {"all-reduce"}
-    assert sum(math.prod(shape) for shape in found["all-reduce"]) == flops.n_params(model)
+    collectives_by_kind = collectives(program)
+    assert set(collectives_by_kind) == {"all-reduce"}
+    assert sum(math.prod(shape) for shape in collectives_by_kind["all-reduce"]) == flops.n_params(model)
 
 
 @pytest.mark.parametrize(
     ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer == "top1_chunk", support.FIRST)
 )
-def test_evaluation_moves_no_whole_array(mixer, variant, capfd) -> None:
-    """Losses of sequences, and entropy where there are weights over the past."""
+def test_evaluation_replicates_no_array(mixer, variant, capfd) -> None:
+    """Both evaluation programs: sequence losses, and attention entropy if the mixer has softmax weights."""
     model, mesh = support.tiny_model(mixer, variant), mesh_of_eight()
     params = shardings(mesh, model.shapes, model.axes)
     tokens, weights = jax.ShapeDtypeStruct((8, 24), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.float32)
     with jax.set_mesh(mesh):
         options = {"in_shardings": (params, batch_sharding(mesh)), "out_shardings": replicated(mesh)}
-        _, said = compile_and_listen(model.sequence_losses, (model.shapes, tokens), capfd, **options)
-        assert WARNING not in said, said
-        if is_without_entropy(model):
+        _, output = compile_and_listen(model.sequence_losses, (model.shapes, tokens), capfd, **options)
+        assert WARNING not in output, output
+        if lacks_entropy(model):
             return
         options["in_shardings"] = (*options["in_shardings"], batch_sharding(mesh))
-        _, said = compile_and_listen(make_entropy_step(model), (model.shapes, tokens, weights), capfd, **options)
-    assert WARNING not in said, said
+        _, output = compile_and_listen(make_entropy_step(model), (model.shapes, tokens, weights), capfd, **options)
+    assert WARNING not in output, output
 
 
-def is_without_entropy(model: Model) -> bool:
+def lacks_entropy(model: Model) -> bool:
     try:
         require_entropy(model)
     except UserError:
@@ -126,7 +126,7 @@ def is_without_entropy(model: Model) -> bool:
 
 
 class OneMatrix(base.Mixer):
-    """y_t = x_t W, which leaves the heads' split on the width."""
+    """y_t = x_t W; the output width stays split over `heads`."""
 
     def __init__(self, dim, *, rngs):
         self.w = param(rngs, jax.nn.initializers.normal(0.02), (dim, dim), ("embed", "heads"))
@@ -141,8 +141,8 @@ class OneMatrix(base.Mixer):
         return self(x_BD), cache
 
 
-def test_gradients_are_right_where_a_mixer_leaves_its_result_split(monkeypatch) -> None:
-    """XLA's partitioner multiplies wrong unless what goes between a block's parts is split by batch alone."""
+def test_gradients_with_a_sharded_mixer_output(monkeypatch) -> None:
+    """XLA's partitioner computes wrong products unless arrays between block parts are split only by batch."""
     monkeypatch.setattr(_registry, "_registered", {})
     mixers.register("one_matrix")(OneMatrix)
     assert testing.check_mixer(OneMatrix, skip=set(testing.CHECKS) - {"sharding"}) == ["sharding"]

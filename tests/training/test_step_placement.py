@@ -1,4 +1,4 @@
-"""The bytes on each device against what CPU devices hold, and the table of parameters."""
+"""Bytes per device, compared with allocated arrays, and the parameter table."""
 
 import jax
 import numpy as np
@@ -30,9 +30,9 @@ def mesh_of(**sizes: int):
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=lambda sizes: "-".join(f"{k}{n}" for k, n in sizes.items()))
-def test_bytes_are_those_that_devices_hold(sizes):
+def test_bytes_match_the_allocated_arrays(sizes):
     mesh = mesh_of(**sizes)
-    config = support.tiny("transformer_pp", model__mlp__dim=50)  # which four devices do not divide
+    config = support.tiny("transformer_pp", model__mlp__dim=50)  # not divisible by 4
     model = Model(config.model, max_len=config.train.seq_len)
     optimizer = schedule.optimizer(config.optim)
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
@@ -50,7 +50,7 @@ def table_of(mixer, variant="", *, mesh, **overrides):
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
 
 
-def test_the_table():
+def test_parameter_table_rows():
     """Four layers of width 32, four heads of 8, MLP 48, 48 words; fp32, so 4 bytes each."""
     rows = table_of("transformer_pp", model__n_layers=4, mesh=mesh_of(data=2, fsdp=2, tensor=2))
     assert rows == [
@@ -64,18 +64,18 @@ def test_the_table():
         ["norm.g", "32", "embed", "fsdp", "64 B"],
         ["all", "36.06 KiB"],
     ]
-    alone = table_of("transformer_pp", model__n_layers=4, mesh=mesh_of(data=4))
-    assert [row[:3] for row in alone[:-1]] == [row[:3] for row in rows[:-1]]
-    assert {row[3] for row in alone[1:-1]} == {"whole"}
-    assert alone[1][-1] == "48.00 KiB"
+    data_parallel = table_of("transformer_pp", model__n_layers=4, mesh=mesh_of(data=4))
+    assert [row[:3] for row in data_parallel[:-1]] == [row[:3] for row in rows[:-1]]
+    assert {row[3] for row in data_parallel[1:-1]} == {"whole"}
+    assert data_parallel[1][-1] == "48.00 KiB"
 
 
-def test_an_axis_that_is_not_divided_is_whole():
+def test_indivisible_axis_is_not_split():
     rows = table_of("transformer_pp", model__mlp__dim=49, mesh=mesh_of(data=1, tensor=2))
     assert next(row for row in rows if "gate,up" in row[0])[3] == "whole"
 
 
-def test_several_mixers_share_the_rows_that_they_have_in_common():
+def test_common_parameters_of_several_mixers_share_rows():
     two = "{'name':'transformer_pp','heads':4},{'name':'mamba2','head_dim':8}"
     flag = f"transformer_pp:debug,model.n_layers=12,model.mixer=({two},{two})"
     model = Model(from_config_dict(presets.read_config(flag)).model, max_len=8)
@@ -87,7 +87,7 @@ def test_several_mixers_share_the_rows_that_they_have_in_common():
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
-def test_it_is_short_and_leaves_nothing_out(mixer, variant):
+def test_parameter_table_is_short_and_complete(mixer, variant):
     mesh = mesh_of(data=1, fsdp=2, tensor=2)
     model = support.tiny_model(mixer, variant, model__n_layers=6)
     by_param = shardings(mesh, model.shapes, model.axes)

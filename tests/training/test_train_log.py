@@ -1,4 +1,4 @@
-"""The line on the terminal while a run trains."""
+"""The progress line of a training run."""
 
 import io
 
@@ -9,7 +9,7 @@ from seqjax.training.train_log import Progress
 
 
 class Stream(io.TextIOWrapper):
-    """Text in memory that can say it is a terminal."""
+    """A text stream in memory that can act as a terminal."""
 
     def __init__(self, *, terminal=False):
         super().__init__(io.BytesIO(), newline="", write_through=True)
@@ -26,7 +26,7 @@ def update(progress, step):
     progress.update(step, loss=2.5, tokens_per_s=12345.6, mfu=0.4217, eta=75)
 
 
-def test_the_progress_line_on_a_terminal_is_one_line():
+def test_terminal_progress_rewrites_one_line():
     stream = Stream(terminal=True)
     progress = Progress(10, stream=stream)
     update(progress, 1)
@@ -38,7 +38,7 @@ def test_the_progress_line_on_a_terminal_is_one_line():
     assert text.endswith("\revaluated\n")
 
 
-def test_the_progress_in_a_file_is_a_line_now_and_then():
+def test_file_progress_has_few_lines():
     stream = Stream()
     progress = Progress(100, stream=stream)
     for step in range(1, 101):
@@ -48,7 +48,7 @@ def test_the_progress_in_a_file_is_a_line_now_and_then():
     assert "\r" not in stream.getvalue()
 
 
-def test_only_one_process_talks():
+def test_quiet_progress_prints_nothing():
     stream = Stream()
     progress = Progress(10, quiet=True, stream=stream)
     update(progress, 10)

@@ -1,4 +1,4 @@
-"""Weights & Biases through a run's log, against a stand-in for the package that records what it is told."""
+"""Weights & Biases logging through `TrainLog`, with a stand-in package that records its calls."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from seqjax.errors import UserError
 from seqjax.training.train_log import TrainLog
 from tests import support
 
-# What seqjax uses of the package: a run's step after a resume is one more than the last step that was logged.
+# The part of the package that seqjax uses. After a resume, `step` is the last logged step plus one.
 STAND_IN = """
 import json, os, pathlib
 
@@ -64,22 +64,22 @@ def workdir(tmp_path):
     return directory
 
 
-def log_of(workdir, blocks_dir, *, lead=True, **settings) -> TrainLog:
+def make_log(workdir, blocks_dir, *, lead=True, **settings) -> TrainLog:
     return TrainLog(workdir, support.run_config(blocks_dir, **settings), end=20, lead=lead, flops_per_token=1.0)
 
 
-def recorded(workdir) -> list[dict]:
+def recorded_rows(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / "recorded.jsonl").read_text().splitlines()]
 
 
-def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_dir, capsys):
-    with log_of(workdir, blocks_dir, log__wandb="my_project") as log:
+def test_resumed_run_continues_its_wandb_run(stand_in, workdir, blocks_dir, capsys):
+    with make_log(workdir, blocks_dir, log__wandb="my_project") as log:
         log.start(0, None, {})
         log.step(1, VALUES)
         state = log.state
-        for step in (2, 3):  # lost by a kill, as far as the checkpoint knows
+        for step in (2, 3):  # after the checkpoint; a kill loses these steps
             log.step(step, VALUES)
-    with log_of(workdir, blocks_dir, log__wandb="my_project") as log:
+    with make_log(workdir, blocks_dir, log__wandb="my_project") as log:
         log.start(1, state, {})
         for step in (2, 3, 4):
             log.step(step, VALUES)
@@ -88,14 +88,14 @@ def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_d
     assert re.search(
         r"^step 4: evaluation loss .*nats/token c4 2\.500 \| training loss 2\.000, .* 4 steps$", shown, re.M
     )
-    rows = recorded(workdir)
+    rows = recorded_rows(workdir)
     first, second = (row["init"] for row in rows if "init" in row)
     assert first == second
     assert (first["project"], first["resume"], first["name"]) == ("my_project", "allow", "my_run")
     assert first["id"] == json.loads((workdir / "wandb.json").read_text())["id"]
     assert first["config"] == to_dict(support.run_config(blocks_dir, log__wandb="my_project"))
     logged = [row for row in rows if "log" in row]
-    assert [row["step"] for row in logged] == [1, 2, 3, 4, 4], "no step twice but the evaluation's"
+    assert [row["step"] for row in logged] == [1, 2, 3, 4, 4], "only the evaluation repeats a step"
     assert logged[0]["log"]["train/loss"] == 2.0
     assert "mfu" not in logged[0]["log"], "only numbers"
     assert logged[-1]["log"]["eval/c4/loss"] == 2.5
@@ -103,38 +103,38 @@ def test_a_run_is_logged_and_goes_on_as_the_same_one(stand_in, workdir, blocks_d
     assert len((workdir / "metrics.jsonl").read_text().splitlines()) == 5
 
 
-def test_passwords_of_the_config_stay_here(stand_in, workdir, blocks_dir):
+def test_passwords_are_not_sent(stand_in, workdir, blocks_dir):
     settings = {"data__path": "https://user:pw@host/a", "eval__path": ("https://host/a?token=pw",)}
-    with log_of(workdir, blocks_dir, log__wandb="my_project", **settings) as log:
+    with make_log(workdir, blocks_dir, log__wandb="my_project", **settings) as log:
         log.start(0, None, {})
-    sent = recorded(workdir)[0]["init"]["config"]
+    sent = recorded_rows(workdir)[0]["init"]["config"]
     assert (sent["data"]["path"], sent["eval"]["path"]) == ("https://***@host/a", ["https://host/a?token=***"])
 
 
 def test_only_process_0_writes(stand_in, workdir, blocks_dir):
-    with log_of(workdir, blocks_dir, lead=False, log__wandb="my_project") as log:
+    with make_log(workdir, blocks_dir, lead=False, log__wandb="my_project") as log:
         log.start(0, None, {})
         log.step(1, VALUES)
     assert not list(workdir.iterdir())
     assert "wandb" not in sys.modules
 
 
-def test_by_default_it_is_not_imported(stand_in, workdir, blocks_dir):
-    with log_of(workdir, blocks_dir) as log:
+def test_wandb_is_not_imported_by_default(stand_in, workdir, blocks_dir):
+    with make_log(workdir, blocks_dir) as log:
         log.start(0, None, {})
     assert "wandb" not in sys.modules
     assert not (workdir / "wandb.json").exists()
 
 
-def test_a_missing_package_says_what_to_install(workdir, blocks_dir, monkeypatch):
+def test_missing_package_error_names_the_extra(workdir, blocks_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    log = log_of(workdir, blocks_dir, log__wandb="my_project")
+    log = make_log(workdir, blocks_dir, log__wandb="my_project")
     with pytest.raises(UserError, match=r"config\.log\.wandb='my_project'.*pip install 'seqjax\[wandb\]'"):
         log.start(0, None, {})
 
 
-def test_a_run_that_cannot_begin_says_what_to_do(stand_in, workdir, blocks_dir, monkeypatch):
+def test_wandb_login_error_lists_remedies(stand_in, workdir, blocks_dir, monkeypatch):
     monkeypatch.setenv("STAND_IN_FAILS", "1")
-    log = log_of(workdir, blocks_dir, log__wandb="my_project")
+    log = make_log(workdir, blocks_dir, log__wandb="my_project")
     with pytest.raises(UserError, match=r"api_key not configured.*wandb login.*WANDB_MODE=offline"):
         log.start(0, None, {})

@@ -63,7 +63,7 @@ def require(run: Run) -> bool:
             f"{run.label}: {called} holds a run with other settings: {'; '.join(changes)}. Give this run another "
             "workdir in the study file, or put back the settings."
         )
-    return identity.require(files, called=called)
+    return identity.require(files, label=called)
 
 
 def require_distinct(runs: Sequence[Run], source: str) -> None:
