@@ -240,7 +240,7 @@ def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, c
     assert "stand for 30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
 
 
-def test_a_tokenizer_that_its_package_panics_at_is_refused(tmp_path):
+def test_a_tokenizer_that_its_package_panics_at_is_refused(tokenizers, tmp_path):
     """A panic of Rust code is no `Exception`; here, two letters are merged to a piece that is missing."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -255,7 +255,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("call", ["encode", "encode_batch", "decode"])
-def test_a_panic_while_it_is_used_is_one_line(call, tmp_path, monkeypatch):
+def test_a_panic_while_it_is_used_is_one_line(tokenizers, call, tmp_path, monkeypatch):
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     tokenizer = huggingface.HuggingFaceTokenizer(tmp_path)
 
@@ -271,7 +271,7 @@ def test_a_panic_while_it_is_used_is_one_line(call, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [9, 3])
-def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
+def test_a_normalizer_that_makes_a_letter_a_book(tokenizers, steps, tmp_path):
     """Ten letters for one, again and again: 10^9 letters after nine steps."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -286,7 +286,7 @@ def test_a_normalizer_that_makes_a_letter_a_book(steps, tmp_path):
 
 
 @pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
-def test_an_end_token_of_another_form_is_one_line(token, tmp_path):
+def test_an_end_token_of_another_form_is_one_line(tokenizers, token, tmp_path):
     write(tmp_path, tokenizer_config={"eos_token": token})
     with pytest.raises(UserError, match=r"tokenizer_config\.json"):
         huggingface.HuggingFaceTokenizer(tmp_path)
