@@ -1,10 +1,10 @@
-# `make demo` and `make test` need nothing but Python >= 3.11, git and make.
+# `make demo` and `make test` only need Python >= 3.11, git and make.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# That of the virtual environment, if there is one.
+# Python version of the virtual environment if it exists, otherwise of PYTHON.
 VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
-# Exact versions for the Pythons that CI knows; a newer Python takes what the ranges of pyproject.toml allow.
+# Exact package versions for the tested Pythons. A newer Python uses the ranges in pyproject.toml.
 CONSTRAINTS ?= $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
-# The tests of lab/, our runs and one-off scripts, which `make test` leaves out.
+# Tests of lab/, which `make test` leaves out.
 test-lab: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" lab/tests
 
@@ -41,22 +41,22 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.data --quick
 
-# The pages and the API as HTML in build/docs; a warning is an error.
+# Pages and API as HTML in build/docs; warnings are errors.
 docs: $(VENV)/.installed-docs
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs build/docs
 
-# The .ipynb halves, which Colab opens, from the .py halves, which people edit.
+# Write the .ipynb notebooks for Colab from the edited .py files.
 notebooks: $(VENV)/.installed-dev
 	$(BIN)/jupytext --quiet --to ipynb --update colab/*.py
 
-# Names and versions of what is installed now, for the constraints file of this Python.
+# Write the installed versions to the constraints file of this Python.
 constraints: $(VENV)/.installed-dev
 	@{ echo '# What CI installs on Python $(VERSION); made by `make constraints`.'; \
 	   $(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+cpu$$//' | \
 	     grep -vE '^(pip|wheel)=='; } > constraints/py$(VERSION).txt
 
-# Whether pip finds versions for the ranges of pyproject.toml, each extra alone, without the constraints and within two
-# minutes each. It installs nothing, but an old pip downloads what it looks at: make resolve EXTRAS="dev test-stores"
+# Check that pip resolves each extra of pyproject.toml within two minutes, without constraints. Nothing is installed, but
+# an old pip downloads the candidates. For some extras only: make resolve EXTRAS="dev test-stores"
 EXTRAS ?= $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"])')
 resolve: $(BIN)/python
 	@for extra in $(EXTRAS); do \
@@ -67,7 +67,7 @@ resolve: $(BIN)/python
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo 'seqjax needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...'; exit 1; }
+	  { echo 'seqjax needs Python 3.11 or newer. Select it with make PYTHON=python3.12 ...'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
@@ -82,7 +82,7 @@ $(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) -e '.[docs]'
 	@touch $@ $(VENV)/.installed
 
-# The wheel from a clean clone in dist/, checked in new environments (docs/release.md).
+# Build the wheel in a clean clone, check it in new environments, and copy it to dist/ (docs/release.md).
 release:
 	PYTHON="$(PYTHON)" .ci/release
 

@@ -155,12 +155,12 @@ def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     """Measure, print a table and write the JSON."""
-    given = FLAGS.parse_args(argv)
-    written = benchmark(quick=given.quick, source=given.source)
+    args = FLAGS.parse_args(argv)
+    written = benchmark(quick=args.quick, source=args.source)
     print(f"{TABLE.header()}   million tokens/s")
     for name, result in written["results"].items():
         print(TABLE.row(name, {**result, "lowest": min(result["runs"])}))
-    path = options.destination(given.json, "data", recorded=not (given.quick or given.source))
+    path = options.destination(args.json, "data", recorded=not (args.quick or args.source))
     report.save(path, written)
     print(f"Wrote {path}.")
 

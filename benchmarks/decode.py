@@ -181,17 +181,17 @@ def layers_that_fit(n: Sizes) -> int:
 
 def main(argv: list[str]) -> None:
     """Measure, print and write."""
-    given = FLAGS.parse_args(argv)
-    quick = given.quick or jax.default_backend() == "cpu"
+    args = FLAGS.parse_args(argv)
+    quick = args.quick or jax.default_backend() == "cpu"
     if quick:
         n, repeats, seconds = Sizes(2, 1024, 2, 16, 64, spare=17, dtype="float32"), 3, 0.02
     else:
-        n, repeats, seconds = Sizes(given.batch, given.context, 12, 64, 128), 5, 0.2
+        n, repeats, seconds = Sizes(args.batch, args.context, 12, 64, 128), 5, 0.2
     n_layers = layers_that_fit(n)
     print(f"{n}, {n_layers} distinct caches\n{TABLE.header()}")
     written: dict[str, Any] = {"machine": machine(), "settings": n._asdict() | {"layers": n_layers}}
     written["results"] = run(n, n_layers, repeats=repeats, seconds=seconds)
-    path = options.destination(given.json, "decode", recorded=not quick)
+    path = options.destination(args.json, "decode", recorded=not quick)
     report.save(path, written)
     plot_report(written, path.with_suffix(".png"))
     print(f"Wrote {path}.")

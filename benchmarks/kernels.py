@@ -22,7 +22,7 @@ FLAGS = options.flags(__doc__, quick="two short lengths, as on a CPU")
 FLAGS.add_argument("--cpu_table", action="store_true", help="4 heads of 64 in float32, 512 to 8,192 tokens")
 FLAGS.add_argument("--lengths", type=options.integers, default=[], help="sequence lengths (2048,8192,32768,102400)")
 FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
-FLAGS.add_argument("--seconds", type=float, default=420, help="begin no further measurement after so many (420)")
+FLAGS.add_argument("--seconds", type=float, default=420, help="start no measurement after this time (420)")
 FLAGS.add_argument("--against", default="", help="a recorded report to show times relative to")
 options.parse_early(FLAGS, __name__)
 
@@ -55,7 +55,7 @@ LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # length: number of sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 RULES = ("exact", "best_key", "best_key_int8", "approx", "shortlist")
 CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
-SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # measured only if named in --cases
+SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # only measured with --cases
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
 TABLE = report.Table(
@@ -160,21 +160,23 @@ def run(
         if on_gpu and "attention" in cases and torch_flash.is_available():
             todo.insert(1, ("attention", "flash (torch)"))
         for case, name in todo:
-            for what in PASSES:
-                works = limits.phases(case, n)[0] if what == "forward" else limits.training_phases(case, n)
-                if what == "training" and not limits.phases(case, n)[1]:
+            for direction in PASSES:
+                works = limits.phases(case, n)[0] if direction == "forward" else limits.training_phases(case, n)
+                if direction == "training" and not limits.phases(case, n)[1]:
                     continue
-                row = {"case": case, "implementation": name, "T": T, "B": B, "pass": what}
+                row = {"case": case, "implementation": name, "T": T, "B": B, "pass": direction}
                 if time.monotonic() - begin > budget_s:
-                    yield row | {"error": f"not measured: --seconds={budget_s} are over"}
+                    yield row | {"error": f"not measured: --seconds={budget_s} reached"}
                     continue
                 try:
                     if name == "flash (torch)":
-                        result = torch_flash.measure(n, training=what == "training", repeats=repeats, seconds=call_s)
+                        result = torch_flash.measure(
+                            n, training=direction == "training", repeats=repeats, seconds=call_s
+                        )
                     else:
                         f = function(case, name, n)
-                        f, given = (f, args[:3]) if what == "forward" else (with_gradient(f), args)
-                        result = measure(f, given, repeats=repeats, seconds=call_s)
+                        f, inputs = (f, args[:3]) if direction == "forward" else (with_gradient(f), args)
+                        result = measure(f, inputs, repeats=repeats, seconds=call_s)
                 except (RuntimeError, ValueError, NotImplementedError) as error:
                     yield row | {"error": f"{type(error).__name__}: {error}"}
                     continue
@@ -202,16 +204,16 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
     looks = {c: {"color": next(colors), "marker": m} for c, m in zip(cases, itertools.cycle(plot.MARKERS))}
     ticks = sorted({row["T"] for row in written["results"]})
     ticks = ticks if len(ticks) > 1 else pictures.log_ticks(ticks[0] / 2, ticks[0] * 2)
-    for axes, what in zip(panels, PASSES, strict=True):
+    for axes, direction in zip(panels, PASSES, strict=True):
         for (case, name, of), points in lines.items():
-            if of == what:
+            if of == direction:
                 look = looks[case] | {"linestyle": line_style(name)}
                 axes.plot(*zip(*points, strict=True), **look, markersize=4.5, linewidth=1.5)
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence")
         axes.set_xticks(ticks, [f"{T:,.0f}" for T in ticks])
         axes.minorticks_off()
         axes.grid(color="0.9")
-        axes.set_title({"forward": "forward", "training": "forward and backward"}[what], fontsize=10, loc="left")
+        axes.set_title({"forward": "forward", "training": "forward and backward"}[direction], fontsize=10, loc="left")
     times = pictures.log_ticks(*panels[0].get_ylim())
     panels[0].set_yticks(times, [f"{ms:g}" for ms in times])
     panels[0].set_ylabel("ms per sequence")
@@ -235,27 +237,27 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Measure all cases; print and write after each."""
-    given = FLAGS.parse_args(argv)
-    quick = given.quick or (jax.default_backend() == "cpu" and not given.cpu_table)
-    cases = given.cases or CASES
+    args = FLAGS.parse_args(argv)
+    quick = args.quick or (jax.default_backend() == "cpu" and not args.cpu_table)
+    cases = args.cases or CASES
     options.check_known("cases", cases, (*CASES, *SEVERAL))
     if quick:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 2, 16, C=64), "float32", {256: 2, 512: 1}, 3, 0.02
-    elif given.cpu_table:
+    elif args.cpu_table:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 4, 64, itemsize=4), "float32", CPU_LENGTHS, 5, 0.1
     else:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 12, 64), "bfloat16", LENGTHS, 5, 0.1
-    lengths = {T: lengths.get(T, 1) for T in given.lengths} or lengths
+    lengths = {T: lengths.get(T, 1) for T in args.lengths} or lengths
     settings = {"H": n.H, "K": n.K, "C": n.C, "window": n.window, "dtype": dtype, "repeats": repeats}
     written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": []}
-    recorded = report.load(given.against) if given.against else None
+    recorded = report.load(args.against) if args.against else None
     recorded_ms = {key(row): row["ms"] for row in recorded["results"] if "error" not in row} if recorded else {}
     if recorded:
         print("\n".join(report.differences(written, recorded)))
-    whole = not (quick or given.cases or given.lengths or given.against)
-    path = options.destination(given.json, "kernels_cpu" if given.cpu_table else "kernels", recorded=whole)
+    is_full_run = not (quick or args.cases or args.lengths or args.against)
+    path = options.destination(args.json, "kernels_cpu" if args.cpu_table else "kernels", recorded=is_full_run)
     print(TABLE.header())
-    for row in run(cases, lengths, n, dtype=dtype, repeats=repeats, call_s=call_s, budget_s=given.seconds):
+    for row in run(cases, lengths, n, dtype=dtype, repeats=repeats, call_s=call_s, budget_s=args.seconds):
         written["results"].append(row)
         print(line(row, recorded_ms.get(key(row))), flush=True)
         report.save(path, written)

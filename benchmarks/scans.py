@@ -21,8 +21,8 @@ Each case is one layer, with 16-bit inputs where the mixer has them. Times are m
 with backward, all in one run. "difference" compares results and gradients with xla in float32 at full precision:
 largest absolute difference / largest absolute entry. With flash-linear-attention and a torch with CUDA, fla's kernels
 are timed too (`fla`), also without host pauses; their difference covers results only. `--dim` uses 768 / dim heads of
-that dimension and omits xla's times. `--batch=1 --seq_len=102400` is one long sequence, whose time axis Triton cuts
-into segments; use it with `--cases`. Results go to benchmarks/results/scans.json; a quick or partial run writes to
+that dimension and omits xla's times. `--batch=1 --seq_len=102400` is one long sequence. Triton cuts its time axis into
+segments; use it with `--cases`. Results go to benchmarks/results/scans.json; a quick or partial run writes to
 runs/benchmarks/.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.harness import options
 FLAGS = options.flags(__doc__, quick="small sizes, as on a CPU")
 FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences (16)")
-FLAGS.add_argument("--dim", type=int, default=0, help="keys and values of a head, of the recurrences by head alone")
+FLAGS.add_argument("--dim", type=int, default=0, help="dimension of keys and values, for cases with heads")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 options.parse_early(FLAGS, __name__)
 
@@ -235,8 +235,8 @@ def difference(got: Any, want: Any) -> float:
 
 def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
     """Return times in ms, bytes, and difference from xla in float32, by implementation."""
-    given = operands(case, B, T, small=small, dim=dim)
-    wide = [x.astype(jnp.float32) for x in given]
+    inputs = operands(case, B, T, small=small, dim=dim)
+    wide = [x.astype(jnp.float32) for x in inputs]
 
     def both(f: Callable) -> Callable:
         def call(cotangent, *arrays):
@@ -245,43 +245,43 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
 
         return jax.jit(call)
 
-    shapes = jax.eval_shape(function(case, "xla"), *given)
+    shapes = jax.eval_shape(function(case, "xla"), *inputs)
     cotangent = jax.tree.map(lambda t: normal(7, *t.shape, dtype=t.dtype), shapes)
     with jax.default_matmul_precision("highest"):
         want = both(function(case, "xla"))(jax.tree.map(lambda t: t.astype(jnp.float32), cotangent), *wide)
     rows: dict[str, dict[str, Any]] = {}
     for name in ("xla",) if jax.default_backend() != "gpu" else ("triton",) if dim else ("triton", "xla"):
         f = function(case, name)
-        forward = measure(f, given, repeats=repeats, seconds=call_s)
-        training = measure(both(f), (cotangent, *given), repeats=repeats, seconds=call_s)
+        forward = measure(f, inputs, repeats=repeats, seconds=call_s)
+        training = measure(both(f), (cotangent, *inputs), repeats=repeats, seconds=call_s)
         rows[name] = {
             "forward_ms": forward["ms"],
             "training_ms": training["ms"],
             "compiled_bytes": training["compiled_bytes"],
-            "difference": difference(both(f)(cotangent, *given), want),
+            "difference": difference(both(f)(cotangent, *inputs), want),
         }
     if case in torch_fla.CALLS and torch_fla.is_available():
-        rows["fla"] = torch_fla.measure(case, given, cotangent, repeats=repeats, seconds=call_s)
+        rows["fla"] = torch_fla.measure(case, inputs, cotangent, repeats=repeats, seconds=call_s)
         rows["fla"]["difference"] = difference(rows["fla"].pop("out"), want[0])
     return rows
 
 
 def main(argv: list[str]) -> None:
     """Measure all cases; print and write after each."""
-    given = FLAGS.parse_args(argv)
-    cases = given.cases or (tuple(torch_fla.CALLS) if given.dim else CASES)
+    args = FLAGS.parse_args(argv)
+    cases = args.cases or (tuple(torch_fla.CALLS) if args.dim else CASES)
     options.check_known("cases", cases, CASES)
-    small = given.quick or jax.default_backend() == "cpu"
-    B, T = (2, 256) if small else (given.batch, given.seq_len)
+    small = args.quick or jax.default_backend() == "cpu"
+    B, T = (2, 256) if small else (args.batch, args.seq_len)
     written: dict[str, Any] = {
         "machine": machine(),
-        "settings": {"batch": B, "seq_len": T, "dim": given.dim},
+        "settings": {"batch": B, "seq_len": T, "dim": args.dim},
         "results": {},
     }
-    path = options.destination(given.json, "scans", recorded=not (small or given.cases or given.dim))
+    path = options.destination(args.json, "scans", recorded=not (small or args.cases or args.dim))
     print(TABLE.header())
     for case in cases:
-        written["results"][case] = run(case, B, T, small=small, dim=given.dim, repeats=5, call_s=0.02 if small else 0.1)
+        written["results"][case] = run(case, B, T, small=small, dim=args.dim, repeats=5, call_s=0.02 if small else 0.1)
         for name, row in written["results"][case].items():
             print(TABLE.row(f"{case} {name}", row), flush=True)
         report.save(path, written)

@@ -217,43 +217,43 @@ def check_devices(n_devices: int, axes: list[str]) -> None:
 
 def main(argv: list[str]) -> None:
     """Measure all architectures; print and write after each."""
-    given = FLAGS.parse_args(argv)
-    check_devices(given.devices, given.layouts)
-    quick = given.quick or jax.default_backend() == "cpu"
-    names = chosen(given.mixers)
-    size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
-    repeats, steps = (3, 2) if quick else (given.repeats, given.steps)
+    args = FLAGS.parse_args(argv)
+    check_devices(args.devices, args.layouts)
+    quick = args.quick or jax.default_backend() == "cpu"
+    names = chosen(args.mixers)
+    size, batch, seq_len = ("debug", 0, 0) if quick else (args.size, args.batch, args.seq_len)
+    repeats, steps = (3, 2) if quick else (args.repeats, args.steps)
     settings = {
-        "size": size, "batch": batch, "seq_len": seq_len, "remat": given.remat, "repeats": repeats, "steps": steps,
+        "size": size, "batch": batch, "seq_len": seq_len, "remat": args.remat, "repeats": repeats, "steps": steps,
     }  # fmt: skip
-    if given.devices:
-        settings["devices"] = given.devices
+    if args.devices:
+        settings["devices"] = args.devices
     written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
-    recorded = report.load(given.against) if given.against else None
+    recorded = report.load(args.against) if args.against else None
     if recorded:
         print("\n".join(report.differences(written, recorded)))
-    file = f"train_step_{given.devices}_devices" if given.devices else "train_step"
-    path = options.destination(given.json, file, recorded=not (quick or given.mixers or given.against))
+    file = f"train_step_{args.devices}_devices" if args.devices else "train_step"
+    path = options.destination(args.json, file, recorded=not (quick or args.mixers or args.against))
     print(TABLE.header())
-    wanted = ["", *(f"{axis}={given.devices}" for axis in given.layouts if given.devices)]
+    wanted = ["", *(f"{axis}={args.devices}" for axis in args.layouts if args.devices)]
     start = time.monotonic()
     for name, layout in [(name, layout) for name in names for layout in wanted]:
         key = f"{name} {layout}".rstrip()
-        if time.monotonic() - start > given.seconds:
-            result: dict[str, Any] = {"error": f"not measured: --seconds={given.seconds} are over"}
+        if time.monotonic() - start > args.seconds:
+            result: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds} reached"}
         else:
             try:
-                config = configured(name, size, batch=batch, seq_len=seq_len, remat=given.remat)
+                config = configured(name, size, batch=batch, seq_len=seq_len, remat=args.remat)
                 devices = None
-                if given.devices:
-                    config = layouts(config, given.devices, given.layouts)[layout]
-                    devices = jax.devices()[: given.devices if layout else 1]
+                if args.devices:
+                    config = layouts(config, args.devices, args.layouts)[layout]
+                    devices = jax.devices()[: args.devices if layout else 1]
                 result = measure(config, repeats=repeats, steps=steps, devices=devices)
             except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
                 result = {"error": f"{type(error).__name__}: {error}"}
         one = written["results"].get(name, {})
         if layout and "error" not in result and "error" not in one:
-            result["scaling"] = result["tokens_per_s"] / (given.devices * one["tokens_per_s"])
+            result["scaling"] = result["tokens_per_s"] / (args.devices * one["tokens_per_s"])
         written["results"][key] = result
         print(row(title_of(name, layout), result, recorded["results"].get(key, {}) if recorded else {}), flush=True)
         report.save(path, written)

@@ -219,4 +219,4 @@ for remark in judged.remarks:
 # * Train and evaluate the mixer file from any directory: `seqjax train --config=./gated_ema.py:debug`, and `seqjax
 #   evaluate --workdir=DIR --allow-code=gated_ema`.
 # * `docs/add_a_mixer.md`: the full contract, other block shapes, and your own axes and kernels.
-# * `SIZE = "demo"`: larger models, where gaps between architectures begin to appear.
+# * `SIZE = "demo"`: larger models. Gaps at this size do not predict gaps at `110m` (`docs/judge.md`).

@@ -1,6 +1,6 @@
 """Write lab/log/leaderboard_changes.md: gaps before and after matched rates.
 
-    python lab/changes.py [--study=lab/results/trunks_110m]
+    python -m lab.changes [--study=lab/results/trunks_110m]
 
 The earlier gaps are in the study's old_gaps.csv. Three changes separate them from the new gaps. All near-best rates and
 seeds replace a single pair of rates with paired seeds; later runs are added; and the common slope corrects for the
@@ -33,13 +33,13 @@ def main() -> None:
         earlier = {(row["model"], row["reference"]): row for row in csv.DictReader(file)}
     text = [
         "# Gaps before and after matched learning rates\n",
-        f"Study {directory.name}. OOD gaps in nats per token, with half of the 95% interval. Earlier: one pair of "
-        "learning rates, seeds paired. As tuned, the same runs: all near-best rates and seeds, each side at its own "
-        f"rates. As tuned: with the {len(later)} runs that were made since. Gap: at matched learning rates.\n",
-        "Why the numbers differ: the learning rate (as tuned to gap: the common slope times the distance of the mean "
-        "rates); all near-best rates instead of one pair, and a line through the heights instead of a cubic through "
-        "the better side's ends (earlier to as tuned). Intervals cover the reference's seeds, which are not paired, "
-        "and no longer widen with the number of rates tried.\n",
+        f"Study {directory.name}. OOD gaps in nats per token, with half of the 95% interval. *Earlier*: one pair of "
+        "learning rates and paired seeds. *As tuned, the same runs*: all near-best rates and seeds, each side at its "
+        f"own rates. *As tuned*: also with {len(later)} later runs. *Gap*: at matched learning rates.\n",
+        "Reasons for the differences. Earlier to as tuned: all near-best rates instead of one pair, and a line through "
+        "the heights instead of a cubic through the better side's ends. As tuned to gap: the learning rate (common "
+        "slope times the difference of the mean rates). Intervals now cover the reference's seeds, unpaired, and do "
+        "not widen with the number of tried rates.\n",
     ]
     for reference in records.references:
         first = {row.model: row for row in compare(before, reference)}

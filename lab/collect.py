@@ -46,9 +46,9 @@ COMMANDS = {
 JOINED = {"switches": ("trunks_110m",), "hybrids": ("trunks_110m",)}
 
 
-def studies(place: Path) -> list[Path]:
-    """Return the directories of all studies in `place`, sorted by name."""
-    return sorted(path.parent for path in place.glob("*/points.csv"))
+def studies(results: Path) -> list[Path]:
+    """Return the directories of all studies in `results`, sorted by name."""
+    return sorted(path.parent for path in results.glob("*/points.csv"))
 
 
 def runs(directories: Sequence[Path]) -> list[dict[str, Any]]:
@@ -102,9 +102,9 @@ def _command(name: str) -> str:
     return f"seqjax study --study={name} --out=DIR" if name in presets.names("studies") else ""
 
 
-def texts(place: Path) -> dict[str, str]:
-    """Return both file contents by name, for all studies in `place`."""
-    directories = studies(place)
+def texts(results: Path) -> dict[str, str]:
+    """Return both file contents by name, for all studies in `results`."""
+    directories = studies(results)
     of_runs = io.StringIO()
     writer = csv.DictWriter(of_runs, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -43,7 +43,7 @@ class Cut(NamedTuple):
 
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
-WHOLE = {"without_blocks": "first_110m", "protocol_2": "books_100k"}  # copied whole: small enough
+COPIES = {"without_blocks": "first_110m", "protocol_2": "books_100k"}  # copied whole: small enough
 CUTS = {
     "linear": Cut(
         "limited_110m", ("Transformer++", PUBLISHED, "Mamba-2", "Top-1 Chunk, exact"), every=3, dtype="float16"
@@ -61,9 +61,9 @@ def example() -> dict[str, str]:
     """
     about = _about("trunks_110m")
     runs = {label: run for label, run in about["runs"].items() if run["model"] in OF_EXAMPLE}
-    kept = {label: {key: of for key, of in run.items() if key not in NOT_READ} for label, run in runs.items()}
-    rows = [row for row in _rows("trunks_110m") if row["run"] in kept and not row["domain"].startswith(MEAN)]
-    return {"runs.json": json.dumps(about | {"runs": kept, "missing": {}}) + "\n", "points.csv": _csv(rows)}
+    trimmed = {label: {key: of for key, of in run.items() if key not in NOT_READ} for label, run in runs.items()}
+    rows = [row for row in _rows("trunks_110m") if row["run"] in trimmed and not row["domain"].startswith(MEAN)]
+    return {"runs.json": json.dumps(about | {"runs": trimmed, "missing": {}}) + "\n", "points.csv": _csv(rows)}
 
 
 def _about(study: str) -> dict[str, Any]:
@@ -111,10 +111,10 @@ def write(cut: Cut, out: Path) -> None:
                 if keep:
                     (row,) = (row for row in of_domains if row["domain"] == domain)
                     row["loss"] = f"{next(means):.6f}"
-    kept = [row for keep, of_domains in zip(keeps, evaluations.values(), strict=True) if keep for row in of_domains]
+    selected = [row for keep, of_domains in zip(keeps, evaluations.values(), strict=True) if keep for row in of_domains]
     out.mkdir(parents=True)
     (out / "runs.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-    (out / "points.csv").write_text(_csv(kept), encoding="utf-8")
+    (out / "points.csv").write_text(_csv(selected), encoding="utf-8")
     np.savez_compressed(out / "blocks.npz", allow_pickle=False, **blocks)
     if (RESULTS / cut.study / "classes.npz").is_file():
         _cut_classes(RESULTS / cut.study / "classes.npz", out, list(about["runs"]), groups=cut.blocks)
@@ -123,15 +123,15 @@ def write(cut: Cut, out: Path) -> None:
 def _cut_classes(path: Path, out: Path, labels: Collection[str], *, groups: int) -> None:
     with np.load(path) as arrays:
         of_run = np.isin(arrays["runs"], list(labels))
-        found = {}
+        selected = {}
         for key in arrays:
             if key in ("runs", "steps"):
-                found[key] = arrays[key][of_run]
+                selected[key] = arrays[key][of_run]
             elif key.endswith("/losses"):
-                found[key] = arrays[key][of_run, :groups]
+                selected[key] = arrays[key][of_run, :groups]
             else:
-                found[key] = arrays[key][:groups]
-        np.savez_compressed(out / "classes.npz", allow_pickle=False, **found)
+                selected[key] = arrays[key][:groups]
+        np.savez_compressed(out / "classes.npz", allow_pickle=False, **selected)
 
 
 def main() -> None:
@@ -139,7 +139,7 @@ def main() -> None:
     EXAMPLE.mkdir(exist_ok=True)
     for name, text in example().items():
         (EXAMPLE / name).write_text(text, encoding="utf-8")
-    for name in (*CUTS, *WHOLE):
+    for name in (*CUTS, *COPIES):
         out = GOLDEN / name
         if out.exists():
             continue
@@ -148,8 +148,8 @@ def main() -> None:
         else:
             out.mkdir(parents=True)
             for file in (name for name in results.DATA if name != "metrics.npz"):
-                if (RESULTS / WHOLE[name] / file).is_file():
-                    shutil.copy(RESULTS / WHOLE[name] / file, out)
+                if (RESULTS / COPIES[name] / file).is_file():
+                    shutil.copy(RESULTS / COPIES[name] / file, out)
         results.analyse(out, quiet=True)
         for path in out.iterdir():
             if path.suffix in (".png", ".svg") or path.name == "classes.md":

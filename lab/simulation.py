@@ -1,6 +1,6 @@
 """Simulate studies with known gaps; count coverage, false verdicts, power.
 
-    python lab/simulation.py [--studies=300] [--cases=NAME,...] > lab/log/simulation.md
+    python -m lab.simulation [--studies=300] [--cases=NAME,...] > lab/log/simulation.md
 
 Each study has a reference and ten models with three seeds. The seed standard deviation is 0.027; rates of the same seed
 share half of the variance. With a grid of n, each model tries a random window of n among four rates, with three seeds
@@ -48,6 +48,7 @@ class Case:
     slopes: float = 0.0  # standard deviation of slopes between models
     relative: bool = False  # the rate acts relative to the model's optimum; the target is the gap as tuned
     trend: float = 0.0  # change in the gap per doubling of tokens
+    rate_trend: float = 0.0  # change in the rate slope per doubling of tokens
     clusters: int = 1  # documents that share an effect; unknown to the statistic
 
 
@@ -65,6 +66,8 @@ CASES = (
     Case("reference's spread x3", reference_spread=3.0),
     Case("outlier seed +0.15 in the reference", reference_outlier=0.15),
     Case("trend -0.08 per doubling", gap=0.12, trend=-0.08),
+    Case("rate slope changes by 0.06 per doubling", gap=0.12, rate_trend=0.06),
+    Case("rate slope changes by 0.06 per doubling", gap=0.12, trend=-0.08, rate_trend=0.06),
     Case("two seeds", seeds=2),
     Case("two seeds, one model's spread x3", seeds=2, spread=3.0),
     Case("four models with one seed", gap=0.12, one_seed=4),
@@ -112,11 +115,12 @@ def study(case: Case, rng: np.random.Generator) -> tuple[Records, np.ndarray]:
             common += (case.outlier * (m == 1) + case.reference_outlier * is_reference) * (seed == 0)
             for rate in tried if seed == 0 else [chosen]:
                 noise = common + spread * np.sqrt(0.5) * rng.normal()
-                effect = slopes[m] * ((rate - optimum) if case.relative else rate)
+                rho = (rate - optimum) if case.relative else rate
                 points = []
                 for share in SHARES:
                     x = level + 0.008 * abs(rate - optimum) - 0.25 * np.log2(share) + 0.003 * rng.normal()
                     gap = 0.0 if is_reference else case.gap + case.trend * np.log2(share)
+                    effect = (slopes[m] + case.rate_trend * np.log2(share)) * rho
                     y = 1.0 + x + 0.1 * (x - 3.0) ** 2 + gap + effect + noise + OF_END * rng.normal()
                     rows_in.append(x + 0.5 * shared + own_in)
                     rows_out.append(y + 0.5 * shared + own)
@@ -187,8 +191,8 @@ def main() -> None:
     for case in CASES:
         if wanted and not any(part in case.name for part in wanted):
             continue
-        found = count(case, studies=args.studies)
-        values = (found[key] for key in ("with a gap", "coverage", "first", "false", "costs", "none", "trend"))
+        fractions = count(case, studies=args.studies)
+        values = (fractions[key] for key in ("with a gap", "coverage", "first", "false", "costs", "none", "trend"))
         grid = "mixed" if case.own_grids else case.grid or "one rate"
         cells = " | ".join(f"{value:.3f}" for value in values)
         sys.stdout.write(f"| {case.name} | {grid} | {case.gap} | {cells} |\n")

@@ -81,8 +81,8 @@ def _fault(value: Any, form: Any, name: str) -> str:
         fits = _is_kind(value, int) and value in form
         return "" if fits else f"{name} is {value!r:.40}, not an integer from {form[0]:,} to {form[-1]:,}"
     if not _is_kind(value, form if isinstance(form, type) else type(form)):
-        found = KINDS[type(value)] if isinstance(value, dict | list) else f"{json.dumps(value):.40}"
-        return f"{name or 'the whole'} is {found}, not {KINDS[form if isinstance(form, type) else type(form)]}"
+        actual = KINDS[type(value)] if isinstance(value, dict | list) else f"{json.dumps(value):.40}"
+        return f"{name or 'the content'} is {actual}, not {KINDS[form if isinstance(form, type) else type(form)]}"
     if isinstance(form, str | int) and value != form:
         return f"{name} is {value!r:.40}, not {form!r}"
     if not isinstance(form, dict | list):
@@ -134,8 +134,8 @@ def content(path: str | Path, *, most: int = MOST_JSON, fix: str = FIX) -> bytes
         with os.fdopen(file, "rb") as opened:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise _error(f"{path} is not a file but a directory, a pipe or a device", fix)
-            if (found := os.fstat(file).st_size) > most:
-                raise _error(f"{path} has {size(found)}, more than the {size(most)} that such a file can have", fix)
+            if (n_bytes := os.fstat(file).st_size) > most:
+                raise _error(f"{path} has {size(n_bytes)}, more than the limit of {size(most)} for such a file", fix)
             return opened.read()
     except OSError as error:
         raise _error(f"{path} cannot be read ({error.strerror})", fix) from error
@@ -196,10 +196,10 @@ class Arrays(dict[str, np.ndarray]):
         if name not in self:
             raise _error(f"{self.path} has no array {name!r}", self._fix)
         x = self[name]
-        fits = x.ndim == len(shape) and all(n in (None, found) for n, found in zip(shape, x.shape, strict=True))
+        fits = x.ndim == len(shape) and all(n in (None, actual) for n, actual in zip(shape, x.shape, strict=True))
         if not fits or x.dtype.kind not in kinds:
-            wanted = f"[{', '.join('any' if n is None else str(n) for n in shape)}]"
-            raise _error(f"{self.path}: the array {name!r} is {x.dtype} {[*x.shape]}, not {wanted}", self._fix)
+            expected = f"[{', '.join('any' if n is None else str(n) for n in shape)}]"
+            raise _error(f"{self.path}: the array {name!r} is {x.dtype} {[*x.shape]}, not {expected}", self._fix)
         return x
 
 
@@ -237,7 +237,7 @@ def _array(name: str, npy: bytes) -> np.ndarray:
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = header(data)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(npy) - data.tell():
-        raise ValueError(f"{name!r} does not end where it should")
+        raise ValueError(f"{name!r} differs in size from its header")
     return np.lib.format.read_array(io.BytesIO(npy), allow_pickle=False)
 
 
@@ -262,7 +262,7 @@ def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX)
             if fault := _fault(rows[-1], columns, ""):
                 raise ValueError(fault)
         if not text.endswith("\n"):
-            raise ValueError("the last line is cut")
+            raise ValueError("the last line is incomplete")
     except (ValueError, csv.Error) as error:
         raise _error(f"{path}, line {line}: {first_line(error)}", fix) from error
     return rows

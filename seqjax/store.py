@@ -34,12 +34,12 @@ def url_of(path: str | os.PathLike[str]) -> str:
 
     The slash that `Path("s3://bucket/run")` has lost is put back.
     """
-    found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
-    if found is None:
+    match = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
+    if match is None:
         return ""
-    if found[1] in ("file", "local") or "::" in found[2]:  # fsspec interprets the part after the slashes.
+    if match[1] in ("file", "local") or "::" in match[2]:  # fsspec interprets the part after the slashes.
         return os.fspath(path)
-    return f"{found[1]}://{found[2].rstrip('/')}"
+    return f"{match[1]}://{match[2].rstrip('/')}"
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -59,41 +59,41 @@ def location(path: str | os.PathLike[str]) -> str | Path:
     """
     text = os.fspath(path)
     if not text:
-        raise UserError("An empty text, as in --workdir=, is no path or URL; the current directory is `.`.")
+        raise UserError("An empty value, as in --workdir=, is not a path or URL; write `.` for the current directory.")
     if not is_text(text):
-        raise UserError(f"{text!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8.")
+        raise UserError(f"{text!a}: this shell's locale lacks these characters. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8.")
     if "\0" in text:
-        raise UserError(f"{line(text)}: no path has the character 0; leave it out.")
+        raise UserError(f"{line(text)}: a path cannot contain the character 0; leave it out.")
     if (of_file := re.match("(?:file|local):", text)) and re.match("/(?:$|//|[^/])", text[of_file.end() :]):
         text = text[of_file.end() :]
     elif of_file:
         raise UserError(f"{line(text)}: write a plain path; a file or directory of this name is ./{line(text)}.")
     elif url := url_of(text):
         return url
-    here = Path(os.path.expanduser(re.sub("^//+", "/", text)))  # noqa: PTH111 - `Path` raises for an unknown user
-    if text.startswith("~") and str(here).startswith("~"):
+    local_path = Path(os.path.expanduser(re.sub("^//+", "/", text)))  # noqa: PTH111 - `Path` raises for an unknown user
+    if text.startswith("~") and str(local_path).startswith("~"):
         raise UserError(
             f"{line(text)}: this machine has no such user; a file or directory of this name is ./{line(text)}."
         )
-    if ".." in here.parts:
-        here = Path(os.path.realpath(here))  # `Path.resolve` raises other errors for cyclic links
-    elif here.parts and (here.parts[0].startswith("~") or ":" in here.parts[0]):
-        here = here.absolute()
-    whole = here.absolute().as_posix()
-    _refuse(("\\", "::", "\n"), whole)
-    if any(len(part.encode()) > LONGEST_NAME for part in here.parts):
+    if ".." in local_path.parts:
+        local_path = Path(os.path.realpath(local_path))  # `Path.resolve` raises other errors for cyclic links
+    elif local_path.parts and (local_path.parts[0].startswith("~") or ":" in local_path.parts[0]):
+        local_path = local_path.absolute()
+    full_path = local_path.absolute().as_posix()
+    _refuse(("\\", "::", "\n"), full_path)
+    if any(len(part.encode()) > LONGEST_NAME for part in local_path.parts):
         raise UserError(f"{line(text)}: a name has at most {LONGEST_NAME} bytes; give a shorter one.")
-    return here
+    return local_path
 
 
 def local(path: str | os.PathLike[str], option: str) -> Path:
     """Return `location(path)`; raise `UserError` if the value of `option` is a URL."""
-    found = location(path)
-    if isinstance(found, str):
+    target = location(path)
+    if isinstance(target, str):
         raise UserError(
-            f"{option}={found}: this is written to a path of this machine; copy it to the store afterwards."
+            f"{option}={target}: this is written to a path of this machine; copy it to the store afterwards."
         )
-    return found
+    return target
 
 
 def scheme(url: str) -> str:
@@ -102,8 +102,8 @@ def scheme(url: str) -> str:
 
 
 def _refuse(marks: Sequence[str], path: str) -> None:
-    if found := [mark for mark in marks if mark in path]:
-        raise UserError(f"{line(path)}: libraries disagree about {found[0]!r} in a path; rename the directory.")
+    if refused := [mark for mark in marks if mark in path]:
+        raise UserError(f"{line(path)}: libraries disagree about {refused[0]!r} in a path; rename the directory.")
 
 
 def require_workdir(workdir: str | Path) -> None:
@@ -155,9 +155,9 @@ def filesystem(url: str) -> tuple[Any, str]:
         how = f"pip install 'seqjax[{extra}]'" if extra else str(error).rstrip(".")
         raise UserError(f"{url} needs a package that is not installed: {how}.") from error
     except ValueError as error:
-        raise UserError(f"{url}: {error}. Give a path of this machine, or a URL that fsspec opens.") from error
+        raise UserError(f"{url}: {error}. Give a local path, or a URL that fsspec opens.") from error
     except Exception as error:  # Some file systems connect here, or look for credentials.
-        raise _named(url, error) from error
+        raise _store_error(url, error) from error
     return fs, cast(str, path)
 
 
@@ -167,9 +167,9 @@ def _require_data(url: str) -> None:
     A URL for fsspec may join several parts by `::`.
     """
     for part in url.split("::"):
-        if (found := re.match(r"[\w+.-]+(?=://|$)", part)) and found[0].lower() in REFUSED:
+        if (match := re.match(r"[\w+.-]+(?=://|$)", part)) and match[0].lower() in REFUSED:
             raise UserError(
-                f"{url}: the scheme {found[0]} may run code that the data chooses, so it is not opened. Copy the data "
+                f"{url}: the scheme {match[0]} may run code that the data chooses, so it is not opened. Copy the data "
                 "to a directory or a bucket."
             )
 
@@ -196,24 +196,24 @@ def reaching(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:  # of this machine
+        if isinstance(error, OSError) and error.errno in DISK_FULL:  # of the local disk
             raise
-        raise _named(url, error) from error
+        raise _store_error(url, error) from error
 
 
-def _named(url: str, error: Exception) -> StoreError:
+def _store_error(url: str, error: Exception) -> StoreError:
     first = (str(error).strip().splitlines() or ["no message"])[0]
     if isinstance(error, FileNotFoundError):
         return StoreError(f"{url} does not exist, or its bucket does not ({first}). Check the name.")
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return StoreError(f"{url} may not be used ({first}). Check the credentials of this machine and their rights.")
+        return StoreError(f"{url}: access was refused ({first}). Check the credentials on this machine.")
     return StoreError(
         f"{url} cannot be reached ({type(error).__name__}: {first}). Check the network, the credentials and, for a "
         "server of your own, its address (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST)."
     )
 
 
-def _tried(url: str, function: Callable[[], Result]) -> Result:
+def _with_retries(url: str, function: Callable[[], Result]) -> Result:
     """Return an idempotent operation's result; retry after temporary errors."""
     with reaching(url):
         for seconds in RETRY_SECONDS:
@@ -249,7 +249,7 @@ def sizes(url: str) -> dict[str, int]:
 
     The result is empty if there are no objects.
     """
-    return {name: int(info["size"]) for name, info in _listed(url).items()}
+    return {name: int(info["size"]) for name, info in _entries(url).items()}
 
 
 def versions(url: str) -> dict[str, str]:
@@ -257,21 +257,21 @@ def versions(url: str) -> dict[str, str]:
 
     The text changes when the object is written.
     """
-    return {name: str(info) for name, info in _listed(url).items()}
+    return {name: str(info) for name, info in _entries(url).items()}
 
 
-def _listed(url: str) -> dict[str, dict[str, Any]]:
+def _entries(url: str) -> dict[str, dict[str, Any]]:
     fs, root = filesystem(url)
 
-    def listed() -> dict[str, dict[str, Any]]:
-        fs.invalidate_cache()  # Others write too.
+    def find() -> dict[str, dict[str, Any]]:
+        fs.invalidate_cache()  # Other processes write objects too.
         return fs.find(root, detail=True)
 
     base = root.rstrip("/") + "/"
-    found = _tried(url, listed)
+    entries = _with_retries(url, find)
     return {
         path.removeprefix(base): info
-        for path, info in found.items()
+        for path, info in entries.items()
         if path.startswith(base)
         and info["type"] == "file"
         and not path.endswith("/")
@@ -290,7 +290,7 @@ def read(url: str) -> bytes | None:
         except FileNotFoundError:
             return None
 
-    return _tried(url, content)
+    return _with_retries(url, content)
 
 
 @contextlib.contextmanager
@@ -328,7 +328,7 @@ class _Reader:
 def write(url: str, content: bytes) -> None:
     """Write an object, replacing any previous object."""
     fs, path = filesystem(url)
-    _tried(url, lambda: fs.pipe_file(path, content))
+    _with_retries(url, lambda: fs.pipe_file(path, content))
 
 
 def create(url: str, content: bytes) -> bool:
@@ -363,7 +363,7 @@ def modified(url: str) -> datetime.datetime | None:
         except FileNotFoundError:
             return None
 
-    return _tried(url, time_of)
+    return _with_retries(url, time_of)
 
 
 def download(url: str, path: Path) -> None:
@@ -375,7 +375,7 @@ def download(url: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     try:
-        _tried(url, lambda: fs.get_file(source, str(temporary)))
+        _with_retries(url, lambda: fs.get_file(source, str(temporary)))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -389,4 +389,4 @@ def remove(url: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             fs.rm_file(path)
 
-    _tried(url, removed)
+    _with_retries(url, removed)

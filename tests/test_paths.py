@@ -1,4 +1,4 @@
-"""Public functions take a path as a str or a Path, and every library finds the same directory."""
+"""Public functions accept str and Path, and all libraries use the same directory."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ ROW = {"step": 1, "tokens": 8, "train/loss": 2.0, "eval/c4/loss": 3.0}
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_workdir(kind, blocks_dir, tmp_path):
+def test_workdir_accepts_str_and_path(kind, blocks_dir, tmp_path):
     config = support.run_config(blocks_dir, "transformer_pp")
     workdir = kind(tmp_path / "run")
     workdirs.save_config(workdir, config)
@@ -50,8 +50,8 @@ ODD = (
 
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
-def test_a_directory_with_an_odd_name(name, blocks_dir, tmp_path, monkeypatch):
-    """Python, Orbax, tensorstore, Grain and fsspec all see this directory, and nothing else is created."""
+def test_odd_directory_names_work_in_all_libraries(name, blocks_dir, tmp_path, monkeypatch):
+    """All libraries use this directory and create no other."""
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path / "source" / name, documents=2, shards=1)
     prepare.prepare(f"source/{name}", f"./{name}", tokenizer="byte", seq_len=16, workers=1)
@@ -70,8 +70,8 @@ def test_a_directory_with_an_odd_name(name, blocks_dir, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a\\b", "a::b", "a\nb", "[a]", "a*", "a?"])
-def test_a_directory_that_orbax_or_fsspec_reads_differently(name, blocks_dir, tmp_path, monkeypatch):
-    """No run is kept in it, nor below it."""
+def test_ambiguous_directory_names_are_refused(name, blocks_dir, tmp_path, monkeypatch):
+    """No run may be in such a directory or below it."""
     (tmp_path / name).mkdir()
     config = support.run_config(blocks_dir, "transformer_pp")
     for workdir in (tmp_path / name, str(tmp_path / name / "run"), tmp_path / name / ".." / name):
@@ -84,7 +84,7 @@ def test_a_directory_that_orbax_or_fsspec_reads_differently(name, blocks_dir, tm
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_configs_and_studies(kind):
+def test_configs_and_studies_accept_str_and_path(kind):
     path = support.ROOT / "configs" / "transformer_pp.py"
     assert presets.find(kind(path)) == path
     assert presets.load_file(kind(path)).get_config("debug").name == "transformer_pp"
@@ -95,7 +95,7 @@ def test_configs_and_studies(kind):
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_data(kind, tmp_path):
+def test_prepare_accepts_str_and_path(kind, tmp_path):
     write_corpus(tmp_path / "source", documents=2, shards=1)
     source, out = kind(tmp_path / "source"), kind(tmp_path / "out")
     made = prepare.prepare(source, out, tokenizer="byte", seq_len=16, workers=1)
@@ -103,7 +103,7 @@ def test_data(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_weights(kind, tmp_path):
+def test_convert_accepts_str_and_path(kind, tmp_path):
     config = config_of("llama")
     weights = convert.import_weights(kind(GOLDEN / "llama"), config)
     convert.export_weights(weights, config, kind(tmp_path / "out" / "model.safetensors"))
@@ -111,6 +111,6 @@ def test_weights(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pytest.param(str, marks=pytest.mark.slow), Path])
-def test_a_finished_study(kind, tmp_path):
+def test_analyse_accepts_str_and_path(kind, tmp_path):
     shutil.copytree(support.ROOT / "tests" / "golden" / "studies" / "sweep", tmp_path / "study")
     analyse(kind(tmp_path / "study"))

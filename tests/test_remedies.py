@@ -176,7 +176,7 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     ("study --page", r": (?P<to>--analyse=DIR --page)\.", "--page", "no runs.json"),
     ("study --analyse=DIR/empty --list", r"leave out the (?P<drop>other)", "--list", "no runs.json"),
     ("study --study=DIR/two.py:debug --list", r"leave out '(?P<drop>:debug)'", "", ""),
-    ("study --study=DIR/two.py --partial", r"pictures go: (?P<add>--out)=DIR", "", "not begun"),
+    ("study --study=DIR/two.py --partial", r"pictures: (?P<add>--out)=DIR", "", "not begun"),
     ("study --study=DIR/two.py --out=DIR/x --partial --only=0", r"leave out (?P<drop>--only)", "", "not begun"),
     (
         "judge --config=NAME:debug --jobs=0 --rates=a",

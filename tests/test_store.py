@@ -1,4 +1,4 @@
-"""Objects are what was written, in memory and on a server; who is refused, and what cannot be reached."""
+"""Paths and URLs, object stores in memory and on a server, and refused access."""
 
 import dataclasses
 import datetime
@@ -18,12 +18,12 @@ from tests import object_servers, support
 @pytest.mark.parametrize(
     ("url", "how"), [("s3://bucket/x", "Install s3fs to access S3"), ("gs://bucket/x", r"pip install 'seqjax\[gcs\]'")]
 )
-def test_a_missing_package_is_named(url, how, monkeypatch):
+def test_missing_package_is_named(url, how, monkeypatch):
     def missing(url):
         raise ImportError("Install s3fs to access S3")  # as fsspec says
 
     monkeypatch.setattr(store.fsspec.core, "url_to_fs", missing)
-    with pytest.raises(UserError, match=rf"{url} needs a package that is not installed: {how}"):
+    with pytest.raises(UserError, match=rf"{url} needs a package .*{how}"):
         store.read(url)
 
 
@@ -48,21 +48,21 @@ def test_a_missing_package_is_named(url, how, monkeypatch):
         ("zip://a::s3://bucket/b.zip", "zip://a::s3://bucket/b.zip"),
     ],
 )
-def test_a_path_has_one_form(text, path, monkeypatch):
+def test_location_normalises_paths(text, path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert store.location(text) == path
     assert store.location(path) == path
     assert store.location(str(path)) == path
 
 
-def test_a_relative_path_that_begins_like_a_url_or_a_home_directory(tmp_path, monkeypatch):
+def test_relative_path_that_resembles_a_url_is_local(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("~a", "~", "file:x", "data:x", "a:b"):
         assert store.location(f"./{name}") == tmp_path / name
         assert store.location(store.location(f"./{name}")) == tmp_path / name
 
 
-def test_the_parent_of_a_link_is_where_it_leads(tmp_path):
+def test_parent_of_a_link_is_resolved(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "link").symlink_to("a/b")
     (tmp_path / "loop").symlink_to("loop")
@@ -93,14 +93,14 @@ def test_the_parent_of_a_link_is_where_it_leads(tmp_path):
     ],
     ids=ascii,
 )
-def test_a_path_that_libraries_read_differently(text):
+def test_ambiguous_paths_are_refused(text):
     with pytest.raises(UserError) as caught:
         store.location(text)
     assert "\n" not in str(caught.value)
 
 
-def test_options_refuse_the_same_paths():
-    """Each command, each option with a path."""
+def test_command_options_refuse_invalid_paths():
+    """Check all path options."""
     dry = ["--config=transformer_pp:debug", "--dry_run", "--config.train.batch_size=8"]
     for command, argv in (
         ("train", ["--config=transformer_pp:debug", "--workdir=PATH"]),
@@ -135,7 +135,7 @@ def test_options_refuse_the_same_paths():
 
 
 @pytest.mark.parametrize("setting", ["path", "cache_dir", "tokenizer_path"])
-def test_settings_of_the_data_refuse_the_same_paths(setting, blocks_dir):
+def test_data_settings_refuse_invalid_paths(setting, blocks_dir):
     bad = "~no_such_user/x"
     config = dataclasses.replace(support.run_config(blocks_dir).data, **{setting: bad})
     with pytest.raises(UserError, match=r"no_such_user"):
@@ -145,7 +145,7 @@ def test_settings_of_the_data_refuse_the_same_paths(setting, blocks_dir):
 
 
 def check_objects(root: str, tmp_path: Path) -> None:
-    """Every operation once, with names that have folders and content that is empty."""
+    """Run every store operation, also with folders in names and empty objects."""
     assert store.sizes(root) == {}
     assert store.read(f"{root}/a") is None
     assert store.modified(f"{root}/a") is None
@@ -170,92 +170,92 @@ def check_objects(root: str, tmp_path: Path) -> None:
         assert opened.read(3) == b"\0\1\2"
     store.download(f"{root}/e", tmp_path / "new" / "copy")
     assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
-    with pytest.raises(store.StoreError, match=r"/none does not exist"):
+    with pytest.raises(store.StoreError, match="/none does not exist"):
         store.download(f"{root}/none", tmp_path / "new" / "none")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
     store.remove(f"{root}/a")
     assert store.sizes(root) == {"b/c/d": 0, "e": 256_000}
 
 
-def test_objects_in_memory(memory, tmp_path):
+def test_memory_store(memory, tmp_path):
     check_objects(memory, tmp_path)
     assert store.create(f"{memory}/once", b"1")
     assert not store.create(f"{memory}/once", b"2")
     assert store.read(f"{memory}/once") == b"1"
 
 
-def test_objects_of_a_server(server, tmp_path):
+def test_server_store(server, tmp_path):
     check_objects(server.url, tmp_path)
     assert store.create(f"{server.url}/once", b"1")
     assert not store.create(f"{server.url}/once", b"2")
     assert store.read(f"{server.url}/once") == b"1"
-    with pytest.raises(store.StoreError, match="does not exist, or its bucket"):
+    with pytest.raises(store.StoreError, match=r"another-bucket.* does not exist"):
         store.sizes(server.url.replace(object_servers.BUCKET, "another-bucket"))
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/..", "gs://bucket/a/../b", "gs://bucket/."])
-def test_a_workdir_does_not_lead_out_of_the_cache(url):
-    with pytest.raises(UserError, match=r"without `\.` and `\.\.`"):
+def test_workdir_url_must_not_contain_dots(url):
+    with pytest.raises(UserError, match=r"`\.` and `\.\.`"):
         store.require_workdir(url)
 
 
 @pytest.mark.parametrize(
     "url", ["reference://::/x", "dask://host:1/x", "zip://a::DASK://host", "file://a::reference://b"]
 )
-def test_schemes_that_run_code_are_refused(url):
+def test_code_running_schemes_are_refused(url):
     for operation in (store.read, store.sizes, store.filesystem):
-        with pytest.raises(UserError, match="may run code that the data chooses"):
+        with pytest.raises(UserError, match="the scheme "):
             operation(url)
-    with pytest.raises(UserError, match="may run code"), store.reading(url):
+    with pytest.raises(UserError, match="the scheme "), store.reading(url):
         pass
 
 
-def test_passwords_are_not_in_the_errors_of_a_store(monkeypatch):
+def test_store_errors_hide_passwords(monkeypatch):
     def refused(url):
         raise PermissionError(f"no access to {url}")
 
     monkeypatch.setattr(store.fsspec.core, "url_to_fs", refused)
-    with pytest.raises(store.StoreError, match=r"^https://\*\*\*@host/x.* Check the credentials") as caught:
+    with pytest.raises(store.StoreError, match=r"^https://\*\*\*@host/x.*credentials") as caught:
         store.read("https://user:pw@host/x?token=pw")
     assert "pw" not in str(caught.value)
 
 
-def test_names_do_not_lead_out_of_a_directory(memory, monkeypatch):
+def test_object_names_must_stay_in_the_directory(memory, monkeypatch):
     fs, path = store.filesystem(memory)
     names = ["a/b", "../c", "a/../../d", "a//e", "./f", ".g"]
     monkeypatch.setattr(fs, "find", lambda *a, **k: {f"{path}/{n}": {"type": "file", "size": 1} for n in names})
     assert store.sizes(memory).keys() == {"a/b", ".g"}
 
 
-def test_a_store_that_fails_is_tried_again_and_then_named(memory, monkeypatch):
+def test_failing_store_is_retried_and_named(memory, monkeypatch):
     fs, _ = store.filesystem(f"{memory}/x")
     calls = []
 
     def fails(path, content):
         calls.append(path)
-        if len(calls) < wanted:
-            raise ConnectionResetError("the line is dead")
+        if len(calls) < successful_call:
+            raise ConnectionResetError("connection lost")
         return type(fs).pipe_file(fs, path, content)
 
     monkeypatch.setattr(fs, "pipe_file", fails)
     monkeypatch.setattr(store, "RETRY_SECONDS", (0.0, 0.0))
-    wanted = 3
+    successful_call = 3
     store.write(f"{memory}/x", b"1")
     assert store.read(f"{memory}/x") == b"1"
     calls.clear()
-    wanted = 4
-    with pytest.raises(store.StoreError, match=r"/x cannot be reached \(ConnectionResetError: the line is dead\)"):
+    successful_call = 4
+    with pytest.raises(store.StoreError, match=r"/x cannot be reached \(ConnectionResetError: connection lost\)"):
         store.write(f"{memory}/x", b"1")
     assert len(calls) == 3
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_is_named(server, monkeypatch):
-    """Nothing listens on the port. gcsfs tries again by itself for half a minute."""
+def test_unreachable_server_is_named(server, monkeypatch):
+    """No server listens on the port; gcsfs retries for half a minute."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value.replace(str(server.port), str(object_servers.free_port())))
     object_servers.clear()
     begin = time.monotonic()
-    with pytest.raises(store.StoreError, match=r"x cannot be reached .*AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST"):
+    with pytest.raises(store.StoreError, match=r"/x cannot be reached .*STORAGE_EMULATOR_HOST"):
         store.write(f"{server.url}/x", b"")
     assert time.monotonic() - begin < 120

@@ -10,10 +10,10 @@ from benchmarks.harness import options
 from seqjax.config import Config, from_config_dict, presets
 
 
-def chosen(given: Sequence[str]) -> list[str]:
+def chosen(names: Sequence[str]) -> list[str]:
     """Return the checked configs of `--mixers`; all shipped configs if it is empty."""
-    options.check_known("mixers", [name.partition(":")[0] for name in given], presets.names())
-    return list(given) or presets.names()
+    options.check_known("mixers", [name.partition(":")[0] for name in names], presets.names())
+    return list(names) or presets.names()
 
 
 def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "none") -> Config:

@@ -3,7 +3,7 @@
 Counts are of the algorithm, not of any implementation: each input is read once, each output written once, and only
 causal pairs count. Only the recomputation of flash attention's backward pass is included. The limit of a phase is the
 largest of three times: floating-point operations on the matrix units, bytes over memory bandwidth, exponentials on the
-special-function units (16 per clock and multiprocessor). Limits of phases that run one after the other add up.
+special-function units (16 per clock and multiprocessor). Limits of consecutive phases add up.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """A self-attention problem with as many key-value heads as query heads."""
+    """A self-attention problem with equal numbers of query and key-value heads."""
 
     B: int
     T: int

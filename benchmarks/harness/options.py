@@ -28,7 +28,7 @@ def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.
         allow_abbrev=False,
     )
     if writes:
-        parser.add_argument("--json", default="", help="where the report goes, and a plot beside it")
+        parser.add_argument("--json", default="", help="path of the report; a plot goes next to it")
     if quick:
         parser.add_argument("--quick", action="store_true", help=quick)
     return parser
@@ -70,14 +70,14 @@ def integers(text: str) -> list[int]:
     return [int(word) for word in words(text)]
 
 
-def check_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UserError` for the first name of `given` that is not `known`."""
+def check_known(flag: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `UserError` for the first name of `names` that is not `known`."""
     known = list(known)
-    for word in given:
+    for word in names:
         if word not in known:
-            raise UserError(f"--{flag}={word}: there is no such thing.{nearest(word, known)}")
+            raise UserError(f"--{flag}={word} is unknown.{nearest(word, known)}")
 
 
-def destination(given: str, name: str, *, recorded: bool) -> Path:
-    """Return a report's path: `--json` if set; benchmarks/results for a whole run; otherwise runs/benchmarks."""
-    return Path(given) if given else (RECORDED if recorded else UNRECORDED) / f"{name}.json"
+def destination(json_path: str, name: str, *, recorded: bool) -> Path:
+    """Return a report's path: `--json` if set; benchmarks/results for a complete run; otherwise runs/benchmarks."""
+    return Path(json_path) if json_path else (RECORDED if recorded else UNRECORDED) / f"{name}.json"

@@ -24,7 +24,7 @@ def figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, lis
 
 
 class Bar(NamedTuple):
-    """A named bar; `runs` holds the timed repeats of its median or mean, empty if they were not kept."""
+    """A named bar; `runs` are the timed repeats behind `value`, empty if not recorded."""
 
     name: str
     value: float

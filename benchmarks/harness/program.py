@@ -21,19 +21,19 @@ SLICES = ("dynamic-slice", "slice", "gather")
 
 
 class Instruction(NamedTuple):
-    """A line of a computation: `given` is the text in parentheses, `rest` the text after it."""
+    """A line of a computation: `arguments` is the text in parentheses, `rest` the text after it."""
 
     root: str
     name: str
     shape: str
     op: str
-    given: str
+    arguments: str
     rest: str
 
     @property
     def operands(self) -> list[str]:
         """Return the operand names."""
-        return NAME.findall(self.given)
+        return NAME.findall(self.arguments)
 
 
 class Work(NamedTuple):
@@ -51,8 +51,8 @@ def work(program: str) -> Work:
     kernel reads each distinct operand once and writes its results; for a slice of an array, only the slice counts.
     Library workspaces (byte arrays) do not count. Caches are ignored: every operand is read from memory.
     """
-    found = [(entry, name, INSTRUCTION.findall(body)) for entry, name, body in COMPUTATION.findall(program)]
-    computations = {name: [Instruction(*line) for line in lines] for _, name, lines in found}
+    matches = [(entry, name, INSTRUCTION.findall(body)) for entry, name, body in COMPUTATION.findall(program)]
+    computations = {name: [Instruction(*line) for line in lines] for _, name, lines in matches}
     totals: dict[str, Counter[str]] = {}
 
     def of(name: str) -> Counter[str]:
@@ -71,7 +71,7 @@ def work(program: str) -> Work:
                         total[collective[1]] += _bytes(line.shape, started=collective[2] is not None)
         return totals[name]
 
-    total = Counter(of(next(name for entry, name, _ in found if entry)))
+    total = Counter(of(next(name for entry, name, _ in matches if entry)))
     return Work(total.pop("kernels", 0), total.pop("bytes", 0), total)
 
 
@@ -79,8 +79,10 @@ def _moved(line: Instruction, shapes: dict[str, str], computations: dict[str, li
     """Return the bytes that a kernel reads and writes."""
     if line.op == "fusion":
         return _inside(computations[CALLED.findall(line.rest)[0]])
-    given = [Instruction("", name, shapes.get(name, ""), "parameter", "", "") for name in dict.fromkeys(line.operands)]
-    return _inside([*given, line._replace(root="ROOT")])
+    parameters = [
+        Instruction("", name, shapes.get(name, ""), "parameter", "", "") for name in dict.fromkeys(line.operands)
+    ]
+    return _inside([*parameters, line._replace(root="ROOT")])
 
 
 def _inside(lines: list[Instruction]) -> int:
@@ -88,7 +90,7 @@ def _inside(lines: list[Instruction]) -> int:
     by_name = {line.name: line for line in lines}
 
     def read(name: str) -> int:
-        whole, parts = _bytes(by_name[name].shape), 0
+        size, parts = _bytes(by_name[name].shape), 0
         for user in lines:
             if name in user.operands:
                 if user.op == "bitcast":
@@ -96,8 +98,8 @@ def _inside(lines: list[Instruction]) -> int:
                 elif user.op in SLICES and user.operands[0] == name:
                     parts += _bytes(user.shape)
                 elif user.op != "dynamic-update-slice" or user.operands[0] != name:
-                    return whole
-        return min(whole, parts)
+                    return size
+        return min(size, parts)
 
     def written(line: Instruction) -> int:
         if line.op == "tuple":

@@ -40,24 +40,24 @@ def function(case: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"fla.ops.{module}"), name)
 
 
-def operands(case: str, given: Sequence[jax.Array], device: str) -> dict[str, Any]:
+def operands(case: str, arrays: Sequence[jax.Array], device: str) -> dict[str, Any]:
     """Return a case's operands as tensors by name."""
     import torch
 
     if case == "kda":  # ours are beta k and -e^g k
-        r, scaled, v, log_w, initial, a = given
+        r, scaled, v, log_w, initial, a = arrays
         k = -a.astype(jnp.float32) * jnp.exp(-log_w)
-        given = (r, k.astype(r.dtype), v, log_w, initial, (scaled * k).sum(-1))
+        arrays = (r, k.astype(r.dtype), v, log_w, initial, (scaled * k).sum(-1))
     tensors = {}
-    for name, x in zip(CALLS[case][0], given, strict=True):
-        dtype = jnp.dtype(given[1].dtype if name == "beta" else x.dtype).name
+    for name, x in zip(CALLS[case][0], arrays, strict=True):
+        dtype = jnp.dtype(arrays[1].dtype if name == "beta" else x.dtype).name
         wide = torch.from_numpy(np.array(x.astype(jnp.float32)))
         tensors[name] = wide.to(device, getattr(torch, dtype))
     return tensors
 
 
 def measure(
-    case: str, given: Sequence[jax.Array], cotangent: Sequence[jax.Array], *, repeats: int, seconds: float
+    case: str, arrays: Sequence[jax.Array], cotangent: Sequence[jax.Array], *, repeats: int, seconds: float
 ) -> dict[str, Any]:
     """Return the times in ms (forward, and forward with backward) and the outputs as float32 arrays.
 
@@ -65,13 +65,13 @@ def measure(
     """
     with mock.patch.dict(os.environ):
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it to "", and Triton then cannot build its driver
-        return _measure(case, given, cotangent, repeats=repeats, seconds=seconds)
+        return _measure(case, arrays, cotangent, repeats=repeats, seconds=seconds)
 
 
-def _measure(case: str, given: Sequence[jax.Array], cotangent: Any, *, repeats: int, seconds: float) -> dict[str, Any]:
+def _measure(case: str, arrays: Sequence[jax.Array], cotangent: Any, *, repeats: int, seconds: float) -> dict[str, Any]:
     import torch
 
-    f, tensors = function(case), operands(case, given, "cuda")
+    f, tensors = function(case), operands(case, arrays, "cuda")
     run = {"scale": 1.0, "output_final_state": True}
 
     def forward() -> Any:
@@ -84,8 +84,8 @@ def _measure(case: str, given: Sequence[jax.Array], cotangent: Any, *, repeats: 
 
     def training() -> None:
         results = f(**leaves, **run)
-        given_grads = [g.to(x.dtype) for g, x in zip(grads, results, strict=True)]
-        torch.autograd.grad(results, list(leaves.values()), given_grads)
+        cast_grads = [g.to(x.dtype) for g, x in zip(grads, results, strict=True)]
+        torch.autograd.grad(results, list(leaves.values()), cast_grads)
 
     def median(call: Callable[[], Any]) -> float:
         return statistics.median(torch_flash.time_ms(call, repeats=repeats, seconds=seconds))

@@ -101,9 +101,9 @@ def study(
     existing = LIMITED.get_study()["runs"] if has_runs else {}
     runs = {}
     for label, model in named.items():
-        found = {name: run for name, run in existing.items() if run["model"] == label}
-        if found:
-            runs |= found if replicates else {label: found[label]}
+        recorded_runs = {name: run for name, run in existing.items() if run["model"] == label}
+        if recorded_runs:
+            runs |= recorded_runs if replicates else {label: recorded_runs[label]}
             continue
         shown = label.replace("W=256", f"W={WINDOW[size]}")
         name, _, different = model.replace("window=256", f"window={WINDOW[size]}").partition(",")

@@ -17,8 +17,8 @@ def get_study(size="demo"):
     """Return the study for a size: demo, small or paper."""
     paper = presets.load("studies/_paper")
     models = (*paper.REFERENCES, "Top-1 Element")
-    found, large = (paper.study(TITLE, models, size=size, regime="mixed", scale=scale) for scale in ("110m", "1b3"))
-    if found["runs"] != large["runs"]:
-        found["runs"] |= {f"{label}, 1.3B": run for label, run in large["runs"].items()}
-        found["references"] += tuple(f"{label}, 1.3B" for label in paper.REFERENCES)
-    return found
+    study, large = (paper.study(TITLE, models, size=size, regime="mixed", scale=scale) for scale in ("110m", "1b3"))
+    if study["runs"] != large["runs"]:
+        study["runs"] |= {f"{label}, 1.3B": run for label, run in large["runs"].items()}
+        study["references"] += tuple(f"{label}, 1.3B" for label in paper.REFERENCES)
+    return study

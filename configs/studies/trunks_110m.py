@@ -1,9 +1,9 @@
-"""110M models at several learning rates, read at decayed ends: the study of protocol 2 (docs/protocol.md).
+"""Train 110M models at several learning rates, with evaluations after cooldowns (docs/protocol.md).
 
     seqjax study --study=trunks_110m --out=lab/results/trunks_110m --jobs=2
 
-The settings of limited_110m but for the schedule: a trunk with a constant rate, and a cooldown over the last fifth of
-the steps up to every end. The study grows: --partial adds the runs that have finished to those of the results.
+Settings as in limited_110m, with a WSD schedule: a constant learning rate, and a cooldown over the last fifth of the
+steps to each end. --partial adds finished runs to the results, so the study can grow.
 
 Results: lab/results/trunks_110m
 """
@@ -36,7 +36,7 @@ MODELS = {
     "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
     "Top-1 Chunk, approx, k=4": "top1_chunk:110m,model.mixer.selection=approx,model.mixer.top_k=4",
     "Top-1 Chunk, best key, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4",
-    # 4 chunks of 32 keys: the same number of selected keys as k=1, and a local chunk of a quarter
+    # 4 chunks of 32 keys: as many selected keys as k=1; the local chunk is a quarter as long
     "Top-1 Chunk, best key, 32, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4,"
     "model.mixer.chunk_size=32",
     "FoX": "fox:110m",
@@ -48,12 +48,12 @@ MODELS = {
     "NSA": "nsa:110m",
     "PaTH": "path:110m",
     "Gated DeltaNet-2": "kda:110m,model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536",
-    # those of the public code, and with the parameters and the state of KDA
+    # heads as in the public code; parameters and state as in KDA
     "Gated DeltaNet-2, heads of 128": "kda:110m,model.mixer.channel_gates=True,model.mlp.dim=1536",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
-# Both references have one, because most models end above them in domain and are compared with a point between ends.
+# Model -> rate, as a multiple of LR -> ends. A curve of six ends shows the interpolation error between ends. Both
+# references have one: most models end at a higher in-domain loss, so they are compared with a point between ends.
 ENDS = {
     PUBLISHED: {0.5: (0.8, 1.0), 1: TENTHS, 2: (0.8, 1.0)},
     "Gated DeltaNet": {0.5: (0.8, 1.0), 1: (0.65, 0.8, 1.0), 2: (0.8, 1.0), 4: (0.8, 1.0)},
@@ -104,10 +104,10 @@ BEST = {
     "FoX": (1, (0.8, 1.0)),
     "Mamba-3": (2, (0.8, 1.0)),
 }
-# And of a rate that was the best until another one ran.
+# Seeds at a rate that was best before another rate ran.
 MORE = {"FoX": (2, (1.0,))}
-# The references with the ends that every new run has: model, rate and seed. First each at the best rate of the other,
-# so that a model has both at its own rate; then each at its best rate, up to nine seeds.
+# Runs of the references with the ends of all new runs: model, rate and seed. First each reference at the other's best
+# rate, so that models at either rate have both references; then each at its best rate, up to nine seeds.
 NEW_ENDS = (0.5, 0.65, 0.8, 1.0)
 REFERENCES = (
     *((SAME_BLOCK, 1, seed) for seed in SEEDS),
@@ -115,7 +115,8 @@ REFERENCES = (
     *((model, BEST[model][0], seed) for seed in range(3, 9) for model in (SAME_BLOCK, PUBLISHED)),
 )
 # Further runs with these ends: seeds of Top-1 Chunk at twice its best rate; models at half or twice a best rate that is
-# at the edge of the rates tried; RWKV-7, Mamba-2 and the window, whose gaps need earlier ends.
+# at the edge of the rates tried; RWKV-7, Mamba-2 and the window, whose gaps need earlier ends; seeds of the two models
+# that had a lower gap than published attention with one seed.
 FURTHER = (
     *((f"Top-1 Chunk, {how}", 2, seed) for how in ("exact", "best key", "shortlist") for seed in SEEDS),
     ("FoX", 0.5, 0),
@@ -124,10 +125,11 @@ FURTHER = (
     ("KDA, attention 1 in 4", 4, 0),
     *(("RWKV-7", 2, seed) for seed in (1, 2, 3)),
     *((model, BEST[model][0], seed) for model in ("Mamba-2", "W=256, QK norm") for seed in (3, 4)),
+    *((f"Top-1 Chunk, best key, {how}", 1, seed) for seed in SEEDS for how in ("32, k=4", "k=4")),
 )
 
-# At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves
-# have had slower ones.
+# 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs used slower
+# kernels.
 SPEEDS = {
     "Transformer++": 546_187,
     "Top-1 Chunk, approx": 546_228,
@@ -140,8 +142,8 @@ SPEEDS = {
     "RWKV-7": 377_115,
     "Mamba-2": 369_445,
 }
-# One sequence of 102,400 tokens at 135M, untied: train_step_135m_100k_selection.json, of models with a state
-# train_step_135m_100k_recurrent.json.
+# One sequence of 102,400 tokens at 135M parameters, untied embeddings: train_step_135m_100k_selection.json, and
+# train_step_135m_100k_recurrent.json for recurrent models.
 LONG_SPEEDS = {
     "Transformer++": 60_383,
     "Top-1 Chunk, exact": 237_901,
@@ -185,13 +187,13 @@ def get_study():
 
 
 def variants(name, changes, *, title, ends, beside=()):
-    """Return the study `name`: models at their best rates, each followed by itself with other settings.
+    """Return the study `name`: models at their best rates, each followed by its variants.
 
     `changes` maps a model to its changed settings by label; `beside` lists models without changes. All runs have the
     first seed; runs with changed settings have the ends `ends`.
     """
     study, runs = get_study(), {}
-    del study["speeds"]  # of models that are not here, and without changes
+    del study["speeds"]  # recorded for other models and unchanged settings
     for label, run in study["runs"].items():
         model = run["model"]
         if model not in (*changes, *beside) or run["seed"] or run["rate"] != BEST[model][0]:

@@ -60,12 +60,12 @@ TABLE = report.Table(
 def described(n_devices: int) -> list[Any]:
     """Return `n_devices` virtual H200s on one host; raise `UserError` if JAX has no CUDA plugin."""
     try:
-        found = topologies.get_topology_desc("", platform="cuda", target_config=H200, topology=f"1x1x{n_devices}")
+        topology = topologies.get_topology_desc("", platform="cuda", target_config=H200, topology=f"1x1x{n_devices}")
     except (NotImplementedError, RuntimeError) as error:
         raise UserError(
-            f"JAX describes no GPU here ({error}); it can with its plugin for CUDA: pip install 'seqjax[cuda13]'."
+            f"JAX cannot compile for a GPU here ({error}). Install its CUDA plugin: pip install 'seqjax[cuda13]'."
         ) from None
-    return list(found.devices)
+    return list(topology.devices)
 
 
 def begin() -> None:
@@ -88,20 +88,20 @@ def pretend() -> None:
 
 def main(argv: list[str]) -> None:
     """Compile each model; print and write each result."""
-    given = FLAGS.parse_args(argv)
-    options.check_known("layouts", given.layouts, ["data", "fsdp", "seq"])
+    args = FLAGS.parse_args(argv)
+    options.check_known("layouts", args.layouts, ["data", "fsdp", "seq"])
     begin()
-    devices, compiled_on = described(given.devices), machine()
+    devices, compiled_on = described(args.devices), machine()
     pretend()
-    settings = {name: getattr(given, name) for name in ("size", "batch", "seq_len", "remat", "devices")}
+    settings = {name: getattr(args, name) for name in ("size", "batch", "seq_len", "remat", "devices")}
     written: dict[str, Any] = {"machine": compiled_on, "settings": settings, "results": {}}
-    path = options.destination(given.json, f"described_{given.devices}_devices", recorded=not given.mixers)
+    path = options.destination(args.json, f"described_{args.devices}_devices", recorded=not args.mixers)
     print(TABLE.header())
-    for name in chosen(given.mixers):
-        config = configured(name, given.size, batch=given.batch, seq_len=given.seq_len, remat=given.remat)
-        for layout, laid_out in train_step.layouts(config, given.devices, given.layouts).items():
+    for name in chosen(args.mixers):
+        config = configured(name, args.size, batch=args.batch, seq_len=args.seq_len, remat=args.remat)
+        for layout, laid_out in train_step.layouts(config, args.devices, args.layouts).items():
             try:
-                mesh = make_mesh(**dataclasses.asdict(laid_out.mesh), devices=devices[: given.devices if layout else 1])
+                mesh = make_mesh(**dataclasses.asdict(laid_out.mesh), devices=devices[: args.devices if layout else 1])
                 result = train_step.of_program(train_step.lower(laid_out, mesh).lowered.compile())
             except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
                 result = {"error": f"{type(error).__name__}: {error}"}

@@ -131,12 +131,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def main(argv: list[str]) -> None:
     """Measure each model; print and write each result."""
-    given = FLAGS.parse_args(argv)
-    settings = {"size": given.size, "noise": NOISE}
+    args = FLAGS.parse_args(argv)
+    settings = {"size": args.size, "noise": NOISE}
     written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
-    path = options.destination(given.json, "drift", recorded=not given.mixers)
-    for name in chosen(given.mixers):
-        result = written["results"][name] = measure(name, given.size)
+    path = options.destination(args.json, "drift", recorded=not args.mixers)
+    for name in chosen(args.mixers):
+        result = written["results"][name] = measure(name, args.size)
         print(name, {key: f"{value:.4g}" for key, value in result.items()}, flush=True)
         report.save(path, written)
     print(table(written["results"]))

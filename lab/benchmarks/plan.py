@@ -66,15 +66,15 @@ def rows(record: dict[str, Any], tokens: float) -> Iterator[str]:
 
 def main(argv: list[str]) -> None:
     """Print the table."""
-    given = FLAGS.parse_args(argv)
-    path = RESULTS / given.record
+    args = FLAGS.parse_args(argv)
+    path = RESULTS / args.record
     if not path.is_file():
         names = ", ".join(sorted(file.name for file in RESULTS.glob("train_step*.json")))
-        raise UserError(f"--record={given.record}: there are {names}.")
+        raise UserError(f"--record={args.record} is not in benchmarks/results. Available: {names}.")
     sys.stdout.write(
         "| devices | model | thousand tokens/s | hours | device hours | from |\n|---|---|---:|---:|---:|---|\n"
     )
-    for row in rows(json.loads(path.read_text(encoding="utf-8")), given.tokens):
+    for row in rows(json.loads(path.read_text(encoding="utf-8")), args.tokens):
         sys.stdout.write(row + "\n")
 
 

@@ -77,10 +77,10 @@ def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
 
 def main(argv: list[str]) -> None:
     """Measure, print and write."""
-    given = FLAGS.parse_args(argv)
+    args = FLAGS.parse_args(argv)
     if jax.default_backend() != "gpu":
-        raise UserError("power asks nvidia-smi, and JAX sees no GPU here; run it on a machine with one.")
-    n = limits.Sizes(1, given.length, 12, 64)
+        raise UserError("power reads nvidia-smi, and JAX sees no GPU here. Run it on a machine with a GPU.")
+    n = limits.Sizes(1, args.length, 12, 64)
     q, k, v, _ = kernels.operands(n, "bfloat16")
     a = jax.random.normal(jax.random.key(1), (PRODUCT, PRODUCT), jnp.bfloat16)
     product = jax.jit(jnp.matmul)
@@ -95,10 +95,10 @@ def main(argv: list[str]) -> None:
         cases[f"{case} {name}"] = (partial(f, q, k, v), limits.total(limits.phases(case, n)[0]).flops)
     rows: dict[str, dict[str, float]] = {}
     written: dict[str, Any] = {"machine": machine(), "length": n.T, "results": rows}
-    path = options.destination(given.json, "power", recorded=True)
+    path = options.destination(args.json, "power", recorded=True)
     print(TABLE.header())
     for name, (call, flops) in cases.items():
-        row = sampled(call, given.seconds)
+        row = sampled(call, args.seconds)
         per_flop = rows["product"]["joules"] / cases["product"][1] if rows else row["joules"] / flops
         rows[name] = row | {"product_joules": per_flop * flops}
         print(TABLE.row(name, rows[name]), flush=True)

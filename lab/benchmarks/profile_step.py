@@ -56,14 +56,14 @@ NOISE = re.compile(
 
 def instructions(hlo: str) -> dict[str, tuple[str, str]]:
     """Parse a compiled program's text into {instruction: (source operation, output shape)}."""
-    found = {}
+    by_name = {}
     for line in hlo.splitlines():
         match = INSTRUCTION.match(line)
         if match:
             source = OP_NAME.search(line)
             shape = re.sub(r"\{[^}]*\}|/\*[^*]*\*/", "", match[2])
-            found[match[1]] = (source[1] if source else "", shape)
-    return found
+            by_name[match[1]] = (source[1] if source else "", shape)
+    return by_name
 
 
 def part(op_name: str) -> str:
@@ -99,7 +99,7 @@ class Kernel(NamedTuple):
 def kernels(directory: str) -> list[Kernel]:
     """Return all kernels in the trace in `directory`."""
     path = next(Path(directory).glob("**/*.xplane.pb"))
-    found = []
+    ran = []
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
         # GPU traces list kernels by stream; CPU traces have host threads instead
         on_device = plane.name.startswith("/device:")
@@ -112,8 +112,8 @@ def kernels(directory: str) -> list[Kernel]:
                 name = dict(event.stats).get("hlo_op")
                 if name is not None and event.duration_ns > 0 and not str(name).startswith(("while", "call")):
                     end = event.start_ns + event.duration_ns
-                    found.append(Kernel(plane.name, str(name), event.start_ns, end, event.name))
-    return found
+                    ran.append(Kernel(plane.name, str(name), event.start_ns, end, event.name))
+    return ran
 
 
 def covered_ms(ran: list[Kernel]) -> float:
@@ -177,24 +177,24 @@ def show(name: str, result: dict[str, Any], top: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Profile each model."""
-    given = FLAGS.parse_args(argv)
-    quick = given.quick or jax.default_backend() == "cpu"
-    size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
-    train_step.check_devices(given.devices, [given.layout])
+    args = FLAGS.parse_args(argv)
+    quick = args.quick or jax.default_backend() == "cpu"
+    size, batch, seq_len = ("debug", 0, 0) if quick else (args.size, args.batch, args.seq_len)
+    train_step.check_devices(args.devices, [args.layout])
     written: dict[str, Any] = {"machine": machine(), "results": {}}
-    path = options.destination(given.json, "profile_step", recorded=not (quick or given.mixers or given.devices))
+    path = options.destination(args.json, "profile_step", recorded=not (quick or args.mixers or args.devices))
     start = time.monotonic()
-    for name in chosen(given.mixers):
-        if time.monotonic() - start > given.seconds:
-            print(f"{name}: not profiled, --seconds={given.seconds} are over")
+    for name in chosen(args.mixers):
+        if time.monotonic() - start > args.seconds:
+            print(f"{name}: not profiled, --seconds={args.seconds} reached")
             continue
-        config = configured(name, size, batch=batch, seq_len=seq_len, remat=given.remat)
-        if given.devices:
-            layouts = train_step.layouts(config, given.devices, [given.layout])
-            config = layouts[f"{given.layout}={given.devices}"]
-        devices = jax.devices()[: given.devices or 1]
+        config = configured(name, size, batch=batch, seq_len=seq_len, remat=args.remat)
+        if args.devices:
+            layouts = train_step.layouts(config, args.devices, [args.layout])
+            config = layouts[f"{args.layout}={args.devices}"]
+        devices = jax.devices()[: args.devices or 1]
         result = profile(train_step.Stepper(config, devices), steps=3)
-        show(name, result, given.top)
+        show(name, result, args.top)
         written["results"][name] = {**result, "kernels": result["kernels"][:40]}
         report.save(path, written)
     print(f"Wrote {path}.")

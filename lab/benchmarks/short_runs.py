@@ -104,19 +104,19 @@ def table(results: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> None:
     """Run each architecture."""
-    given = FLAGS.parse_args(argv)
-    path = options.destination(given.json, f"short_runs_{given.size}", recorded=not given.mixers)
-    runs = Path(given.runs)
+    args = FLAGS.parse_args(argv)
+    path = options.destination(args.json, f"short_runs_{args.size}", recorded=not args.mixers)
+    runs = Path(args.runs)
     settings = [
-        "data.corpus=blocks", "data.tokenizer=mixtral", f"data.path={Path(given.data).resolve()}",
-        f"train.steps={given.steps}", "model.vocab_size=32000", "log.every=10", *filter(None, given.set),
+        "data.corpus=blocks", "data.tokenizer=mixtral", f"data.path={Path(args.data).resolve()}",
+        f"train.steps={args.steps}", "model.vocab_size=32000", "log.every=10", *filter(None, args.set),
     ]  # fmt: skip
     written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
     start = time.monotonic()
-    for name in chosen(given.mixers):
-        workdir = runs / f"{given.size}-{label(name).replace(' ', '-')}"
-        left = given.seconds - (time.monotonic() - start)
-        error = "not run: out of time" if left < 20 else train(name, workdir, settings, size=given.size, timeout=left)
+    for name in chosen(args.mixers):
+        workdir = runs / f"{args.size}-{label(name).replace(' ', '-')}"
+        left = args.seconds - (time.monotonic() - start)
+        error = "not run: out of time" if left < 20 else train(name, workdir, settings, size=args.size, timeout=left)
         written["results"][name] = {"error": error} if error else read(workdir)
         report.save(path, written)
         print(f"{label(name):<28}{error or written['results'][name]['loss']}", flush=True)

@@ -63,16 +63,16 @@ def tables(q_QHK: Array, k_cCHK: Array, scale: float) -> dict[str, Array]:
     """Return {table name: estimates [Q, H, c]} for all chunks: log of the largest or the mean exponential, in nats."""
     k_cHCK = k_cCHK.swapaxes(1, 2)
 
-    def said(row_cHPK: Array, table: str) -> Array:
+    def estimate(row_cHPK: Array, table: str) -> Array:
         return score(scale * jnp.einsum("qhk,chpk->qhcp", q_QHK, row_cHPK), table)
 
-    found = {"mean": said(rows(k_cHCK, "mean"), "mean")}
+    estimates = {"mean": estimate(rows(k_cHCK, "mean"), "mean")}
     for parts in (2, 4, 8):
-        found[f"{parts} means"] = said(run_means(k_cHCK, parts), "sub_means")
+        estimates[f"{parts} means"] = estimate(run_means(k_cHCK, parts), "sub_means")
     half_variance_QHc = 0.5 * scale**2 * jnp.einsum("qhk,chk->qhc", q_QHK**2, k_cHCK.var(2))
-    found["mean, variance"] = found["mean"] + half_variance_QHc
-    found["mean, leading"] = said(rows(k_cHCK, "mean_eigen"), "mean_eigen")
-    return found
+    estimates["mean, variance"] = estimates["mean"] + half_variance_QHc
+    estimates["mean, leading"] = estimate(rows(k_cHCK, "mean_eigen"), "mean_eigen")
+    return estimates
 
 
 def rank(score_c: Array, target: Array) -> Array:
@@ -91,19 +91,19 @@ def of_group(q_QHK: Array, k_cCHK: Array, first: Array, *, chunk_size: int) -> d
     of_chunk = {"exact": jax.nn.logsumexp(scores_QHcC, -1), "best_key": scores_QHcC.max(-1)}
     of_chunk = {name: jnp.where(is_past_c, x, -jnp.inf) for name, x in of_chunk.items()}
     log_share_QHc = jax.nn.log_softmax(of_chunk["exact"], -1)
-    found: dict[str, Any] = {"past": jnp.broadcast_to(first // chunk_size, q_QHK.shape[:2])}
+    measured: dict[str, Any] = {"past": jnp.broadcast_to(first // chunk_size, q_QHK.shape[:2])}
     chosen = {name: x.argmax(-1) for name, x in of_chunk.items()}
     for name, x in of_chunk.items():
         best, second = jnp.moveaxis(jax.lax.top_k(x, 2)[0], -1, 0)
-        found[f"gap/{name}"] = best - second
-        found[f"share/{name}"] = jnp.exp(jnp.take_along_axis(log_share_QHc, chosen[name][..., None], -1)[..., 0])
+        measured[f"gap/{name}"] = best - second
+        measured[f"share/{name}"] = jnp.exp(jnp.take_along_axis(log_share_QHc, chosen[name][..., None], -1)[..., 0])
     for name, table in tables(q_QHK, k_cCHK, scale).items():
         own_QHc = jnp.where(is_past_c, table, -jnp.inf)
         shared_Hc = jax.nn.log_softmax(own_QHc, -1).max(0)
         lists = {"own": own_QHc, "shared": jnp.broadcast_to(shared_Hc, own_QHc.shape)}
         for target, kind in ((t, k) for t in TARGETS for k in lists):
-            found[f"rank/{target}/{kind}/{name}"] = rank(lists[kind], chosen[target])
-    return found
+            measured[f"rank/{target}/{kind}/{name}"] = rank(lists[kind], chosen[target])
+    return measured
 
 
 def operands(run: str, domain: str, *, blocks: int, seq_len: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
@@ -116,10 +116,10 @@ def operands(run: str, domain: str, *, blocks: int, seq_len: int) -> list[list[t
         raise UserError(f"--domain={domain}: {run} is evaluated on {', '.join(corpus.eval_domains)}.")
     each = -(-length // config.train.seq_len)
     tokens = corpus.eval_blocks(domain, count=blocks * each).tokens[:, :-1]
-    found: list[list[tuple[np.ndarray, np.ndarray]]] = []
+    sequences: list[list[tuple[np.ndarray, np.ndarray]]] = []
 
     def note(q: np.ndarray, k: np.ndarray) -> None:
-        found[-1].append((np.asarray(q, np.float32), np.asarray(k, np.float32)))
+        sequences[-1].append((np.asarray(q, np.float32), np.asarray(k, np.float32)))
 
     def noted(op):
         def call(q: Array, k: Array, v: Array, **settings) -> Array:
@@ -133,12 +133,12 @@ def operands(run: str, domain: str, *, blocks: int, seq_len: int) -> list[list[t
             op = noted(getattr(kernels_pallas, name))
             patches.enter_context(mock.patch.object(kernels_pallas, name, op))
         for at in range(min(blocks, len(tokens) // each)):
-            found.append([])
+            sequences.append([])
             model.hidden(params, jnp.asarray(tokens[at * each : (at + 1) * each].reshape(1, -1)[:, :length]))
             jax.effects_barrier()
-    if not found or not found[0]:
+    if not sequences or not sequences[0]:
         raise UserError(f"--run={run}: it has no layer of Top-1 Chunk or attention, or less text than --seq_len.")
-    return found
+    return sequences
 
 
 def measure(q: np.ndarray, k: np.ndarray, *, groups: int, chunk_size: int) -> dict[str, np.ndarray]:
@@ -149,16 +149,16 @@ def measure(q: np.ndarray, k: np.ndarray, *, groups: int, chunk_size: int) -> di
     starts = starts[np.unique(np.linspace(0, len(starts) - 1, min(groups, len(starts))).round().astype(int))]
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1).astype(np.float32)
     k_cCHK = jnp.asarray(k[: n_chunks * chunk_size].reshape(n_chunks, chunk_size, *k.shape[1:]))
-    found = [
+    of_groups = [
         of_group(jnp.asarray(q[at : at + size], jnp.float32), k_cCHK, jnp.asarray(at), chunk_size=chunk_size)
         for at in starts
     ]
-    return {key: np.stack([np.asarray(one[key]) for one in found]) for key in found[0]}
+    return {key: np.stack([np.asarray(one[key]) for one in of_groups]) for key in of_groups[0]}
 
 
-def summary(found: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+def summary(measured: list[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Return recall by target, kind and table, mean mass fractions, and gap quantiles."""
-    joined = {key: np.concatenate([one[key].ravel() for one in found]) for key in found[0]}
+    joined = {key: np.concatenate([one[key].ravel() for one in measured]) for key in measured[0]}
     past, recall = joined["past"], {}
     for key, ranks in joined.items():
         if key.startswith("rank/"):
@@ -203,24 +203,24 @@ def draw(result: dict[str, Any], path: Path, title: str) -> None:
 
 def main(argv: list[str]) -> None:
     """Measure, print and draw."""
-    given = FLAGS.parse_args(argv)
-    if given.chunk_size % min(GROUP, given.chunk_size):
-        raise UserError(f"--chunk_size={given.chunk_size}: choose at most {GROUP} or a multiple of it.")
+    args = FLAGS.parse_args(argv)
+    if args.chunk_size % min(GROUP, args.chunk_size):
+        raise UserError(f"--chunk_size={args.chunk_size}: choose at most {GROUP} or a multiple of it.")
     layers: list[list[dict[str, np.ndarray]]] = []
-    for sequence in operands(given.run, given.domain, blocks=given.blocks, seq_len=given.seq_len):
+    for sequence in operands(args.run, args.domain, blocks=args.blocks, seq_len=args.seq_len):
         layers = layers or [[] for _ in sequence]
         for of_layer, (q, k) in zip(layers, sequence, strict=True):
-            of_layer.append(measure(q, k, groups=given.groups, chunk_size=given.chunk_size))
+            of_layer.append(measure(q, k, groups=args.groups, chunk_size=args.chunk_size))
     result = summary([one for of_layer in layers for one in of_layer])
     by_layer = [summary(of_layer) for of_layer in layers]
     for target in TARGETS:
         print(markdown(result, target, "own"), markdown(result, target, "shared"), sep="\n\n", end="\n\n")
     print("Share of the past mass that is read:", {name: round(x, 3) for name, x in result["share"].items()})
-    out = Path(given.json or options.UNRECORDED / "shortlists.json")
-    settings = {key: value for key, value in vars(given).items() if key != "json"}
+    out = Path(args.json or options.UNRECORDED / "shortlists.json")
+    settings = {key: value for key, value in vars(args).items() if key != "json"}
     report.save(out, {"machine": machine(), "settings": settings, "results": result, "layers": by_layer})
-    run = Path(given.run).name.replace("_", " ")
-    draw(result, out.with_suffix(".png"), f"{run}, {given.domain}: {result['chunks']} past chunks")
+    run = Path(args.run).name.replace("_", " ")
+    draw(result, out.with_suffix(".png"), f"{run}, {args.domain}: {result['chunks']} past chunks")
     print(f"Wrote {out}.")
 
 

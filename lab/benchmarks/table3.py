@@ -161,7 +161,7 @@ def _step_seconds(
     """Return seconds per step by position and timed part."""
     cache = jax.jit(partial(repeated, model=model, n=at_a_time, max_len=max_len))(one)
     del one
-    token_B, found = jnp.zeros(at_a_time, jnp.int32), []
+    token_B, seconds = jnp.zeros(at_a_time, jnp.int32), []
     for first in np.linspace(n.prompt, n.prompt + n.new - n.timed - 2, POSITIONS, dtype=np.int32):
         parts = []
         for steps in (range(2), *np.array_split(np.arange(2, n.timed + 2), min(REPEATS, n.timed))):
@@ -170,8 +170,8 @@ def _step_seconds(
                 token_B, cache = _greedy_step(params, token_B, first + np.int32(i), cache, model=model)
             jax.block_until_ready(token_B)
             parts.append((time.perf_counter() - start) / len(steps))
-        found.append(parts[1:])  # the first two steps include compilation or an idle device
-    return found
+        seconds.append(parts[1:])  # the first two steps include compilation or an idle device
+    return seconds
 
 
 def measure(name: str, n: Inference, *, repeats: int, steps: int) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
     """Draw training and inference relative to full attention, side by side."""
     # Each repeat is divided by full attention's median. Older records have no inference repeats.
     bars = [
-        plot.Bar(f"{name}, {what}", row[ratio], [run * row[ratio] / row[speed] for run in row.get(runs, ())])
+        plot.Bar(f"{name}, {kind}", row[ratio], [run * row[ratio] / row[speed] for run in row.get(runs, ())])
         for name, row in written["results"].items()
-        for what, ratio, speed, runs in (
+        for kind, ratio, speed, runs in (
             ("training", "train_ratio", "train_tokens_per_s", "train_runs"),
             ("inference", "inference_ratio", "new_tokens_per_s", "new_tokens_runs"),
         )
@@ -212,20 +212,20 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Measure each model; print and write each result."""
-    given = FLAGS.parse_args(argv)
-    options.check_known("models", given.models, FIGURE.MODELS)
-    quick = given.quick or jax.default_backend() == "cpu"
+    args = FLAGS.parse_args(argv)
+    options.check_known("models", args.models, FIGURE.MODELS)
+    quick = args.quick or jax.default_backend() == "cpu"
     if quick:
         n, repeats, steps = Inference(96, 32, 4, 4, "debug"), 1, 1
     else:
-        n, repeats, steps = Inference(50_000, 5_000, given.sequences, given.timed, "135m_100k"), 3, 2
-    path = options.destination(given.json, "table3", recorded=not (quick or given.models))
+        n, repeats, steps = Inference(50_000, 5_000, args.sequences, args.timed, "135m_100k"), 3, 2
+    path = options.destination(args.json, "table3", recorded=not (quick or args.models))
     written: dict[str, Any] = {"machine": machine(), "settings": n._asdict(), "results": {}}
     print(TABLE.header())
     start = time.monotonic()
-    for name in given.models or FIGURE.MODELS:
-        if time.monotonic() - start > given.seconds:
-            row: dict[str, Any] = {"error": f"not measured: --seconds={given.seconds:g} are over"}
+    for name in args.models or FIGURE.MODELS:
+        if time.monotonic() - start > args.seconds:
+            row: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds:g} reached"}
         else:
             try:
                 row = measure(name, n, repeats=repeats, steps=steps)

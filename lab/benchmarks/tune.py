@@ -40,7 +40,7 @@ FLAGS.add_argument("--kernels", type=options.words, default=["forward", "dq", "d
 FLAGS.add_argument("--length", type=int, default=32768, help="tokens (32768)")
 FLAGS.add_argument("--dim", type=int, default=64, help="head dim (64)")
 FLAGS.add_argument("--kda", action="store_true", help="the kernels of channels at the sizes of KDA")
-FLAGS.add_argument("--seconds", type=float, default=300, help="begin nothing after so many (300)")
+FLAGS.add_argument("--seconds", type=float, default=300, help="start no measurement after this time (300)")
 options.parse_early(FLAGS, __name__)
 
 import math
@@ -78,12 +78,12 @@ OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # index in the backward results; unused r
 
 def candidates(kernel: str, first: Any) -> list[Any]:
     """Return the table's entry, then others: outer tiles of 64 and 128, inner tiles of 32 to 128."""
-    found = [first]
+    tiles = [first]
     for outer, inner, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
         m, n = (inner, outer) if kernel in ("dk", "dkv") else (outer, inner)
         if inner <= outer and not (warps == 8 and outer == 64):
-            found.append(first._replace(m=m, n=n, warps=warps, stages=stages))
-    return list(dict.fromkeys(found))
+            tiles.append(first._replace(m=m, n=n, warps=warps, stages=stages))
+    return list(dict.fromkeys(tiles))
 
 
 def call(kernel: str, args: tuple) -> Callable:
@@ -114,11 +114,11 @@ def scan_calls(scan: Any, f: Callable, *sizes: tuple) -> dict[str, Callable]:
     seen: dict[str, list[Callable]] = {}
     launch = scan._launch  # wrapped below to record the kernel arguments
 
-    def recorder(kind: str, *given: Any, out: list, shapes: tuple, **options: Any) -> tuple:
+    def recorder(kind: str, *inputs: Any, out: list, shapes: tuple, **options: Any) -> tuple:
         like = partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
         arrays, kernel = (
-            [x for x in given if isinstance(x, jax.Array)],
-            [x for x in given if not isinstance(x, jax.Array)],
+            [x for x in inputs if isinstance(x, jax.Array)],
+            [x for x in inputs if not isinstance(x, jax.Array)],
         )
         run = partial(launch, kind, *kernel, out=like(out), shapes=like(shapes), **options)
         seen.setdefault(kind, []).append(partial(jitted, run, like(arrays)))
@@ -126,10 +126,10 @@ def scan_calls(scan: Any, f: Callable, *sizes: tuple) -> dict[str, Callable]:
 
     def jitted(run: Callable, shapes: list) -> Callable:
         keys = jax.random.split(jax.random.key(0), len(shapes))
-        given = [0.1 * jax.random.uniform(key, x.shape) for key, x in zip(keys, shapes, strict=True)]
-        given = [x.astype(shape.dtype) for x, shape in zip(given, shapes, strict=True)]
+        inputs = [0.1 * jax.random.uniform(key, x.shape) for key, x in zip(keys, shapes, strict=True)]
+        inputs = [x.astype(shape.dtype) for x, shape in zip(inputs, shapes, strict=True)]
         program = jax.jit(lambda *x: run(*x))
-        return lambda: program(*given)
+        return lambda: program(*inputs)
 
     def together(makers: list[Callable]) -> Callable:
         programs = [make() for make in makers]
@@ -170,19 +170,19 @@ def channel_calls(
 
 def keys_candidates(first: Any) -> list[Any]:
     """Return the table's entry, then others: blocks of 64 and 128 values, 16 to 64 keys, 4 and 8 warps."""
-    found = [first]
+    tiles = [first]
     for block, keys, warps, stages in product((64, 128), (16, 32, 64), (4, 8), (1, 2)):
-        found.append(first._replace(block=block, keys=keys, warps=warps, stages=stages))
-    return list(dict.fromkeys(found))
+        tiles.append(first._replace(block=block, keys=keys, warps=warps, stages=stages))
+    return list(dict.fromkeys(tiles))
 
 
 def scan_candidates(first: Any) -> list[Any]:
     """Return the table's entry, then others: 32 to 128 values (32 and 64 keys), 4 and 8 warps, 1 to 3 stages."""
-    found = [first]
+    tiles = [first]
     for block, warps, stages in product((32, 64, 128), (4, 8), (1, 2, 3)):
         entry = first._replace(block=block, warps=warps, stages=stages)
-        found += [entry._replace(keys=keys) for keys in (32, 64)] if hasattr(first, "keys") else [entry]
-    return list(dict.fromkeys(found))
+        tiles += [entry._replace(keys=keys) for keys in (32, 64)] if hasattr(first, "keys") else [entry]
+    return list(dict.fromkeys(tiles))
 
 
 def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N: int = 16) -> Callable:
@@ -202,12 +202,12 @@ def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N:
 
 def selective_candidates(kernel: str, first: Any) -> list[Any]:
     """Return the table's entry, then others: 8 to 32 channels per warp; backward, chunks of 32 or 64."""
-    found, cuts = [first], [(first.full, first.steps)]
+    tiles, cuts = [first], [(first.full, first.steps)]
     if kernel == "selective_bwd":
         cuts = [(first.full, 32), (first.full, 64), (3072, 64)]
     for e, u, (full, steps) in product((8, 16, 32), (2, 4), cuts):
-        found.append(first._replace(e=e, u=u, full=full, steps=steps))
-    return list(dict.fromkeys(found))
+        tiles.append(first._replace(e=e, u=u, full=full, steps=steps))
+    return list(dict.fromkeys(tiles))
 
 
 def conv_call(kernel: str, *, B: int = 16, T: int = 2048, heads: int = 6, K: int = 96, V: int = 192) -> Callable:
@@ -223,7 +223,7 @@ def conv_call(kernel: str, *, B: int = 16, T: int = 2048, heads: int = 6, K: int
     ws = [jax.random.uniform(key, (E, 4)) for key, E in zip(keys, widths, strict=True)]
 
     def forward(xs: list, ws: list) -> list:
-        return [f(*given) for given in zip(xs, ws, norms, strict=True)]
+        return [f(*arrays) for arrays in zip(xs, ws, norms, strict=True)]
 
     if kernel == "conv":
         run = jax.jit(forward)
@@ -234,11 +234,11 @@ def conv_call(kernel: str, *, B: int = 16, T: int = 2048, heads: int = 6, K: int
 
 def conv_candidates(first: Any) -> list[Any]:
     """Return the table's entry, then others: 4 or 8 channels per thread, 16 to 64 positions, 2 to 8 in flight."""
-    found = [first]
+    tiles = [first]
     for row, warps, steps, unroll in product((512, 1024, 2048), (4, 8), (16, 32, 64), (2, 4, 8)):
         if row // (32 * warps) in (4, 8):
-            found.append(first._replace(row=row, warps=warps, steps=steps, unroll=unroll))
-    return list(dict.fromkeys(found))
+            tiles.append(first._replace(row=row, warps=warps, steps=steps, unroll=unroll))
+    return list(dict.fromkeys(tiles))
 
 
 def shift_call(kernel: str, *, B: int = 16, T: int = 2048, D: int = 768) -> Callable:
@@ -248,14 +248,14 @@ def shift_call(kernel: str, *, B: int = 16, T: int = 2048, D: int = 768) -> Call
     is_moved = kernel.endswith("_moved")
     N, keys = 5 if is_moved else 6, jax.random.split(jax.random.key(0))
     x, moves = (jax.random.normal(key, (*n, B, T, D), "bfloat16") for key, n in zip(keys, ((), (N,)), strict=True))
-    given = (x, jnp.full((N, D), 0.5), moves if is_moved else None)
+    inputs = (x, jnp.full((N, D), 0.5), moves if is_moved else None)
 
     def forward(x: jax.Array, mu: jax.Array, moves: jax.Array | None) -> tuple[jax.Array, ...]:
         return shift.run(x, None, tuple(mu), moves)
 
     if "bwd" in kernel:
-        return partial(jax.jit(lambda *given: jax.vjp(forward, *given)[1]((x,) * N)), *given)
-    return partial(jax.jit(forward), *given)
+        return partial(jax.jit(lambda *inputs: jax.vjp(forward, *inputs)[1]((x,) * N)), *inputs)
+    return partial(jax.jit(forward), *inputs)
 
 
 def operands_call(kernel: str, *, B: int = 16, T: int = 2048, H: int = 12, K: int = 64) -> Callable:
@@ -263,19 +263,19 @@ def operands_call(kernel: str, *, B: int = 16, T: int = 2048, H: int = 12, K: in
     from kernels_pallas.wkv7_operands.triton import operands as wkv7
 
     data = [jax.random.normal(key, (B, T, H, K), "bfloat16") for key in jax.random.split(jax.random.key(0), 7)]
-    given = (tuple(data), jnp.ones((B, 6, H, K)))
-    forward = jax.jit(lambda *given: wkv7.forward(*given)[0])
+    inputs = (tuple(data), jnp.ones((B, 6, H, K)))
+    forward = jax.jit(lambda *inputs: wkv7.forward(*inputs)[0])
     if kernel == "operands_forward":
-        return partial(forward, *given)
-    return partial(jax.jit(lambda *given: wkv7.backward(given[:2], given[2])), *given, forward(*given))
+        return partial(forward, *inputs)
+    return partial(jax.jit(lambda *inputs: wkv7.backward(inputs[:2], inputs[2])), *inputs, forward(*inputs))
 
 
 def operand_candidates(first: Any) -> list[Any]:
     """Return the table's entry, then others: 512 and 1,024 channels, 4 or 8 per thread, 1 to 3 in flight."""
-    found = [first]
+    tiles = [first]
     for channels, each, steps, stages in product((512, 1024), (4, 8), (4, 16, 32), (1, 2, 3)):
-        found.append(first._replace(channels=channels, each=each, steps=steps, stages=stages))
-    return list(dict.fromkeys(found))
+        tiles.append(first._replace(channels=channels, each=each, steps=steps, stages=stages))
+    return list(dict.fromkeys(tiles))
 
 
 def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
@@ -291,11 +291,11 @@ def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
 
 def loss_candidates(first: Any) -> list[Any]:
     """Return the table's entry, then others: blocks of 2,048 to 16,384 logits per token, 8 to 32 per thread."""
-    found = [first]
+    tiles = [first]
     for block, warps in product((2048, 4096, 8192, 16384), (4, 8, 16, 32)):
         if 8 <= block // (32 * warps) <= 32:
-            found.append(first._replace(block=block, warps=warps))
-    return list(dict.fromkeys(found))
+            tiles.append(first._replace(block=block, warps=warps))
+    return list(dict.fromkeys(tiles))
 
 
 def norm_call(kernel: str, *, B: int = 16, T: int = 2048) -> Callable:
@@ -308,18 +308,18 @@ def norm_call(kernel: str, *, B: int = 16, T: int = 2048) -> Callable:
     keys = jax.random.split(jax.random.key(0), 4)
     x, gate, skip, dy = (jax.random.normal(key, (B, T, H, V), "bfloat16") for key in keys)
     gain = jnp.ones((B, H, V))
-    given = (x, gate, (skip, jnp.ones((B, T, H))), gain, None if is_all else gain)
+    inputs = (x, gate, (skip, jnp.ones((B, T, H))), gain, None if is_all else gain)
     backward = jax.jit(lambda *arrays: norm.backward(call, arrays[:-1], arrays[-1]))
     forward = jax.jit(lambda *arrays: norm.forward(call, *arrays)[0])
-    return partial(backward, *given, dy) if "backward" in kernel else partial(forward, *given)
+    return partial(backward, *inputs, dy) if "backward" in kernel else partial(forward, *inputs)
 
 
 def norm_candidates(first: Any) -> list[Any]:
     """Return the table's entry, then others: 512 to 2,048 channels, 4 to 16 per thread, 1 to 3 in flight."""
-    found, is_all = [first], first.channels == 1
+    tiles, is_all = [first], first.channels == 1
     for channels, each, steps, stages in product((512, 1024, 2048), (4, 8, 16), (4, 16, 64), (1, 2, 3)):
-        found.append(first._replace(channels=1 if is_all else channels, each=each, steps=steps, stages=stages))
-    return list(dict.fromkeys(found))
+        tiles.append(first._replace(channels=1 if is_all else channels, each=each, steps=steps, stages=stages))
+    return list(dict.fromkeys(tiles))
 
 
 def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable, end: float) -> None:
@@ -327,7 +327,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
     first, rows = table[key], []
     for entry in tiles:
         if time.monotonic() > end:
-            print("the time is over")
+            print(f"--seconds reached before {kernel} {entry}")
             break
         table[key] = entry
         try:
@@ -343,7 +343,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
 
 def main(argv: list[str]) -> None:
     """Measure and print."""
-    given = FLAGS.parse_args(argv)
+    args = FLAGS.parse_args(argv)
     known = (
         *KERNELS,
         *DELTA_KERNELS,
@@ -355,19 +355,19 @@ def main(argv: list[str]) -> None:
         *NORM_KERNELS,
     )
     known += LOSS_KERNELS
-    options.check_known("kernels", given.kernels, known)
+    options.check_known("kernels", args.kernels, known)
     capability = device.compute_capability()
     if capability is None:
-        raise UserError("tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
-    args, calls = (), {}
-    if set(given.kernels) & set(KERNELS):
-        args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")
-    if set(given.kernels) & set(DELTA_KERNELS):
+        raise UserError("tune times Triton kernels, and JAX sees no GPU here. Run it on a machine with a GPU.")
+    arrays, calls = (), {}
+    if set(args.kernels) & set(KERNELS):
+        arrays = operands(limits.Sizes(1, args.length, 12, args.dim), "bfloat16")
+    if set(args.kernels) & set(DELTA_KERNELS):
         calls |= delta_calls()
-    if set(given.kernels) & set(CHANNEL_KERNELS):
-        calls |= channel_calls(H=6, K=128, V=128, tied=True) if given.kda else channel_calls()
-    end = time.monotonic() + given.seconds
-    for kernel in given.kernels:
+    if set(args.kernels) & set(CHANNEL_KERNELS):
+        calls |= channel_calls(H=6, K=128, V=128, tied=True) if args.kda else channel_calls()
+    end = time.monotonic() + args.seconds
+    for kernel in args.kernels:
         if kernel in calls:
             from kernels_pallas.delta_rule.triton import scan as delta
             from kernels_pallas.linear_attention.triton import scan as channel
@@ -409,9 +409,9 @@ def main(argv: list[str]) -> None:
             fastest(kernel, loss.TILES, kernel, loss_candidates(loss.TILES[kernel]), loss_call, end)
         else:
             entry = "forward" if kernel == "evaluate" else kernel
-            key = (entry, 64 if given.dim <= 64 else 128, True, capability >= 90)
-            first = tile_sizes.tiles(entry, given.dim, jnp.dtype("bfloat16"))
-            fastest(kernel, tile_sizes.TILES, key, candidates(kernel, first), partial(call, kernel, args), end)
+            key = (entry, 64 if args.dim <= 64 else 128, True, capability >= 90)
+            first = tile_sizes.tiles(entry, args.dim, jnp.dtype("bfloat16"))
+            fastest(kernel, tile_sizes.TILES, key, candidates(kernel, first), partial(call, kernel, arrays), end)
 
 
 if __name__ == "__main__":

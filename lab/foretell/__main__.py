@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
     parser.prog = "python -m lab.foretell"
     parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
     parser.add_argument("--out", default="runs/recall", help="the directory of the recall results (runs/recall)")
-    parser.add_argument("--models", default="", help="labels with ; or , between them (all models of the studies)")
+    parser.add_argument("--models", default="", help="labels separated by ; or , (all models of the studies)")
     help_text = "results of `seqjax study`; repeat it to add the models of another study"
     parser.add_argument("--study", action="append", required=True, help=help_text)
     args = parser.parse_args(argv)

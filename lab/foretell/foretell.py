@@ -2,8 +2,8 @@
 
     python -m lab.foretell --size=small --study=lab/results/trunks_110m --study=lab/results/hybrids
 
-The five tasks and scores in `PRIMARY` were pre-registered. `LATER` was added after seed 0 had been seen; it uses only
-the other seeds, and is tested again on mixers that were added afterwards. The unit is a mixer. x is its mean score over
+The five tasks and scores in `PRIMARY` were pre-registered. `LATER` was chosen after seed 0 had run; it only uses
+later seeds, and is tested again on mixers that were added afterwards. The unit is a mixer. x is its mean score over
 seeds, at the learning rate that is best on validation sequences. y is its OOD loss at a near-best rate, averaged over
 seeds and domains. z is its in-domain loss. Better models are better at everything, so the correlation controls for z:
 with ranks R,
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.foretell.rank_correlation import (
-    Found,
     Means,
+    Statistic,
+    break_ties,
     interval,
     p_values,
     rank_correlation,
     reliability,
-    told_apart,
 )
 from seqjax.config import presets
 from seqjax.errors import UserError
@@ -72,10 +72,10 @@ PRIMARY = (
     Primary("grammar", ("3-4 rules",), "score"),
     Primary("capacity", ("40,000",), "score"),
 )
-# Chosen after seed 0 had been seen, before the other seeds ran: twice the training's number of values.
+# Chosen after seed 0 had run and before the other seeds: twice the number of values in training.
 LATER = Primary("fuzzy", ("24, first token",), seeds=(1, 2))
-# Mixers that had run when LATER was chosen. Only the other mixers test it independently.
-FOUND_WITH = (
+# Mixers that had run when LATER was chosen. Only new mixers test it independently.
+SEEN_MIXERS = (
     *("Transformer++", "Transformer++, QK norm", "Transformer++, QK norm, conv", "W=256, QK norm", "FoX"),
     *("Top-1 Chunk, exact", "Top-1 Chunk, approx", "Top-1 Chunk, best key", "Top-1 Chunk, shortlist"),
     *("Based", "GLA", "mLSTM", "Mamba-2", "Mamba-3", "RWKV-5", "RWKV-6", "RWKV-7"),
@@ -145,13 +145,12 @@ class Mixer:
 class Row(NamedTuple):
     """Statistics of one score over its mixers.
 
-    `found` has the statistics by name, and is empty with fewer than `LEAST` mixers. `near` is the number of mixers near
-    the floor or the ceiling.
+    `statistics` is empty with fewer than `LEAST` mixers. `near` is the number of mixers near the floor or the ceiling.
     """
 
     primary: Primary
     mixers: list[Mixer]
-    found: dict[str, Found]
+    statistics: dict[str, Statistic]
     near: int
 
     @property
@@ -169,13 +168,13 @@ class Row(NamedTuple):
         """The verdict in words: whether the task predicts the losses."""
         if not self.mixers:
             return "not run"
-        if not self.found:
+        if not self.statistics:
             return f"{len(self.mixers)} mixers are too few"
         if not self.informative:
             return f"uninformative: {self.near} of {len(self.mixers)} at the floor or the ceiling"
-        if self.found["p"].value > 1 - LEVEL:
-            return "cannot tell"
-        return "foretells" if self.found["rho"].value < 0 else "higher scores lose more"
+        if self.statistics["p"].value > 1 - LEVEL:
+            return "undecided"
+        return "predicts" if self.statistics["rho"].value < 0 else "higher scores, higher losses"
 
 
 def foretell(
@@ -193,13 +192,15 @@ def foretell(
         name = primary.name
         mixers = [mixer for mixer in every if name in mixer.scores]
         near = sum(_near_an_edge(mixer.scores[name]) for mixer in mixers)
-        found: dict[str, Found] = {}
+        statistics: dict[str, Statistic] = {}
         if len(mixers) >= LEAST:
-            found = _statistics(mixers, name, domains, gaps)
+            statistics = _statistics(mixers, name, domains, gaps)
             tested.append((np.array([every.index(mixer) for mixer in mixers]), *_variables(mixers, name)))
-        rows.append(Row(primary, mixers, found, near))
+        rows.append(Row(primary, mixers, statistics, near))
     p = iter(p_values(tested, n=len(every)))
-    return [row._replace(found=row.found | {"p": Found(next(p))}) if row.found else row for row in rows]
+    return [
+        row._replace(statistics=row.statistics | {"p": Statistic(next(p))}) if row.statistics else row for row in rows
+    ]
 
 
 def _near_an_edge(scores: Scores) -> bool:
@@ -208,13 +209,13 @@ def _near_an_edge(scores: Scores) -> bool:
 
 def _variables(mixers: Sequence[Mixer], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return x, y and z, each [mixers]."""
-    x = told_apart(Means([mixer.scores[name].values for mixer in mixers]).all())
+    x = break_ties(Means([mixer.scores[name].values for mixer in mixers]).all())
     return x, np.array([m.outside.mean() for m in mixers]), np.array([m.inside.mean() for m in mixers])
 
 
 def _statistics(
     mixers: Sequence[Mixer], name: str, domains: Sequence[str], gaps: Mapping[str, float]
-) -> dict[str, Found]:
+) -> dict[str, Statistic]:
     """Return a score's statistics, except p."""
     scores = [mixer.scores[name] for mixer in mixers]
     x, y, z = _variables(mixers, name)
@@ -228,13 +229,13 @@ def _statistics(
         more = [np.array(values)[keep] for values in others]
         return float(rank_correlation(x[keep], y[keep], z[keep], *more)) if keep.sum() > 4 else np.nan
 
-    of_x = Means([found.values for found in scores])
+    of_x = Means([of_mixer.values for of_mixer in scores])
     of_y = Means([np.stack([mixer.outside.mean(1), mixer.inside], 1) for mixer in mixers])
     rng = np.random.default_rng(0)
 
     def drawn(indices: np.ndarray) -> np.ndarray:
         losses = of_y.drawn(indices, rng)
-        return rank_correlation(told_apart(of_x.drawn(indices, rng)), losses[..., 0], losses[..., 1])
+        return rank_correlation(break_ties(of_x.drawn(indices, rng)), losses[..., 0], losses[..., 1])
 
     families = np.array([mixer.family for mixer in mixers])
     attends = np.isin(families, ATTENDS)
@@ -247,32 +248,33 @@ def _statistics(
     everyone, alone = np.ones(len(mixers), bool), np.eye(len(mixers), dtype=bool)
     with_gap = np.array([mixer.label in gaps for mixer in mixers])
     of_gap = np.array([gaps[mixer.label] for mixer in mixers if mixer.label in gaps])
-    found = {
+    plain_gap = float(rank_correlation(x[with_gap], of_gap)) if with_gap.sum() > 4 else np.nan
+    statistics = {
         "rho": interval(rho, drawn(rng.integers(len(mixers), size=(DRAWS, len(mixers))))),
         "rho, by family": interval(rho, by_family),
         "one mixer left out": _range(rho, [of(~one) for one in alone]),
         "one family left out": _range(rho, [of(families != name) for name in set(families)]),
-        "attending taken out too": Found(of(everyone, attends)),
-        "without those that attend": Found(of(~attends)),
-        "state taken out too": Found(of(everyone, [found.state for found in scores])),
-        "parameters taken out too": Found(of(everyone, [found.parameters for found in scores])),
-        "plain": Found(float(rank_correlation(x, y))),
-        "plain, with the gap": Found(float(rank_correlation(x[with_gap], of_gap)) if with_gap.sum() > 4 else np.nan),
-        "reliability of the score": Found(reliability([found.values[:, 0] for found in scores])),
-        "reliability of the loss": Found(reliability([mixer.outside.mean(1) for mixer in mixers])),
+        "also controlling for attention": Statistic(of(everyone, attends)),
+        "mixers that do not attend": Statistic(of(~attends)),
+        "also controlling for state size": Statistic(of(everyone, [of_mixer.state for of_mixer in scores])),
+        "also controlling for parameters": Statistic(of(everyone, [of_mixer.parameters for of_mixer in scores])),
+        "plain": Statistic(float(rank_correlation(x, y))),
+        "plain, with the gap": Statistic(plain_gap),
+        "reliability of the score": Statistic(reliability([of_mixer.values[:, 0] for of_mixer in scores])),
+        "reliability of the loss": Statistic(reliability([mixer.outside.mean(1) for mixer in mixers])),
     }
     of_domains = zip(domains, np.array([mixer.outside.mean(0) for mixer in mixers]).T, strict=True)
-    return found | {name: Found(float(rank_correlation(x, losses, z))) for name, losses in of_domains}
+    return statistics | {name: Statistic(float(rank_correlation(x, losses, z))) for name, losses in of_domains}
 
 
 def of_every_test(
     every: Sequence[Mixer], results: Sequence[Mapping[str, Any]], setup: Setup
 ) -> list[tuple[Primary, int, float, float]]:
-    """Return (score, number of mixers, rho, rho given attention) per test.
+    """Return (score, number of mixers, rho, rho controlling for attention) per test.
 
     The last value also controls for whether a mixer attends. There is no significance test.
     """
-    found = []
+    rows = []
     for primary in PRIMARY:
         for test in setup.task(primary.task).tests:
             score = primary._replace(tests=(test,))
@@ -282,37 +284,37 @@ def of_every_test(
                 variables = _variables(mixers, score.name)
                 attends = np.array([mixer.family in ATTENDS for mixer in mixers])
                 rhos = (float(rank_correlation(*variables, *others)) for others in ((), (attends,)))
-                found.append((score, len(mixers), *rhos))
-    return found
+                rows.append((score, len(mixers), *rhos))
+    return rows
 
 
-def _range(value: float, values: Sequence[float]) -> Found:
+def _range(value: float, values: Sequence[float]) -> Statistic:
     known = [v for v in values if not np.isnan(v)]
-    return Found(value, min(known), max(known)) if known else Found(value)
+    return Statistic(value, min(known), max(known)) if known else Statistic(value)
 
 
-def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
+def read_study(study: Records, chosen: Sequence[str] | None) -> list[Mixer]:
     """Return a study's mixers with their losses at a near-best rate.
 
     `seqjax.study.gaps.shown_runs` chooses the rate. A model corresponds to the mixer with the same label in
     `seqjax.evals.recall.setups.MODELS`. `chosen` restricts the labels. Raises `UserError` for a model without such a
     mixer, and if the mixer's settings differ in the study.
     """
-    names = found.models
+    names = study.models
     if chosen is None and (unknown := [name for name in names if name not in MODELS]):
         raise UserError(
-            f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Select known "
-            f"mixers with --models={';'.join(name for name in names if name in MODELS)}, or add the models to MODELS "
-            "in seqjax/evals/recall/setups.py."
+            f"The study has models without a mixer in `seqjax recall`: {'; '.join(unknown)}. Select known mixers with "
+            f"--models={';'.join(name for name in names if name in MODELS)}, or add the models to MODELS in "
+            "seqjax/evals/recall/setups.py."
         )
     every = []
     for name in (name for name in names if name in (names if chosen is None else chosen)):
-        if runs := shown_runs(found, name):
+        if runs := shown_runs(study, name):
             if differing := other_settings(runs[0].metadata.get("config", {}), name):
-                raise UserError(f"{name!r} of the study is another mixer than that of `seqjax recall`: {differing}.")
+                raise UserError(f"{name!r} has other settings in the study than in `seqjax recall`: {differing}.")
             ends = [run.last for run in runs]
-            inside = record.in_domain(ends, found.against)
-            every.append(Mixer(name, inside, record.losses(ends, found.domains)))
+            inside = record.in_domain(ends, study.against)
+            every.append(Mixer(name, inside, record.losses(ends, study.domains)))
     return every
 
 
@@ -327,7 +329,7 @@ def other_settings(recorded: Mapping[str, Any], label: str) -> str:
     was, now = recorded.get("model", {}).get("mixer", model.mixer), model.mixer
     was, now = (list(mixer) if isinstance(mixer, list | tuple) else [mixer] for mixer in (was, now))
     if len(was) != len(now):
-        return f"it has {len(was)} in turns, not {len(now)}"
+        return f"it alternates {len(was)} mixers, not {len(now)}"
     for one, other in zip(was, now, strict=True):
         for key in (key for key in one if key in other and key != "implementation"):
             pair = one[key], other[key]
@@ -351,16 +353,16 @@ def with_scores(
 
     `passed` leaves out runs that failed the easiest training test.
     """
-    told = []
+    scored = []
     for mixer in mixers:
         scores = {}
         for primary in primaries:
             wanted = (mixer.label, primary.task, setup.rounds[0][0])
             runs = [run for run in results if (run["model"], run["task"], run["dim"]) == wanted]
-            if runs and (found := _scored(runs, primary, setup, passed=passed)):
-                scores[primary.name] = found
-        told.append(dataclasses.replace(mixer, scores=scores))
-    return told
+            if runs and (of_task := _scored(runs, primary, setup, passed=passed)):
+                scores[primary.name] = of_task
+        scored.append(dataclasses.replace(mixer, scores=scores))
+    return scored
 
 
 def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *, passed: bool) -> Scores | None:
@@ -373,13 +375,13 @@ def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *
     tests = primary.tests or tuple(task.tests)
     form = {"state": {task.own: int}, "parameters": int, "chance": float}
     form |= {"tests": {test: {primary.number: Float} for test in (*tests, task.own)}}
-    told = []
+    finite = []
     for run in runs:
         check(run, form, f"{report.RESULTS}: {primary.task}, {run['model']}", fix=report.FIX)
         if all(np.isfinite(run["tests"][test][primary.number]) for test in (*tests, task.own)):
-            told.append(run)
-    rate = report.validated_rate(told, task.own, primary.number) if told else None
-    best = [run for run in told if run["rate"] == rate and (not primary.seeds or run["seed"] in primary.seeds)]
+            finite.append(run)
+    rate = report.validated_rate(finite, task.own, primary.number) if finite else None
+    best = [run for run in finite if run["rate"] == rate and (not primary.seeds or run["seed"] in primary.seeds)]
     best = [run for run in best if not (passed and task.easy) or run["tests"][task.easy]["accuracy"] >= report.PASSED]
     if not best:
         return None
@@ -387,7 +389,7 @@ def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *
     values = [[(run["tests"][t][primary.number], -run["tests"][t].get("bits", 0.0)) for t in tests] for run in best]
     return Scores(
         np.array(values, float).mean(1),
-        n_rates=len({run["rate"] for run in told}),
+        n_rates=len({run["rate"] for run in finite}),
         state=best[0]["state"][task.own],
         parameters=best[0]["parameters"],
         edges=(best[0]["chance"], 1.0) if primary.number == "accuracy" else (),

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.foretell.foretell import (
-    FOUND_WITH,
     LATER,
     LEAST,
     PRIMARY,
     SEEDS,
+    SEEN_MIXERS,
     Mixer,
     Row,
     foretell,
@@ -23,7 +23,7 @@ from lab.foretell.foretell import (
     read_study,
     with_scores,
 )
-from lab.foretell.rank_correlation import Found, least, p_text
+from lab.foretell.rank_correlation import Statistic, least, p_text
 from seqjax.errors import UserError
 from seqjax.escape import markdown as escaped
 from seqjax.escape import picture
@@ -56,7 +56,7 @@ EVERY = (
     "rho for each test, for exploration only. Among many tests, some |rho| are large by chance. A test that only "
     "separates mixers that attend from other mixers also has a large |rho|; the last column controls for this.\n\n"
 )
-TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
+TABLE_STATISTICS = ("rho", "rho, by family", "one mixer left out", "one family left out")
 
 
 def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
@@ -74,11 +74,11 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     domains.
     """
     read = {study: files.read(study) for study in studies}
-    found = read[studies[0]]
+    first = read[studies[0]]
     by_label: dict[str, Mixer] = {}
     gaps: dict[str, float] = {}
     for study, of_study in read.items():
-        if (of_study.domains, of_study.against) != (found.domains, found.against):
+        if (of_study.domains, of_study.against) != (first.domains, first.against):
             raise UserError(f"{study} has other domains than {studies[0]}; give studies of the same data.")
         by_label = {mixer.label: mixer for mixer in read_study(of_study, chosen)} | by_label
         reference = next(name for name in of_study.references if shown_runs(of_study, name))
@@ -91,31 +91,32 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
             f"for the tasks {', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
         )
     titles = " and ".join(of_study.title for of_study in read.values())
-    rows = foretell(every, found.domains, gaps)
+    rows = foretell(every, first.domains, gaps)
     trained = [mixer for mixer in with_scores(mixers, results, setup, passed=True) if mixer.scores]
-    again = foretell(trained, found.domains, gaps)
-    later = [row for row in foretell(every, found.domains, gaps, [LATER]) if row.found]
-    unseen = [mixer for mixer in every if mixer.label not in FOUND_WITH]
-    new = [row for row in foretell(unseen, found.domains, gaps, [LATER]) if row.found]
+    again = foretell(trained, first.domains, gaps)
+    later = [row for row in foretell(every, first.domains, gaps, [LATER]) if row.statistics]
+    unseen = [mixer for mixer in every if mixer.label not in SEEN_MIXERS]
+    new = [row for row in foretell(unseen, first.domains, gaps, [LATER]) if row.statistics]
     out = directory / FOLDER
     out.mkdir(exist_ok=True)
     sections = [
-        f"# Which task foretells base capabilities?\n\n{_headline(rows)}\n",
-        _about(found, every, titles),
+        f"# Which recall task predicts the OOD loss?\n\n{_headline(rows)}\n",
+        _about(first, every, titles),
         ABOUT,
         _table(rows),
     ]
-    if any(row.found for row in rows):
-        sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(rows, found.domains)]
+    if any(row.statistics for row in rows):
+        sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(rows, first.domains)]
     if later:
         sections += [f"## A score fixed later\n\n{_later(later, new)}", _table([*later, *new]), ""]
-        sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(later, found.domains)]
+        sections += [f"{MORE.format(reference=escaped(reference))}\n", _more(later, first.domains)]
     sections += ["## Trained runs only\n", _without_untrained(rows, again)]
     if tests := of_every_test(mixers, results, setup):
         lines = [
-            [primary.task, primary.about, str(n), *(_number(Found(rho)) for rho in rhos)] for primary, n, *rhos in tests
+            [primary.task, primary.about, str(n), *(_number(Statistic(rho)) for rho in rhos)]
+            for primary, n, *rhos in tests
         ]
-        header = ["task", "score", "mixers", "rho", "attending taken out too"]
+        header = ["task", "score", "mixers", "rho", "also controlling for attention"]
         sections += [f"## Every test\n\n{EVERY}" + markdown(header, lines, left=2)]
     sections += ["## Mixers\n", _mixers(every)]
     with replacing(out / "report.md") as file:
@@ -126,51 +127,50 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     for runs, of_runs in (("all", rows), ("later", later), ("new", new), ("trained", again)):
         for row in of_runs:
             start = (runs, row.name, len(row.mixers), row.near, row.answer)
-            for name, numbers in (row.found or {"": Found(np.nan)}).items():
+            for name, numbers in (row.statistics or {"": Statistic(np.nan)}).items():
                 writer.writerow([*start, name, *("" if np.isnan(x) else f"{x:.4f}" for x in numbers)])
     with replacing(out / TABLE) as file:
         file.write(table.getvalue().encode())
-    draw(out / PICTURE, [*rows, *later], title=titles, unit=found.unit.name)
+    draw(out / PICTURE, [*rows, *later], title=titles, unit=first.unit.name)
     return out / "report.md"
 
 
 def _headline(rows: Sequence[Row]) -> str:
     """Return the main result in one or two sentences."""
     n = max(len(row.mixers) for row in rows)
-    tested = [row for row in rows if row.found and row.informative]
+    tested = [row for row in rows if row.statistics and row.informative]
     lacking = [row for row in rows if row not in tested]
     rest = f" {'; '.join(f'`{row.name}`: {row.answer}' for row in lacking)}." if lacking else ""
     if n < LEAST:
         return (
-            f"**Nobody can tell yet: {n} mixers are in both the study and these results, which is too few.** With "
-            f"{LEAST}, a single |rho| must be {least(LEAST):.2f} or more to be told from none, with 20 {least(20):.2f}."
-            f"{rest}"
+            f"**Too few mixers: the study and these results share {n}.** With {LEAST} mixers, a single |rho| is "
+            f"significant from {least(LEAST):.2f}, with 20 from {least(20):.2f}.{rest}"
         )
     if not tested:
-        return f"**None of the tasks can tell.**{rest}"
-    best = min(tested, key=lambda row: row.found["p"].value)
-    rho, p = best.found["rho"], best.found["p"].value
+        return f"**No task was informative.**{rest}"
+    best = min(tested, key=lambda row: row.statistics["p"].value)
+    rho, p = best.statistics["rho"], best.statistics["p"].value
     numbers = f"rho {_number(rho)}, {p_text(p)}, {len(best.mixers)} mixers"
-    if best.answer != "cannot tell":
+    if best.answer != "undecided":
         others = [row.name for row in tested if row.answer == best.answer and row is not best]
         also = f" So does {', '.join(others)}." if others else ""
-        does = "foretells base capabilities best" if rho.value < 0 else "foretells the reverse: higher scores lose more"
+        does = "predicts the OOD loss best" if rho.value < 0 else "predicts the reverse: higher scores, higher losses"
         return f"**`{best.name}` {does}** ({numbers}).{also}{rest}"
     return (
-        f"**No task is shown to foretell base capabilities.** The nearest is `{best.name}` ({numbers}); of one "
-        f"task alone a |rho| of {least(len(best.mixers)):.2f} would be told from none.{rest}"
+        f"**No task is shown to predict the OOD loss.** The closest is `{best.name}` ({numbers}). For a single task, "
+        f"|rho| would be significant from {least(len(best.mixers)):.2f}.{rest}"
     )
 
 
 def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
     """Describe the later score over all mixers and over new mixers."""
     (row,) = rows
-    rho, p, known = row.found["rho"], row.found["p"].value, row.found["attending taken out too"]
+    rho, p, known = row.statistics["rho"], row.statistics["p"].value, row.statistics["also controlling for attention"]
     return (
         f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, {p_text(p)}). This score was chosen after seed 0 of "
-        f"{len(FOUND_WITH)} mixers had been seen (docs/recall.md). It uses only the other seeds, and p is for a single "
-        f"test. {_unseen(new)} Controlling also for whether a mixer attends, rho is {_number(known)}; a single test is "
-        f"significant from |rho| = {least(len(row.mixers), others=2):.2f}.\n"
+        f"{len(SEEN_MIXERS)} mixers had run (docs/recall.md). It only uses later seeds, and p is for a single test."
+        f" {_unseen(new)} Controlling also for whether a mixer attends, rho is {_number(known)}; a single "
+        f"test is significant from |rho| = {least(len(row.mixers), others=2):.2f}.\n"
     )
 
 
@@ -185,18 +185,18 @@ def _unseen(rows: Sequence[Row]) -> str:
     n = len(row.mixers)
     return (
         "For the mixers seen before, only the seeds are new, so this p does not account for the other scores that were "
-        f"considered. **Of the {n} others alone: {row.answer}** (rho {_number(row.found['rho'])}, "
-        f"{p_text(row.found['p'].value)}; significant from |rho| = {least(n):.2f})."
+        f"considered. **The other {n} mixers: {row.answer}** (rho {_number(row.statistics['rho'])}, "
+        f"{p_text(row.statistics['p'].value)}; significant from |rho| = {least(n):.2f})."
     )
 
 
-def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
+def _about(study: Records, every: Sequence[Mixer], titles: str) -> str:
     """Describe the compared data, and where it falls short of the plan."""
     names = {primary.name for primary in PRIMARY}
     scores = [of_task for mixer in every for name, of_task in mixer.scores.items() if name in names]
     text = [
-        f"{len(every)} mixers of **{escaped(titles)}**. Losses are in {found.unit.name}. The OOD loss is the mean over "
-        f"{escaped(', '.join(found.domains))}; the in-domain loss is the {escaped(found.in_domain_name)}."
+        f"{len(every)} mixers of **{escaped(titles)}**. Losses are in {study.unit.name}. The OOD loss is the mean over "
+        f"{escaped(', '.join(study.domains))}; the in-domain loss is the {escaped(study.in_domain_name)}."
     ]
     if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
         text.append(f"**{few} of {len(scores)} scores have fewer than three seeds or learning rates.**")
@@ -209,28 +209,28 @@ def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
     return " ".join(text) + "\n"
 
 
-def _number(found: Found | None) -> str:
-    if found is None or np.isnan(found.value):
+def _number(statistic: Statistic | None) -> str:
+    if statistic is None or np.isnan(statistic.value):
         return DASH
-    ends = "" if np.isnan(found.low) else f" [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"{found.value:+.2f}{ends}"
+    ends = "" if np.isnan(statistic.low) else f" [{statistic.low:+.2f}, {statistic.high:+.2f}]"
+    return f"{statistic.value:+.2f}{ends}"
 
 
 def _table(rows: Sequence[Row]) -> str:
-    header = ["task", "score", "answer", "mixers", "runs", "rates", *TOLD, "p", "reliable"]
+    header = ["task", "score", "answer", "mixers", "runs", "rates", *TABLE_STATISTICS, "p", "reliable"]
     lines = []
     for row in rows:
         scores = [mixer.scores[row.name] for mixer in row.mixers]
-        p, reliable = (row.found.get(name, Found(np.nan)).value for name in ("p", "reliability of the score"))
+        p, reliable = (row.statistics.get(name, Statistic(np.nan)).value for name in ("p", "reliability of the score"))
         lines.append(
             [
                 row.primary.task,
                 row.primary.about,
                 row.answer,
                 str(len(row.mixers)),
-                _span([len(found.values) for found in scores]),
-                _span([found.n_rates for found in scores]),
-                *(_number(row.found.get(name)) for name in TOLD),
+                _span([len(of_mixer.values) for of_mixer in scores]),
+                _span([of_mixer.n_rates for of_mixer in scores]),
+                *(_number(row.statistics.get(name)) for name in TABLE_STATISTICS),
                 DASH if np.isnan(p) else p_text(p).removeprefix("p ").removeprefix("= "),
                 DASH if np.isnan(reliable) else f"{reliable:.2f}",
             ]
@@ -244,10 +244,17 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
-    names = ("attending taken out too", "without those that attend", "state taken out too", "parameters taken out too")
+    names = (
+        "also controlling for attention",
+        "mixers that do not attend",
+        "also controlling for state size",
+        "also controlling for parameters",
+    )
     names += ("plain", "plain, with the gap")
     lines = [
-        [row.primary.task, *(_number(row.found.get(name)) for name in (*names, *domains))] for row in rows if row.found
+        [row.primary.task, *(_number(row.statistics.get(name)) for name in (*names, *domains))]
+        for row in rows
+        if row.statistics
     ]
     return markdown(["task", *names, *map(escaped, domains)], lines)
 
@@ -261,7 +268,7 @@ def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
     if not pairs:
         return "No run failed its easiest training test, so all results above are for trained runs.\n"
     lines = [
-        [other.name, other.answer, str(len(other.mixers)), *(_number(of.found.get("rho")) for of in (other, row))]
+        [other.name, other.answer, str(len(other.mixers)), *(_number(of.statistics.get("rho")) for of in (other, row))]
         for row, other in pairs
     ]
     return "Results without the runs that failed their easiest training test, for tasks with such runs.\n\n" + markdown(
@@ -307,9 +314,9 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
     for panel in panels[::columns]:
-        panel.set_ylabel(f"loss out of domain, above what\nthat in domain says ({unit})", fontsize=9)
+        panel.set_ylabel(f"OOD loss minus its prediction\nfrom the in-domain loss ({unit})", fontsize=9)
     not_run = ", ".join(row.name for row in rows if not row.mixers)
-    about = "which task foretells the loss out of domain" + (f"\nnot run: {not_run}" if not_run else "")
+    about = "which task predicts the OOD loss" + (f"\nnot run: {not_run}" if not_run else "")
     named_by = picture(textwrap.fill(title, 70 * columns))
     figure.suptitle(f"{named_by}\n{about}", x=0.01, ha="left", fontsize=10)
     label_points(named)
@@ -318,9 +325,11 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
 
 def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
     """Draw one panel; return its labelled points by name."""
-    told = f"rho {_number(row.found['rho'])}, {p_text(row.found['p'].value)}" if row.found else row.answer
-    told += ", uninformative" if row.found and not row.informative else ""
-    panel.set_title(f"{row.name}: {told}", fontsize=9.5, loc="left")
+    summary = row.answer
+    if row.statistics:
+        summary = f"rho {_number(row.statistics['rho'])}, {p_text(row.statistics['p'].value)}"
+    summary += ", uninformative" if row.statistics and not row.informative else ""
+    panel.set_title(f"{row.name}: {summary}", fontsize=9.5, loc="left")
     panel.spines[["top", "right"]].set_visible(False)
     inside, outside = (np.array([getattr(m, name).mean() for m in row.mixers]) for name in ("inside", "outside"))
     line = np.polyfit(inside, outside, 1) if np.ptp(inside) > 0 else [0.0, outside.mean()]

@@ -19,7 +19,7 @@ from seqjax.study.gaps.statistics import LEVEL
 PERMUTATIONS = 10_000
 
 
-class Found(NamedTuple):
+class Statistic(NamedTuple):
     """A correlation with the ends of its interval or range, nan without one."""
 
     value: float
@@ -57,7 +57,7 @@ def _residuals(ranks: np.ndarray, *others: np.ndarray) -> np.ndarray:
     return left
 
 
-def told_apart(scores: np.ndarray) -> np.ndarray:
+def break_ties(scores: np.ndarray) -> np.ndarray:
     """Return numbers [..., n] in the order of `scores` [..., n, 2].
 
     scores[..., 1] breaks ties in scores[..., 0].
@@ -92,15 +92,15 @@ class Means:
         return (self.values[models[..., None], seeds] * counted).sum(-2) / counts
 
 
-def interval(value: float, draws: np.ndarray) -> Found:
+def interval(value: float, draws: np.ndarray) -> Statistic:
     """Return a correlation with its 95% interval from quantiles of `draws`.
 
     There is no interval if most draws are nan.
     """
     if np.isnan(draws).sum() > len(draws) / 2:
-        return Found(value)
+        return Statistic(value)
     tail = (1 - LEVEL) / 2
-    return Found(value, *(float(end) for end in np.nanquantile(draws, (tail, 1 - tail))))
+    return Statistic(value, *(float(end) for end in np.nanquantile(draws, (tail, 1 - tail))))
 
 
 def least(n: int, *, others: int = 1, level: float = 1 - LEVEL) -> float:

@@ -1,4 +1,4 @@
-"""Write lab/results/all_mixers.md and .png: `python lab/pages/all_mixers.py`.
+"""Write lab/results/all_mixers.md and .png: `python -m lab.pages.all_mixers`.
 
 All numbers come from recorded results or from model shapes: losses, gaps and verdicts from trunks_110m; speed, memory
 and kernels from `benchmarks/results`; scores from recall. A row is a model in trunks_110m, or a shipped config with a
@@ -37,8 +37,8 @@ BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
-# Measured on another GPU, for mixers whose current kernels were measured only there. The last file is the oldest; all
-# of its mixers are also in newer files.
+# Mixers with current kernels that were only measured on another GPU. The last file is the oldest; newer files have all
+# of its mixers.
 SPEEDS |= {
     "train_step_h100_fox": "³",
     "train_step_h100_path": "⁴",
@@ -106,7 +106,7 @@ def read() -> Known:
 
 
 def order(study: Records) -> list[str]:
-    """Return the models by their gap to the last reference, which is at zero, and those without a gap last."""
+    """Return the models by gap to the last reference (at zero); models without a gap come last."""
     reference = study.references[-1]
     rows = gaps.compare(study, reference)
     values = {reference: 0.0} | {row.model: row.gap.value for row in rows if row.gap is not None}
@@ -122,17 +122,17 @@ def _configs() -> dict[str, Config]:
 
     Other configs have their labels from other studies, or their names.
     """
-    found = {label: _config(text) for label, text in presets.load("studies/trunks_110m").MODELS.items()}
+    configs = {label: _config(text) for label, text in presets.load("studies/trunks_110m").MODELS.items()}
     of_others = presets.load("studies/limited_110m").RUNS | {
         label: text for label, text in MODELS.items() if "n_layers" not in text
     }
     named = [(label, _config(text)) for label, text in of_others.items()]
     for name in presets.names():
         shipped = _config(name)
-        if all(shipped.model != config.model for config in found.values()):
+        if all(shipped.model != config.model for config in configs.values()):
             label = next((label for label, config in named if config.model == shipped.model), name)
-            found[label] = shipped
-    return found
+            configs[label] = shipped
+    return configs
 
 
 def _config(text: str) -> Config:
@@ -150,7 +150,7 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
 
     Among several backends, the fastest counts.
     """
-    found: dict[str, Speed] = {}
+    speeds: dict[str, Speed] = {}
     for file in files:
         results = recorded(file)["results"]
         models = {name: _config(re.sub("[,:]model.mixer.implementation=[^,]*", "", name)).model for name in results}
@@ -164,8 +164,8 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
         for label, result in of_label.items():
             speed = result["tokens_per_s"]
             ratio = speed / yardstick if yardstick else None
-            found.setdefault(label, Speed(file, speed, ratio, result["compiled_bytes"] / 2**30, result.get("kernels")))
-    return found
+            speeds.setdefault(label, Speed(file, speed, ratio, result["compiled_bytes"] / 2**30, result.get("kernels")))
+    return speeds
 
 
 def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
@@ -182,18 +182,18 @@ def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
         {mixer.label: mixer.scores for mixer in foretell.with_scores(mixers, results, SETUP, passed=passed)}
         for passed in (False, True)
     )
-    found: dict[str, dict[str, Score]] = {}
+    of_tasks: dict[str, dict[str, Score]] = {}
     for task in SETUP.tasks:
         of_task = [primary.name for primary in (*PRIMARY, LATER) if primary.task == task.name]
         for name in of_task:
-            found[name] = {
+            of_tasks[name] = {
                 label: Score(scores[name].mean, name in passed[label])
                 for label, scores in every.items()
                 if name in scores
             }
         if not of_task:
-            found[task.name] = _mean_accuracies(results, task, same)
-    return {name: scores for name, scores in found.items() if scores}
+            of_tasks[task.name] = _mean_accuracies(results, task, same)
+    return {name: scores for name, scores in of_tasks.items() if scores}
 
 
 def _differs(label: str, config: Config) -> str:
@@ -202,20 +202,20 @@ def _differs(label: str, config: Config) -> str:
 
 def _mean_accuracies(results: Sequence[Mapping[str, Any]], task: TaskSetup, labels: Sequence[str]) -> dict[str, Score]:
     best = report.by_model(results, task)
-    found = {}
+    scores = {}
     for label in labels:
         for result in best.get(label, ()):
             if result["dim"] == WIDTH:
                 mean = np.mean([test["accuracy"] for test in result["tests"].values()]).item()
-                found[label] = Score(mean, report.passed(task, result))
-    return found
+                scores[label] = Score(mean, report.passed(task, result))
+    return scores
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
 ABOUT = """\
 # All mixers: gaps, speed, memory, state and tasks
 
-    python lab/pages/all_mixers.py       # this page and its picture again, from recorded results alone
+    python -m lab.pages.all_mixers       # writes this page and picture from recorded results
 
 ![gap, speed, memory and state of every mixer](all_mixers.png)
 
@@ -278,8 +278,8 @@ def _gap_table(known: Known) -> str:
         cells = [""] * 5
         if label in study.models:
             rates = gaps.rates(study, label)
-            seeds, inside, outside = rates.found[rates.shown]
-            tried, near = (", ".join(map(study.rate_text, which)) for which in (rates.found, rates.near))
+            seeds, inside, outside = rates.by_rate[rates.shown]
+            tried, near = (", ".join(map(study.rate_text, which)) for which in (rates.by_rate, rates.near))
             cells = [tried, near, str(seeds), f"{inside:.3f}", f"{outside:.3f}"]
         for name in study.references:
             cells += _gap_cells(rows_of[name].get(label))
@@ -317,18 +317,18 @@ def _cost_table(known: Known) -> str:
 
 def _files(known: Known) -> str:
     """Return a sentence that lists the sources of the speeds."""
-    said, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
+    sources, used = [], {speed.file for speed in (*known.speeds.values(), *known.long_speeds.values())}
     for file in (file for file in (*SPEEDS, *LONG_SPEEDS) if file in used):
         record = recorded(file)
         settings, machine = record["settings"], record["machine"]
         about = f"{settings['seq_len']:,} tokens, batch {settings['batch']}, {machine['device']}"
         mark = f"{SPEEDS[file]} " if SPEEDS.get(file) else ""
-        said.append(f"{mark}[{file}.json](../../benchmarks/results/{file}.json) ({about})")
-    return f"Speeds are those of {'; '.join(said)}.\n"
+        sources.append(f"{mark}[{file}.json](../../benchmarks/results/{file}.json) ({about})")
+    return f"Sources of the speeds: {'; '.join(sources)}.\n"
 
 
 def recorded(file: str) -> Any:
-    """Return the content of a record of benchmarks/results."""
+    """Return the content of a file in benchmarks/results."""
     return json.loads((BENCHMARKS / f"{file}.json").read_text(encoding="utf-8"))
 
 
@@ -339,8 +339,8 @@ def _about_tasks(known: Known) -> str:
         f", except for {', '.join(named)}." if named else "."
     )
     untrained = any(not score.trained for of_task in known.tasks.values() for score in of_task.values())
-    said = "Brackets: the runs failed their easiest training test, so the score says little.\n"
-    return TASKS.format(means=means, untrained=said if untrained else "")
+    note = "Brackets: the runs failed their easiest training test, so the score says little.\n"
+    return TASKS.format(means=means, untrained=note if untrained else "")
 
 
 def _task_table(known: Known) -> str:
@@ -375,7 +375,7 @@ LENGTHS: dict[int, dict[str, Any]] = {
 
 
 def draw(path: Path, known: Known) -> None:
-    """Draw a row for each mixer: its gap and its costs. Writes a PNG at `path`, and an SVG beside it."""
+    """Draw gap and costs, one row per mixer. Writes a PNG at `path`, and an SVG next to it."""
     lines, reference = list(known.configs), known.study.references[-1]
     widths = (3.0, 1.8, 1.4, 1.8)
     figure = Figure(figsize=(9.6, 0.24 * len(lines) + 1.8), layout="constrained")
@@ -394,7 +394,7 @@ def draw(path: Path, known: Known) -> None:
     panels[0].set_yticks(range(len(lines)), lines, fontsize=8.5)
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
     looks = GAPS_LOOKS | {f"at {n:,} tokens": look for n, look in LENGTHS.items()}
-    handles = [panels[0].plot([], [], label=what, linestyle="none", **look)[0] for what, look in looks.items()]
+    handles = [panels[0].plot([], [], label=meaning, linestyle="none", **look)[0] for meaning, look in looks.items()]
     figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower center", ncols=len(handles))
     figure.suptitle("All mixers at 110M parameters; no mark: not measured", x=0.01, ha="left", fontsize=11)
     figures.save(figure, path)

@@ -1,6 +1,6 @@
 """Write lab/results/switches/parts.md and .png: effects of block parts.
 
-    python lab/pages/parts.py
+    python -m lab.pages.parts
 
 Five models in lab/results/switches are compared with versions that have one part more or one part less. Positive
 numbers mean a lower loss with the part.
@@ -70,7 +70,7 @@ def read() -> dict[str, Model]:
     models, study = presets.load("studies/switches").MODELS, files.read(HERE)
     estimates = gaps.estimates(_joined(study), REFERENCE)
     to_reference = {REFERENCE: 0.0} | {name: gap.value for name, gap in estimates.items()}
-    found = {}
+    effects = {}
     for model, variants in models.items():
         rows = {row.model: row for row in gaps.compare(study, model)}
         labels = {label.removeprefix("no "): f"{model}, {label}" for label in variants}
@@ -79,17 +79,17 @@ def read() -> dict[str, Model]:
         parts = {}
         for part, label in labels.items():
             row, sign = rows[label], 1 if ", no " in label else -1
-            assert row.at_equal_tokens is not None, f"{label} has read other tokens than {model}"
+            assert row.at_equal_tokens is not None, f"{label} and {model} read different tokens"
             inside, outside = (sign * difference.value for difference in row.at_equal_tokens)
             at_equal_loss = None if row.gap is None else sign * row.gap.value
             through = sign * (to_reference[label] - to_reference[model])
             parts[part] = Part(at_equal_loss, through, outside, inside, _losses(study, label))
-        found[model] = Model(_losses(study, model), parts)
-    return found
+        effects[model] = Model(_losses(study, model), parts)
+    return effects
 
 
 def _joined(study: Records) -> Records:
-    """Return the study plus the other models in OTHERS.
+    """Return the study with the additional models in OTHERS.
 
     They allow comparing models at different learning rates.
     """
@@ -99,19 +99,19 @@ def _joined(study: Records) -> Records:
 
 def _losses(study: Records, model: str) -> tuple[float, float]:
     rates = gaps.rates(study, model)
-    _, inside, outside = rates.found[rates.shown]
+    _, inside, outside = rates.by_rate[rates.shown]
     return inside, outside
 
 
 def page(models: dict[str, Model]) -> str:
     """Return the page: text and tables."""
-    text = ["# What each part of a block gives", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
+    text = ["# Effect of each part of a block", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " ")]
     text.append(
         "Numbers are nats per token, with one seed each, at the model's best learning rate in trunks_110m. Attention "
         "with the convolution has a different best rate; the gap corrects for it. A dash marks a part that was not "
         "varied."
     )
-    text += [_about_apart(models), "![what each part gives](parts.png)"]
+    text += [_about_apart(models), "![effect of each part](parts.png)"]
     for title, quantity in QUANTITIES.items():
         text += [
             f"## Loss {title}",

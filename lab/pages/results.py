@@ -1,8 +1,8 @@
-"""Write the numbers of docs/results.md and README.md from the recorded results: `python lab/pages/results.py`.
+"""Write the numbers of docs/results.md and README.md from the recorded results: `python -m lab.pages.results`.
 
-A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a function of `BLOCKS`. Gaps are
-those of lab/results/STUDY/leaderboard.csv, speeds those of benchmarks/results (all_mixers.py chooses the files). A
-sentence whose claim the numbers no longer support stops the script, and has to be written again here.
+A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a key of `BLOCKS`. Gaps come from
+lab/results/STUDY/leaderboard.csv and speeds from benchmarks/results (all_mixers.py chooses the files). If the numbers
+no longer support a sentence, the script stops; rewrite the sentence here.
 """
 
 import textwrap
@@ -22,7 +22,7 @@ RESULTS = ROOT / "lab" / "results"
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 ATTENTION = (PUBLISHED, SAME_BLOCK, "Transformer++")
 EXACT, BEST_KEY, WINDOW = "Top-1 Chunk, exact", "Top-1 Chunk, best key", "W=256, QK norm"
-# Rows of README's table: model -> its name there.
+# Rows of README's table: model -> name in the table.
 SHORT = {
     SAME_BLOCK: "attention, with short convolution (reference)",
     PUBLISHED: "attention (Transformer++, QK norm)",
@@ -35,9 +35,9 @@ SHORT = {
 }
 NAMES = {BEST_KEY: "Top-1 Chunk with the best key", EXACT: "Top-1 Chunk with exact selection"}  # in sentences
 WORDS = {3: "three", 8: "eight", 9: "nine"}
-# Model -> the model without QK norm, which was timed in its place.
+# Model -> model with a recorded speed. Attention was timed without QK norm.
 TIMED = {PUBLISHED: "Transformer++"}
-# Days of the records of speeds: of the measured commit, or of the file where it names none.
+# Speed record -> day: date of the measured commit, or of the file if it names no commit.
 DAYS = {
     "train_step": "2026-11-25",
     "train_step_rest": "2026-11-25",
@@ -70,45 +70,45 @@ def row(model: str, reference: str = SAME_BLOCK, study: str = "trunks_110m") -> 
     return board(study)[reference, model]
 
 
-def gap(found: Mapping[str, Any]) -> str:
-    """Return a gap with its interval, or without one of a single seed."""
-    if found["gap"] is None:
+def gap(line: Mapping[str, Any]) -> str:
+    """Return a gap with its interval; a single seed has none."""
+    if line["gap"] is None:
         return ""
-    half = "" if found["lo"] is None else f" ± {(found['hi'] - found['lo']) / 2:.2f}"
-    return f"{found['gap']:+.2f}{half}"
+    half = "" if line["lo"] is None else f" ± {(line['hi'] - line['lo']) / 2:.2f}"
+    return f"{line['gap']:+.2f}{half}"
 
 
 def tokens_per_s(model: str, card: str = "") -> str:
-    """Return the training speed at 2,048 tokens, or "" if there is none (on that card)."""
+    """Return the training speed at 2,048 tokens, or "" without a record on that GPU."""
     speed = known().speeds.get(TIMED.get(model, model))
     return "" if speed is None or card not in device(speed.file) else f"{speed.tokens_per_s / 1e3:.0f}k"
 
 
 def device(file: str) -> str:
-    """Return the card of a record of speeds."""
+    """Return the GPU of a speed record."""
     return all_mixers.recorded(file)["machine"]["device"]
 
 
 def measured(file: str) -> str:
-    """Return the card and the day of a record of speeds."""
+    """Return GPU and day of a speed record."""
     if file not in DAYS:
-        raise ValueError(f"{file}.json has no day: add it to DAYS in {Path(__file__).name}.")
+        raise ValueError(f"{file}.json has no day; add it to DAYS in {Path(__file__).name}.")
     return f"{device(file).removeprefix('NVIDIA ').partition(' ')[0]}, {DAYS[file]}"
 
 
 def require(claim: object, sentence: str) -> None:
     """Raise `ValueError` if a sentence is no longer true."""
     if not claim:
-        raise ValueError(f"The results no longer support {sentence!r}: write it again in {Path(__file__).name}.")
+        raise ValueError(f"The results no longer support {sentence!r}; rewrite it in {Path(__file__).name}.")
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
 def answer() -> str:
     """Return the first paragraph of the results page."""
-    others = {model: found for (ref, model), found in board("trunks_110m").items() if ref == SAME_BLOCK}
-    others = {model: found for model, found in others.items() if model not in ATTENTION}
-    require(all(found["verdict"] in ("costs", "undecided") for found in others.values()), "no mixer matches attention")
-    seeds = {model: found for model, found in others.items() if found["seeds"] >= 3}
+    others = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
+    others = {model: line for model, line in others.items() if model not in ATTENTION}
+    require(all(line["verdict"] in ("costs", "undecided") for line in others.values()), "no mixer matches attention")
+    seeds = {model: line for model, line in others.items() if line["seeds"] >= 3}
     by_gap = sorted(seeds, key=lambda model: seeds[model]["gap"])
     best = [model for model in by_gap if f"{seeds[model]['gap']:.2f}" == f"{seeds[by_gap[0]]['gap']:.2f}"]
     names, sizes = _listed([NAMES.get(m, m) for m in best]), _listed([gap(seeds[m]).lstrip("+") for m in best])
@@ -183,9 +183,9 @@ def speed() -> str:
     exact, mamba = (known().speeds[name].ratio for name in (EXACT, "Mamba-2"))
     full = known().long_speeds["Transformer++"].tokens_per_s
     of_rules = [
-        found.tokens_per_s / full for name, found in known().long_speeds.items() if name.startswith("Top-1 Chunk")
+        record.tokens_per_s / full for name, record in known().long_speeds.items() if name.startswith("Top-1 Chunk")
     ]
-    days = sorted({measured(found.file) for found in known().long_speeds.values()})
+    days = sorted({measured(record.file) for record in known().long_speeds.values()})
     return _wrapped(
         f"At 2,048 tokens, Top-1 Chunk with exact selection trains at {exact:.2f} times and Mamba-2 at {mamba:.2f} "
         "times the speed of attention. At 102,400 tokens a step with Top-1 Chunk is "
@@ -259,19 +259,19 @@ def length() -> str:
 def _last(study: str, model: str) -> tuple[float, float]:
     """Return the last in-domain and OOD losses of a model at the rate that is shown."""
     rates = gaps.rates(files.read(RESULTS / study), model)
-    _, inside, outside = rates.found[rates.shown]
+    _, inside, outside = rates.by_rate[rates.shown]
     return inside, outside
 
 
 def questions() -> str:
     """Return the open questions that have numbers."""
-    found = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
-    seeds = [line["seeds"] for model, line in found.items() if model != PUBLISHED]
-    slopes = [(line["as_tuned"] - line["gap"]) / line["octaves"] for line in found.values() if line["octaves"]]
+    of_models = {model: line for (ref, model), line in board("trunks_110m").items() if ref == SAME_BLOCK}
+    seeds = [line["seeds"] for model, line in of_models.items() if model != PUBLISHED]
+    slopes = [(line["as_tuned"] - line["gap"]) / line["octaves"] for line in of_models.values() if line["octaves"]]
     of_seeds = (
-        f"* **Seeds.** Attention as published has {found[PUBLISHED]['seeds']} seeds, attention with the same block "
-        f"{found[PUBLISHED]['reference_seeds']}, and {sum(n >= 3 for n in seeds)} of {len(seeds)} other models three "
-        "or more; many verdicts are undecided or provisional."
+        f"* **Seeds.** Attention as published has {of_models[PUBLISHED]['seeds']} seeds, attention with the same block "
+        f"{of_models[PUBLISHED]['reference_seeds']}, and {sum(n >= 3 for n in seeds)} of {len(seeds)} other models "
+        "three or more; many verdicts are undecided or provisional."
     )
     of_rates = (
         "* **Learning rates.** Doubling the rate lowers the OOD loss at equal in-domain loss by about "
@@ -282,22 +282,22 @@ def questions() -> str:
 
 def results() -> str:
     """Return README's table and the sentences about it."""
-    found = {model: row(model) for model in SHORT if model != SAME_BLOCK}
-    require(all(line["verdict"] == "costs" for line in found.values()), "every gap is significant")
-    edges = [model for model, line in found.items() if line["edge"]]
-    first = found[PUBLISHED]
-    seeds = [first["reference_seeds"], *(line["seeds"] for line in found.values())]
+    of_models = {model: row(model) for model in SHORT if model != SAME_BLOCK}
+    require(all(line["verdict"] == "costs" for line in of_models.values()), "every gap is significant")
+    edges = [model for model, line in of_models.items() if line["edge"]]
+    first = of_models[PUBLISHED]
+    seeds = [first["reference_seeds"], *(line["seeds"] for line in of_models.values())]
     least, most = (WORDS.get(n, str(n)) for n in (min(seeds), max(seeds)))
     lines = [[SHORT[SAME_BLOCK], _millions(known().parameters[SAME_BLOCK]), "0", tokens_per_s(SAME_BLOCK, "H200")]]
     lines += [
-        [SHORT[m], _millions(line["parameters"]), gap(line), tokens_per_s(m, "H200")] for m, line in found.items()
+        [SHORT[m], _millions(line["parameters"]), gap(line), tokens_per_s(m, "H200")] for m, line in of_models.items()
     ]
     head = ["model", "parameters", "OOD gap (nats per token)", "training speed (tokens/s)"]
     table = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *lines)]
     table.insert(1, "|---|---:|---:|---:|")  # one word: README has at most 900
     about = (
         "Gaps are means over the three domains; ± is a 95% interval (seeds, rates, test text). 0.1 nats is 10% higher "
-        f"perplexity. Every gap is significant; the best rates of {' and '.join(edges)} are at the edge of the tried "
+        f"perplexity. Every gap is significant; the best rate of {' and of '.join(edges)} is at the edge of the tried "
         "rates. Like recurrent mixers, the reference has a short convolution of queries, keys and values. All models "
         f"saw {first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per "
         f"parameter, {least} to {most} seeds. Speed: one H200, 16 sequences of 2,048 tokens."
@@ -331,7 +331,7 @@ def page(name: str, text: str) -> str:
     for block, write in BLOCKS[name].items():
         start, end = f"<!--{block}-->", f"<!--/{block}-->"
         if text.count(start) != 1 or text.count(end) != 1:
-            raise ValueError(f"{name} needs {start} and {end} once: the block {block!r} goes between them.")
+            raise ValueError(f"{name} needs {start} and {end} once; the block {block!r} goes between them.")
         text = text[: text.index(start)] + f"{start}\n{write()}\n" + text[text.index(end) :]
     return text
 

@@ -1,4 +1,4 @@
-"""Draw lab/results/selection.png: `python lab/pages/selection.py`.
+"""Draw lab/results/selection.png: `python -m lab.pages.selection`.
 
 It shows loss against speed for the selection rules of Top-1 Chunk. Speeds come from one run of `benchmarks.train_step`,
 gaps from trunks_110m (2,048 tokens), and losses from books_100k. Rules without a speed or a loss are not drawn.
@@ -59,7 +59,7 @@ def losses() -> dict[str, tuple[float, float]]:
     """Return each model's final in-domain loss at 102,400 tokens (with half-width 0)."""
     study = files.read(RESULTS / "books_100k")
     rates = {label: statistic.rates(study, label) for label in study.models if label in STEPS}
-    return {label: (of_label.found[of_label.shown][1], 0.0) for label, of_label in rates.items()}
+    return {label: (of_label.by_rate[of_label.shown][1], 0.0) for label, of_label in rates.items()}
 
 
 def draw(path: Path) -> None:
@@ -70,13 +70,13 @@ def draw(path: Path) -> None:
     of_rule = dict(zip(rules, COLORS, strict=False))
     colors = {label: of_rule[rule(label)] for label in STEPS}
     panels: dict[Axes, dict[str, Named]] = {}
-    for panel, found in ((left, gaps()), (right, losses())):
+    for panel, values in ((left, gaps()), (right, losses())):
         look: dict[str, Any] = {"fmt": "o", "capsize": 3, "markersize": 6, "linewidth": 1.2}
-        for label, (value, half) in found.items():
+        for label, (value, half) in values.items():
             panel.errorbar(times[label], value, yerr=half or None, color=colors[label], **look)
         panels[panel] = {
             label.removeprefix("Top-1 Chunk, "): Named([(times[label], value)], colors[label])
-            for label, (value, _) in found.items()
+            for label, (value, _) in values.items()
         }
         panel.set_xscale("log")
         panel.set_xlim(0.8, 12)

@@ -63,15 +63,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=store.location, help="the directory of the runs")
     out = parser.parse_args(argv).out
     out = store.local(out, "--out")
-    kept = out / "runs.json"
+    stored_path = out / "runs.json"
     fix = "delete it: the runs whose directories are there are read again"
-    stored = read_json(kept, {"runs": [RUN]}, fix=fix)["runs"] if kept.is_file() else []
+    stored = read_json(stored_path, {"runs": [RUN]}, fix=fix)["runs"] if stored_path.is_file() else []
     known = [Run(*(run[field] for field in Run._fields)) for run in stored]
-    found = {run.name: run for run in (*known, *(read(path.parent) for path in out.glob("*/metrics.jsonl")))}
-    if not found:
+    by_name = {run.name: run for run in (*known, *(read(path.parent) for path in out.glob("*/metrics.jsonl")))}
+    if not by_name:
         raise UserError(f"{out} has no directory with a run; give the --out of lab/suite/suite.sh.")
-    runs = [found[name] for name in sorted(found)]
-    write_json(kept, {"runs": [run._asdict() for run in runs]})
+    runs = [by_name[name] for name in sorted(by_name)]
+    write_json(stored_path, {"runs": [run._asdict() for run in runs]})
     path = out / "report.md"
     with replacing(path) as file:
         file.write(page(runs, recall=(out / "recall" / "report.md").is_file()).encode())
@@ -138,18 +138,18 @@ def _heading(field: str) -> str:
 
 def _needles(runs: Sequence[Run]) -> str:
     lengths = sorted(_union(run.needle for run in runs), key=int)
-    rows = [[escaped(run.name), *(_found(run.needle.get(length)) for length in lengths)] for run in runs]
+    rows = [[escaped(run.name), *(_needle(run.needle.get(length)) for length in lengths)] for run in runs]
     return markdown(["run", *(f"{int(length):,}" for length in lengths)], rows)
 
 
-def _found(result: Mapping[str, float] | None) -> str:
+def _needle(result: Mapping[str, float] | None) -> str:
     return f"{100 * result['accuracy']:.1f} of {result['samples']}" if result else DASH
 
 
 def _tasks(runs: Sequence[Run]) -> str:
     of_run = [{(value.task, value.metric): value for value in run.tasks} for run in runs]
     rows = [
-        [escaped(task), escaped(metric), *(_measured(found.get((task, metric))) for found in of_run)]
+        [escaped(task), escaped(metric), *(_measured(of_metrics.get((task, metric))) for of_metrics in of_run)]
         for task, metric in _union(of_run)
     ]
     return markdown(["task", "metric", *(escaped(run.name) for run in runs)], rows, left=2)

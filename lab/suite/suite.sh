@@ -37,11 +37,11 @@ for argument in "$@"; do
     --recall_size=*) recall_size=$value ;;
     --dry_run) dry_run=true ;;
     --config.*=*) settings+=("$argument") ;;
-    *) echo "error: $argument is not an option; lab/suite/suite.sh says at its top which there are." >&2; exit 2 ;;
+    *) echo "error: $argument is not an option; the top of lab/suite/suite.sh lists the options." >&2; exit 2 ;;
   esac
 done
 if [[ -z $out ]]; then
-  echo "error: say where results go: lab/suite/suite.sh --out=runs/suite" >&2
+  echo "error: --out is missing; give a directory, such as --out=runs/suite." >&2
   exit 2
 fi
 if [[ ! $jobs =~ ^[1-9][0-9]*$ ]]; then
@@ -103,7 +103,7 @@ else
   set +m
   if ((${#failed[@]})); then
     for name in "${failed[@]}"; do tail -n 5 "$out/$name.log" >&2; done
-    echo "error: failed: ${failed[*]}; their logs in $out say why, and the same command goes on." >&2
+    echo "error: failed: ${failed[*]}; see their logs in $out. The same command resumes." >&2
     exit 1
   fi
 fi

@@ -1,4 +1,4 @@
-"""The command that lists the runs and gaps of all studies, on small studies and on those that are committed."""
+"""Test `python -m lab.collect` on small studies and on the committed studies."""
 
 import csv
 import io
@@ -12,11 +12,11 @@ from lab import collect
 from seqjax.study.runs.files import COLUMNS
 
 DOMAINS = {"arxiv": 1.0, "github": 1.5}
-LOSSES = {500: 3.4, 800: 3.2, 1000: 3.1}  # in domain, by step
+LOSSES = {500: 3.4, 800: 3.2, 1000: 3.1}  # in-domain loss by step
 
 
 def write(directory: Path, runs: dict[str, dict[str, Any]]) -> None:
-    """Write a study of runs, label -> model, seed, gap, `ends` of a WSD run, and metadata."""
+    """Write a study; `runs` maps a label to model, seed, gap, seconds, and `wsd`: whether the run has several ends."""
     entries, rows = {}, [",".join(COLUMNS)]
     for label, run in runs.items():
         config = {"optim": {"lr": 1e-3}, "train": {"ends": [0.5, 0.8, 1.0] if run["wsd"] else [], "steps": 1000}}
@@ -37,7 +37,7 @@ def write(directory: Path, runs: dict[str, dict[str, Any]]) -> None:
 
 @pytest.fixture
 def collected(tmp_path: Path) -> dict[str, list[dict[str, str]]]:
-    """The rows of both files, of a large study, and of a small one with a run of the large one and a run of its own."""
+    """Rows of both files for a large study, and a small study that shares one run and adds another."""
     runs = {
         f"{model}, seed {seed}": {"model": model, "seed": seed, "gap": gap, "wsd": True, "seconds": 60.0 + seed}
         for model, gap in {"A": 0.0, "B": 0.2}.items()
@@ -56,7 +56,7 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_a_run_is_listed_once_with_the_largest_study(collected) -> None:
+def test_shared_run_is_listed_once_with_the_largest_study(collected) -> None:
     rows = {(row["study"], row["run"]): row for row in collected["runs.csv"]}
     large = [("large", f"{model}, seed {seed}") for model in "AB" for seed in range(2)]
     assert list(rows) == [*large, ("small", "linear")]
@@ -69,7 +69,7 @@ def test_a_run_is_listed_once_with_the_largest_study(collected) -> None:
     assert {row["command"] for row in rows.values()} == {""}
 
 
-def test_the_leaderboard_has_the_rows_of_every_study(collected) -> None:
+def test_leaderboard_has_the_rows_of_all_studies(collected) -> None:
     rows = {(row["study"], row["reference"], row["model"]): row for row in collected["leaderboard.csv"]}
     assert list(rows) == [("large", "A", "B"), ("small", "A", "C")]
     gap = rows["large", "A", "B"]
@@ -77,11 +77,11 @@ def test_the_leaderboard_has_the_rows_of_every_study(collected) -> None:
     assert float(rows["small", "A", "C"]["tokens_out"]) == pytest.approx(0.1, abs=1e-6)
 
 
-def test_the_committed_files_are_those_of_the_studies() -> None:
-    """`python -m lab.collect` writes them."""
+def test_committed_files_are_current() -> None:
+    """`python -m lab.collect` writes the files."""
     texts = collect.texts(collect.RESULTS)
     assert (collect.RESULTS / "runs.csv").read_text(encoding="utf-8") == texts["runs.csv"]
     committed = table((collect.RESULTS / "leaderboard.csv").read_text(encoding="utf-8"))
-    found = table(texts["leaderboard.csv"])
+    current = table(texts["leaderboard.csv"])
     for key in ("study", "reference", "model"):
-        assert [row[key] for row in committed] == [row[key] for row in found]
+        assert [row[key] for row in committed] == [row[key] for row in current]

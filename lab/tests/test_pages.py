@@ -1,4 +1,4 @@
-"""The pages that scripts of lab/pages write are those of the results, and show what was measured."""
+"""Test that the pages written by lab/pages match the results."""
 
 import csv
 import json
@@ -21,22 +21,22 @@ RESULTS = support.ROOT / "lab" / "results"
 
 @pytest.fixture(scope="module")
 def all_mixers():
-    """The script of lab/results/all_mixers.md, and what it reads."""
+    """The script of lab/results/all_mixers.md, and its data."""
     script = runpy.run_path(str(PAGES / "all_mixers.py"))
     return script, script["read"]()
 
 
 def tables(page: str) -> list[dict[str, list[str]]]:
-    """The cells of every table by the first one of the row."""
-    found = []
+    """Return each table as {first cell: other cells}."""
+    parsed = []
     for block in re.findall(r"(?:^\|.*\n)+", page, re.M):
         rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
-        found.append({row[0]: row[1:] for row in rows[2:]})
-    return found
+        parsed.append({row[0]: row[1:] for row in rows[2:]})
+    return parsed
 
 
-def test_the_page_of_all_mixers_is_that_of_the_results(all_mixers):
-    """`python lab/pages/all_mixers.py` writes it."""
+def test_all_mixers_page_is_current(all_mixers):
+    """`python -m lab.pages.all_mixers` writes the page."""
     script, known = all_mixers
     assert (RESULTS / "all_mixers.md").read_text(encoding="utf-8") == script["page"](known)
 
@@ -48,13 +48,13 @@ def results():
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
-def test_the_numbers_of_the_pages_are_those_of_the_results(results, name):
-    """`python lab/pages/results.py` writes them."""
+def test_generated_numbers_are_current(results, name):
+    """`python -m lab.pages.results` writes the numbers."""
     text = (support.ROOT / name).read_text(encoding="utf-8")
-    assert results["page"](name, text) == text, "run python lab/pages/results.py"
+    assert results["page"](name, text) == text, "run python -m lab.pages.results"
 
 
-def test_readme_stays_short_and_names_the_largest_trained_model():
+def test_readme_is_short_and_names_the_largest_trained_model():
     text = (support.ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 900
     rows = tables(text)[0]
@@ -64,7 +64,7 @@ def test_readme_stays_short_and_names_the_largest_trained_model():
     assert f"has {largest / 1e6:.0f}M parameters" in text
 
 
-def test_a_page_without_its_markers_and_a_claim_that_no_longer_holds_are_refused(results, monkeypatch):
+def test_missing_markers_and_outdated_claims_are_refused(results, monkeypatch):
     page, blocks = results["page"], results["BLOCKS"]["README.md"]
     monkeypatch.setitem(blocks, "results", lambda: "new")
     assert (
@@ -79,8 +79,8 @@ def test_a_page_without_its_markers_and_a_claim_that_no_longer_holds_are_refused
         results["results"]()
 
 
-def test_what_each_part_gives_is_that_of_the_results():
-    """`python lab/pages/parts.py` writes it."""
+def test_parts_page_is_current():
+    """`python -m lab.pages.parts` writes the page."""
     script = runpy.run_path(str(PAGES / "parts.py"))
     models = script["read"]()
     assert (RESULTS / "switches" / "parts.md").read_text(encoding="utf-8") == script["page"](models)
@@ -91,7 +91,7 @@ def test_what_each_part_gives_is_that_of_the_results():
     assert lost == pytest.approx(ends[0] - ends[1], abs=2e-4), "positive: the loss is lower with the part"
 
 
-def test_every_mixer_has_a_row_and_no_number_that_was_not_measured(all_mixers):
+def test_each_mixer_has_a_row_with_measured_numbers_only(all_mixers):
     script, known = all_mixers
     models = [config.model for config in known.configs.values()]
     for name in presets.names():
@@ -105,18 +105,18 @@ def test_every_mixer_has_a_row_and_no_number_that_was_not_measured(all_mixers):
     assert set(gaps) == set(costs) == set(tasks) == set(known.configs)
 
 
-def test_the_numbers_of_all_mixers_are_those_of_the_files(all_mixers):
+def test_speeds_and_states_match_the_files(all_mixers):
     _, known = all_mixers
     speeds = json.loads((support.ROOT / "benchmarks" / "results" / "train_step.json").read_text())["results"]
     approx = speeds["top1_chunk:model.mixer.selection=approx"]["tokens_per_s"]
     assert known.speeds["Top-1 Chunk, approx"].tokens_per_s == approx
     assert known.speeds["Top-1 Chunk, approx"].ratio == approx / speeds["transformer_pp"]["tokens_per_s"]
-    # Keys and values of 12 layers: of all tokens, and of a window.
+    # Keys and values in 12 layers: all tokens, and a window.
     assert known.states["Transformer++"] == (12 * 2 * 768 * 2_048, 12 * 2 * 768 * 102_400)
     assert known.states["W=256, QK norm"] == (12 * 2 * 768 * 256, 12 * 2 * 768 * 256)
 
 
-def test_the_picture_of_selections_has_the_speeds_of_its_models(all_mixers):
+def test_selection_picture_uses_the_speeds_of_its_models(all_mixers):
     script, known = all_mixers
     selection = runpy.run_path(str(PAGES / "selection.py"))
     for label, name in selection["STEPS"].items():
@@ -125,7 +125,7 @@ def test_the_picture_of_selections_has_the_speeds_of_its_models(all_mixers):
     assert set(selection["losses"]()) < set(selection["speeds"]())
 
 
-def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(all_mixers, monkeypatch):
+def test_scores_of_untrained_runs_are_in_brackets(all_mixers, monkeypatch):
     script, known = all_mixers
     hops, noisy = result("FoX", "hops", 0.5), result("FoX", "noisy", 0.25)
     hops["tests"]["1 of 8"]["accuracy"] = 0.79
@@ -135,7 +135,7 @@ def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(
         one["tests"]["2 rules, forced"]["accuracy"] = 0.8
     other = result("Transformer++, QK norm", "hops", 0.125)
     monkeypatch.setattr(report, "results", lambda directory: [hops, noisy, *grammar, other])
-    configs = known.configs | {"Transformer++, QK norm": known.configs["Transformer++"]}  # without the norm
+    configs = known.configs | {"Transformer++, QK norm": known.configs["Transformer++"]}  # config without the norm
     of_twin = {"Transformer++, QK norm": known.parameters["Transformer++"]}
     scores = known._replace(configs=configs, parameters=known.parameters | of_twin, tasks=script["_scores"](configs))
     [*_, shown] = tables(script["page"](scores))
@@ -145,8 +145,8 @@ def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(
     assert "the score says little" in script["page"](scores) and "the score says little" not in script["page"](trained)
 
 
-def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
-    """A new record has to be named in the script; one of another kind of device may be."""
+def test_all_speed_records_of_one_gpu_at_2048_tokens_are_read(all_mixers):
+    """The script must name a new record of this GPU; records of other GPUs are optional."""
     script, _ = all_mixers
     recorded = {path.stem: json.loads(path.read_text()) for path in script["BENCHMARKS"].glob("train_step*.json")}
 
@@ -158,7 +158,7 @@ def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):
     assert sum(same[name] for name in script["SPEEDS"]) == sum(same.values())
 
 
-def test_the_picture_of_all_mixers_is_readable(all_mixers, monkeypatch):
+def test_all_mixers_picture_is_readable(all_mixers, monkeypatch):
     script, known = all_mixers
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))

@@ -1,4 +1,4 @@
-"""The plan on paper: its arithmetic, and that the page shows what the command prints."""
+"""Test `lab.benchmarks.plan` and its table in docs/launch.md."""
 
 import re
 
@@ -22,10 +22,10 @@ def test_hours_follow_from_the_measured_rate():
     assert scaled == "| 8 A100 | mamba2 | 45 | 9 | 70 | estimate by peak, 312 of 989 TFLOP/s |"
 
 
-def test_the_page_shows_what_the_command_prints(capsys):
+def test_docs_contain_the_printed_table(capsys):
     plan.main([])
     printed = capsys.readouterr().out
     assert printed in (support.ROOT / "docs" / "launch.md").read_text()
     assert len(re.findall("TPU", printed)) == 1
-    with pytest.raises(UserError, match=r"--record=other\.json: there are .*train_step_1b3_4_devices\.json"):
+    with pytest.raises(UserError, match=r"--record=other\.json .*train_step_1b3_4_devices\.json"):
         plan.main(["--record=other.json"])

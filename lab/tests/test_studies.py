@@ -1,4 +1,4 @@
-"""The studies, speeds and recall results of the repository: tables, reports and pictures are those of the data."""
+"""Test that committed tables, reports and pictures match the data."""
 
 import json
 
@@ -21,12 +21,12 @@ NAMES = sorted(path.parent.name for path in RESULTS.glob("*/leaderboard.csv"))
 
 @pytest.mark.usefixtures("undrawn_pictures")
 @pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("first_110m", "figure4"), NAMES))
-def test_the_tables_are_those_of_the_data(name, tmp_path):
+def test_tables_are_current(name, tmp_path):
     assert_same_tables(RESULTS / name, tmp_path, others=[RESULTS / other for other in collect.JOINED.get(name, ())])
 
 
 @pytest.mark.parametrize("name", support.slow_unless(lambda name: name in ("figure4", "demo_order"), NAMES))
-def test_the_pictures_can_be_read(name, composed):
+def test_pictures_are_readable(name, composed):
     assert_all_readable(files.read(RESULTS / name), composed)
 
 
@@ -34,16 +34,16 @@ RECALL = (("recall", "small"), ("suite/recall", "demo"))
 
 
 @pytest.mark.parametrize(("name", "size"), RECALL)
-def test_the_recall_report_is_that_of_the_results(name, size, tmp_path, monkeypatch):
+def test_recall_report_is_current(name, size, tmp_path, monkeypatch):
     assert_same_report(RESULTS / name, size, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "size"), RECALL)
-def test_every_model_has_a_row_in_every_recall_task(name, size, tmp_path, monkeypatch):
+def test_each_model_has_a_row_in_each_recall_task(name, size, tmp_path, monkeypatch):
     assert_rows_in_picture(RESULTS / name, size, tmp_path, monkeypatch)
 
 
-def test_the_pictures_of_docs_are_those_of_the_studies():
+def test_docs_pictures_are_copies_of_the_study_pictures():
     pictures = sorted((support.ROOT / "docs" / "pictures").glob("*_gaps.png"))
     assert len(pictures) == 2
     for path in pictures:
@@ -51,14 +51,14 @@ def test_the_pictures_of_docs_are_those_of_the_studies():
         assert path.read_bytes() == (RESULTS / name / "gaps.png").read_bytes(), f"cp lab/results/{name}/gaps.png {path}"
 
 
-def test_the_installed_example_is_cut_from_its_study():
-    """`python -m lab.cut` writes it."""
+def test_installed_example_is_current():
+    """`python -m lab.cut` writes the example."""
     for name, text in cut.example().items():
         assert (cut.EXAMPLE / name).read_text(encoding="utf-8") == text
 
 
 # --------------------------------------------------------------------------------------------------------------- speeds
-def test_every_recorded_report_says_its_machine():
+def test_each_recorded_report_names_its_machine():
     paths = sorted((support.ROOT / options.RECORDED).glob("*.json"))
     assert len(paths) >= 9
     for path in paths:
@@ -67,24 +67,24 @@ def test_every_recorded_report_says_its_machine():
         assert recorded["results"], path.name
 
 
-def test_the_installed_speeds_are_those_that_were_recorded():
-    """`python -m benchmarks.record` writes them."""
-    found = json.loads(dry_run.SPEEDS.read_text(encoding="utf-8"))["speeds"]
-    assert found == record.speeds() and len(found) > 50
-    speeds = []  # of Mamba-2 at 2,048 tokens on one H200
+def test_installed_speeds_are_current():
+    """`python -m benchmarks.record` writes the speeds."""
+    installed = json.loads(dry_run.SPEEDS.read_text(encoding="utf-8"))["speeds"]
+    assert installed == record.speeds() and len(installed) > 50
+    speeds = []  # Mamba-2 at 2,048 tokens on one H200
     for path in record.RESULTS.glob("train_step*.json"):
         recorded = report.load(path)
         if (recorded["machine"]["device"], recorded["settings"]["seq_len"]) == ("NVIDIA H200", 2048):
             result = recorded["results"].get("mamba2", {"devices": 1})
             if "tokens_per_s" in result and result.get("devices", 1) == 1:
                 speeds.append(result["tokens_per_s"])
-    of_model = [entry for entry in found if (entry["name"], entry["device"]) == ("mamba2", "NVIDIA H200")]
+    of_model = [entry for entry in installed if (entry["name"], entry["device"]) == ("mamba2", "NVIDIA H200")]
     (entry,) = (entry for entry in of_model if (entry["size"], entry["seq_len"]) == ("110m", 2048))
     assert len(speeds) > 1 and entry["tokens_per_s"] == max(speeds)
 
 
-def test_the_speeds_in_the_study_files_are_those_that_were_recorded():
-    """A study file imports presets alone, so it has a copy."""
+def test_study_files_have_recorded_speeds():
+    """A study file only imports presets, so it has a copy of the speeds."""
     trunks, limited = (presets.load(f"studies/{name}") for name in ("trunks_110m", "limited_110m"))
     long = [f"train_step_135m_100k{kind}" for kind in ("_selection", "_recurrent", "")]
     for speeds, names in ((trunks.SPEEDS, ["train_step"]), (trunks.LONG_SPEEDS, long), (limited.SPEEDS_100K, long)):

@@ -1,4 +1,4 @@
-"""One page of what every window says of several runs."""
+"""Test the evaluation suite's report, `python -m lab.suite`."""
 
 import json
 import re
@@ -33,16 +33,16 @@ def run(directory, name, *, losses, needle=None, tasks=None) -> None:
     if needle:
         (workdir / "niah.json").write_text(json.dumps({"lengths": needle}))
     for task, row in (tasks or {}).items():
-        whole = {
+        result = {
             "seqjax": {"task": task},
             "results": {task: row},
             "n-samples": {task: {"effective": 5}},
             "n-shot": {task: 0},
         }
-        (workdir / "harness" / f"{task}.json").write_text(json.dumps(whole))
+        (workdir / "harness" / f"{task}.json").write_text(json.dumps(result))
 
 
-def test_the_page_has_what_is_there_and_a_dash_for_what_is_not(tmp_path, capsys) -> None:
+def test_report_shows_results_and_dashes_for_missing_results(tmp_path, capsys) -> None:
     accuracy = {"acc,none": 0.5, "acc_stderr,none": 0.125}
     run(
         tmp_path,
@@ -66,14 +66,14 @@ def test_the_page_has_what_is_there_and_a_dash_for_what_is_not(tmp_path, capsys)
     for name in "ab":
         shutil.rmtree(tmp_path / name)
     suite.main([f"--out={tmp_path}"])
-    assert (tmp_path / "report.md").read_text() == page, "runs.json has all that is on it"
+    assert (tmp_path / "report.md").read_text() == page, "runs.json has all data of the report"
     run(tmp_path, "b", losses=[9.0])
     suite.main([f"--out={tmp_path}"])
     again = (tmp_path / "report.md").read_text()
     assert "| a | 1,234 | 128 | 2.0000 |" in again and "| b | 1,234 | 64 | 9.0000 |" in again
 
 
-def test_texts_of_files_are_words_on_the_page(tmp_path) -> None:
+def test_text_from_files_is_escaped(tmp_path) -> None:
     texts = ("<script>", "a | b", "$x$", "**a**", "\x1b[2J", "a\n# b")
     for i, text in enumerate(texts):
         run(tmp_path, f"<b>{i}|", losses=[3.0], tasks={f"task{i}": {f"{text},none": 0.5}})
@@ -89,7 +89,7 @@ def test_texts_of_files_are_words_on_the_page(tmp_path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_a_link_in_place_of_the_page_is_replaced(tmp_path) -> None:
+def test_link_at_the_report_path_is_replaced(tmp_path) -> None:
     run(tmp_path / "out", "a", losses=[3.0])
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "out" / "report.md").symlink_to(tmp_path / "mine")
@@ -105,7 +105,7 @@ def test_evaluations_without_results_are_left_out(tmp_path) -> None:
     assert "S-NIAH" not in page and "lm-evaluation-harness" not in page and "recall" not in page
 
 
-def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
+def test_committed_report_is_current(tmp_path) -> None:
     committed = support.ROOT / "lab" / "results" / "suite"
     shutil.copy(committed / "runs.json", tmp_path)
     (tmp_path / "recall").mkdir()
@@ -114,7 +114,7 @@ def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
     assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
 
 
-def test_a_run_without_its_facts_is_named(tmp_path) -> None:
+def test_run_without_its_parameters_is_refused(tmp_path) -> None:
     run(tmp_path, "a", losses=[3.0])
     path = tmp_path / "a" / "run.json"
     path.write_text(json.dumps({key: x for key, x in json.loads(path.read_text()).items() if key != "parameters"}))
@@ -122,6 +122,6 @@ def test_a_run_without_its_facts_is_named(tmp_path) -> None:
         suite.main([f"--out={tmp_path}"])
 
 
-def test_a_directory_without_runs_is_refused(tmp_path) -> None:
-    with pytest.raises(UserError, match="has no directory with a run"):
+def test_directory_without_runs_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"--out of lab/suite/suite\.sh"):
         suite.main([f"--out={tmp_path}"])

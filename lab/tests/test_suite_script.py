@@ -1,4 +1,4 @@
-"""lab/suite/suite.sh: what it would start, and what it refuses."""
+"""Test lab/suite/suite.sh: its commands, jobs, failures and refusals."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ from tests.launch.test_launch import launch
 SCRIPT = str(support.ROOT / "lab" / "suite" / "suite.sh")
 
 
-def test_the_suite_trains_looks_at_and_compares_every_config():
+def test_dry_run_prints_all_commands():
     lines = launch(SCRIPT, "--dry_run", "--out=a b", "--configs=mamba2,rwkv7", "--config.train.steps=3").stdout
     first, needle, tasks, second, *_, recall, page = [shlex.split(line)[4:] for line in lines.splitlines()]
     assert first == ["--config=mamba2:demo", "--workdir=a b/mamba2", "--config.train.steps=3"]
@@ -28,12 +28,12 @@ def test_the_suite_trains_looks_at_and_compares_every_config():
 
 
 @pytest.fixture
-def pretended(tmp_path) -> dict[str, str]:
-    """An environment in which `python` writes its arguments and its GPU to a file, and fails at a config `bad`."""
-    said = tmp_path / "said"
+def fake_python(tmp_path) -> dict[str, str]:
+    """Environment with a `python` that logs its arguments and GPU to calls.log, and fails for the config `bad`."""
+    log = tmp_path / "calls.log"
     script = f"""#!/bin/sh
-echo "$2 ${{3#--}} gpu $CUDA_VISIBLE_DEVICES $XLA_PYTHON_CLIENT_MEM_FRACTION" >> '{said}'
-case "$*" in *config=bad*) echo it is bad; exit 3 ;; *config=long*) sleep 60; echo late >> '{said}' ;; esac
+echo "$2 ${{3#--}} gpu $CUDA_VISIBLE_DEVICES $XLA_PYTHON_CLIENT_MEM_FRACTION" >> '{log}'
+case "$*" in *config=bad*) echo it is bad; exit 3 ;; *config=long*) sleep 60; echo late >> '{log}' ;; esac
 """
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
@@ -42,61 +42,61 @@ case "$*" in *config=bad*) echo it is bad; exit 3 ;; *config=long*) sleep 60; ec
     return {"PATH": f"{python.parent}:{os.environ['PATH']}"}
 
 
-def test_the_suite_gives_jobs_at_a_time_a_gpu_each_or_a_share(tmp_path, pretended):
+def test_parallel_jobs_get_a_gpu_or_a_share(tmp_path, fake_python):
     result = launch(
-        SCRIPT, f"--out={tmp_path}/o", "--configs=a,b,c", "--jobs=3", CUDA_VISIBLE_DEVICES="4,7", **pretended
+        SCRIPT, f"--out={tmp_path}/o", "--configs=a,b,c", "--jobs=3", CUDA_VISIBLE_DEVICES="4,7", **fake_python
     )
     assert result.returncode == 0, result.stderr
-    said = (tmp_path / "said").read_text().splitlines()
-    assert sorted(line for line in said if line.startswith("seqjax.main")) == [
+    calls = (tmp_path / "calls.log").read_text().splitlines()
+    assert sorted(line for line in calls if line.startswith("seqjax.main")) == [
         "seqjax.main config=a:demo gpu 4 .45",
         "seqjax.main config=b:demo gpu 7 .45",
         "seqjax.main config=c:demo gpu 4 .45",
     ]
-    assert sum("evals.niah" in line for line in said) == 3 and len(said) == 11
-    assert said[-2].startswith("seqjax.evals.recall size=demo gpu 4,7")
+    assert sum("evals.niah" in line for line in calls) == 3 and len(calls) == 11
+    assert calls[-2].startswith("seqjax.evals.recall size=demo gpu 4,7")
     assert "+ python -m seqjax.main --config=b:demo" in (tmp_path / "o" / "b.log").read_text()
 
 
-def test_the_suite_says_which_config_failed_and_ends_the_others_first(tmp_path, pretended):
-    result = launch(SCRIPT, f"--out={tmp_path}/o", "--configs=a,bad", "--jobs=2", **pretended)
+def test_failed_config_is_reported_after_the_others_end(tmp_path, fake_python):
+    result = launch(SCRIPT, f"--out={tmp_path}/o", "--configs=a,bad", "--jobs=2", **fake_python)
     assert result.returncode == 1
     assert "it is bad" in result.stderr and "failed: bad;" in result.stderr
-    said = (tmp_path / "said").read_text()
-    assert said.count("niah") == 1 and "recall" not in said
+    calls = (tmp_path / "calls.log").read_text()
+    assert calls.count("niah") == 1 and "recall" not in calls
 
 
 @pytest.mark.usefixtures("heeded")
-def test_a_stopped_suite_stops_what_it_started(tmp_path, pretended):
+def test_stopped_suite_stops_its_processes(tmp_path, fake_python):
     command = ["bash", SCRIPT, f"--out={tmp_path}/o", "--configs=long,long2", "--jobs=2"]
-    said = tmp_path / "said"
-    with subprocess.Popen(command, env=os.environ | pretended, stdout=subprocess.DEVNULL) as process:
+    log = tmp_path / "calls.log"
+    with subprocess.Popen(command, env=os.environ | fake_python, stdout=subprocess.DEVNULL) as process:
         start = time.monotonic()
-        while not (said.exists() and said.read_text().count("main") == 2):
-            assert time.monotonic() - start < 30, "both have started"
+        while not (log.exists() and log.read_text().count("main") == 2):
+            assert time.monotonic() - start < 30, "both processes must start"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
-    assert time.monotonic() - start < 50, "sooner than the two would have ended"
-    assert "late" not in said.read_text() and "niah" not in said.read_text()
+    assert time.monotonic() - start < 50, "before the processes would have ended"
+    assert "late" not in log.read_text() and "niah" not in log.read_text()
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "option"),
     [
-        (("--configs=mamba2",), "say where results go"),
-        (("--out=a", "--steps=3"), "--steps=3 is not an option"),
-        (("--out=a", "--jobs=0"), "--jobs=0 is not a number of processes"),
+        (("--configs=mamba2",), "--out"),
+        (("--out=a", "--steps=3"), "--steps=3"),
+        (("--out=a", "--jobs=0"), "--jobs=0"),
     ],
 )
-def test_what_is_missing_is_named(args, says):
+def test_bad_options_are_refused(args, option):
     result = launch(SCRIPT, *args)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: ") and says in result.stderr
+    assert result.stderr.startswith("error: ") and option in result.stderr
 
 
-def test_the_page_is_written_from_any_directory(tmp_path):
-    """Whose modules are not those of the clone, as after an installation."""
+def test_report_is_written_from_any_directory(tmp_path):
+    """The current directory does not contain the package `lab`."""
     (line,) = [line for line in Path(SCRIPT).read_text().splitlines() if "-m lab.suite" in line]
     root = support.ROOT
     script = f'root={root}; out={tmp_path}/o; run() {{ "$@"; }}; {line}'

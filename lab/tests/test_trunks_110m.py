@@ -1,6 +1,6 @@
-"""The gaps of lab/results/trunks_110m, against numbers that other code made from the same files.
+"""Test the gaps of lab/results/trunks_110m against an independent implementation.
 
-Runs with ends at 50, 65, 80 and 100% came later than these numbers and are left out.
+Runs with ends at 50, 65, 80 and 100% are newer than these numbers and are left out.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from seqjax.study.runs import files
 
 STUDY = Path(__file__).parents[1] / "results" / "trunks_110m"
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
-# model: gap, half of its interval, as tuned, verdict, copy share, against attention with the same block; then gap, half
-# and verdict against attention as published.
+# Model: gap to attention with the same block, half-interval, gap as tuned, verdict, copy share; then gap, half-interval
+# and needs against attention as published.
 KNOWN = {
     PUBLISHED: (0.087, 0.057, 0.12, "costs", 0.47, None),
     "Top-1 Chunk, best key": (0.110, 0.041, 0.14, "costs", 0.48, (0.025, 0.049, "more than 9 seeds of both")),
@@ -34,9 +34,9 @@ LATER = [0.5, 0.65, 0.8, 1.0]
 
 @pytest.fixture(scope="module")
 def study():
-    found = files.read(STUDY)
-    runs = [run for run in found.runs if run.metadata["config"]["train"]["ends"] != LATER]
-    return dataclasses.replace(found, runs=runs)
+    records = files.read(STUDY)
+    runs = [run for run in records.runs if run.metadata["config"]["train"]["ends"] != LATER]
+    return dataclasses.replace(records, runs=runs)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_one_seed_models(rows):
     assert rows[PUBLISHED]["RWKV-7"].verdict.needs == "ends from 50%"
 
 
-def test_the_convolution_gains(rows):
+def test_convolution_gains(rows):
     row = rows[PUBLISHED][SAME_BLOCK]
     assert row.gap.value == pytest.approx(-0.086, abs=6e-4) and row.gap.half == pytest.approx(0.056, abs=1.5e-3)
     assert row.verdict.word == "gains" and row.trend == "shrinks"
@@ -81,7 +81,7 @@ def test_the_convolution_gains(rows):
 def test_other_references(study):
     exact = {row.model: row for row in compare(study, "KDA")}["Top-1 Chunk, exact"]
     assert exact.gap.value == pytest.approx(-0.123, abs=6e-4) and exact.verdict.word == "gains"
-    alone = dataclasses.replace(study, references=("Gated DeltaNet",))
-    exact = {row.model: row for row in compare(alone, "Gated DeltaNet")}["Top-1 Chunk, exact"]
+    single = dataclasses.replace(study, references=("Gated DeltaNet",))
+    exact = {row.model: row for row in compare(single, "Gated DeltaNet")}["Top-1 Chunk, exact"]
     assert exact.gap.value == pytest.approx(-0.144, abs=6e-4) and exact.gap.half == pytest.approx(0.079, abs=1.5e-3)
     assert exact.as_tuned == pytest.approx(-0.105, abs=6e-4) and exact.verdict.word == "no cost above 0.05"

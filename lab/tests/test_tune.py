@@ -1,4 +1,4 @@
-"""The search for tiles, as far as it goes without a GPU."""
+"""Test the parts of lab.benchmarks.tune that need no GPU."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ extras.need("torch", "triton")
         pytest.param(tune.channel_calls, tune.CHANNEL_KERNELS, id="channel", marks=pytest.mark.slow),
     ],
 )
-def test_every_kernel_of_a_recurrence_runs_alone(make: Callable, names: tuple[str, ...]) -> None:
+def test_each_kernel_of_a_recurrence_runs(make: Callable, names: tuple[str, ...]) -> None:
     calls = make(B=1, T=16, H=1, K=16, V=16)
     assert set(calls) == set(names)
     for call in calls.values():
@@ -26,7 +26,7 @@ def test_every_kernel_of_a_recurrence_runs_alone(make: Callable, names: tuple[st
 
 
 @pytest.mark.parametrize("kernel", tune.SELECTIVE_KERNELS)
-def test_the_selective_scan_runs_alone(kernel: str) -> None:
+def test_selective_scan_runs(kernel: str) -> None:
     made = jax.tree.leaves(tune.selective_call(kernel, B=1, T=3, E=5, N=2)())
     x, b, state = (1, 3, 5), (1, 3, 2), (1, 5, 2)
     assert [t.shape for t in made] == (
@@ -35,14 +35,14 @@ def test_the_selective_scan_runs_alone(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", tune.CONV_KERNELS)
-def test_the_convolution_runs_alone(kernel: str) -> None:
+def test_convolution_runs(kernel: str) -> None:
     made = jax.tree.leaves(tune.conv_call(kernel, B=1, T=4, heads=1, K=3, V=5)())
     x = [(1, 4, 3), (1, 4, 3), (1, 4, 5)]
     assert [t.shape for t in made] == (x if kernel == "conv" else [*x, (3, 4), (3, 4), (5, 4)])
 
 
 @pytest.mark.parametrize("kernel", support.slow_unless(lambda kernel: kernel.endswith("_moved"), tune.SHIFT_KERNELS))
-def test_the_token_shift_runs_alone(kernel: str) -> None:
+def test_token_shift_runs(kernel: str) -> None:
     made = jax.tree.leaves(tune.shift_call(kernel, B=1, T=3, D=5)())
     N = 5 if kernel.endswith("_moved") else 6
     x, moves = (1, 3, 5), [(N, 1, 3, 5)] if kernel.endswith("_moved") else []
@@ -50,24 +50,24 @@ def test_the_token_shift_runs_alone(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", tune.OPERAND_KERNELS)
-def test_the_operands_run_alone(kernel: str) -> None:
+def test_operands_run(kernel: str) -> None:
     made = jax.tree.leaves(tune.operands_call(kernel, B=1, T=3, H=2, K=8)())
     x, vectors = (1, 3, 2, 8), (1, 6, 2, 8)
     wanted = [*[x] * 5, x[:3], *[x] * 3] if kernel == "operands_forward" else [*[x] * 7, vectors]
     assert [t.shape for t in made] == wanted
 
 
-def test_the_loss_runs_alone() -> None:
+def test_loss_runs() -> None:
     losses, g = tune.loss_call(n_tokens=3, n_vocab=20)()
     assert (losses.shape, g.shape) == ((1, 3), (1, 3, 20))
 
 
 @pytest.mark.parametrize("kernel", support.slow_unless(lambda kernel: kernel.endswith("_all"), tune.NORM_KERNELS))
-def test_the_norms_run_alone(kernel: str) -> None:
+def test_norms_run(kernel: str) -> None:
     assert all(x.size for x in jax.tree.leaves(tune.norm_call(kernel, B=1, T=3)()))
 
 
-def test_the_table_s_entry_is_tried_first() -> None:
+def test_table_entry_is_tried_first() -> None:
     from kernels_pallas.cross_entropy.triton import loss
     from kernels_pallas.delta_rule.triton import scan as delta
     from kernels_pallas.head_norm.triton import norm

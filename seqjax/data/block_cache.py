@@ -45,21 +45,21 @@ def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> 
     return copied(directory, manifest, (), cache_dir=cache_dir)
 
 
-def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache_dir: str) -> Path:
+def _copied(url: str, manifest: dict[str, Any], expected_sizes: dict[str, int], *, cache_dir: str) -> Path:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     root = cache_directory(cache_dir) / "blocks" / digest[:16]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root):
+        with _exclusive(root):
             remove_temporaries(root)
-            there = store.sizes(url)
-            wanted |= {name: there[name] for name in SMALL if name in there}
+            remote_sizes = store.sizes(url)
+            expected_sizes |= {name: remote_sizes[name] for name in SMALL if name in remote_sizes}
             missing = [
                 name
-                for name, size in wanted.items()
+                for name, size in expected_sizes.items()
                 if not (root / name).is_file() or size != (root / name).stat().st_size
             ]
-            _require_room(root, sum(there.get(name, 0) for name in missing), url)
+            _require_room(root, sum(remote_sizes.get(name, 0) for name in missing), url)
             if missing:
                 logging.info("Copying %d files of %s to %s.", len(missing), url, root)
             store.in_threads(lambda name: store.download(f"{url}/{name}", root / name), missing)
@@ -74,7 +74,7 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
 
 
 @contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _exclusive(root: Path) -> Iterator[None]:
     """Return a context that only one process at a time can hold for `root`."""
     with (root / ".lock").open("ab") as file:
         if fcntl is not None:

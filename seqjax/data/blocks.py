@@ -69,10 +69,10 @@ class FlatBlocks:
 
     def __getitem__(self, index: int) -> bytes:
         if self._ids is None:
-            found, needed = file_size(Path(self._path)) or 0, self._len * self._block * self._dtype.itemsize
-            if found < needed:
+            actual, needed = file_size(Path(self._path)) or 0, self._len * self._block * self._dtype.itemsize
+            if actual < needed:
                 raise UserError(
-                    f"{self._path}, a cached corpus, has {found} bytes instead of {needed}. Delete "
+                    f"{self._path}, a cached corpus, has {actual} bytes instead of {needed}. Delete "
                     f"{Path(self._path).parent}; the next run rebuilds it."
                 )
             self._ids = np.memmap(self._path, self._dtype, mode="r")
@@ -136,7 +136,7 @@ class RecordBlocks:
         first = self._ends[file - 1] if file else 0
         for i, crc in sampled:
             if zlib.crc32(self._record(first + int(i))) != crc:
-                raise self._damaged(first + int(i), "it is another block than was written")
+                raise self._damaged(first + int(i), "it differs from the written block")
 
     def _record(self, index: int) -> bytes:
         try:
@@ -147,7 +147,7 @@ class RecordBlocks:
             raise self._damaged(index, f"{len(record)} bytes instead of {self._bytes}")
         highest = int(np.frombuffer(record, self._dtype).max())
         if highest >= self._vocab_size:
-            raise self._damaged(index, f"the id {highest} is not among the {self._vocab_size} of the tokenizer")
+            raise self._damaged(index, f"id {highest} is out of range, the tokenizer has {self._vocab_size} ids")
         return record
 
     def __repr__(self) -> str:
@@ -165,9 +165,9 @@ class RecordBlocks:
 def open_records(
     directory: Path, manifest: dict[str, Any], *, domains: Collection[str] | None = None, vocab_size: int
 ) -> dict[str, dict[str, RecordBlocks]]:
-    """Return the blocks of some domains (None for all), by split and domain, after a check.
+    """Return blocks by split and domain, for some domains (None for all).
 
-    Raises `UserError` if a file beside the manifest, or one of a few blocks, is another one than was written.
+    Raises `UserError` if a file next to the manifest, or one of a few sampled blocks, differs from the written one.
     """
     dtype = id_dtype(vocab_size)
     sources = {
@@ -179,13 +179,13 @@ def open_records(
         for split, entries in manifest["splits"].items()
     }
     allow_open_files(sum(len(e["files"]) for entries in manifest["splits"].values() for e in entries.values()))
-    manifests.compare_beside(directory, manifest)
+    manifests.compare_files(directory, manifest)
     opened = [source for entries in sources.values() for source in entries.values()]
     for source in opened:
         source.compare(max(1, CHECKED_FILES // len(opened)))
     if not all(source.has_checksums for source in opened):
         logging.warning(
-            "%s: an earlier version, which wrote no checksums, prepared it; its blocks are not checked.", directory
+            "%s: an earlier version prepared these blocks without checksums, so they are not checked.", directory
         )
     return sources
 
@@ -198,15 +198,15 @@ def allow_open_files(count: int) -> None:
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 512
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    required = count + 512
+    if soft == resource.RLIM_INFINITY or soft >= required:
         return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    if hard != resource.RLIM_INFINITY and hard < required:
         raise UserError(
             f"The blocks are in {count} files, but this process may open only {hard}; raise the limit "
             "(`ulimit -Hn`), or list fewer domains in config.data.train_domains and eval_domains."
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
 
 
 def to_sample(n_blocks: int) -> list[int]:

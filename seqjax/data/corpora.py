@@ -33,7 +33,7 @@ class TestedCorpus(Corpus):
     __test__ = False  # pytest would otherwise collect a class with this name
 
     def __init__(self, corpus: Corpus | None, sets: Mapping[str, Corpus]):
-        own = corpus.eval_domains if corpus is not None else ()
+        corpus_domains = corpus.eval_domains if corpus is not None else ()
         shares = corpus.natural_shares if corpus is not None else {}
         corpus = corpus if corpus is not None else next(iter(sets.values()))
         self._corpus = corpus
@@ -43,7 +43,7 @@ class TestedCorpus(Corpus):
             tokenizer=corpus.tokenizer,
             seq_len=corpus.seq_len,
             train_domains=corpus.train_domains,
-            eval_domains=(*own, *self._of_set),
+            eval_domains=(*corpus_domains, *self._of_set),
             weights=corpus.weights,
             manifest_hash=corpus.manifest_hash,
             natural_shares=shares,
@@ -222,7 +222,7 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
     dtype = manifest.get("dtype", "uint16")
     if dtype != id_dtype(tokenizer.vocab_size).name:
         raise UserError(
-            f"{config.path}/manifest.json says that ids are {dtype}, {tokenizer.vocab_size} ids are "
+            f"{config.path}/manifest.json declares {dtype} ids, but a vocabulary of {tokenizer.vocab_size} ids needs "
             f"{id_dtype(tokenizer.vocab_size).name}; {again}."
         )
     if manifest["block"] != seq_len + 1:

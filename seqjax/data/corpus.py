@@ -256,14 +256,14 @@ class BlockCorpus(Corpus):
 
     def _eval_splits(self, domain: str) -> list[str]:
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
-        found = [split for split in splits if len(self._sources.get(split, {}).get(domain, ()))]
-        if not found:
+        nonempty = [split for split in splits if len(self._sources.get(split, {}).get(domain, ()))]
+        if not nonempty:
             raise UserError(
                 f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens (one block) for evaluation "
                 f"(split {' and '.join(splits)}); lower config.train.seq_len, prepare a source with more text, "
                 "or leave the domain out of config.data.eval_domains."
             )
-        return found
+        return nonempty
 
 
 def _spaced(source: blocks.BlockSource, count: int, dtype: np.dtype) -> np.ndarray:

@@ -82,8 +82,8 @@ def names_of(arrays: Arrays, domain: str, keys: Mapping[str, int], documents: np
     if len(known := used[used != UNKNOWN]):
         arrays.take(f"ends/{domain}", "iu", max(len(ends), int(known[-1]) + 1))
     bounds = [0, *ends.tolist()]
-    found = ["" if i == UNKNOWN else content[bounds[i] : bounds[i + 1]].decode("utf-8", "replace") for i in used]
-    return [found[i] for i in of_document]
+    used_names = ["" if i == UNKNOWN else content[bounds[i] : bounds[i + 1]].decode("utf-8", "replace") for i in used]
+    return [used_names[i] for i in of_document]
 
 
 def number(name: str) -> int:

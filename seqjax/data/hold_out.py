@@ -33,7 +33,7 @@ def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) 
     order = np.argsort(hashes, kind="stable")
     held = np.concatenate([[0], np.cumsum(lengths[order])])  # tokens, by the number of documents
     limits = np.concatenate([[0], hashes[order].astype(np.int64) + 1])
-    last = np.append(limits[1:] != limits[:-1], True)  # equal texts are on one side
+    last = np.append(limits[1:] != limits[:-1], True)  # equal texts stay in one split
     held, limits = held[last], limits[last]
     trained = held[-1] - held
     now = np.searchsorted(limits, lowest, side="right") - 1

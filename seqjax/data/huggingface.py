@@ -68,7 +68,7 @@ class HuggingFaceTokenizer:
         bos, eos = special_ids(directory)
         if eos is None:
             raise UserError(
-                f"{directory} names no token that ends a text: set eos_token in its tokenizer_config.json, or "
+                f"{directory} defines no end token: set eos_token in its tokenizer_config.json, or "
                 "eos_token_id in its generation_config.json."
             )
         self.bos: int = eos if bos is None else bos
@@ -91,7 +91,7 @@ class HuggingFaceTokenizer:
 
     def _encoded(self, text: str | list[str]) -> Any:
         encode = self._tokenizer.encode if isinstance(text, str) else self._tokenizer.encode_batch
-        with self._reporting("encode a text"):  # as without a token for unknown words
+        with self._reporting("encode a text"):  # a vocabulary without an unknown token fails here
             return encode(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -104,14 +104,17 @@ class HuggingFaceTokenizer:
             return self._tokenizer.decode(known, skip_special_tokens=True)
 
     @contextlib.contextmanager
-    def _reporting(self, what: str) -> Iterator[None]:
-        """Return a context that turns errors of the package into a `UserError`; a panic in Rust is no `Exception`."""
+    def _reporting(self, action: str) -> Iterator[None]:
+        """Return a context that turns errors of the package into a `UserError`.
+
+        A panic in the package's Rust code is a `BaseException`.
+        """
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            raise UserError(f"{self._file} cannot {what} ({first_line(error)}); fetch it again.") from None
+            raise UserError(f"{self._file} cannot {action} ({first_line(error)}); fetch it again.") from None
 
 
 def directory_of(path: str | Path) -> Path:
@@ -145,11 +148,8 @@ def special_ids(directory: Path) -> tuple[int | None, int | None]:
 
     The first end id is used if there are several. Raises `UserError` for a token outside the vocabulary.
     """
-    found = []
     ids = _ids(_spec(directory)) if (directory / FILE).is_file() else {}
-    for key in ("bos_token", "eos_token"):
-        found.append(_special_id(directory, key, ids))
-    return found[0], found[1]
+    return _special_id(directory, "bos_token", ids), _special_id(directory, "eos_token", ids)
 
 
 def _special_id(directory: Path, key: str, ids: dict[str, int]) -> int | None:
@@ -157,7 +157,7 @@ def _special_id(directory: Path, key: str, ids: dict[str, int]) -> int | None:
         token = _json(directory / name, NAMES).get(key)
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and token not in ids:
-            raise UserError(f"{directory / name}: {key} is {token!r}, which {FILE} does not have.")
+            raise UserError(f"{directory / name}: {key} is {token!r}, which {FILE} lacks; fetch both files again.")
         if token is not None:
             return ids[token]
     for name in WITH_IDS:
@@ -180,11 +180,11 @@ def _vocabulary(spec: dict[str, Any]) -> Any:
     return spec["model"].get("vocab") or {}
 
 
-def _is_vocabulary(found: Any) -> bool:
-    """Return whether `found` maps pieces to ids, or lists (piece, score) pairs."""
-    if isinstance(found, dict):
-        return all(isinstance(i, int) and 0 <= i < MOST_IDS for i in found.values())
-    return all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in found)
+def _is_vocabulary(vocabulary: Any) -> bool:
+    """Return whether `vocabulary` maps pieces to ids, or lists (piece, score) pairs."""
+    if isinstance(vocabulary, dict):
+        return all(isinstance(i, int) and 0 <= i < MOST_IDS for i in vocabulary.values())
+    return all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in vocabulary)
 
 
 def _n_bytes(spec: dict[str, Any], vocabulary: dict[str, int]) -> np.ndarray:
@@ -236,7 +236,7 @@ def _growth(step: Any) -> float:
 def _spec(directory: Path) -> dict[str, Any]:
     spec = _json(directory / FILE, SPEC)
     if not _is_vocabulary(_vocabulary(spec)):
-        raise UserError(f"{directory / FILE}: its vocab has no pieces with ids below {MOST_IDS:,}; fetch it again.")
+        raise UserError(f"{directory / FILE}: its vocab does not map pieces to ids below {MOST_IDS:,}; fetch it again.")
     return spec
 
 

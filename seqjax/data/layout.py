@@ -30,12 +30,12 @@ _MISSING = object()
 class BadLineError(Exception):
     """A line or row without a document.
 
-    The message is the reason. `found` is the actual content and may be empty.
+    The message is the reason. `content` is the actual content and may be empty.
     """
 
-    def __init__(self, reason: str, *, found: str = ""):
+    def __init__(self, reason: str, *, content: str = ""):
         super().__init__(reason)
-        self.found = found
+        self.content = content
 
 
 class Document(NamedTuple):
@@ -56,16 +56,16 @@ class Layout:
     domain: str = ""  # one domain for all documents
 
     def __post_init__(self) -> None:
-        given = [f"--{key}" for key in ("domain_field", "domain_from", "domain") if getattr(self, key)]
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} both say which domain to use; give only one of them.")
+        domain_options = [f"--{key}" for key in ("domain_field", "domain_from", "domain") if getattr(self, key)]
+        if len(domain_options) > 1:
+            raise UserError(f"{' and '.join(domain_options)} both set the domain; give only one of them.")
         if self.domain_from not in ("", "folder"):
             raise UserError(f"--domain_from={self.domain_from} is not known; write --domain_from=folder.")
         if not self.text_field:
             raise UserError("--text_field is empty; name the field of the text, e.g. --text_field=text.")
         if self.domain and clean(self.domain) != self.domain:
-            wanted = f", e.g. --domain={clean(self.domain)}" if clean(self.domain) else ""
-            raise UserError(f"--domain={self.domain}: a name consists of a-z, 0-9, _ and -{wanted}.")
+            example = f", e.g. --domain={clean(self.domain)}" if clean(self.domain) else ""
+            raise UserError(f"--domain={self.domain}: a name consists of a-z, 0-9, _ and -{example}.")
 
     @property
     def is_slimpajama(self) -> bool:
@@ -86,7 +86,7 @@ class Layout:
             return self.domain
         folders = name.split("/")[:-1]
         if self.domain_from:
-            return next((domain_name(part) for part in folders if not splits.alone(part)), None) or None
+            return next((domain_name(part) for part in folders if not splits.named_split(part)), None) or None
         if self.domain_field:
             return None
         named = [slimpajama.BY_SET_NAME.get(part, part) for part in folders[::-1]]
@@ -110,22 +110,23 @@ class Layout:
         value = field_of(row, field)
         if value is _MISSING or value is None:
             if default is None:
-                raise BadLineError(f"no {field}", found=_fields(row))
+                raise BadLineError(f"no {field}", content=_fields(row))
             return default
         if self.is_slimpajama:
             domain = slimpajama.BY_SET_NAME.get(value) if isinstance(value, str) else None
             if domain is None:
-                raise BadLineError("unknown set name", found=shown(value))
+                raise BadLineError("unknown set name", content=shown(value))
             return domain
         domain = domain_name(str(value)) if isinstance(value, str | int) else ""
         if not 0 < len(domain) <= MAX_NAME_CHARS:
-            raise BadLineError(f"no name in {field}", found=shown(value))
+            raise BadLineError(f"no name in {field}", content=shown(value))
         return domain
 
     def _text(self, row: dict[str, Any]) -> str:
         text = field_of(row, self.text_field)
         if text is _MISSING:
-            raise BadLineError("no text" if self.text_field == "text" else f"no {self.text_field}", found=_fields(row))
+            reason = "no text" if self.text_field == "text" else f"no {self.text_field}"
+            raise BadLineError(reason, content=_fields(row))
         if not isinstance(text, str):
             raise BadLineError(f"{self.text_field} is {_kind(text)}, not text")
         if not text.strip():

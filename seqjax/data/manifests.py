@@ -30,7 +30,7 @@ MANIFEST = {
     "splits": {str: {str: {"blocks": int, "files": [_FILE]}}},
 }
 MAX_RECORDS = 10_000
-OTHER = "is damaged: it is not the file that was written with manifest.json."
+OTHER = "is damaged: it differs from the file that was written with manifest.json."
 AGAIN = "prepare the data again into another directory (`seqjax prepare`)"
 
 
@@ -111,13 +111,13 @@ SMALL = (document_index.FILE, document_sources.FILE, stored_tokenizer.FILE)  # n
 HASHED = (document_index.FILE, document_sources.FILE)  # with checksums in the manifest
 
 
-def beside(directory: Path) -> dict[str, dict[str, int]]:
+def file_checksums(directory: Path) -> dict[str, dict[str, int]]:
     """Return sizes and checksums of the files next to a manifest, by name."""
-    found = {name: measure(directory / name) for name in HASHED if (directory / name).is_file()}
-    return {name: {"bytes": n_bytes, "crc32": crc} for name, (n_bytes, crc) in found.items()}
+    measured = {name: measure(directory / name) for name in HASHED if (directory / name).is_file()}
+    return {name: {"bytes": n_bytes, "crc32": crc} for name, (n_bytes, crc) in measured.items()}
 
 
-def compare_beside(directory: Path, manifest: dict[str, Any]) -> None:
+def compare_files(directory: Path, manifest: dict[str, Any]) -> None:
     """Raise `UserError` if a file next to a manifest belongs to other blocks."""
     for name, written in manifest.get("beside", {}).items():
         if (directory / name).is_file() and measure(directory / name) != (written["bytes"], written["crc32"]):
@@ -130,7 +130,7 @@ def compare_all(directory: Path, manifest: dict[str, Any]) -> None:
 
     Raises `UserError` for the first file that differs.
     """
-    compare_beside(directory, manifest)
+    compare_files(directory, manifest)
     for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
         for file in entry["files"]:
             path = directory / file["path"]

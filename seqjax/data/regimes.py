@@ -68,21 +68,21 @@ def choose(
         UserError: The corpus lacks a domain, or no setting selects the training domains.
     """
     known = {*train, *evaluate}
-    own = not known <= set(slimpajama.NAMES)
-    if own and config.regime != "mixed" and len(known) > 1 and not config.train_domains:
+    is_custom = not known <= set(slimpajama.NAMES)
+    if is_custom and config.regime != "mixed" and len(known) > 1 and not config.train_domains:
         raise UserError(
             f"{where} has the domains {', '.join(sorted(known))}: name those to train on in config.data.train_domains; "
             "the remaining domains are evaluated out of domain. config.data.regime='mixed' trains on all."
         )
     domains = tuple(sorted(known))
     chosen = resolve(
-        Regime(train=domains, eval=domains) if own else REGIMES[config.regime],
+        Regime(train=domains, eval=domains) if is_custom else REGIMES[config.regime],
         train=config.train_domains,
         evaluate=config.eval_domains,
-        known=domains if own else slimpajama.NAMES,
+        known=domains if is_custom else slimpajama.NAMES,
     )
-    for key, wanted, present in (("train", chosen[0], train), ("eval", chosen[1], evaluate)):
-        absent = [domain for domain in wanted if domain not in present]
+    for key, chosen_domains, present in (("train", chosen[0], train), ("eval", chosen[1], evaluate)):
+        absent = [domain for domain in chosen_domains if domain not in present]
         if absent:
             splits = "train" if key == "train" else "validation or train"
             raise UserError(

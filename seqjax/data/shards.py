@@ -25,58 +25,58 @@ from seqjax.errors import UserError
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_ALIKE = 1000  # printed names that resemble a split
 LEAST_COUNTED = 256  # bytes counted per record: a few kilobytes can unpack to a billion empty lines, microseconds each
-MAX_FOUND = 1000  # distinct contents of bad records, counted per shard and reason
+MAX_CONTENTS = 1000  # distinct contents of bad records, counted per shard and reason
 
 
 def find_shards(
-    source: str, *, layout: Layout = SLIMPAJAMA, say: Callable[[str], None] = lambda text: None
+    source: str, *, layout: Layout = SLIMPAJAMA, on_message: Callable[[str], None] = lambda text: None
 ) -> list[Shard]:
     """Return the shards below a directory or matching a glob, by split and name.
 
     If the directory is a dataset (`Shard.find`), its shards are returned; otherwise all files with a known ending.
     One-document files are included only if `layout` gives them a domain. Links to files and directories are followed.
 
-    `say` receives messages about files that are not read, and about training files with names that resemble a split.
+    `on_message` receives messages about unread files, and about training files with names that resemble a split.
 
     Raises `UserError` if `source` does not exist, holds no readable files, or contains a broken link.
     """
     for kind in kinds():
-        if found := kind.find(source):
-            return sorted(found, key=_place)
+        if dataset_shards := kind.find(source):
+            return sorted(dataset_shards, key=_place)
     by_ending = {end: kind for kind in kinds() if layout.reads_whole_files or not kind.is_whole for end in kind.endings}
     fs, root = store.filesystem(source)
     with store.reaching(source) if store.is_remote(source) else contextlib.nullcontext():
-        return _found(fs, root, source, by_ending, say)
+        return _matching_shards(fs, root, source, by_ending, on_message)
 
 
 def _place(shard: Shard) -> tuple[int, str]:
     return splits.SPLITS.index(shard.split), shard.name
 
 
-def _found(
-    fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]], say: Callable[[str], None]
+def _matching_shards(
+    fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]], on_message: Callable[[str], None]
 ) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
     fs.invalidate_cache()  # the content may have changed
     if any(mark in source for mark in "*?["):
         if local:  # fsspec's glob does not follow links to directories.
             paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
-            found = {path: {} if Path(path).is_symlink() else fs.info(path) for path in paths}
+            entries = {path: {} if Path(path).is_symlink() else fs.info(path) for path in paths}
         else:
-            found = fs.glob(root, detail=True)
+            entries = fs.glob(root, detail=True)
         parts = root.split("/")
         fixed = next(i for i, part in enumerate(parts) if any(mark in part for mark in "*?["))
         base = "/".join(parts[: min(fixed, len(parts) - 1)])
     elif fs.isdir(root):
-        found, base = fs.find(root, detail=True), root.rstrip("/")
+        entries, base = fs.find(root, detail=True), root.rstrip("/")
     elif fs.isfile(root):
-        found, base = {root: fs.info(root)}, root.rpartition("/")[0]
+        entries, base = {root: fs.info(root)}, root.rpartition("/")[0]
     else:
         raise UserError(f"There is no file or directory {source}; correct the path to the shards.")
     outer = base.rpartition("/")[2]  # --source=.../train names the split itself
-    found = _followed(fs, found) if local else found
+    entries = _follow_links(fs, entries) if local else entries
     shards, trained, unread = [], [], []
-    for path, info in found.items():
+    for path, info in entries.items():
         ending = next((end for end in by_ending if path.lower().endswith(end)), None)
         if info["type"] == "directory":
             continue
@@ -94,30 +94,30 @@ def _found(
         *endings, last = by_ending
         raise UserError(
             f"{source} holds no {', '.join(endings)} or {last} files; give the directory or glob of the shards."
-            f"{_others(list(found))}"
+            f"{_ending_counts(list(entries))}"
         )
     if unread:
-        say(f"{source}: {len(unread)} files have unknown endings and are not read.{_others(unread)}")
+        on_message(f"{source}: {len(unread)} files have unknown endings and are not read.{_ending_counts(unread)}")
     alike = splits.look_alikes(sorted(trained))
     if alike:
-        say(
+        on_message(
             f"{source}: {len(alike)} names look like a split, but are trained on; move files that are not for training "
             "into a folder called validation or test:"
         )
     for name in alike[:MAX_ALIKE]:
-        say(f"  {name}")
+        on_message(f"  {name}")
     if len(alike) > MAX_ALIKE:
-        say(f"  and {len(alike) - MAX_ALIKE} more")
+        on_message(f"  and {len(alike) - MAX_ALIKE} more")
     return sorted(shards, key=_place)
 
 
-def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _follow_links(fs: Any, entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the files of a local directory, including linked files.
 
     fsspec leaves out linked directories. A link to a parent directory is ignored.
     """
     files = {}
-    for path, info in found.items():
+    for path, info in entries.items():
         if not Path(path).is_symlink():
             files[path] = info
             continue
@@ -128,19 +128,20 @@ def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
         if target["type"] != "directory":
             files[path] = target
         elif not Path(path).parent.resolve().is_relative_to(Path(path).resolve()):
-            files |= _followed(fs, fs.find(path, detail=True))
+            files |= _follow_links(fs, fs.find(path, detail=True))
     return files
 
 
-def _others(paths: list[str]) -> str:
+def _ending_counts(paths: list[str]) -> str:
     """Return the file endings in `paths` as message text.
 
     Example: " Found: 3 .txt, 1 .csv." Whole-file endings add the option that they need.
     """
     endings = Counter("." + path.rpartition("/")[2].rpartition(".")[2] for path in paths)
-    found = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5)) or "nothing"
+    listing = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5)) or "nothing"
     whole = sorted(endings & Counter(end for kind in kinds() if kind.is_whole for end in kind.endings))
-    return f" Found: {found}." + (f" Files in {whole[0]} need --domain=NAME or --domain_from=folder." if whole else "")
+    advice = f" Files in {whole[0]} need --domain=NAME or --domain_from=folder." if whole else ""
+    return f" Found: {listing}.{advice}"
 
 
 def parse(record: bytes | dict[str, Any], *, default: str | None = None, layout: Layout = SLIMPAJAMA) -> Document:
@@ -170,14 +171,14 @@ class Skipped:
         self.name, self.strict = name, strict
         self.reasons: Counter[str] = Counter()
         self.first: list[dict[str, Any]] = []
-        self.found: dict[str, Counter[str]] = {}  # the actual content, by reason
+        self.contents: dict[str, Counter[str]] = {}  # the actual content, by reason
         self.elsewhere: Counter[str] = Counter()  # documents in domains that were not requested
         self.lines = 0  # read so far, skipped or not
 
-    def add(self, line: int, reason: str, *, detail: str = "", found: str = "") -> None:
+    def add(self, line: int, reason: str, *, detail: str = "", content: str = "") -> None:
         """Record a skipped line; raise `UserError` instead if strict.
 
-        `found` is the line's actual content, such as an unknown domain name.
+        `content` is the line's actual content, such as an unknown domain name.
         """
         why = f"{reason}: {detail}" if detail else reason
         if self.strict:
@@ -186,9 +187,9 @@ class Skipped:
                 "count such lines."
             )
         self.reasons[reason] += 1
-        counts = self.found.setdefault(reason, Counter()) if found else Counter()
-        if found in counts or len(counts) < MAX_FOUND:
-            counts[found] += 1
+        counts = self.contents.setdefault(reason, Counter()) if content else Counter()
+        if content in counts or len(counts) < MAX_CONTENTS:
+            counts[content] += 1
         if len(self.first) < MAX_NAMED:
             self.first.append({"file": self.name, "line": line, "reason": why})
 
@@ -198,7 +199,7 @@ class Skipped:
             "count": self.reasons.total(),
             "by_reason": dict(sorted(self.reasons.items())),
             "first": self.first,
-            "found": {reason: dict(sorted(counts.items())) for reason, counts in sorted(self.found.items())},
+            "found": {reason: dict(sorted(counts.items())) for reason, counts in sorted(self.contents.items())},
             "elsewhere": dict(sorted(self.elsewhere.items())),
             "lines": self.lines,
         }
@@ -238,19 +239,19 @@ def documents(
     bytes read from the file, before decompression.
     """
     default = layout.file_domain(shard.name)
-    wanted = frozenset(domains)
+    requested = frozenset(domains)
     try:
         for number, item in enumerate(records(shard, layout, on_read=on_read), start=1):
             skipped.lines = number
             try:
                 document = parse(item, default=default, layout=layout)
             except BadLineError as error:
-                skipped.add(number, str(error), found=error.found)
+                skipped.add(number, str(error), content=error.content)
                 continue
-            if not wanted or document.domain in wanted:
+            if not requested or document.domain in requested:
                 yield document
             else:
                 skipped.elsewhere[document.domain] += 1
     except TornShardError as error:
-        kept = "the lines before it were kept"
-        skipped.add(skipped.lines + 1, "torn shard", detail=f"{error}; {kept}", found=shown(str(error)))
+        detail = f"{error}; the lines before it were kept"
+        skipped.add(skipped.lines + 1, "torn shard", detail=detail, content=shown(str(error)))

@@ -34,47 +34,47 @@ def split_of(name: str, *, outer: str = "", is_title: bool = False) -> str:
     """
     *folders, stem = name.split("/")
     for part in reversed(folders):
-        if split := alone(part):
+        if split := named_split(part):
             return split
     if outer.lower() in _OF_WORD:
         return _OF_WORD[outer.lower()]
-    if found := _FIRST.match(stem):
-        return found[1]
+    if match := _FIRST.match(stem):
+        return match[1]
     if is_title:
-        return alone(stem) or "train"
-    return next(_named(_words(stem)), "train")
+        return named_split(stem) or "train"
+    return next(_split_words(_words(stem)), "train")
 
 
-def alone(part: str) -> str:
+def named_split(part: str) -> str:
     """Return the split that a folder or title names by itself.
 
     "" if it has no split word, several splits or any other word.
     """
     words = _words(part)
-    found = set(_named(words))
-    others = [word for word in words if not word.isdigit() and word.removesuffix("s") not in NEUTRAL]
-    return found.pop() if len(found) == 1 and all(_WORD.fullmatch(word) for word in others) else ""
+    named = set(_split_words(words))
+    rest = [word for word in words if not word.isdigit() and word.removesuffix("s") not in NEUTRAL]
+    return named.pop() if len(named) == 1 and all(_WORD.fullmatch(word) for word in rest) else ""
 
 
 def look_alikes(names: Iterable[str]) -> list[str]:
     """Return names and folders of training files that resemble validation or test."""
-    found: dict[str, None] = {}
+    alike: dict[str, None] = {}
     for name in names:
         parts = name.split("/")
         for i, part in enumerate(parts, start=1):
             if any(_looks(word) for word in _words(part)):
-                found["/".join(parts[:i]) + ("/" if i < len(parts) else "")] = None
-    return list(found)
+                alike["/".join(parts[:i]) + ("/" if i < len(parts) else "")] = None
+    return list(alike)
 
 
 def _looks(word: str) -> bool:
     if _WORD.fullmatch(word):
         return re.sub("training|train", "", word) not in ("", "s", "set", "sets", "data", "split", "splits")
-    return any(found.start() == 0 or found.end() == len(word) for found in _FUSED.finditer(word))
+    return any(match.start() == 0 or match.end() == len(word) for match in _FUSED.finditer(word))
 
 
-def _named(words: list[str]) -> Iterator[str]:
-    return (_OF_WORD[found[1]] for word in words if (found := _WORD.fullmatch(word)))
+def _split_words(words: list[str]) -> Iterator[str]:
+    return (_OF_WORD[match[1]] for word in words if (match := _WORD.fullmatch(word)))
 
 
 def _words(part: str) -> list[str]:

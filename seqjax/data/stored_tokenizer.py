@@ -96,7 +96,7 @@ def read(path: str | Path, *, why: str) -> StoredTokenizer:
     )
 
 
-def is_whole(path: Path, tokenizer: Tokenizer) -> bool:
+def is_intact(path: Path, tokenizer: Tokenizer) -> bool:
     """Return whether a file holds the metadata of a tokenizer, undamaged."""
     try:
         return read(path, why="").hash == tokenizer.hash

@@ -152,14 +152,14 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
     epoch, first_shard, first_window = position["epoch"], position["shard"], position["window"]
     first_document, token = position["document"], position["token"]
     while True:
-        found = False
+        has_documents = False
         for number, shard in enumerate(reader.order(epoch)):
             if number < first_shard:
-                found = True
+                has_documents = True
                 continue
             for window, records in enumerate(_windows(shard, reader.layout)):
                 if window < first_window:
-                    found = True
+                    has_documents = True
                     continue
                 texts = reader.window(shard, epoch, window, records)
                 for start in range(first_document, len(texts), ENCODE):
@@ -168,11 +168,11 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
                         here = {"epoch": epoch, "shard": number, "window": window, "document": document}
                         yield {**here, "token": token}, with_specials(tokenizer, ids)
                         token = 0
-                        found = True
+                        has_documents = True
                 first_document = 0
             first_window = 0
         first_shard = 0
-        if not found:
+        if not has_documents:
             raise UserError(
                 f"The {len(reader.files)} training shards have no document of {reader.domain!r} (part "
                 f"{reader.part} of {reader.parts}); use a source that has it, lower config.data.workers, "
@@ -225,7 +225,7 @@ class StreamCorpus(Corpus):
                 validation_split=config.tfds_validation_split,
             )
         else:
-            self._shards = shards.find_shards(config.path, say=logging.warning)
+            self._shards = shards.find_shards(config.path, on_message=logging.warning)
         for kind in {type(shard) for shard in self._shards}:
             kind.require()
         self._layout = self._shards[0].layout
@@ -263,14 +263,17 @@ class StreamCorpus(Corpus):
                 evaluate=config.eval_domains,
                 known=slimpajama.NAMES,
             )
-        own = self._layout.file_domain
-        found, in_train = ({own(s.name) or "" for s in self._shards if s.split in of} for of in (SPLITS, ("train",)))
+        domain_of = self._layout.file_domain
+        available, in_train = (
+            {domain_of(shard.name) or "" for shard in self._shards if shard.split in of_splits}
+            for of_splits in (SPLITS, ("train",))
+        )
         names = ", ".join(config.tfds) or config.path
-        if len(found) == 1 and not config.train_domains:
-            only = tuple(found)
+        if len(available) == 1 and not config.train_domains:
+            only = tuple(available)
             config = dataclasses.replace(config, train_domains=only, eval_domains=config.eval_domains or only)
         return regimes.choose(
-            config, train=in_train, evaluate=found, where=names, fix="build the datasets that hold them"
+            config, train=in_train, evaluate=available, where=names, fix="build the datasets that hold them"
         )
 
     def _sizes(self, domains: Collection[str]) -> dict[str, float]:
@@ -336,12 +339,12 @@ class StreamCorpus(Corpus):
         """
         del seed
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
-        found: list[FirstBlocks] = []
+        by_split: list[FirstBlocks] = []
         for split in splits:
             if count > 0:
-                found.append(self._first_blocks(split, domain, count))
-                count -= len(found[-1].rows)
-        rows = np.concatenate([of_split.rows for of_split in found])
+                by_split.append(self._first_blocks(split, domain, count))
+                count -= len(by_split[-1].rows)
+        rows = np.concatenate([of_split.rows for of_split in by_split])
         if not len(rows):
             raise UserError(
                 f"Domain {domain!r} has no evaluation block of {self.seq_len + 1} tokens "
@@ -349,8 +352,8 @@ class StreamCorpus(Corpus):
                 "validation/, lower config.train.seq_len, or leave the domain out of "
                 "config.data.eval_domains."
             )
-        documents = np.concatenate([of_split.documents + (1 << 32) * i for i, of_split in enumerate(found)])
-        names = [of_split.sources[document] for of_split in found for document in of_split.documents]
+        documents = np.concatenate([of_split.documents + (1 << 32) * i for i, of_split in enumerate(by_split)])
+        names = [of_split.sources[document] for of_split in by_split for document in of_split.documents]
         return EvalBlocks(
             rows,
             np.arange(len(rows)),
@@ -378,16 +381,16 @@ class StreamCorpus(Corpus):
 
         Only shards in another domain's directory are excluded.
         """
-        own = self._layout.file_domain
-        return tuple(s for s in self._shards if s.split == split and own(s.name) in (None, domain))
+        domain_of = self._layout.file_domain
+        return tuple(s for s in self._shards if s.split == split and domain_of(s.name) in (None, domain))
 
     def _first_blocks(self, split: str, domain: str, count: int) -> FirstBlocks:
         """Return at most `count` blocks."""
-        requested, found = self._read.get((split, domain), (-1, None))
-        if found is None or requested < count:
-            found = self._read_blocks(split, domain, count)
-            self._read[split, domain] = (count, found)
-        return FirstBlocks(found.rows[:count], found.documents[:count], found.sources)
+        requested, first_blocks = self._read.get((split, domain), (-1, None))
+        if first_blocks is None or requested < count:
+            first_blocks = self._read_blocks(split, domain, count)
+            self._read[split, domain] = (count, first_blocks)
+        return FirstBlocks(first_blocks.rows[:count], first_blocks.documents[:count], first_blocks.sources)
 
     def _read_blocks(self, split: str, domain: str, count: int) -> FirstBlocks:
         block = self.seq_len + 1

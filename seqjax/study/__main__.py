@@ -54,10 +54,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="train these runs alone, by label or index, separated by semicolons, and compare nothing",
+        help="train only these runs, by label or index, separated by semicolons; compare nothing",
     )
     parser.add_argument("--list", action="store_true", help="list the runs and their progress")
-    parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
+    parser.add_argument("--dry_run", action="store_true", help="list the remaining work and its time; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
     parser.add_argument("--analyse", metavar="DIR", help="make the tables and pictures in DIR again")
     parser.add_argument(
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
         configs = args.configs.split(";" if ";" in args.configs else ",")
         args.study = str(write_study(configs, seeds=args.seeds, out=args.out))
     if args.study is None:
-        raise UserError("Say what is compared: --study=NAME_OR_FILE, --configs=A,B, or --analyse=DIR if it has run.")
+        raise UserError("Nothing to compare: give --study=NAME_OR_FILE, --configs=A,B, or --analyse=DIR (finished).")
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {args.jobs}.")
     study = load_study(args.study)
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
         return
     out: Path | None = args.out
     if out is None and not args.only:
-        raise UserError("Say where the tables and pictures go: --out=DIR.")
+        raise UserError("--study needs a directory for the tables and pictures: --out=DIR.")
     if args.partial:
         if args.only or out is None:
             raise UserError("--partial compares the finished runs and writes into --out=DIR; leave out --only.")
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
     try:
         failed = runner.train_all(args.study, chosen, jobs=args.jobs)
     except KeyboardInterrupt:
-        sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
+        sys.stderr.write("Stopped; every run has saved its state. Resume with the same command.\n")
         sys.exit(130)
     if out is not None and not args.only:
         results.write_results(study, out, missing={run.label: "failed" for run in failed}, latex=args.latex)
@@ -135,7 +135,7 @@ def _compare(args: argparse.Namespace) -> str:
         raise UserError("--compare A B takes --analyse=DIR or --study=FILE [--out=DIR]; leave out the other arguments.")
     if args.analyse is not None:
         if args.study or args.out:
-            raise UserError("--analyse=DIR reads DIR alone; leave out --study and --out.")
+            raise UserError("--analyse=DIR reads only DIR; leave out --study and --out.")
         return results.compare_two(args.analyse, *args.compare)
     if args.study:
         return results.compare_in_study(load_study(args.study), args.out, *args.compare)

@@ -1,4 +1,4 @@
-"""A decoding benchmark of a few milliseconds."""
+"""Test benchmarks.decode in a small run."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from benchmarks import decode
 
 
-def test_decoding_in_a_tiny_run(tmp_path, capsys) -> None:
+def test_small_run_measures_each_case(tmp_path, capsys) -> None:
     n = decode.Sizes(2, 64, 2, 8, 16, spare=5, dtype="float32")
     rows = decode.run(n, 1, repeats=1, seconds=0)
     assert not [row for row in rows if "error" in row]
@@ -20,7 +20,7 @@ def test_decoding_in_a_tiny_run(tmp_path, capsys) -> None:
     assert (tmp_path / "decode.png").stat().st_size > 1000
 
 
-def test_decoding_cases_agree_with_each_other() -> None:
+def test_decoding_implementations_agree() -> None:
     n = decode.Sizes(2, 64, 2, 8, 16, spare=5, dtype="float32")
     operands = decode.layer_operands(n, jax.random.key(0))
     outs = [decode.function("attention", name, n)(*operands, jnp.asarray(n.length)) for name in ("step", "jax.nn")]

@@ -1,4 +1,4 @@
-"""What a compiled program does, read off its text."""
+"""Test the kernel and byte counts of compiled programs."""
 
 import functools
 
@@ -34,7 +34,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 """
 
 
-def test_what_is_started_counts_its_results_and_a_loop_as_often_as_it_runs() -> None:
+def test_asynchronous_collectives_and_loops_are_counted() -> None:
     assert work(ASYNCHRONOUS).exchanged == {"all-reduce": 4 * 4, "all-gather": 5 * (8 * 4 + 12 * 2)}
 
 
@@ -71,26 +71,27 @@ ENTRY %main (p: f32[3,100]) -> f32[3,100] {
 """
 
 
-def test_kernels_and_the_bytes_that_they_move() -> None:
-    """A fusion of a loop reads a slice and puts one; an operand given twice is read once; a workspace is nothing."""
-    loop = (4 + 200) + (400 + 4 + 200 + 400 + 400)  # the slice, its index, the bf16 row; the slice put, the sum
-    found = work(FUSED)
-    assert found.kernels == 1 + 7 * 2
-    assert found.bytes == 1200 + 36 + 7 * loop
-    assert not found.exchanged
+def test_kernels_and_moved_bytes() -> None:
+    """A loop fusion reads and writes slices; a repeated operand counts once; a workspace does not count."""
+    # y: index, bf16 row. Fusion: slice, index, bf16 row; written slice, sum.
+    loop = (4 + 200) + (400 + 4 + 200 + 400 + 400)
+    counts = work(FUSED)
+    assert counts.kernels == 1 + 7 * 2
+    assert counts.bytes == 1200 + 36 + 7 * loop
+    assert not counts.exchanged
 
 
-@pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
-def test_of_a_compiled_program() -> None:
-    """A sum over devices in each of three turns, and an array that is wanted whole."""
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices (XLA_FLAGS)")
+def test_compiled_program_on_four_devices() -> None:
+    """Each of three loop turns sums over devices, and one output is gathered."""
     mesh = make_mesh(data=4, devices=jax.devices()[:4])
-    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
+    split, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
 
-    @functools.partial(jax.jit, in_shardings=(split, split), out_shardings=whole)
+    @functools.partial(jax.jit, in_shardings=(split, split), out_shardings=replicated)
     def f(x, y):
         turn = lambda total, _: (total + jnp.sum(jnp.tanh(x * total), axis=0), None)  # noqa: E731
         return jax.lax.scan(turn, jnp.ones((16, 4)), length=3)[0], y
 
     shapes = jax.ShapeDtypeStruct((8, 16, 4), jnp.float32), jax.ShapeDtypeStruct((4, 5), jnp.int32)
-    found = work(str(f.lower(*shapes).compile().as_text())).exchanged
-    assert found == {"all-reduce": 3 * 16 * 4 * 4, "all-gather": 4 * 5 * 4}
+    exchanged = work(str(f.lower(*shapes).compile().as_text())).exchanged
+    assert exchanged == {"all-reduce": 3 * 16 * 4 * 4, "all-gather": 4 * 5 * 4}

@@ -46,7 +46,7 @@ from tests.chaos.scenes import MARKS, Scene, Scenes
 
 REAL = 0.1  # of the commands on damaged files and settings are processes of their own
 TELLING = ("is missing", "are lost", "is damaged", "was not written")  # in what a command says that it cannot show
-NO_BLOCKS = ("The losses of single blocks are not known here", "No loss of every block")
+NO_BLOCKS = ("The losses of single blocks are not known here", "No block losses")
 KINDS = {"files": 0.5, "settings": 0.25, "signals": 0.14, "environment": 0.11}
 
 

@@ -1,4 +1,4 @@
-"""Small corpora in SlimPajama's layout, made of invented words, and checkpoints through Orbax files."""
+"""Write small corpora in SlimPajama's layout, and save iterators with Orbax."""
 
 import json
 import sys
@@ -19,25 +19,25 @@ WORDS = ["ba", "ki", "mo", "lu", "ter", "vis", "on", "e", "quo", "ß", "\n"]
 
 
 def row(domain: str, text: str) -> bytes:
-    """A line of a shard."""
+    """Return one JSON line of a shard."""
     meta = {"redpajama_set_name": SET_NAMES.get(domain, domain)}
     return json.dumps({"text": text, "meta": meta}, ensure_ascii=False).encode() + b"\n"
 
 
 def write_shard(path: Path, lines: list[bytes]) -> Path:
-    """Compress lines into a shard."""
+    """Write lines as a zstd shard."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(zstandard.ZstdCompressor().compress(b"".join(lines)))
     return path
 
 
 def some_text(rng: np.random.Generator, words: int) -> str:
-    """Words in a row; never blank."""
+    """Return `words` random words; never blank."""
     return "x" + " ".join(rng.choice(WORDS, words))
 
 
 def write_corpus(root: Path, *, documents: int = 40, shards: int = 3, seed: int = 0) -> Path:
-    """Mixed train and validation shards with `documents` of every domain in each."""
+    """Write train and validation shards; each has `documents` texts per domain."""
     rng = np.random.default_rng(seed)
     for split, count in (("train", shards), ("validation", 1)):
         for index in range(count):
@@ -53,13 +53,13 @@ def write_corpus(root: Path, *, documents: int = 40, shards: int = 3, seed: int 
 
 @pytest.fixture(scope="session")
 def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SlimPajama-shaped shards, domains mixed."""
+    """Shards in SlimPajama's layout with all domains mixed."""
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="session")
 def blocks_dir(tmp_path_factory: pytest.TempPathFactory, corpus_dir: Path) -> Path:
-    """`corpus_dir` as blocks of 32 + 1 bytes."""
+    """`corpus_dir` as blocks of 33 bytes."""
     out = tmp_path_factory.mktemp("blocks") / "out"
     prepare.prepare(str(corpus_dir), out, tokenizer="byte", seq_len=32, workers=1)
     return out
@@ -67,25 +67,25 @@ def blocks_dir(tmp_path_factory: pytest.TempPathFactory, corpus_dir: Path) -> Pa
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[ocp.CheckpointManager]:
-    """Orbax, as a run uses it."""
+    """The Orbax manager that a run uses."""
     with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
         yield manager
 
 
 def save(manager: ocp.CheckpointManager, step: int, iterator: grain.DatasetIterator) -> None:
-    """Write the iterator's state to files."""
+    """Save the iterator state at a step."""
     manager.save(step, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)))
 
 
 def restore(manager: ocp.CheckpointManager, step: int, iterator: grain.DatasetIterator) -> None:
-    """Set the iterator to the state in the files."""
+    """Restore the iterator state of a step."""
     manager.restore(step, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(iterator)))
 
 
 def assert_resumes(
     manager: ocp.CheckpointManager, new: Callable[[], grain.DatasetIterator], *, points: int, after: int
 ) -> None:
-    """Save before each of `points` batches; a new iterator from each gives the same next `after` batches."""
+    """Save before `points` batches; each restored iterator repeats the next `after`."""
     iterator = new()
     seen: list[Any] = []
     for step in range(points + after):
@@ -103,16 +103,16 @@ def assert_resumes(
 
 
 def prepared(source: Path, out: Path, **options: Any) -> dict[str, Any]:
-    """The manifest of blocks of 16 bytes, made in this process."""
+    """Prepare blocks of 17 bytes in this process and return the manifest."""
     return prepare.prepare(str(source), out, **{"tokenizer": "byte", "seq_len": 16, "workers": 1} | options)
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file below `root`."""
+    """Return all files below `root`: relative path -> content."""
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
 def command(source: Path, out: Path, *options: str) -> list[str]:
-    """The same as a command."""
+    """Return the `seqjax prepare` command with the settings of `prepared`."""
     flags = [f"--source={source}", f"--out={out}", "--tokenizer=byte", "--seq_len=16", *options]
     return [sys.executable, "-m", "seqjax.data.prepare", *flags]

@@ -1,4 +1,4 @@
-"""The built-in corpus: always the same, split by package, and cached without harm from a race."""
+"""The built-in corpus: reproducible, split by package, safe in concurrent builds."""
 
 import dataclasses
 import re
@@ -25,40 +25,40 @@ def documents() -> list[extract.Document]:
 
 @pytest.fixture
 def extracted(documents: list[extract.Document], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Building takes the documents that are there."""
+    """Build from the extracted documents instead of extracting them again."""
     monkeypatch.setattr(extract, "documents", lambda dists: documents)
 
 
 @pytest.fixture(scope="module")
 def cache(corpus_cache: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache of this file's own, with the corpus that other tests built."""
-    kept = builtin.build(ByteTokenizer(), cache_dir=corpus_cache)
+    """A cache for this module with a copy of the corpus that other tests built."""
+    built = builtin.build(ByteTokenizer(), cache_dir=corpus_cache)
     directory = tmp_path_factory.mktemp("cache")
-    shutil.copytree(kept, directory / kept.name)
+    shutil.copytree(built, directory / built.name)
     return str(directory)
 
 
 @pytest.mark.slow
-def test_two_builds_are_the_same(cache: str, tmp_path: Path):
+def test_build_is_reproducible(cache: str, tmp_path: Path):
     config = DataConfig(cache_dir=cache)
     first = open_corpus(config, seq_len=128, vocab_size=258)
     again = open_corpus(config, seq_len=64, vocab_size=258)
     rebuilt = open_corpus(dataclasses.replace(config, cache_dir=str(tmp_path)), seq_len=128, vocab_size=258)
     assert first.manifest_hash == again.manifest_hash == rebuilt.manifest_hash
-    (kept,) = Path(cache).iterdir()
-    (other,) = tmp_path.iterdir()
-    assert kept.name == other.name
-    for path in kept.iterdir():
-        assert path.read_bytes() == (other / path.name).read_bytes()
+    (first_directory,) = Path(cache).iterdir()
+    (second_directory,) = tmp_path.iterdir()
+    assert first_directory.name == second_directory.name
+    for path in first_directory.iterdir():
+        assert path.read_bytes() == (second_directory / path.name).read_bytes()
 
 
-def test_the_text_of_every_requirement_is_read():
+def test_distributions_include_every_requirement():
     requirements = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=]", requirement)[0].replace("_", "-").lower() for requirement in requirements}
     assert {"jax", "scipy", "ml-collections"} <= names <= extract.distributions().keys()
 
 
-def test_what_it_holds(cache: str):
+def test_corpus_has_documented_domains_and_size(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     assert corpus.name == "builtin"
     assert corpus.train_domains == ("prose", "doctest")
@@ -78,7 +78,7 @@ def test_what_it_holds(cache: str):
     assert text.isprintable() or "\n" in text
 
 
-def test_every_document_is_between_its_marks(cache: str):
+def test_documents_are_enclosed_in_bos_and_eos(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     bos, eos = corpus.tokenizer.bos, corpus.tokenizer.eos
     for rows in (corpus.train_sample("doctest", count=10**6), corpus.eval_blocks("math_docs", count=10**6).tokens):
@@ -89,7 +89,7 @@ def test_every_document_is_between_its_marks(cache: str):
         np.testing.assert_array_equal(begins, ends)
 
 
-def test_settings_reach_the_batches(cache: str):
+def test_data_settings_change_the_batches(cache: str):
     def rows(**settings) -> np.ndarray:
         corpus = open_corpus(DataConfig(cache_dir=cache, **settings), seq_len=512, vocab_size=258)
         iterator = corpus.train_iterator(batch_size=50)
@@ -105,11 +105,11 @@ def test_settings_reach_the_batches(cache: str):
     assert (plain != rows(seed=1)).any()
     chosen = {"train_domains": ("c_code", "doctest"), "weights": (0.2, 0.8)}
     corpus = open_corpus(DataConfig(cache_dir=cache, **chosen), seq_len=512, vocab_size=258)
-    own = {row.astype("<u2").tobytes() for row in corpus.train_sample("c_code", count=10**6)}
-    assert abs(sum(row.astype("<u2").tobytes() in own for row in rows(**chosen)) - 0.2 * 50) <= 1
+    c_code_blocks = {row.astype("<u2").tobytes() for row in corpus.train_sample("c_code", count=10**6)}
+    assert abs(sum(row.astype("<u2").tobytes() in c_code_blocks for row in rows(**chosen)) - 0.2 * 50) <= 1
 
 
-def test_domains(documents: list[extract.Document]):
+def test_documents_match_their_domains(documents: list[extract.Document]):
     domains = {document.domain for document in documents}
     assert domains == set(extract.DOMAINS)
     texts = [document.digest for document in documents]
@@ -122,15 +122,15 @@ def test_domains(documents: list[extract.Document]):
     assert sum(len(d.text) for d in documents if d.domain == "python") < 1.1 * extract.CAPS["python"]
 
 
-def test_python_files_lose_their_docstrings(documents: list[extract.Document]):
-    """Else the out-of-domain python would hold the prose that is trained on."""
+def test_python_domain_has_no_docstrings(documents: list[extract.Document]):
+    """Docstrings are training prose and must not occur in the OOD domain `python`."""
     prose = {d.text.splitlines()[0] for d in documents if d.domain == "prose" and len(d.text.splitlines()[0]) > 60}
     files = [d for d in documents if d.domain == "python"]
     seen = sum(any(line.strip().strip('"') in prose for line in d.text.splitlines()) for d in files)
     assert seen < 0.1 * len(files)
 
 
-def test_whole_packages_are_held_out(documents: list[extract.Document]):
+def test_held_out_packages_have_the_configured_share(documents: list[extract.Document]):
     held = builtin.held_out_packages(documents)
     assert held
     for domain in ("prose", "doctest"):
@@ -139,7 +139,7 @@ def test_whole_packages_are_held_out(documents: list[extract.Document]):
         assert 0.03 * total < inside < 0.1 * total
 
 
-def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Document]):
+def test_split_follows_packages(tmp_path: Path, documents: list[extract.Document]):
     some = documents[::8]
     held = builtin.held_out_packages(some)
     builtin._write(tmp_path, some, ByteTokenizer())
@@ -154,42 +154,42 @@ def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Documen
 
 
 @pytest.mark.usefixtures("extracted")
-def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Another process puts the same corpus in place while this one builds."""
-    kept = builtin.build(ByteTokenizer(), cache_dir=cache)
+def test_concurrent_build_is_reused(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another process finishes the same corpus while this process builds it."""
+    built = builtin.build(ByteTokenizer(), cache_dir=cache)
     real = builtin._write
 
     def write(directory: Path, documents: list[extract.Document], tokenizer: ByteTokenizer) -> None:
         real(directory, [], tokenizer)
-        shutil.copytree(kept, tmp_path / kept.name)
+        shutil.copytree(built, tmp_path / built.name)
 
     monkeypatch.setattr(builtin, "_write", write)
-    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == tmp_path / kept.name
-    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == tmp_path / built.name
+    assert [path.name for path in tmp_path.iterdir()] == [built.name]
 
 
 @pytest.mark.parametrize("name", ["train-prose.uint16", "manifest.json", "documents.npz", "sources.npz"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
-def test_a_damaged_cache_is_built_again(
+def test_damaged_cache_is_rebuilt(
     name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents, caplog
 ):
     few = [d for domain in extract.DOMAINS for d in [d for d in documents if d.domain == domain][:40]]
     monkeypatch.setattr(extract, "documents", lambda dists: few)
-    kept = builtin.build(ByteTokenizer(), cache_dir=str(tmp_path))
-    whole = {path.name: path.read_bytes() for path in kept.iterdir()}
-    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == kept and not caplog.records
-    content = bytearray(whole[name])
+    directory = builtin.build(ByteTokenizer(), cache_dir=str(tmp_path))
+    undamaged = {path.name: path.read_bytes() for path in directory.iterdir()}
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == directory and not caplog.records
+    content = bytearray(undamaged[name])
     content[len(content) // 2] ^= 1
-    (kept / name).write_bytes({"flip": content, "cut": whole[name][:-7]}.get(damage, b""))
+    (directory / name).write_bytes({"flip": content, "cut": undamaged[name][:-7]}.get(damage, b""))
     if damage == "delete":
-        (kept / name).unlink()
-    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == kept
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == whole
+        (directory / name).unlink()
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == directory
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == undamaged
     assert any("is damaged" in record.getMessage() for record in caplog.records)
 
 
-def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, monkeypatch: pytest.MonkeyPatch):
-    """A package was upgraded since: the recorded hash finds the text of then, a new run gets that of now."""
+def test_recorded_hash_selects_the_old_text(cache: str, documents, monkeypatch: pytest.MonkeyPatch):
+    """After a package upgrade, a resumed run reads the old text."""
     sizes = {"seq_len": 128, "vocab_size": 258}
     then = open_corpus(DataConfig(cache_dir=cache), **sizes)
     changed = extract.distributions()
@@ -204,7 +204,7 @@ def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, mo
     assert now == open_corpus(DataConfig(cache_dir=cache), **sizes).manifest_hash != then.manifest_hash
 
 
-def test_the_source_of_a_document_is_its_package(tmp_path: Path, documents: list[extract.Document]):
+def test_document_source_is_its_package(tmp_path: Path, documents: list[extract.Document]):
     some = documents[::40]
     builtin._write(tmp_path, some, ByteTokenizer())
     arrays = document_sources.read(tmp_path / document_sources.FILE)
@@ -220,7 +220,7 @@ def test_the_source_of_a_document_is_its_package(tmp_path: Path, documents: list
         assert names == [d.package for d in chosen]
 
 
-def test_evaluation_blocks_have_packages_as_sources(cache: str):
+def test_evaluation_block_sources_are_packages(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     held_out = corpus.eval_blocks("prose", count=50)
     every = corpus.eval_blocks("c_code", count=10**6)
@@ -232,11 +232,11 @@ def test_evaluation_blocks_have_packages_as_sources(cache: str):
     assert document_sources.number("python/include") in every.sources
 
 
-def test_a_run_goes_on_with_a_cache_of_a_version_without_sources(cache: str, tmp_path: Path):
-    kept = builtin.build(ByteTokenizer(), cache_dir=cache)
-    shutil.copytree(kept, tmp_path / "builtin-byte-0")
+def test_cache_without_sources_can_be_resumed(cache: str, tmp_path: Path):
+    built = builtin.build(ByteTokenizer(), cache_dir=cache)
+    shutil.copytree(built, tmp_path / "builtin-byte-0")
     (tmp_path / "builtin-byte-0" / document_sources.FILE).unlink()
-    digest = builtin.read_manifest(kept)["hash"]
+    digest = builtin.read_manifest(built)["hash"]
     config = DataConfig(cache_dir=str(tmp_path))
     corpus = open_corpus(config, seq_len=128, vocab_size=258, recorded=digest)
     assert corpus.manifest_hash == digest
@@ -245,22 +245,22 @@ def test_a_run_goes_on_with_a_cache_of_a_version_without_sources(cache: str, tmp
 
 
 @pytest.mark.usefixtures("extracted")
-def test_a_cache_that_cannot_be_written(tmp_path: Path):
+def test_unwritable_cache_names_the_setting(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"config\.data\.cache_dir"):
         builtin.build(ByteTokenizer(), cache_dir=str(tmp_path / "file"))
 
 
-def test_other_domains(cache: str):
+def test_configured_domains_replace_the_regime(cache: str):
     config = DataConfig(cache_dir=cache, regime="mixed", eval_domains=("c_code",))
     corpus = open_corpus(config, seq_len=128, vocab_size=300)
     assert corpus.train_domains == extract.DOMAINS
     assert corpus.in_domain == {"c_code"}
-    with pytest.raises(UserError, match="'arxiv' is not a domain of this corpus"):
+    with pytest.raises(UserError, match=r"config\.data\.eval_domains: 'arxiv'"):
         open_corpus(DataConfig(cache_dir=cache, eval_domains=("arxiv",)), seq_len=128, vocab_size=258)
 
 
-def test_mixed_uses_no_block_twice(cache: str):
+def test_mixed_regime_separates_train_and_validation(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache, regime="mixed"), seq_len=512, vocab_size=258)
     for domain in corpus.eval_domains:
         validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000).tokens}

@@ -1,4 +1,4 @@
-"""What a training loop sees: evaluation sets, baselines, and messages that name the fix."""
+"""The corpus interface: domains, evaluation blocks, bigram baseline and errors."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ def test_mixed_regime_and_chosen_domains(blocks_dir: Path):
     assert corpus.eval_domains == ("c4", "arxiv")
 
 
-def test_published_shares():
+def test_published_shares_sum_to_one():
     assert sum(slimpajama.SHARES.values()) == pytest.approx(1)
     assert len(slimpajama.BY_SET_NAME) == len(slimpajama.NAMES) == 7
 
@@ -58,35 +58,35 @@ def decoded(corpus: Corpus, domain: str, count: int = 10**6) -> str:
     return corpus.tokenizer.decode(corpus.eval_blocks(domain, count=count).tokens.ravel())
 
 
-def test_in_domain_is_evaluated_on_validation_alone(blocks_dir: Path):
+def test_in_domain_evaluation_uses_only_validation(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     assert "c4 validation" in decoded(corpus, "c4")
     assert "train" not in decoded(corpus, "c4")
 
 
-def test_out_of_domain_is_evaluated_on_validation_and_train(blocks_dir: Path):
+def test_ood_evaluation_uses_validation_then_train(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     text = decoded(corpus, "arxiv")
     assert text.index("arxiv validation") < text.index("arxiv train")
-    # The same domain, once it is trained on:
+    # If arxiv is a training domain, its train split is not evaluated:
     assert "train" not in decoded(open_blocks(blocks_dir, regime="mixed"), "arxiv")
 
 
-def test_blocks_know_their_documents_and_bytes(blocks_dir: Path):
+def test_evaluation_blocks_have_documents_and_bytes(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
-    found = corpus.eval_blocks("c4", count=10**6)
-    assert len(found.tokens) == len(found.index) == len(found.documents) == len(found.n_bytes)
-    n_marks = (found.tokens[:, 1:] > 255).sum(axis=1)
-    np.testing.assert_array_equal(found.n_bytes, T - n_marks, "a byte each, but for BOS and EOS")
-    # Every document begins with BOS, so these number the document of every token.
-    numbers = np.cumsum(found.tokens.ravel() == 256).reshape(found.tokens.shape) - 1
-    for inside, document in zip(numbers, found.documents, strict=True):
+    evaluation = corpus.eval_blocks("c4", count=10**6)
+    assert len(evaluation.tokens) == len(evaluation.index) == len(evaluation.documents) == len(evaluation.n_bytes)
+    n_marks = (evaluation.tokens[:, 1:] > 255).sum(axis=1)
+    np.testing.assert_array_equal(evaluation.n_bytes, T - n_marks, "one byte per token, none for BOS and EOS")
+    # Every document begins with BOS, so this counts documents.
+    numbers = np.cumsum(evaluation.tokens.ravel() == 256).reshape(evaluation.tokens.shape) - 1
+    for inside, document in zip(numbers, evaluation.documents, strict=True):
         ids, counts = np.unique(inside, return_counts=True)
         assert counts[ids == document] == counts.max()
 
 
-def test_documents_of_two_splits_have_numbers_of_their_own(tmp_path: Path):
-    """Three documents of 11 tokens in every block of 33, of which the first counts: 30 of validation, then of train."""
+def test_document_numbers_differ_between_splits(tmp_path: Path):
+    """A block of 33 holds three documents of 11 tokens; on a tie the first counts."""
     for split in ("train", "validation"):
         lines = [row(domain, "x" * 9) for domain in ("c4", "arxiv") for _ in range(30)]
         write_shard(tmp_path / "source" / split / "a.jsonl.zst", lines)
@@ -95,23 +95,23 @@ def test_documents_of_two_splits_have_numbers_of_their_own(tmp_path: Path):
     assert corpus.eval_blocks("arxiv", count=10**6).documents.tolist() == list(range(0, 60, 3))
 
 
-def test_a_choice_of_blocks_is_spread_over_all_documents(blocks_dir: Path):
+def test_few_blocks_are_spread_over_documents(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     every = corpus.eval_blocks("arxiv", count=10**6)
     n_documents = len(np.unique(every.documents))
     assert 1 < n_documents < len(every.tokens)
     few = corpus.eval_blocks("arxiv", count=n_documents)
-    assert len(np.unique(few.documents)) == n_documents, "each gives one before any gives a second"
+    assert len(np.unique(few.documents)) == n_documents, "one block per document before a second one"
     np.testing.assert_array_equal(few.tokens, every.tokens[few.index])
-    again, other = (corpus.eval_blocks("arxiv", count=n_documents, seed=s).index for s in (0, 1))
-    np.testing.assert_array_equal(few.index, again)
-    assert not np.array_equal(few.index, other)
+    same_seed, other_seed = (corpus.eval_blocks("arxiv", count=n_documents, seed=s).index for s in (0, 1))
+    np.testing.assert_array_equal(few.index, same_seed)
+    assert not np.array_equal(few.index, other_seed)
 
 
 def test_bigram_is_a_distribution_and_learns():
     rng = np.random.default_rng(0)
     steps = rng.choice([1, 2], size=(60, 50), p=[0.9, 0.1])
-    rows = np.cumsum(steps, axis=1) % 7  # the next token is one or two further
+    rows = np.cumsum(steps, axis=1) % 7  # each token is 1 or 2 above the previous token
     loss = bigram.bigram_loss(rows[:50], rows[50:], vocab_size=7)
     entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
     assert loss == pytest.approx(entropy, abs=0.05)
@@ -122,7 +122,7 @@ def test_bigram_is_a_distribution_and_learns():
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Blocks of c4 and arxiv: 400 validation documents each, a little more than a block, with their number in them."""
+    """Blocks of c4 and arxiv: 400 numbered texts per split, just over a block each."""
     root = tmp_path_factory.mktemp("numbered")
     for split in ("train", "validation"):
         lines = [row(d, f"{split[0]}{i:03d} " * 7) for i in range(400) for d in ("c4", "arxiv")]
@@ -132,15 +132,15 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def document_numbers(corpus: Corpus, rows: np.ndarray, split: str) -> list[int]:
-    """The number of a document that each block holds a part of, in order."""
-    found = [re.findall(rf"{split}(\d\d\d) ", corpus.tokenizer.decode(r)) for r in rows]
-    return sorted(int(numbers[0]) for numbers in found if numbers)
+    """Return the sorted document numbers, one per block."""
+    matches = [re.findall(rf"{split}(\d\d\d) ", corpus.tokenizer.decode(r)) for r in rows]
+    return sorted(int(numbers[0]) for numbers in matches if numbers)
 
 
 @pytest.mark.parametrize("count", [20, 150])
 @pytest.mark.parametrize("domain", ["c4", "arxiv"])
-def test_evaluation_blocks_are_from_the_whole_domain(numbered: Path, domain: str, count: int):
-    """In and out of domain: every quarter of the documents has its share, and the middle is in the middle."""
+def test_evaluation_blocks_cover_the_domain(numbered: Path, domain: str, count: int):
+    """Every quarter of the documents is represented, and the mean is central."""
     corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4", "arxiv"))
     for seed in (0, 1):
         rows = corpus.eval_blocks(domain, count=count, seed=seed).tokens
@@ -152,8 +152,8 @@ def test_evaluation_blocks_are_from_the_whole_domain(numbered: Path, domain: str
 
 
 @pytest.mark.parametrize("count", [10, 150])
-def test_the_training_sample_is_evenly_spaced(numbered: Path, count: int):
-    """Neighbours are never much further apart than on average, nor is an end left out."""
+def test_train_sample_is_evenly_spaced(numbered: Path, count: int):
+    """No gap, including both ends, exceeds 2.5 times the average."""
     corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4",))
     rows = corpus.train_sample("c4", count=count)
     picked = document_numbers(corpus, rows, "t")
@@ -161,8 +161,8 @@ def test_the_training_sample_is_evenly_spaced(numbered: Path, count: int):
     assert max(np.diff([0, *picked, 399])) <= 2.5 * 400 / count
 
 
-def own_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> dict[float, float]:
-    """Nats per token for every strength of smoothing, by counting pairs one after the other."""
+def reference_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> dict[float, float]:
+    """Return the loss in nats per token by smoothing strength, in a plain loop."""
     pairs: Counter[tuple[int, int]] = Counter()
     for block in train.tolist():
         pairs.update(itertools.pairwise(block))
@@ -182,8 +182,8 @@ def own_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> d
     return losses
 
 
-def test_bigram_of_a_corpus(blocks_dir: Path):
-    """Counted on the training domains, smoothed as suits a held-out tenth, tested on text in domain alone."""
+def test_corpus_bigram_loss_equals_a_plain_loop(blocks_dir: Path):
+    """The strength comes from a held-out tenth, and only in-domain text is tested."""
     corpus = open_blocks(blocks_dir)
     assert corpus.in_domain == set(corpus.train_domains) < set(corpus.eval_domains)
     max_tokens = 50 * T
@@ -194,23 +194,23 @@ def test_bigram_of_a_corpus(blocks_dir: Path):
     assert loss is not None
     shuffled = np.random.default_rng(1).permutation(train)
     tenth = len(shuffled) // 10
-    on_held_out = own_bigram_losses(shuffled[:-tenth], shuffled[-tenth:], 258)
+    on_held_out = reference_bigram_losses(shuffled[:-tenth], shuffled[-tenth:], 258)
     strength = min(on_held_out, key=on_held_out.__getitem__)
-    losses = own_bigram_losses(train, inside, 258)
+    losses = reference_bigram_losses(train, inside, 258)
     assert loss == pytest.approx(losses[strength], rel=1e-9)
-    mixed = own_bigram_losses(train, np.concatenate(list(tests.values())), 258)
-    assert min(abs(x - loss) for x in mixed.values()) > 1e-3, "text out of domain would make no difference"
+    mixed = reference_bigram_losses(train, np.concatenate(list(tests.values())), 258)
+    assert min(abs(x - loss) for x in mixed.values()) > 1e-3, "OOD text must change the loss"
     corpus.tokenizer = type("Large", (), {"vocab_size": 32_000})()
     assert corpus.bigram_loss() is None
 
 
-def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
-    with pytest.raises(UserError, match=r"no directory .*seqjax prepare"):
+def test_missing_and_damaged_directories_are_refused(tmp_path: Path, blocks_dir: Path):
+    with pytest.raises(UserError, match=r"config\.data\.path: no directory .*absent"):
         open_blocks(tmp_path / "absent")
-    with pytest.raises(UserError, match=r"no manifest\.json.*seqjax prepare"):
+    with pytest.raises(UserError, match=r"no manifest\.json"):
         open_blocks(tmp_path)
     (tmp_path / ".parts").mkdir()
-    with pytest.raises(UserError, match=r"unfinished.*same `seqjax prepare` command again"):
+    with pytest.raises(UserError, match="unfinished"):
         open_blocks(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
@@ -218,10 +218,10 @@ def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
     with pytest.raises(UserError, match=r"c4-00000\.array_record is missing"):
         open_blocks(copy)
     (copy / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"manifest\.json.* damaged"):
         open_blocks(copy)
     (copy / "manifest.json").write_text(json.dumps({"format": 1, "splits": {"train": {"c4": {"files": [{}]}}}}))
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"manifest\.json.* damaged"):
         open_blocks(copy)
     (copy / "manifest.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):
@@ -229,7 +229,7 @@ def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
 
 
 def damaged(source: Path, to: Path, change) -> Path:
-    """A copy of prepared blocks with a file of c4 changed, which its manifest does not tell by the length."""
+    """Copy blocks, change the c4 file, and adjust the manifest to its new length."""
     shutil.copytree(source, to)
     file = to / "train" / "c4-00000.array_record"
     file.write_bytes(change(file.read_bytes()))
@@ -237,7 +237,7 @@ def damaged(source: Path, to: Path, change) -> Path:
 
 
 def measured(directory: Path) -> Path:
-    """Let the manifest have the lengths that the files of c4 have now, and no checksums, as an earlier version."""
+    """Set the c4 sizes in the manifest; remove checksums, as in earlier versions."""
     content = json.loads((directory / "manifest.json").read_text())
     for file in content["splits"]["train"]["c4"]["files"]:
         file["bytes"] = (directory / file["path"]).stat().st_size
@@ -246,29 +246,29 @@ def measured(directory: Path) -> Path:
     return directory
 
 
-def test_blocks_of_a_version_before_the_first_release_are_refused(tmp_path: Path, blocks_dir: Path):
-    """Some lack the lengths of the documents, earlier ones those of the files too."""
+def test_blocks_from_before_0_1_0_are_refused(tmp_path: Path, blocks_dir: Path):
+    """They lack document lengths; still earlier versions also lack file sizes."""
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     (copy / "documents.npz").unlink()
-    with pytest.raises(UserError, match=r"documents\.npz is missing.*before 0\.1\.0.*Prepare the data again"):
+    with pytest.raises(UserError, match=r"documents\.npz .*0\.1\.0"):
         open_blocks(copy)
     content = json.loads((copy / "manifest.json").read_text())
     del content["splits"]["train"]["c4"]["files"][0]["bytes"]
     (copy / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"manifest\.json was written by a version before 0\.1\.0; make it.*prepare"):
+    with pytest.raises(UserError, match=r"manifest\.json .*0\.1\.0"):
         open_blocks(copy)
 
 
 @pytest.mark.parametrize("kind", ["cut", "zeros", "a bit", "empty", "other blocks"])
-def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
-    """In a training batch, through Grain's threads, and in an evaluation."""
+def test_damaged_blocks_are_refused(tmp_path: Path, blocks_dir: Path, kind: str):
+    """Both in training batches, read by Grain's threads, and in evaluation."""
     change = {
-        "cut": lambda was: was[: len(was) // 2],
-        "zeros": lambda was: was[:-70_000] + bytes(70_000) if len(was) > 140_000 else bytes(len(was)),
-        "a bit": lambda was: was[: len(was) // 2] + bytes([was[len(was) // 2] ^ 4]) + was[len(was) // 2 + 1 :],
-        "empty": lambda was: b"",
-        "other blocks": lambda was: was,
+        "cut": lambda x: x[: len(x) // 2],
+        "zeros": lambda x: x[:-70_000] + bytes(70_000) if len(x) > 140_000 else bytes(len(x)),
+        "a bit": lambda x: x[: len(x) // 2] + bytes([x[len(x) // 2] ^ 4]) + x[len(x) // 2 + 1 :],
+        "empty": lambda x: b"",
+        "other blocks": lambda x: x,
     }[kind]
     copy = damaged(blocks_dir, tmp_path / "copy", change)
     if kind == "other blocks":
@@ -276,7 +276,7 @@ def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
         blocks.write_records(copy / "train" / "c4-00000.array_record", iter([rows]))
         measured(copy)
     corpus = open_blocks(copy, train_domains=("commoncrawl", "c4"))
-    with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: .+Put back a copy"):
+    with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: "):
         iterator = corpus.train_iterator(batch_size=8)
         for _ in range(200):
             next(iterator)
@@ -285,86 +285,86 @@ def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
         corpus.eval_blocks("c4", count=10**6)
 
 
-def test_a_file_of_another_length_is_named_at_the_start(tmp_path: Path, blocks_dir: Path):
+def test_wrong_file_size_is_refused_at_opening(tmp_path: Path, blocks_dir: Path):
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     file = copy / "train" / "c4-00000.array_record"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match=rf"c4-00000\.array_record is damaged: it has {size - 1} bytes, {size} were"):
+    with pytest.raises(UserError, match=rf"c4-00000\.array_record is damaged: .*{size - 1}\b.*{size}\b"):
         open_blocks(copy)
 
 
-def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_dir: Path):
-    """They would give a loss of nan, which looks like a learning rate that is too high."""
+def test_out_of_range_ids_are_refused(tmp_path: Path, blocks_dir: Path):
+    """Without this check the loss is NaN, as after a divergence."""
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     (entry,) = manifest["splits"]["train"]["c4"]["files"]
     rows = np.full((entry["blocks"], T + 1), 65, np.uint16)
-    rows[:7, 5], rows[7, 5] = 257, 258  # the last that it has, and the first that it has not
+    rows[:7, 5], rows[7, 5] = 257, 258  # the largest valid id, and the first invalid id
     blocks.write_records(copy / entry["path"], iter([rows]))
     entry["bytes"] = (copy / entry["path"]).stat().st_size
     del entry["sampled"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
     iterator = open_blocks(copy).train_iterator(batch_size=8)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 258 is not among the 258"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: id 258 "):
         for _ in range(200):
             next(iterator)
 
 
 @pytest.mark.parametrize("path", ["../c4-00000.array_record", "/etc/passwd", "train/../../x/c4.array_record"])
-def test_a_manifest_names_files_of_its_own_directory(tmp_path: Path, blocks_dir: Path, path: str):
+def test_manifest_paths_must_stay_in_the_directory(tmp_path: Path, blocks_dir: Path, path: str):
     copy = tmp_path / "copy"
     shutil.copytree(blocks_dir, copy)
     (tmp_path / "c4-00000.array_record").touch()
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["splits"]["train"]["c4"]["files"][0]["path"] = path
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="which is not in its directory"):
+    with pytest.raises(UserError, match=re.escape(f"manifest.json names {path}")):
         open_blocks(copy)
 
 
-def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UserError, match=r"hold 33 tokens.*set config\.train\.seq_len=32"):
+def test_blocks_that_do_not_fit_the_config_are_refused(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match=r"config\.train\.seq_len=64 .*config\.train\.seq_len=32"):
         open_blocks(blocks_dir, seq_len=64)
-    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size is 257"):
+    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size"):
         open_blocks(blocks_dir, vocab_size=257)
-    with pytest.raises(UserError, match=r"'arxive' is not a domain.*Did you mean 'arxiv'"):
+    with pytest.raises(UserError, match=r"config\.data\.eval_domains: 'arxive' .*'arxiv'"):
         open_blocks(blocks_dir, eval_domains=("arxive",))
-    with pytest.raises(UserError, match=r"config\.data\.tokenizer_path is for the other tokenizers"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer_path"):
         open_blocks(blocks_dir, tokenizer_path="some.model")
-    with pytest.raises(UserError, match="names a domain twice"):
+    with pytest.raises(UserError, match=r"config\.data\.train_domains .*c4, c4"):
         open_blocks(blocks_dir, train_domains=("c4", "c4"))
     monkeypatch.setattr("seqjax.data.tokenizer.ByteTokenizer.hash", "0" * 64)
-    with pytest.raises(UserError, match="made with the byte tokenizer"):
+    with pytest.raises(UserError, match=r"byte tokenizer .*config\.data\.tokenizer"):
         open_blocks(blocks_dir)
 
 
-def test_absent_domains_and_too_little_text(tmp_path: Path):
+def test_absent_domains_are_refused(tmp_path: Path):
     rng = np.random.default_rng(0)
     for split in ("train", "validation"):
         lines = [row(domain, some_text(rng, 30)) for domain in ("c4", "commoncrawl") for _ in range(20)]
         write_shard(tmp_path / "source" / split / "a.jsonl.zst", [*lines, row("book", "short")])
     out = tmp_path / "out"
     prepare.prepare(str(tmp_path / "source"), out, tokenizer="byte", seq_len=T, workers=1)
-    with pytest.raises(UserError, match=r"no validation or train blocks of arxiv, github, stackexchange.*eval_domains"):
+    with pytest.raises(UserError, match=r"arxiv, github, stackexchange.*config\.data\.eval_domains"):
         open_blocks(out)
-    with pytest.raises(UserError, match=r"no train blocks of .*book.*train_domains.*Present: c4, commoncrawl"):
+    with pytest.raises(UserError, match=r"no train blocks of .*book.*config\.data\.train_domains.*c4, commoncrawl"):
         open_blocks(out, regime="mixed")
     assert open_blocks(out, eval_domains=("c4",)).in_domain == {"c4"}
 
 
-def test_in_domain_needs_validation_text(tmp_path: Path):
+def test_in_domain_evaluation_needs_validation_text(tmp_path: Path):
     rng = np.random.default_rng(0)
     write_shard(tmp_path / "source" / "train" / "a.jsonl.zst", [row("c4", some_text(rng, 90)) for _ in range(20)])
     out = tmp_path / "out"
     prepare.prepare(str(tmp_path / "source"), out, tokenizer="byte", seq_len=T, workers=1)
-    with pytest.raises(UserError, match=r"'c4' has fewer than 33 tokens.*split validation.*eval_domains"):
+    with pytest.raises(UserError, match=r"'c4' .*33 tokens.*config\.data\.eval_domains"):
         open_blocks(out, train_domains=("c4",), eval_domains=("c4",))
 
 
-def test_many_files_raise_the_limit_or_say_so(monkeypatch: pytest.MonkeyPatch):
+def test_open_file_limit_is_raised(monkeypatch: pytest.MonkeyPatch):
     resource = pytest.importorskip("resource")
     calls = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))

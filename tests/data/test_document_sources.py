@@ -1,4 +1,4 @@
-"""The source of every document: what a row says of it, what `prepare` records, and what evaluation blocks have."""
+"""Document sources: in rows, in prepared blocks and in evaluation blocks."""
 
 import json
 import shutil
@@ -24,19 +24,19 @@ from .conftest import SET_NAMES, contents, prepared, write_shard
 
 
 def opened(path: Path, corpus: Literal["blocks", "stream"] = "blocks", *, seq_len: int = 16, **domains) -> Corpus:
-    """The corpus in a directory, by default of c4 alone."""
+    """Open the corpus in a directory; the default domain is c4."""
     domains = {"train_domains": ("c4",), "eval_domains": ("c4",)} | domains
     return open_corpus(DataConfig(corpus=corpus, path=str(path), **domains), seq_len=seq_len, vocab_size=258)
 
 
 def line(domain: str, text: str, source: str | None = None, **fields) -> bytes:
-    """A row with `meta.source`, if it has a source."""
+    """Return a JSON line, with `meta.source` if `source` is not None."""
     meta = {"redpajama_set_name": SET_NAMES[domain]} | ({} if source is None else {"source": source})
     return json.dumps({"text": text, "meta": meta} | fields).encode() + b"\n"
 
 
 def recorded(out: Path, key: str) -> list[str]:
-    """The names of the sources of all documents of "SPLIT/DOMAIN"."""
+    """Return all document source names for `key`, "SPLIT/DOMAIN"."""
     arrays = document_sources.read(out / document_sources.FILE)
     with np.load(out / "documents.npz") as file:
         n = len(file[key])
@@ -63,7 +63,7 @@ def recorded(out: Path, key: str) -> list[str]:
         ({}, "c4", ""),
     ],
 )
-def test_the_source_of_a_row(row: dict, domain: str, source: str):
+def test_source_of_row(row: dict, domain: str, source: str):
     assert source_of({"text": "x"} | row, domain) == source
 
 
@@ -73,7 +73,7 @@ ROWS = st.lists(st.tuples(st.sampled_from(["c4", "arxiv"]), NAMES, st.integers(1
 
 @settings(deadline=None, max_examples=30)
 @given(train=st.lists(ROWS, min_size=1, max_size=3), validation=ROWS, count=st.integers(1, 9))
-def test_each_block_has_the_source_of_its_document(tmp_path_factory, train, validation, count):
+def test_block_source_is_its_documents_source(tmp_path_factory, train, validation, count):
     root = tmp_path_factory.mktemp("sources")
     shards = {f"train/{i}": rows for i, rows in enumerate(train)} | {"validation/0": validation}
     expected: dict[str, list[str]] = {}
@@ -90,28 +90,28 @@ def test_each_block_has_the_source_of_its_document(tmp_path_factory, train, vali
     corpus = opened(root / "out", eval_domains=("c4", "arxiv"))
     for domain, splits in (("c4", ["validation"]), ("arxiv", ["validation", "train"])):
         names = [name for split in splits for name in expected[f"{split}/{domain}"]]
-        found = corpus.eval_blocks(domain, count=count)
-        wanted = [number(names[d]) if names[d] else -1 - d for d in found.documents.tolist()]
-        if any(names[d] for d in found.documents):
-            assert found.sources is not None
-            assert found.sources.dtype == np.int64
-            assert found.sources.tolist() == wanted
+        evaluation = corpus.eval_blocks(domain, count=count)
+        sources = [number(names[d]) if names[d] else -1 - d for d in evaluation.documents.tolist()]
+        if any(names[d] for d in evaluation.documents):
+            assert evaluation.sources is not None
+            assert evaluation.sources.dtype == np.int64
+            assert evaluation.sources.tolist() == sources
         else:
-            assert found.sources is None
+            assert evaluation.sources is None
 
 
-def test_numbers_are_equal_for_equal_sources_alone():
+def test_source_numbers_identify_sources():
     names = ["a", "", "b", "a", ""]
-    found = document_sources.numbers(names, np.array([0, 1, 2, 0, 7]))
-    assert found is not None
-    assert found.tolist() == [number("a"), -2, number("b"), number("a"), -8]
+    numbers = document_sources.numbers(names, np.array([0, 1, 2, 0, 7]))
+    assert numbers is not None
+    assert numbers.tolist() == [number("a"), -2, number("b"), number("a"), -8]
     assert number("a") != number("b")
     assert min(number("a"), number("b")) >= 0
     assert number("stacks/stacks-project") == 3821782880818422561  # recorded in workdirs
 
 
-def test_sources_change_neither_the_manifest_nor_the_blocks(tmp_path: Path):
-    """The golden blocks, which a version without sources prepared."""
+def test_sources_change_neither_manifest_hash_nor_blocks(tmp_path: Path):
+    """The golden blocks were prepared by a version without sources."""
     golden = make_losses.unpack_blocks(tmp_path / "golden")
     make_blocks.write_source(tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "named")
@@ -124,11 +124,11 @@ def test_sources_change_neither_the_manifest_nor_the_blocks(tmp_path: Path):
         name: prepared(tmp_path / name, tmp_path / f"{name}-out", seq_len=make_blocks.SEQ_LEN)
         for name in ("plain", "named")
     }
-    wanted = manifests.manifest_hash(manifests.read_manifest(golden))
-    assert [manifests.manifest_hash(manifest) for manifest in made.values()] == [wanted, wanted]
+    golden_hash = manifests.manifest_hash(manifests.read_manifest(golden))
+    assert [manifests.manifest_hash(manifest) for manifest in made.values()] == [golden_hash, golden_hash]
     plain, named = (contents(tmp_path / f"{name}-out") for name in made)
     assert named.keys() - plain.keys() == {document_sources.FILE}
-    assert [name for name in plain if plain[name] != named[name]] == ["manifest.json"]  # the sizes of the shards
+    assert [name for name in plain if plain[name] != named[name]] == ["manifest.json"]  # it lists the shard sizes
     old, new = (
         opened(path, seq_len=make_blocks.SEQ_LEN, eval_domains=("arxiv",)).eval_blocks("arxiv", count=5)
         for path in (golden, tmp_path / "named-out")
@@ -143,7 +143,7 @@ def test_sources_change_neither_the_manifest_nor_the_blocks(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of documents of c4 with two sources and some without."""
+    """Three c4 shards; each document has one of two sources, or no source."""
     root = tmp_path_factory.mktemp("source")
     for split, index in (("train", 0), ("train", 1), ("validation", 0)):
         names = ["a/b:1", "a/c:2", None, "a/b:3"] * 5
@@ -163,14 +163,14 @@ def test_held_out_documents_keep_their_sources(tmp_path: Path):
             names = recorded(tmp_path / "out", f"{split}/own")
             assert len(names) == len(file[f"{split}/own"]) > 5
             by_length |= {(split, i): (int(n), names[i]) for i, n in enumerate(file[f"{split}/own"])}
-    wanted = sorted((len(text) + 2, f"repo{i % 7}") for i, text in enumerate(texts))
-    assert sorted(by_length.values()) == wanted
+    expected = sorted((len(text) + 2, f"repo{i % 7}") for i, text in enumerate(texts))
+    assert sorted(by_length.values()) == expected
 
 
-def test_a_resumed_preparation_records_the_same_sources(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
-    """After a kill, a part of a version without sources, and damage to the sources of a part."""
-    whole = tmp_path / "whole"
-    prepared(source, whole)
+def test_resumed_preparation_records_the_same_sources(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    """One part comes from a version without sources, another part has damaged sources."""
+    uninterrupted = tmp_path / "uninterrupted"
+    prepared(source, uninterrupted)
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(run, "_remove", lambda parts: None)
@@ -186,13 +186,13 @@ def test_a_resumed_preparation_records_the_same_sources(tmp_path: Path, source: 
     damaged = (out / ".parts" / "000001").with_suffix(tokenize.SOURCES)
     damaged.write_bytes(bytes(damaged.stat().st_size))
     prepared(source, out)
-    assert contents(out) == contents(whole)
+    assert contents(out) == contents(uninterrupted)
 
 
-def test_sources_of_other_blocks_are_refused_and_can_be_deleted(tmp_path: Path, source: Path):
+def test_mismatched_sources_are_refused_and_can_be_deleted(tmp_path: Path, source: Path):
     prepared(source, tmp_path / "out")
     path = tmp_path / "out" / document_sources.FILE
-    whole = path.read_bytes()
+    undamaged = path.read_bytes()
     with np.load(path) as file:
         arrays = dict(file)
     assert arrays["train/c4"].dtype == np.uint32
@@ -206,18 +206,18 @@ def test_sources_of_other_blocks_are_refused_and_can_be_deleted(tmp_path: Path, 
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))  # as an earlier version wrote it
     for change in changes.values():
         np.savez(path, allow_pickle=False, **arrays | change)
-        with pytest.raises(UserError, match=r"sources\.npz.*delete it"):
+        with pytest.raises(UserError, match=r"sources\.npz"):
             opened(tmp_path / "out").eval_blocks("c4", count=10**6)
     (tmp_path / "out" / "manifest.json").write_text(with_checksums)
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"sources\.npz is damaged.*delete it"):
+    path.write_bytes(undamaged[: len(undamaged) // 2])
+    with pytest.raises(UserError, match=r"sources\.npz is damaged"):
         opened(tmp_path / "out")
     path.unlink()
     assert opened(tmp_path / "out").eval_blocks("c4", count=10**6).sources is None
 
 
-def test_a_stream_has_the_sources_of_its_rows(tmp_path: Path, source: Path):
-    """The same numbers as prepared blocks have."""
+def test_stream_sources_equal_block_sources(tmp_path: Path, source: Path):
+    """The numbers equal those in prepared blocks."""
     prepared(source, tmp_path / "out")
     of_blocks = opened(tmp_path / "out").eval_blocks("c4", count=10**6)
     of_stream = opened(source, "stream").eval_blocks("c4", count=10**6)
@@ -230,15 +230,15 @@ def test_a_stream_has_the_sources_of_its_rows(tmp_path: Path, source: Path):
 
 
 @pytest.mark.parametrize(
-    ("layout", "columns", "wanted"),
+    ("layout", "columns", "expected"),
     [
         (Layout(domain="k"), ["url", "meta"], ["repo0", "repo1", "repo0", "repo1"]),
         (Layout(domain="k"), ["url"], ["h0.org", "h1.org", "h2.org", "h0.org"]),
         (Layout(domain_field="meta.kind"), ["url", "meta"], ["repo0", "repo1", "repo0", "repo1"]),
     ],
-    ids=["domain of a name", "url alone", "domain of a field"],
+    ids=["domain option", "only url", "domain field"],
 )
-def test_parquet_files_have_sources(tmp_path: Path, layout: Layout, columns: list[str], wanted: list[str]):
+def test_parquet_files_have_sources(tmp_path: Path, layout: Layout, columns: list[str], expected: list[str]):
     extras.need("pyarrow")
     import pyarrow
     import pyarrow.parquet
@@ -251,9 +251,9 @@ def test_parquet_files_have_sources(tmp_path: Path, layout: Layout, columns: lis
     (tmp_path / "source").mkdir()
     pyarrow.parquet.write_table(table, tmp_path / "source" / "a.parquet")
     prepared(tmp_path / "source", tmp_path / "out", layout=layout, validation=0.0)
-    assert recorded(tmp_path / "out", "train/k") == wanted
+    assert recorded(tmp_path / "out", "train/k") == expected
 
 
-def test_an_empty_name_is_unknown():
+def test_empty_source_name_is_unknown():
     names = document_sources.Names()
     assert [names.index(name) for name in ("", "a", "b", "a")] == [UNKNOWN, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""Tokenizers of public models: which ids start and end a text, bytes per id, and what is refused."""
+"""Tokenizers of public models: start and end ids, bytes per id, and refused files."""
 
 import json
 import pickle
@@ -15,7 +15,7 @@ from tests import extras
 
 from .conftest import row, write_shard
 
-# A vocabulary of words as sentencepiece's conversions write them: spaces are marks, unknown characters are bytes.
+# A vocabulary as in converted sentencepiece models: U+2581 is a space, other characters are bytes.
 WORDS = [
     "<unk>",
     "<s>",
@@ -33,7 +33,10 @@ MERGES = [["\u2581", "a"], ["a", "b"], ["\u2581a", "b"]]
 
 
 def write(directory, *, unused=0, more=(), **files):
-    """A tokenizer.json of WORDS, `unused` pieces that no text has and `more` added tokens; other JSON files by name."""
+    """Write a tokenizer.json with WORDS, and further JSON files by name.
+
+    `unused` is a number of unused pieces; `more` are added tokens.
+    """
     words = [*WORDS, *(f"<unused {i}>" for i in range(unused))]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": i, "content": WORDS[i], **special} for i in range(3)]
@@ -69,9 +72,9 @@ def write(directory, *, unused=0, more=(), **files):
     return directory
 
 
-# ------------------------------------------------------------------------------------------- what needs no package
-def test_special_ids_come_from_the_files_in_order(tmp_path):
-    """By their text in tokenizer_config.json, plain or with its flags, else by their ids beside the weights."""
+# ---------------------------------------------------------------------------------- without the package tokenizers
+def test_special_ids_follow_the_file_precedence(tmp_path):
+    """Token texts in tokenizer files precede ids in the model's config files."""
     write(tmp_path, config={"bos_token_id": 261, "eos_token_id": 262})
     assert huggingface.special_ids(tmp_path) == (261, 262)
     write(tmp_path, generation_config={"eos_token_id": [260, 2]})
@@ -81,9 +84,7 @@ def test_special_ids_come_from_the_files_in_order(tmp_path):
     write(tmp_path, special_tokens_map={"bos_token": "<s>", "eos_token": "<unk>"})
     assert huggingface.special_ids(tmp_path) == (1, 2)
     write(tmp_path, tokenizer_config={"eos_token": "<eos>"})
-    with pytest.raises(
-        UserError, match=r"tokenizer_config\.json: eos_token is '<eos>', which tokenizer\.json does not"
-    ):
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: eos_token is '<eos>'"):
         huggingface.special_ids(tmp_path)
 
 
@@ -95,30 +96,30 @@ def test_special_ids_come_from_the_files_in_order(tmp_path):
         {"tokenizer_config": {"bos_token": "<unk>", "eos_token": "</s>"}},
     ],
 )
-def test_an_id_of_0_starts_a_text(tmp_path, files):
+def test_start_id_0_is_valid(tmp_path, files):
     assert huggingface.special_ids(write(tmp_path, **files)) == (0, 2)
 
 
-def test_the_hash_is_of_the_tokenizer_and_of_what_ends_a_text(tmp_path):
+def test_hash_covers_tokenizer_and_special_ids(tmp_path):
     one = huggingface.hash_of(write(tmp_path / "a", config={"eos_token_id": 2}))
     assert huggingface.hash_of(write(tmp_path / "b", tokenizer_config={"eos_token": "</s>"}) / "tokenizer.json") == one
     assert huggingface.hash_of(write(tmp_path / "c", config={"eos_token_id": 1})) != one
     assert huggingface.hash_of(write(tmp_path / "d", more=["new"], config={"eos_token_id": 2})) != one
 
 
-def test_what_is_refused_before_a_package_is_needed(tmp_path, monkeypatch):
+def test_invalid_files_are_refused_without_the_package(tmp_path, monkeypatch):
     for path in ("", tmp_path, tmp_path / "tokenizer.json"):
-        with pytest.raises(UserError, match=r"there is no tokenizer\.json\. Give the directory of a public model"):
+        with pytest.raises(UserError, match=r"config\.data\.tokenizer_path=.*tokenizer\.json"):
             load_tokenizer("huggingface", path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="model is missing; fetch it again"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: model is missing"):
         load_tokenizer("huggingface", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not JSON"):
         load_tokenizer("huggingface", tmp_path)
     write(tmp_path, config={"eos_token_id": 2})
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingPackageError, match=r"needs the package tokenizers: pip install 'seqjax\[hf\]'"):
+    with pytest.raises(MissingPackageError, match=r"seqjax\[hf\]"):
         load_tokenizer("huggingface", tmp_path)
 
 
@@ -128,25 +129,25 @@ def tokenizers():
     return extras.package("tokenizers")
 
 
-def test_a_vocabulary_that_lacks_words_is_named(tokenizers, tmp_path):
+def test_unencodable_text_names_the_file(tokenizers, tmp_path):
     write(tmp_path, config={"eos_token_id": 2})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     model = {"type": "WordLevel", "vocab": {"</s>": 2}, "unk_token": "<unk>"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec | {"model": model, "added_tokens": []}))
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot encode a text"):
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot encode"):
         load_tokenizer("huggingface", tmp_path)
 
 
-def test_text_to_ids_and_back(tokenizers, tmp_path):
+def test_encode_and_decode(tokenizers, tmp_path):
     tokenizer = load_tokenizer("huggingface", write(tmp_path, more=["<new>"], config={"eos_token_id": 2}))
     ids = tokenizer.encode("ab a\u00e9c")
     assert ids.dtype == np.uint16
     assert [WORDS[i] for i in ids] == ["\u2581ab", "\u2581a", "\u00e9", "<0x63>"]
     assert tokenizer.decode([2, *ids, 2, -1, 99_999]) == "ab a\u00e9c"
     assert [x.tolist() for x in tokenizer.encode_batch(["ab a\u00e9c", ""])] == [ids.tolist(), []]
-    assert tokenizer.bos == tokenizer.eos == 2  # there is no other to start a text with
+    assert tokenizer.bos == tokenizer.eos == 2  # without a start token, the end token starts a text
     assert tokenizer.vocab_size == len(WORDS) + 1
-    assert len(tokenizer.encode("a" * 50)) > 4  # the file asks for texts to be cut
+    assert len(tokenizer.encode("a" * 50)) > 4  # the truncation setting of the file is ignored
     assert tokenizer.encode("a</s>").tolist()[-1] == 2  # as in transformers
     assert tokenizer.adds_space
     assert int(tokenizer.n_bytes[ids].sum()) == len(" ab a\u00e9c".encode())
@@ -154,7 +155,7 @@ def test_text_to_ids_and_back(tokenizers, tmp_path):
     assert pickle.loads(pickle.dumps(tokenizer)).encode("ab").tolist() == tokenizer.encode("ab").tolist()
 
 
-def test_a_text_may_start_or_end_with_id_0(tokenizers, tmp_path):
+def test_special_id_0_is_valid(tokenizers, tmp_path):
     start = load_tokenizer("huggingface", write(tmp_path / "a", config={"bos_token_id": 0, "eos_token_id": 2}))
     assert (start.bos, start.eos) == (0, 2)
     end = load_tokenizer("huggingface", write(tmp_path / "b", config={"bos_token_id": 1, "eos_token_id": 0}))
@@ -163,19 +164,19 @@ def test_a_text_may_start_or_end_with_id_0(tokenizers, tmp_path):
     assert (end.bos, end.eos) == (0, 0)
 
 
-def test_special_tokens_as_text(tokenizers, tmp_path):
+def test_special_tokens_can_be_split(tokenizers, tmp_path):
     config = {"eos_token": "</s>", "split_special_tokens": True}
     tokenizer = load_tokenizer("huggingface", write(tmp_path, tokenizer_config=config))
     assert tokenizer.decode(tokenizer.encode("a</s>")) == "a</s>"
 
 
-def test_a_text_must_have_an_end(tokenizers, tmp_path):
-    with pytest.raises(UserError, match=r"names no token that ends a text: set eos_token"):
+def test_missing_end_token_is_refused(tokenizers, tmp_path):
+    with pytest.raises(UserError, match="set eos_token"):
         load_tokenizer("huggingface", write(tmp_path, config={"bos_token_id": 1}))
 
 
-def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
-    """Their ids are uint32, as the manifest says, and reach training and evaluation unharmed."""
+def test_large_vocabulary_blocks_are_uint32(tokenizers, tmp_path):
+    """Manifest, evaluation blocks and training batches all preserve uint32 ids."""
     directory = write(tmp_path / "model", unused=2**16, more=["<last>"], config={"eos_token_id": 2})
     tokenizer = load_tokenizer("huggingface", directory)
     assert tokenizer.encode("a<last>").tolist()[-1] == tokenizer.vocab_size - 1 > 2**16
@@ -189,7 +190,7 @@ def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
     assert manifest["dtype"] == "uint32"
     assert manifest["token_bytes"] == dict.fromkeys(("text", "by_tokens"), 40 * len(text.encode()))
     document = [2, *tokenizer.encode(text).tolist(), 2]
-    wanted = np.array((document * 20)[: 20 * len(document) // 11 * 11]).reshape(-1, 11)
+    expected = np.array((document * 20)[: 20 * len(document) // 11 * 11]).reshape(-1, 11)
     data = DataConfig(
         corpus="blocks",
         path=str(out),
@@ -199,19 +200,19 @@ def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
         eval_domains=("c4",),
     )
     corpus = open_corpus(data, seq_len=10, vocab_size=70_000)
-    found = corpus.eval_blocks("c4", count=1000)
-    assert found.tokens.dtype == np.uint32
-    np.testing.assert_array_equal(found.tokens, wanted)
-    iterator = corpus.train_iterator(batch_size=len(wanted))
+    evaluation = corpus.eval_blocks("c4", count=1000)
+    assert evaluation.tokens.dtype == np.uint32
+    np.testing.assert_array_equal(evaluation.tokens, expected)
+    iterator = corpus.train_iterator(batch_size=len(expected))
     trained = next(iterator)["tokens"]
     iterator.close()
-    np.testing.assert_array_equal(sorted(map(tuple, trained)), sorted(map(tuple, wanted)))
+    np.testing.assert_array_equal(sorted(map(tuple, trained)), sorted(map(tuple, expected)))
     (out / "manifest.json").write_text((out / "manifest.json").read_text().replace("uint32", "uint16"))
-    with pytest.raises(UserError, match=r"says that ids are uint16, 65803 ids are uint32"):
+    with pytest.raises(UserError, match=r"manifest\.json declares uint16 .*65803"):
         open_corpus(data, seq_len=10, vocab_size=70_000)
 
 
-def test_streaming_a_large_vocabulary(tokenizers, tmp_path):
+def test_large_vocabulary_can_be_streamed(tokenizers, tmp_path):
     directory = write(tmp_path / "model", unused=2**16, more=["<last>"], config={"eos_token_id": 2})
     tokenizer = load_tokenizer("huggingface", directory)
     for split in ("train", "validation"):
@@ -231,31 +232,31 @@ def test_streaming_a_large_vocabulary(tokenizers, tmp_path):
     iterator.close()
 
 
-def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, capsys):
-    """A special token that is written out in a text stands for no bytes, and what follows it gets a space."""
+def test_byte_count_mismatch_is_reported(tokenizers, tmp_path, capsys):
+    """A spelled-out special token counts 0 bytes, and the next word gets a space."""
     directory = write(tmp_path / "model", config={"eos_token_id": 2})
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "a</s>b" * 10)])
     flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=8", "--workers=1"]
     prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={tmp_path / 'out'}", *flags])
-    assert "stand for 30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
+    assert "30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
 
 
-def test_a_tokenizer_that_its_package_panics_at_is_refused(tokenizers, tmp_path):
-    """A panic of Rust code is no `Exception`; here, two letters are merged to a piece that is missing."""
+def test_panic_while_loading_names_the_file(tokenizers, tmp_path):
+    """A Rust panic is not an `Exception`; here a merge gives a missing piece."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     spec["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(UserError, match="cannot be read by the package tokenizers"):
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
         huggingface.HuggingFaceTokenizer(tmp_path)
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException."""
+    """A stand-in for pyo3's PanicException."""
 
 
 @pytest.mark.parametrize("call", ["encode", "encode_batch", "decode"])
-def test_a_panic_while_it_is_used_is_one_line(tokenizers, call, tmp_path, monkeypatch):
+def test_panic_in_use_names_the_file(tokenizers, call, tmp_path, monkeypatch):
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     tokenizer = huggingface.HuggingFaceTokenizer(tmp_path)
 
@@ -271,8 +272,8 @@ def test_a_panic_while_it_is_used_is_one_line(tokenizers, call, tmp_path, monkey
 
 
 @pytest.mark.parametrize("steps", [9, 3])
-def test_a_normalizer_that_makes_a_letter_a_book(tokenizers, steps, tmp_path):
-    """Ten letters for one, again and again: 10^9 letters after nine steps."""
+def test_normalizer_growth_is_limited(tokenizers, steps, tmp_path):
+    """Every step replaces one letter by ten, so nine steps give 10^9 letters."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
@@ -286,7 +287,7 @@ def test_a_normalizer_that_makes_a_letter_a_book(tokenizers, steps, tmp_path):
 
 
 @pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
-def test_an_end_token_of_another_form_is_one_line(tokenizers, token, tmp_path):
+def test_malformed_end_token_names_the_file(tokenizers, token, tmp_path):
     write(tmp_path, tokenizer_config={"eos_token": token})
     with pytest.raises(UserError, match=r"tokenizer_config\.json"):
         huggingface.HuggingFaceTokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""Preparing blocks: nothing lost, nothing repeated, resumable."""
+"""Preparing blocks: every token once and in order, also after an interruption."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ from seqjax.errors import UserError
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
 
 BYTE = ByteTokenizer()
-# What a spawned worker imports: the module of the program that started it, and those of its functions.
+# A spawned worker imports its parent's main module and the modules of its functions.
 WITHOUT_JAX = """
 import sys
 import seqjax.__main__, seqjax.commands.cli, seqjax.data.prepare.__main__
@@ -41,18 +41,18 @@ assert not heavy, heavy
 
 
 def stream(out: Path, manifest: dict[str, Any], split: str, domain: str) -> np.ndarray:
-    """All tokens of the blocks of a domain, in order."""
+    """Return the tokens of a domain's blocks in order."""
     source = blocks.RecordBlocks(out, manifest["splits"][split][domain], block=manifest["block"], vocab_size=258)
     return np.frombuffer(b"".join(source[i] for i in range(len(source))), "<u2")
 
 
-def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
+def test_blocks_contain_every_token_in_order(corpus_dir: Path, tmp_path: Path):
     manifest = prepared(corpus_dir, tmp_path / "out")
     for split, count in (("train", 3), ("validation", 1)):
-        found = [s for s in shards.find_shards(str(corpus_dir)) if s.split == split]
-        assert len(found) == count
+        split_shards = [s for s in shards.find_shards(str(corpus_dir)) if s.split == split]
+        assert len(split_shards) == count
         for domain in slimpajama.NAMES:
-            rows = [shards.parse(line) for shard in found for line in shard.records()]
+            rows = [shards.parse(line) for shard in split_shards for line in shard.records()]
             texts = [each.text for each in rows if each.domain == domain]
             expected = np.concatenate([np.array([BYTE.bos, *BYTE.encode(text), BYTE.eos]) for text in texts])
             entry = manifest["splits"][split][domain]
@@ -73,8 +73,8 @@ def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
     records=st.integers(1, 7),
     read=st.integers(1, 11),
 )
-def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, records, read):
-    """Streams of any lengths, cut into blocks and files of any size, give the same tokens back."""
+def test_cut_keeps_every_token_once(tmp_path_factory, lengths, block, records, read):
+    """Any stream lengths, block sizes and file sizes give the same tokens."""
     root = tmp_path_factory.mktemp("cut")
     first = np.cumsum([0, *lengths])
     parts = []
@@ -97,19 +97,21 @@ def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, rec
     np.testing.assert_array_equal(np.concatenate(got) if got else [], np.arange(total))
 
 
-def test_files_hold_at_most_so_many_records(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole = prepared(corpus_dir, tmp_path / "whole")
+def test_block_files_have_at_most_max_records(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    one_file = prepared(corpus_dir, tmp_path / "one_file")
     monkeypatch.setattr(manifests, "MAX_RECORDS", 50)
     split = prepared(corpus_dir, tmp_path / "split")
     files = split["splits"]["train"]["c4"]["files"]
     assert [file["blocks"] for file in files[:-1]] == [50] * (len(files) - 1)
     assert len(files) > 2
     args = ("train", "c4")
-    np.testing.assert_array_equal(stream(tmp_path / "whole", whole, *args), stream(tmp_path / "split", split, *args))
+    np.testing.assert_array_equal(
+        stream(tmp_path / "one_file", one_file, *args), stream(tmp_path / "split", split, *args)
+    )
 
 
-@pytest.mark.slow  # four processes start; a quick look at some: test_of_two_errors_the_first_in_order_is_told
-def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: Path):
+@pytest.mark.slow  # starts four processes; test_parallel_errors_raise_the_first_in_job_order is a fast check
+def test_worker_count_does_not_change_the_bytes(corpus_dir: Path, tmp_path: Path):
     prepared(corpus_dir, tmp_path / "one", workers=1)
     prepared(corpus_dir, tmp_path / "two", workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -117,10 +119,10 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_after", [(3,), (1, 5)], ids=["once", "twice"])
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
+def test_killed_preparation_resumes_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
     source = write_corpus(tmp_path / "source", documents=300, shards=8)
-    prepared(source, tmp_path / "whole")
-    wanted = contents(tmp_path / "whole")
+    prepared(source, tmp_path / "uninterrupted")
+    expected = contents(tmp_path / "uninterrupted")
     out = tmp_path / "killed"
     kills = 0
     for shards_done in kill_after:
@@ -137,85 +139,85 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, kill_after: tupl
     finished = subprocess.run(command(source, out, "--workers=2"), capture_output=True, text=True, check=True)
     assert "manifest hash" in finished.stdout
     assert kills
-    assert contents(out) == wanted
+    assert contents(out) == expected
 
 
-def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
-    """Killed while a part, a file of blocks or the manifest was written, or before the parts were removed."""
+def test_incomplete_files_of_a_kill_are_replaced(corpus_dir: Path, tmp_path: Path):
+    """A kill while writing a part, a block file or the manifest, or before cleanup."""
     out = tmp_path / "out"
     prepared(corpus_dir, out)
-    wanted = contents(out)
+    expected = contents(out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_remove", lambda parts: None)
-        prepared(corpus_dir, tmp_path / "kept")
-    kept = tmp_path / "kept"
-    (kept / "manifest.json").unlink()
-    (kept / ".parts" / "000001.json").unlink()
-    (kept / ".parts" / "000001.bin").write_bytes(b"half")
-    (kept / ".parts" / "000002.json").write_text('{"domains": {')
-    (kept / ".parts" / "train-c4-00000.json").unlink()
-    (kept / "train" / "c4-00000.array_record").write_bytes(b"torn")
-    (kept / "train" / "book-00000.array_record").unlink()
-    (kept / "train" / ".github-00000.array_record.77.tmp").write_bytes(b"left")
-    prepared(corpus_dir, kept)
-    assert contents(kept) == wanted
-    assert contents(kept) == wanted
-    prepared(corpus_dir, kept)  # nothing to do
+        prepared(corpus_dir, tmp_path / "killed")
+    killed = tmp_path / "killed"
+    (killed / "manifest.json").unlink()
+    (killed / ".parts" / "000001.json").unlink()
+    (killed / ".parts" / "000001.bin").write_bytes(b"half")
+    (killed / ".parts" / "000002.json").write_text('{"domains": {')
+    (killed / ".parts" / "train-c4-00000.json").unlink()
+    (killed / "train" / "c4-00000.array_record").write_bytes(b"torn")
+    (killed / "train" / "book-00000.array_record").unlink()
+    (killed / "train" / ".github-00000.array_record.77.tmp").write_bytes(b"left")
+    prepared(corpus_dir, killed)
+    assert contents(killed) == expected
+    prepared(corpus_dir, killed)  # nothing to do
+    assert contents(killed) == expected
 
 
 @pytest.mark.parametrize(
-    ("file", "content"),
+    ("file", "change"),
     [
-        (".parts/000001.bin", lambda was: was[:-100]),
-        (".parts/000001.bin", lambda was: was[:50] + b"??" + was[52:]),
-        (".parts/000001.npz", lambda was: bytes(len(was))),
-        (".parts/000001.sources.npz", lambda was: was[:-1]),
-        ("train/c4-00000.array_record", lambda was: was[:-100]),
-        ("train/c4-00000.array_record", lambda was: bytes(len(was))),
-        (".parts/000001.json", lambda was: was.replace(b'"github"', b'"gitlab"')),
-        (".parts/000001.json", lambda was: b'{"domains": [], "files": {}}'),
+        (".parts/000001.bin", lambda content: content[:-100]),
+        (".parts/000001.bin", lambda content: content[:50] + b"??" + content[52:]),
+        (".parts/000001.npz", lambda content: bytes(len(content))),
+        (".parts/000001.sources.npz", lambda content: content[:-1]),
+        ("train/c4-00000.array_record", lambda content: content[:-100]),
+        ("train/c4-00000.array_record", lambda content: bytes(len(content))),
+        (".parts/000001.json", lambda content: content.replace(b'"github"', b'"gitlab"')),
+        (".parts/000001.json", lambda content: b'{"domains": [], "files": {}}'),
     ],
     ids=[
-        "a part is cut",
-        "another byte in a part",
-        "lengths are zeros",
-        "sources are cut",
-        "blocks are cut",
-        "blocks are zeros",
-        "a report is of another domain",
-        "a report of another form",
+        "truncated part",
+        "changed byte in a part",
+        "zeroed lengths",
+        "truncated sources",
+        "truncated blocks",
+        "zeroed blocks",
+        "report with another domain",
+        "malformed report",
     ],
 )
-def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, file: str, content, capsys):
-    """A power failure may cut or zero a file that was said to be finished."""
+def test_damaged_files_are_rebuilt(corpus_dir: Path, tmp_path: Path, file: str, change, capsys):
+    """A power failure may truncate or zero a finished file."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_remove", lambda parts: None)
         prepared(corpus_dir, out)
     (out / "manifest.json").unlink()
-    wanted = {name: was for name, was in contents(out).items() if not name.startswith(".parts")}
-    (out / file).write_bytes(content((out / file).read_bytes()))
+    expected = {name: content for name, content in contents(out).items() if not name.startswith(".parts")}
+    (out / file).write_bytes(change((out / file).read_bytes()))
     prepared(corpus_dir, out)
     (out / "manifest.json").unlink()
-    assert contents(out) == wanted
-    said = "1 finished parts are not what was written and are made again: 000001" in capsys.readouterr().err
-    assert said == file.startswith(".parts")
+    assert contents(out) == expected
+    is_reported = "1 finished parts" in capsys.readouterr().err
+    assert is_reported == file.startswith(".parts")
 
 
-def test_parts_of_unknown_settings_are_made_again(corpus_dir: Path, tmp_path: Path):
-    """Whose `settings.json` is damaged: they may be of other settings than those of now."""
+def test_parts_with_unknown_settings_are_rebuilt(corpus_dir: Path, tmp_path: Path):
+    """With a damaged `settings.json`, the settings of existing parts are unknown."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(run, "_write", raises(KeyboardInterrupt))
         prepared(corpus_dir, out)
     (out / ".parts" / "settings.json").write_text("{")
     prepared(corpus_dir, out, max_tokens=5)
-    prepared(corpus_dir, tmp_path / "whole", max_tokens=5)
-    assert contents(out) == contents(tmp_path / "whole")
+    prepared(corpus_dir, tmp_path / "new", max_tokens=5)
+    assert contents(out) == contents(tmp_path / "new")
 
 
 def raises(error: type[BaseException]) -> Callable[..., None]:
-    """A function that does nothing else."""
+    """Return a function that raises `error`."""
 
     def function(*_: Any, **__: Any) -> None:
         raise error
@@ -223,7 +225,7 @@ def raises(error: type[BaseException]) -> Callable[..., None]:
     return function
 
 
-def test_a_directory_per_domain_gives_the_same(tmp_path: Path):
+def test_domain_directories_equal_set_names(tmp_path: Path):
     rng = np.random.default_rng(0)
     texts = [some_text(rng, 20) for _ in range(40)]
     write_shard(tmp_path / "by_meta" / "a.jsonl.zst", [row("arxiv", text) for text in texts])
@@ -233,7 +235,7 @@ def test_a_directory_per_domain_gives_the_same(tmp_path: Path):
     assert manifests.manifest_hash(one) == manifests.manifest_hash(two)
 
 
-def test_chosen_domains_and_lengths(corpus_dir: Path, tmp_path: Path):
+def test_domains_and_lengths_are_selected(corpus_dir: Path, tmp_path: Path):
     everything = prepared(corpus_dir, tmp_path / "all")
     some = prepared(corpus_dir, tmp_path / "some", domains=["c4", "arxiv"])
     assert set(some["splits"]["train"]) == {"c4", "arxiv"}
@@ -245,19 +247,19 @@ def test_chosen_domains_and_lengths(corpus_dir: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_command_line(corpus_dir: Path, tmp_path: Path):
+def test_command_exit_status_and_output(corpus_dir: Path, tmp_path: Path):
     done = subprocess.run(command(corpus_dir, tmp_path / "out"), capture_output=True, text=True, check=True)
     assert "commoncrawl" in done.stdout
     assert "tokens/s" in done.stderr
     assert "\x1b" not in done.stderr  # no terminal
     failed = subprocess.run(command(tmp_path / "absent", tmp_path / "o2"), capture_output=True, text=True, check=False)
     assert failed.returncode == 2
-    assert "no file or directory" in failed.stderr
+    assert str(tmp_path / "absent") in failed.stderr
     assert "Traceback" not in failed.stderr
 
 
-def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_path: Path):
-    """Each of them, by what it makes of the same shards."""
+def test_command_options_equal_function_arguments(corpus_dir: Path, tmp_path: Path):
+    """Every option changes the output as the argument of the same name does."""
     flags = ["--seq_len=24", "--domains=c4,arxiv", "--min_tokens=60", "--max_tokens=70", "--workers=1"]
     prepare.main(command(corpus_dir, tmp_path / "command", *flags)[3:])
     options = {"seq_len": 24, "domains": ["c4", "arxiv"], "min_tokens": 60, "max_tokens": 70}
@@ -270,31 +272,31 @@ def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_pa
 
 
 @pytest.mark.parametrize("domains", [["c4", "commoncrawl", "arxiv", "github", "stackexchange"], ["c4", "arxiv"]])
-def test_the_command_that_is_printed_opens_the_blocks(corpus_dir: Path, tmp_path: Path, capsys, domains):
-    """With all domains of a regime, or with some of them."""
+def test_printed_command_opens_the_blocks(corpus_dir: Path, tmp_path: Path, capsys, domains):
+    """With all domains of a regime, and with two domains."""
     prepare.main(command(corpus_dir, tmp_path / "o u t", "--workers=1", f"--domains={','.join(domains)}")[3:])
     argv = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert argv[:2] == ["seqjax", "train"]
-    (config,), overrides = train_command.split_overrides(argv[2:])
-    found = from_config_dict(presets.read_config(config.removeprefix("--config="), overrides))
-    corpus = open_corpus(found.data, seq_len=found.train.seq_len, vocab_size=found.model.vocab_size)
+    (config_flag,), overrides = train_command.split_overrides(argv[2:])
+    config = from_config_dict(presets.read_config(config_flag.removeprefix("--config="), overrides))
+    corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     assert (corpus.name, corpus.seq_len) == ("blocks", 16)
     assert set(corpus.eval_domains) == set(domains)
 
 
 @pytest.mark.parametrize(
-    ("flag", "says"),
-    [("--strict", "a.jsonl.zst:2: not JSON"), ("--tokenizer_path=some.model", "tokenizer_path is for the other")],
+    ("flag", "message"),
+    [("--strict", "a.jsonl.zst:2: not JSON"), ("--tokenizer_path=some.model", "config.data.tokenizer_path")],
 )
-def test_flags_that_refuse(tmp_path: Path, flag: str, says: str):
+def test_bad_lines_and_tokenizer_path_are_refused(tmp_path: Path, flag: str, message: str):
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "good"), b"{not json\n"])
     args = command(tmp_path / "source", tmp_path / "out", "--workers=1", flag)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         prepare.main(args[3:])
 
 
-def test_no_worker_imports_jax(corpus_dir: Path, tmp_path: Path):
-    """Every worker process would take two seconds and some 200 MB for it."""
+def test_workers_do_not_import_jax(corpus_dir: Path, tmp_path: Path):
+    """The import would cost every worker two seconds and about 200 MB."""
     args = [sys.executable, "-c", WITHOUT_JAX, str(corpus_dir), str(tmp_path / "out")]
     done = subprocess.run(args, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Text and blocks that change after they were written are not taken for what was prepared."""
+"""Changed text and changed blocks are detected."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from seqjax.config import DataConfig
 from seqjax.data import blocks, open_corpus
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import run
-from seqjax.data.prepare.manifest import summary
+from seqjax.data.prepare.results import summary
 from seqjax.errors import UserError
 
 from .conftest import contents, prepared, row, some_text
@@ -23,7 +23,7 @@ LAYOUT = Layout(domain="x")
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Three plain files, so that text can change at equal size."""
+    """Three uncompressed files, so text can change at equal size."""
     root = tmp_path / "source"
     root.mkdir()
     for i in range(3):
@@ -33,15 +33,15 @@ def source(tmp_path: Path) -> Path:
 
 
 def change(path: Path) -> None:
-    """Another letter in the middle."""
-    was = path.read_bytes()
-    at = was.index(b"20 x")
-    path.write_bytes(was[: at + 3] + b"y" + was[at + 4 :])
-    assert path.stat().st_size == len(was)
+    """Change one letter; the file size stays equal."""
+    content = path.read_bytes()
+    at = content.index(b"20 x")
+    path.write_bytes(content[: at + 3] + b"y" + content[at + 4 :])
+    assert path.stat().st_size == len(content)
 
 
 def stopped(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepare until all parts are there."""
+    """Run a preparation that stops after all parts are written."""
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -51,41 +51,41 @@ def stopped(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         prepared(source, out, layout=LAYOUT)
 
 
-def test_text_that_changed_after_it_was_prepared_is_refused(source: Path, tmp_path: Path):
+def test_finished_preparation_refuses_changed_text(source: Path, tmp_path: Path):
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     assert prepared(source, out, layout=LAYOUT) == manifest
-    was = (source / "1.jsonl").read_bytes()
+    original = (source / "1.jsonl").read_bytes()
     change(source / "1.jsonl")
     with pytest.raises(UserError, match=r"1\.jsonl has changed"):
         prepared(source, out, layout=LAYOUT)
-    (source / "1.jsonl").write_bytes(was)
+    (source / "1.jsonl").write_bytes(original)
     assert prepared(source, out, layout=LAYOUT) == manifest
     assert not (out / ".parts").exists()
 
 
-def test_a_stopped_preparation_does_not_mix_two_texts(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    prepared(source, tmp_path / "whole", layout=LAYOUT)
+def test_stopped_preparation_refuses_changed_text(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    prepared(source, tmp_path / "uninterrupted", layout=LAYOUT)
     stopped(source, tmp_path / "out", monkeypatch)
-    was = (source / "2.jsonl").read_bytes()
+    original = (source / "2.jsonl").read_bytes()
     change(source / "2.jsonl")
     with pytest.raises(UserError, match=r"2\.jsonl has changed"):
         prepared(source, tmp_path / "out", layout=LAYOUT)
-    (source / "2.jsonl").write_bytes(was)
+    (source / "2.jsonl").write_bytes(original)
     prepared(source, tmp_path / "out", layout=LAYOUT)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("at", ["_tokenise", "_write"])
-def test_text_that_changes_during_a_preparation_is_refused(
+def test_running_preparation_refuses_changed_text(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ):
     real = getattr(run, at)
 
     def then_change(*args: Any, **kwargs: Any) -> Any:
-        found = real(*args, **kwargs)
+        result = real(*args, **kwargs)
         change(source / "0.jsonl")
-        return found
+        return result
 
     monkeypatch.setattr(run, at, then_change)
     with pytest.raises(UserError, match=r"0\.jsonl has changed"):
@@ -93,20 +93,18 @@ def test_text_that_changes_during_a_preparation_is_refused(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_old_times_are_not_compared_but_verify_compares_all(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_only_verify_compares_text_with_old_times(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     change(source / "1.jsonl")
     later = (out / "manifest.json").stat().st_mtime + 1000
     os.utime(out / "manifest.json", (later, later))
-    assert prepared(source, out, layout=LAYOUT) == manifest, "all text is older than the blocks"
+    assert prepared(source, out, layout=LAYOUT) == manifest, "text older than the blocks is not compared"
     with pytest.raises(UserError, match=r"1\.jsonl has changed"):
         prepared(source, out, layout=LAYOUT, verify=True)
 
 
-def test_text_of_an_earlier_version_is_not_compared(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_manifest_without_text_hashes_warns(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
     manifest = prepared(source, out, layout=LAYOUT)
     del manifest["text_sha256"], manifest["beside"]
@@ -124,7 +122,7 @@ def opened(path: Path) -> Any:
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
-    """Blocks of two texts of equal sizes."""
+    """Two block directories, prepared from texts of equal size."""
     made = []
     for seed in (0, 1):
         source, letter = tmp_path / f"source{seed}", "ab"[seed]
@@ -143,7 +141,7 @@ def test_blocks_of_another_preparation_are_refused(two: tuple[Path, Path]):
     name = "train/c4-00000.array_record"
     assert (one / name).stat().st_size == (other / name).stat().st_size
     shutil.copy(other / name, one / name)
-    with pytest.raises(UserError, match="it is another block than was written"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block"):
         opened(one)
 
 
@@ -157,45 +155,45 @@ def test_documents_of_another_preparation_are_refused(two: tuple[Path, Path]):
         opened(one)
 
 
-def test_any_file_is_compared_when_it_is_first_read(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
+def test_block_file_is_compared_at_its_first_read(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
     one, other = two
     monkeypatch.setattr(blocks, "CHECKED_FILES", 0)
     monkeypatch.setattr(blocks.RecordBlocks, "compare", lambda self, n_files: None)
     name = "train/c4-00000.array_record"
     shutil.copy(other / name, one / name)
     iterator = opened(one).train_iterator(batch_size=2)
-    with pytest.raises(UserError, match="it is another block than was written"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block"):
         next(iterator)
     iterator.close()
 
 
-def test_verify_reads_all_blocks(two: tuple[Path, Path], tmp_path: Path):
+def test_verify_compares_all_blocks(two: tuple[Path, Path], tmp_path: Path):
     one, _ = two
     name = "train/c4-00000.array_record"
-    was = (one / name).read_bytes()
-    at = was.index(b"a\0a\0a\0", was.rindex(b"a\0a\0a\0") // 2)  # in a block without a checksum in the manifest
-    (one / name).write_bytes(was[:at] + b"b" + was[at + 1 :])
+    content = (one / name).read_bytes()
+    at = content.index(b"a\0a\0a\0", content.rindex(b"a\0a\0a\0") // 2)  # in a block without a checksum in the manifest
+    (one / name).write_bytes(content[:at] + b"b" + content[at + 1 :])
     prepared(tmp_path / "source0", one)
     with pytest.raises(UserError, match=r"c4-00000\.array_record"):
         prepared(tmp_path / "source0", one, verify=True)
 
 
-def test_blocks_without_checksums_are_read_and_named(two: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
-    """As an earlier version wrote them."""
+def test_blocks_without_checksums_warn(two: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
+    """Earlier versions wrote no checksums."""
     one, _ = two
     manifest = json.loads((one / "manifest.json").read_text())
-    wanted = opened(one).manifest_hash
+    expected_hash = opened(one).manifest_hash
     del manifest["beside"], manifest["text_sha256"]
     for entry in (entry for domains in manifest["splits"].values() for entry in domains.values()):
         for file in entry["files"]:
             del file["sampled"]
     (one / "manifest.json").write_text(json.dumps(manifest))
     caplog.clear()
-    assert opened(one).manifest_hash == wanted
+    assert opened(one).manifest_hash == expected_hash
     assert len([record for record in caplog.records if "not checked" in record.getMessage()]) == 1
 
 
-def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
+def test_texts_in_two_splits_are_counted(tmp_path: Path):
     texts = {"train": ["a b c d"] * 3 + ["e f g h i"] * 9, "val": ["a b c d", "x y z"] * 4, "test": ["q r s"] * 9}
     for split, each in texts.items():
         path = tmp_path / "source" / f"{split}.jsonl"
@@ -208,8 +206,8 @@ def test_the_same_text_in_two_splits_is_counted(tmp_path: Path):
     assert "in_two_splits" not in prepared(tmp_path / "source", tmp_path / "other", layout=LAYOUT)
 
 
-def test_a_stream_does_not_resume_on_other_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Of equal names and sizes; a position of an earlier version, without a hash of the text, is read."""
+def test_stream_refuses_to_resume_on_changed_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """File names and sizes are equal; a saved position without a hash is still read."""
     for split in ("train", "validation"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.jsonl").write_bytes(b"".join(row("c4", f"{split} {i:03d} words") for i in range(300)))

@@ -1,4 +1,4 @@
-"""A source is one file: what is added to a copy of the package is found there, and nothing else is touched."""
+"""A new source is one module in `seqjax.data.sources`, or a class in a program."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from .conftest import command, prepared, row, write_shard
 TEXTS = [f"document {i} " + "word " * (i % 7) for i in range(60)]
 
 
-def test_a_source_is_one_file(tmp_path: Path):
-    """The source of docs/data.md, a format that seqjax does not know, read by a copy of it with one file more."""
+def test_documented_source_is_one_file(tmp_path: Path):
+    """The example in docs/data.md, added to a copy of seqjax, reads its format."""
     page = (support.ROOT / "docs" / "data.md").read_text().partition("## A source of your own")[2]
     copy = tmp_path / "copy"
     shutil.copytree(support.ROOT / "seqjax", copy / "seqjax", ignore=shutil.ignore_patterns("__pycache__"))
@@ -40,14 +40,14 @@ def test_a_source_is_one_file(tmp_path: Path):
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((out / "manifest.json").read_text())
-    assert found["splits"]["train"]["c4"]["documents"] == len(TEXTS)
-    assert found["splits"] == prepared(tmp_path / "lines", tmp_path / "wanted")["splits"]
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["splits"]["train"]["c4"]["documents"] == len(TEXTS)
+    assert manifest["splits"] == prepared(tmp_path / "lines", tmp_path / "expected")["splits"]
 
 
-def test_a_source_of_a_program_is_streamed(tmp_path: Path):
+def test_source_defined_in_a_program_is_streamed(tmp_path: Path):
     class Upper(Shard):
-        """A file of paragraphs in capitals, each a document, in a folder with the name of its domain."""
+        """A file of capitalised paragraphs; the folder is the domain."""
 
         endings = (".upper",)
 
@@ -73,7 +73,7 @@ def test_a_source_of_a_program_is_streamed(tmp_path: Path):
     iterator.close()
 
 
-def test_every_module_is_a_source():
-    here = {kind.__module__.rpartition(".")[2] for kind in kinds() if kind.__module__.startswith("seqjax.")}
+def test_every_module_defines_a_source():
+    modules = {kind.__module__.rpartition(".")[2] for kind in kinds() if kind.__module__.startswith("seqjax.")}
     files = (support.ROOT / "seqjax" / "data" / "sources").glob("*.py")
-    assert here == {path.stem for path in files} - {"__init__"}
+    assert modules == {path.stem for path in files} - {"__init__"}

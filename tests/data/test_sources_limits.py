@@ -1,4 +1,4 @@
-"""Files that are small and unpack to much, and documents that are too long."""
+"""Limits: small files that unpack to much data, and documents that are too long."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def read(root: Path) -> int:
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-def test_a_line_may_have_so_many_bytes(tmp_path: Path, limits: None, ending: str):
+def test_line_length_is_limited(tmp_path: Path, limits: None, ending: str):
     path = tmp_path / f"a{ending}"
     longest = json.dumps({"text": "x" * (LIMIT - 12)}).encode()
     assert len(longest) == LIMIT
@@ -55,28 +55,28 @@ def test_a_line_may_have_so_many_bytes(tmp_path: Path, limits: None, ending: str
 
 
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
-def test_a_file_unpacks_to_so_many_bytes(tmp_path: Path, limits: None, ending: str):
-    """And holds little of them in memory."""
+def test_unpacked_size_is_limited(tmp_path: Path, limits: None, ending: str):
+    """Also if the file is streamed."""
     (tmp_path / f"a{ending}").write_bytes(PACKERS[ending](b'{"text": "a"}\n' * (1 << 17)))
-    with pytest.raises(UserError, match="unpacks to more than"):
+    with pytest.raises(UserError, match=r"unpacks to more"):
         read(tmp_path)
     config = DataConfig(corpus="stream", path=str(tmp_path), train_domains=("c4",), eval_domains=("c4",))
     (tmp_path / f"a{ending}").write_bytes(PACKERS[ending](row("c4", "a") * (1 << 16)))
-    with pytest.raises(UserError, match="unpacks to more than"):
+    with pytest.raises(UserError, match=r"unpacks to more"):
         open_corpus(config, seq_len=1 << 22, vocab_size=258)
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"1\n"])
-def test_a_file_unpacks_to_so_many_short_lines(tmp_path: Path, limits: None, line: bytes):
-    """Which take more time than their bytes say."""
+def test_short_line_count_is_limited(tmp_path: Path, limits: None, line: bytes):
+    """Short lines cost more time than their size suggests."""
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(line * (LIMIT // 200)))
-    with pytest.raises(UserError, match="unpacks to more than"):
+    with pytest.raises(UserError, match=r"unpacks to more"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-def test_little_is_held_of_a_long_line(tmp_path: Path, pack: Callable[[bytes], bytes]):
-    """Of 1 GiB of zeros, without patched limits, half of which two copies of a line may be."""
+def test_long_line_uses_bounded_memory(tmp_path: Path, pack: Callable[[bytes], bytes]):
+    """With the real limits, 400 MiB of zeros use less than twice the line limit."""
     (tmp_path / f"a.jsonl.{'gz' if pack is gzip.compress else 'zst'}").write_bytes(pack(bytes(400 << 20)))
     tracemalloc.start()
     try:
@@ -87,7 +87,7 @@ def test_little_is_held_of_a_long_line(tmp_path: Path, pack: Callable[[bytes], b
         tracemalloc.stop()
 
 
-def test_a_text_file_may_have_so_many_bytes(tmp_path: Path, limits: None):
+def test_text_file_size_is_limited(tmp_path: Path, limits: None):
     (tmp_path / "a.txt").write_bytes(b"x" * LIMIT)
     assert read(tmp_path) == 1
     (tmp_path / "a.txt").write_bytes(b"x" * (LIMIT + 1))
@@ -95,8 +95,8 @@ def test_a_text_file_may_have_so_many_bytes(tmp_path: Path, limits: None):
         read(tmp_path)
 
 
-def test_a_text_that_is_stored_once_for_all_rows(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
-    """In a parquet file, whose batches have fewer rows where a text is long."""
+def test_parquet_dictionary_text_is_limited(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
+    """Parquet stores a repeated text once; long texts are read in smaller batches."""
     extras.need("pyarrow")
     import pyarrow.parquet
 
@@ -106,16 +106,16 @@ def test_a_text_that_is_stored_once_for_all_rows(tmp_path: Path, limits: None, m
     monkeypatch.setattr(parquet, "BATCH_BYTES", LIMIT)
     metadata = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet").metadata
     assert 1 <= parquet._batch_rows(metadata, "a", size=LIMIT) <= 8
-    with pytest.raises(UserError, match="unpacks to more than"):
+    with pytest.raises(UserError, match=r"unpacks to more"):
         read(tmp_path)
     table = pyarrow.table({"text": ["x" * (2 * LIMIT)]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
-    with pytest.raises(UserError, match="unpacks to more than"):
+    with pytest.raises(UserError, match=r"unpacks to more"):
         read(tmp_path)
 
 
-def test_a_parquet_file_whose_metadata_is_false(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
-    """A small size that it declares would let many long rows be unpacked together."""
+def test_parquet_with_false_metadata_is_torn(tmp_path: Path, limits: None, monkeypatch: pytest.MonkeyPatch):
+    """A declared size that is too small would let many long rows be unpacked together."""
     extras.need("pyarrow")
     import pyarrow.parquet
 
@@ -126,7 +126,7 @@ def test_a_parquet_file_whose_metadata_is_false(tmp_path: Path, limits: None, mo
     size = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size
     true, false = (bytes([0x16, 2 * n & 127 | 128, 2 * n >> 7 & 127 | 128, 2 * n >> 14]) for n in (size, 1000))
     content = path.read_bytes()
-    assert content.count(true) == 2, "of the column and of the group of rows"
+    assert content.count(true) == 2, "once in the column and once in the row group"
     path.write_bytes(content.replace(true, false))
     (shard,) = shards.find_shards(str(tmp_path), layout=LAYOUT)
     skipped = shards.Skipped(shard.name)
@@ -144,8 +144,8 @@ def arrow(path: Path, table: Any, compression: str | None) -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-def test_a_batch_of_arrow_unpacks_to_so_many_bytes(tmp_path: Path, limits: None, compression: str):
-    """Before any is unpacked; whether rows or a dictionary are too long."""
+def test_arrow_batch_size_is_limited(tmp_path: Path, limits: None, compression: str):
+    """The refusal comes before unpacking, for rows and for a dictionary."""
     extras.need("pyarrow")
     import pyarrow
 
@@ -160,13 +160,13 @@ def test_a_batch_of_arrow_unpacks_to_so_many_bytes(tmp_path: Path, limits: None,
         arrow(tmp_path / "a.arrow", table, compression)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(arrow_source, "rows_of", None)
-            with pytest.raises(UserError, match="unpacks to more than"):
+            with pytest.raises(UserError, match=r"unpacks to more"):
                 read(tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["arrow", "parquet"])
-def test_one_row_is_held_at_a_time(tmp_path: Path, ending: str):
-    """A file that stores one text for all rows unpacks to little."""
+def test_rows_are_converted_one_at_a_time(tmp_path: Path, ending: str):
+    """One text stored for all rows must not be copied for every row."""
     extras.need("pyarrow")
     import pyarrow.parquet
 
@@ -185,7 +185,7 @@ def test_one_row_is_held_at_a_time(tmp_path: Path, ending: str):
 
 
 @pytest.mark.parametrize("ends", [(0, -5, 10), (0, 1 << 30, 10), (0, 10, 5)])
-def test_arrow_with_false_offsets_is_damaged(tmp_path: Path, ends: tuple[int, ...]):
+def test_arrow_with_false_offsets_is_torn(tmp_path: Path, ends: tuple[int, ...]):
     extras.need("pyarrow")
     import pyarrow
 
@@ -200,8 +200,8 @@ def test_arrow_with_false_offsets_is_damaged(tmp_path: Path, ends: tuple[int, ..
     assert skipped.reasons == {"torn shard": 1}
 
 
-def test_values_that_python_cannot_hold(tmp_path: Path):
-    """Text that is not UTF-8, and a date far away."""
+def test_unrepresentable_values_are_skipped(tmp_path: Path):
+    """Text that is not UTF-8, and a date after the year 9999."""
     extras.need("pyarrow")
     import pyarrow.parquet
 
@@ -216,15 +216,15 @@ def test_values_that_python_cannot_hold(tmp_path: Path):
     assert skipped.reasons == {"not UTF-8": 1}
 
 
-def test_a_shard_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its tokens go to a file, with the same blocks as a result."""
+def test_long_shard_uses_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Tokens go to a temporary file; the blocks are equal."""
     texts = [f"{i} some words" for i in range(300)]
     source = tmp_path / "source"
     source.mkdir()
     lines = [json.dumps({"text": text, "kind": "ab"[i % 3 == 0]}) for i, text in enumerate(texts)]
     (source / "a.jsonl").write_text("\n".join(lines))
     layout = Layout(domain_field="kind")
-    whole = prepared(source, tmp_path / "whole", layout=layout)
+    in_memory = prepared(source, tmp_path / "in_memory", layout=layout)
     monkeypatch.setattr(tokenize, "BATCH_CHARS", 100)
     monkeypatch.setattr(tokenize, "HELD_TOKENS", 500)
-    assert prepared(source, tmp_path / "pieces", layout=layout) == whole
+    assert prepared(source, tmp_path / "pieces", layout=layout) == in_memory

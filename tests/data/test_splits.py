@@ -1,4 +1,4 @@
-"""The split that names say."""
+"""Splits from file and folder names."""
 
 from pathlib import Path
 
@@ -53,11 +53,11 @@ SEPARATORS = st.sampled_from(["-", "_", ".", " "])
         ("the-test-of-time.txt", "train"),
     ],
 )
-def test_usual_names(tmp_path: Path, name: str, split: str):
+def test_common_file_names(tmp_path: Path, name: str, split: str):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
-    (found,) = shards.find_shards(str(tmp_path), layout=Layout(domain="x"))
-    assert found.split == split
+    (shard,) = shards.find_shards(str(tmp_path), layout=Layout(domain="x"))
+    assert shard.split == split
 
 
 @given(
@@ -67,13 +67,13 @@ def test_usual_names(tmp_path: Path, name: str, split: str):
     after=st.lists(st.sampled_from([*OTHER, "0", "00000", "of", "set"]), max_size=3),
     separator=SEPARATORS,
 )
-def test_a_word_of_a_name_says_the_split(before, named, case, after, separator):
+def test_split_word_in_a_name_decides(before, named, case, after, separator):
     split, word = named
     assert splits.split_of(separator.join([*before, case(word), *after])) == split
 
 
 @given(named=SPLIT, case=CASES, neutral=st.sampled_from(["", "set", "0", "part 1"]), separator=SEPARATORS)
-def test_a_folder_that_is_a_split_word_says_the_split(named, case, neutral, separator):
+def test_folder_with_only_split_words_decides(named, case, neutral, separator):
     split, word = named
     folder = separator.join([case(word), *neutral.split()])
     assert splits.split_of(f"{folder}/chunk1/a") == split
@@ -81,26 +81,26 @@ def test_a_folder_that_is_a_split_word_says_the_split(named, case, neutral, sepa
 
 
 @given(st.lists(st.sampled_from(OTHER), min_size=1, max_size=3), SPLIT, SEPARATORS)
-def test_what_is_trained_on_and_looks_like_a_split_is_listed(others, named, separator):
+def test_look_alikes_of_training_files(words, named, separator):
     split, word = named
-    plain = separator.join(["c4", *others])
+    plain = separator.join(["c4", *words])
     assert (splits.split_of(plain), splits.look_alikes([plain])) == ("train", [])
     for name in (f"{plain}{separator}{word}/a", f"train/{word}", f"train{word}"):
         assert splits.split_of(name) == "train"
         assert bool(splits.look_alikes([name])) == (split != "train"), name
 
 
-def test_the_names_are_printed(tmp_path: Path):
-    said: list[str] = []
+def test_find_shards_reports_look_alikes(tmp_path: Path):
+    messages: list[str] = []
     for name in ("train/a.jsonl.zst", "train/val.jsonl.zst", "my-dev-set/b.jsonl.zst", "contest.jsonl.zst"):
         write_shard(tmp_path / name, [row("c4", "x")])
     (tmp_path / "c.csv").touch()
-    shards.find_shards(str(tmp_path), say=said.append)
-    assert [line.strip() for line in said if line.startswith("  ")] == ["contest", "my-dev-set/", "train/val"]
-    assert any(".csv" in line for line in said)
+    shards.find_shards(str(tmp_path), on_message=messages.append)
+    assert [line.strip() for line in messages if line.startswith("  ")] == ["contest", "my-dev-set/", "train/val"]
+    assert any(".csv" in line for line in messages)
 
 
-def test_a_domains_folder_may_hold_a_split_word():
+def test_domain_folder_may_contain_a_split_word():
     layout = Layout(domain_from="folder")
     assert layout.file_domain("Validation/news/a.jsonl") == "news"
     assert layout.file_domain("unit-test/a.jsonl") == "unit-test"

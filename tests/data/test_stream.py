@@ -1,4 +1,4 @@
-"""Streaming from shards: what is read, in which shares, and exact resuming."""
+"""Streaming from shards: documents, shares and exact resume."""
 
 import itertools
 from pathlib import Path
@@ -22,7 +22,7 @@ def open_stream(path: Path, **settings) -> Corpus:
 
 
 def texts(tokens: np.ndarray) -> list[str]:
-    """The whole documents in a stream of tokens."""
+    """Return the complete documents in a token stream."""
     tokenizer = ByteTokenizer()
     ends = np.flatnonzero(tokens == tokenizer.eos)
     starts = np.flatnonzero(tokens == tokenizer.bos)
@@ -31,9 +31,9 @@ def texts(tokens: np.ndarray) -> list[str]:
 
 
 def reader(path: Path, domain: str = "c4", **change) -> stream.Reader:
-    found = tuple(s for s in shards.find_shards(str(path)) if s.split == "train")
+    train_shards = tuple(s for s in shards.find_shards(str(path)) if s.split == "train")
     settings = {"block": 8, "seed": 0} | change
-    return stream.Reader(files=found, domain=domain, tokenizer=ByteTokenizer(), **settings)
+    return stream.Reader(files=train_shards, domain=domain, tokenizer=ByteTokenizer(), **settings)
 
 
 def read(iterator, count: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def read(iterator, count: int) -> np.ndarray:
 
 @pytest.fixture
 def even(tmp_path: Path) -> Path:
-    """Documents whose ends often are the ends of blocks of 8, in three shards."""
+    """Three shards in which documents often end at the end of a block of 8."""
     rng = np.random.default_rng(1)
     for index in range(3):
         lines = [row("c4", f"{index}{i:02d}" + "y" * int(rng.choice([3, 3, 11, 4, 20]))) for i in range(30)]
@@ -50,18 +50,18 @@ def even(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_epoch_holds_every_document_once(even: Path):
+def test_epoch_contains_every_document_once(even: Path):
     iterator = stream.DomainBlocks(reader(even))
     total = sum(len(shards.parse(line)[1]) + 2 for s in reader(even).files for line in s.records())
-    found = texts(read(iter(iterator), total // 8))
-    wanted = sorted(shards.parse(line)[1] for s in reader(even).files for line in s.records())
-    assert len(set(found)) == len(found)
-    assert set(found) <= set(wanted)
-    assert len(wanted) - len(found) <= 1  # the last block is not whole
-    assert found != wanted
+    seen = texts(read(iter(iterator), total // 8))
+    expected = sorted(shards.parse(line)[1] for s in reader(even).files for line in s.records())
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= set(expected)
+    assert len(expected) - len(seen) <= 1  # the last block may be incomplete
+    assert seen != expected
 
 
-def test_epochs_differ(even: Path):
+def test_epochs_have_different_orders(even: Path):
     tokens = texts(read(iter(stream.DomainBlocks(reader(even))), 400))
     assert len(tokens) > 2 * 90
     assert sorted(tokens[:90]) == sorted(tokens[90:180])
@@ -69,20 +69,20 @@ def test_epochs_differ(even: Path):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
-def test_parts_share_an_epoch(even: Path, parts: int):
-    # Two and three parts divide the shards, five the documents.
-    wanted = [shards.parse(line)[1] for s in reader(even).files for line in s.records()]
-    found = []
+def test_parts_divide_an_epoch(even: Path, parts: int):
+    # There are three shards: 2 and 3 parts divide the shards, 5 parts divide the documents.
+    expected = [shards.parse(line)[1] for s in reader(even).files for line in s.records()]
+    seen = []
     for part in range(parts):
         blocks = stream.DomainBlocks(reader(even))
         blocks.set_slice(slice(part, None, parts))
         documents = stream._documents(blocks._reader, stream.START)
         epoch = itertools.takewhile(lambda item: item[0]["epoch"] == 0, documents)
-        found += [text for _, ids in epoch for text in texts(ids)]
-    assert sorted(found) == sorted(wanted)
+        seen += [text for _, ids in epoch for text in texts(ids)]
+    assert sorted(seen) == sorted(expected)
 
 
-def test_resumes_exactly_at_every_block(even: Path):
+def test_resume_is_exact_at_every_block(even: Path):
     iterator = iter(stream.DomainBlocks(reader(even)))
     states, rows = [], []
     for _ in range(230):
@@ -90,13 +90,13 @@ def test_resumes_exactly_at_every_block(even: Path):
         rows.append(next(iterator))
     assert states[200]["epoch"] >= 1
     for step in range(0, 220, 3):
-        other = iter(stream.DomainBlocks(reader(even)))
-        other.set_state(states[step])
-        np.testing.assert_array_equal(read(other, 10), np.concatenate(rows[step : step + 10]))
+        resumed = iter(stream.DomainBlocks(reader(even)))
+        resumed.set_state(states[step])
+        np.testing.assert_array_equal(read(resumed, 10), np.concatenate(rows[step : step + 10]))
 
 
-def test_resumes_exactly_in_later_windows_and_shards(even: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each position is read to beyond the end of its epoch: what follows a later shard, window or document is whole."""
+def test_resume_is_exact_in_later_windows_and_shards(even: Path, monkeypatch: pytest.MonkeyPatch):
+    """From every position, reading continues correctly into the next epoch."""
     monkeypatch.setattr(stream, "WINDOW", 7)
     monkeypatch.setattr(stream, "ENCODE", 3)
     iterator = iter(stream.DomainBlocks(reader(even)))
@@ -108,29 +108,29 @@ def test_resumes_exactly_in_later_windows_and_shards(even: Path, monkeypatch: py
     for step, state in enumerate(states):
         if state["epoch"] == 0:
             steps.setdefault((state["shard"], state["window"]), []).append(step)
-    for place in ((2, 0), (0, 4), (1, 3), (2, 4)):
-        for step in (steps[place][1], steps[place][-1]):
-            other = iter(stream.DomainBlocks(reader(even)))
-            other.set_state(states[step])
-            np.testing.assert_array_equal(read(other, 200), np.concatenate(rows[step : step + 200]))
+    for position in ((2, 0), (0, 4), (1, 3), (2, 4)):
+        for step in (steps[position][1], steps[position][-1]):
+            resumed = iter(stream.DomainBlocks(reader(even)))
+            resumed.set_state(states[step])
+            np.testing.assert_array_equal(read(resumed, 200), np.concatenate(rows[step : step + 200]))
     assert max(state["document"] for state in states) > stream.ENCODE
 
 
-def test_shards_of_the_same_texts_have_orders_of_their_own(tmp_path: Path):
+def test_equal_shards_have_different_orders(tmp_path: Path):
     lines = [row("c4", f"{i:02d}") for i in range(40)]
     for index in range(2):
         write_shard(tmp_path / f"s{index}.jsonl.zst", lines)
-    found = texts(read(iter(stream.DomainBlocks(reader(tmp_path))), 40))
-    assert sorted(found[:40]) == sorted(found[40:80])
-    assert found[:40] != found[40:80]
+    seen = texts(read(iter(stream.DomainBlocks(reader(tmp_path))), 40))
+    assert sorted(seen[:40]) == sorted(seen[40:80])
+    assert seen[:40] != seen[40:80]
 
 
-def test_resumes_exactly_through_orbax(corpus_dir: Path, manager: ocp.CheckpointManager):
+def test_resume_through_orbax_is_exact(corpus_dir: Path, manager: ocp.CheckpointManager):
     corpus = open_stream(corpus_dir, regime="mixed")
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=4), points=64, after=3)
 
 
-def test_block_ends_on_document_ends_resume_through_orbax(even: Path, manager: ocp.CheckpointManager):
+def test_resume_at_document_ends_is_exact(even: Path, manager: ocp.CheckpointManager):
     config = DataConfig(corpus="stream", path=str(even), train_domains=("c4",), eval_domains=("arxiv",))
     lines = [row("arxiv", "z" * 50)]
     write_shard(even / "validation" / "v.jsonl.zst", lines)
@@ -138,7 +138,7 @@ def test_block_ends_on_document_ends_resume_through_orbax(even: Path, manager: o
     assert_resumes(manager, lambda: corpus.train_iterator(batch_size=1), points=64, after=3)
 
 
-def test_shares_are_exact(corpus_dir: Path):
+def test_weights_set_the_shares(corpus_dir: Path):
     corpus = open_stream(corpus_dir, train_domains=("github", "book"), weights=(3.0, 1.0))
     iterator = corpus.train_iterator(batch_size=40)
     rows = np.concatenate([next(iterator)["tokens"] for _ in range(5)])
@@ -149,12 +149,12 @@ def test_shares_are_exact(corpus_dir: Path):
     assert github > 2 * book > 0
 
 
-def test_natural_shares_are_the_published_ones(corpus_dir: Path):
+def test_default_shares_are_published(corpus_dir: Path):
     weights = open_stream(corpus_dir).weights
     assert weights["commoncrawl"] == pytest.approx(0.522 / 0.789, rel=5e-3)
 
 
-def test_bad_lines_and_torn_shards_do_not_end_a_run(tmp_path: Path):
+def test_bad_lines_and_torn_shards_are_skipped(tmp_path: Path):
     rng = np.random.default_rng(0)
     root = write_corpus(tmp_path, shards=1)
     good = [row("c4", some_text(rng, 20)) for _ in range(50)]
@@ -168,7 +168,7 @@ def test_bad_lines_and_torn_shards_do_not_end_a_run(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_workers_resume_and_refuse_another_number(corpus_dir: Path, manager: ocp.CheckpointManager):
+def test_resume_requires_the_same_worker_count(corpus_dir: Path, manager: ocp.CheckpointManager):
     corpus = open_stream(corpus_dir, workers=2)
     iterator = corpus.train_iterator(batch_size=4)
     for _ in range(5):
@@ -194,24 +194,24 @@ def test_evaluation_reads_validation_then_train(corpus_dir: Path):
     assert outside.index("arxiv validation") < outside.index("arxiv train")
 
 
-def test_documents_of_two_splits_have_numbers_of_their_own(corpus_dir: Path):
-    found = open_stream(corpus_dir).eval_blocks("arxiv", count=10_000)
+def test_document_numbers_differ_between_splits(corpus_dir: Path):
+    evaluation = open_stream(corpus_dir).eval_blocks("arxiv", count=10_000)
     n_validation = len(stream_of(corpus_dir, "validation", "arxiv")) // (T + 1)
-    assert 0 < n_validation < len(found.documents)
-    assert not set(found.documents[:n_validation]) & set(found.documents[n_validation:])
+    assert 0 < n_validation < len(evaluation.documents)
+    assert not set(evaluation.documents[:n_validation]) & set(evaluation.documents[n_validation:])
 
 
 def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
-    """BOS, bytes, EOS of every document of a domain, in the order of the shards."""
+    """Return a domain's documents with BOS and EOS, in shard order."""
     tokenizer = ByteTokenizer()
-    found = [s for s in shards.find_shards(str(root)) if s.split == split]
-    documents = [shards.parse(line) for s in found for line in s.records()]
+    split_shards = [s for s in shards.find_shards(str(root)) if s.split == split]
+    documents = [shards.parse(line) for s in split_shards for line in s.records()]
     pieces = [[tokenizer.bos, *each.text.encode(), tokenizer.eos] for each in documents if each.domain == domain]
     return np.concatenate(pieces)
 
 
-def test_evaluation_has_the_tokens_of_the_documents(corpus_dir: Path):
-    """Token by token, with the marks of beginning and end where they belong."""
+def test_evaluation_tokens_equal_the_documents(corpus_dir: Path):
+    """Token by token, including BOS and EOS."""
     assert ByteTokenizer().bos != ByteTokenizer().eos
     corpus = open_stream(corpus_dir)
     for domain in ("c4", "arxiv"):
@@ -231,7 +231,7 @@ def first_rows(corpus: Corpus, batches: int = 4, **options) -> np.ndarray:
 
 @pytest.fixture(scope="module", params=["one shard", "shards of one line"])
 def for_order(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where only the order of documents, or only that of shards, can depend on a seed."""
+    """A source where a seed changes only the document order or only the shard order."""
     root = tmp_path_factory.mktemp("order")
     rng = np.random.default_rng(0)
     lines = [row("c4", f"{i:02d} {some_text(rng, 15)}") for i in range(24)]
@@ -244,7 +244,7 @@ def for_order(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return root
 
 
-def test_the_seed_decides_the_order(for_order: Path):
+def test_seed_determines_the_order(for_order: Path):
     def new(seed: int) -> np.ndarray:
         corpus = open_stream(for_order, train_domains=("c4",), eval_domains=("c4",), seed=seed)
         return first_rows(corpus)
@@ -256,7 +256,7 @@ def test_the_seed_decides_the_order(for_order: Path):
     assert all(set(order) < set(documents) for order in orders)
 
 
-def test_each_process_of_a_corpus_has_its_own_documents(corpus_dir: Path):
+def test_processes_read_different_documents(corpus_dir: Path):
     """The first blocks of two processes and of two workers share no document."""
     corpus = open_stream(corpus_dir, train_domains=("c4",), eval_domains=("c4",))
     first, second = (set(texts(first_rows(corpus, process_index=i, process_count=2).ravel())) for i in (0, 1))
@@ -265,8 +265,8 @@ def test_each_process_of_a_corpus_has_its_own_documents(corpus_dir: Path):
     assert not first & second
 
 
-def test_messages(tmp_path: Path, corpus_dir: Path):
-    with pytest.raises(UserError, match="no file or directory"):
+def test_invalid_sources_are_refused(tmp_path: Path, corpus_dir: Path):
+    with pytest.raises(UserError, match=r"file or directory .*absent"):
         open_stream(tmp_path / "absent")
     with pytest.raises(UserError, match=r"holds no .*jsonl\.zst"):
         open_stream(tmp_path)
@@ -274,11 +274,11 @@ def test_messages(tmp_path: Path, corpus_dir: Path):
     write_shard(tmp_path / "train/a.jsonl.zst", [row("c4", some_text(rng, 20)) for _ in range(50)])
     with pytest.raises(UserError, match=r"'commoncrawl'.*train_domains"):
         open_stream(tmp_path)
-    with pytest.raises(UserError, match="holds train/ and validation/"):
+    with pytest.raises(UserError, match=r"'c4' .*validation.*config\.data\.path"):
         open_stream(tmp_path, train_domains=("c4",), eval_domains=("c4",))
 
 
-def test_another_object_may_name_another_domain_first(tmp_path: Path):
+def test_domain_comes_from_meta(tmp_path: Path):
     lines = [
         b'{"text": "of c4 %d", "other": {"redpajama_set_name": "RedPajamaBook"}, '
         b'"meta": {"redpajama_set_name": "RedPajamaC4"}}\n' % i

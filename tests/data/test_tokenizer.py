@@ -1,4 +1,4 @@
-"""Tokenizers: what goes in comes out, ids are sentencepiece's own, and messages name the fix."""
+"""Tokenizers: round trips, ids equal to sentencepiece, and errors."""
 
 import importlib.util
 import pickle
@@ -22,7 +22,7 @@ SPACED = st.lists(st.sampled_from(["  ", " ", "\n", "\t", "\r", "the", "Ab", "9"
 
 
 @given(TEXT)
-def test_bytes_round_trip(text: str):
+def test_byte_tokenizer_round_trips(text: str):
     byte = ByteTokenizer()
     ids = byte.encode(text)
     assert ids.dtype == np.uint16
@@ -30,30 +30,30 @@ def test_bytes_round_trip(text: str):
     assert [i.tolist() for i in byte.encode_batch([text, "a"])] == [ids.tolist(), [97]]
 
 
-def test_bytes_decode_anything():
+def test_byte_tokenizer_decodes_invalid_ids():
     assert ByteTokenizer().decode([0xC3, 300, -1, 97]) == "\ufffda"
 
 
 def test_byte_hash_is_stable():
-    assert load_tokenizer("byte").hash[:16] == "d8b6eeb213e55327"  # manifests hold it
+    assert load_tokenizer("byte").hash[:16] == "d8b6eeb213e55327"  # manifests contain it
 
 
-def test_ids_have_two_bytes_as_long_as_all_of_them_fit():
+def test_id_dtype_depends_on_vocab_size():
     assert [tokenizer.id_dtype(size).str for size in (2**16, 2**16 + 1)] == ["<u2", "<u4"]
 
 
 @needs_mixtral
 class TestMixtral:
-    def test_facts(self):
+    def test_published_ids(self):
         mixtral = load_tokenizer("mixtral")
         assert (mixtral.vocab_size, mixtral.bos, mixtral.eos) == (32_000, 1, 2)
         assert mixtral.hash == tokenizer.MIXTRAL_SHA256
         assert mixtral.encode("Hello  world").tolist() == [22557, 28705, 1526]
-        assert mixtral.decode([22557, 32_000, -1, 28705, 1526]) == "Hello  world", "models may have more ids"
+        assert mixtral.decode([22557, 32_000, -1, 28705, 1526]) == "Hello  world", "unknown ids are dropped"
 
     @settings(deadline=None, max_examples=300)
     @given(st.one_of(TEXT, SPACED.map("".join)))
-    def test_words_give_the_ids_of_sentencepiece(self, text: str):
+    def test_word_cache_equals_sentencepiece(self, text: str):
         mixtral = load_tokenizer("mixtral")
         assert isinstance(mixtral, MixtralTokenizer)
         assert mixtral._words is not None
@@ -62,7 +62,7 @@ class TestMixtral:
         if "\u2581" not in text:
             assert mixtral.decode([mixtral.bos, *ids, mixtral.eos]) == text
 
-    def test_a_full_table_changes_nothing(self, monkeypatch: pytest.MonkeyPatch):
+    def test_full_word_cache_keeps_the_ids(self, monkeypatch: pytest.MonkeyPatch):
         text = " ".join(f"word{i} word{i % 3}" for i in range(200))
         expected = load_tokenizer("mixtral").encode(text)
         monkeypatch.setattr(tokenizer, "MAX_WORDS", 16)
@@ -71,13 +71,13 @@ class TestMixtral:
         assert small._words is not None
         assert len(small._words) <= 16
 
-    def test_pickles_without_its_table(self):
+    def test_pickle_omits_the_word_cache(self):
         mixtral = load_tokenizer("mixtral")
         mixtral.encode("a b c d e f")
         copy = pickle.loads(pickle.dumps(mixtral))
         assert copy.encode("a new text").tolist() == mixtral.encode("a new text").tolist()
 
-    def test_another_model_goes_without_words_where_they_do_not_fit(self, tmp_path: Path):
+    def test_unsuitable_model_has_no_word_cache(self, tmp_path: Path):
         import sentencepiece
 
         corpus = tmp_path / "text"
@@ -89,16 +89,14 @@ class TestMixtral:
             split_by_whitespace=False,
             model_type="bpe",
         )
-        other = load_tokenizer("mixtral", str(tmp_path / "m.model"))
-        assert isinstance(other, MixtralTokenizer)
-        assert other._words is None
-        assert other.encode("the cat sat").tolist() == other._sp.encode("the cat sat")
-        assert other.hash != tokenizer.MIXTRAL_SHA256
+        model = load_tokenizer("mixtral", str(tmp_path / "m.model"))
+        assert isinstance(model, MixtralTokenizer)
+        assert model._words is None
+        assert model.encode("the cat sat").tolist() == model._sp.encode("the cat sat")
+        assert model.hash != tokenizer.MIXTRAL_SHA256
 
-    def test_the_bytes_of_another_models_tokens_are_those_of_the_text(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        """Pieces, single bytes and all; also with ids that need uint32."""
+    def test_n_bytes_of_another_model_equal_the_text(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """For pieces, byte-fallback ids and a vocabulary that needs uint32."""
         import sentencepiece
 
         (tmp_path / "text").write_text("the cat sat on the mat and the caf\u00e9 ate  the rat\n" * 50)
@@ -111,16 +109,16 @@ class TestMixtral:
             remove_extra_whitespaces=False,
             model_type="bpe",
         )
-        other = MixtralTokenizer(str(tmp_path / "m.model"))
+        model = MixtralTokenizer(str(tmp_path / "m.model"))
         text = "the  caf\u00e9\n\t\u4e2d\u6587 \U0001f600 sat "
-        ids = other.encode(text)
-        assert int(other.n_bytes[ids].sum()) - other.adds_space == len(text.encode())
+        ids = model.encode(text)
+        assert int(model.n_bytes[ids].sum()) - model.adds_space == len(text.encode())
         monkeypatch.setattr(tokenizer, "id_dtype", lambda vocab_size: np.dtype("<u4"))
         large = MixtralTokenizer(str(tmp_path / "m.model"))
         assert large.encode(text).dtype == np.uint32
         assert large.encode(text).tolist() == ids.tolist()
 
-    def test_a_text_may_start_with_id_0_or_not_at_all(self, tmp_path: Path):
+    def test_special_id_0_is_valid_and_missing_bos_is_refused(self, tmp_path: Path):
         import sentencepiece
 
         (tmp_path / "text").write_text("the cat sat on the mat and the cat ate the rat\n" * 50)
@@ -136,33 +134,33 @@ class TestMixtral:
         with pytest.raises(UserError, match="bos -1 and eos 1"):
             MixtralTokenizer(str(tmp_path / "none.model"))
 
-    def test_a_wrong_file(self, tmp_path: Path):
-        with pytest.raises(UserError, match="no file"):
+    def test_invalid_model_file_is_refused(self, tmp_path: Path):
+        with pytest.raises(UserError, match=r"config\.data\.tokenizer_path: no file .*absent"):
             MixtralTokenizer(str(tmp_path / "absent"))
         (tmp_path / "m").write_text("no model")
-        with pytest.raises(UserError, match="not a sentencepiece model"):
+        with pytest.raises(UserError, match="/m is not a sentencepiece model"):
             MixtralTokenizer(str(tmp_path / "m"))
 
-    def test_a_changed_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_changed_shipped_model_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "m").write_text("no model")
         monkeypatch.setattr(tokenizer, "_shipped_model", lambda: tmp_path / "m")
-        with pytest.raises(UserError, match="reinstall mistral-common"):
+        with pytest.raises(UserError, match=r"Mixtral vocabulary .*mistral-common"):
             MixtralTokenizer()
 
-    def test_no_mistral_common(self, monkeypatch: pytest.MonkeyPatch):
+    def test_missing_mistral_common_names_the_extra(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         with pytest.raises(UserError, match=r"pip install 'seqjax\[mixtral\]'"):
             MixtralTokenizer()
 
 
-def test_no_sentencepiece(monkeypatch: pytest.MonkeyPatch):
+def test_missing_sentencepiece_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match=r"pip install 'seqjax\[mixtral\]'"):
         MixtralTokenizer()
 
 
-def test_unknown_names():
-    with pytest.raises(UserError, match="Did you mean 'mixtral'"):
+def test_invalid_tokenizer_settings_are_refused():
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer='mistral' .*'mixtral'"):
         load_tokenizer("mistral")
-    with pytest.raises(UserError, match="tokenizer_path"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer_path"):
         load_tokenizer("byte", "some.model")

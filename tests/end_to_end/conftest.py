@@ -1,4 +1,4 @@
-"""One run none of whose settings has its default value, for tests that each setting and flag reaches what it is for."""
+"""Provide one run in which every setting differs from its default, so tests can check each setting's effect."""
 
 import dataclasses
 from pathlib import Path
@@ -48,25 +48,25 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A finished run and what was seen of it on its way."""
+    """A finished run, with records of what it did."""
 
     workdir: Path
     config: Config
-    batch_shapes: list[tuple[str, tuple[int, ...]]]  # (train | eval, shape) of the tokens that a loss was made for
-    profile: list[tuple[str, int]]  # (start | stop, complete steps at that moment)
-    saved: dict[str, Any]  # the last checkpoint's arrays by path
+    batch_shapes: list[tuple[str, tuple[int, ...]]]  # (train | eval, shape) of the tokens of each loss
+    profile: list[tuple[str, int]]  # (start | stop, complete steps at that time)
+    saved: dict[str, Any]  # path -> array of the last checkpoint
 
 
 @pytest.fixture(scope="session")
 def config(blocks_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Attention of a low temperature and learned positions, so that what a token sees is not near a mean over all."""
+    """Return attention with a low temperature and learned positions: its outputs differ clearly between tokens."""
     test_set = support.write_blocks(tmp_path_factory.mktemp("sets") / "other", seed=7)
     return support.run_config(blocks_dir, "ablations.temperature", eval__path=(str(test_set),), **SETTINGS)
 
 
 @pytest.fixture(scope="session")
 def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run, on eight devices as 2 x 2 x 2. JAX's profiler and Orbax are listened to."""
+    """Train on eight devices as 2 x 2 x 2, recording the events of JAX's profiler and Orbax."""
     workdir = tmp_path_factory.mktemp("end_to_end") / "run"
     run = Run(workdir, config, [], [], {})
     loss, block_losses, save = Model.loss, Model.weighted_sequence_losses, ocp.CheckpointManager.save
@@ -100,7 +100,7 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def write_checkpoint(workdir: Path, config: Config, step: int) -> Run:
-    """A workdir with random parameters, as large as those of a trained model: every input gives other tokens."""
+    """Write a workdir with random parameters as large as trained ones, so every input gives different tokens."""
     workdirs.save_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     model = Model(config.model, max_len=config.train.seq_len)
@@ -112,5 +112,5 @@ def write_checkpoint(workdir: Path, config: Config, step: int) -> Run:
 
 @pytest.fixture(scope="session")
 def rough(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The model of `run` with parameters that no training has smoothed."""
+    """Write the model of `run` with random parameters."""
     return write_checkpoint(tmp_path_factory.mktemp("rough") / "run", config, 7)

@@ -1,4 +1,4 @@
-"""What greedy generation must give: argmax of the parallel form over prefixes that grow."""
+"""Compute expected greedy generation: the argmax of the parallel form over growing prefixes."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from seqjax.training import evaluate
 
 
 def greedy(workdir: Path, prompt: str, n_new: int) -> tuple[str, list[float]]:
-    """What a run's newest checkpoint goes on with, and by how much each token won: argmax of the parallel form.
+    """Return the expected continuation of a run's newest checkpoint, and each token's margin.
 
-    One forward pass per token over a row that is padded at its end, where a causal model does not look.
+    Uses one forward pass per token over a row padded at its end, which a causal model does not read.
     """
     config, model, params, _, _ = evaluate.restore(workdir)
     tokenizer = ByteTokenizer()

@@ -1,6 +1,6 @@
-"""What a run must log, computed again from its settings: plain softmax, Adam by hand in float64, no sharding.
+"""Recompute a run's metrics from its settings: plain softmax, Adam written out in float64, no sharding.
 
-Only the model's logits and the order of the training data come from the package; both have tests of their own.
+Only the model's logits and the order of the training data come from the package; both have their own tests.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from seqjax.models import Model
 
 
 def mean_loss(logits_BTO: jax.Array, targets_BT: jax.Array) -> jax.Array:
-    """Nats per predicted token."""
+    """Return the loss in nats per predicted token."""
     log_p_BTO = jax.nn.log_softmax(logits_BTO)
     return -jnp.mean(jnp.take_along_axis(log_p_BTO, targets_BT[..., None], axis=-1))
 
 
 class Reference:
-    """Follows runs of one model; the gradient is compiled once."""
+    """Recompute runs of one model; the gradient is compiled once."""
 
     def __init__(self, config: Config):
         model = self.model = Model(config.model, max_len=config.train.seq_len)
@@ -33,7 +33,7 @@ class Reference:
         self._init = jax.jit(lambda seed: model.init(jax.random.split(jax.random.key(seed))[0]))
 
     def follow(self, config: Config, batches: Iterable[np.ndarray]) -> list[dict[str, float]]:
-        """`train/loss` and the like of every step of `config` on `batches`, each int32 [batch_size, T + 1]."""
+        """Return the metrics (`train/loss` etc.) of every step of `config` on `batches`, int32 [batch_size, T + 1]."""
         optim = config.optim
         params, treedef = jax.tree.flatten(jax.tree.map(np.float64, self._init(config.train.seed)))
         decayed = [_is_matrix(path, x) for path, x in jax.tree_util.tree_leaves_with_path(treedef.unflatten(params))]
@@ -62,7 +62,9 @@ class Reference:
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """Of step 1, 2, ...: up to `lr` at step `warmup_steps`, then on a line that meets `final_lr` after the last."""
+    """Return the rate of steps 1, 2, ...: linear to `lr` at `warmup_steps`, then linear to `final_lr` after the last
+    step.
+    """
     optim, last = config.optim, config.train.steps
     warmup = max(1, optim.warmup_steps)
     if step <= warmup:
@@ -75,5 +77,5 @@ def _norm(arrays: list[np.ndarray]) -> float:
 
 
 def _is_matrix(path: Any, x: np.ndarray) -> bool:
-    """Of these models only projections: no table, and no head. Layers are stacked, so a vector has two dimensions."""
+    """Return whether a parameter is a projection. Layers are stacked, so a vector has two dimensions."""
     return jax.tree_util.keystr(path).startswith("['blocks']") and x.ndim > 2

@@ -1,6 +1,6 @@
 """Every config file through the commands: train two steps, evaluate the checkpoint, generate from it.
 
-Generation goes through a mixer's cache, so it is compared with the parallel form, token by token.
+Generation uses the mixer's cache, so it is compared with the parallel form token by token.
 """
 
 import importlib
@@ -25,7 +25,7 @@ CONFIGS = [
 
 
 def check_commands(workdir, config, prompt, capsys):
-    """`seqjax.evaluate` and `seqjax.generate` on a finished run."""
+    """Run `seqjax.evaluate` and `seqjax.generate` on a finished run."""
     evaluate.main([f"--workdir={workdir}"])
     written = json.loads((workdir / "evaluation.json").read_text())
     last = [r for r in metrics.read(workdir) if "eval/c4/loss" in r][-1]
@@ -40,16 +40,16 @@ def check_commands(workdir, config, prompt, capsys):
     assert min(margins) > 0, "a tie: either token would be right"
 
 
-@pytest.mark.slow  # test_train.py does it for one
+@pytest.mark.slow  # test_train.py covers one config
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_checkpoint_of_every_config_is_evaluated_and_generated_from(name, blocks_dir, tmp_path, capsys):
-    # tables over positions end at 32 = BOS + 7 + 20 and a bit, so absolute positions and constant keys are used up
+    # Position tables end at 32, just above BOS + 7 + 20 tokens, so nearly all absolute positions are used.
     overrides = {"train__steps": 2, "eval__every": 0, "checkpoint__every": 0, "log__sample_tokens": 200}
     values = importlib.import_module(f"configs.{name}").get_config("debug")
     settings = support.run_settings(blocks_dir, **overrides)
     values.update_from_flattened_dict({k: v for k, v in settings.items() if not k.startswith("model.")})
     if name == "moba":
-        values.model.mixer.chunk_size = 8  # it selects two past chunks
+        values.model.mixer.chunk_size = 8  # selects two past chunks
     config = from_config_dict(values)
     assert train(config, tmp_path / "run") is True
     assert "A sample" in (tmp_path / "run" / "report.md").read_text()

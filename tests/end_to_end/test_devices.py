@@ -1,6 +1,6 @@
-"""A run goes on with another number of devices: the same batches, divided otherwise, so the same losses but for noise.
+"""A run resumes on another number of devices: the same batches, split differently, with equal losses up to rounding.
 
-Sums are taken in another order, which moves a loss in float32 by less than `NOISE` of it.
+Sums are taken in another order, which changes a float32 loss by less than the relative error `NOISE`.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ NOISE = 1e-5
 
 
 def run_on(monkeypatch, n_devices, blocks_dir, workdir, **overrides) -> set[tuple[int, ...]]:
-    """Start or resume the run on so many devices; the shapes of its steps' tokens.
+    """Start or resume the run on this number of devices; return the token shapes of its steps.
 
-    What each device holds of the state and of a batch is what `--dry_run` says that it would.
+    Each device's share of the state and of a batch must equal the shares in the text of `--dry_run`.
     """
     config = support.run_config(
         blocks_dir,
@@ -65,15 +65,15 @@ def run_on(monkeypatch, n_devices, blocks_dir, workdir, **overrides) -> set[tupl
     for line in dry_run.describe(config, None, devices):
         if found := re.match(r"(state|batch) +([\d,]+) bytes on each device", line):
             said[found[1]] = {int(found[2].replace(",", ""))}
-        if said.keys() == held.keys():  # what follows is compiled
+        if said.keys() == held.keys():  # compiled from here on
             break
     assert held == said
     return shapes
 
 
 @pytest.fixture(scope="module")
-def alone(blocks_dir, tmp_path_factory):
-    """A finished run on one device, in four micro-batches per step. It prints no table: nothing is split there."""
+def one_device(blocks_dir, tmp_path_factory):
+    """Finish a run on one device, in four micro-batches per step. It prints no table of shards."""
     workdir = tmp_path_factory.mktemp("devices") / "run"
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
@@ -84,9 +84,9 @@ def alone(blocks_dir, tmp_path_factory):
 
 
 @pytest.fixture
-def midway(alone, tmp_path):
-    """A copy of it that stands where it was in the middle."""
-    workdir = shutil.copytree(alone, tmp_path / "run")
+def midway(one_device, tmp_path):
+    """Return a copy of it at an intermediate checkpoint."""
+    workdir = shutil.copytree(one_device, tmp_path / "run")
     shutil.rmtree(workdir / "checkpoints" / str(STEPS))
     return workdir
 
@@ -101,12 +101,12 @@ DIVIDED = [  # mesh, micro-batches
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "n_micro"), DIVIDED)
-def test_it_goes_on_with_another_number_of_devices(mesh, n_micro, blocks_dir, alone, midway, monkeypatch, capsys):
+def test_resume_on_another_number_of_devices(mesh, n_micro, blocks_dir, one_device, midway, monkeypatch, capsys):
     n_devices = mesh.get("data", 1) * mesh.get("fsdp", 1) * mesh.get("tensor", 1)
     settings = {f"mesh__{axis}": n for axis, n in mesh.items()}
     shapes = run_on(monkeypatch, n_devices, blocks_dir, midway, **settings)
     assert shapes == {(n_micro, BATCH // n_micro, support.SEQ_LEN + 1)}
-    got, want = support.rows(midway), support.rows(alone)
+    got, want = support.rows(midway), support.rows(one_device)
     assert [row["step"] for row in got] == [row["step"] for row in want] == [*range(1, STEPS + 1), STEPS]
     assert got[:MIDDLE] == want[:MIDDLE]
     for row, other in zip(got, want, strict=True):
@@ -118,7 +118,7 @@ def test_it_goes_on_with_another_number_of_devices(mesh, n_micro, blocks_dir, al
     assert said.count("blocks.*.mixer.{k,q,v}.w x2") == 1, "the table, once"
 
 
-def test_devices_that_cannot_share_the_batch_change_nothing(blocks_dir, midway, monkeypatch):
+def test_device_counts_that_cannot_split_the_batch_leave_the_run_unchanged(blocks_dir, midway, monkeypatch):
     before = support.rows(midway)
     with pytest.raises(UserError, match=r"batch_size=8 sequences.*data=3.*The nearest that fit are 6 and 9\."):
         run_on(monkeypatch, 3, blocks_dir, midway)

@@ -1,4 +1,4 @@
-"""A run with several ends: every end is that of a run that was planned to be as long, however often it was killed."""
+"""Runs with several ends: each end equals a run planned for that length, whatever kills interrupt it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests import support
 from tests.chaos.kills import fingerprint
 
 STEPS, WARMUP, LR = 24, 3, 0.01
-# Cooldowns of a half, so that they share batches: from 6 to 12, from 9 to 18, from 12 to 24.
+# Cooldowns over half the steps share batches: 6 to 12, 9 to 18, 12 to 24.
 ENDS = {
     "train__steps": STEPS, "train__ends": (0.5, 0.75, 1.0), "optim__cooldown": 0.5, "optim__lr": LR,
     "checkpoint__every": 4, "checkpoint__ends": "all", "eval__every": 0, "eval__tokens": 4 * support.SEQ_LEN,
@@ -28,7 +28,7 @@ BRANCH = {12: 6, 18: 9, 24: 12}
 
 
 def contents(workdir: Path):
-    """All that does not depend on the clock: rows, losses of blocks and parameters of the trunk and of every end."""
+    """Return everything independent of the clock: rows, block losses and parameters of the trunk and of every end."""
     found = {}
     for directory in (workdir, *(workdir / "ends" / str(end) for end in BRANCH)):
         losses = eval_losses.read(directory)[1]
@@ -42,20 +42,22 @@ def command(blocks_dir: Path, workdir: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(blocks_dir, tmp_path_factory) -> Path:
-    """A process of one device."""
-    workdir = tmp_path_factory.mktemp("ends") / "alone"
+def one_device(blocks_dir, tmp_path_factory) -> Path:
+    """Run in a process with one device."""
+    workdir = tmp_path_factory.mktemp("ends") / "one_device"
     ended = support.run(command(blocks_dir, workdir))
     assert ended.returncode == 0, ended.stderr
     return workdir
 
 
-def test_each_step_has_the_rate_of_its_segment(alone):
-    rates = {row["step"]: row["train/lr"] for row in support.rows(alone) if "train/lr" in row}
+def test_each_step_has_the_rate_of_its_segment(one_device):
+    rates = {row["step"]: row["train/lr"] for row in support.rows(one_device) if "train/lr" in row}
     assert list(rates) == list(range(1, 13)), "the trunk ends where the last cooldown begins"
     assert rates == pytest.approx({step: LR * min(step, WARMUP) / WARMUP for step in rates})
     for end, branch in BRANCH.items():
-        rates = {row["step"]: row["train/lr"] for row in support.rows(alone / "ends" / str(end)) if "train/lr" in row}
+        rates = {
+            row["step"]: row["train/lr"] for row in support.rows(one_device / "ends" / str(end)) if "train/lr" in row
+        }
         want = {step: LR * (end + 1 - step) / (end + 1 - branch) for step in range(branch + 1, end + 1)}
         assert rates == pytest.approx(want)
 
@@ -65,19 +67,19 @@ SHORT = ENDS | {"train__steps": 12, "train__ends": (1.0,)}
 
 @pytest.fixture(scope="module")
 def short(blocks_dir, tmp_path_factory) -> Path:
-    """A run with the first end alone."""
+    """Train a run with only the first end."""
     workdir = tmp_path_factory.mktemp("ends") / "short"
     ended = support.run(support.command(blocks_dir, workdir, "transformer_pp", **SHORT))
     assert ended.returncode == 0, ended.stderr
     return workdir
 
 
-def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, short):
-    """Which also reads the batches after the branch that the trunk reads again."""
-    assert support.rows(short / "ends" / "12") == support.rows(alone / "ends" / "12")
-    assert support.rows(short) == support.rows(alone)[:6]
-    assert fingerprint(short) == fingerprint(alone / "ends" / "12")
-    (_, mine), (_, theirs) = eval_losses.read(short / "ends" / "12"), eval_losses.read(alone / "ends" / "12")
+def test_an_end_equals_a_run_planned_for_its_length(one_device, short):
+    """The run reads the same batches after the branch, although the trunk reads them again."""
+    assert support.rows(short / "ends" / "12") == support.rows(one_device / "ends" / "12")
+    assert support.rows(short) == support.rows(one_device)[:6]
+    assert fingerprint(short) == fingerprint(one_device / "ends" / "12")
+    (_, mine), (_, theirs) = eval_losses.read(short / "ends" / "12"), eval_losses.read(one_device / "ends" / "12")
     assert list(mine) == list(theirs) == [12]
     for name, losses in theirs[12].items():
         np.testing.assert_array_equal(mine[12][name], losses)
@@ -85,8 +87,8 @@ def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, short):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
-def test_an_extended_run_is_one_that_had_its_ends_from_the_start(alone, short, blocks_dir, tmp_path, kill):
-    """Of its settings, too; run.json says that it was extended, also after a kill and another process."""
+def test_an_extended_run_equals_a_run_with_all_ends_from_the_start(one_device, short, blocks_dir, tmp_path, kill):
+    """Its settings are equal as well. run.json records the extension, also after a kill and in another process."""
     workdir = tmp_path / "extended"
     shutil.copytree(short, workdir)
     if kill:
@@ -98,17 +100,17 @@ def test_an_extended_run_is_one_that_had_its_ends_from_the_start(alone, short, b
     said = "was extended after step 6 of its trunk; until then it had ends after step 12"
     assert f"This run {said}" in ended.stderr
     assert f"* the run {said}" in (workdir / "report.md").read_text()
-    assert contents(workdir) == contents(alone)
+    assert contents(workdir) == contents(one_device)
     for directory in (workdir, workdir / "ends" / "18", workdir / "ends" / "24"):
         assert json.loads((directory / "run.json").read_text())["extended"] == [{"step": 6, "steps": 12, "ends": [12]}]
         assert json.loads((directory / "config.json").read_text())["train"]["steps"] == STEPS
-    assert "extended" not in json.loads((alone / "run.json").read_text())
+    assert "extended" not in json.loads((one_device / "run.json").read_text())
 
 
-def test_what_cannot_be_extended_is_left_as_it_is(alone, short, blocks_dir, tmp_path):
-    """An end that branches off where the trunk has been; the error names ends that can be had. Fewer steps."""
+def test_refused_extensions_leave_the_run_unchanged(one_device, short, blocks_dir, tmp_path):
+    """Cases: an end that branches off before the trunk's step, where the error names possible ends, and fewer steps."""
     workdir = tmp_path / "run"
-    shutil.copytree(alone, workdir)
+    shutil.copytree(one_device, workdir)
     before = contents(workdir), (workdir / "config.json").read_bytes(), sorted(workdir.rglob("*"))
 
     def extended(**settings):
@@ -130,17 +132,17 @@ def test_what_cannot_be_extended_is_left_as_it_is(alone, short, blocks_dir, tmp_
 
 
 @pytest.mark.parametrize("steps", [1, 7, 24, 1580, 2**31 - 1])
-def test_shares_of_steps_are_those_of_the_steps(steps):
+def test_fractional_ends_equal_ends_in_steps(steps):
     ends = sorted({max(1, steps * i // 7) for i in range(1, 8)})
     assert steps_of_shares(shares_of_steps(ends, steps=steps), steps=steps) == ends
     assert shares_of_steps([12, 24], steps=24) == (0.5, 1.0)
 
 
-def test_the_run_stands_for_its_last_end(alone):
-    assert fingerprint(alone)[0] == STEPS
-    assert fingerprint(alone) == fingerprint(alone / "ends" / str(STEPS))
-    report = (alone / "report.md").read_text(encoding="utf-8")
-    last = support.rows(alone / "ends" / str(STEPS))[-1]
+def test_commands_on_a_run_read_its_last_end(one_device):
+    assert fingerprint(one_device)[0] == STEPS
+    assert fingerprint(one_device) == fingerprint(one_device / "ends" / str(STEPS))
+    report = (one_device / "report.md").read_text(encoding="utf-8")
+    last = support.rows(one_device / "ends" / str(STEPS))[-1]
     assert f"{last['eval/arxiv/loss']:.4f}" in report
 
 
@@ -153,18 +155,18 @@ def test_the_run_stands_for_its_last_end(alone):
         pytest.param(24, 12, id="last end", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_equals_one_that_was_left_alone(alone, blocks_dir, tmp_path, end, row):
+def test_a_killed_run_equals_an_uninterrupted_run(one_device, blocks_dir, tmp_path, end, row):
     watched = tmp_path if end is None else tmp_path / "ends" / str(end)
     status, stderr = support.interrupt(command(blocks_dir, tmp_path), watched, at_row=row, number=signal.SIGKILL)
     assert status == -signal.SIGKILL, f"the run was faster: {stderr}"
     ended = support.run(command(blocks_dir, tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert contents(tmp_path) == contents(alone)
+    assert contents(tmp_path) == contents(one_device)
 
 
-@pytest.mark.slow  # three processes; of a run without ends test_resume.py kills one
-def test_a_kill_and_a_stop(alone, blocks_dir, tmp_path):
-    """Killed in the trunk; then stopped in a cooldown, where it saves; and resumed."""
+@pytest.mark.slow  # three processes; test_resume.py kills a run without ends
+def test_a_kill_and_a_stop(one_device, blocks_dir, tmp_path):
+    """Kill the run in the trunk, stop it in a cooldown, where it saves, and resume it."""
     status, stderr = support.interrupt(command(blocks_dir, tmp_path), tmp_path, at_row=7, number=signal.SIGKILL)
     assert status == -signal.SIGKILL, f"the run was faster: {stderr}"
     status, stderr = support.interrupt(
@@ -176,12 +178,12 @@ def test_a_kill_and_a_stop(alone, blocks_dir, tmp_path):
     assert saved and saved[-1] < 18, "stopped before its end"
     ended = support.run(command(blocks_dir, tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert contents(tmp_path) == contents(alone)
+    assert contents(tmp_path) == contents(one_device)
 
 
-def test_a_finished_run_changes_nothing_and_a_lost_end_is_named(alone, blocks_dir, tmp_path):
+def test_a_finished_run_changes_nothing_and_reports_a_lost_end(one_device, blocks_dir, tmp_path):
     workdir = tmp_path / "again"
-    shutil.copytree(alone, workdir)
+    shutil.copytree(one_device, workdir)
     before = contents(workdir)
     assert train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)
     assert contents(workdir) == before
@@ -217,7 +219,7 @@ def test_a_branch_compiles_nothing(blocks_dir, tmp_path, monkeypatch):
         ({"optim__cooldown": 0.8}, r"begins after step 2, which overlaps with the warmup"),
     ],
 )
-def test_schedules_that_cannot_be(blocks_dir, settings, named):
+def test_impossible_schedules_are_refused(blocks_dir, settings, named):
     with pytest.raises(UserError, match=named):
         support.run_config(blocks_dir, "transformer_pp", **ENDS | settings)
 
@@ -227,7 +229,7 @@ def test_a_store_is_refused(blocks_dir):
         train(support.run_config(blocks_dir, "transformer_pp", **ENDS), "gs://bucket/run")
 
 
-def test_the_segments_of_the_paper_and_of_the_study(blocks_dir):
+def test_segments_of_the_paper_and_the_study(blocks_dir):
     plain = support.run_config(blocks_dir, "transformer_pp", **ENDS | {"train__ends": ()})
     assert [(s.begin, s.end, s.is_end) for s in segments(plain)] == [(0, STEPS, True)]
     assert end_steps(plain) == []

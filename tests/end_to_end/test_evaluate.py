@@ -1,4 +1,4 @@
-"""`python -m seqjax.evaluate` on a finished run: which blocks, which domain, which order, which number."""
+"""`python -m seqjax.evaluate` on a finished run: blocks, domains, their order, and values."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ DOMAINS = ["commoncrawl", "c4", "arxiv", "github", "stackexchange"]
 
 
 class Blocks:
-    """The newest checkpoint of a run and the evaluation blocks of every domain, without the package's batches."""
+    """The newest checkpoint of a run and the evaluation blocks of every domain, read without the package's batches."""
 
     def __init__(self, run: Run):
         config, self.model, params, _, _ = evaluate.restore(run.workdir)
@@ -59,7 +59,7 @@ def rough_blocks(rough: Run) -> Blocks:
 
 
 @pytest.mark.slow
-def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeypatch):
+def test_a_read_only_workdir_is_evaluated(run: Run, capsys, monkeypatch):
     def read_only(path, value):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
@@ -70,12 +70,12 @@ def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeyp
     assert f"{run.workdir}/evaluation.json was not written (Read-only file system)." in err
 
 
-def test_fewer_tokens_than_none_are_refused(run: Run):
+def test_negative_tokens_are_refused(run: Run):
     with pytest.raises(UserError, match="--tokens must be at least 0, not -5"):
         evaluate_command.main([f"--workdir={run.workdir}", "--tokens=-5"])
 
 
-def test_other_data_than_that_of_the_run_is_named(run: Run, capsys):
+def test_data_other_than_the_run_data_is_named(run: Run, capsys):
     path = run.workdir / "run.json"
     before = path.read_text()
     recorded = json.loads(before)["manifest"]
@@ -96,15 +96,15 @@ def command(run: Run, *options: str) -> dict:
     return json.loads((run.workdir / "evaluation.json").read_text())
 
 
-def apart(losses: dict[str, float]) -> float:
-    """How far the nearest two are from each other."""
+def smallest_difference(losses: dict[str, float]) -> float:
+    """Return the smallest difference between two values."""
     return float(np.min(np.diff(np.sort(list(losses.values())))))
 
 
-def test_every_domain_has_its_own_loss_in_the_order_of_the_regime(run: Run, blocks: Blocks, capsys):
-    """In the run's last row, in `evaluation.json` and on the terminal; test sets come last."""
+def test_every_domain_has_its_loss_in_the_order_of_the_regime(run: Run, blocks: Blocks, capsys):
+    """Checked in the run's last row, in `evaluation.json` and on the terminal; test sets come last."""
     want = blocks.losses(11)
-    assert apart(want) > 1e-3, "domains that are alike would hide a confusion"
+    assert smallest_difference(want) > 1e-3, "domains that are alike would hide a confusion"
     of_another_seed = blocks.corpus.eval_blocks("arxiv", count=11, seed=0).tokens
     assert (of_another_seed != np.asarray(blocks.tokens("arxiv", 11))).any(), "config.eval.seed makes no difference"
     last = metrics.read(run.workdir)[-1]
@@ -122,7 +122,7 @@ def test_every_domain_has_its_own_loss_in_the_order_of_the_regime(run: Run, bloc
     assert [" ".join(words[6:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3 + ["test set"] * 7
 
 
-def test_tokens_says_how_much_is_evaluated(rough: Run, rough_blocks: Blocks):
+def test_tokens_option_sets_the_evaluation_size(rough: Run, rough_blocks: Blocks):
     few, many = rough_blocks.losses(3), rough_blocks.losses(11)
     assert all(abs(few[d] - many[d]) > 1e-3 for d in few), "three blocks must not look like eleven"
     written = command(rough, f"--tokens={3 * support.SEQ_LEN}", "--entropy")
@@ -132,8 +132,8 @@ def test_tokens_says_how_much_is_evaluated(rough: Run, rough_blocks: Blocks):
     assert written["entropy"] != pytest.approx(rough_blocks.entropies(11), rel=1e-4)
 
 
-def test_test_sets_in_place_of_the_runs_own_data(run: Run, blocks: Blocks, tmp_path, capsys):
-    """The loss of every domain of a directory of blocks, here of the run's own ones under another name."""
+def test_test_sets_replace_the_run_data(run: Run, blocks: Blocks, tmp_path, capsys):
+    """Evaluate every domain in a directory of blocks, here a renamed copy of the run's data."""
     config = evaluate.restore(run.workdir)[0]
     copy = shutil.copytree(config.data.path, tmp_path / "again")
     before = (run.workdir / "evaluation.json").read_bytes()
@@ -150,14 +150,14 @@ def test_test_sets_in_place_of_the_runs_own_data(run: Run, blocks: Blocks, tmp_p
         evaluate_command.main([f"--workdir={run.workdir}", "--data=nowhere"])
 
 
-def test_the_entropy_of_a_run_is_of_as_many_tokens_as_its_config_says(run: Run, blocks: Blocks):
+def test_the_entropy_uses_the_tokens_in_the_config(run: Run, blocks: Blocks):
     last, want = metrics.read(run.workdir)[-1], blocks.entropies(5)
     assert {d: last[f"eval/{d}/entropy"] for d in want} == pytest.approx(want, rel=1e-5)
     assert blocks.entropies(11) != pytest.approx(want, rel=1e-4)
 
 
-def test_a_run_of_more_devices_is_looked_at_on_those_at_hand(run: Run, tmp_path):
-    """The config of a pod does not fit a laptop, and need not."""
+def test_a_run_with_a_larger_mesh_is_evaluated_on_the_available_devices(run: Run, tmp_path):
+    """A config for a pod need not fit a laptop."""
     workdir = shutil.copytree(run.workdir, tmp_path / "run")
     config = json.loads((workdir / "config.json").read_text())
     config["mesh"] = {"data": 64, "fsdp": 4, "tensor": 1}

@@ -1,4 +1,4 @@
-"""A finished run that was damaged: the same command makes what it can again, bit by bit, and names the rest."""
+"""A finished run with damaged results: the same command recomputes what it can, bit-equal, and names the rest."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ SETTINGS = {"train__steps": STEPS, "eval__every": 2 * 8 * support.SEQ_LEN, "eval
 
 @pytest.fixture(scope="module")
 def finished(blocks_dir, tmp_path_factory):
-    """Its config and the workdir, with evaluations after steps 2 and 4."""
+    """Return a config and its finished workdir, with evaluations after steps 2 and 4."""
     config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS)
     workdir = tmp_path_factory.mktemp("finished") / "run"
     assert train(config, workdir)
@@ -26,7 +26,7 @@ def finished(blocks_dir, tmp_path_factory):
 
 @pytest.fixture
 def damaged(finished, tmp_path):
-    """A copy to be damaged, and what a study reads of it."""
+    """Copy the workdir for damage; return it with the files that a study reads."""
     config, workdir = finished
     shutil.copytree(workdir, tmp_path / "run")
     return config, tmp_path / "run"
@@ -40,7 +40,7 @@ def content(workdir):
 @pytest.mark.parametrize(
     ("name", "how"), [("00000004.npz", "missing"), ("00000004.npz", "damaged"), ("classes.npz", "damaged")]
 )
-def test_the_losses_at_the_end_are_made_again(damaged, capsys, name, how):
+def test_losses_of_the_last_evaluation_are_recomputed(damaged, capsys, name, how):
     config, workdir = damaged
     before, path = content(workdir), workdir / eval_losses.DIRECTORY / name
     if how == "damaged":
@@ -54,7 +54,7 @@ def test_the_losses_at_the_end_are_made_again(damaged, capsys, name, how):
     assert "made again" not in capsys.readouterr().err
 
 
-def test_losses_that_are_not_those_of_the_run_are_not_written(damaged):
+def test_losses_that_differ_from_the_rows_are_not_written(damaged):
     config, workdir = damaged
     path, rows = eval_losses.path(workdir, STEPS), workdir / "metrics.jsonl"
     path.unlink()
@@ -69,14 +69,14 @@ def test_losses_that_are_not_those_of_the_run_are_not_written(damaged):
     assert not path.exists()
 
 
-def test_an_earlier_evaluation_cannot_be_made_again(damaged):
+def test_an_earlier_evaluation_cannot_be_recomputed(damaged):
     config, workdir = damaged
     eval_losses.path(workdir, 2).write_bytes(os.urandom(200))
     with pytest.raises(UserError, match=r"00000002\.npz is damaged .*; put back a copy of it, or train the run again"):
         train(config, workdir)
 
 
-def test_what_is_missing_of_an_earlier_evaluation_is_said(damaged, capsys):
+def test_missing_results_of_an_earlier_evaluation_are_named(damaged, capsys):
     config, workdir = damaged
     path = eval_losses.path(workdir, 2)
     path.unlink()
@@ -84,7 +84,7 @@ def test_what_is_missing_of_an_earlier_evaluation_is_said(damaged, capsys):
     assert f"{path} is missing. Put back a copy of it" in capsys.readouterr().err
 
 
-def test_the_blocks_are_described_again(damaged, capsys):
+def test_block_descriptions_are_written_again(damaged, capsys):
     config, workdir = damaged
     before = content(workdir)
     (workdir / eval_losses.DIRECTORY / "blocks.npz").unlink()
@@ -95,7 +95,7 @@ def test_the_blocks_are_described_again(damaged, capsys):
 
 @pytest.mark.slow
 def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsys):
-    """The others are named: test_ends.py."""
+    """test_ends.py covers ends without a checkpoint, which are named."""
     ends = {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}
     config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS | ends)
     assert train(config, tmp_path)

@@ -1,6 +1,6 @@
-"""The mixer in one file of docs/add_a_mixer.md: trained, refused, allowed by its name, and judged.
+"""The single-file mixer of docs/add_a_mixer.md: train, refuse, allow by name, judge.
 
-A run keeps a copy of the file. Code in a workdir runs only with its name and its hash.
+A run keeps a copy of the file. Code in a workdir runs only if the user gives its name and its hash matches.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ LOAD, FROM_PYTHON = support.page_block(PAGE, "allow_code"), support.page_block(P
 
 
 def forget(patch: pytest.MonkeyPatch) -> None:
-    """Let this process know no mixer from outside seqjax, as a new one would."""
+    """Remove all mixers from outside seqjax from this process, as in a new process."""
     patch.setattr(_registry, "_registered", {})
     patch.setattr(_registry, "_by_file", set())
     sys.modules.pop("gema", None)
@@ -41,7 +41,7 @@ def small(cache: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, corpus_cache) -> Path:
-    """A directory with gema.py and the run runs/x."""
+    """Return a directory with gema.py and the run runs/x."""
     place = tmp_path_factory.mktemp("flat")
     (place / "gema.py").write_text(EXAMPLE)
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +54,7 @@ def trained(tmp_path_factory, corpus_cache) -> Path:
 
 @pytest.fixture
 def moved(trained, tmp_path, monkeypatch) -> Path:
-    """The run in another directory, without gema.py, in a process that does not know the mixer."""
+    """Move the run to a directory without gema.py, in a process that does not know the mixer."""
     forget(monkeypatch)
     shutil.copytree(trained / "runs" / "x", tmp_path / "runs" / "x")
     monkeypatch.chdir(tmp_path)
@@ -92,8 +92,8 @@ def test_without_its_name_no_code_of_a_workdir_runs(moved, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["seqjax.mixers.gema.py:GatedEma", "gema", "../gema.py:GatedEma", "gema.py:GatedEma"])
-def test_a_name_in_a_workdir_never_leads_to_a_file_elsewhere(moved, name):
-    """Neither without permission nor, where the run has no copy, with it."""
+def test_a_name_in_a_workdir_never_opens_a_file_elsewhere(moved, name):
+    """Checked without permission and, where the run has no copy, with it."""
     for place in (Path(), moved / "mixers", moved):
         (place / "gema.py").write_text("raise SystemExit('code ran')")
         (place / "seqjax.mixers.gema.py").write_text("raise SystemExit('code ran')")
@@ -105,7 +105,7 @@ def test_a_name_in_a_workdir_never_leads_to_a_file_elsewhere(moved, name):
             seqjax.load(moved, allow_code=allow_code)
 
 
-def test_allowed_it_is_evaluated_generated_from_loaded_and_checked(moved, capsys, monkeypatch):
+def test_an_allowed_mixer_evaluates_generates_loads_and_is_checked(moved, capsys, monkeypatch):
     evaluate.main([f"--workdir={moved}", "--allow-code=gema"])
     assert all(np.isfinite(loss) for loss in json.loads((moved / "evaluation.json").read_text())["loss"].values())
     forget(monkeypatch)
@@ -123,12 +123,12 @@ def test_allowed_it_is_evaluated_generated_from_loaded_and_checked(moved, capsys
     assert testing.check_mixer(mixer, settings={"expand": 1}) == [*quick]
 
 
-def test_a_name_that_the_run_does_not_have_is_refused(moved):
+def test_a_name_missing_from_the_run_is_refused(moved):
     with pytest.raises(UserError, match=r"--allow-code=gmea: .* has no such mixer. Did you mean 'gema'"):
         generate.main([f"--workdir={moved}", "--allow-code=gema", "--allow-code=gmea"])
 
 
-def test_a_changed_file_does_not_go_on_with_the_run(trained, corpus_cache, moved, monkeypatch):
+def test_a_changed_file_cannot_resume_the_run(trained, corpus_cache, moved, monkeypatch):
     Path("gema.py").write_text(EXAMPLE + "# other\n")
     config = from_config_dict(presets.read_config(f"gema.py:debug,{small(corpus_cache)}"))
     for command in (lambda: workdirs.save_config(moved, config), lambda: seqjax.load(moved)):

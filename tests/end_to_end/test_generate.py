@@ -1,6 +1,6 @@
-"""`python -m seqjax.generate`: every flag, against the parallel form on prefixes that grow.
+"""`python -m seqjax.generate`: every flag, compared with the parallel form on growing prefixes.
 
-The model adds a learned vector per position, so a token that is decoded at its neighbour's comes out as another.
+The model adds a learned vector per position, so decoding at a wrong position gives other tokens.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from tests.end_to_end.conftest import Run, write_checkpoint
 from tests.support import random_params as params_of
 
 PROMPT = "qwerty "
-N_NEW = 20  # with BOS and prompt 28 of the 32 positions that the model has
+N_NEW = 20  # 28 of the model's 32 positions, with BOS and the prompt
 
 
 class Continuation:
-    """What the newest checkpoint goes on with, from full forward passes over a row that is padded at its end."""
+    """Expected continuations of the newest checkpoint, from full forward passes over a row padded at its end."""
 
     def __init__(self, run: Run):
         config, model, params, _, _ = evaluate.restore(run.workdir)
@@ -43,7 +43,7 @@ class Continuation:
         shift: int = 0,
         prompt: str = PROMPT,
     ) -> str:
-        """`shift` moves the vectors of the positions after the prompt: what a wrong position would give."""
+        """Return the continuation; `shift` moves the position vectors after the prompt, as a wrong position would."""
         tokenizer = self._tokenizer
         params = dict(self.params)
         ids = [tokenizer.bos, *map(int, tokenizer.encode(prompt))]
@@ -55,7 +55,7 @@ class Continuation:
         for key in jax.random.split(jax.random.key(seed), N_NEW):
             row = jnp.asarray([ids + [0] * (self.length - len(ids))])
             scores = np.asarray(self._logits(params, row))[0, len(ids) - 1].astype(np.float64)
-            if temperature:  # drawing by Gumbel's trick: the largest of logits / temperature + noise
+            if temperature:  # Gumbel sampling: the argmax of logits / temperature + noise
                 if top_k:
                     scores[np.argsort(scores)[:-top_k]] = -np.inf
                 scores = scores / temperature
@@ -68,7 +68,7 @@ class Continuation:
             ids.append(int(np.argmax(scores)))
         new = ids[n_prompt:]
         new = new[: new.index(tokenizer.eos)] if tokenizer.eos in new else new
-        # after the prompt, not by themselves: a word that follows it keeps its space
+        # decoded after the prompt, so a following word keeps its space
         return tokenizer.decode([*ids[:n_prompt], *new])[len(prompt) :]
 
 
@@ -102,20 +102,20 @@ def test_tokens_are_decoded_at_their_own_positions(rough: Run, continuation: Con
     ],
     ids=str,
 )
-def test_sampling_is_as_the_flags_say(rough: Run, continuation: Continuation, capsys, flags, neighbour):
+def test_sampling_follows_the_flags(rough: Run, continuation: Continuation, capsys, flags, neighbour):
     want = continuation(**flags)
     assert want != continuation(**neighbour), "the flag makes no difference here"
     assert command(rough, capsys, **flags) == f"{PROMPT}{want}\n"
 
 
-def test_the_defaults_are_those_of_the_help(rough: Run, continuation: Continuation, capsys):
+def test_the_help_shows_the_defaults(rough: Run, continuation: Continuation, capsys):
     want = continuation(temperature=0.8, prompt="The ")
     assert want != continuation(temperature=1.0, prompt="The ")
     assert command(rough, capsys, prompt="The ") == f"The {want}\n"
 
 
-def test_a_prompt_may_be_fed_in_pieces(rough: Run, continuation: Continuation, capsys):
-    """By default one of eight tokens goes in by steps; here as two pieces and steps, each at its positions."""
+def test_a_prompt_can_be_prefilled_in_pieces(rough: Run, continuation: Continuation, capsys):
+    """By default eight prompt tokens are decoded in steps; here in two pieces and steps, at their positions."""
     want = f"{PROMPT}{continuation(temperature=0.0)}\n"
     assert command(rough, capsys, temperature=0, prefill_chunk=3) == want
 
@@ -132,7 +132,7 @@ def test_text_ends_before_a_stop_string(rough: Run, continuation: Continuation, 
         assert capsys.readouterr().out == f"{PROMPT}{want[: want.find(first)]}\n"
 
 
-def test_prompts_from_a_file_are_each_as_if_alone(rough: Run, continuation: Continuation, capsys, tmp_path):
+def test_prompts_from_a_file_are_independent(rough: Run, continuation: Continuation, capsys, tmp_path):
     flags = {"temperature": 1.0, "seed": 7}
     wants = [f"{prompt}{continuation(prompt=prompt, **flags)}\n" for prompt in (PROMPT, "a: b")]
     shown = f"--- prompt 1 of 2\n{wants[0]}--- prompt 2 of 2\n{wants[1]}"
@@ -168,7 +168,7 @@ def test_a_file_without_prompts_is_refused(tmp_path):
         generate.main(["--workdir=unused", "--prompt=a", "--prompts=b"])
 
 
-def test_text_is_shown_as_it_comes_and_the_speed_apart(rough: Run, continuation: Continuation, capsys, monkeypatch):
+def test_text_is_streamed_and_the_speed_is_a_separate_line(rough: Run, continuation: Continuation, capsys, monkeypatch):
     want, writes = continuation(temperature=0.0), []
     methods = {"write": lambda _, text: writes.append(text), "flush": lambda _: writes.append(None)}
     shown = type("Shown", (), methods | {"isatty": lambda _: False})()
@@ -176,7 +176,7 @@ def test_text_is_shown_as_it_comes_and_the_speed_apart(rough: Run, continuation:
         patch.setattr(generate.sys, "stdout", shown)
         argv = [f"--workdir={rough.workdir}", f"--prompt={PROMPT}", f"--max_new_tokens={N_NEW}", "--temperature=0"]
         generate.main(argv)
-    parts = re.findall("\ufffd*[^\ufffd]", want)  # one per byte, but those that are part of no character wait
+    parts = re.findall("\ufffd*[^\ufffd]", want)  # one per byte; bytes of an incomplete character wait
     assert len(parts) > 5
     assert writes[0::2] == [PROMPT, *parts, "\n"]
     assert set(writes[1::2]) == {None}, "each is flushed"
@@ -189,7 +189,7 @@ def test_text_is_shown_as_it_comes_and_the_speed_apart(rough: Run, continuation:
 
 
 def test_python_takes_the_same_arguments(rough: Run, continuation: Continuation):
-    """On a mesh of 2 x 2 x 2 devices, and without compiling for another prompt."""
+    """Checked on a mesh of 2 x 2 x 2 devices; another prompt compiles nothing."""
     m = seqjax.load(rough.workdir)
     flags = {"temperature": 1.0, "top_p": 0.5, "seed": 2}
     want = continuation(**flags)
@@ -208,10 +208,10 @@ def test_python_takes_the_same_arguments(rough: Run, continuation: Continuation)
     assert m.generate(PROMPT, max_new_tokens=N_NEW, stop=(want[7:9],), **flags) == want[: want.find(want[7:9])]
     for bad in ({"top_p": 0.0}, {"stop": ""}, {"max_new_tokens": 0}, {"prefill_chunk": -1}):
         with pytest.raises(UserError, match=rf"^{next(iter(bad))}"):
-            m.stream(PROMPT, **bad)  # at once, not at the first part
+            m.stream(PROMPT, **bad)  # all at once
 
 
-def test_weights_that_are_not_numbers_are_an_error(config, tmp_path, capsys, monkeypatch):
+def test_weights_with_nan_are_an_error(config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(support, "random_params", lambda model: jax.tree.map(lambda x: x * np.nan, params_of(model)))
     run = write_checkpoint(tmp_path / "run", config, 1)
     with pytest.raises(UserError, match=r"logits after .* are NaN"):
@@ -222,7 +222,7 @@ def test_weights_that_are_not_numbers_are_an_error(config, tmp_path, capsys, mon
 
 
 def test_a_terminal_gets_no_control_characters(rough: Run, capsys, monkeypatch):
-    """A file gets the text as it is."""
+    """A file gets the text unchanged."""
     monkeypatch.setattr(generate, "stream", lambda *args, **options: iter(["a\x1b[2J", "\x00b\n"]))
     assert command(rough, capsys, prompt="\x9b") == "\x9ba\x1b[2J\x00b\n\n"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -230,7 +230,7 @@ def test_a_terminal_gets_no_control_characters(rough: Run, capsys, monkeypatch):
 
 
 @extras.mark("sentencepiece", "mistral_common")
-def test_the_tokenizer_is_that_of_the_run(config, tmp_path, capsys):
+def test_generation_uses_the_run_tokenizer(config, tmp_path, capsys):
     values = {
         "model": dataclasses.replace(config.model, vocab_size=32_000),
         "data": dataclasses.replace(config.data, tokenizer="mixtral"),

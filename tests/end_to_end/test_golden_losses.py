@@ -1,8 +1,8 @@
-"""Runs of the configs in tests/golden/losses.json, through the command, give the losses that it recorded.
+"""Runs of the configs in tests/golden/losses.json, through the command, give the recorded losses.
 
-What is compared: the training loss, the norms of gradient and parameters and the learning rate of six steps, and the
-loss of every domain after three and six. A restructuring that keeps its promise gives these bits again on the machine
-that recorded them (`python -m tests.golden.make_losses --check`); the tolerance here is for other machines.
+Compared: training loss, gradient and parameter norms and learning rate of six steps, and the loss of every domain after
+steps three and six. A refactoring without numerical changes gives equal bits on the recording machine (`python -m
+tests.golden.make_losses --check`); the tolerance here is for other machines.
 """
 
 import math
@@ -15,23 +15,23 @@ GOLDEN = make_losses.read()["losses"]
 NAMES = [name for name in make_losses.cases() if name in GOLDEN]  # a new config has none
 
 
-def test_every_recorded_case_is_still_there():
-    """A config or case that disappears is not left out silently."""
+def test_every_recorded_case_still_exists():
+    """A removed config or case fails here."""
     assert not GOLDEN.keys() - make_losses.cases().keys()
     assert len(NAMES) == len(GOLDEN) >= 45
 
 
-# A quick look at a run's losses: test_golden_workdirs.py.
+# test_golden_workdirs.py has a quick comparison of losses.
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [NAMES[i : i + 4] for i in range(0, len(NAMES), 4)], ids=lambda names: names[0])
-def test_losses_are_what_they_were(names):
+def test_losses_equal_the_recorded_losses(names):
     measured = make_losses.measure(names)
     off = {name: make_losses.beyond_tolerance(measured[name], GOLDEN[name]) for name in names}
     assert not any(off.values()), off
 
 
-def test_the_comparison_sees_what_it_should():
-    """A loss that is off, not a number or missing, and a row too few; but not the last bits."""
+def test_the_comparison_detects_differences():
+    """It detects a wrong, non-finite or missing loss and a missing row, but accepts the last bits."""
     want = GOLDEN["top1_chunk"]
     assert not make_losses.beyond_tolerance(want, want)
     last = dict(want[-1])

@@ -1,7 +1,7 @@
-"""Workdirs of the format that seqjax 0.1.0 reads (tests/golden/workdirs) are evaluated, generated from, and go on.
+"""Workdirs in the format of seqjax 0.1.0 (tests/golden/workdirs) evaluate, generate and resume.
 
-Everything goes through the commands, in this process. How the archives were made, and why they stay:
-tests/golden/make_workdirs.py.
+Everything runs through the commands, in this process. tests/golden/make_workdirs.py made the archives and explains why
+they stay.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ NAMES = list(make_workdirs.RUNS)
 
 
 def in_this_process(todo, **options):
-    """As `commands.run_each`; training on one device, as the runs were."""
+    """Call `commands.run_each`; train on one device, like the original runs."""
     del options
     results = []
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def blocks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def looks(blocks, tmp_path_factory):
-    """What `seqjax.evaluate` and `seqjax.generate` say of archives."""
+    """Return the output of `seqjax.evaluate` and `seqjax.generate` for archives."""
     return make_workdirs.look(NAMES, blocks, tmp_path_factory.mktemp("looks"), run=in_this_process)
 
 
@@ -56,7 +56,7 @@ def test_every_run_has_its_archive():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_checkpoint_that_stands_for_the_run_has_its_losses_and_its_text(name, looks):
+def test_the_newest_checkpoint_gives_the_recorded_losses_and_text(name, looks):
     got, want = looks[name]["evaluation"], GOLDEN[name]["evaluation"]
     assert got["step"] == want["step"] == make_workdirs.NEWEST[name]
     assert list(got["loss"]) == list(want["loss"])
@@ -65,8 +65,8 @@ def test_the_checkpoint_that_stands_for_the_run_has_its_losses_and_its_text(name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_run_goes_on_as_if_it_had_not_stopped(name, blocks, tmp_path):
-    """Steps that were trained before are not trained again: their rows say when they were."""
+def test_a_resumed_run_equals_the_uninterrupted_run(name, blocks, tmp_path):
+    """Finished steps are not trained again: their rows keep their times."""
     kept = make_workdirs.unpack(name, tmp_path / "kept", blocks)
     before = {path.relative_to(kept): path.read_text() for path in kept.rglob("metrics.jsonl")}
     rows = make_workdirs.go_on([name], blocks, tmp_path, run=in_this_process)[name]
@@ -81,8 +81,8 @@ def test_the_run_goes_on_as_if_it_had_not_stopped(name, blocks, tmp_path):
     assert rows[last][-1]["step"] == json.loads((tmp_path / name / "config.json").read_text())["train"]["steps"]
 
 
-def test_a_new_run_has_other_rules_than_one_that_began_before_them(blocks, tmp_path):
-    """Its weight decay leaves out the tables. Without its run.json the old one is not continued by new rules."""
+def test_an_old_run_without_run_json_is_not_resumed_by_new_rules(blocks, tmp_path):
+    """A new run has other rules: its weight decay leaves out the tables."""
     in_this_process([make_workdirs.training("decay", tmp_path / "new", blocks)])
     assert read_json(tmp_path / "new" / "run.json")["rules"] == origin.RULES == 2
     (new,), (old,) = make_workdirs.rows(tmp_path / "new").values(), GOLDEN["decay"]["rows"].values()
@@ -96,15 +96,15 @@ def test_a_new_run_has_other_rules_than_one_that_began_before_them(blocks, tmp_p
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_is_loaded_from_an_end_as_from_a_run(name, blocks, tmp_path):
+def test_a_model_loads_from_an_end(name, blocks, tmp_path):
     workdir = make_workdirs.unpack(name, tmp_path, blocks)
     assert json.loads((workdir / "config.json").read_text())["version"] == workdirs.VERSION
     for directory in [workdir, *workdir.glob("ends/*")]:
         assert 0 < seqjax.load(str(directory)).loss("abc def") < 20
 
 
-def test_the_archives_depend_on_no_place(tmp_path):
-    """No path of the machine that made them is left in them, but in Orbax's marks of success, which nobody reads."""
+def test_the_archives_contain_no_machine_paths(tmp_path):
+    """Orbax's success markers, which nothing reads, may contain them."""
     for name in GOLDEN:
         workdir = make_workdirs.unpack(name, tmp_path / name, Path("/somewhere"))
         paths = [path for path in workdir.rglob("*") if path.is_file() and path.name != "commit_success.txt"]

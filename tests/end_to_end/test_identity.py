@@ -1,4 +1,4 @@
-"""Files of another run, exchanged files and edited ones: every command that would take them for the run's refuses."""
+"""Exchanged, edited or foreign files: every command that would read them as the run's files refuses."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ DOMAINS = ["commoncrawl", "c4", "arxiv", "github", "stackexchange"]
 
 
 class Trained(NamedTuple):
-    """A finished run with ends, the same with another seed, one with a linear decay and the same with another seed."""
+    """Finished runs: with ends, the same with another seed, with linear decay, and the same with another seed."""
 
     config: Config
     linear_config: Config
@@ -61,7 +61,7 @@ def run_of(config: Config, workdir: Path) -> Run:
 
 
 def of_study(config: Config, workdir: Path, out: Path) -> None:
-    """What `seqjax study` does with a finished run."""
+    """Return what `seqjax study` computes from a finished run."""
     run = run_of(config, workdir)
     records = collect.collect([run], DOMAINS)
     study = {"title": "t", "references": ["mine"], "domains": DOMAINS[2:], "against": DOMAINS[:2]}
@@ -91,7 +91,7 @@ def losses_of(directory: Path, step: int) -> Path:
 
 
 def halves(arrays: dict[str, np.ndarray]) -> None:
-    """Exchange the losses of two blocks: their mean stays."""
+    """Exchange the losses of two blocks, which keeps their mean."""
     arrays["arxiv"][[0, 1]] = arrays["arxiv"][[1, 0]]
 
 
@@ -99,7 +99,7 @@ def emptied(checkpoint: Path) -> None:
     (checkpoint / "checksums.json").write_text('{"crc32": {}}')
 
 
-# What is done to a run with ends, and the file that the refusal names.
+# Changes to a run with ends, and the file that the error names.
 OF_ENDS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "an end of another seed": (lambda m, t: replace(m / "ends/4", t / "ends/4"), "ends/4"),
     "another end": (lambda m, t: replace(m / "ends/4", m / "ends/8"), "ends/4"),
@@ -149,14 +149,14 @@ OF_LOSSES: dict[str, tuple[Callable[[Path, Path], None], str]] = {
 
 
 def copies(trained: Trained, tmp_path: Path) -> tuple[Path, Path]:
-    """Copies of the two runs with ends."""
+    """Copy the two runs with ends."""
     shutil.copytree(trained.mine, tmp_path / "mine")
     shutil.copytree(trained.theirs, tmp_path / "theirs")
     return tmp_path / "mine", tmp_path / "theirs"
 
 
-def test_what_a_run_wrote_is_its_own(trained, tmp_path):
-    """An undamaged run is read, and has other identities than a run with another seed, down to its ends."""
+def test_an_undamaged_run_is_read(trained, tmp_path):
+    """Its identities, including those of its ends, differ from the identities of a run with another seed."""
     mine, theirs = copies(trained, tmp_path)
     assert identity.require(mine) and identity.require(theirs)
     of_study(trained.config, mine, tmp_path / "out")
@@ -166,8 +166,8 @@ def test_what_a_run_wrote_is_its_own(trained, tmp_path):
     assert len({identity.recorded(directory) for directory in directories}) == 6
 
 
-def test_the_same_run_again_has_the_same_identity(trained, blocks_dir, tmp_path):
-    """It depends on settings and data alone, not on the place or on what a resumed run may change."""
+def test_equal_runs_have_equal_identities(trained, blocks_dir, tmp_path):
+    """The identity depends only on settings and data, not on the path or on settings that a resumed run may change."""
     settings = LINEAR | {"mesh__data": 4, "mesh__fsdp": 2, "log__every": 3, "checkpoint__every": 3}
     config = support.run_config(blocks_dir, "transformer_pp", **settings)
     assert train(config, tmp_path / "again") is True
@@ -175,7 +175,7 @@ def test_the_same_run_again_has_the_same_identity(trained, blocks_dir, tmp_path)
 
 
 @pytest.mark.parametrize("what", OF_ENDS)
-def test_directories_of_another_run(what, trained, tmp_path):
+def test_directories_of_another_run_are_refused(what, trained, tmp_path):
     mine, theirs = copies(trained, tmp_path)
     change, named = OF_ENDS[what]
     change(mine, theirs)
@@ -189,7 +189,7 @@ def test_directories_of_another_run(what, trained, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.json"])
-def test_what_says_which_run_it_is_was_lost(name, trained, tmp_path):
+def test_lost_identity_files_are_refused(name, trained, tmp_path):
     mine, _ = copies(trained, tmp_path)
     (mine / "ends/4" / name).unlink()
     (mine / name).unlink()
@@ -198,7 +198,7 @@ def test_what_says_which_run_it_is_was_lost(name, trained, tmp_path):
 
 
 @pytest.mark.parametrize("what", OF_LOSSES)
-def test_losses_of_another_run(what, trained, tmp_path):
+def test_losses_of_another_run_are_refused(what, trained, tmp_path):
     mine, theirs = copies(trained, tmp_path)
     change, named = OF_LOSSES[what]
     change(mine, theirs)
@@ -215,7 +215,7 @@ def test_losses_of_another_run(what, trained, tmp_path):
     ],
     ids=["another run", "no checksums", "a file that nobody wrote"],
 )
-def test_checkpoints_of_another_run(change, trained, tmp_path):
+def test_checkpoints_of_another_run_are_refused(change, trained, tmp_path):
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     shutil.copytree(trained.linear, mine)
     shutil.copytree(trained.other_linear, theirs)
@@ -223,11 +223,11 @@ def test_checkpoints_of_another_run(change, trained, tmp_path):
     for command in (lambda: train(trained.linear_config, mine), lambda: seqjax.load(mine)):
         with pytest.raises(UserError, match=r"checkpoints/6 is damaged: .*step 4 before it is whole"):
             command()
-    shutil.rmtree(mine / "checkpoints/6")  # as the error says
+    shutil.rmtree(mine / "checkpoints/6")  # the remedy in the error
     assert train(trained.linear_config, mine) is True
 
 
-def test_a_run_of_other_settings_in_a_workdir_of_the_study(trained, blocks_dir, tmp_path):
+def test_a_run_with_other_settings_in_a_study_workdir_is_refused(trained, blocks_dir, tmp_path):
     """The study file was edited after the run."""
     for key, value in (("optim__lr", 0.005), ("train__seed", 2), ("model__mlp__dim", 48), ("eval__seed", 3)):
         config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS | {key: value})
@@ -238,8 +238,8 @@ def test_a_run_of_other_settings_in_a_workdir_of_the_study(trained, blocks_dir, 
         of_study(other, trained.mine, tmp_path / "out")
 
 
-def test_a_lost_run_json_does_not_end_the_run(trained, tmp_path):
-    """The identity is taken from the checkpoint."""
+def test_a_run_resumes_without_run_json(trained, tmp_path):
+    """The identity is read from the checkpoint."""
     shutil.copytree(trained.linear, tmp_path / "mine")
     before = identity.recorded(tmp_path / "mine")
     (tmp_path / "mine" / "run.json").unlink()

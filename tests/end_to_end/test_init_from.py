@@ -1,4 +1,4 @@
-"""`seqjax train --init_from=RUN`: the weights of another run, and nothing else of it."""
+"""`seqjax train --init_from=RUN`: the weights of another run, and nothing else."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests import support
 from tests.end_to_end.conftest import write_checkpoint
 
 SETTINGS = {"model__n_layers": 1, "train__steps": 4, "checkpoint__every": 2, "eval__every": 0, "log__sample_tokens": 0}
-# Other data and optimiser; at a rate of zero a run ends with the weights that it began with.
+# Other data and optimiser; at rate zero the final weights equal the initial weights.
 STILL = SETTINGS | {
     "optim__lr": 0.0,
     "optim__warmup_steps": 1,
@@ -45,7 +45,7 @@ def source(blocks_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(source, blocks_dir, tmp_path_factory):
-    """A run from the weights of `source`."""
+    """Start a run from the weights of `source`."""
     workdir = tmp_path_factory.mktemp("begun") / "run"
     begin(blocks_dir, workdir, f"--init_from={source}", **STILL)
     return workdir
@@ -73,10 +73,10 @@ def test_a_study_says_so():
     ]
 
 
-def test_a_resumed_run_needs_the_source_no_more(begun, blocks_dir, tmp_path, capsys):
+def test_a_resumed_run_does_not_need_the_source(begun, blocks_dir, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(begun, workdir)
-    shutil.rmtree(workdir / "checkpoints" / "4")  # as if it had been stopped before
+    shutil.rmtree(workdir / "checkpoints" / "4")  # like a run stopped earlier
     (workdir / "report.md").unlink()
     begin(blocks_dir, workdir, f"--init_from={tmp_path / 'gone'}", **STILL)
     said = capsys.readouterr().err
@@ -88,10 +88,10 @@ def test_a_resumed_run_needs_the_source_no_more(begun, blocks_dir, tmp_path, cap
     assert sha256(workdir) == sha256(begun)
     init_from = json.loads((begun / "run.json").read_text())["init_from"]
     assert json.loads((workdir / "run.json").read_text())["init_from"] == init_from
-    begin(blocks_dir, workdir, **STILL)  # without the option, too
+    begin(blocks_dir, workdir, **STILL)  # also without the option
 
 
-def test_killed_before_its_first_checkpoint(source, begun, blocks_dir, tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_restarts_from_the_same_weights(source, begun, blocks_dir, tmp_path):
     """It does not begin with other weights than it says."""
     workdir = tmp_path / "run"
     shutil.copytree(begun, workdir)
@@ -115,14 +115,14 @@ def test_killed_before_its_first_checkpoint(source, begun, blocks_dir, tmp_path)
         ({"model__norm_eps": 1e-4, "model__n_layers": 2}, r"\(model\.n_layers: 1 -> 2\)"),
     ],
 )
-def test_another_model_is_refused_by_its_first_setting(source, blocks_dir, tmp_path, settings, says):
+def test_another_model_is_refused_with_its_first_different_setting(source, blocks_dir, tmp_path, settings, says):
     with pytest.raises(UserError, match=f"--init_from={source} has {says}" if "another" in says else says):
         begin(blocks_dir, tmp_path / "run", f"--init_from={source}", **SETTINGS | settings)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.slow
-def test_settings_that_do_not_change_the_model_are_free(source, blocks_dir, tmp_path):
+def test_settings_that_do_not_change_the_model_may_differ(source, blocks_dir, tmp_path):
     free = {
         "model__remat": "full",
         "model__scan_layers": False,
@@ -135,7 +135,7 @@ def test_settings_that_do_not_change_the_model_are_free(source, blocks_dir, tmp_
 
 
 def test_a_parameter_of_another_shape_is_named(blocks_dir, tmp_path):
-    """The same settings of the model, but a table of positions as long as the sequence."""
+    """The model settings are equal, but the position table has the length of the sequence."""
     config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS | {"model__learned_positions": True})
     write_checkpoint(tmp_path, config, 1)
     longer = support.run_config(
@@ -145,7 +145,7 @@ def test_a_parameter_of_another_shape_is_named(blocks_dir, tmp_path):
         pretrained.describe_weights(str(tmp_path), longer)
 
 
-def test_a_dry_run_and_the_help_know_it(source, begun, blocks_dir, tmp_path, capsys):
+def test_a_dry_run_and_the_help_have_the_option(source, begun, blocks_dir, tmp_path, capsys):
     begin(blocks_dir, tmp_path / "run", f"--init_from={source}", "--dry_run", "--devices=8", **SETTINGS)
     assert f"weights      those of the newest checkpoint of {source}\n" in capsys.readouterr().out
     begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path}", "--dry_run", "--devices=8", **SETTINGS)
@@ -166,7 +166,7 @@ def test_a_run_without_a_checkpoint_has_no_weights(source, blocks_dir, tmp_path)
 
 
 @pytest.mark.slow
-def test_of_a_run_with_ends_the_last_end_is_taken(blocks_dir, tmp_path):
+def test_a_run_with_ends_gives_the_weights_of_its_last_end(blocks_dir, tmp_path):
     ends = SETTINGS | {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}
     begin(blocks_dir, tmp_path / "ends", **ends)
     begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path / 'ends'}", **STILL)

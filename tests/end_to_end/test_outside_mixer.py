@@ -1,6 +1,6 @@
-"""A mixer of an importable module, as README and docs/add_a_mixer.md show it: trained, refused where it is not named.
+"""The mixer of an importable module in docs/add_a_mixer.md: train; refuse unless its name is allowed.
 
-The text of the pages is what runs; only lengths and the place of the built-in corpus are made small.
+The tests run the text of the pages; only lengths and the path of the built-in corpus are changed.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ QUICKSTART, _ = snippets("docs/quickstart.md")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """A directory with `my_package/ema.py`, the mixer of the page."""
+def page_directory(tmp_path_factory) -> Path:
+    """Return a directory with `my_package/ema.py`, the page's mixer."""
     package = tmp_path_factory.mktemp("outside") / "my_package"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -62,10 +62,10 @@ def place(tmp_path_factory) -> Path:
 
 
 @contextlib.contextmanager
-def importable(place: Path) -> Iterator[None]:
-    """`my_package` can be imported, and afterwards is not in this process."""
+def importable(page_directory: Path) -> Iterator[None]:
+    """Make `my_package` importable, and remove it from this process afterwards."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(place)
+        patch.syspath_prepend(page_directory)
         patch.setattr(_registry, "_registered", {})
         yield
     for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
@@ -73,54 +73,54 @@ def importable(place: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(place, blocks_dir) -> Path:
-    """A workdir of a model with that mixer, as training it leaves one."""
-    with importable(place):
+def run(page_directory, blocks_dir) -> Path:
+    """Return the workdir of a model with that mixer, as written by training."""
+    with importable(page_directory):
         config = support.run_config(blocks_dir, "transformer_pp", model__mixer={"name": NAME, "expand": 2})
-        return write_checkpoint(place / "runs" / "ema", config, 2).workdir
+        return write_checkpoint(page_directory / "runs" / "ema", config, 2).workdir
 
 
 @pytest.fixture
-def here(place, monkeypatch):
-    """The page's directory as the current one, without the package in this process."""
-    monkeypatch.chdir(place)
-    with importable(place):
-        yield place
+def here(page_directory, monkeypatch):
+    """Make the page's directory the current one, without the package in this process."""
+    monkeypatch.chdir(page_directory)
+    with importable(page_directory):
+        yield page_directory
 
 
 @pytest.mark.slow
-def test_the_command_trains_the_mixer_with_its_own_settings(place, corpus_cache):
-    """In a process of its own; what it leaves is loaded once the mixer is allowed."""
+def test_the_command_trains_the_mixer_with_its_own_settings(page_directory, corpus_cache):
+    """Trains in another process; the run loads once the mixer is allowed."""
     small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
     command = [sys.executable, "-m", "seqjax", "train", "--config=transformer_pp", f"--config.model.mixer.name={NAME}"]
     command += [*small, "--workdir=runs/trained"]
-    done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
+    done = support.run(command, cwd=page_directory, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
     assert done.returncode == 0, done.stderr
-    run = place / "runs" / "trained"
+    run = page_directory / "runs" / "trained"
     mixer = json.loads((run / "config.json").read_text())["model"]["mixer"]
     assert mixer == {"name": NAME, "expand": 2}
-    content = (place / "my_package" / "ema.py").read_bytes()
+    content = (page_directory / "my_package" / "ema.py").read_bytes()
     assert json.loads((run / "run.json").read_text())["mixers"] == {NAME: hashlib.sha256(content).hexdigest()}
     assert (run / "report.md").is_file()
-    with importable(place):
+    with importable(page_directory):
         from my_package import ema
 
         m = seqjax.load(run, mixers=(ema.Ema,))
         assert np.isfinite(m.loss("text"))
 
 
-@pytest.mark.slow  # another process; the modules are tried above
-def test_the_installed_command_finds_the_mixer_where_it_is_given(place):
+@pytest.mark.slow  # another process; the modules are tested above
+def test_the_installed_command_imports_the_mixer_from_the_current_directory(page_directory):
     """A console script, like `python -P`, does not put the current directory on the path."""
     small = [f"--config.{key}={value}" for key, value in SMALL.items()]
     command = [sys.executable, "-P", "-m", "seqjax", "train", "--dry_run", "--config=transformer_pp:debug", *small]
     env = support.environment() | {"PYTHONPATH": str(support.ROOT)}
-    done = support.run([*command, f"--config.model.mixer.name={NAME}"], cwd=place, env=env)
+    done = support.run([*command, f"--config.model.mixer.name={NAME}"], cwd=page_directory, env=env)
     assert done.returncode == 0, done.stderr
     assert NAME in done.stdout
 
 
-def test_a_run_with_foreign_code_is_refused_and_nothing_of_it_is_imported(run, here):
+def test_a_run_with_foreign_code_is_refused_without_importing_it(run, here):
     out = f"--out={here / 'model.safetensors'}"
     for command in (
         lambda: seqjax.load(run),
@@ -144,7 +144,7 @@ def test_a_mixer_inside_a_pattern_is_seen_too(run, here, tmp_path):
         seqjax.load(tmp_path)
 
 
-def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
+def test_an_allowed_mixer_evaluates_generates_and_loads(run, here, capsys):
     evaluate.main([f"--workdir={run}", f"--allow-code={NAME}"])
     losses = json.loads((run / "evaluation.json").read_text())["loss"]
     assert all(np.isfinite(loss) for loss in losses.values())
@@ -153,7 +153,7 @@ def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
     assert capsys.readouterr().out.startswith("The ")
     with pytest.raises(UserError, match="has no public twin"):
         convert.main(["export", f"--workdir={run}", f"--out={here / 'model.safetensors'}", f"--allow-code={NAME}"])
-    workdirs.save_config(run, workdirs.load_config(run, allow_code=[NAME]))  # going on with one's own config
+    workdirs.save_config(run, workdirs.load_config(run, allow_code=[NAME]))  # resume with the user's config
 
     space = {"seqjax": seqjax}
     exec("from my_package import ema\n" + LOAD, space)
@@ -161,8 +161,8 @@ def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
 
 
 @pytest.mark.slow
-def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cache, monkeypatch):
-    few = {name: testing.CHECKS[name] for name in ("parameters", "causality")}  # all of them: tests/test_testing.py
+def test_the_page_cell_passes_check_mixer_and_trains_by_name(here, corpus_cache, monkeypatch):
+    few = {name: testing.CHECKS[name] for name in ("parameters", "causality")}  # tests/test_testing.py has all of them
     monkeypatch.setattr(testing, "CHECKS", few)
     settings = SMALL | {"data.cache_dir": corpus_cache}
     small = TRAIN.replace('"debug"', repr("debug," + ",".join(f"{key}={value}" for key, value in settings.items())))
@@ -170,7 +170,7 @@ def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cac
     space = {}
     exec(CELL + small, space)
     assert space["config"].model.mixer.to_dict() == {"name": "slow_ema", "expand": 3}
-    m = seqjax.load("runs/slow_ema")  # a registered class is in this process already
+    m = seqjax.load("runs/slow_ema")  # a registered class is already in this process
     assert m.step == 2
     assert m.params["blocks"]["0"]["mixer"]["rate_E"].mean() > 3
     monkeypatch.setattr(_registry, "_registered", {})
@@ -214,7 +214,7 @@ def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_
         m.generate("a", max_new_tokens=0)
 
 
-def test_a_position_table_bounds_what_a_loaded_model_takes(here, config):
+def test_a_position_table_limits_the_length_of_a_loaded_model(here, config):
     m = seqjax.load(write_checkpoint(here / "runs" / "table", config, 1).workdir)
     assert m.model.longest == support.SEQ_LEN
     assert np.isfinite(m.loss("x" * support.SEQ_LEN))

@@ -1,4 +1,4 @@
-"""Two real processes that share a run over the loopback interface: who reads which data, who writes, how they stop."""
+"""Two real processes share a run over the loopback interface: which data they read, what they write, how they stop."""
 
 import re
 import shutil
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.slow  # two processes for a minute
 SETTINGS = {"train__steps": 100_000, "optim__warmup_steps": 0, "eval__every": 0, "checkpoint__every": 0}
 SETTINGS |= {"train__seed": 2, "log__every": 3, "eval__tokens": support.SEQ_LEN}
 SETTINGS |= {"train__batch_size": 12}  # for two processes and for three
-# How a process ends that lost another one: as seqjax sees it, or as JAX aborts it.
+# The exit of a process that lost another one: by seqjax's check, or aborted by JAX.
 LOST_STATUSES = (LOST, -signal.SIGABRT)
 LOST_WORDS = "another process of the run is lost|another task died"
-PATIENCE = 150.0  # seconds; far longer than it takes
+PATIENCE = 150.0  # seconds; a run needs far less
 
 
 def environment(*, index: int, count: int, port: int) -> dict[str, str]:
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 class Processes:
-    """A context of the started processes of a run, which ends them."""
+    """A context of the processes of a run; it ends them."""
 
     def __init__(self, blocks_dir, workdir, count):
         args = [
@@ -72,7 +72,7 @@ class Processes:
             time.sleep(0.1)
 
     def ends(self):
-        """The exit status of each process."""
+        """Return the exit status of each process."""
         return [process.wait(timeout=PATIENCE) for process in self.started.values()]
 
     def said(self):
@@ -80,7 +80,7 @@ class Processes:
 
 
 def run_until(blocks_dir, workdir, *, processes: int, rows: int) -> list[str]:
-    """Start or resume a run of several processes, tell the last of them alone to stop at `rows`; what each said."""
+    """Start or resume a run of several processes; stop only the last one at `rows`. Return each process's output."""
     with Processes(blocks_dir, workdir, processes) as run:
         run.wait_for_rows(rows)
         run.started[processes - 1].send_signal(signal.SIGTERM)
@@ -90,23 +90,24 @@ def run_until(blocks_dir, workdir, *, processes: int, rows: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def stopped(blocks_dir, tmp_path_factory):
-    """The workdir of a run of two processes, of which the second alone was told to stop; what each one said."""
+    """Return the workdir of a two-process run in which only the second was stopped, with each process's output."""
     workdir = tmp_path_factory.mktemp("processes") / "run"
     return workdir, run_until(blocks_dir, workdir, processes=2, rows=2)
 
 
 @pytest.fixture(scope="module")
-def alone(blocks_dir, stopped):
-    """The rows of the same run in one process, without a stop."""
-    workdir = stopped[0].parent / "alone"
+def one_process(blocks_dir, stopped):
+    """Return the rows of the same run in one process, without a stop."""
+    workdir = stopped[0].parent / "one_process"
     run_until(blocks_dir, workdir, processes=1, rows=len(support.rows(stopped[0])) + 3)
     return support.rows(workdir)
 
 
 @pytest.mark.parametrize(("killed", "processes"), [(0, 1), (1, 3)], ids=["the coordinator", "another"])
-def test_it_goes_on_with_another_number_of_processes(blocks_dir, stopped, alone, killed, processes):
-    """After one of two was killed and the other ended, it reads what it would have read: the metrics are those of a
-    run that one process made without a stop."""
+def test_resume_with_another_number_of_processes(blocks_dir, stopped, one_process, killed, processes):
+    """After one of two was killed and the other ended, the resumed run reads the same data as an uninterrupted run: its
+    metrics are equal.
+    """
     workdir = shutil.copytree(stopped[0], stopped[0].parent / f"on-{processes}")
     before = len(support.rows(workdir))
     with Processes(blocks_dir, workdir, 2) as run:
@@ -123,14 +124,14 @@ def test_it_goes_on_with_another_number_of_processes(blocks_dir, stopped, alone,
     run_until(blocks_dir, workdir, processes=processes, rows=before + 2)
     rows = support.rows(workdir)
     assert len(rows) >= before + 2
-    common = min(len(rows), len(alone))
+    common = min(len(rows), len(one_process))
     assert common >= before + 2
-    for got, want in zip(rows[:common], alone[:common], strict=True):
+    for got, want in zip(rows[:common], one_process[:common], strict=True):
         assert got == pytest.approx(want, rel=1e-5)
 
 
-def test_the_error_of_one_ends_the_others(blocks_dir, tmp_path):
-    """The first process alone finds that the workdir is another run's; the second would wait for it."""
+def test_an_error_in_one_process_ends_the_others(blocks_dir, tmp_path):
+    """Only the first process detects that the workdir belongs to another run; the second would wait for it."""
     workdirs.save_config(tmp_path / "run", support.run_config(blocks_dir, "transformer_pp"))
     with Processes(blocks_dir, tmp_path / "run", 2) as run:
         own, other = run.ends()
@@ -142,7 +143,7 @@ def test_the_error_of_one_ends_the_others(blocks_dir, tmp_path):
 
 
 def test_each_process_reads_its_own_part_of_the_data(stopped):
-    """The first logged losses are of batches whose halves are those of process 0 and process 1."""
+    """The first logged losses come from batches whose halves are the data of process 0 and process 1."""
     workdir, _ = stopped
     config = load_config(workdir)
     corpus = open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
@@ -161,7 +162,7 @@ def test_each_process_reads_its_own_part_of_the_data(stopped):
         assert first_alone[row["step"] - 1]["train/grad_norm"] != pytest.approx(expected["train/grad_norm"], rel=1e-3)
 
 
-def test_the_first_process_alone_writes_and_speaks(stopped):
+def test_only_the_first_process_writes_and_prints(stopped):
     workdir, (first, second) = stopped
     assert "Training transformer_pp" in first
     assert "step 3/100000" in first
@@ -178,7 +179,7 @@ def test_the_first_process_alone_writes_and_speaks(stopped):
 
 
 def test_a_signal_to_one_stops_both_at_one_step(stopped):
-    """What was done is saved once, with a place in the data per process."""
+    """The state is saved once, with one data position per process."""
     workdir, (first, _) = stopped
     (step,) = support.checkpoint_steps(workdir)
     assert f"Stopped by a signal to one of the processes after step {step};" in first

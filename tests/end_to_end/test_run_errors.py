@@ -1,4 +1,4 @@
-"""What goes wrong in a run is told in words that name the fix, with exit status 2, and costs nothing that was saved."""
+"""Errors in a run name the fix, end with status 2 and lose nothing that was saved."""
 
 import dataclasses
 import functools
@@ -27,13 +27,13 @@ from seqjax.training.writers import Metrics
 from tests import support
 from tests.golden import commands
 
-SYNCED = []  # bytes of `metrics.jsonl` that the run `midway` synced
-COUNTED_ON = []  # and those that it said in a checkpoint, with those synced by then
+SYNCED = []  # bytes of `metrics.jsonl` synced by the run `midway`
+COUNTED_ON = []  # bytes recorded in a checkpoint, and bytes synced before
 
 
 @pytest.fixture(scope="module")
 def midway(blocks_dir, tmp_path_factory):
-    """A run that stopped by itself at step 15 of 24, with checkpoints of steps 12 and 15; no signal, no process."""
+    """A run that ended at step 15 of 24, with checkpoints of steps 12 and 15; no signal, no process."""
     workdir = tmp_path_factory.mktemp("midway") / "run"
     config = settings(blocks_dir)
     save = Checkpoints.save
@@ -68,7 +68,7 @@ def workdir(midway, tmp_path):
 
 
 # ------------------------------------------------------------------------------------- another config, data
-def test_another_config_is_refused_by_its_keys(blocks_dir, workdir):
+def test_another_config_is_refused_with_its_keys(blocks_dir, workdir):
     before = (workdir / "config.json").read_text()
     with pytest.raises(UserError) as caught:
         train(settings(blocks_dir, optim__lr=1.0, model__mixer__window=8), workdir)
@@ -80,7 +80,7 @@ def test_another_config_is_refused_by_its_keys(blocks_dir, workdir):
 
 
 @pytest.mark.slow
-def test_what_does_not_decide_a_run_may_change(blocks_dir, workdir, tmp_path):
+def test_settings_outside_the_identity_may_change(blocks_dir, workdir, tmp_path):
     shutil.copytree(blocks_dir, tmp_path / "moved")
     changed = settings(tmp_path / "moved", log__every=10, checkpoint__every=7, mesh__fsdp=2)
     assert train(changed, workdir) is True
@@ -112,8 +112,8 @@ def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
         train(settings(blocks_dir, train__batch_size=12), tmp_path / "run")
 
 
-def test_a_refused_run_leaves_nothing_in_the_way(blocks_dir, tmp_path, monkeypatch):
-    """The workdir takes the command that each error advises; without --workdir not even a directory stays."""
+def test_a_refused_run_blocks_no_later_command(blocks_dir, tmp_path, monkeypatch):
+    """The workdir accepts the command in each error; without --workdir no directory remains."""
     workdir = tmp_path / "deep" / "run"
     refused = {"model__mixer__heads": 1, "train__steps": 1}
     with pytest.raises(UserError, match=r"config\.data\.path"):
@@ -157,9 +157,9 @@ def test_a_second_run_in_one_workdir_is_refused_and_readers_are_not(blocks_dir, 
     assert not (workdir / "run.lock").exists()
 
 
-# ------------------------------------------------------------------------------------- what is no longer whole
-def test_a_checkpoint_that_lost_its_optimiser_is_not_trained_from(blocks_dir, workdir):
-    """It is not one of parameters alone, from which a run would start with a fresh optimiser."""
+# ------------------------------------------------------------------------------------- damaged files
+def test_a_checkpoint_without_its_optimiser_state_is_refused(blocks_dir, workdir):
+    """It is not a parameter checkpoint, from which a run would start with a fresh optimiser."""
     before = (workdir / "metrics.jsonl").read_bytes()
     shutil.rmtree(workdir / "checkpoints" / "15" / "rest")
     with pytest.raises(UserError, match=r"checkpoints/15 is damaged: the item 'rest' is missing.*go on from step 12"):
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_lost_its_optimiser_is_not_trained_from(blocks_dir, wo
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-def test_rows_that_are_lost_stop_the_run(blocks_dir, workdir):
+def test_lost_rows_stop_the_run(blocks_dir, workdir):
     path = workdir / "metrics.jsonl"
     torn = path.read_bytes()[:-100]
     path.write_bytes(torn)
@@ -176,8 +176,8 @@ def test_rows_that_are_lost_stop_the_run(blocks_dir, workdir):
     assert path.read_bytes() == torn
 
 
-def test_a_finished_run_with_damaged_blocks_says_so(blocks_dir, workdir):
-    """A study would be the first to read it. Losses that are damaged are made again (test_finished.py)."""
+def test_damaged_blocks_of_a_finished_run_are_reported(blocks_dir, workdir):
+    """A study would be the first to read them. Damaged losses are recomputed (test_finished.py)."""
     config = settings(blocks_dir)
     assert train(config, workdir) is True
     (workdir / "eval_losses" / "blocks.npz").write_bytes(b"PK")
@@ -194,7 +194,7 @@ def test_rows_are_synced_before_a_checkpoint_counts_on_them(midway):
 
 # ------------------------------------------------------------------------------------- not finite
 def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatch):
-    """Poisoned at step 18, two steps after the checkpoint of step 16."""
+    """NaN at step 18, two steps after the checkpoint of step 16."""
 
     def poisoned(*args):
         step = make_train_step(*args)
@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatc
     assert [r["step"] for r in support.rows(workdir)][-1] == 17, "what is not a number is not written as one"
 
 
-def test_a_run_that_explodes_at_once_says_that_nothing_was_saved(blocks_dir, tmp_path):
+def test_a_run_that_diverges_at_once_reports_that_nothing_was_saved(blocks_dir, tmp_path):
     with pytest.raises(UserError, match=r"Step [12]: .*No checkpoint was made before") as caught:
         train(settings(blocks_dir, optim__lr=1e30, optim__warmup_steps=0), tmp_path / "run")
     assert "Lower config.optim.lr" in str(caught.value)
@@ -227,14 +227,14 @@ def test_a_run_that_explodes_at_once_says_that_nothing_was_saved(blocks_dir, tmp
 
 # ------------------------------------------------------------------------------------- broken workdirs
 @pytest.mark.parametrize("command", [evaluate.main, generate.main])
-def test_commands_on_what_is_no_run(command, workdir, tmp_path):
+def test_commands_refuse_a_directory_without_a_run(command, workdir, tmp_path):
     with pytest.raises(UserError, match=r"is not a run: it has no config\.json"):
         command([f"--workdir={tmp_path / 'nothing'}"])
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(UserError, match=r"no complete checkpoint.*config\.checkpoint\.every"):
         command([f"--workdir={workdir}"])
     (workdir / "checkpoints").mkdir()
-    (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # what a killed save leaves
+    (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # files of a killed save
     with pytest.raises(UserError, match=r"no complete checkpoint"):
         command([f"--workdir={workdir}"])
     (workdir / "config.json").write_text('{"name": "tor')
@@ -242,8 +242,8 @@ def test_commands_on_what_is_no_run(command, workdir, tmp_path):
         command([f"--workdir={workdir}"])
 
 
-def test_a_run_from_the_start_when_no_checkpoint_is_complete(blocks_dir, workdir):
-    """Killed in its first save: the rows of then are written again, once."""
+def test_a_run_restarts_if_no_checkpoint_is_complete(blocks_dir, workdir):
+    """Killed in its first save: earlier rows are written again, once."""
     shutil.rmtree(workdir / "checkpoints")
     (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir(parents=True)
     rows = (workdir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -253,7 +253,7 @@ def test_a_run_from_the_start_when_no_checkpoint_is_complete(blocks_dir, workdir
 
 
 @pytest.mark.parametrize("left", ["nothing", "the directory", "the directory of a finished run"])
-def test_a_run_whose_checkpoints_are_gone_is_not_trained_over(blocks_dir, workdir, left):
+def test_a_run_without_its_checkpoints_is_not_overwritten(blocks_dir, workdir, left):
     shutil.rmtree(workdir / "checkpoints")
     if left != "nothing":
         (workdir / "checkpoints").mkdir()
@@ -267,10 +267,10 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_over(blocks_dir, workdi
         train(config, workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == before
     (workdir / "metrics.jsonl").rename(workdir / "before.jsonl")
-    metrics.require_checkpoint(mirrors.Mirror(workdir))  # the way out that the error names
+    metrics.require_checkpoint(mirrors.Mirror(workdir))  # the remedy in the error
 
 
-def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
+def test_a_corrupt_config_is_not_overwritten(blocks_dir, workdir):
     (workdir / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json is not JSON"):
         train(settings(blocks_dir), workdir)
@@ -283,20 +283,20 @@ def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
         train(settings(blocks_dir), file)
 
 
-def test_generate_refuses_what_makes_no_sense(workdir):
+def test_generate_refuses_meaningless_options(workdir):
     for option in ("--max_new_tokens=0", "--temperature=-1", "--top_k=-1", "--top_k=100000", "--top_p=0", "--stop="):
         with pytest.raises(UserError, match=r"^(max_new_tokens|temperature|top_k|top_p|stop)\b"):
             generate.main([f"--workdir={workdir}", option])
 
 
-def test_generate_refuses_seeds_and_temperatures_that_are_none(workdir):
+def test_generate_refuses_invalid_seeds_and_temperatures(workdir):
     for option in ("--temperature=nan", "--seed=-1", "--seed=99999999999999999999999"):
         with pytest.raises(UserError, match=r"^(temperature|seed) must be at least 0"):
             generate.main([f"--workdir={workdir}", option])
 
 
 @pytest.mark.slow
-def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdir, monkeypatch):
+def test_a_run_with_a_moved_workdir_stops_and_resumes_there(blocks_dir, workdir, monkeypatch):
     elsewhere = workdir.with_name("elsewhere")
 
     def moved(self):
@@ -307,14 +307,14 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"was moved or deleted.*--workdir=DIR"):
         patch.setattr(train_module.StopRequest, "agreed", moved)
         train(settings(blocks_dir), workdir)
-    # A save that was under way makes its directory again at the old place; it is never taken for a checkpoint.
+    # A save in progress creates its directory again at the old path; it never counts as a checkpoint.
     assert not (workdir / "checkpoints").exists() or support.checkpoint_steps(workdir) == []
     assert train(settings(blocks_dir), elsewhere) is True
     assert [r["step"] for r in support.rows(elsewhere) if "train/lr" in r] == list(range(1, 25))
 
 
-def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
-    """Whatever it was about to write; a file that is missing elsewhere is not taken for that."""
+def test_a_deleted_workdir_is_reported(blocks_dir, workdir, monkeypatch):
+    """For every kind of write; a missing file elsewhere is not reported as this."""
 
     def writes(*_, path, deleted: bool, manifest: str):
         if deleted:
@@ -332,7 +332,7 @@ def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch
 
 
 # ------------------------------------------------------------------------------------- the command line
-def test_overrides_are_told_from_flags():
+def test_overrides_are_distinguished_from_flags():
     argv = ["--workdir=a", "--config.train.steps=3", "--config=b.py:debug", "--config.data.path", "c=d", "-v=1"]
     rest, overrides = train_command.split_overrides(argv)
     assert rest == ["--workdir=a", "--config=b.py:debug", "-v=1"]
@@ -343,7 +343,7 @@ def test_overrides_are_told_from_flags():
 
 @pytest.mark.slow
 def test_exit_status_and_no_traceback(blocks_dir, workdir):
-    """Through real processes: the words on stderr, status 2, nothing of Python's."""
+    """In real processes: a message on stderr, status 2, no traceback."""
     said = {
         ("--config=configs/top1_chunk.py:debug,trian.steps=3",): "Did you mean 'train'",
         ("--config=top1_chunk:debug", "--config.model.mixer.selection=exactly"): (
@@ -379,10 +379,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @pytest.mark.parametrize("who", ["checkpoint", pytest.param("metrics", marks=pytest.mark.slow)])
 def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
-    """A limit on the size of files, as the kernel says "no" the same way: to Orbax, or to the next row of metrics."""
+    """A limit on file sizes gives the kernel's error for a full disk, in Orbax or in the next row of metrics."""
     written = (workdir / "metrics.jsonl").stat().st_size
     assert written > (workdir / "config.json").stat().st_size, "the limit must let the config through"
-    # Orbax packs arrays into files as they come, so sizes differ from run to run; but one array goes into one file. The
+    # Orbax packs arrays into files in arrival order, so sizes vary; but one array is in one file. The
     # limit is below the embedding's (16 KB, random bits), above what nine more rows of metrics take.
     limit = written + (4_000 if who == "checkpoint" else 50)
     embedding_bytes = 4 * settings(blocks_dir).model.vocab_size * settings(blocks_dir).model.dim
@@ -399,8 +399,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
 
 
 @pytest.mark.slow
-def test_after_a_full_disk_the_run_goes_on(blocks_dir, workdir):
-    """What a save that failed left behind is no hindrance."""
+def test_a_run_resumes_after_a_full_disk(blocks_dir, workdir):
+    """Files of the failed save do not prevent it."""
     (workdir / "checkpoints" / "16.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     assert train(settings(blocks_dir), workdir) is True
     assert support.checkpoint_steps(workdir) == [20, 24]

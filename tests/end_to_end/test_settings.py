@@ -1,4 +1,4 @@
-"""Every setting of a run reaches what it is for: a run with none at its default, against what that should give."""
+"""Every setting of a run takes effect: a run in which all differ from the defaults, against expected values."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ TOLERANCE = 2e-4
 
 
 def table(rows) -> np.ndarray:
-    """[steps, logged]."""
+    """Return the logged values [steps, logged]."""
     return np.array([[row[name] for name in LOGGED] for row in rows])
 
 
@@ -45,8 +45,8 @@ def expected(run: Run, reference: Reference) -> np.ndarray:
     return table(reference.follow(run.config, batches(run.config)))
 
 
-def test_a_run_is_what_its_settings_say(run: Run, expected: np.ndarray):
-    """Loss, norms and learning rate of every step, so also parameters and data of the step before."""
+def test_a_run_follows_its_settings(run: Run, expected: np.ndarray):
+    """Loss, norms and learning rate of every step, and therefore also parameters and data of the previous step."""
     logged = table([row for row in metrics.read(run.workdir) if "train/lr" in row])
     np.testing.assert_allclose(logged, expected, rtol=TOLERANCE)
 
@@ -62,8 +62,8 @@ DEFAULTS += [{"train": {"seed": 0}}, {"data": {"seed": 0}}]
 
 
 @pytest.mark.parametrize("change", DEFAULTS, ids=str)
-def test_each_of_them_matters(run: Run, reference: Reference, expected: np.ndarray, change):
-    """The comparison above sees a setting that is not passed on: its default gives other numbers."""
+def test_every_setting_matters(run: Run, reference: Reference, expected: np.ndarray, change):
+    """The comparison above detects a setting that is not passed on: its default gives other numbers."""
     config = replaced(run.config, **change)
     assert config != run.config
     if "warmup_steps" in change.get("optim", {}):
@@ -72,13 +72,13 @@ def test_each_of_them_matters(run: Run, reference: Reference, expected: np.ndarr
     assert np.max(np.abs(other / expected - 1)) > 20 * TOLERANCE
 
 
-def test_micro_batches_and_evaluation_batches_have_their_sizes(run: Run):
+def test_micro_batches_and_evaluation_batches_have_the_configured_sizes(run: Run):
     row = support.SEQ_LEN + 1
     assert set(run.batch_shapes) == {("train", (16 // 2, row)), ("eval", (12, row))}
 
 
-def test_parameters_and_moments_lie_as_the_mesh_says(run: Run):
-    """Adam's moments are two thirds of what a run keeps: split as their parameters are."""
+def test_parameters_and_moments_follow_the_mesh(run: Run):
+    """Adam's moments are two thirds of a run's state; they are split like their parameters."""
     params = {path.partition("]")[2]: x for path, x in run.saved.items() if path.startswith("['params']")}
     assert {axis for x in params.values() for axis in jax.tree.leaves(tuple(x.sharding.spec))} == {"fsdp", "tensor"}
     assert {tuple(x.sharding.mesh.shape.items()) for x in params.values()} == {
@@ -91,12 +91,12 @@ def test_parameters_and_moments_lie_as_the_mesh_says(run: Run):
             assert x.sharding.is_equivalent_to(params[path].sharding, len(x.shape)), path
 
 
-def test_the_profile_has_the_steps_that_were_asked_for(run: Run):
-    """Steps 3 and 4. What is logged lags by the step that the device works on, until the profile is closed."""
+def test_the_profile_has_the_configured_steps(run: Run):
+    """Steps 3 and 4. Logging lags one step behind the device until the profile is closed."""
     assert run.profile == [("start", 1), ("stop", 4)]
 
 
-def test_the_sample_has_the_length_that_was_asked_for(run: Run):
+def test_the_sample_has_the_configured_length(run: Run):
     text = (run.workdir / "report.md").read_text()
     found = re.search(r"^(`{3,})text\n(.*?)\n\1$", text, re.DOTALL | re.MULTILINE)
     assert found is not None
@@ -110,7 +110,7 @@ def test_no_events_without_tensorboard(run: Run):
     assert not (run.workdir / "tensorboard").exists()
 
 
-def test_the_rate_is_tokens_by_seconds(run: Run):
+def test_the_rate_is_tokens_per_second(run: Run):
     rows = [row for row in metrics.read(run.workdir) if "tokens_per_s" in row]
     for a, b in itertools.pairwise(rows):
         assert b["tokens_per_s"] * (b["seconds"] - a["seconds"]) == pytest.approx(16 * support.SEQ_LEN, rel=1e-6)

@@ -1,6 +1,6 @@
-"""Runs that are kept in an object store, on an emulator of gs://: stopped, killed, and gone on with elsewhere.
+"""Runs in an object store, on a gs:// emulator: stopped, killed, and resumed on another machine.
 
-What they end as equals, bit for bit, a run in a local workdir that was left alone.
+Their results equal, bit by bit, an uninterrupted run in a local workdir.
 """
 
 import json
@@ -49,7 +49,7 @@ run_command(main)
 
 
 class Machine(NamedTuple):
-    """The environment of processes that share a cache, and where that is."""
+    """The environment of processes that share a cache, and the cache's path."""
 
     environment: dict[str, str]
     cache: Path
@@ -68,7 +68,7 @@ class Machine(NamedTuple):
 
 @pytest.fixture
 def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
-    """`machine("a", server)` is one of that name; its processes end with the test."""
+    """Return `machine("a", server)`; its processes end with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def of(name: str, server: object_servers.Server) -> Machine:
@@ -82,9 +82,9 @@ def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
 
 
 @pytest.fixture(scope="module")
-def alone(blocks_dir, tmp_path_factory) -> Path:
-    """The run in a local workdir."""
-    workdir = tmp_path_factory.mktemp("alone") / "run"
+def local_run(blocks_dir, tmp_path_factory) -> Path:
+    """Return the run in a local workdir."""
+    workdir = tmp_path_factory.mktemp("local_run") / "run"
     finish(support.command(blocks_dir, workdir, "transformer_pp", **SETTINGS))
     return workdir
 
@@ -102,13 +102,13 @@ def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") 
 
 
 def steps(url: str) -> list[int]:
-    """Of the complete checkpoints."""
+    """Return the steps of the complete checkpoints."""
     parts = [name.split("/") for name in store.sizes(f"{url}/checkpoints")]
     return sorted(int(step) for step, *names in parts if names == [checkpoint.STORE_MARKER])
 
 
-def kept(url: str) -> set[str]:
-    """Files beside the checkpoints."""
+def run_files(url: str) -> set[str]:
+    """Return the files that are not checkpoints."""
     return {name for name in store.sizes(url) if not name.startswith(("checkpoints/", "tensorboard/"))}
 
 
@@ -120,7 +120,7 @@ FILES = {
 
 
 @pytest.mark.slow
-def test_a_run_begins_with_the_weights_of_one_in_a_store(server, machine, blocks_dir, tmp_path):
+def test_init_from_reads_a_store(server, machine, blocks_dir, tmp_path):
     url, a, b = f"{server.url}/run", machine("a", server), machine("b", server)
     short = {"train__steps": 4, "optim__warmup_steps": 1}
     source = a.run(support.command(blocks_dir, url, "transformer_pp", **SETTINGS | short))
@@ -134,11 +134,11 @@ def test_a_run_begins_with_the_weights_of_one_in_a_store(server, machine, blocks
 
 
 @pytest.mark.slow
-def test_stopped_here_and_finished_elsewhere(server, machine, blocks_dir, alone):
+def test_a_stopped_run_finishes_on_another_machine(server, machine, blocks_dir, local_run):
     url, a, b = f"{server.url}/run", machine("a", server), machine("b", server)
     process = a.popen(command(blocks_dir, url))
     wait_for(lambda: steps(url), process)
-    process.send_signal(signal.SIGSTOP)  # so that it lives on for as long as the other one takes to start
+    process.send_signal(signal.SIGSTOP)  # so it lives until the other one has started
     refused = b.run(command(blocks_dir, url))
     assert refused.returncode == 2
     assert f"{url} is in use by process {process.pid} on " in refused.stderr
@@ -148,25 +148,25 @@ def test_stopped_here_and_finished_elsewhere(server, machine, blocks_dir, alone)
     assert process.returncode == 0, stderr
     assert f"everything is saved. Go on with the same command and --workdir={url}" in stderr
     stopped = max(steps(url))
-    assert "run.lock" not in kept(url)
+    assert "run.lock" not in run_files(url)
     assert 0 < stopped < STEPS
     last = b.run(command(blocks_dir, url))
     assert last.returncode == 0, last.stderr
     assert f"Going on from step {stopped} of {STEPS} in {url}" in last.stderr
     assert f"Report: {url}/report.md" in last.stderr
-    assert kept(url) == FILES
+    assert run_files(url) == FILES
     assert any(name.startswith("tensorboard/") for name in store.sizes(url))
     assert steps(url) == [35, 40]
-    assert_equal_runs(url, alone)
+    assert_equal_runs(url, local_run)
 
-    # What reads it, from a third machine.
+    # Commands that read it, on a third machine.
     c = machine("c", server)
     evaluated = c.run([sys.executable, "-m", "seqjax.evaluate", f"--workdir={url}"])
     assert f"{url}, step {STEPS}, nats per token" in evaluated.stdout, evaluated.stderr
-    assert "evaluation.json" in kept(url)
-    made = [c.run([sys.executable, "-m", "seqjax.generate", f"--workdir={d}", "--prompt=ab"]) for d in (url, alone)]
+    assert "evaluation.json" in run_files(url)
+    made = [c.run([sys.executable, "-m", "seqjax.generate", f"--workdir={d}", "--prompt=ab"]) for d in (url, local_run)]
     assert made[0].stdout == made[1].stdout != ""
-    assert seqjax.load(url).loss("abc") == seqjax.load(alone).loss("abc")
+    assert seqjax.load(url).loss("abc") == seqjax.load(local_run).loss("abc")
     run = Run(0, "run", url, support.run_config(blocks_dir, "transformer_pp", **SETTINGS), model="run")
     assert run.complete
     assert run.last_row()["step"] == STEPS
@@ -175,8 +175,8 @@ def test_stopped_here_and_finished_elsewhere(server, machine, blocks_dir, alone)
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_a_save(server, machine, blocks_dir, alone, tmp_path):
-    """Files of step 10 are there, its marker is not: step 5 is in force, here and elsewhere."""
+def test_killed_in_the_middle_of_a_save(server, machine, blocks_dir, local_run, tmp_path):
+    """The files of step 10 exist without its marker: step 5 is the newest checkpoint, here and elsewhere."""
     url, a, mark = f"{server.url}/run", machine("a", server), tmp_path / "mark"
     program = [sys.executable, "-c", HANG, str(mark)]
     process = a.popen([*program, *command(blocks_dir, url)[3:]])
@@ -186,16 +186,16 @@ def test_killed_in_the_middle_of_a_save(server, machine, blocks_dir, alone, tmp_
     assert steps(url) == [5]
     assert any(name.startswith("checkpoints/10/params/") for name in store.sizes(url))
     assert seqjax.load(url).step == 5
-    # The lock of the dead run is known to be dead: this is the same host.
+    # The same host knows that the lock's process has ended.
     last = machine("b", server).run(command(blocks_dir, url))
     assert last.returncode == 0, last.stderr
     assert f"Going on from step 5 of {STEPS}" in last.stderr
-    assert_equal_runs(url, alone)
+    assert_equal_runs(url, local_run)
     assert steps(url) == [35, 40]
 
 
 def test_a_short_run(server, blocks_dir, monkeypatch, tmp_path):
-    """The quick one: its last files do not get there, and the same command sends them."""
+    """Its last files are not uploaded; the same command uploads them."""
     settings = {"train__steps": 2, "checkpoint__every": 0, "eval__every": 0, "log__every": 2, "model__n_layers": 1}
     settings |= {"data__eval_domains": ("c4",)}
     config = support.run_config(blocks_dir, "transformer_pp", **settings)
@@ -212,21 +212,21 @@ def test_a_short_run(server, blocks_dir, monkeypatch, tmp_path):
         with pytest.raises(UserError, match=r"the line is dead\. The same command goes on from the last checkpoint"):
             train(config, url)
     assert steps(url) == [2]
-    assert "report.md" not in kept(url)
+    assert "report.md" not in run_files(url)
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
         with pytest.raises(UserError, match=f"{url} holds a run with another config: train.steps: 2 -> 3"):
             train(support.run_config(blocks_dir, "transformer_pp", **settings | {"train__steps": 3}), url)
     assert train(config, url)
     assert [row["step"] for row in support.rows(url)] == [2, 2]
-    assert "run.lock" not in kept(url)
+    assert "run.lock" not in run_files(url)
     report = store.read(f"{url}/report.md")
     assert report is not None
     assert f"--workdir={url}" in report.decode()
 
 
 def distributed(blocks_dir: Path, url: str, machines: list[Machine]) -> list[tuple[int, str]]:
-    """A process on each machine; how they end and what they say."""
+    """Run one process on each machine; return exit states and output."""
     args = [*command(blocks_dir, url), "--config.train.batch_size=12", "--distributed"]
     port = object_servers.free_port()
     there = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(len(machines))}
@@ -241,12 +241,12 @@ def distributed(blocks_dir: Path, url: str, machines: list[Machine]) -> list[tup
 
 @pytest.mark.slow
 def test_several_processes_without_a_shared_disk(server, machine, blocks_dir):
-    """Orbax writes the parts of all of them to gs://; the first one alone writes the other files."""
+    """Orbax writes every process's part to gs://; only the first process writes the other files."""
     url, machines = f"{server.url}/run", [machine("a", server), machine("b", server)]
     ended = distributed(blocks_dir, url, machines)
     assert [status for status, _ in ended] == [0, 0], ended
     assert steps(url) == [STEPS - 5, STEPS]
-    assert {name for name in FILES if "/" not in name} < kept(url)  # its evaluations are at other steps
+    assert {name for name in FILES if "/" not in name} < run_files(url)  # its evaluations are at other steps
     names = {name for name in store.sizes(f"{url}/checkpoints/{STEPS}/data") if name.startswith("process_")}
     assert names == {"process_0-of-2.json", "process_1-of-2.json"}
     assert not list(machines[1].cache.rglob("metrics.jsonl"))

@@ -1,4 +1,4 @@
-"""One whole run in this process, on eight devices, and everything that is done with its workdir afterwards."""
+"""One complete run in this process, on eight devices, and every command on its workdir."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ DOMAINS = ("commoncrawl", "c4", "arxiv", "github", "stackexchange")  # in domain
 
 @pytest.fixture(scope="module")
 def run(blocks_dir, tmp_path_factory):
-    """The workdir of a finished run and its config; it evaluates every six and a half steps of 256 tokens."""
+    """Return a finished run's workdir and its config; it evaluates every 6.5 steps of 256 tokens."""
     workdir = tmp_path_factory.mktemp("run") / "limited"
     config = support.run_config(
         blocks_dir, train__steps=30, eval__every=6 * 256 + 128, log__tensorboard=True, log__sample_tokens=16
@@ -33,7 +33,7 @@ def run(blocks_dir, tmp_path_factory):
     return workdir, config
 
 
-def test_what_a_workdir_holds(run):
+def test_files_of_a_workdir(run):
     workdir, config = run
     files = {"config.json", "run.json", "metrics.jsonl", "report.md", "report.png"}
     assert {p.name for p in workdir.iterdir()} == files | {"checkpoints", "eval_losses", "tensorboard"}
@@ -94,7 +94,7 @@ def test_evaluate_repeats_the_last_evaluation(run, capsys):
 
 
 def test_evaluation_is_the_mean_over_all_tokens(run):
-    """Against the logits of each block; 10 blocks in batches of 8, so the second batch has padding rows."""
+    """Compared with the logits of each block; 10 blocks in batches of 8, so the second batch has padding rows."""
     workdir, config = run
     _, model, weights, _, mesh = evaluate.restore(workdir)
     corpus = open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
@@ -109,7 +109,7 @@ def test_evaluation_is_the_mean_over_all_tokens(run):
 
 
 def test_greedy_generation_is_the_argmax_of_growing_prefixes(run, capsys):
-    """Of a run that has learned something; test_commands.py does it for every config after two steps."""
+    """Uses a trained run; test_commands.py checks every config after two steps."""
     want, margins = greedy(run[0], "qwerty ", 24)
     generate.main([f"--workdir={run[0]}", "--prompt=qwerty ", "--max_new_tokens=24", "--temperature=0"])
     assert capsys.readouterr().out == f"qwerty {want}\n"
@@ -117,7 +117,7 @@ def test_greedy_generation_is_the_argmax_of_growing_prefixes(run, capsys):
     assert min(margins) > 0
 
 
-def test_generation_depends_on_its_seed_alone(run):
+def test_generation_depends_only_on_its_seed(run):
     _, model, weights, _, _ = evaluate.restore(run[0])
     weights = jax.device_get(weights)
     prompt = jnp.full((2, 3), 100)
@@ -145,7 +145,7 @@ def test_the_regime_decides_the_domains(blocks_dir, tmp_path):
     assert "out of domain" not in (tmp_path / "mixed" / "report.md").read_text()
 
 
-def test_an_interval_of_evaluation_shorter_than_a_step_is_told(blocks_dir, tmp_path, capsys):
+def test_an_evaluation_interval_below_one_step_is_reported(blocks_dir, tmp_path, capsys):
     config = support.run_config(blocks_dir, train__steps=1, eval__every=10, checkpoint__every=0)
     n_tokens = config.train.batch_size * config.train.seq_len
     assert train(config, tmp_path / "run")
@@ -164,7 +164,7 @@ def test_the_profiler_window_is_written(blocks_dir, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimised", [False, True])
 def test_the_default_command_on_the_builtin_corpus(optimised, corpus_cache, tmp_path):
-    """What a newcomer types, at debug size: real text, no download, no workdir given."""
+    """A new user's first command at debug size: real text, no download, no workdir option."""
     args = support.command(tmp_path, tmp_path)[:3]
     config = f"--config={support.ROOT}/configs/top1_chunk.py:debug"
     extra = [f"--config.data.cache_dir={corpus_cache}", "--config.train.steps=6", "--config.log.sample_tokens=8"]

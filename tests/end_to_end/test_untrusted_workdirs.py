@@ -1,4 +1,4 @@
-"""Workdirs from strangers: commands that read one run no code of it, wait for nothing and write nowhere else."""
+"""Workdirs from strangers: reading commands run none of their code, never block and write nowhere else."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from tests import support
 from tests.end_to_end.conftest import Run
 
 CONFIG = "--config=transformer_pp:debug,train.batch_size=8"
-LIMIT_SECONDS = 60  # far longer than a refusal takes; a command that waits for a pipe would never end
+LIMIT_SECONDS = 60  # far above the time of a refusal; a command that waits for a pipe would never end
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def workdir(rough: Run, tmp_path) -> Path:
 
 @pytest.fixture
 def outside(tmp_path) -> Iterator[Path]:
-    """A directory of the user, which stays as it is."""
+    """Return a user's directory, which must not change."""
     (tmp_path / "outside" / "4").mkdir(parents=True)
     for name in ("a.txt", "00000009.npz", f".a.{'0' * 32}.tmp", "4/a"):
         (tmp_path / "outside" / name).write_text("mine")
@@ -82,7 +82,7 @@ def change(workdir: Path, **values) -> None:
 
 @pytest.mark.parametrize("command", ["generate", "evaluate", "export", "load", "init_from"])
 @pytest.mark.parametrize("what", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
-def test_a_config_that_never_ends(workdir, command, what):
+def test_a_config_that_blocks_is_refused(workdir, command, what):
     (workdir / "config.json").unlink()
     what(workdir / "config.json")
     with in_time(), pytest.raises(UserError, match=r"config\.json is not a file"):
@@ -112,7 +112,7 @@ def test_checksums_name_files_of_the_checkpoint(workdir, name):
 
 
 def test_chunks_are_not_larger_than_their_array(workdir):
-    """A chunk of zeros has a few bytes on the disk, and is unpacked as a whole."""
+    """A chunk of zeros has a few bytes on disk, but is unpacked completely."""
     step = workdir / "checkpoints" / "7"
     stored = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{step / 'params'}/"}).result()
     name = next(key for key in stored.list().result() if key.endswith(b"mlp.gate.w/.zarray"))
@@ -148,7 +148,7 @@ def test_results_do_not_follow_links(workdir, outside):
     ],
     ids=str,
 )
-def test_a_config_with_values_that_nobody_trains_with(workdir, values, says, monkeypatch):
+def test_a_config_with_absurd_values_is_refused(workdir, values, says, monkeypatch):
     monkeypatch.setattr("seqjax.store.RETRY_SECONDS", ())
     change(workdir, **values)
     with in_time(), pytest.raises(UserError, match=says) as caught:
@@ -161,13 +161,13 @@ def test_an_evaluation_writes_no_cache_where_the_config_says(workdir, outside, c
     change(workdir, data__corpus="builtin", data__path="", data__cache_dir=str(outside / "new"), eval__path=[])
     monkeypatch.setenv("XDG_CACHE_HOME", str(workdir.parent / "cache"))
     (workdir.parent / "cache").mkdir()
-    (workdir.parent / "cache" / "seqjax").symlink_to(corpus_cache)  # where the built-in corpus is already
+    (workdir.parent / "cache" / "seqjax").symlink_to(corpus_cache)  # already contains the built-in corpus
     commands(workdir)["evaluate"]()
     assert not (outside / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "eval_losses", "ends"])
-def test_training_goes_on_in_its_workdir_alone(config, workdir, outside, name):
+def test_training_writes_only_in_its_workdir(config, workdir, outside, name):
     if (workdir / name).exists():
         shutil.rmtree(workdir / name)
     (workdir / name).symlink_to(outside / ("a.txt" if "." in name else ""))
@@ -203,7 +203,7 @@ def test_an_empty_path_is_not_the_current_directory(argv, tmp_path, monkeypatch,
 
 
 def test_a_refused_run_deletes_nothing(workdir):
-    """The checks come first, and then only what the run itself left is removed."""
+    """All checks come first; after them only the run's own files are removed."""
     kept = [workdir / name for name in (f".a.{'0' * 32}.tmp", f"notes/.a.{'0' * 32}.tmp", ".a.tmp")]
     for path in kept:
         path.parent.mkdir(exist_ok=True)
@@ -220,7 +220,7 @@ def test_a_refused_run_deletes_nothing(workdir):
 @pytest.mark.slow  # another process
 @pytest.mark.parametrize("command", ["generate", "evaluate"])
 def test_modules_in_the_current_directory_are_not_imported(workdir, command):
-    """Packages that are not installed, and plugins that JAX looks for, would be found in the stranger's directory."""
+    """Missing packages, and plugins that JAX looks for, would be imported from the stranger's directory."""
     modules = ("jax_plugins/evil/__init__.py", "gcsfs.py", "tokenizers.py", "evil.py")
     written = {
         **dict.fromkeys(modules, "raise SystemExit('ran')"),

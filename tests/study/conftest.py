@@ -1,4 +1,4 @@
-"""Pictures: tests that look at numbers alone do without the files, which take longer than all else."""
+"""Replace or record picture drawing, the slowest part of these tests."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ MODULES = (figures, forest, points)
 
 @pytest.fixture
 def undrawn_pictures(monkeypatch):
-    """Pictures are composed, without the places of names in pixels, and not drawn; their files are empty."""
+    """Compose pictures without label layout, and write empty files."""
     monkeypatch.setattr(pictures, "_lay_out", lambda panels: None)
     for module in MODULES:
         monkeypatch.setattr(module, "save", lambda figure, path: Path(path).touch())
@@ -20,22 +20,22 @@ def undrawn_pictures(monkeypatch):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are drawn, by the names of their files; they are written as well."""
-    found, write = {}, figures.save
+    """Return the figures by file name; they are written, too."""
+    figures_by_name, write = {}, figures.save
 
     def save(figure, path):
-        found[Path(path).name] = figure
+        figures_by_name[Path(path).name] = figure
         write(figure, path)
 
     for module in MODULES:
         monkeypatch.setattr(module, "save", save)
-    return found
+    return figures_by_name
 
 
 @pytest.fixture
 def composed(monkeypatch):
-    """The figures that are composed, by the names of their files; nothing is written."""
-    found = {}
+    """Return the figures by file name, without writing them."""
+    figures_by_name = {}
     for module in MODULES:
-        monkeypatch.setattr(module, "save", lambda figure, path: found.update({Path(path).name: figure}))
-    return found
+        monkeypatch.setattr(module, "save", lambda figure, path: figures_by_name.update({Path(path).name: figure}))
+    return figures_by_name

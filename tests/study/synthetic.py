@@ -1,4 +1,4 @@
-"""Runs whose gaps are known, written as training writes them, and studies of them."""
+"""Write runs with known gaps, as training writes them, and study files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from seqjax.training import eval_losses
 
 DOMAINS = ("arxiv", "github")
 SHARES = (0.7, 0.3)
-# Documents of one, two and three blocks; the two domains trained on and the two others.
+# Documents with one, two or three blocks, in two training domains and two OOD domains.
 DOCUMENTS = {name: np.repeat(np.arange(12), np.resize([1, 2, 3], 12)) for name in ("commoncrawl", "c4", *DOMAINS)}
 
 
@@ -27,27 +27,27 @@ def write_run(
     tokenizer: str = "byte",
     steps: Sequence[int] | None = None,
 ) -> Path:
-    """Write a run whose loss in a domain outside is slope * loss in domain + 1 + offset, at every evaluation.
+    """Write a run with OOD loss = slope * in-domain loss + 1 + offset.
 
-    Blocks differ by a fixed amount each, the same in all runs; `noise` is the seed of what differs between runs.
-    `steps` are those of the evaluations, 0, 1, ... by default.
+    Block losses spread around this mean, equally in all runs; `noise` seeds an additional spread. `steps` are the
+    evaluation steps, by default 0, 1, ...
     """
     directory.mkdir(parents=True)
     rng = np.random.default_rng(noise)
     lines = []
-    described = {f"{name}/documents": d for name, d in DOCUMENTS.items()}
-    described |= {
+    block_fields = {f"{name}/documents": d for name, d in DOCUMENTS.items()}
+    block_fields |= {
         f"{name}/{field}": np.arange(len(d)) for name, d in DOCUMENTS.items() for field in ("index", "n_bytes")
     }
-    own = {name: rng.normal(size=12)[d] * 0.05 * (noise is not None) for name, d in DOCUMENTS.items()}
+    noise_by_domain = {name: rng.normal(size=12)[d] * 0.05 * (noise is not None) for name, d in DOCUMENTS.items()}
     for step, loss in zip(steps or range(len(in_domain)), in_domain, strict=True):
         losses = {}
         for name, documents in DOCUMENTS.items():
-            of_offset = offset if isinstance(offset, float | int) else offset[name] if name in DOMAINS else 0.0
-            mean = slope * loss + 1 + of_offset if name in DOMAINS else loss
-            spread = np.linspace(-1, 1, len(documents)) + own[name] - own[name].mean()
+            domain_offset = offset if isinstance(offset, float | int) else offset[name] if name in DOMAINS else 0.0
+            mean = slope * loss + 1 + domain_offset if name in DOMAINS else loss
+            spread = np.linspace(-1, 1, len(documents)) + noise_by_domain[name] - noise_by_domain[name].mean()
             losses[name] = (mean + spread).astype(np.float32)
-        means = {name: float(of_block.astype(float).mean()) for name, of_block in losses.items()}
+        means = {name: float(block_losses.astype(float).mean()) for name, block_losses in losses.items()}
         row: dict[str, Any] = {"step": step, "tokens": 100 * step, "train/loss": loss - 0.2}
         row |= {f"eval/{name}/loss": mean for name, mean in means.items()}
         row |= {f"eval/{name}/bits_per_byte": mean / 4 for name, mean in means.items()}
@@ -59,7 +59,7 @@ def write_run(
             (directory / eval_losses.DIRECTORY).mkdir(exist_ok=True)
             eval_losses.write(directory, step, losses)
     if blocks:
-        np.savez(directory / eval_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
+        np.savez(directory / eval_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **block_fields)
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     (directory / "config.json").write_text(json.dumps({"data": {"tokenizer": tokenizer}}))
     (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))
@@ -75,9 +75,10 @@ def write_trunk(
     noise: int | None = None,
     manifest: str = "m",
 ) -> Path:
-    """Write a run with ends: share of the steps -> loss in domain there, and `outside` gives a domain's loss over it.
+    """Write a run with ends.
 
-    The trunk has training rows and an evaluation that no comparison may use: its rate was not decayed.
+    `in_domain` maps the share of the steps to the loss, and `outside` gives a domain's OOD loss. The trunk also has an
+    evaluation at the undecayed learning rate, which no comparison may use.
     """
     for share, loss in in_domain.items():
         step = round(share * steps)
@@ -93,8 +94,8 @@ def write_trunk(
     return directory
 
 
-def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **more: Any) -> Path:
-    """Write a study file of runs, label -> workdir or fields of a run."""
+def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **fields: Any) -> Path:
+    """Write a study file; `runs` maps label -> workdir or run fields."""
     entries = {label: {"workdir": str(run)} if isinstance(run, Path) else run for label, run in runs.items()}
     values = {
         "title": "t",
@@ -103,5 +104,5 @@ def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **more: A
         "against": ("commoncrawl", "c4"),
         "runs": entries,
     }
-    path.write_text(f"def get_study():\n    return {values | more!r}\n")
+    path.write_text(f"def get_study():\n    return {values | fields!r}\n")
     return path

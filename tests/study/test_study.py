@@ -1,4 +1,4 @@
-"""The command of a study: its files, the runs that it trains, and bad input."""
+"""`seqjax study`: study files, training, signals, and bad input."""
 
 import json
 import math
@@ -29,25 +29,25 @@ def runs(tmp_path):
     return {"fast": fast, "slow": slow}
 
 
-def test_errors_name_the_fix(runs, tmp_path):
-    with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
+def test_bad_study_files_are_refused(runs, tmp_path):
+    with pytest.raises(UserError, match=r"--study: .*absent\.py"):
         load_study(str(tmp_path / "absent.py"))
-    with pytest.raises(UserError, match=r"no run has the model of the references \['other'\]"):
+    with pytest.raises(UserError, match=r"references \['other'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, references=("other",))))
-    with pytest.raises(UserError, match="references must be a tuple"):
+    with pytest.raises(UserError, match=r"references .*'slow'"):
         load_study(str(write_study(tmp_path / "study.py", runs, references="slow")))
-    with pytest.raises(UserError, match=r"unknown fields \['reference'\]"):
+    with pytest.raises(UserError, match=r"\['reference'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, reference="slow")))
-    with pytest.raises(UserError, match="the fields of a run are workdir"):
+    with pytest.raises(UserError, match="'x' has workdir, sede"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, "x": {"workdir": "d", "sede": 1}})))
     speeds = {"c": {"card": "H100", "tokens_per_s": {"slow": 1.0}}}
-    with pytest.raises(UserError, match=r"speeds: c.* see seqjax/study/runs/studies\.py"):
+    with pytest.raises(UserError, match=r"speeds: c.*study/runs/studies\.py"):
         load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     for speeds in ({"c": {"slwo": 1.0}}, {"c": {"card": "H100", "length": 8, "tokens_per_s": {"slwo": 1.0}}}):
-        with pytest.raises(UserError, match=r"speeds\['c'\] names \['slwo'\], but no run has"):
+        with pytest.raises(UserError, match=r"speeds\['c'\] .*\['slwo'\]"):
             load_study(str(write_study(tmp_path / "study.py", runs, speeds=speeds)))
     twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
-    with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
+    with pytest.raises(UserError, match=r"'x' and 'y' .*model, seed, rate"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, **twice})))
     with pytest.raises(UserError, match=r"--study=NAME_OR_FILE.* or --analyse=DIR"):
         study.main([])
@@ -62,7 +62,7 @@ TINY = (
 
 @pytest.fixture
 def trained_study(blocks_dir, tmp_path):
-    """Two runs that can be trained and, between them, one that fails: its learning rate makes it diverge."""
+    """Write a study with two runs that train and one that diverges."""
     tiny = TINY.format(data=blocks_dir)
     configs = {
         "slow": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny}",
@@ -76,8 +76,8 @@ def trained_study(blocks_dir, tmp_path):
     return path
 
 
-def of_configs(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
-    """The arguments of a study of two configs; `changes` are settings of the second one."""
+def study_arguments(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
+    """Return arguments that compare two configs; `changes` are the second's settings."""
     tiny = TINY.format(data=blocks_dir).replace("train.steps=4", "train.steps=8")
     more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
     configs = f"transformer_pp:debug,{tiny};{second}:debug,{tiny},model.mixer.chunk_size=8{more}"
@@ -88,48 +88,48 @@ NAMES = ("x'''", 'x"""', "x{}", "x#'", "x\u202e")
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_path_is_a_value_in_a_written_study_file(name, blocks_dir, tmp_path):
-    """It is Python source, which runs when it is read."""
-    study.main([*of_configs(blocks_dir, tmp_path / name), "--list"])
+def test_written_study_file_escapes_paths(name, blocks_dir, tmp_path):
+    """A study file is Python source, so paths must be escaped."""
+    study.main([*study_arguments(blocks_dir, tmp_path / name), "--list"])
     for run in load_study(tmp_path / name / "study.py").runs:
         assert Path(run.workdir).parent == tmp_path / name / "runs"
 
 
-def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
-    arguments = of_configs(blocks_dir, tmp_path, seeds=2, train__ends="(0.5,1.0)")
+def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
+    arguments = study_arguments(blocks_dir, tmp_path, seeds=2, train__ends="(0.5,1.0)")
     study.main([*arguments, "--list"])
     assert capsys.readouterr().out.count("not begun") == 4
-    found = load_study(tmp_path / "study.py")
+    loaded = load_study(tmp_path / "study.py")
     names = ("transformer_pp", "top1_chunk, model.mixer.chunk_size=8, train.ends=(0.5,1.0)")
-    assert [(run.model, run.seed) for run in found.runs] == [(name, seed) for name in names for seed in (0, 1)]
-    assert found.references == names[:1]
-    assert found.against == ("commoncrawl", "c4") and found.domains == ("arxiv", "github", "stackexchange")
-    for run in found.runs:
+    assert [(run.model, run.seed) for run in loaded.runs] == [(name, seed) for name in names for seed in (0, 1)]
+    assert loaded.references == names[:1]
+    assert loaded.against == ("commoncrawl", "c4") and loaded.domains == ("arxiv", "github", "stackexchange")
+    for run in loaded.runs:
         assert run.config is not None
         assert run.config.train.seed == run.config.data.seed == run.seed
         assert run.config.train.ends == (ENDS if run.model == names[0] else (0.5, 1.0))
-    assert len({run.workdir for run in found.runs}) == 4
-    study.main([*arguments, "--list"])  # the same again
+    assert len({run.workdir for run in loaded.runs}) == 4
+    study.main([*arguments, "--list"])  # repeating the command is allowed
     inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
-    with pytest.raises(UserError, match="exists with other content"):
-        study.main([*of_configs(blocks_dir, tmp_path, seeds=3), "--list"])
-    for args, says in (
-        (["--configs=transformer_pp"], "at least two configs"),
-        (["--configs=transformer_pp,transformer_pp"], "each once"),
-        (["--configs=transformer_pp,absent"], "no config of that name"),
-        (of_configs(blocks_dir, tmp_path, seeds=0), "--seeds must be at least 1"),
-        (of_configs(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "reads other data"),
-        ([f"--configs=transformer_pp:debug,{inside};mamba2:debug,{inside}"], "leaves domains out of training"),
+    with pytest.raises(UserError, match=r"study\.py exists"):
+        study.main([*study_arguments(blocks_dir, tmp_path, seeds=3), "--list"])
+    for args, message in (
+        (["--configs=transformer_pp"], "--configs=transformer_pp: "),
+        (["--configs=transformer_pp,transformer_pp"], "--configs=transformer_pp;transformer_pp: "),
+        (["--configs=transformer_pp,absent"], "Python file absent"),
+        (study_arguments(blocks_dir, tmp_path, seeds=0), "--seeds "),
+        (study_arguments(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "--configs: top1_chunk"),
+        ([f"--configs=transformer_pp:debug,{inside};mamba2:debug,{inside}"], "regime limited"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             study.main([*args, f"--out={tmp_path / 'new'}"])
     assert not (tmp_path / "new").exists()
     with pytest.raises(UserError, match="needs --out=DIR"):
         study.main(["--configs=transformer_pp,mamba2"])
 
 
-def test_runs_are_labelled_with_the_names_of_their_configs(blocks_dir, tmp_path, monkeypatch):
-    """Not with their files: a config says what it is called, and a label stays if the file is renamed."""
+def test_runs_are_labelled_by_config_name(blocks_dir, tmp_path, monkeypatch):
+    """A label stays if the config's file is renamed."""
     monkeypatch.chdir(tmp_path)
     text = "from seqjax import presets\ndef get_config(arg=''):\n"
     text += "    return presets.get_config(arg, name='NAME', mixer={'name': 'transformer_pp', 'window': WINDOW})\n"
@@ -145,55 +145,53 @@ def test_runs_are_labelled_with_the_names_of_their_configs(blocks_dir, tmp_path,
 
 @pytest.mark.slow
 def test_configs_are_trained_and_compared(blocks_dir, tmp_path, capsys):
-    study.main([*of_configs(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
+    study.main([*study_arguments(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
     assert "## Gaps to transformer_pp" in capsys.readouterr().out
-    found = leaderboard.read(tmp_path / "out" / "leaderboard.csv")
-    assert [(line["model"], line["seeds"]) for line in found] == [("top1_chunk, model.mixer.chunk_size=8", 2)]
+    lines = leaderboard.read(tmp_path / "out" / "leaderboard.csv")
+    assert [(line["model"], line["seeds"]) for line in lines] == [("top1_chunk, model.mixer.chunk_size=8", 2)]
     assert (tmp_path / "out" / "losses.png").is_file()
     assert all(len(run.ends) == len(ENDS) for run in files.read(tmp_path / "out").runs)
 
 
 @pytest.mark.slow
-def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
+def test_failed_run_does_not_stop_other_runs(trained_study, tmp_path, capsys):
     study.main([f"--study={trained_study}", "--list"])
     assert capsys.readouterr().out.count("not begun") == 3
     with pytest.raises(UserError, match="1 of 3 runs failed: bad"):
         study.main([f"--study={trained_study}", f"--out={tmp_path / 'out'}", "--jobs=2"])
     out = capsys.readouterr().out
     assert "bad: failed with status 2" in out
-    assert "not_finite" in out, "the last words of the run"
+    assert "not_finite" in out, "the end of the run's output"
     rows = (tmp_path / "out" / "points.csv").read_text()
     assert "fast,fast,0,1,1,4," in rows
     assert "bad" not in rows
     assert "**Missing:** bad (failed)" in (tmp_path / "out" / "leaderboard.md").read_text()
-    # What is complete is not trained again; --only trains nothing else.
+    # Complete runs are not trained again; --only trains no other run.
     before = (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns
     study.main([f"--study={trained_study}", "--only=2"])
     assert (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="the study has no such run"):
+    with pytest.raises(UserError, match="--only=medium: "):
         study.main([f"--study={trained_study}", "--only=medium"])
 
 
-def test_several_runs_in_the_order_of_their_names():
+def test_only_keeps_the_requested_order():
     runs = load_study("books_16k").runs
     chosen = runner.select(runs, f"{runs[3].label}; 1;{runs[3].label}")
     assert [run.index for run in chosen] == [3, 1] and runner.select(runs, "") == runs
-    with pytest.raises(
-        UserError, match=r"--only=99: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"
-    ):
+    with pytest.raises(UserError, match=r"--only=99: .* 0 'Transformer\+\+, QK norm'"):
         runner.select(runs, "1; 99")
 
 
-def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_path, monkeypatch, capsys):
-    """Somebody else sent it a signal: it saved, and its status is 0."""
+def test_run_that_ended_early_has_failed(trained_study, tmp_path, monkeypatch, capsys):
+    """After a signal from outside, the run saves and its status is 0."""
     monkeypatch.setattr(runner, "_start", lambda *_: subprocess.Popen([sys.executable, "-c", ""]))
     with pytest.raises(UserError, match="1 of 1 runs failed: slow"):
         study.main([f"--study={trained_study}", "--only=slow"])
     assert "slow: ended early" in capsys.readouterr().out
 
 
-def test_a_run_with_ends_is_complete_with_their_evaluations(tmp_path):
-    """Steps are those of the trunk, 80, and of the cooldowns of the last fifth, 10 and 20."""
+def test_run_with_ends_is_complete_once_all_are_evaluated(tmp_path):
+    """110 steps: a trunk of 80, and cooldowns of 10 and 20."""
     config = "transformer_pp:debug,train.steps=100,train.ends=(0.5,1.0),optim.cooldown=0.2,optim.warmup_steps=5"
     entries = {"slow": {"workdir": str(tmp_path / "slow"), "config": config}}
     (run,) = load_study(str(write_study(tmp_path / "study.py", entries))).runs
@@ -211,7 +209,7 @@ def test_a_run_with_ends_is_complete_with_their_evaluations(tmp_path):
     assert (run.lacking, run.complete, run.progress) == ([], True, (110, 110))
     assert run.last_row()["tokens_per_s"] == 5.0 and collect.progress(run) == ""
     entries["slow"]["schedule"] = 0.5
-    with pytest.raises(UserError, match="'slow': leave out schedule"):
+    with pytest.raises(UserError, match=r"'slow': .*schedule"):
         load_study(str(write_study(tmp_path / "study.py", entries)))
 
 
@@ -222,12 +220,12 @@ def test_runs_in_a_store_are_listed(runs, memory, tmp_path, capsys):
     assert run.workdir == urls["fast"]["workdir"] and run.log.is_relative_to(tmp_path / "cache")
     study.main([f"--study={path}", "--list"])
     assert capsys.readouterr().out.count("read only") == 2
-    with pytest.raises(UserError, match="--out=s3://bucket/study: this is written to a path of this machine"):
+    with pytest.raises(UserError, match="--out=s3://bucket/study: "):
         study.main([f"--study={path}", "--out=s3://bucket/study"])
 
 
 @pytest.mark.slow
-def test_losses_of_blocks_are_kept(trained_study, tmp_path):
+def test_block_losses_are_stored(trained_study, tmp_path):
     runs = load_study(str(trained_study)).runs
     config = runs[0].config
     assert config is not None
@@ -235,10 +233,10 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     blocks, losses = eval_losses.read(runs[0].workdir)
     assert sorted(losses) == [2, 4]
     row = metrics.read(runs[0].workdir)[-1]
-    for domain, of_domain in losses[4].items():
-        assert of_domain.shape == blocks[f"{domain}/documents"].shape == blocks[f"{domain}/n_bytes"].shape
-        assert float(of_domain.astype(float).mean()) == pytest.approx(row[f"eval/{domain}/loss"], rel=1e-6)
-        nats = float(of_domain.astype(float).sum()) * 32
+    for domain, domain_losses in losses[4].items():
+        assert domain_losses.shape == blocks[f"{domain}/documents"].shape == blocks[f"{domain}/n_bytes"].shape
+        assert float(domain_losses.astype(float).mean()) == pytest.approx(row[f"eval/{domain}/loss"], rel=1e-6)
+        nats = float(domain_losses.astype(float).sum()) * 32
         bits = nats / math.log(2) / blocks[f"{domain}/n_bytes"].sum()
         assert bits == pytest.approx(row[f"eval/{domain}/bits_per_byte"], rel=1e-6)
     outside = [row[f"eval/{domain}/loss"] for domain in ("arxiv", "github", "stackexchange")]
@@ -251,8 +249,8 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     "number",
     [pytest.param(signal.SIGTERM, id="terminated"), pytest.param(signal.SIGKILL, id="killed")],
 )
-def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path, number):
-    """The runs save where they are and the same command goes on; the first is long: no signal comes too late."""
+def test_signal_stops_all_runs(trained_study, tmp_path, number):
+    """The first run is long, so the signal always arrives during training."""
     text = trained_study.read_text()
     assert "train.steps=4," in text
     trained_study.write_text(text.replace("train.steps=4,", "train.steps=100000,", 1))

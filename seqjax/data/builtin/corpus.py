@@ -58,7 +58,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
         known=extract.DOMAINS,
     )
     dtype = id_dtype(tokenizer.vocab_size)
-    directory = _kept(tokenizer, recorded, cache_dir=config.cache_dir) or build(tokenizer, cache_dir=config.cache_dir)
+    directory = _cached(tokenizer, recorded, cache_dir=config.cache_dir) or build(tokenizer, cache_dir=config.cache_dir)
     manifest = read_manifest(directory)
     sources = {
         split: {
@@ -86,7 +86,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
     )
 
 
-def _kept(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
+def _cached(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
     """Return the cached directory with this manifest hash, or None.
 
     It may belong to package versions that are no longer installed.
@@ -190,9 +190,9 @@ def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
     held_sizes = dict.fromkeys(domains, 0)
     for package in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
         share = {d: sizes[package][d] / max(1, total[d]) for d in domains}
-        wanted = any(share[d] > 0 and held_sizes[d] < HELD_OUT * total[d] for d in domains)
+        is_needed = any(share[d] > 0 and held_sizes[d] < HELD_OUT * total[d] for d in domains)
         fits = all(held_sizes[d] + sizes[package][d] <= 1.5 * HELD_OUT * total[d] for d in domains)
-        if wanted and fits:
+        if is_needed and fits:
             held.add(package)
             for domain in domains:
                 held_sizes[domain] += sizes[package][domain]

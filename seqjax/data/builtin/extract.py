@@ -77,22 +77,22 @@ class Document:
 
 def distributions() -> dict[str, metadata.Distribution]:
     """Return seqjax's required dependencies, direct and indirect, by normalised name."""
-    found: dict[str, metadata.Distribution] = {}
+    dists: dict[str, metadata.Distribution] = {}
     queue: list[str] = list(ROOTS)
     while queue:
         name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
-        if name in found:
+        if name in dists:
             continue
         try:
-            found[name] = metadata.distribution(name)
+            dists[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # Another platform or Python version requires it.
-        for requirement in found[name].requires or []:
-            wanted, _, marker = requirement.partition(";")
-            match = re.match(r"[\w.-]+", wanted)
+        for requirement in dists[name].requires or []:
+            specifier, _, marker = requirement.partition(";")
+            match = re.match(r"[\w.-]+", specifier)
             if match and "extra" not in marker:
                 queue.append(match[0])
-    return dict(sorted(found.items()))
+    return dict(sorted(dists.items()))
 
 
 def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
@@ -105,7 +105,7 @@ def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
     files = sorted(_files(dists), key=lambda item: hashlib.sha1(item[1].encode()).digest())
     for package, name, path in files:
         suffix = path.suffix
-        for domain, text in _documents(path, name, want_source=sizes["python"] < CAPS["python"]):
+        for domain, text in _documents(path, name, include_source=sizes["python"] < CAPS["python"]):
             if suffix in _CODE_SUFFIXES and sizes["c_code"] >= CAPS["c_code"]:
                 continue
             document = Document(domain, package, text)
@@ -138,7 +138,7 @@ def _files(dists: dict[str, metadata.Distribution]) -> Iterator[tuple[str, str, 
             yield package, name, Path(str(file.locate()))
 
 
-def _documents(path: Path, name: str, *, want_source: bool) -> Iterator[tuple[str, str]]:
+def _documents(path: Path, name: str, *, include_source: bool) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -161,7 +161,7 @@ def _documents(path: Path, name: str, *, want_source: bool) -> Iterator[tuple[st
         for prefix, _, body in _DOCSTRING.findall(text):
             raw = prefix in ("r", "R") or "\\" not in body
             yield from _classified(inspect.cleandoc(body if raw else body.replace("\\\\", "\\")))
-        if want_source and MIN_CHARS <= len(text) <= MAX_CHARS:
+        if include_source and MIN_CHARS <= len(text) <= MAX_CHARS:
             code = _DOCSTRING.sub(lambda match: match[0][: match.start(3) - match.start()] + match[2], text)
             code = _PYTHON_HEADER.sub("", code)
             if len(code) >= MIN_CHARS:

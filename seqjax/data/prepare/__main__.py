@@ -19,7 +19,7 @@ from seqjax.command_line import Parser, command_parser, run_command, words
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
-from seqjax.data.prepare.manifest import next_step, summary
+from seqjax.data.prepare.results import next_step, summary
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
 from seqjax.errors import UserError, nearest
@@ -62,7 +62,7 @@ def parser() -> Parser:
         f"({VALIDATION}; 0 for SlimPajama's layout)",
     )
     out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")
-    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to this many tokens; 0 = whole (0)")
+    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to this many tokens; 0 = no limit (0)")
     out.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     out.add_argument(
         "--verify",
@@ -90,31 +90,31 @@ def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
 
 def main(argv: list[str]) -> None:
     """Prepare the blocks and print the manifest as a table."""
-    given = parser().parse_args(argv)
-    layout = Layout(given.text_field, given.domain_field, given.domain_from, given.domain)
-    tokenizer, tokenizer_path = tokenizer_file(given.tokenizer, given.tokenizer_path)
+    args = parser().parse_args(argv)
+    layout = Layout(args.text_field, args.domain_field, args.domain_from, args.domain)
+    tokenizer, tokenizer_path = tokenizer_file(args.tokenizer, args.tokenizer_path)
     try:
         manifest = prepare(
-            given.source,
-            given.out,
+            args.source,
+            args.out,
             tokenizer=tokenizer,
             tokenizer_path=tokenizer_path,
-            seq_len=given.seq_len,
-            workers=given.workers,
-            executor=given.executor,
-            domains=given.domains,
+            seq_len=args.seq_len,
+            workers=args.workers,
+            executor=args.executor,
+            domains=args.domains,
             layout=layout,
-            validation=given.validation,
-            min_tokens=given.min_tokens,
-            max_tokens=given.max_tokens,
-            strict=given.strict,
-            verify=given.verify,
+            validation=args.validation,
+            min_tokens=args.min_tokens,
+            max_tokens=args.max_tokens,
+            strict=args.strict,
+            verify=args.verify,
         )
     except KeyboardInterrupt:
-        sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
+        sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to resume.\n")
         sys.exit(130)
     tell(summary(manifest))
-    tell(next_step(manifest, given.out, tokenizer_path=tokenizer_path))
+    tell(next_step(manifest, args.out, tokenizer_path=tokenizer_path))
 
 
 if __name__ == "__main__":

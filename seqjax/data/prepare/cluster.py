@@ -89,11 +89,12 @@ def _fault(marker: Path) -> str:
             f"does not see this machine's {marker.parent.parent} ({error}): give an --out on storage that all "
             "workers share, under the same path."
         )
-    wanted = needs["versions"]
-    found = _versions(wanted)
-    other = [f"{name} {found[name]} (here {wanted[name]})" for name in wanted if found[name] != wanted[name]]
-    if other:
-        return f"has {', '.join(other)}: install the same versions, because other versions may write other bytes."
+    required = needs["versions"]
+    present = _versions(required)
+    differing = [name for name in required if present[name] != required[name]]
+    if differing:
+        listing = ", ".join(f"{name} {present[name]} (here {required[name]})" for name in differing)
+        return f"has {listing}: install the same versions, because other versions may write other bytes."
     try:
         with tempfile.TemporaryFile(dir=marker.parent) as file:
             file.write(b"seqjax")
@@ -114,12 +115,12 @@ def _fault(marker: Path) -> str:
 def _source_fault(url: str, size: int) -> str:
     try:
         fs, path = fsspec.core.url_to_fs(url)
-        found = fs.info(path)["size"]
+        worker_size = fs.info(path)["size"]
         with fs.open(path, "rb") as file:
             file.read(1)
     except Exception as error:  # Each file system has different errors.
         return f"cannot read {url} ({type(error).__name__}: {error})"
-    return "" if found == size else f"sees {found} bytes in {url}, where this machine sees {size}"
+    return "" if worker_size == size else f"sees {worker_size} bytes in {url}, where this machine sees {size}"
 
 
 def write_marker(path: Path, needs: Needs) -> None:
@@ -218,15 +219,15 @@ class DaskCluster:
         ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for future in futures:
             future.add_done_callback(ended.put)
-        deserted = None  # start time of a period without workers
+        no_workers_since = None  # start time of a period without workers
         try:
             while pending:
                 try:
                     future = ended.get(timeout=CHECK_SECONDS)
                 except queue.Empty:
-                    deserted = self._deserted(deserted, display)
+                    no_workers_since = self._check_workers(no_workers_since, display)
                     continue
-                deserted = None
+                no_workers_since = None
                 _, job = pending.pop(future.key)
                 if future.status in ("error", "cancelled"):
                     self._raise(future, job)
@@ -249,14 +250,14 @@ class DaskCluster:
             future.result()
         except KilledWorker as error:
             raise UserError(
-                f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps because "
+                f"{job.name}: {error.allowed_failures + 1} workers died while running it, perhaps because "
                 "memory ran out. Give them more memory and run the same command again: finished shards are kept."
             ) from None
         except concurrent.futures.CancelledError:
             pass
-        raise self._lost("The connection to the scheduler was lost") from None
+        raise self._cluster_error("The connection to the scheduler was lost") from None
 
-    def _deserted(self, since: float | None, display: progress.Display) -> float | None:
+    def _check_workers(self, since: float | None, display: progress.Display) -> float | None:
         """Return the start time of the period without workers, or None if there are some.
 
         Raises `UserError` if the period exceeds `LOST_SECONDS`.
@@ -264,7 +265,7 @@ class DaskCluster:
         try:
             n_workers = len(self._client.nthreads())
         except OSError:
-            raise self._lost("The connection to the scheduler was lost") from None
+            raise self._cluster_error("The connection to the scheduler was lost") from None
         now = time.monotonic()
         if n_workers:
             return None
@@ -272,12 +273,12 @@ class DaskCluster:
             display.say(f"The cluster at {self._address} has no workers left; waiting for new ones.")
             return now
         if now - since > LOST_SECONDS:
-            raise self._lost(f"There was no worker for {LOST_SECONDS:.0f} seconds")
+            raise self._cluster_error(f"There was no worker for {LOST_SECONDS:.0f} seconds")
         return since
 
-    def _lost(self, what: str) -> UserError:
+    def _cluster_error(self, reason: str) -> UserError:
         return UserError(
-            f"{what} ({self._address}). Start the cluster again and run the same command: finished shards are kept."
+            f"{reason} ({self._address}). Start the cluster again and run the same command: finished shards are kept."
         )
 
 
@@ -288,7 +289,7 @@ def _require_scheduler(address: str) -> None:
     """
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # In a notebook, this thread already runs a loop.
-            found: Any = thread.submit(asyncio.run, _identity(address)).result()
+            server: Any = thread.submit(asyncio.run, _identity(address)).result()
     except ValueError as error:
         raise UserError(f"--executor=dask:{address}: {error}; give dask:HOST:PORT or dask:tls://HOST:PORT.") from None
     except OSError as error:
@@ -296,8 +297,8 @@ def _require_scheduler(address: str) -> None:
             f"--executor=dask:{address}: no Dask scheduler answers ({error.__cause__ or error}). Start one with `dask "
             "scheduler` and give the address that it prints, not its dashboard address."
         ) from None
-    if found["type"] != "Scheduler":
-        raise UserError(f"--executor=dask:{address} is a {found['type'].lower()}; give the scheduler's address.")
+    if server["type"] != "Scheduler":
+        raise UserError(f"--executor=dask:{address} is a {server['type'].lower()}; give the scheduler's address.")
 
 
 async def _identity(address: str) -> Any:

@@ -1,6 +1,6 @@
 """The lock of a preparation: one process at a time prepares text in a directory.
 
-The system releases the lock at the end of its process, even if that was killed, so no lock is ever stale.
+The operating system releases the lock when its process ends, even if it was killed, so no lock is ever stale.
 """
 
 import contextlib
@@ -18,15 +18,17 @@ except ImportError:  # not on Windows, where nothing refuses a second process
     fcntl = None
 
 FILE = ".seqjax-prepare.lock"
+ATTEMPTS = 100  # to open and lock a file that other processes remove when they end
 # Values of `OSError.errno` of a file system without locks, where nothing refuses a second process.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Return a context in which only this process prepares text in `out`, which is created.
+    """Return a context in which only this process prepares text in `out`.
 
-    A directory that is empty at the end is removed. Raises `UserError` that names the process that holds the lock.
+    `out` is created, and removed if it is empty at the end. Raises `UserError` with the name of the process that holds
+    the lock.
     """
     try:
         file = _acquired(out)
@@ -44,13 +46,16 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def _acquired(out: Path) -> int:
-    """Return the descriptor of the lock file after locking it."""
-    for is_last in [*[False] * 99, True]:
+    """Return the descriptor of the locked lock file.
+
+    The holder removes the file and an empty `out` when it ends, so opening and locking may need several attempts.
+    """
+    for retries_left in reversed(range(ATTEMPTS)):
         try:
             out.mkdir(parents=True, exist_ok=True)
             file = os.open(out / FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except (FileNotFoundError, FileExistsError):  # Another process has removed the empty directory.
-            if is_last:
+            if not retries_left:
                 raise
             continue
         try:

@@ -49,7 +49,7 @@ def portions(
     arrays = [document_index.read(job.part.with_suffix(".npz")) for job in jobs]
     held_from = [array for job, array in zip(jobs, arrays, strict=True) if job.hold_out]
     limits = _limits(held_from, validation=validation, block=block)
-    found = []
+    out = []
     names: dict[str, document_sources.Names] = {}
     for job, report, array in zip(jobs, reports, arrays, strict=True):
         path = job.part.with_suffix(".bin")
@@ -62,7 +62,7 @@ def portions(
             sources = np.array([of_domain.index(name) for name in each], np.uint32)
             if not job.hold_out:
                 segments = ((path, first, counts["tokens"]),)
-                found.append(Portion(job.shard.split, domain, lengths, sources, counts, segments))
+                out.append(Portion(job.shard.split, domain, lengths, sources, counts, segments))
             else:
                 held = array[f"{domain}/hash"] < limits[domain]
                 for split, chosen in (("train", ~held), ("validation", held)):
@@ -70,18 +70,18 @@ def portions(
                         sizes = array[f"{domain}/bytes"][chosen]
                         segments = _segments(path, first, lengths, chosen)
                         of_split = _counts(lengths[chosen], sizes)
-                        found.append(Portion(split, domain, lengths[chosen], sources[chosen], of_split, segments))
+                        out.append(Portion(split, domain, lengths[chosen], sources[chosen], of_split, segments))
             first += counts["tokens"]
-    return found, {domain: of_domain for domain, of_domain in names.items() if of_domain}
+    return out, {domain: of_domain for domain, of_domain in names.items() if of_domain}
 
 
-def lacks_a_split(found: Sequence[Portion], *, validation: float, block: int) -> str:
-    """Return what is wrong if a domain has less than a block of text to train on or to validate with; "" if none has.
+def lacks_a_split(portions: Sequence[Portion], *, validation: float, block: int) -> str:
+    """Return an error text if a domain lacks a training or a validation block, or "".
 
-    Without `validation`, the share to hold out, nothing is wrong.
+    `validation` is the share to hold out; if it is 0, the result is "".
     """
     documents, tokens = Counter[str](), Counter[tuple[str, str]]()
-    for portion in found if validation else ():
+    for portion in portions if validation else ():
         if portion.split in ("train", "validation"):
             documents[portion.domain] += len(portion.lengths)
             tokens[portion.domain, portion.split] += int(portion.lengths.sum(dtype=np.int64))
@@ -90,8 +90,8 @@ def lacks_a_split(found: Sequence[Portion], *, validation: float, block: int) ->
         if min(both) < block:
             return (
                 f"--validation={validation}: {domain} has {n} document{'s' * (n > 1)} with {sum(both):,} tokens, which "
-                f"cannot be divided into training and validation text of at least one block, {block:,} tokens, each. "
-                "Give it more documents or a smaller --seq_len, or leave out --validation: then it is not validated."
+                f"cannot be split into a training block and a validation block of {block:,} tokens. Add documents, "
+                "lower --seq_len, or leave out --validation; the domain then has no validation text."
             )
     return ""
 
@@ -112,7 +112,7 @@ def in_two_splits(jobs: Sequence[ShardJob]) -> dict[str, int]:
             trained = _texts(job)
             for split, texts in held.items():
                 seen[split] |= np.isin(texts, trained)
-    return {split: int(found.sum()) for split, found in seen.items() if found.any()}
+    return {split: int(is_duplicate.sum()) for split, is_duplicate in seen.items() if is_duplicate.any()}
 
 
 def _texts(job: ShardJob) -> np.ndarray:
@@ -240,8 +240,8 @@ def _rows(job: FileJob) -> Iterator[np.ndarray]:
             size = min(READ_TOKENS, first + tokens - start)
             ids = np.fromfile(path, job.dtype, size, offset=start * job.dtype.itemsize)
             if len(ids) != size:
-                raise UserError(f"{path} was cut while it was read; run the same command again, and it is made again.")
+                raise UserError(f"{path} was truncated while it was read; run the same command again to rebuild it.")
             buffer = np.concatenate([buffer, ids])
-            n_whole = len(buffer) // job.block * job.block
-            yield buffer[:n_whole].reshape(-1, job.block)
-            buffer = buffer[n_whole:]
+            n_complete = len(buffer) // job.block * job.block
+            yield buffer[:n_complete].reshape(-1, job.block)
+            buffer = buffer[n_complete:]

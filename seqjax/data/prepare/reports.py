@@ -74,12 +74,12 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 def skipped_lines(reports: Sequence[dict[str, Any]]) -> tuple[Counter[str], dict[str, Counter[str]]]:
     """Return skipped line counts by reason, and the actual content by reason."""
     reasons: Counter[str] = Counter()
-    found: dict[str, Counter[str]] = {}
+    contents: dict[str, Counter[str]] = {}
     for report in reports:
         reasons.update(report["skipped"]["by_reason"])
         for reason, counts in report["skipped"].get("found", {}).items():
-            found.setdefault(reason, Counter()).update(counts)
-    return reasons, dict(sorted(found.items()))
+            contents.setdefault(reason, Counter()).update(counts)
+    return reasons, dict(sorted(contents.items()))
 
 
 def require_documents(
@@ -109,7 +109,7 @@ def require_documents(
         hint = nearest(absent[0], documents | elsewhere)
         raise UserError(f"--domains: {source} has no document of {', '.join(absent)}.{dropped}{hint}")
     if not documents:
-        raise UserError(f"{source}: nothing was read.{dropped} {_told(reports)}{_advice(reports, layout)}")
+        raise UserError(f"{source}: nothing was read.{dropped} {_read_summary(reports)}{_advice(reports, layout)}")
     if tokens < block:
         raise UserError(
             f"{source}: the {documents.total()} documents have {tokens} tokens together ({_listed(documents)}), less "
@@ -117,11 +117,11 @@ def require_documents(
         )
 
 
-def _told(reports: Sequence[dict[str, Any]]) -> str:
-    reasons, found = skipped_lines(reports)
+def _read_summary(reports: Sequence[dict[str, Any]]) -> str:
+    reasons, contents = skipped_lines(reports)
     lines = sum(report["skipped"].get("lines", 0) for report in reports)
     texts = [
-        f"{n} {reason}" + (f" ({_listed(found[reason])})" if reason in found else "")
+        f"{n} {reason}" + (f" ({_listed(contents[reason])})" if reason in contents else "")
         for reason, n in reasons.most_common()
     ]
     return f"{len(reports)} files with {lines} lines" + (f", skipped: {'; '.join(texts)}." if texts else ".")

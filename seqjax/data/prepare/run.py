@@ -42,9 +42,9 @@ from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
 from seqjax.data.prepare.lock import FILE as LOCK
 from seqjax.data.prepare.lock import locked
-from seqjax.data.prepare.manifest import document_lengths, make_manifest, source_indices
 from seqjax.data.prepare.pack import FileJob, in_two_splits, is_written, lacks_a_split, plan_files, portions, write_file
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
+from seqjax.data.prepare.results import document_lengths, make_manifest, source_indices
 from seqjax.data.prepare.tokenize import ShardJob, TextJob, compare_text, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError, nearest
@@ -112,23 +112,23 @@ def prepare(
     executors.require(executor, workers=workers)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(str(source), layout=layout, say=StatusLine().say)
-    if set(of_split := Counter(shard.split for shard in found)) != {"train"}:
+    source_shards = shards.find_shards(str(source), layout=layout, on_message=StatusLine().say)
+    if set(of_split := Counter(shard.split for shard in source_shards)) != {"train"}:
         StatusLine().say(f"Files by split: {', '.join(f'{n} {split}' for split, n in of_split.items())}.")
-    for kind in {type(shard) for shard in found}:
+    for kind in {type(shard) for shard in source_shards}:
         kind.require()
     if layout.is_slimpajama:  # The user may omit the domain, and a dataset may name it.
-        layout = dataclasses.replace(found[0].layout, text_field=layout.text_field)
-    kept = _kept(domains, layout)
-    is_given, validation = validation is not None, _validation(validation, layout, found)
+        layout = dataclasses.replace(source_shards[0].layout, text_field=layout.text_field)
+    selected_domains = _selected_domains(domains, layout)
+    is_explicit, validation = validation is not None, _validation(validation, layout, source_shards)
     # Workers on other machines have different current directories.
     out, tokenizer_path = out.absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
     settings = {
         "block": seq_len + 1,
-        "domains": list(kept),
+        "domains": list(selected_domains),
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
-        "sources": [{"name": shard.name, "split": shard.split, "size": shard.size} for shard in found],
+        "sources": [{"name": shard.name, "split": shard.split, "size": shard.size} for shard in source_shards],
         "tokenizer": {
             "name": vocabulary.name,
             "sha256": vocabulary.hash,
@@ -156,19 +156,19 @@ def prepare(
                 part=parts / f"{index:06d}",
                 tokenizer=tokenizer,
                 tokenizer_path=tokenizer_path,
-                domains=kept,
+                domains=selected_domains,
                 layout=layout,
                 hold_out=validation > 0 and shard.split == "train",
-                several_splits=any(other.split != "train" for other in found),
+                several_splits=any(other_shard.split != "train" for other_shard in source_shards),
                 min_tokens=min_tokens,
                 max_tokens=max_tokens,
                 strict=strict,
             )
-            for index, shard in enumerate(found)
+            for index, shard in enumerate(source_shards)
         ]
         needs = Needs(
             parts=parts,
-            shards=found,
+            shards=source_shards,
             tokenizer=tokenizer,
             tokenizer_path=tokenizer_path,
             tokenizer_sha256=vocabulary.hash,
@@ -197,7 +197,7 @@ def prepare(
             _abandon(out, parts)  # allows a new command with other settings
             raise
         held, names = portions(jobs, reports, validation=validation, block=seq_len + 1)
-        if is_given and (problem := lacks_a_split(held, validation=validation, block=seq_len + 1)):
+        if is_explicit and (problem := lacks_a_split(held, validation=validation, block=seq_len + 1)):
             _abandon(out, parts)
             raise UserError(problem)
         plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
@@ -231,7 +231,7 @@ def _finished(
     Raises `UserError` if its text or blocks have changed.
     """
     manifest = manifests.read_manifest(out)
-    if not stored_tokenizer.is_whole(out / stored_tokenizer.FILE, vocabulary):
+    if not stored_tokenizer.is_intact(out / stored_tokenizer.FILE, vocabulary):
         stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     blocks.open_records(out, manifest, vocab_size=vocabulary.vocab_size)  # checks what a run reads
     document_index.read(out / document_index.FILE)
@@ -240,7 +240,7 @@ def _finished(
         texts = _text_jobs(jobs, out, workers=workers, verify=verify, hashes=hashes)
     else:
         texts = []
-        StatusLine().say(f"{out}: an earlier version, which wrote no hashes, prepared it; its text was not compared.")
+        StatusLine().say(f"{out}: an earlier version prepared it without text hashes, so its text was not compared.")
     if texts:
         needs.parts.mkdir(exist_ok=True)
         with executors.opened(executor, workers=workers, needs=needs) as pool:
@@ -295,7 +295,7 @@ def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], finished: Sequ
     pending = [job for job in jobs if job.done not in done]
     damaged = [job.part.name for job in pending if job.done.is_file()]
     if damaged:
-        StatusLine().say(f"{len(damaged)} finished parts are not what was written and are made again: {damaged[0]} ...")
+        StatusLine().say(f"{len(damaged)} finished parts are damaged and are made again: {damaged[0]} ...")
     size = sum(job.shard.size for job in pending)
     _run(pool, tokenize_shard, pending, title="tokenise", total=size)
     return [read_report(job.done) or {} for job in jobs]
@@ -326,7 +326,7 @@ def _without(jobs: Sequence[Job], is_done: Callable[[Job], bool], *, workers: in
         return [job for job, done in zip(jobs, pool.map(is_done, jobs), strict=True) if not done]
 
 
-def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
+def _selected_domains(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
     """Return the domains to keep, or empty for all.
 
     Raises `UserError` for an invalid name.
@@ -335,18 +335,18 @@ def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
         if layout.is_slimpajama and domain not in slimpajama.NAMES:
             raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
         if clean(domain) != domain:
-            raise UserError(f"--domains: {domain!r} is no domain's name, which would be {clean(domain)!r}.")
+            raise UserError(f"--domains: {domain!r} is not a domain name; write {clean(domain)!r}.")
     if layout.is_slimpajama:
         return tuple(d for d in slimpajama.NAMES if d in domains or not domains)
     return tuple(sorted(domains))
 
 
-def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shard]) -> float:
+def _validation(share: float | None, layout: Layout, source_shards: Sequence[shards.Shard]) -> float:
     """Return the share of documents to hold out.
 
     Raises `UserError` if the requested share is invalid or not possible.
     """
-    named = next((shard.name for shard in found if shard.split == "validation"), "")
+    named = next((shard.name for shard in source_shards if shard.split == "validation"), "")
     if share is None:
         return 0.0 if layout.is_slimpajama or named else VALIDATION
     if not 0 <= share < 1:
@@ -397,9 +397,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
         before = {key: manifest[key] for key in (*settings, *OPTIONAL) if key in manifest}
     if before is None:
         if out.is_dir() and any(path.name not in (".parts", LOCK) for path in out.iterdir()):
-            raise UserError(
-                f"{out} is not empty, and its manifest.json is missing or not one of this command; give another --out."
-            )
+            raise UserError(f"{out} is not empty and has no valid manifest.json of a preparation; give another --out.")
         if parts.is_symlink() or any(_is_foreign(path) for path in parts.glob("*")):
             raise UserError(f"{parts} has files that no preparation wrote, or is a link; give another --out.")
         try:

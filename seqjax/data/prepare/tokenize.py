@@ -180,10 +180,10 @@ def _tokenize(job: ShardJob, stack: contextlib.ExitStack) -> None:
             if len(ids) < job.min_tokens:
                 n_too_short += 1
                 continue
-            kept = per_domain.setdefault(document.domain, _DomainTokens())
-            kept.add(ids[: job.max_tokens or None], size=size, source=document.source, tokenizer=tokenizer)
+            domain_tokens = per_domain.setdefault(document.domain, _DomainTokens())
+            domain_tokens.add(ids[: job.max_tokens or None], size=size, source=document.source, tokenizer=tokenizer)
             if job.hold_out:
-                kept.hashes.append(hold_out.first_bits(digest))
+                domain_tokens.hashes.append(hold_out.first_bits(digest))
             if job.several_splits:
                 texts.append(int.from_bytes(digest[:8], "little"))
         require_few(per_domain)

@@ -86,8 +86,8 @@ class Shard(abc.ABC):
         fs, path = store.filesystem(self.url)
         try:
             if isinstance(fs, LocalFileSystem):
-                found = Path(path).stat()
-                return max(found.st_mtime, found.st_ctime)
+                status = Path(path).stat()
+                return max(status.st_mtime, status.st_ctime)
             return fs.modified(path).timestamp()
         except FileNotFoundError:
             raise UserError(f"{self.url} was moved or deleted; put back a copy of it.") from None

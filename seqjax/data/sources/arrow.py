@@ -40,7 +40,7 @@ class Arrow(Shard):
         self.require()
         import pyarrow.ipc  # pyright: ignore[reportMissingImports]
 
-        told = 0
+        reported = 0
         with store.reading(self.url) as file:
             try:
                 table = pyarrow.ipc.open_stream(_Messages(pyarrow.ipc.MessageReader.open_stream(file), self.url))
@@ -52,8 +52,8 @@ class Arrow(Shard):
                     used.validate(full=True)
                     yield from rows_of(used)
                     now = file.tell()
-                    on_read(now - told)
-                    told = now
+                    on_read(now - reported)
+                    reported = now
             except UserError:
                 raise
             except Exception as error:  # Damaged bytes raise nearly any error, even a MemoryError.
@@ -92,8 +92,8 @@ class _Messages(io.RawIOBase):
             if unpacked > max(sources.MOST_UNPACKED, sources.PACKED * len(body)):
                 raise sources.too_large(self._url)
             self._rest = memoryview(message.serialize())
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return found.tobytes()
+        chunk, self._rest = self._rest[:size], self._rest[size:]
+        return chunk.tobytes()
 
 
 def _unpacked(metadata: memoryview, body: memoryview) -> int:

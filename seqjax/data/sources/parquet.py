@@ -36,13 +36,13 @@ class Parquet(Shard):
                 table = pyarrow.parquet.ParquetFile(file)
                 rows = _batch_rows(table.metadata, self.url, size=self.size)
                 table = pyarrow.parquet.ParquetFile(_Pages(file, table.metadata), metadata=table.metadata)
-                chosen, told, done = columns_of(layout, table.schema_arrow.names), 0, 0
+                chosen, reported, done = columns_of(layout, table.schema_arrow.names), 0, 0
                 for batch in table.iter_batches(batch_size=rows, columns=chosen):
                     yield from rows_of(batch)
                     done += batch.num_rows
                     now = self.size * done // max(1, table.metadata.num_rows)
-                    on_read(now - told)
-                    told = now
+                    on_read(now - reported)
+                    reported = now
             except UserError:
                 raise
             except Exception as error:  # Damaged bytes raise nearly any error, even a MemoryError.

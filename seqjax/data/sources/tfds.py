@@ -80,8 +80,8 @@ class TfdsShard(Shard):
         from array_record.python.array_record_data_source import ArrayRecordDataSource
 
         info = _info(Path(self.directory))
-        wanted = self.feature or (layout.text_field if layout.text_field != SLIMPAJAMA.text_field else "")
-        path = _text_feature(info.features, wanted, name=info.full_name).split(".")
+        feature = self.feature or (layout.text_field if layout.text_field != SLIMPAJAMA.text_field else "")
+        path = _text_feature(info.features, feature, name=info.full_name).split(".")
         done = 0
         try:
             with ArrayRecordDataSource(f"{self.url}[{self.skip}:{self.skip + self.take}]") as source:
@@ -113,19 +113,20 @@ class TfdsShard(Shard):
         """Return the shards of a dataset directory NAME[/CONFIG[/VERSION]].
 
         The default is the newest version of each config. Splits named train, validation or test, or recognised as such
-        (`splits.alone`), are read; other splits are left out.
+        (`splits.named_split`), are read; other splits are left out.
         """
         root = Path(source)
         if not root.is_dir():
             return ()
         is_version = _VERSION.fullmatch(root.name) and (root / INFO).is_file()
         directories = [root] if is_version else [list(of.values())[-1] for of in _versions(root).values()]
-        found: list[Shard] = []
+        dataset_shards: list[Shard] = []
         for directory in directories:
             info = _info(directory)
             for into, split in _split_names(info).items():
-                found += _shards(directory, info, split, into=into, domain=clean(info.config_name or info.name))
-        return found
+                domain = clean(info.config_name or info.name)
+                dataset_shards += _shards(directory, info, split, into=into, domain=domain)
+        return dataset_shards
 
 
 def config_shards(
@@ -139,8 +140,8 @@ def config_shards(
     Raises `UserError` for a dataset that is not prepared, has another file format, or lacks the text or the split.
     """
     require()
-    found: list[Shard] = []
-    for domain, directory in named(names, data_directory(path)).items():
+    out: list[Shard] = []
+    for domain, directory in dataset_directories(names, data_directory(path)).items():
         info = _info(directory)
         _text_feature(info.features, feature, name=info.full_name)
         of_split = _split_names(info)
@@ -149,14 +150,17 @@ def config_shards(
             ("train", train_split, None if validation else False),
             ("validation", validation or train_split, None if validation else True),
         ):
-            found += _shards(directory, info, split, into=into, domain=domain, feature=feature, held_out=held_out)
-    return found
+            out += _shards(directory, info, split, into=into, domain=domain, feature=feature, held_out=held_out)
+    return out
 
 
 def _split_names(info: Any) -> dict[str, str]:
     """Return the dataset's names for its train, validation and test splits, if any."""
-    names = {split: [name for name in sorted(info.splits) if splits.alone(name) == split] for split in splits.SPLITS}
-    return {split: split if split in found else found[0] for split, found in names.items() if found}
+    names: dict[str, list[str]] = {split: [] for split in splits.SPLITS}
+    for name in sorted(info.splits):
+        if split := splits.named_split(name):
+            names[split].append(name)
+    return {split: split if split in matches else matches[0] for split, matches in names.items() if matches}
 
 
 def _shards(
@@ -174,7 +178,7 @@ def _shards(
     if chosen.num_examples <= 0:
         raise UserError(f"{key}: {info.full_name} has no document there; give another slice.")
     share, mark = {None: (1, ""), True: (hold_out.SHARE, " held out"), False: (1 - hold_out.SHARE, " kept")}[held_out]
-    found = []
+    out = []
     for part in chosen.file_instructions:
         path = Path(part.filename)
         if not path.is_file():
@@ -182,8 +186,8 @@ def _shards(
         # The shard name identifies a run's data, so it contains everything that determines the data.
         name = f"{domain}/{path.name}[{part.skip}:{part.skip + part.take}] {feature}{mark}".rstrip()
         size = int(share * path.stat().st_size * part.take / part.examples_in_shard)
-        found.append(TfdsShard(str(path), name, into, size, str(directory), part.skip, part.take, feature, held_out))
-    return found
+        out.append(TfdsShard(str(path), name, into, size, str(directory), part.skip, part.take, feature, held_out))
+    return out
 
 
 # ------------------------------------------------------------------------------------------------------------- finding
@@ -203,35 +207,36 @@ def data_directory(path: str) -> Path:
     return root
 
 
-def named(names: Sequence[str], root: Path) -> dict[str, Path]:
+def dataset_directories(names: Sequence[str], root: Path) -> dict[str, Path]:
     """Return the directories of the datasets `names` (`config.data.tfds`), by domain.
 
     A name without a config selects all existing configs. A name without a version selects the newest. The domain is the
     config name, or the dataset name if it has no configs. Raises `UserError` for a dataset that is not prepared, and
     for two datasets with the same domain.
     """
-    found: dict[str, Path] = {}
-    for given in names:
-        match = _NAME.fullmatch(given)
+    directories: dict[str, Path] = {}
+    for dataset in names:
+        match = _NAME.fullmatch(dataset)
         if match is None or clean(match["domain"] or "a") != (match["domain"] or "a"):
-            raise UserError(f"config.data.tfds: {given!r} is not [DOMAIN=]NAME[/CONFIG][:VERSION], DOMAIN of a-z0-9_-.")
+            form = "[DOMAIN=]NAME[/CONFIG][:VERSION] with a DOMAIN of a-z, 0-9, _ and -"
+            raise UserError(f"config.data.tfds: {dataset!r} is not {form}.")
         for name, directory in _directories(root, match["name"], match["config"], match["version"]).items():
             domain = match["domain"] or clean(name)
-            if domain in found:
+            if domain in directories:
                 raise UserError(
-                    f"config.data.tfds: {found[domain]} and {directory} both are the domain {domain!r}; write "
+                    f"config.data.tfds: {directories[domain]} and {directory} both are the domain {domain!r}; write "
                     "'DOMAIN=NAME/CONFIG' for one of them, with another DOMAIN."
                 )
-            found[domain] = directory
-    return found
+            directories[domain] = directory
+    return directories
 
 
 def _directories(root: Path, name: str, config: str | None, version: str | None) -> dict[str, Path]:
     """Return a dataset's directory by its name, or its config directories by theirs."""
     home, build = root / name, _how_to_build(name, config, root)
     if not home.is_dir():
-        others = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-        hint = nearest(name, others) if others else ""
+        available = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        hint = nearest(name, available) if available else ""
         raise UserError(f"config.data.tfds: there is no dataset {name} in {root}.{hint} {build}")
     configs = _versions(home)
     if not configs:
@@ -257,15 +262,15 @@ def _versions(home: Path) -> dict[str, dict[str, Path]]:
 
     The keys are the dataset or config names.
     """
-    found = {}
+    by_name = {}
     for directory in (home, *sorted(path for path in home.iterdir() if path.is_dir())):
         versions = [file.parent for file in directory.glob(f"*/{INFO}") if _VERSION.fullmatch(file.parent.name)]
         if versions:
             versions.sort(key=lambda path: tuple(map(int, path.name.split("."))))
-            found[directory.name] = {path.name: path for path in versions}
+            by_name[directory.name] = {path.name: path for path in versions}
         if directory == home and versions:
             break
-    return found
+    return by_name
 
 
 def _how_to_build(name: str, config: str | None, root: Path) -> str:
@@ -299,19 +304,19 @@ def _info(directory: Path) -> Any:
         ) from error
     root = directory.parents[2 if info.config_name else 1]
     raise UserError(
-        f"{directory} is in the file format {formats[0]}, which is not read here. Delete it, and build it as {FORMAT}. "
+        f"{directory} has the file format {formats[0]} instead of {FORMAT}: delete it first. "
         f"{_how_to_build(info.name, info.config_name, root)}"
     )
 
 
-def _text_feature(features: Any, wanted: str, *, name: str) -> str:
-    """Return the text feature: `wanted`, the only text, or the text called "text"."""
+def _text_feature(features: Any, requested: str, *, name: str) -> str:
+    """Return the text feature: `requested`, the only text, or the text called "text"."""
     texts = _texts(features, "")
     has = f"{name} has the texts {', '.join(texts)}" if texts else f"{name} has no text among its features"
-    if wanted:
-        if wanted not in texts:
-            raise UserError(f"config.data.tfds_feature={wanted!r}: {has}; give one of them, or another dataset.")
-        return wanted
+    if requested:
+        if requested not in texts:
+            raise UserError(f"config.data.tfds_feature={requested!r}: {has}; give one of them, or another dataset.")
+        return requested
     if len(texts) == 1:
         return texts[0]
     if "text" in texts:
@@ -323,13 +328,13 @@ def _text_feature(features: Any, wanted: str, *, name: str) -> str:
 def _texts(features: Any, prefix: str) -> list[str]:
     """Return the features that are one string each; a nested feature is called a.b."""
     tfds = require()
-    found = []
+    names = []
     for key, feature in sorted(features.items()):  # Features that are read from files have no order.
         if isinstance(feature, tfds.features.FeaturesDict):
-            found += _texts(feature, f"{prefix}{key}.")
+            names += _texts(feature, f"{prefix}{key}.")
         elif isinstance(feature, tfds.features.Text):
-            found.append(f"{prefix}{key}")
-    return found
+            names.append(f"{prefix}{key}")
+    return names
 
 
 # ------------------------------------------------------------------------------------------------------------- removed

@@ -248,7 +248,7 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
     heights = [ROW * len(order) + 1.0 for order in orders]
     names_width = 0.063 * max(len(shortened(name)) for name in states)
     width = max(1.18 * columns, 4.5) + names_width + 0.7
-    figure = Figure(figsize=(width, sum(heights) + 1.1), layout="constrained")
+    figure = Figure(layout="constrained")
     grid = figure.subplots(n_rows, columns, squeeze=False, sharey="row", height_ratios=heights)
     for panels, part, order in zip(grid, parts, orders, strict=True):
         for panel, task in zip(panels, part, strict=False):
@@ -273,9 +273,13 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
     if any(result["runs"] > 1 for result in every):
         handles += first.plot([], [], color="0.4", linewidth=1.2, label="range of several runs")
     handles += first.plot([], [], linestyle=":", color="0.4", linewidth=1, label="guessing")
-    figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower center", ncols=min(5, columns + 2))
+    legend_columns = min(5, columns + 2)
+    figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower center", ncols=legend_columns)
     about = "Models in the order of their state (elements per sequence), the smallest at the top; no mark: not run"
-    figure.suptitle(f"{title}\n{figures.wrapped(about, round(11 * width))}", x=0.01, ha="left", fontsize=11)
+    heading = f"{title}\n{figures.wrapped(about, round(11 * width))}"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
+    lines = heading.count("\n") + 1 + -(-len(handles) // legend_columns)
+    figure.set_size_inches(width, sum(heights) + 0.3 + 0.2 * lines)
     figures.save(figure, path)
 
 

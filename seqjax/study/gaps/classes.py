@@ -37,14 +37,14 @@ REPEAT = "repeat"  # family; its last class holds the tokens that continue an ea
 class ClassPart(NamedTuple):
     """Hold a token class: token share, mean losses (nats per token), contribution.
 
-    `difference` is ours minus theirs within the class. `contribution` is `share * difference`, with its confidence
+    `difference` is model minus reference within the class. `contribution` is `share * difference`, with its confidence
     interval.
     """
 
     name: str
     share: float
-    ours: float
-    theirs: float
+    model_loss: float
+    reference_loss: float
     difference: float
     contribution: Estimate
 
@@ -54,64 +54,72 @@ def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], l
 
     Raises `UserError` if two runs have sums over different tokens.
     """
-    of_run = {label: token_classes.read_classes(workdir) for label, workdir in workdirs.items()}
-    found = {label: sums for label, sums in of_run.items() if sums is not None}
-    without = [label for label in of_run if label not in found]
-    _require_same(found)
-    return found, [f"No losses by class of token (eval.classes): {', '.join(without)}."] if without else []
+    by_label = {label: token_classes.read_classes(workdir) for label, workdir in workdirs.items()}
+    known = {label: sums for label, sums in by_label.items() if sums is not None}
+    without = [label for label in by_label if label not in known]
+    _require_same(known)
+    return known, [f"No losses by class of token (eval.classes): {', '.join(without)}."] if without else []
 
 
-def parts(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str, family: str) -> list[ClassPart]:
+def parts(
+    model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], domain: str, family: str
+) -> list[ClassPart]:
     """Return a family's non-empty classes, in order.
 
     Each side has one or more seeds. Raises `UserError` if the sums cover different tokens.
     """
-    _require_same({f"run {i}": sums for i, sums in enumerate((*ours, *theirs))})
-    first = ours[0].domains[domain]
+    _require_same({f"run {i}": sums for i, sums in enumerate((*model_sums, *reference_sums))})
+    first = model_sums[0].domains[domain]
     tokens_DC, blocks_D = first.tokens[family], first.blocks
-    sides = [np.stack([sums.domains[domain].losses[family] for sums in side]) for side in (ours, theirs)]
+    sides = [np.stack([sums.domains[domain].losses[family] for sums in side]) for side in (model_sums, reference_sums)]
     estimates = _estimates(sides[0], sides[1], tokens_DC, blocks_D)
     n_tokens_C = tokens_DC.sum(0)
     shares_C = n_tokens_C / n_tokens_C.sum()
-    found = []
-    for k, name in enumerate(ours[0].names[family]):
+    class_parts = []
+    for k, name in enumerate(model_sums[0].names[family]):
         if n := n_tokens_C[k]:
             one, other = (float(x[..., k].sum(1).mean() / n) for x in sides)
-            found.append(ClassPart(name, float(shares_C[k]), one, other, one - other, estimates[k]))
-    return found
+            class_parts.append(ClassPart(name, float(shares_C[k]), one, other, one - other, estimates[k]))
+    return class_parts
 
 
-def total(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], domain: str) -> ClassPart:
+def total(model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], domain: str) -> ClassPart:
     """Return a domain's tokens as a single class; its contribution is the difference."""
-    family = next(iter(ours[0].names))
-    one, other = ([_one_class(sums, domain, family) for sums in side] for side in (ours, theirs))
-    return parts(one, other, domain, "all")[0]
+    family = next(iter(model_sums[0].names))
+    model_total, reference_total = (
+        [_one_class(sums, domain, family) for sums in side] for side in (model_sums, reference_sums)
+    )
+    return parts(model_total, reference_total, domain, "all")[0]
 
 
-def copy_share(ours: Sequence[ClassSums], theirs: Sequence[ClassSums], *, domains: Sequence[str]) -> float | None:
+def copy_share(
+    model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], *, domains: Sequence[str]
+) -> float | None:
     """Return the share of the mean difference that comes from copied bigrams.
 
     A copied bigram is a token that continues an earlier bigram. The mean is over `domains`. The result is None if a run
     lacks these sums or the difference is zero.
     """
-    if any(REPEAT not in sums.names for sums in (*ours, *theirs)):
+    if any(REPEAT not in sums.names for sums in (*model_sums, *reference_sums)):
         return None
-    copies = wholes = 0.0
+    copied = total = 0.0
     for domain in domains:
-        of_domain = parts(ours, theirs, domain, REPEAT)
-        wholes += sum(part.contribution.value for part in of_domain)
-        copies += sum(part.contribution.value for part in of_domain if part.name == ours[0].names[REPEAT][-1])
-    return copies / wholes if wholes else None
+        domain_parts = parts(model_sums, reference_sums, domain, REPEAT)
+        total += sum(part.contribution.value for part in domain_parts)
+        copied += sum(part.contribution.value for part in domain_parts if part.name == model_sums[0].names[REPEAT][-1])
+    return copied / total if total else None
 
 
 def _one_class(sums: ClassSums, domain: str, family: str) -> ClassSums:
-    of = sums.domains[domain]
-    losses, tokens = ({"all": x[family].sum(1, keepdims=True)} for x in (of.losses, of.tokens))
-    return ClassSums(sums.step, {"all": ("all",)}, {domain: DomainSums(of.documents, of.blocks, losses, tokens)})
+    domain_sums = sums.domains[domain]
+    losses, tokens = ({"all": x[family].sum(1, keepdims=True)} for x in (domain_sums.losses, domain_sums.tokens))
+    return ClassSums(
+        sums.step, {"all": ("all",)}, {domain: DomainSums(domain_sums.documents, domain_sums.blocks, losses, tokens)}
+    )
 
 
 def _estimates(
-    ours_SDC: np.ndarray, theirs_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
+    model_SDC: np.ndarray, reference_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
 ) -> list[Estimate]:
     """Return each class's contribution to the difference.
 
@@ -119,47 +127,51 @@ def _estimates(
     G_d and token share m_d, its variance is D / (D - 1) * sum_d (G_d - mean * m_d)^2.
     """
     n_tokens = tokens_DC.sum()
-    gaps_DC = (ours_SDC.mean(0) - theirs_SDC.mean(0)) / n_tokens
+    gaps_DC = (model_SDC.mean(0) - reference_SDC.mean(0)) / n_tokens
     means_C, n = gaps_DC.sum(0), len(blocks_D)
     shares_D = blocks_D / blocks_D.sum()
     residuals_DC = gaps_DC - means_C * shares_D[:, None]
     variances_C = n / (n - 1) * (residuals_DC**2).sum(0) if n > 1 else np.full(len(means_C), np.nan)
-    found = []
+    estimates = []
     for k, (mean, variance) in enumerate(zip(means_C, variances_C, strict=True)):
         pieces = [Part(float(variance), max(n - 1, 1))]
-        for side in (ours_SDC, theirs_SDC):
+        for side in (model_SDC, reference_SDC):
             if len(side) > 1:
-                of_seed = side[..., k].sum(1) / n_tokens
-                pieces.append(Part(float(np.var(of_seed, ddof=1)) / len(side), len(side) - 1))
-        whole = statistics.combined(pieces)
-        known = np.isfinite(whole.variance)
-        found.append(Estimate(float(mean), whole.variance**0.5 if known else None, whole.freedom))
-    return found
+                seed_means = side[..., k].sum(1) / n_tokens
+                pieces.append(Part(float(np.var(seed_means, ddof=1)) / len(side), len(side) - 1))
+        combined = statistics.combined(pieces)
+        known = np.isfinite(combined.variance)
+        estimates.append(Estimate(float(mean), combined.variance**0.5 if known else None, combined.freedom))
+    return estimates
 
 
 def _in_groups(sums: ClassSums) -> ClassSums:
     """Return the sums with at most `MAX_GROUPS` document groups per domain."""
     domains = {}
-    for domain, of in sums.domains.items():
-        n = len(of.blocks)
+    for domain, domain_sums in sums.domains.items():
+        n = len(domain_sums.blocks)
         begins = np.unique(np.arange(min(n, MAX_GROUPS)) * n // min(n, MAX_GROUPS))
-        losses = {family: np.add.reduceat(of_family, begins) for family, of_family in of.losses.items()}
-        tokens = {family: np.add.reduceat(of_family, begins) for family, of_family in of.tokens.items()}
-        domains[domain] = DomainSums(np.arange(len(begins)), np.add.reduceat(of.blocks, begins), losses, tokens)
+        losses = {family: np.add.reduceat(values, begins) for family, values in domain_sums.losses.items()}
+        tokens = {family: np.add.reduceat(values, begins) for family, values in domain_sums.tokens.items()}
+        domains[domain] = DomainSums(
+            np.arange(len(begins)), np.add.reduceat(domain_sums.blocks, begins), losses, tokens
+        )
     return dataclasses.replace(sums, domains=domains)
 
 
-def _require_same(found: Mapping[str, ClassSums]) -> None:
+def _require_same(by_label: Mapping[str, ClassSums]) -> None:
     """Raise `UserError` unless all runs have the same tokens in the same classes."""
-    if not found:
+    if not by_label:
         return
-    (first, sums), *others = found.items()
+    (first, sums), *others = by_label.items()
     for label, other in others:
         same = other.names == sums.names and other.domains.keys() == sums.domains.keys()
-        for domain, of in sums.domains.items() if same else ():
-            own = other.domains[domain]
-            same &= np.array_equal(of.blocks, own.blocks)
-            same &= all(np.array_equal(tokens, own.tokens[family]) for family, tokens in of.tokens.items())
+        for domain, domain_sums in sums.domains.items() if same else ():
+            other_sums = other.domains[domain]
+            same &= np.array_equal(domain_sums.blocks, other_sums.blocks)
+            same &= all(
+                np.array_equal(tokens, other_sums.tokens[family]) for family, tokens in domain_sums.tokens.items()
+            )
         if not same:
             raise UserError(
                 f"{label} and {first} have different token classes: compare runs with the same data, eval.tokens and "
@@ -168,24 +180,27 @@ def _require_same(found: Mapping[str, ClassSums]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- files
-def write(out: Path, found: Mapping[str, ClassSums]) -> None:
+def write(out: Path, by_label: Mapping[str, ClassSums]) -> None:
     """Write `classes.npz`, or remove it if there are no sums.
 
     Raises `UserError` if the sums cover different tokens.
     """
     (out / FILE).unlink(missing_ok=True)
-    if not found:
+    if not by_label:
         return
-    found = {label: _in_groups(sums) for label, sums in found.items()}
-    _require_same(found)
-    first = next(iter(found.values()))
-    arrays: dict[str, Any] = {"runs": np.array(list(found)), "steps": np.array([sums.step for sums in found.values()])}
+    by_label = {label: _in_groups(sums) for label, sums in by_label.items()}
+    _require_same(by_label)
+    first = next(iter(by_label.values()))
+    arrays: dict[str, Any] = {
+        "runs": np.array(list(by_label)),
+        "steps": np.array([sums.step for sums in by_label.values()]),
+    }
     arrays |= {family: np.array(names) for family, names in first.names.items()}
-    for domain, of in first.domains.items():
-        arrays[f"{domain}/blocks"] = of.blocks
+    for domain, domain_sums in first.domains.items():
+        arrays[f"{domain}/blocks"] = domain_sums.blocks
         for family in first.names:
-            losses_RDC = np.stack([sums.domains[domain].losses[family] for sums in found.values()])
-            arrays[f"{domain}/{family}/tokens"] = of.tokens[family]
+            losses_RDC = np.stack([sums.domains[domain].losses[family] for sums in by_label.values()])
+            arrays[f"{domain}/{family}/tokens"] = domain_sums.tokens[family]
             arrays[f"{domain}/{family}/losses"] = losses_RDC.astype(np.float32)
     with replacing(out / FILE) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -203,9 +218,9 @@ def read(directory: str | Path) -> dict[str, ClassSums]:
     families = token_classes.class_names(arrays)
     domains = [key.removesuffix("/blocks") for key in arrays if key.endswith("/blocks")]
     labels = arrays.take("runs", "U", None)
-    found = {}
+    by_label = {}
     for i, (label, step) in enumerate(zip(labels, arrays.take("steps", "iu", len(labels)), strict=True)):
-        of_domains = {}
+        domain_sums = {}
         for domain in domains:
             blocks = arrays.take(f"{domain}/blocks", "iu", None)
             tokens, losses = {}, {}
@@ -214,6 +229,6 @@ def read(directory: str | Path) -> dict[str, ClassSums]:
                 tokens[family] = arrays.take(f"{domain}/{family}/tokens", "iu", *shape)
                 losses_RDC = arrays.take(f"{domain}/{family}/losses", "f", len(labels), *shape)
                 losses[family] = losses_RDC[i].astype(np.float64)
-            of_domains[domain] = DomainSums(np.arange(len(blocks)), blocks, losses, tokens)
-        found[str(label)] = ClassSums(int(step), families, of_domains)
-    return found
+            domain_sums[domain] = DomainSums(np.arange(len(blocks)), blocks, losses, tokens)
+        by_label[str(label)] = ClassSums(int(step), families, domain_sums)
+    return by_label

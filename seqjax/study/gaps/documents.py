@@ -16,19 +16,22 @@ from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
 DRAWS = 200
 
 
-def of_data(records: Records, run: Record) -> Ends:
+def measured_ends(records: Records, run: Record) -> Ends:
     """Return a run's ends as measured: a single draw."""
     x = in_domain(run.ends, records.against)
     return _ends(records, run, x[None], losses(run.ends, records.domains)[None])
 
 
-def of_draws(records: Records, run: Record) -> Ends | None:
+def drawn_ends(records: Records, run: Record) -> Ends | None:
     """Return a run's ends on `DRAWS` text draws; None if its block losses are unknown."""
     drawn = _drawn(records)
-    found = {domain: [_of_point(drawn, domain, point) for point in run.ends] for domain in drawn}
-    if not found or any(loss is None for of_domain in found.values() for loss in of_domain):
+    end_losses = {domain: [_point_losses(drawn, domain, point) for point in run.ends] for domain in drawn}
+    if not end_losses or any(loss is None for drawn_losses in end_losses.values() for loss in drawn_losses):
         return None
-    by_domain = {domain: np.stack([loss for loss in of if loss is not None], 1) for domain, of in found.items()}
+    by_domain = {
+        domain: np.stack([loss for loss in drawn_losses if loss is not None], 1)
+        for domain, drawn_losses in end_losses.items()
+    }
     if records.against:
         x = np.mean([by_domain[domain] for domain in records.against], axis=0)
     else:  # a training loss has no documents
@@ -36,7 +39,7 @@ def of_draws(records: Records, run: Record) -> Ends | None:
     return _ends(records, run, x, np.stack([by_domain[domain] for domain in records.domains], -1))
 
 
-def _of_point(drawn: dict[str, np.ndarray], domain: str, point: Point) -> np.ndarray | None:
+def _point_losses(drawn: dict[str, np.ndarray], domain: str, point: Point) -> np.ndarray | None:
     if not 0 <= point.row < len(drawn[domain]):
         return None
     loss = drawn[domain][point.row]
@@ -59,14 +62,14 @@ def _drawn(records: Records) -> dict[str, np.ndarray]:
     if records.blocks is None:
         return {}
     rng = np.random.default_rng(0)
-    found = {}
+    by_domain = {}
     for domain in dict.fromkeys((*records.against, *records.domains)):
-        _, of_block = np.unique(records.blocks.units[domain], return_inverse=True)
-        n = int(of_block.max()) + 1
+        _, unit_index = np.unique(records.blocks.units[domain], return_inverse=True)
+        n = int(unit_index.max()) + 1
         counts = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
-        weights = counts[:, of_block] + 1e-12  # avoids a division by zero for a draw without text
-        found[domain] = records.blocks.losses[domain] @ (weights / weights.sum(1, keepdims=True)).T
-    return found
+        weights = counts[:, unit_index] + 1e-12  # avoids a division by zero for a draw without text
+        by_domain[domain] = records.blocks.losses[domain] @ (weights / weights.sum(1, keepdims=True)).T
+    return by_domain
 
 
 def freedom(records: Records) -> float:

@@ -7,7 +7,7 @@ loss, y the OOD loss, and rho = log2(rate).
     h(x)   = b (x - x0) + q (x - x0)^2, fitted to all ends of the reference, with an intercept per run; the tangent
              continues it past the outermost ends
     u_i(x) height of run i: linear interpolation of y - h(x) between its ends, constant outside
-    X      mean last x of the reference at its best rate
+    X      the reference's mean last x at its best rate
     x_i    = max(last x of run i, X): the loss at which run i is read; its highest end if all its ends lie below X
     c      mean over models: slope of heights on rho, between near-best rates of one seed
     R(x)   = mean over reference seeds, then over their rates: u_j(x) - c rho_j
@@ -101,9 +101,9 @@ class ModelGap(NamedTuple):
     """Hold a model's gap to the reference.
 
     Args:
-        of_seed: g_s, seed -> [D, Q].
+        by_seed: g_s, seed -> [D, Q].
         reference: Each reference seed in this gap: u - c rho - R at X, seed -> [D, Q].
-        of_rate: Mean gap at each rate, [D, Q].
+        by_rate: Mean gap at each rate, [D, Q].
         labels: The runs that were read.
         loss: Mean loss at which the runs were read, [D].
         beyond: Mean distance at which runs were read past the reference's ends, [D].
@@ -111,9 +111,9 @@ class ModelGap(NamedTuple):
         rates: Compared near-best rates: model, reference.
     """
 
-    of_seed: dict[int, np.ndarray]
+    by_seed: dict[int, np.ndarray]
     reference: dict[int, np.ndarray]
-    of_rate: dict[float, np.ndarray]
+    by_rate: dict[float, np.ndarray]
     labels: tuple[str, ...]
     loss: np.ndarray
     beyond: np.ndarray
@@ -123,7 +123,7 @@ class ModelGap(NamedTuple):
     @property
     def mean(self) -> np.ndarray:
         """g, [D, Q]."""
-        return np.mean(list(self.of_seed.values()), axis=0)
+        return np.mean(list(self.by_seed.values()), axis=0)
 
     @property
     def octaves(self) -> float:
@@ -137,14 +137,14 @@ class Gaps(NamedTuple):
     Args:
         slopes: Slope of heights per octave of the learning rate, model -> [D, Q].
         c: Mean slope, used for the adjustment, [D, Q]; zero if fewer than `FEWEST` models have a slope.
-        of_model: Model -> its gap, or the reason for a missing gap.
+        by_model: Model -> its gap, or the reason for a missing gap.
     """
 
     curve: Curve
     at: np.ndarray
     slopes: dict[str, np.ndarray]
     c: np.ndarray
-    of_model: dict[str, ModelGap | str]
+    by_model: dict[str, ModelGap | str]
 
     @property
     def is_adjusted(self) -> bool:
@@ -172,13 +172,13 @@ def measure(
         reach: The largest distance past the reference's ends at which a run is read, in the loss unit.
         among: Labels of the runs to read, per model. Without it, runs within reach are read.
     """
-    theirs = models[reference]
-    curve = fit(theirs)
-    at_D = np.mean([run.x[:, -1] for run in theirs if run.rate == best], axis=0)
+    reference_runs = models[reference]
+    curve = fit(reference_runs)
+    at_D = np.mean([run.x[:, -1] for run in reference_runs if run.rate == best], axis=0)
     slopes = {name: slope for name, runs in models.items() if (slope := _slope(runs, curve)) is not None}
     adjusted = len(slopes) >= FEWEST
     c = np.mean(list(slopes.values()), axis=0) if adjusted else np.zeros_like(curve.linear)
-    found: dict[str, ModelGap | str] = {}
+    by_model: dict[str, ModelGap | str] = {}
     for name, runs in models.items():
         if name == reference:
             continue
@@ -187,17 +187,19 @@ def measure(
         else:
             readable = [run for run in runs if _within(run, curve, at_D, reach)]
         if not readable:
-            found[name] = NO_REACH
+            by_model[name] = NO_REACH
             continue
-        ours, others = list(readable), list(theirs)
+        model_side, reference_side = list(readable), list(reference_runs)
         if not adjusted:
-            common = {run.rate for run in ours} & {run.rate for run in others}
-            ours, others = ([run for run in side if run.rate in common] for side in (ours, others))
+            common = {run.rate for run in model_side} & {run.rate for run in reference_side}
+            model_side, reference_side = (
+                [run for run in side if run.rate in common] for side in (model_side, reference_side)
+            )
             if not common:
-                found[name] = NO_RATE
+                by_model[name] = NO_RATE
                 continue
-        found[name] = _gap(ours, others, curve, at_D, c, by_rate=not adjusted)
-    return Gaps(curve, at_D, slopes, c, found)
+        by_model[name] = _gap(model_side, reference_side, curve, at_D, c, by_rate=not adjusted)
+    return Gaps(curve, at_D, slopes, c, by_model)
 
 
 def reading(run: Ends, at_D: np.ndarray) -> np.ndarray:
@@ -215,63 +217,73 @@ def _slope(runs: Sequence[Ends], curve: Curve) -> np.ndarray | None:
 
     The result is None unless a seed has several rates.
     """
-    found = []
-    for of_seed in by_seed(runs).values():
-        if len(of_seed) > 1:
-            at_D = np.max([run.x[:, -1] for run in of_seed], axis=0)
-            rho = np.array([run.rho for run in of_seed])
-            heights = np.stack([height(run, curve, at_D[:, None])[:, 0] for run in of_seed])
+    slopes = []
+    for seed_runs in by_seed(runs).values():
+        if len(seed_runs) > 1:
+            at_D = np.max([run.x[:, -1] for run in seed_runs], axis=0)
+            rho = np.array([run.rho for run in seed_runs])
+            heights = np.stack([height(run, curve, at_D[:, None])[:, 0] for run in seed_runs])
             centred = rho - rho.mean()
-            found.append(np.tensordot(centred, heights, 1) / (centred**2).sum())
-    return np.mean(found, axis=0) if found else None
+            slopes.append(np.tensordot(centred, heights, 1) / (centred**2).sum())
+    return np.mean(slopes, axis=0) if slopes else None
 
 
 def by_seed(runs: Sequence[Ends]) -> dict[int, list[Ends]]:
     """Return runs by seed."""
-    found: dict[int, list[Ends]] = {}
+    groups: dict[int, list[Ends]] = {}
     for run in runs:
-        found.setdefault(run.seed, []).append(run)
-    return found
+        groups.setdefault(run.seed, []).append(run)
+    return groups
 
 
 def _mean_rho(runs: Sequence[Ends]) -> float:
-    return float(np.mean([np.mean([run.rho for run in of_seed]) for of_seed in by_seed(runs).values()]))
+    return float(np.mean([np.mean([run.rho for run in seed_runs]) for seed_runs in by_seed(runs).values()]))
 
 
 def _gap(
-    ours: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, at_D: np.ndarray, c: np.ndarray, *, by_rate: bool
+    model_runs: Sequence[Ends],
+    reference_runs: Sequence[Ends],
+    curve: Curve,
+    at_D: np.ndarray,
+    c: np.ndarray,
+    *,
+    by_rate: bool,
 ) -> ModelGap:
     """Return a model's gap to the reference.
 
     With `by_rate` there is no common slope. Sides whose seeds have different rates are then compared rate by rate.
     """
-    places = np.stack([reading(run, at_D) for run in ours], 1)
-    heights = np.stack([height(run, curve, places[:, [i]])[:, 0] - c * run.rho for i, run in enumerate(ours)], 1)
-    rho = _mean_rho(ours), _mean_rho(theirs)
-    at = np.concatenate([places, at_D[:, None]], 1)
+    positions = np.stack([reading(run, at_D) for run in model_runs], 1)
+    heights = np.stack(
+        [height(run, curve, positions[:, [i]])[:, 0] - c * run.rho for i, run in enumerate(model_runs)], 1
+    )
+    rho = _mean_rho(model_runs), _mean_rho(reference_runs)
+    at = np.concatenate([positions, at_D[:, None]], 1)
     if by_rate and abs(rho[0] - rho[1]) > SAME:
         level = np.empty_like(heights)
-        for rate in {run.rate for run in ours}:
-            own = [i for i, run in enumerate(ours) if run.rate == rate]
-            level[:, own] = reference_levels([r for r in theirs if r.rate == rate], curve, places[:, own], c)[0]
+        for rate in {run.rate for run in model_runs}:
+            indices = [i for i, run in enumerate(model_runs) if run.rate == rate]
+            level[:, indices] = reference_levels(
+                [r for r in reference_runs if r.rate == rate], curve, positions[:, indices], c
+            )[0]
         rho = rho[0], rho[0]
-        _, of_seed = reference_levels(theirs, curve, at, c)
+        _, seed_levels = reference_levels(reference_runs, curve, at, c)
     else:
-        mean, of_seed = reference_levels(theirs, curve, at, c)
+        mean, seed_levels = reference_levels(reference_runs, curve, at, c)
         level = mean[:, :-1]
     gaps = heights - level
-    seeds = list(dict.fromkeys(run.seed for run in ours))
-    middle = np.mean([values[:, -1] for values in of_seed.values()], axis=0)
-    rates = sorted({run.rate for run in ours})
+    seeds = list(dict.fromkeys(run.seed for run in model_runs))
+    middle = np.mean([values[:, -1] for values in seed_levels.values()], axis=0)
+    rates = sorted({run.rate for run in model_runs})
     return ModelGap(
-        of_seed={s: gaps[:, [i for i, run in enumerate(ours) if run.seed == s]].mean(1) for s in seeds},
-        reference={s: values[:, -1] - middle for s, values in of_seed.items()},
-        of_rate={r: gaps[:, [i for i, run in enumerate(ours) if run.rate == r]].mean(1) for r in rates},
-        labels=tuple(run.label for run in ours),
-        loss=places.mean(1),
-        beyond=_beyond(ours, places, curve),
+        by_seed={s: gaps[:, [i for i, run in enumerate(model_runs) if run.seed == s]].mean(1) for s in seeds},
+        reference={s: values[:, -1] - middle for s, values in seed_levels.items()},
+        by_rate={r: gaps[:, [i for i, run in enumerate(model_runs) if run.rate == r]].mean(1) for r in rates},
+        labels=tuple(run.label for run in model_runs),
+        loss=positions.mean(1),
+        beyond=_beyond(model_runs, positions, curve),
         rho=rho,
-        rates=(tuple(rates), tuple(sorted({run.rate for run in theirs}))),
+        rates=(tuple(rates), tuple(sorted({run.rate for run in reference_runs}))),
     )
 
 
@@ -279,18 +291,18 @@ def reference_levels(
     runs: Sequence[Ends], curve: Curve, at_DP: np.ndarray, c: np.ndarray
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Return R at [D, P], [D, P, Q], and each reference seed's level."""
-    of_seed = {
-        seed: np.mean([height(run, curve, at_DP) - (c * run.rho)[:, None] for run in of_seed], axis=0)
-        for seed, of_seed in by_seed(runs).items()
+    levels = {
+        seed: np.mean([height(run, curve, at_DP) - (c * run.rho)[:, None] for run in seed_runs], axis=0)
+        for seed, seed_runs in by_seed(runs).items()
     }
-    return np.mean(list(of_seed.values()), axis=0), of_seed
+    return np.mean(list(levels.values()), axis=0), levels
 
 
-def _beyond(runs: Sequence[Ends], places: np.ndarray, curve: Curve) -> np.ndarray:
+def _beyond(runs: Sequence[Ends], positions: np.ndarray, curve: Curve) -> np.ndarray:
     """Return how far runs are read past the reference's ends, [D].
 
     The mean is over rates, then over seeds.
     """
-    far = np.maximum(np.maximum(places - curve.high[:, None], curve.low[:, None] - places), 0.0)
+    far = np.maximum(np.maximum(positions - curve.high[:, None], curve.low[:, None] - positions), 0.0)
     seeds = dict.fromkeys(run.seed for run in runs)
     return np.mean([far[:, [i for i, run in enumerate(runs) if run.seed == s]].mean(1) for s in seeds], axis=0)

@@ -18,14 +18,14 @@ class Rates(NamedTuple):
     """Hold a model's learning rates, as multiples of the common rate.
 
     Args:
-        found: Rate -> number of seeds, last in-domain loss, last OOD loss (means over seeds).
+        by_rate: Rate -> number of seeds, last in-domain loss, last OOD loss (means over seeds).
         best: The rate with the lowest last in-domain loss.
         near: The near-best rates, ascending.
         shown: The near-best rate with the most seeds; ties go to the lowest in-domain loss.
         edge: "lowest" or "highest" if the best rate is at that grid edge, "only" for a single rate, else "".
     """
 
-    found: dict[float, tuple[int, float, float]]
+    by_rate: dict[float, tuple[int, float, float]]
     best: float
     near: tuple[float, ...]
     shown: float
@@ -44,19 +44,20 @@ class Rates(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def rates(records: Records, model: str) -> Rates:
     """Return the learning rates of a model that has runs."""
-    of_rate: dict[float, list[Record]] = {}
+    runs_by_rate: dict[float, list[Record]] = {}
     for run in sorted(records.of_model(model), key=lambda run: run.rate):
-        of_rate.setdefault(run.rate, []).append(run)
-    common = set.intersection(*({run.seed for run in runs} for runs in of_rate.values()))
-    found = {rate: (len(runs), *_means(records, runs)) for rate, runs in of_rate.items()}
+        runs_by_rate.setdefault(run.rate, []).append(run)
+    common = set.intersection(*({run.seed for run in runs} for runs in runs_by_rate.values()))
+    by_rate = {rate: (len(runs), *_means(records, runs)) for rate, runs in runs_by_rate.items()}
     paired = {
-        rate: _means(records, [run for run in runs if run.seed in common] or runs)[0] for rate, runs in of_rate.items()
+        rate: _means(records, [run for run in runs if run.seed in common] or runs)[0]
+        for rate, runs in runs_by_rate.items()
     }
     best = min(paired, key=paired.__getitem__)
-    near = tuple(rate for rate in found if paired[rate] <= paired[best] + NEAR * records.unit.scale)
-    shown = max(near, key=lambda rate: (found[rate][0], -paired[rate]))
-    edge = "only" if len(found) == 1 else {min(found): "lowest", max(found): "highest"}.get(best, "")
-    return Rates(found, best, near, shown, edge)
+    near = tuple(rate for rate in by_rate if paired[rate] <= paired[best] + NEAR * records.unit.scale)
+    shown = max(near, key=lambda rate: (by_rate[rate][0], -paired[rate]))
+    edge = "only" if len(by_rate) == 1 else {min(by_rate): "lowest", max(by_rate): "highest"}.get(best, "")
+    return Rates(by_rate, best, near, shown, edge)
 
 
 def _means(records: Records, runs: Sequence[Record]) -> tuple[float, float]:

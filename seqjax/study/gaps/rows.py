@@ -114,8 +114,8 @@ class Row:
     @property
     def marks(self) -> str:
         """The verdict's marks: "shrinks" or "grows", "one seed", and * for provisional."""
-        said = [mark for mark in (self.trend, "one seed" if self.gap and self.seeds == 1 else "") if mark]
-        return "".join(f", {mark}" for mark in said) + ("*" if self.provisional else "")
+        words = [mark for mark in (self.trend, "one seed" if self.gap and self.seeds == 1 else "") if mark]
+        return "".join(f", {mark}" for mark in words) + ("*" if self.provisional else "")
 
     @property
     def text(self) -> str:
@@ -165,10 +165,10 @@ def _copy(row: Row, records: Records, sums: Mapping[str, ClassSums]) -> float | 
     outside = row.at_equal_tokens.outside
     if outside.value <= verdicts.LIMIT * records.unit.scale or outside.value <= 2 * (outside.error or 0.0):
         return None
-    both = [
+    sides = [
         [sums[r.label] for r in shown_runs(records, name) if r.label in sums] for name in (row.model, row.reference)
     ]
-    return classes.copy_share(*both, domains=records.domains) if all(both) else None
+    return classes.copy_share(*sides, domains=records.domains) if all(sides) else None
 
 
 @functools.lru_cache(maxsize=16)  # tables and every picture use the same rows
@@ -185,34 +185,36 @@ def _compare(records: Records, reference: str) -> tuple[Row, ...]:
     spreads = [_spread(measured, q) for q in quantities]
     bends, free = [_bend(records, measured, q) for q in quantities], documents.freedom(records)
     for model, row in plain.items():
-        gap = measured.of_model[model]
+        gap = measured.by_model[model]
         row = dataclasses.replace(row, per_doubling=trends.get(model))
         if isinstance(gap, str):
             rows.append(dataclasses.replace(row, why=WHY[gap], verdict=Verdict(verdicts.UNDECIDED, gap)))
             continue
-        on_draws = drawn.of_model.get(model) if drawn is not None else None
-        found = []
+        on_draws = drawn.by_model.get(model) if drawn is not None else None
+        quantity_gaps = []
         for q in quantities:
             beyond = Part(bends[q].variance * float(gap.beyond[0]) ** 2, bends[q].freedom)
-            of_text = documents.variance(on_draws.mean[:, q]) if isinstance(on_draws, ModelGap) else 0.0
-            found.append(_estimate(measured, gap, spreads[q], {"beyond": beyond, "text": Part(of_text, free)}, q))
+            text_variance = documents.variance(on_draws.mean[:, q]) if isinstance(on_draws, ModelGap) else 0.0
+            quantity_gaps.append(
+                _estimate(measured, gap, spreads[q], {"beyond": beyond, "text": Part(text_variance, free)}, q)
+            )
         main = gap.mean[0, 0]
-        if found[0][1] is not None:
-            tested[model] = _tested(measured, gap, found[0][1], spreads[0])
+        if quantity_gaps[0][1] is not None:
+            tested[model] = _tested(measured, gap, quantity_gaps[0][1], spreads[0])
         rows.append(
             dataclasses.replace(
                 row,
-                seeds=len(gap.of_seed),
+                seeds=len(gap.by_seed),
                 reference_seeds=len(gap.reference),
                 rates=gap.rates[0],
                 loss=float(gap.loss[0]),
                 mid_rate=float(2 ** (sum(gap.rho) / 2)),
                 octaves=gap.octaves,
                 beyond=float(gap.beyond[0]),
-                gaps={name: estimate for name, (estimate, _) in zip(records.quantities, found, strict=True)},
+                gaps={name: estimate for name, (estimate, _) in zip(records.quantities, quantity_gaps, strict=True)},
                 as_tuned=float(main + measured.c[0, 0] * gap.octaves),
-                by_rate={rate: float(value[0, 0]) for rate, value in gap.of_rate.items()},
-                parts={} if found[0][1] is None else {n: p.variance for n, p in found[0][1].items()},
+                by_rate={rate: float(value[0, 0]) for rate, value in gap.by_rate.items()},
+                parts={} if quantity_gaps[0][1] is None else {n: p.variance for n, p in quantity_gaps[0][1].items()},
             )
         )
     rows = _with_verdicts(records, rows, tested)
@@ -227,18 +229,21 @@ def _near(records: Records, model: str) -> list[Record]:
 
 def _plain(records: Records, model: str, reference: str, difference: Difference | None) -> Row:
     """Return a model's row without its gap."""
-    ours, theirs = rates(records, model), rates(records, reference)
+    model_rates, reference_rates = rates(records, model), rates(records, reference)
     sides = [shown_runs(records, name) for name in (model, reference)]
-    wanted = {"model": ours.next_rate(theirs.best), "reference": theirs.next_rate(ours.best)}
+    next_rates = {
+        "model": model_rates.next_rate(reference_rates.best),
+        "reference": reference_rates.next_rate(model_rates.best),
+    }
     parameters = [side[0].metadata.get("parameters") for side in sides]
     return Row(
         model,
         reference,
         *(len(side) for side in sides),
-        rates=ours.near,
-        edge=ours.edge,
-        reference_edge=theirs.edge,
-        next_rates={side: rate for side, rate in wanted.items() if rate is not None},
+        rates=model_rates.near,
+        edge=model_rates.edge,
+        reference_edge=reference_rates.edge,
+        next_rates={side: rate for side, rate in next_rates.items() if rate is not None},
         parameters=parameters[0],
         reference_parameters=parameters[1],
         tokens=max(run.last.tokens for run in sides[0]),
@@ -251,39 +256,39 @@ def _measure(records: Records, reference: str) -> tuple[Gaps, Gaps | None]:
     """Return the measured gaps, and the gaps on text draws if block losses are known."""
     best, reach = rates(records, reference).best, heights.REACH * records.unit.scale
     near = {model: _near(records, model) for model in records.models}
-    data = {model: [documents.of_data(records, run) for run in runs] for model, runs in near.items()}
+    data = {model: [documents.measured_ends(records, run) for run in runs] for model, runs in near.items()}
     measured = heights.measure(data, reference, best, reach=reach)
     drawn: dict[str, list[Ends]] = {}
     for model, runs in near.items():
-        of_runs = [ends for run in runs if (ends := documents.of_draws(records, run)) is not None]
-        if len(of_runs) == len(runs):
-            drawn[model] = of_runs
+        run_ends = [ends for run in runs if (ends := documents.drawn_ends(records, run)) is not None]
+        if len(run_ends) == len(runs):
+            drawn[model] = run_ends
     if reference not in drawn:
         return measured, None
-    among = {model: gap.labels for model, gap in measured.of_model.items() if isinstance(gap, ModelGap)}
+    among = {model: gap.labels for model, gap in measured.by_model.items() if isinstance(gap, ModelGap)}
     return measured, heights.measure(drawn, reference, best, reach=reach, among=among)
 
 
 def _trends(records: Records, reference: str, measured: Gaps) -> dict[str, Estimate]:
-    data = {model: [documents.of_data(records, run) for run in _near(records, model)] for model in records.models}
+    data = {model: [documents.measured_ends(records, run) for run in _near(records, model)] for model in records.models}
     return trend.per_doubling(data, reference, measured.curve, reach=heights.REACH * records.unit.scale)
 
 
-def _values(of_seed: Mapping[int, np.ndarray], quantity: int) -> list[float]:
-    return [float(value[0, quantity]) for value in of_seed.values()]
+def _values(by_seed: Mapping[int, np.ndarray], quantity: int) -> list[float]:
+    return [float(value[0, quantity]) for value in by_seed.values()]
 
 
-def _found(measured: Gaps) -> list[ModelGap]:
-    return [gap for gap in measured.of_model.values() if isinstance(gap, ModelGap)]
+def _model_gaps(measured: Gaps) -> list[ModelGap]:
+    return [gap for gap in measured.by_model.values() if isinstance(gap, ModelGap)]
 
 
 def _spread(measured: Gaps, quantity: int) -> Spread | None:
     """Return the pooled seed variance over all models and the reference."""
-    gaps = _found(measured)
+    gaps = _model_gaps(measured)
     if not gaps:
         return None
     reference = max((gap.reference for gap in gaps), key=len)
-    return statistics.spread([_values(side, quantity) for side in (reference, *(gap.of_seed for gap in gaps))])
+    return statistics.spread([_values(side, quantity) for side in (reference, *(gap.by_seed for gap in gaps))])
 
 
 def _estimate(
@@ -296,7 +301,7 @@ def _estimate(
     value = float(gap.mean[0, quantity])
     if spread is None:
         return Estimate(value), None
-    sides = [(spread.of(_values(side, quantity)), len(side)) for side in (gap.of_seed, gap.reference)]
+    sides = [(spread.shrunk(_values(side, quantity)), len(side)) for side in (gap.by_seed, gap.reference)]
     seeds, reference = (Part(part.variance / n, part.freedom) for part, n in sides)
     n_slopes = len(measured.slopes)
     tau = np.std([slope[0, quantity] for slope in measured.slopes.values()], ddof=1) if n_slopes > 1 else 0.0
@@ -307,7 +312,7 @@ def _estimate(
         "rate": Part(rate, max(n_slopes - 1, 1)),
     } | dict(others)
     total = statistics.combined(list(parts.values()))
-    if len(gap.of_seed) < 2:
+    if len(gap.by_seed) < 2:
         return Estimate(value), parts
     return Estimate(value, total.variance**0.5, total.freedom), parts
 
@@ -316,7 +321,7 @@ def _bend(records: Records, measured: Gaps, quantity: int) -> Part:
     """Return the variance between seeds of the height slope over the last two ends."""
     groups: dict[tuple[str, float], list[float]] = {}
     for run in records.runs:
-        ends = documents.of_data(records, run)
+        ends = documents.measured_ends(records, run)
         if ends.x.shape[1] > 1 and (width := ends.x[0, -1] - ends.x[0, -2]):
             u = (ends.y - measured.curve.at(ends.x))[0, :, quantity]
             groups.setdefault((run.model, run.rate), []).append(float((u[-1] - u[-2]) / width))
@@ -331,21 +336,21 @@ def _tested(measured: Gaps, gap: ModelGap, parts: Mapping[str, Part], spread: Sp
     The result is None for one seed if fewer than `ENOUGH` models have `SEEDS` seeds.
     """
     assert spread is not None, "parts are known"
-    reference = spread.of(_values(gap.reference, 0))
-    ours = planned = spread.of(_values(gap.of_seed, 0))
-    if len(gap.of_seed) < 2:
-        own = [_values(g.of_seed, 0) for g in _found(measured) if len(g.of_seed) >= SEEDS]
-        if len(own) < ENOUGH:
+    reference_part = spread.shrunk(_values(gap.reference, 0))
+    model_part = planned = spread.shrunk(_values(gap.by_seed, 0))
+    if len(gap.by_seed) < 2:
+        three_seeds = [_values(g.by_seed, 0) for g in _model_gaps(measured) if len(g.by_seed) >= SEEDS]
+        if len(three_seeds) < ENOUGH:
             return None
-        widest = max(own, key=lambda values: float(np.var(values, ddof=1)))
-        ours = Part(float(np.var(widest, ddof=1)), spread.of(widest).freedom)
+        widest = max(three_seeds, key=lambda values: float(np.var(values, ddof=1)))
+        model_part = Part(float(np.var(widest, ddof=1)), spread.shrunk(widest).freedom)
     return Candidate(
         gap=float(gap.mean[0, 0]),
         as_tuned=float(gap.mean[0, 0] + measured.c[0, 0] * gap.octaves),
-        seeds=(ours, reference),
-        counts=(len(gap.of_seed), len(gap.reference)),
+        seeds=(model_part, reference_part),
+        counts=(len(gap.by_seed), len(gap.reference)),
         rest=tuple(parts[name] for name in ("rate", "beyond", "text")),
-        further=(planned, reference),
+        planned=(planned, reference_part),
     )
 
 
@@ -355,18 +360,18 @@ def _with_verdicts(records: Records, rows: Sequence[Row], tested: Mapping[str, C
     The models in `records.asks` form one test family, all other models a second family.
     """
     limit = verdicts.LIMIT * records.unit.scale
-    asked = records.asks or [model for model in records.models if model not in records.references]
-    said: dict[str, Verdict] = {}
-    for is_asked in (True, False):
+    main_family = records.asks or [model for model in records.models if model not in records.references]
+    decided: dict[str, Verdict] = {}
+    for is_main in (True, False):
         family = {
             row.model: candidate
             for row in rows
-            if (row.model in asked) is is_asked and (candidate := tested.get(row.model)) is not None
+            if (row.model in main_family) is is_main and (candidate := tested.get(row.model)) is not None
         }
         several = [row.seeds > 1 for row in rows if row.model in family]
-        said |= dict(zip(family, verdicts.decide(list(family.values()), several, limit=limit), strict=True))
+        decided |= dict(zip(family, verdicts.decide(list(family.values()), several, limit=limit), strict=True))
     few = Verdict(verdicts.UNDECIDED, FEW_SEEDS)
-    return [row if row.gap is None else dataclasses.replace(row, verdict=said.get(row.model, few)) for row in rows]
+    return [row if row.gap is None else dataclasses.replace(row, verdict=decided.get(row.model, few)) for row in rows]
 
 
 FEW_SEEDS = "2 more seeds of both"

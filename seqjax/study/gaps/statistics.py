@@ -78,8 +78,8 @@ def power(distance: float, error: float, freedom: float, *, level: float) -> flo
 def combined(parts: Sequence[Part]) -> Part:
     """Return the sum of independent variances, with Satterthwaite degrees of freedom."""
     total = float(sum(part.variance for part in parts))
-    of_sum = sum(part.variance**2 / part.freedom for part in parts)
-    return Part(total, total**2 / of_sum if of_sum > 0 else np.inf)
+    denominator = sum(part.variance**2 / part.freedom for part in parts)
+    return Part(total, total**2 / denominator if denominator > 0 else np.inf)
 
 
 class Spread(NamedTuple):
@@ -89,7 +89,7 @@ class Spread(NamedTuple):
     prior: float
     most: float
 
-    def of(self, values: Sequence[float]) -> Part:
+    def shrunk(self, values: Sequence[float]) -> Part:
         """Return a side's seed variance, shrunk towards the pooled value.
 
         The result is never below the sample variance. With Q the sum of squares around the mean and f its degrees of
@@ -98,10 +98,10 @@ class Spread(NamedTuple):
         """
         freedom = len(values) - 1
         squares = float(np.sum((np.asarray(values) - np.mean(values)) ** 2))
-        own = squares / freedom if freedom else 0.0
+        sample_variance = squares / freedom if freedom else 0.0
         share = freedom / (self.prior + freedom) if freedom else 0.0
-        drawn = (1 - share) * self.pooled + share * own
-        return Part(max(drawn, own), max(min(self.prior + freedom, self.most), 1.0))
+        shrunk_variance = (1 - share) * self.pooled + share * sample_variance
+        return Part(max(shrunk_variance, sample_variance), max(min(self.prior + freedom, self.most), 1.0))
 
 
 def spread(sides: Sequence[Sequence[float]]) -> Spread | None:

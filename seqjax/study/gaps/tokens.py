@@ -39,35 +39,37 @@ def equal_tokens(records: Records, reference: str) -> dict[str, Difference]:
     """
     sides = {model: shown_runs(records, model) for model in records.models}
     values = {model: last(runs, records) for model, runs in sides.items()}
-    spreads = [statistics.spread([[v[i] for v in of.values()] for of in values.values()]) for i in (0, 1)]
-    found = {}
+    spreads = [statistics.spread([[v[i] for v in by_seed.values()] for by_seed in values.values()]) for i in (0, 1)]
+    differences = {}
     for model, runs in sides.items():
-        theirs = sides[reference]
-        if model == reference or len({run.last.tokens for run in (*runs, *theirs)}) > 1:
+        reference_runs = sides[reference]
+        if model == reference or len({run.last.tokens for run in (*runs, *reference_runs)}) > 1:
             continue
-        of_text = _of_text(records, runs, theirs)
+        text_variances = _text_variances(records, runs, reference_runs)
         estimates = []
         for i, spread in enumerate(spreads):
-            ours, others = ([v[i] for v in values[name].values()] for name in (model, reference))
-            value = float(np.mean(ours) - np.mean(others))
-            if len(ours) < 2 or spread is None:
+            model_losses, reference_losses = ([v[i] for v in values[name].values()] for name in (model, reference))
+            value = float(np.mean(model_losses) - np.mean(reference_losses))
+            if len(model_losses) < 2 or spread is None:
                 estimates.append(Estimate(value))
                 continue
-            sizes = [(spread.of(side), len(side)) for side in (ours, others)]
+            sizes = [(spread.shrunk(side), len(side)) for side in (model_losses, reference_losses)]
             parts = [Part(part.variance / n, part.freedom) for part, n in sizes]
-            total = statistics.combined([*parts, Part(of_text[i], documents.freedom(records))])
+            total = statistics.combined([*parts, Part(text_variances[i], documents.freedom(records))])
             estimates.append(Estimate(value, total.variance**0.5, total.freedom))
-        found[model] = Difference(*estimates)
-    return found
+        differences[model] = Difference(*estimates)
+    return differences
 
 
-def _of_text(records: Records, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[float, float]:
+def _text_variances(
+    records: Records, model_runs: Sequence[Record], reference_runs: Sequence[Record]
+) -> tuple[float, float]:
     """Return the text variances for the in-domain and OOD difference; zero if unknown."""
-    drawn = [[documents.of_draws(records, run) for run in side] for side in (ours, theirs)]
+    drawn = [[documents.drawn_ends(records, run) for run in side] for side in (model_runs, reference_runs)]
     known = [[ends for ends in side if ends is not None] for side in drawn]
-    if any(len(side) < len(runs) for side, runs in zip(known, (ours, theirs), strict=True)):
+    if any(len(side) < len(runs) for side, runs in zip(known, (model_runs, reference_runs), strict=True)):
         return 0.0, 0.0
-    x, y = ([np.mean([of(ends) for ends in side], axis=0) for side in known] for of in (_last_x, _last_y))
+    x, y = ([np.mean([last_loss(ends) for ends in side], axis=0) for side in known] for last_loss in (_last_x, _last_y))
     return documents.variance(x[0] - x[1]), documents.variance(y[0] - y[1])
 
 
@@ -88,14 +90,14 @@ class SpeedUp(NamedTuple):
         value: The ratio; above 1 the model is faster.
         low, high: The 95% interval; None for one seed.
         bound: "at least" or "at most" if the loss lies above every first end of the better side; else "".
-        what: The name of the speed table in the study.
+        condition: The name of the speed table in the study.
     """
 
     value: float
     low: float | None
     high: float | None
     bound: str
-    what: str
+    condition: str
 
 
 def speed_up(records: Records, model: str, reference: str, difference: Difference | None) -> SpeedUp | None:
@@ -108,15 +110,15 @@ def speed_up(records: Records, model: str, reference: str, difference: Differenc
     the runs that reach the loss. The interval is exp(+-1.96 se / |dy / d log t|) times the value; se is the standard
     error of the OOD difference.
     """
-    own = shown_runs(records, model)[0].metadata.get("config", {}).get("train", {}).get("seq_len")
+    seq_len = shown_runs(records, model)[0].metadata.get("config", {}).get("train", {}).get("seq_len")
     fitting = {
-        what: of_model
-        for what, of_model in records.speeds.items()
-        if model in of_model and reference in of_model and records.conditions.get(what, ("", own))[1] == own
+        condition: table
+        for condition, table in records.speeds.items()
+        if model in table and reference in table and records.conditions.get(condition, ("", seq_len))[1] == seq_len
     }
     if not fitting or difference is None:
         return None
-    what, of_model = next(iter(fitting.items()))
+    condition, table = next(iter(fitting.items()))
     sides = [shown_runs(records, name) for name in (model, reference)]
     levels = [float(np.mean([y for _, y in last(side, records).values()])) for side in sides]
     loss, better = max(levels), int(levels[1] < levels[0])
@@ -127,13 +129,13 @@ def speed_up(records: Records, model: str, reference: str, difference: Differenc
     log_tokens = float(np.mean([at for at, _ in reached]) if reached else min(log_t[0] for log_t, _ in lines))
     full = sides[1 - better][0].last.tokens
     needed = (float(np.exp(log_tokens)), full) if better == 0 else (full, float(np.exp(log_tokens)))
-    value = float((needed[1] / of_model[reference]) / (needed[0] / of_model[model]))
+    value = float((needed[1] / table[reference]) / (needed[0] / table[model]))
     bound = "" if reached else "at least" if better == 0 else "at most"
     slope = float(np.mean([slope for _, slope in reached])) if reached else 0.0
     if difference.outside.error is None or not slope:
-        return SpeedUp(value, None, None, bound, what)
+        return SpeedUp(value, None, None, bound, condition)
     factor = float(np.exp(1.96 * difference.outside.error / abs(slope)))
-    return SpeedUp(value, value / factor, value * factor, bound, what)
+    return SpeedUp(value, value / factor, value * factor, bound, condition)
 
 
 def _reach(log_t: np.ndarray, y: np.ndarray, loss: float) -> tuple[float, float] | None:

@@ -1,10 +1,12 @@
 """Measure how gaps change with training tokens: the slope of a model's gap per doubling.
 
-Per run, the gap at its ends is regressed on log2(tokens), without the learning-rate adjustment. Only ends within reach
-of the reference count. Each run's weight is its sum of squares in log2(tokens). The slope variance around model means
-is pooled over all models, so it needs a model with two runs. With w the summed weights on a side, a trend's error is
-sqrt(s^2 / w + s^2 / min(w, w_R)). The second term is needed because the reference's curve has an error, too. Its runs
-with many ends say little about losses where only some runs have ends, so w_R is capped at w.
+Per run, the gap at its ends is regressed on log2(tokens). Only ends within reach of the reference count. Each run's
+weight is its sum of squares in log2(tokens). The effect of the learning rate itself changes with tokens, so slopes are
+compared at matched rates: slope = a_m + e rho is fitted to all runs, with an intercept per model and one rate effect e.
+A trend is a_m minus the reference's intercept. The slope variance is pooled over all models, so it needs a model with
+two runs. With w the summed weights on a side and d the distance of the sides' mean rates in octaves, a trend's error is
+sqrt(s^2 / w + s^2 / min(w, w_R) + d^2 var(e)). The second term is needed because the reference's curve has an error,
+too. Its runs with many ends say little about losses where only some runs have ends, so w_R is capped at w.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +18,29 @@ from seqjax.study.gaps import heights
 from seqjax.study.gaps.heights import Curve, Ends
 from seqjax.study.gaps.statistics import Estimate
 
+ROUNDING = 1e-9  # of slopes and of sums of squares
+
 
 class _Slopes(NamedTuple):
-    """Hold the slopes of a model's runs [n] and their weights [n]."""
+    """Hold the slopes of a model's runs [n], their weights [n] and log2 learning rates [n]."""
 
     values: np.ndarray
     weights: np.ndarray
+    rho: np.ndarray
 
     @property
     def mean(self) -> float:
         return float(np.average(self.values, weights=self.weights))
+
+    @property
+    def mean_rho(self) -> float:
+        return float(np.average(self.rho, weights=self.weights))
+
+    @property
+    def information(self) -> float:
+        """The weighted sum of squares of the rates; 0 with one rate."""
+        squares = float(self.weights @ (self.rho - self.mean_rho) ** 2)
+        return squares if squares > ROUNDING else 0.0
 
 
 def per_doubling(
@@ -41,40 +56,57 @@ def per_doubling(
         curve: The reference's loss curve.
         reach: How far past the reference's ends a gap is read, in the loss unit.
     """
-    of_model = {
+    by_model = {
         name: slopes
         for name, runs in models.items()
         if (slopes := _slopes(runs, models[reference], curve, reach)) is not None
     }
-    theirs = of_model.pop(reference, None)
-    if theirs is None:
+    if reference not in by_model:
         return {}
-    freedom = sum(len(slopes.values) - 1 for slopes in of_model.values())
-    if not freedom:
-        return {name: Estimate(slopes.mean) for name, slopes in of_model.items()}
-    squares = sum(float(s.weights @ (s.values - s.mean) ** 2) for s in of_model.values())
-    variance = squares / freedom
+    effect, information = _rate_effect(by_model)
+    at_reference = by_model.pop(reference)
+    residuals = [(x, x.values - x.mean - effect * (x.rho - x.mean_rho)) for x in by_model.values()]
+    freedom = sum(len(values) - 1 for _, values in residuals) - any(x.information > 0 for x, _ in residuals)
+    variance = sum(float(x.weights @ values**2) for x, values in residuals) / freedom if freedom > 0 else None
     # R averages over rates, then over seeds, so a run has more weight if its seed has few rates.
-    seeds = [len(of_seed) for of_seed in heights.by_seed(models[reference]).values()]
+    seeds = [len(seed_runs) for seed_runs in heights.by_seed(models[reference]).values()]
     effective = len(seeds) ** 2 / sum(1 / n for n in seeds) / sum(seeds)
-    found = {}
-    for name, slopes in of_model.items():
-        own, others = float(slopes.weights.sum()), effective * float(theirs.weights.sum())
-        error = np.sqrt(variance / own + variance / min(own, others))
-        found[name] = Estimate(slopes.mean, float(error), freedom)
-    return found
+    trends = {}
+    for name, x in by_model.items():
+        octaves = x.mean_rho - at_reference.mean_rho
+        value = x.mean - at_reference.mean - effect * octaves
+        if variance is None:
+            trends[name] = Estimate(value)
+            continue
+        weight = float(x.weights.sum())
+        share = 1 / weight + 1 / min(weight, effective * float(at_reference.weights.sum()))
+        share += octaves**2 / information if information else 0.0
+        trends[name] = Estimate(value, float(np.sqrt(max(variance, ROUNDING**2) * share)), freedom)
+    return trends
 
 
-def _slopes(runs: Sequence[Ends], theirs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
+def _rate_effect(by_model: Mapping[str, _Slopes]) -> tuple[float, float]:
+    """Return the change in slope per doubling of the learning rate, and the sum of squares that determines it.
+
+    Both are zero if no model has slopes at two rates.
+    """
+    information = sum(x.information for x in by_model.values())
+    if not information:
+        return 0.0, 0.0
+    covariance = sum(float(x.weights @ ((x.rho - x.mean_rho) * (x.values - x.mean))) for x in by_model.values())
+    return covariance / information, information
+
+
+def _slopes(runs: Sequence[Ends], reference_runs: Sequence[Ends], curve: Curve, reach: float) -> _Slopes | None:
     """Return the slopes of runs with two ends within reach; None without any."""
-    found = []
+    triples = []
     for run in runs:
         inside = (run.x[0] >= curve.low[0] - reach) & (run.x[0] <= curve.high[0] + reach)
         z = np.log2(run.tokens[inside])
         if len(np.unique(z)) > 1:
             at = run.x[:1, inside]
-            level, _ = heights.reference_levels(theirs, curve, at, np.zeros_like(curve.linear))
+            level, _ = heights.reference_levels(reference_runs, curve, at, np.zeros_like(curve.linear))
             gap = (run.y[:1, inside] - curve.at(at) - level)[0, :, 0]
             z = z - z.mean()
-            found.append((float(z @ gap / (z @ z)), float(z @ z)))
-    return _Slopes(*np.array(found).T) if found else None
+            triples.append((float(z @ gap / (z @ z)), float(z @ z), run.rho))
+    return _Slopes(*np.array(triples).T) if triples else None

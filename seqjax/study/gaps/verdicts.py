@@ -26,10 +26,10 @@ class Candidate(NamedTuple):
     Args:
         gap: The gap at matched learning rates.
         as_tuned: The gap as tuned.
-        seeds: Variance of one seed: model, reference.
+        seeds: Single-seed variance: model, reference.
         counts: Seed counts: model, reference.
         rest: Variances that further seeds do not lower; the learning-rate part is first.
-        further: Variance of one planned seed: model, reference; differs from `seeds` only for a model with one seed.
+        planned: The same for a further seed; differs from `seeds` only for a model with one seed.
     """
 
     gap: float
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
     seeds: tuple[Part, Part]
     counts: tuple[int, int]
     rest: tuple[Part, ...]
-    further: tuple[Part, Part]
+    planned: tuple[Part, Part]
 
     @property
     def parts(self) -> list[Part]:
@@ -66,17 +66,23 @@ class Candidate(NamedTuple):
     def needs(self, *, level: float, limit: float) -> str:
         """Return the fewest further seeds that would decide the estimated gap."""
         distance = max(self._from_zero, limit - max(self.gap, self.as_tuned))
-        for both, rest, where in ((False, self.rest, ""), (True, self.rest, " of both"), (True, self.rest[1:], ONE)):
+        for both_sides, rest, suffix in (
+            (False, self.rest, ""),
+            (True, self.rest, " of both"),
+            (True, self.rest[1:], ONE),
+        ):
             for n in range(1, MOST_SEEDS + 1):
-                if self._is_decided(distance, n, n if both else 0, rest, level):
-                    return f"{n} more seed{'s' * (n > 1)}{where}"
+                if self._is_decided(distance, n, n if both_sides else 0, rest, level):
+                    return f"{n} more seed{'s' * (n > 1)}{suffix}"
         return f"more than {MOST_SEEDS} seeds of both"
 
-    def _is_decided(self, distance: float, ours: int, theirs: int, rest: Sequence[Part], level: float) -> bool:
-        more = (ours, theirs)
+    def _is_decided(
+        self, distance: float, model_seeds: int, reference_seeds: int, rest: Sequence[Part], level: float
+    ) -> bool:
+        more = (model_seeds, reference_seeds)
         sides = [
             Part(part.variance / (count + n), part.freedom + n)
-            for part, count, n in zip(self.further if ours else self.seeds, self.counts, more, strict=True)
+            for part, count, n in zip(self.planned if model_seeds else self.seeds, self.counts, more, strict=True)
         ]
         total = statistics.combined([*sides, *rest])
         return statistics.power(distance, total.variance**0.5, total.freedom, level=level) >= POWER
@@ -110,14 +116,17 @@ def decide(gaps: Sequence[Candidate], several: Sequence[bool], *, limit: float) 
     """
     p_values = [tested.p() for tested in gaps]
     rejected = statistics.holm(p_values, level=TWO_SIDED)
-    said = [COSTS if tested.gap > 0 else GAINS if no else "" for tested, no in zip(gaps, rejected, strict=True)]
-    said = [word if no else "" for word, no in zip(said, rejected, strict=True)]
-    left = [i for i, word in enumerate(said) if not word and several[i]]
-    below = statistics.holm([gaps[i].p_above(limit) for i in left], level=ONE_SIDED)
-    for i, is_below in zip(left, below, strict=True):
-        said[i] = no_cost(limit) if is_below else ""
-    n_open = sum(not word for word in said)
+    words = [
+        COSTS if tested.gap > 0 else GAINS if is_rejected else ""
+        for tested, is_rejected in zip(gaps, rejected, strict=True)
+    ]
+    words = [word if is_rejected else "" for word, is_rejected in zip(words, rejected, strict=True)]
+    remaining = [i for i, word in enumerate(words) if not word and several[i]]
+    below = statistics.holm([gaps[i].p_above(limit) for i in remaining], level=ONE_SIDED)
+    for i, is_below in zip(remaining, below, strict=True):
+        words[i] = no_cost(limit) if is_below else ""
+    n_open = sum(not word for word in words)
     return [
         Verdict(word or UNDECIDED, "" if word else tested.needs(level=ONE_SIDED / n_open, limit=limit), p)
-        for word, tested, p in zip(said, gaps, p_values, strict=True)
+        for word, tested, p in zip(words, gaps, p_values, strict=True)
     ]

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
         "if it does not set model.mlp.dim)",
     )
     parser.add_argument("--runs", action="append", default=[], metavar="DIR", help="join a finished study; repeatable")
-    parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
+    parser.add_argument("--dry_run", action="store_true", help="list the remaining work and its time; train nothing")
     args = parser.parse_args(argv)
     rates, needs_data = words(args.rates), not args.dry_run
     plan = plan_of(
@@ -49,13 +49,13 @@ def main(argv: list[str]) -> None:
         tell(dry_run(plan, jobs=jobs))
         return
     try:
-        found = run(plan, jobs=jobs)
+        judgement = run(plan, jobs=jobs)
     except KeyboardInterrupt:
-        sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
+        sys.stderr.write("Stopped; every run has saved its state. Resume with the same command.\n")
         sys.exit(130)
-    for remark in found.remarks:
+    for remark in judgement.remarks:
         tell(f"* {remark}")
-    tell(f"\n{found.sentence}\nWritten: {found.out / page.FILE}")
+    tell(f"\n{judgement.sentence}\nWritten: {judgement.out / page.FILE}")
 
 
 if __name__ == "__main__":

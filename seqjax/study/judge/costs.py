@@ -44,9 +44,9 @@ class Cost:
 def note_jobs(run: Run, *, jobs: int) -> None:
     """Record the number of concurrent runs in a run's workdir; keep the maximum."""
     path = Path(run.workdir) / JOBS
-    before = _jobs(path) if path.is_file() else 1
+    recorded = _jobs(path) if path.is_file() else 1
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"jobs": max(jobs, before)})
+    write_json(path, {"jobs": max(jobs, recorded)})
 
 
 def _jobs(path: Path) -> int:
@@ -82,15 +82,15 @@ def state_bytes(config: Config, *, on_cpu: bool) -> dict[int, int]:
     settings, length = config.model, config.train.seq_len
     if settings.dtype == "auto":
         settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
-    found = {}
+    n_bytes = {}
     for n in (length // 2, length):
         model = Model(settings, max_len=n)
         cache = jax.eval_shape(lambda model=model, n=n: model.init_cache(1, n))
-        found[n] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-    return found
+        n_bytes[n] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    return n_bytes
 
 
-def of_models(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
+def by_model(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
     """Return the costs of mixer and references from the runs trained here."""
     return {name: cost(config, (run for run in runs if run.model == name)) for name, config in plan.configs.items()}
 
@@ -100,37 +100,43 @@ def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
 
     It is {} unless all runs used the same device, one run at a time.
     """
-    found = of_models(plan, runs)
-    measured = {name: of.tokens_per_s for name, of in found.items() if of.tokens_per_s is not None}
-    devices = frozenset().union(*(of.devices for of in found.values()))
-    if len(measured) < 2 or len(devices) != 1 or any(of.shared > 1 for of in found.values()):
+    costs = by_model(plan, runs)
+    measured = {
+        name: model_cost.tokens_per_s for name, model_cost in costs.items() if model_cost.tokens_per_s is not None
+    }
+    devices = frozenset().union(*(model_cost.devices for model_cost in costs.values()))
+    if len(measured) < 2 or len(devices) != 1 or any(model_cost.shared > 1 for model_cost in costs.values()):
         return {}
     (card,) = devices
     table = {"card": card, "length": plan.config.train.seq_len, "tokens_per_s": measured}
     return {"training speed of the runs (tokens/s)": table}
 
 
-def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
+def speed_ratio(cost: Cost, reference: Cost) -> float | None:
     """Return a model's training speed relative to another model's.
 
     The result is None unless both were measured on the same device.
     """
-    if ours.tokens_per_s is None or theirs.tokens_per_s is None or ours.devices != theirs.devices:
+    if cost.tokens_per_s is None or reference.tokens_per_s is None or cost.devices != reference.devices:
         return None
-    return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
+    return cost.tokens_per_s / reference.tokens_per_s if len(cost.devices) == 1 else None
 
 
-def remarks(of_models: Mapping[str, Cost]) -> list[str]:
+def remarks(costs: Mapping[str, Cost]) -> list[str]:
     """Return sentences about limits of the measured costs."""
-    said = []
-    measured = {name: of for name, of in of_models.items() if of.tokens_per_s is not None}
-    if len({of.devices for of in measured.values()}) > 1 or any(len(of.devices) > 1 for of in measured.values()):
-        named = "; ".join(f"{model}: {', '.join(sorted(of.devices))}" for model, of in measured.items())
-        said.append(f"Runs on different devices do not compare in speed ({named}).")
-    if without := [name for name in of_models if name not in measured]:
-        said.append(f"The speed of {' and '.join(without)} was not measured here.")
-    if shared := [model for model, of in of_models.items() if of.shared > 1 and of.devices <= {"cpu"}]:
-        said.append(
+    sentences = []
+    measured = {name: model_cost for name, model_cost in costs.items() if model_cost.tokens_per_s is not None}
+    if len({model_cost.devices for model_cost in measured.values()}) > 1 or any(
+        len(model_cost.devices) > 1 for model_cost in measured.values()
+    ):
+        named = "; ".join(f"{model}: {', '.join(sorted(model_cost.devices))}" for model, model_cost in measured.items())
+        sentences.append(f"Runs on different devices do not compare in speed ({named}).")
+    if without := [name for name in costs if name not in measured]:
+        sentences.append(f"The speed of {' and '.join(without)} was not measured here.")
+    if shared := [
+        model for model, model_cost in costs.items() if model_cost.shared > 1 and model_cost.devices <= {"cpu"}
+    ]:
+        sentences.append(
             f"Concurrent runs shared one CPU ({', '.join(shared)}), so their speeds are lower than for a single run."
         )
-    return said
+    return sentences

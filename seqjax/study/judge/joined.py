@@ -21,7 +21,7 @@ DATA = (
     *("eval.tokens", "eval.seed"),
 )  # settings that determine the training and evaluation text
 UNIT = 1e-3  # learning rate of a run with `rate` = 1
-ANYHOW = "Without it, mixer and references are compared at common learning rates."
+FALLBACK = "Without it, mixer and references are compared at common learning rates."
 EARLY = 0.505  # share of the tokens: a first end up to here counts as an end at 50%
 
 
@@ -35,12 +35,12 @@ class Joined:
     """Hold other studies' runs, with their labels, models and rates in the judgement.
 
     Args:
-        of_directory: Each directory's runs.
+        by_directory: Each directory's runs.
         records: All runs as one study; None without any.
         remarks: Sentences about runs that do not join.
     """
 
-    of_directory: Mapping[Path, Sequence[Record]] = dataclasses.field(default_factory=dict)
+    by_directory: Mapping[Path, Sequence[Record]] = dataclasses.field(default_factory=dict)
     records: Records | None = None
     remarks: tuple[str, ...] = ()
 
@@ -58,18 +58,18 @@ class Joined:
         return len(self._with_slope) if self.records is not None else 0
 
     @property
-    def tells_slope(self) -> bool:
+    def has_slope(self) -> bool:
         """Whether the slopes suffice to compare runs with different learning rates."""
         return self.n_slopes >= FEWEST
 
     @property
     def _with_slope(self) -> list[str]:
         assert self.records is not None
-        found = []
+        names = []
         for model in self.records.models:
             seeds = [run.seed for run in self.near(model)]
-            found += [model] if len(set(seeds)) < len(seeds) else []
-        return found
+            names += [model] if len(set(seeds)) < len(seeds) else []
+        return names
 
     def near(self, model: str) -> list[Record]:
         """Return a model's runs at its near-best learning rates."""
@@ -96,23 +96,23 @@ def read(
     """
     if len({path.resolve() for path in directories}) < len(directories):
         raise UserError("--runs: name each directory once.")
-    of_directory: dict[Path, list[Record]] = {}
+    by_directory: dict[Path, list[Record]] = {}
     remarks: list[str] = []
     records = None
     for directory in directories:
-        found = files.read(directory)
-        if found.unit != NATS:
-            raise UserError(f"--runs={directory}: its losses are in {found.unit.name}, not nats per token. {ANYHOW}")
-        why = {run.label: _other(run, config, (*domains, *against), manifest) for run in found.runs}
-        fitting = [run for run in found.runs if not why[run.label]]
+        study = files.read(directory)
+        if study.unit != NATS:
+            raise UserError(f"--runs={directory}: its losses are in {study.unit.name}, not nats per token. {FALLBACK}")
+        why = {run.label: _mismatch(run, config, (*domains, *against), manifest) for run in study.runs}
+        fitting = [run for run in study.runs if not why[run.label]]
         if not fitting:
-            raise UserError(f"--runs={directory}: {next(iter(why.values()))} {ANYHOW}")
+            raise UserError(f"--runs={directory}: {next(iter(why.values()))} {FALLBACK}")
         if left_out := [label for label, text in why.items() if text]:
             remarks.append(f"{len(left_out)} runs of {directory} do not join: {why[left_out[0]]}")
-        own = dataclasses.replace(found, runs=fitting, domains=tuple(domains), against=tuple(against))
-        names, said = _names(own, directory, references, config, taken=[name, *_models(of_directory)])
-        remarks += said
-        of_directory[directory] = [
+        subset = dataclasses.replace(study, runs=fitting, domains=tuple(domains), against=tuple(against))
+        names, name_remarks = _names(subset, directory, references, config, taken=[name, *_models(by_directory)])
+        remarks += name_remarks
+        by_directory[directory] = [
             dataclasses.replace(
                 run,
                 label=f"{directory.resolve().name}: {run.label}",
@@ -122,9 +122,9 @@ def read(
             for run in fitting
             if run.model in names
         ]
-        records = dataclasses.replace(own, runs=[run for runs in of_directory.values() for run in runs], blocks=None)
-    joined = Joined(of_directory, records, tuple(remarks))
-    if records is not None and not joined.tells_slope:
+        records = dataclasses.replace(subset, runs=[run for runs in by_directory.values() for run in runs], blocks=None)
+    joined = Joined(by_directory, records, tuple(remarks))
+    if records is not None and not joined.has_slope:
         text = (
             f"The joined runs have {joined.n_slopes} models with two near-best learning rates; the learning-rate slope "
             f"needs {FEWEST}. The verdict is therefore at learning rates common to the mixer and the references."
@@ -133,8 +133,8 @@ def read(
     return joined
 
 
-def _models(of_directory: Mapping[Path, Sequence[Record]]) -> list[str]:
-    return [run.model for runs in of_directory.values() for run in runs]
+def _models(by_directory: Mapping[Path, Sequence[Record]]) -> list[str]:
+    return [run.model for runs in by_directory.values() for run in runs]
 
 
 def _names(
@@ -144,7 +144,7 @@ def _names(
     names, remarks = {}, []
     for model in records.models:
         recorded = records.of_model(model)[0].metadata["config"]
-        reference = next((name for name, ours in references.items() if _same(recorded, ours)), None)
+        reference = next((name for name, settings in references.items() if _same(recorded, settings)), None)
         if reference is None or reference in names.values() or reference in taken:
             is_taken = model in taken or model in references
             names[model] = f"{model} ({directory.resolve().name})" if is_taken else model
@@ -161,31 +161,31 @@ def _names(
     return names, remarks
 
 
-def _same(recorded: Mapping[str, Any], ours: Config) -> bool:
+def _same(recorded: Mapping[str, Any], config: Config) -> bool:
     """Return whether a recorded config has a reference's model.
 
     A missing setting has its default.
     """
-    return not any(text.startswith("model.") for text in identity.changed(recorded, ours))
+    return not any(text.startswith("model.") for text in identity.changed(recorded, config))
 
 
-def _other(run: Record, config: Config, domains: Sequence[str], manifest: str) -> str:
+def _mismatch(run: Record, config: Config, domains: Sequence[str], manifest: str) -> str:
     """Return a sentence why a run cannot join a judgement of `config`; "" if it can."""
     recorded = run.metadata.get("config", {})
     if not run.is_wsd or "optim" not in recorded or "model" not in recorded:
         return f"{run.label} has no warmup-stable-decay schedule, so a gap would include the schedule's effect."
     only = "so its losses do not compare with the judgement's."
-    if manifest and (theirs := run.metadata.get("manifest")) != manifest:
-        return f"{run.label} has other data (manifest {str(theirs)[:16]}, here {manifest[:16]}), {only}"
+    if manifest and (recorded_manifest := run.metadata.get("manifest")) != manifest:
+        return f"{run.label} has other data (manifest {str(recorded_manifest)[:16]}, here {manifest[:16]}), {only}"
     if lacking := [domain for domain in domains if domain not in run.last.domains]:
         return f"{run.label} has no loss of {', '.join(lacking)}, {only}"
-    ours = to_dict(config)
+    expected = to_dict(config)
     for key in DATA:
         group, _, field = key.partition(".")
-        value = recorded.get(group, {}).get(field, ours[group][field])
-        if value != ours[group][field]:
-            return f"{run.label} has {key}={value}, here {ours[group][field]}, {only}"
-    theirs = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in ours["optim"]}
-    if changed := differences(theirs, {key: ours["optim"][key] for key in theirs}, "optim."):
+        value = recorded.get(group, {}).get(field, expected[group][field])
+        if value != expected[group][field]:
+            return f"{run.label} has {key}={value}, here {expected[group][field]}, {only}"
+    optimiser = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in expected["optim"]}
+    if changed := differences(optimiser, {key: expected["optim"][key] for key in optimiser}, "optim."):
         return f"{run.label} has another optimiser ({changed[0]} here), so a gap would include the optimiser's effect."
     return ""

@@ -56,11 +56,11 @@ def match(text: str, config: Config, reference: Config, *, how: str | None = Non
     if config.model.mlp.kind == "none" or low == high:
         if is_default:
             return None
-        what = "has no MLP" if config.model.mlp.kind == "none" else "ignores model.mlp.dim"
-        raise UserError(f"--match=params: the block of {config.model.mixer_names} {what}; give --match=none.")
-    theirs = parameters(reference)
-    width = grid * max(1, round(1 + (theirs - low) / (high - low)))
-    return Match(width, parameters(_with(config, width)), theirs)
+        problem = "has no MLP" if config.model.mlp.kind == "none" else "ignores model.mlp.dim"
+        raise UserError(f"--match=params: the block of {config.model.mixer_names} {problem}; give --match=none.")
+    target = parameters(reference)
+    width = grid * max(1, round(1 + (target - low) / (high - low)))
+    return Match(width, parameters(_with(config, width)), target)
 
 
 def parameters(config: Config) -> int:

@@ -84,24 +84,24 @@ def write(
         tried: The mixer's learning rates.
         losses: Model -> learning rate -> last in-domain loss.
     """
-    found = files.read(plan.out)
-    rows = {name: row for name in plan.references if (row := _row(found, plan, name)) is not None}
-    of_models = costs.of_models(plan, runs.runs())
+    records = files.read(plan.out)
+    rows = {name: row for name in plan.references if (row := _row(records, plan, name)) is not None}
+    model_costs = costs.by_model(plan, runs.runs())
     remarks = [
         *plan.remarks,
-        *found.remarks,
+        *records.remarks,
         *(f"{label}: {why}." for label, why in missing.items() if label.startswith(f"{plan.model}, ")),
         *_dropped(plan, runs),
         *_remedies(plan, rows, tried, losses),
-        *costs.remarks(of_models),
+        *costs.remarks(model_costs),
     ]
-    said = sentence(plan, rows.get(SAME_BLOCK), of_models, tried=tried)
-    judgement = _judgement(plan, said, rows, of_models, remarks)
+    answer = sentence(plan, rows.get(SAME_BLOCK), model_costs, tried=tried)
+    judgement = _judgement(plan, answer, rows, model_costs, remarks)
     sections = [
         *_head(plan, judgement),
         "## Base capabilities\n",
         _readings(rows),
-        *(f"**Against {IN_WORDS[name]}** ({name}). {escaped(verdict(found, plan.model, name))}\n" for name in rows),
+        *(f"**Against {IN_WORDS[name]}** ({name}). {escaped(verdict(records, plan.model, name))}\n" for name in rows),
         "A gap is in nats per token OOD at the same in-domain loss, positive where the mixer is worse "
         "(docs/protocol.md). All columns are in [leaderboard.csv](leaderboard.csv).\n",
         "![gaps at equal in-domain loss](gaps.png)\n" if (plan.out / "gaps.png").is_file() else "",
@@ -116,21 +116,21 @@ def write_diverged(plan: Plan, runs: Sequence[Run], tried: Sequence[float]) -> J
 
     Returns its content.
     """
-    of_models = costs.of_models(plan, runs)
+    model_costs = costs.by_model(plan, runs)
     rates = ", ".join(f"{rate:g}" for rate in sorted(tried))
-    said = f"{plan.model} diverged at every learning rate ({rates}), so its cost is unknown"
-    said += f"{_speed(plan, of_models)}."
+    answer = f"{plan.model} diverged at every learning rate ({rates}), so its cost is unknown"
+    answer += f"{_speed(plan, model_costs)}."
     remarks = [
         *plan.remarks,
         "It may train at lower learning rates (--rates) or with a longer warmup.",
-        *costs.remarks(of_models),
+        *costs.remarks(model_costs),
     ]
-    judgement = _judgement(plan, said, {}, of_models, remarks)
+    judgement = _judgement(plan, answer, {}, model_costs, remarks)
     _write(plan, [*_head(plan, judgement), *_foot(plan, judgement, tried)])
     return judgement
 
 
-def sentence(plan: Plan, row: Row | None, of_models: Mapping[str, Cost], *, tried: Sequence[float] = ()) -> str:
+def sentence(plan: Plan, row: Row | None, model_costs: Mapping[str, Cost], *, tried: Sequence[float] = ()) -> str:
     """Return the judgement in one sentence.
 
     `row` is the comparison with attention with the same block.
@@ -138,17 +138,17 @@ def sentence(plan: Plan, row: Row | None, of_models: Mapping[str, Cost], *, trie
     name, against = plan.model, IN_WORDS[SAME_BLOCK]
     if row is None or row.verdict.word == UNDECIDED:
         needs = f" (needs: {row.verdict.needs})" if row is not None and row.verdict.needs else ""
-        said = f"Whether {name} costs base capabilities against {against} is undecided{needs}"
+        text = f"Whether {name} costs base capabilities against {against} is undecided{needs}"
     else:
         words = {COSTS: "costs base capabilities", GAINS: "gains base capabilities"}
-        said = f"{name} {words.get(row.verdict.word, f'has {row.verdict.word}')} against {against}"
+        text = f"{name} {words.get(row.verdict.word, f'has {row.verdict.word}')} against {against}"
     if row is not None:
         if row.gap is not None:
-            said += f": {row.gap.text()} nats per token OOD at equal in-domain loss"
+            text += f": {row.gap.text()} nats per token OOD at equal in-domain loss"
         elif row.why:
-            said += f": {row.why}"
-        said += _marks(row, tried) + _size(row) + _inside(row)
-    return f"{said}{_speed(plan, of_models)}."
+            text += f": {row.why}"
+        text += _marks(row, tried) + _size(row) + _inside(row)
+    return f"{text}{_speed(plan, model_costs)}."
 
 
 def _marks(row: Row, tried: Sequence[float]) -> str:
@@ -156,7 +156,7 @@ def _marks(row: Row, tried: Sequence[float]) -> str:
     marks = ["one seed"] if row.gap is not None and row.seeds == 1 else []
     marks += [f"{row.trend} with tokens"] if row.trend else []
     if rates := _next_rates(row, tried):
-        marks.append(f"provisional: try {_of_sides(rates)}")
+        marks.append(f"provisional: try {_rates_text(rates)}")
     return f" ({', '.join(marks)})" if marks else ""
 
 
@@ -166,7 +166,7 @@ def _next_rates(row: Row, tried: Sequence[float]) -> dict[str, float]:
     return {side: rate for side, rate in rates.items() if rate not in tried}
 
 
-def _of_sides(rates: Mapping[str, float]) -> str:
+def _rates_text(rates: Mapping[str, float]) -> str:
     if len(set(rates.values())) == 1:
         return f"the learning rate {next(iter(rates.values())):g}"
     return "the learning rate " + ", ".join(
@@ -191,9 +191,9 @@ def _inside(row: Row) -> str:
     return f"; at equal tokens its in-domain loss is {abs(gap):.2f} {'higher' if gap > 0 else 'lower'}"
 
 
-def _speed(plan: Plan, of_models: Mapping[str, Cost]) -> str:
+def _speed(plan: Plan, model_costs: Mapping[str, Cost]) -> str:
     """Return the sentence's end about training speed; "" if speeds do not compare."""
-    ratio = costs.speed_ratio(of_models[plan.model], of_models[SAME_BLOCK])
+    ratio = costs.speed_ratio(model_costs[plan.model], model_costs[SAME_BLOCK])
     if ratio is None:
         return ""
     return f"; at {plan.config.train.seq_len:,} tokens it trains {ratio:.2f} times as fast"
@@ -208,13 +208,13 @@ def _row(records: Records, plan: Plan, reference: str) -> Row | None:
 
 
 def _judgement(
-    plan: Plan, said: str, rows: dict[str, Row], of_models: dict[str, Cost], remarks: Sequence[str]
+    plan: Plan, answer: str, rows: dict[str, Row], model_costs: dict[str, Cost], remarks: Sequence[str]
 ) -> Judgement:
     return Judgement(
         model=plan.model,
-        sentence=said,
+        sentence=answer,
         rows=rows,
-        costs=of_models,
+        costs=model_costs,
         parameters={name: parameters(config) for name, config in plan.configs.items()},
         width=None if plan.match is None else plan.match.width,
         remarks=tuple(dict.fromkeys(remarks)),
@@ -236,23 +236,23 @@ def _remedies(
     plan: Plan, rows: Mapping[str, Row], tried: Sequence[float], losses: Mapping[str, Mapping[float, float]]
 ) -> list[str]:
     """Return sentences that suggest learning rates to try in the same directory."""
-    wanted = {rate for row in rows.values() for rate in _next_rates(row, tried).values()}
-    said = []
+    suggested = {rate for row in rows.values() for rate in _next_rates(row, tried).values()}
+    sentences = []
     row = rows.get(SAME_BLOCK)
     if row is not None and row.verdict.needs == heights.NO_RATE:
         best = [min(losses[name], key=losses[name].__getitem__) for name in (plan.model, SAME_BLOCK)]
         middle = float(f"{(best[0] * best[1]) ** 0.5:.2g}")
-        said.append(
+        sentences.append(
             f"The best learning rates of {plan.model} and {IN_WORDS[SAME_BLOCK]} are {best[0]:g} and {best[1]:g}, and "
             "no rate is near-best for both."
         )
-        wanted |= {middle} - {*tried}
-    if wanted:
-        rates = ",".join(f"{rate:g}" for rate in sorted({*tried, *wanted}))
-        said.append(
+        suggested |= {middle} - {*tried}
+    if suggested:
+        rates = ",".join(f"{rate:g}" for rate in sorted({*tried, *suggested}))
+        sentences.append(
             f"The best learning rate may not have been tried yet: --rates={rates} with the same --out tries more rates."
         )
-    return said
+    return sentences
 
 
 def _head(plan: Plan, judgement: Judgement) -> list[str]:
@@ -264,7 +264,7 @@ def _foot(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> list[str]
     return [
         "## Speed, memory and decoding state\n",
         _cost_table(plan, judgement),
-        *(("## What the runs cannot tell\n", _list(judgement.remarks)) if judgement.remarks else ()),
+        *(("## Limits of these runs\n", _list(judgement.remarks)) if judgement.remarks else ()),
         "## Scale\n",
         _scale(plan, judgement, tried),
     ]
@@ -298,15 +298,15 @@ def _cost_table(plan: Plan, judgement: Judgement) -> str:
     length = plan.config.train.seq_len
     header = ["model", "tokens/s", f"times {IN_WORDS[SAME_BLOCK]}", "peak memory", f"state at {length:,} tokens"]
     table = []
-    for model, found in judgement.costs.items():
-        ratio = costs.speed_ratio(found, judgement.costs[SAME_BLOCK])
-        half, full = found.state_bytes[length // 2], found.state_bytes[length]
+    for model, cost in judgement.costs.items():
+        ratio = costs.speed_ratio(cost, judgement.costs[SAME_BLOCK])
+        half, full = cost.state_bytes[length // 2], cost.state_bytes[length]
         table.append(
             [
                 escaped(model),
-                DASH if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f}",
+                DASH if cost.tokens_per_s is None else f"{cost.tokens_per_s:,.0f}",
                 DASH if ratio is None else f"{ratio:.2f}",
-                DASH if found.peak_gib is None else f"{found.peak_gib:.1f} GiB",
+                DASH if cost.peak_gib is None else f"{cost.peak_gib:.1f} GiB",
                 size(full),
                 f"{size(round((full - half) / (length - length // 2)))} per token" if full > half else "constant",
             ]
@@ -319,7 +319,7 @@ def _cost_table(plan: Plan, judgement: Judgement) -> str:
 
 def _scale(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> str:
     train, config = plan.config.train, plan.config
-    devices = sorted(set().union(*(found.devices for found in judgement.costs.values())))
+    devices = sorted(set().union(*(cost.devices for cost in judgement.costs.values())))
     tokens = train.steps * train.batch_size * train.seq_len
     lines = [
         "Parameters: " + "; ".join(f"{model} {n:,}" for model, n in judgement.parameters.items()) + ".",
@@ -328,7 +328,7 @@ def _scale(plan: Plan, judgement: Judgement, tried: Sequence[float]) -> str:
         f"Training domains: {', '.join(plan.against)}; OOD test domains: {', '.join(plan.domains)}, at most "
         f"{config.eval.tokens:,} tokens each.",
         f"Learning rates: {', '.join(f'{rate:g}' for rate in sorted(tried))}.",
-        *(f"Joined: {len(runs)} runs of {directory}." for directory, runs in plan.joined.of_directory.items()),
+        *(f"Joined: {len(runs)} runs of {directory}." for directory, runs in plan.joined.by_directory.items()),
         f"Device: {', '.join(devices) or DASH}.",
     ]
     return _list(lines)

@@ -127,12 +127,12 @@ class Plan:
         about = {"model": model, "seed": seed, "rate": rounded(rate / UNIT)}
         if model == self.model:  # text, because it contains the mixer's file name
             return {"config": _text(self.text, rate=rate, seed=seed)} | about
-        config = _config_of_run(self.references[model], rate=rate, seed=seed)
+        config = _run_config(self.references[model], rate=rate, seed=seed)
         workdir = self.cache / workdir_name(model, config, manifest=self.manifest)
         return {"workdir": str(workdir), "config": to_dict(config)} | about
 
 
-def label_of(model: str, rate: float, seed: int) -> str:
+def run_label(model: str, rate: float, seed: int) -> str:
     """Return a run's label."""
     return f"{model}, rate {rate:g}, seed {seed}"
 
@@ -146,38 +146,38 @@ class Runs:
 
     def __init__(self, plan: Plan):
         self.plan, self._entries, self._runs = plan, dict[str, dict[str, Any]](), dict[str, Run]()
-        before: Sequence[float] = ()
+        earlier_rates: Sequence[float] = ()
         if plan.study.is_file():
             module = presets.load_file(plan.study)
-            if other := _other(plan, _judged(module)):
-                raise UserError(f"--out={plan.out}: its study.py {other}. Give another --out.")
+            if mismatch := _mismatch(plan, _judged(module)):
+                raise UserError(f"--out={plan.out}: its study.py {mismatch}. Give another --out.")
             self._entries |= module.RUNS
-            before = module.RATES
-        self.rates = sorted({*before, *plan.rates})
+            earlier_rates = module.RATES
+        self.rates = sorted({*earlier_rates, *plan.rates})
 
     def run(self, model: str, rate: float, *, seed: int = 0) -> Run:
         """Return a run, and append it if it is new."""
-        label = label_of(model, rate, seed)
+        label = run_label(model, rate, seed)
         if label not in self._entries:
-            where = {"workdir": str(self.plan.out / "runs" / f"{len(self._entries):02d}")}
-            self._entries[label] = where | self.plan.entry(model, rate, seed=seed)
-        return self._made(label)
+            location = {"workdir": str(self.plan.out / "runs" / f"{len(self._entries):02d}")}
+            self._entries[label] = location | self.plan.entry(model, rate, seed=seed)
+        return self._load(label)
 
     def known(self, model: str, rate: float, *, seed: int) -> Run | None:
         """Return a run; None if it does not exist yet."""
-        label = label_of(model, rate, seed)
-        return self._made(label) if label in self._entries else None
+        label = run_label(model, rate, seed)
+        return self._load(label) if label in self._entries else None
 
     def tried(self, model: str) -> list[float]:
         """Return the learning rates of a model's runs with seed 0."""
-        own = [entry for entry in self._entries.values() if entry["model"] == model and entry["seed"] == 0]
-        return [rounded(entry["rate"] * UNIT) for entry in own]
+        entries = [entry for entry in self._entries.values() if entry["model"] == model and entry["seed"] == 0]
+        return [rounded(entry["rate"] * UNIT) for entry in entries]
 
     def runs(self) -> list[Run]:
         """Return all runs."""
-        return [self._made(label) for label in self._entries]
+        return [self._load(label) for label in self._entries]
 
-    def _made(self, label: str) -> Run:
+    def _load(self, label: str) -> Run:
         if label not in self._runs:
             index = list(self._entries).index(label)
             self._runs[label] = make_run(self.plan.study, index, label, self._entries[label])
@@ -198,7 +198,7 @@ class Runs:
         else:
             entry["config"]["train"] |= {"steps": ends[-1], "ends": shares}
         del self._runs[run.label]
-        return self._made(run.label)
+        return self._load(run.label)
 
     def write(self) -> None:
         """Write the study file."""
@@ -221,18 +221,18 @@ class Runs:
 
 def _judged(study: ModuleType) -> dict[str, Any]:
     """Return the identity of the judgement that wrote a study file; {} without one."""
-    found = getattr(study, "JUDGED", None)
-    return found if isinstance(found, dict) and {"config", "settings", "manifest"} <= found.keys() else {}
+    recorded = getattr(study, "JUDGED", None)
+    return recorded if isinstance(recorded, dict) and {"config", "settings", "manifest"} <= recorded.keys() else {}
 
 
-def _other(plan: Plan, judged: Mapping[str, Any]) -> str:
+def _mismatch(plan: Plan, judged: Mapping[str, Any]) -> str:
     """Return how an existing judgement differs from a plan; "" if it is the same."""
     if not judged:
         return "was not written by seqjax judge"
     settings = judged["settings"]
     if isinstance(settings, str):  # Earlier versions wrote a hash.
-        whole = json.dumps(to_dict(plan.config), sort_keys=True)
-        is_same = settings == hashlib.sha256(whole.encode()).hexdigest()[:16]
+        settings_text = json.dumps(to_dict(plan.config), sort_keys=True)
+        is_same = settings == hashlib.sha256(settings_text.encode()).hexdigest()[:16]
         settings = to_dict(plan.config if is_same else read(judged["config"]))
     changed = identity.changed(settings, plan.config, may_grow=False)
     if (name := judged.get("model", plan.model)) != plan.model:
@@ -292,9 +292,9 @@ def make_plan(
     """
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds must be 1 to {MOST_SEEDS}, not {seeds}.")
-    own, argument = _own_text(text)
-    given = read(own)
-    size = given.size
+    full_text, argument = _full_text(text)
+    user_config = read(full_text)
+    size = user_config.size
     if size not in presets.SIZES:
         raise UserError(f"--config={text}: its size is {size!r}; a judgement needs one of {', '.join(presets.SIZES)}.")
     scale = SCALES.get(size)
@@ -305,15 +305,19 @@ def make_plan(
     rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
         raise UserError("--rates must be learning rates above 0, each named once.")
-    name, own = _name(own, argument), f"{own},{COMMON}"
-    if scale is not None and scale.steps is not None and given.train.steps == presets.SIZES[size].steps:
-        own += f",train.steps={scale.steps}"
-    if scale is not None and scale.eval_tokens is not None and given.eval.tokens == presets.SIZES[size].eval_tokens:
-        own += f",eval.tokens={scale.eval_tokens}"
-    config = read(_text(own, rate=UNIT, seed=0))
-    begun = Path(out) / "study.py"
+    name, full_text = _name(full_text, argument), f"{full_text},{COMMON}"
+    if scale is not None and scale.steps is not None and user_config.train.steps == presets.SIZES[size].steps:
+        full_text += f",train.steps={scale.steps}"
+    if (
+        scale is not None
+        and scale.eval_tokens is not None
+        and user_config.eval.tokens == presets.SIZES[size].eval_tokens
+    ):
+        full_text += f",eval.tokens={scale.eval_tokens}"
+    config = read(_text(full_text, rate=UNIT, seed=0))
+    study_path = Path(out) / "study.py"
     # A judgement keeps its built-in text when other packages are installed.
-    recorded = _judged(presets.load_file(begun)).get("manifest", "") if begun.is_file() else ""
+    recorded = _judged(presets.load_file(study_path)).get("manifest", "") if study_path.is_file() else ""
     remarks = []
     try:
         corpus = open_corpus(
@@ -326,7 +330,7 @@ def make_plan(
     except UserError as error:
         if needs_data:
             raise
-        remarks.append(f"The data is NOT READY, so finished runs of the references are not known: {error}")
+        remarks.append(f"The data is NOT READY, so finished reference runs cannot be identified: {error}")
         manifest, regime = recorded, regimes.REGIMES[config.data.regime]
         in_domain = frozenset(config.data.train_domains or regime.train)
         evaluated = config.data.eval_domains or tuple(dict.fromkeys((*in_domain, *regime.eval)))
@@ -340,8 +344,8 @@ def make_plan(
     references = {model: reference(config, settings) for model, settings in REFERENCES.items()}
     matched = matching.match(text, config, references[SAME_BLOCK], how=match)
     if matched is not None:
-        own = f"{own},model.mlp.dim={matched.width}"
-        config = read(_text(own, rate=UNIT, seed=0))
+        full_text = f"{full_text},model.mlp.dim={matched.width}"
+        config = read(_text(full_text, rate=UNIT, seed=0))
     batch = config.train.batch_size * config.train.seq_len
     if scale is not None and batch != scale.batch_tokens:
         remarks.append(
@@ -351,7 +355,7 @@ def make_plan(
     join = joined.read(runs, config, references, name=name, domains=domains, against=against, manifest=manifest)
     return Plan(
         model=name,
-        text=own,
+        text=full_text,
         config=config,
         references=references,
         domains=domains,
@@ -383,8 +387,8 @@ def workdir_name(model: str, config: Config, *, manifest: str) -> str:
 
     The hash covers all settings, the data and the version.
     """
-    whole = {"config": to_dict(config), "manifest": manifest, "version": seqjax.__version__}
-    key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+    hashed = {"config": to_dict(config), "manifest": manifest, "version": seqjax.__version__}
+    key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     name = "".join(c if c.isalnum() else "_" for c in model.lower())
     return f"{name}-{config.size}-seed{config.train.seed}-{key}"
 
@@ -400,7 +404,7 @@ def reference(config: Config, settings: str) -> Config:
     return dataclasses.replace(base, model=model, **{group: getattr(config, group) for group in SHARED})
 
 
-def _config_of_run(config: Config, *, rate: float, seed: int) -> Config:
+def _run_config(config: Config, *, rate: float, seed: int) -> Config:
     """Return a run's config, with its learning rate and seed."""
     return dataclasses.replace(
         config,
@@ -410,7 +414,7 @@ def _config_of_run(config: Config, *, rate: float, seed: int) -> Config:
     )
 
 
-def _own_text(text: str) -> tuple[str, str]:
+def _full_text(text: str) -> tuple[str, str]:
     """Return the config text with an argument, and the user's argument.
 
     A file has an absolute path in the text.
@@ -444,8 +448,8 @@ def _absolute(value: str) -> str:
 
 def _name(text: str, argument: str) -> str:
     """Return the model's name: its file's name, and the user's model settings."""
-    given = [part for part in presets.parts(argument) if part.strip().startswith("model.")]
-    name = ", ".join([Path(text.partition(":")[0]).stem, *given])
+    model_settings = [part for part in presets.parts(argument) if part.strip().startswith("model.")]
+    name = ", ".join([Path(text.partition(":")[0]).stem, *model_settings])
     return name if name not in REFERENCES else f"{name} (judged)"
 
 

@@ -28,7 +28,7 @@ from seqjax.terminal import tell
 from seqjax.training import schedule
 from seqjax.training.workdir import recorded_mixers
 
-BEHIND = 0.1  # nats in domain at the first end: a learning rate that is worse than another by more is dropped
+MAX_EXCESS = 0.1  # nats in domain at the first end: a learning rate that is worse than another by more is dropped
 
 
 def judge(
@@ -127,18 +127,18 @@ class Losses:
             return None
         return loss_at(run, run.ends[-1], self.plan.against)
 
-    def of_rates(self, model: str) -> dict[float, float]:
+    def by_rate(self, model: str) -> dict[float, float]:
         """Return the last in-domain loss with seed 0, by learning rate.
 
         Only rates that reached the last end are included.
         """
         rates = {rate for name, rate, _ in self.supplied if name == model} | {*self.runs.tried(model)}
-        found = {rate: self.last(model, rate, 0) for rate in sorted(rates)}
-        return {rate: loss for rate, loss in found.items() if loss is not None}
+        losses = {rate: self.last(model, rate, 0) for rate in sorted(rates)}
+        return {rate: loss for rate, loss in losses.items() if loss is not None}
 
-    def of_models(self) -> dict[str, dict[float, float]]:
-        """Return `of_rates` for the mixer and both references."""
-        return {name: self.of_rates(name) for name in (self.plan.model, *self.plan.references)}
+    def by_model(self) -> dict[str, dict[float, float]]:
+        """Return `by_rate` for the mixer and both references."""
+        return {name: self.by_rate(name) for name in (self.plan.model, *self.plan.references)}
 
     def seeds(self, model: str, rate: float) -> int:
         """Return how many of the plan's seeds reached the last end."""
@@ -154,8 +154,8 @@ class Losses:
 
     def trained(self) -> list[str]:
         """Return the references that joined studies do not supply."""
-        tells = self.plan.joined.tells_slope
-        return [name for name in self.plan.references if not (tells and self.is_enough(name))]
+        has_slope = self.plan.joined.has_slope
+        return [name for name in self.plan.references if not (has_slope and self.is_enough(name))]
 
     def missing(self, cells: Sequence[Cell]) -> list[Run]:
         """Return the runs for cells that joined studies do not supply."""
@@ -188,15 +188,15 @@ def common_rate(
     A rate's excess in a set of models is the largest loss difference to a model's best rate. The result minimises the
     excess of the mixer and attention with the same block, then the excess of all models.
     """
-    shared = set.intersection(*(set(of) for of in losses.values()))
+    shared = set.intersection(*(set(rates) for rates in losses.values()))
 
     def excess(rate: float, names: Collection[str]) -> float:
         return max(losses[name][rate] - min(losses[name].values()) for name in names)
 
     pair = (model, SAME_BLOCK)
     near = [rate for rate in shared if excess(rate, pair) <= NEAR]
-    kept = [rate for rate in near if rate in with_seeds] or near
-    return min(kept, key=lambda rate: (excess(rate, pair), excess(rate, losses)), default=None)
+    candidates = [rate for rate in near if rate in with_seeds] or near
+    return min(candidates, key=lambda rate: (excess(rate, pair), excess(rate, losses)), default=None)
 
 
 # --------------------------------------------------------------------------------------------------------------- phases
@@ -217,23 +217,23 @@ def run(plan: Plan, *, jobs: int) -> Judgement:
     losses.missing([(name, rate, 0) for rate in rates for name in references])
     _train_rates(losses, [plan.model], rates, jobs=jobs)
     extended = [*rates]
-    if (rate := beyond(rates, losses.of_rates(plan.model))) is not None:
+    if (rate := beyond(rates, losses.by_rate(plan.model))) is not None:
         extended.append(rate)
         _train_rates(losses, [plan.model], extended, jobs=jobs)
-    if not losses.of_rates(plan.model):
+    if not losses.by_rate(plan.model):
         return page.write_diverged(plan, runs.runs(), extended)
-    _train_rates(losses, references, rates if plan.joined.tells_slope else extended, jobs=jobs)
-    if silent := [name for name in plan.references if not losses.of_rates(name)]:
+    _train_rates(losses, references, rates if plan.joined.has_slope else extended, jobs=jobs)
+    if silent := [name for name in plan.references if not losses.by_rate(name)]:
         raise UserError(
             f"{', '.join(silent)}: the loss is not finite at any learning rate; add a lower one, --rates=A,B."
         )
-    seed_rates = rates_of_seeds(losses)
+    seed_rates = rates_for_seeds(losses)
     cells = [(name, rate, seed) for seed in range(1, plan.seeds) for name, rate in seed_rates.items()]
     if cells:
         _train(runs, losses.missing(cells), jobs=jobs, doing="further seeds")
     missing = {run.label: why_missing(run) for run in runs.runs() if not run.complete}
     write_results(plan, runs, missing)
-    return page.write(plan, runs, missing=missing, tried=extended, losses=losses.of_models())
+    return page.write(plan, runs, missing=missing, tried=extended, losses=losses.by_model())
 
 
 def dry_run(plan: Plan, *, jobs: int) -> str:
@@ -249,33 +249,32 @@ def dry_run(plan: Plan, *, jobs: int) -> str:
     rates = [*runs.rates, rounded(2 * max(runs.rates))]
     seeds = [(model, runs.rates[-1], seed) for seed in range(1, plan.seeds) for model in models]
     cells = [(model, rate, 0) for model in models for rate in rates] + seeds
-    if plan.joined.tells_slope:
+    if plan.joined.has_slope:
         cells = [cell for cell in cells if cell[0] == plan.model or cell[1] != rates[-1]]
     chosen = losses.missing(cells)
     first, second = (
-        sum(run.progress[1] for run in some) / plan.config.train.steps
-        for some in (chosen, [run for run in chosen if run.model == plan.model])
+        sum(run.progress[1] for run in selected) / plan.config.train.steps
+        for selected in (chosen, [run for run in chosen if run.model == plan.model])
     )
-    said = [
+    lines = [
         *page.head(plan),
         estimate.report(chosen, jobs=jobs),
-        f"The learning rate {rates[-1]:g} stands for the one that extends the grid, and {runs.rates[-1]:g} for the "
-        "rate of further seeds.",
-        f"A first mixer costs {first:.1f} times the steps of one run, and a second one with the same references "
+        f"Assumed learning rates: {rates[-1]:g} extends the grid, {runs.rates[-1]:g} is for further seeds.",
+        f"A first mixer costs {first:.1f} times the steps of one run; a second mixer with the same references costs "
         f"{second:.1f} times.",
     ]
-    return "\n".join(said)
+    return "\n".join(lines)
 
 
-def rates_of_seeds(losses: Losses) -> dict[str, float]:
+def rates_for_seeds(losses: Losses) -> dict[str, float]:
     """Return the learning rate for further seeds, by model; {} if no rate suits all."""
     plan = losses.plan
-    of_model = losses.of_models()
+    by_model = losses.by_model()
     trained = [plan.model, *losses.trained()]
-    if plan.joined.tells_slope:
-        return {name: min(of_model[name], key=of_model[name].__getitem__) for name in trained}
-    with_seeds = [rate for rate in of_model[SAME_BLOCK] if losses.seeds(SAME_BLOCK, rate) >= plan.seeds]
-    rate = common_rate(of_model, plan.model, with_seeds=with_seeds)
+    if plan.joined.has_slope:
+        return {name: min(by_model[name], key=by_model[name].__getitem__) for name in trained}
+    with_seeds = [rate for rate in by_model[SAME_BLOCK] if losses.seeds(SAME_BLOCK, rate) >= plan.seeds]
+    rate = common_rate(by_model, plan.model, with_seeds=with_seeds)
     return {} if rate is None else dict.fromkeys(trained, rate)
 
 
@@ -285,7 +284,7 @@ def _train_rates(losses: Losses, models: Sequence[str], rates: Sequence[float], 
     chosen = losses.missing([(model, rate, 0) for rate in rates for model in models])
 
     def may_stop(run: Run) -> bool:
-        return is_behind(run, [other for other in chosen if other.model == run.model], against)
+        return is_much_worse(run, [other for other in chosen if other.model == run.model], against)
 
     _train(runs, chosen, jobs=jobs, doing=f"learning rates of {' and '.join(models)}", may_stop=may_stop)
     for run in [run for run in chosen if may_stop(run)]:
@@ -308,30 +307,29 @@ def _train(
     runs.write()
     for run in chosen:
         identity.require(run)
-    left = [run for run in chosen if not run.complete and not has_diverged(run) and not may_stop(run)]
-    if not left:
+    incomplete = [run for run in chosen if not run.complete and not has_diverged(run) and not may_stop(run)]
+    if not incomplete:
         return
-    tell(f"Training {doing}: {len(left)} run{'s' * (len(left) > 1)}.")
-    for run in left:
-        costs.note_jobs(run, jobs=min(jobs, len(left)))
-    failed = runner.train_all(str(runs.plan.study), left, jobs=jobs, may_stop=may_stop)
+    tell(f"Training {doing}: {len(incomplete)} run{'s' * (len(incomplete) > 1)}.")
+    for run in incomplete:
+        costs.note_jobs(run, jobs=min(jobs, len(incomplete)))
+    failed = runner.train_all(str(runs.plan.study), incomplete, jobs=jobs, may_stop=may_stop)
     if broken := [run for run in failed if not has_diverged(run)]:
         raise UserError(
-            f"{', '.join(run.label for run in broken)} failed; {broken[0].log} says why. Then go on with the same "
-            "command."
+            f"{', '.join(run.label for run in broken)} failed: see {broken[0].log}. Fix the cause and run this again."
         )
-    for run in left:
+    for run in incomplete:
         recorded = recorded_mixers(run.files) if run.model == runs.plan.model else runs.plan.code
         if recorded != runs.plan.code and not may_stop(run):
             raise UserError(
-                f"{run.label}: the file of the mixer changed while it was judged. Judge it again with another --out."
+                f"{run.label}: the mixer's file changed during the judgement. Judge it again with another --out."
             )
 
 
 def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
     """Write the study's files, with joined runs, and its tables and pictures."""
     chosen = [run for run in runs.runs() if run.label not in missing]
-    found = collect(chosen, [*plan.domains, *plan.against])
+    records = collect(chosen, [*plan.domains, *plan.against])
     study = {
         "title": title(plan),
         "references": list(plan.references),
@@ -341,13 +339,17 @@ def write_results(plan: Plan, runs: Runs, missing: Mapping[str, str]) -> None:
         "speeds": costs.speeds(plan, runs.runs()),
     }
     workdirs = {run.label: run.workdir for run in chosen}
-    messages = files.write(plan.out, found, study=study, missing=dict(missing), workdirs=workdirs)
+    messages = files.write(plan.out, records, study=study, missing=dict(missing), workdirs=workdirs)
     sums, _ = classes.collect(workdirs)
     if plan.joined.runs:
-        messages += files.join(plan.out, plan.joined.of_directory)
-        for directory, joined in plan.joined.of_directory.items():
-            own = {run.label.partition(": ")[2]: run.label for run in joined if run.model in plan.references}
-            sums |= {own[label]: of for label, of in classes.read(directory).items() if label in own}
+        messages += files.join(plan.out, plan.joined.by_directory)
+        for directory, joined in plan.joined.by_directory.items():
+            own_labels = {run.label.partition(": ")[2]: run.label for run in joined if run.model in plan.references}
+            sums |= {
+                own_labels[label]: class_sums
+                for label, class_sums in classes.read(directory).items()
+                if label in own_labels
+            }
     classes.write(plan.out, sums)
     for message in messages:
         tell(message)
@@ -371,23 +373,23 @@ def has_diverged(run: Run) -> bool:
     return not run.complete and next(run.files.rglob("not_finite_step*.npz"), None) is not None
 
 
-def is_behind(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
-    """Return whether an incomplete run is more than `BEHIND` worse than another run.
+def is_much_worse(run: Run, others: Collection[Run], against: Sequence[str]) -> bool:
+    """Return whether an incomplete run is more than `MAX_EXCESS` worse than another run.
 
     The losses are in domain, at the first end.
     """
-    return not run.complete and behind(run, others, against) > BEHIND
+    return not run.complete and excess_loss(run, others, against) > MAX_EXCESS
 
 
-def behind(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
+def excess_loss(run: Run, others: Collection[Run], against: Sequence[str]) -> float:
     """Return a run's first-end loss minus the lowest in `others`, in nats.
 
     The loss is in domain. The result is 0 if the run or all others have not reached their first end.
     """
-    own = loss_at(run, run.ends[0], against)
+    run_loss = loss_at(run, run.ends[0], against)
     losses = [loss_at(other, other.ends[0], against) for other in others if other.index != run.index]
     known = [loss for loss in losses if loss is not None]
-    return 0.0 if own is None or not known else own - min(known)
+    return 0.0 if run_loss is None or not known else run_loss - min(known)
 
 
 def why_missing(run: Run) -> str:

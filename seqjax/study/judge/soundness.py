@@ -15,14 +15,12 @@ from seqjax.terminal import tell
 
 # Skipped, because a sound mixer may fail them: XLA cannot count FLOPs in loops, and a chunk may be part of the model.
 UNCHECKED = ("flops", "chunk_size")
-LENGTHS, SHORT = (
-    ("chunk_size", "window"),
-    8,
-)  # settings in tokens, and the value that replaces a long one
+LENGTHS = ("chunk_size", "window")  # settings in tokens
+SHORT = 8  # replaces a longer setting
 
 
 # In another process, on a CPU, so that this process takes no GPU memory from the runs.
-PASSED = "all checks passed\n"  # status 0 is also that of code that calls `sys.exit`
+PASSED = "all checks passed\n"  # needed besides status 0, which a mixer can cause with `sys.exit(0)`
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 
@@ -41,9 +39,9 @@ def require_sound(plan: Plan) -> None:
                 sys.stdout.flush()
         if process.returncode or not passed:
             errors.seek(0)
-            said = errors.read().strip().rpartition("\n")[2]
-            said = said if process.returncode and said else f"it ended with status {process.returncode}"
-            raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {said}")
+            last_line = errors.read().strip().rpartition("\n")[2]
+            last_line = last_line if process.returncode and last_line else f"it ended with status {process.returncode}"
+            raise UserError(f"The mixer cannot be judged before it passes seqjax.testing.check_mixer: {last_line}")
 
 
 def check(text: str) -> None:
@@ -60,7 +58,7 @@ def check(text: str) -> None:
     sys.stdout.write(PASSED)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -75,15 +73,15 @@ def checked_mixer(mixer: Any) -> list[str]:
     settings = {key: value for key, value in vars(mixer).items() if key not in ("name", "heads", "rope_base")}
     known = mixers.settings_class(mixer.name)
     defaults = {key: getattr(known, key, None) for key in settings}
-    given = {key: value for key, value in settings.items() if value != defaults[key]}
-    given |= {key: SHORT for key in LENGTHS if isinstance(settings.get(key), int) and settings[key] > testing.LENGTH}
-    given = dict(sorted(given.items(), key=lambda item: item[0] not in LENGTHS))  # lengths are dropped last
+    changed = {key: value for key, value in settings.items() if value != defaults[key]}
+    changed |= {key: SHORT for key in LENGTHS if isinstance(settings.get(key), int) and settings[key] > testing.LENGTH}
+    changed = dict(sorted(changed.items(), key=lambda item: item[0] not in LENGTHS))  # lengths are dropped last
     dims = (32, 64)
     error: UserError | None = None
-    for n_given, dim in itertools.product(range(len(given), -1, -1), dims):
+    for n_settings, dim in itertools.product(range(len(changed), -1, -1), dims):
         try:
-            few = dict(list(given.items())[:n_given])
-            return testing.check_mixer(cls, settings=few, dim=dim, skip=UNCHECKED, say=_say)
+            subset = dict(list(changed.items())[:n_settings])
+            return testing.check_mixer(cls, settings=subset, dim=dim, skip=UNCHECKED, say=_print_line)
         except UserError as refused:
             error = refused
     raise error or UserError(f"The mixer {mixer.name} cannot be checked.")

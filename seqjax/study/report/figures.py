@@ -27,13 +27,13 @@ from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
 # Marker, and whether it is filled: one entry per repetition of the colours.
 ROUNDS = (("o", True), ("^", False), ("s", True), ("D", False))
 # Line styles by seed.
-OF_SEEDS = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+SEED_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 COLUMNS = 4  # with more domains only the mean is drawn
-TOGETHER = len(COLORS)  # models in a panel: with more, colours would repeat
+PANEL_MODELS = len(COLORS)  # models in a panel: with more, colours would repeat
 BETTER = "lower is better"
 GREY = "0.55"  # references in panels with other models
 # Nats above the worst model's lowest in-domain loss. Higher losses are not shown: they are early training steps.
-SHOWN = 0.5
+LOSS_RANGE = 0.5
 DECIMALS = re.compile(r"(\.\d\d)\d+")  # SVG coordinates keep two decimals
 ENDS_LABEL = "ends with a decayed learning rate"
 ENDS: dict[str, Any] = {"marker": "*", "markersize": 9, "markerfacecolor": "white", "linestyle": ":", "linewidth": 1.1}
@@ -62,12 +62,12 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
     if models is not None:
         styles = {name: look for name, look in styles.items() if name in {*models, *records.references}}
     runs = {name: gaps.shown_runs(records, name) for name in styles}
-    every = [run for of_model in runs.values() for run in of_model]
-    if all(len(run.points) == 1 for run in every):
+    all_runs = [run for model_runs in runs.values() for run in model_runs]
+    if all(len(run.points) == 1 for run in all_runs):
         draw = _by_point
     else:
-        draw = _by_domain if len(runs) <= TOGETHER else _by_family
-    limit = max(in_domain(run.points, records.against).min() for run in every) + SHOWN * records.unit.scale
+        draw = _by_domain if len(runs) <= PANEL_MODELS else _by_family
+    limit = max(in_domain(run.points, records.against).min() for run in all_runs) + LOSS_RANGE * records.unit.scale
     figure = draw(records, runs, styles, limit)
     save(figure, path)
 
@@ -75,14 +75,14 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
 def _line(records: Records, run: Record, domains: Sequence[str], limit: float) -> Line:
     """Return a run's mean losses over domains, up to the in-domain loss `limit`."""
 
-    def of(points: Sequence[Point]) -> np.ndarray:
+    def curve(points: Sequence[Point]) -> np.ndarray:
         if not points:
             return np.zeros((0, 2))
         x, y = in_domain(points, records.against), losses(points, domains).mean(1)
-        found = np.stack([x, y], 1)[np.argsort(-x, kind="stable")]
-        return found[found[:, 0] <= limit]
+        xy = np.stack([x, y], 1)[np.argsort(-x, kind="stable")]
+        return xy[xy[:, 0] <= limit]
 
-    return Line(run, of(run.points), of(run.ends if run.ends != run.points else ()))
+    return Line(run, curve(run.points), curve(run.ends if run.ends != run.points else ()))
 
 
 Runs = Mapping[str, Sequence[Record]]
@@ -98,8 +98,8 @@ def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
     ends: list[End] = []
     for panel, (heading, domains) in zip(axes, columns.items(), strict=True):
         ends = []
-        for name, of_model in runs.items():
-            lines = [_line(records, run, domains, limit) for run in of_model]
+        for name, model_runs in runs.items():
+            lines = [_line(records, run, domains, limit) for run in model_runs]
             for line in lines:
                 _draw(panel, line, styles[name])
             end = next((line.points[0] for line in lines if len(line.points)), None)  # at the right
@@ -117,20 +117,20 @@ def _by_point(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
     columns = _columns(records.domains)
     figure = Figure(figsize=(max(5.2, min(5.2 * len(columns), 9.6)), 4.6), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
-    named: dict[Axes, dict[str, Named]] = {panel: {} for panel in axes}
+    labels: dict[Axes, dict[str, Named]] = {panel: {} for panel in axes}
     for panel, (heading, domains) in zip(axes, columns.items(), strict=True):
-        for name, of_model in runs.items():
-            lines = [_line(records, run, domains, limit) for run in of_model]
+        for name, model_runs in runs.items():
+            lines = [_line(records, run, domains, limit) for run in model_runs]
             for line in lines:
                 _draw(panel, line, styles[name])
             points = [(float(x), float(y)) for line in lines for x, y in line.points]
-            named[panel] |= {name: Named(points, styles[name]["color"])} if points else {}
+            labels[panel] |= {name: Named(points, styles[name]["color"])} if points else {}
         panel.margins(y=0.1)
         _finish(panel, records, heading)
     axes[0].set_ylabel(f"loss ({records.unit.name}; {BETTER})")
     _set_limits(axes)
     _finish_figure(figure, records, runs, limit)
-    label_points(named)
+    label_points(labels)
     return figure
 
 
@@ -142,7 +142,9 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
     figure = Figure(figsize=(max(6.0, 4.8 * n_columns), 2.6 * n_rows + 1.6), layout="constrained")
     block: Any = figure.subfigures()  # its labels leave room for the figure's legend
     axes = block.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
-    lines = {name: [_line(records, run, records.domains, limit) for run in of_model] for name, of_model in runs.items()}
+    lines = {
+        name: [_line(records, run, records.domains, limit) for run in model_runs] for name, model_runs in runs.items()
+    }
     for panel in axes.flat[len(groups) :]:
         panel.set_axis_off()
         axes[-2][1].tick_params(labelbottom=True)  # no panel is below it
@@ -166,8 +168,8 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
         panel.tick_params(labelsize=8)
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
-    what = f"mean of {len(records.domains)} domains" if len(records.domains) > 1 else "".join(records.domains)
-    block.supylabel(f"OOD loss, {what}\n({records.unit.name}; {BETTER})", ma="center", fontsize=9)
+    domain_text = f"mean of {len(records.domains)} domains" if len(records.domains) > 1 else "".join(records.domains)
+    block.supylabel(f"OOD loss, {domain_text}\n({records.unit.name}; {BETTER})", ma="center", fontsize=9)
     block.supxlabel(f"{wrapped(records.in_domain_name, 60)}\n({records.unit.name}; {BETTER})", fontsize=9)
     _set_limits(axes.flat[: len(groups)])
     _finish_figure(figure, records, runs, limit, more="; grey: the references")
@@ -183,12 +185,12 @@ def _families(names: Sequence[str]) -> list[list[str]]:
     families = dict[str, list[str]]()
     for name in names:
         families.setdefault(name.partition(",")[0], []).append(name)
-    groups: list[list[str]] = [[] for _ in range(max(1, -(-len(names) // TOGETHER)))]
+    groups: list[list[str]] = [[] for _ in range(max(1, -(-len(names) // PANEL_MODELS)))]
     for family in sorted(families.values(), key=len, reverse=True):
-        for start in range(0, len(family), TOGETHER):
-            part = family[start : start + TOGETHER]
+        for start in range(0, len(family), PANEL_MODELS):
+            part = family[start : start + PANEL_MODELS]
             group = min(groups, key=len)
-            if len(group) + len(part) > TOGETHER:
+            if len(group) + len(part) > PANEL_MODELS:
                 groups.append(group := [])
             group += part
     return groups
@@ -200,8 +202,8 @@ def _draw(panel: Axes, line: Line, look: dict[str, Any], *, plain: bool = False)
     A `plain` line has no markers, unless it is one point.
     """
     look = look | line_style(line.run)
-    look_of_line: dict[str, Any] = look | ({"marker": ""} if plain and len(line.points) > 1 else {})
-    panel.plot(*line.points.T, **look_of_line, zorder=3)
+    line_look: dict[str, Any] = look | ({"marker": ""} if plain and len(line.points) > 1 else {})
+    panel.plot(*line.points.T, **line_look, zorder=3)
     if len(line.ends):
         panel.plot(*line.ends.T, **ENDS | {"color": look["color"], "markersize": look["markersize"] + 5}, zorder=3)
 
@@ -218,15 +220,15 @@ def _finish_figure(figure: Figure, records: Records, runs: Runs, limit: float, *
     Names must be placed after this call, because a legend moves the panels.
     """
     figure.suptitle(f"{records.title}\nOOD loss against in-domain loss{more}", x=0.01, ha="left", fontsize=11)
-    every, panel, handles = [run for of_model in runs.values() for run in of_model], figure.axes[0], []
-    seeds = sorted({run.seed: run for run in every if run.seed}.items())
-    for seed, run in seeds[: len(OF_SEEDS) - 1]:  # with more seeds, styles repeat
+    all_runs, panel, handles = [run for model_runs in runs.values() for run in model_runs], figure.axes[0], []
+    seeds = sorted({run.seed: run for run in all_runs if run.seed}.items())
+    for seed, run in seeds[: len(SEED_STYLES) - 1]:  # with more seeds, styles repeat
         look: dict[str, Any] = line_style(run) | {"marker": "", "color": "0.3"}
         handles += panel.plot([], [], label=f"seed {seed}", **look)
-    if len(seeds) >= len(OF_SEEDS):
+    if len(seeds) >= len(SEED_STYLES):
         handles[1:] = []
         handles[0].set_label("further seeds")
-    if any(len(_line(records, run, records.domains, limit).ends) for run in every):
+    if any(len(_line(records, run, records.domains, limit).ends) for run in all_runs):
         handles += panel.plot([], [], label=ENDS_LABEL, color="0.3", **ENDS)
     if handles:
         figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=4, handlelength=3.2)
@@ -267,7 +269,7 @@ def save(figure: Figure, path: str | Path) -> None:
     # Without a salt an SVG has random identifiers, and without the entry "Date" it contains the time.
     with mpl.rc_context({"svg.hashsalt": "seqjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: DECIMALS.sub(r"\1", found.group()), svg.getvalue())
+    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda match: DECIMALS.sub(r"\1", match.group()), svg.getvalue())
     text = re.sub(r"\n +", "\n", text)
     path.with_suffix(".svg").write_text(text, encoding="utf-8")
 
@@ -283,8 +285,8 @@ def style(i: int) -> dict[str, Any]:
 def line_style(run: Record) -> dict[str, Any]:
     """Return a run's line and marker style, by its seed."""
     if run.seed == 0:
-        return {"linestyle": OF_SEEDS[0]}
-    return {"linestyle": OF_SEEDS[run.seed % len(OF_SEEDS)], "markersize": 3, "linewidth": 0.9}
+        return {"linestyle": SEED_STYLES[0]}
+    return {"linestyle": SEED_STYLES[run.seed % len(SEED_STYLES)], "markersize": 3, "linewidth": 0.9}
 
 
 def _columns(domains: Sequence[str]) -> dict[str, Sequence[str]]:

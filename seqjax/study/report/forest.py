@@ -26,18 +26,18 @@ from seqjax.study.report.leaderboard import Compared
 from seqjax.study.runs.record import Records
 
 GAP = "gap with its 95% interval"
-ALONE = "gap without an interval (one seed)"
+ONE_SEED = "gap without an interval (one seed)"
 TUNED = "gap as tuned, each side at its own learning rates"
 TOKENS = "no gap: OOD difference at equal tokens"
 REFERENCE = "reference"
 LOOKS: dict[str, dict[str, Any]] = {
     GAP: {"color": "0.1", "marker": "o", "markersize": 5.5, "elinewidth": 1.8},
-    ALONE: {"color": "0.1", "marker": "o", "markersize": 5.5, "markerfacecolor": "white"},
+    ONE_SEED: {"color": "0.1", "marker": "o", "markersize": 5.5, "markerfacecolor": "white"},
     TUNED: {"color": COLORS[1], "marker": "D", "markersize": 3},
     TOKENS: {"color": "0.55", "marker": "D", "markersize": 4.5, "markerfacecolor": "white", "elinewidth": 1},
     REFERENCE: {"color": "0.55", "marker": "s", "markersize": 5},
 }
-OF_GAPS = (GAP, ALONE, TUNED)
+GAP_KINDS = (GAP, ONE_SEED, TUNED)
 OFFSETS = {TUNED: 0.27}  # distance below the model's line, in line heights
 HEIGHT = 0.235  # inches per line
 SMALL = 7.5  # points
@@ -48,28 +48,28 @@ COLUMNS = {"edge": 30, "copies": 34, "seeds": 32, "params": 38}
 
 
 class Mark(NamedTuple):
-    """Hold an estimate for a model and a reference; `what` is a key in `LOOKS`."""
+    """Hold an estimate for a model and a reference; `kind` is a key in `LOOKS`."""
 
     reference: str
     model: str
-    what: str
+    kind: str
     estimate: Estimate
 
 
 def marks(compared: Compared) -> list[Mark]:
     """Return the estimates to draw."""
-    found = []
+    all_marks = []
     for reference, rows in compared.items():
         for row in rows:
             if row.gap is not None and row.as_tuned is not None:
-                found.append(Mark(reference, row.model, ALONE if row.gap.error is None else GAP, row.gap))
+                all_marks.append(Mark(reference, row.model, ONE_SEED if row.gap.error is None else GAP, row.gap))
                 if row.octaves:
-                    found.append(Mark(reference, row.model, TUNED, Estimate(row.as_tuned)))
+                    all_marks.append(Mark(reference, row.model, TUNED, Estimate(row.as_tuned)))
             elif row.at_equal_tokens is not None:
-                found.append(Mark(reference, row.model, TOKENS, row.at_equal_tokens.outside))
-        if found and found[-1].reference == reference:
-            found.append(Mark(reference, reference, REFERENCE, Estimate(0.0)))
-    return found
+                all_marks.append(Mark(reference, row.model, TOKENS, row.at_equal_tokens.outside))
+        if all_marks and all_marks[-1].reference == reference:
+            all_marks.append(Mark(reference, reference, REFERENCE, Estimate(0.0)))
+    return all_marks
 
 
 def order(compared: Compared) -> list[str]:
@@ -79,22 +79,22 @@ def order(compared: Compared) -> list[str]:
     Models without any gap come last, sorted by their difference at equal tokens, because this difference does not
     compare with gaps.
     """
-    found = marks(compared)[::-1]
-    of_gaps, of_tokens = dict[str, float](), dict[str, float]()
-    for mark in found:
-        if mark.what in (GAP, ALONE, REFERENCE):
-            of_gaps.setdefault(mark.model, mark.estimate.value)
-    for mark in found:
-        if mark.what == TOKENS and mark.model not in of_gaps:
-            of_tokens.setdefault(mark.model, mark.estimate.value)
-    return [*sorted(of_gaps, key=of_gaps.__getitem__), *sorted(of_tokens, key=of_tokens.__getitem__)]
+    all_marks = marks(compared)[::-1]
+    gap_values, token_values = dict[str, float](), dict[str, float]()
+    for mark in all_marks:
+        if mark.kind in (GAP, ONE_SEED, REFERENCE):
+            gap_values.setdefault(mark.model, mark.estimate.value)
+    for mark in all_marks:
+        if mark.kind == TOKENS and mark.model not in gap_values:
+            token_values.setdefault(mark.model, mark.estimate.value)
+    return [*sorted(gap_values, key=gap_values.__getitem__), *sorted(token_values, key=token_values.__getitem__)]
 
 
 def title(records: Records, compared: Compared) -> str:
     """Return the picture's title."""
     n = len(records.domains)
     loss = f"OOD loss (mean of {n} domains)" if n > 1 else f"{records.domains[0]} loss"
-    has_gaps = any(mark.what in OF_GAPS for mark in marks(compared))
+    has_gaps = any(mark.kind in GAP_KINDS for mark in marks(compared))
     at = "equal in-domain loss and matched learning rates" if has_gaps else "equal tokens"
     return f"{loss} at {at}; to the right is worse"
 
@@ -105,8 +105,8 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     The PNG is written to `path`, and an SVG next to it.
     """
     compared = compared or leaderboard.compared(records)
-    found, lines = marks(compared), order(compared)
-    compared = {name: rows for name, rows in compared.items() if any(mark.reference == name for mark in found)}
+    all_marks, lines = marks(compared), order(compared)
+    compared = {name: rows for name, rows in compared.items() if any(mark.reference == name for mark in all_marks)}
     along = {name: over_tokens(records, name, rows) for name, rows in compared.items()}
     n_along = max(map(len, along.values()))
     sizes = [HEIGHT * (len(lines) + 0.8), *([min(2.8, 1.7 + 0.05 * n_along)] if n_along else [])]
@@ -118,21 +118,21 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     )
     figure = Figure(figsize=(width, sum(sizes) + 1.6 + 0.5 * bool(n_along)), layout="constrained")
     axes = figure.subplots(len(sizes), len(compared), squeeze=False, height_ratios=sizes)
-    limits, names = _limits(records, found), dict[Axes, list[End]]()
+    limits, names = _limits(records, all_marks), dict[Axes, list[End]]()
     for i, (reference, rows) in enumerate(compared.items()):
         panel = axes[0][i]
-        panel.set_xlabel(f"{wrapped(leaderboard.what_is_shown(rows, reference), 34)}\n({records.unit.name})")
+        panel.set_xlabel(f"{wrapped(leaderboard.shown_name(rows, reference), 34)}\n({records.unit.name})")
         panel.set_xlim(*limits)
-        draw_marks(panel, [mark for mark in found if mark.reference == reference], lines, records)
+        draw_marks(panel, [mark for mark in all_marks if mark.reference == reference], lines, records)
         panel.set_yticks(range(len(lines)), [*map(shortened, lines)] if i == 0 else [""] * len(lines), fontsize=8.5)
-        cells = {name: {row.model: text for row in rows if (text := of(row))} for name, of in CELLS.items()}
+        cells = {name: {row.model: text for row in rows if (text := text_of(row))} for name, text_of in CELLS.items()}
         if i == len(compared) - 1:
             cells |= _shared_cells(compared)
         _write_columns(panel, cells, lines)
         if n_along:
             names[axes[1][i]] = _draw_along(axes[1][i], records, rows, along[reference])
     figure.legend(
-        handles=_handles(axes[0][0], records, found), frameon=False, fontsize=8.5, loc="outside lower left", ncols=2
+        handles=_handles(axes[0][0], records, all_marks), frameon=False, fontsize=8.5, loc="outside lower left", ncols=2
     )
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
     if n_along:
@@ -140,21 +140,21 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
     save(figure, path)
 
 
-def _handles(panel: Axes, records: Records, found: Sequence[Mark]) -> list[Any]:
+def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark]) -> list[Any]:
     """Return the legend's entries."""
-    drawn = {mark.what for mark in found}
+    drawn = {mark.kind for mark in all_marks}
     handles: list[Any] = [
-        panel.errorbar([], [], xerr=[] if what == GAP else None, label=what, linestyle="none", **look)
-        for what, look in LOOKS.items()
-        if what in drawn
+        panel.errorbar([], [], xerr=[] if kind == GAP else None, label=kind, linestyle="none", **look)
+        for kind, look in LOOKS.items()
+        if kind in drawn
     ]
-    if drawn.intersection(OF_GAPS):
+    if drawn.intersection(GAP_KINDS):
         handles.append(Patch(color="0.93", label=f"gaps from 0 to {LIMIT * records.unit.scale:.2g}"))
     star = {"marker": "$*$", "color": "0.25", "linestyle": "none", "markersize": 5}
     return [*handles, *panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", **star)]
 
 
-def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
+def _limits(records: Records, all_marks: Sequence[Mark]) -> tuple[float, float]:
     """Return the limits of the common horizontal axis.
 
     They include every gap, the grey band, and nearby differences at equal tokens.
@@ -163,25 +163,25 @@ def _limits(records: Records, found: Sequence[Mark]) -> tuple[float, float]:
     def ends(chosen: Sequence[Mark]) -> list[float]:
         return [mark.estimate.value + sign * (mark.estimate.half or 0.0) for mark in chosen for sign in (-1, 1)]
 
-    of_gaps = ends([mark for mark in found if mark.what in OF_GAPS] or found)
-    low, high = min(0.0, *of_gaps), max(LIMIT * records.unit.scale, *of_gaps)
+    gap_ends = ends([mark for mark in all_marks if mark.kind in GAP_KINDS] or all_marks)
+    low, high = min(0.0, *gap_ends), max(LIMIT * records.unit.scale, *gap_ends)
     room = 0.3 * (high - low)
-    close = [x for x in ends([mark for mark in found if mark.what == TOKENS]) if low - room < x < high + room]
+    close = [x for x in ends([mark for mark in all_marks if mark.kind == TOKENS]) if low - room < x < high + room]
     low, high = min([low, *close]), max([high, *close])
     return low - 0.03 * (high - low), high + 0.03 * (high - low)
 
 
-def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str], records: Records) -> None:
+def draw_marks(panel: Axes, chosen: Sequence[Mark], lines: Sequence[str], records: Records) -> None:
     """Draw a reference's estimates at the lines of their models.
 
     An estimate outside the axis is written as a number at the border.
     """
-    if any(mark.what in OF_GAPS for mark in found):
+    if any(mark.kind in GAP_KINDS for mark in chosen):
         panel.axvspan(0, LIMIT * records.unit.scale, color="0.93", linewidth=0, zorder=0)
     panel.axvline(0, color="0.6", linewidth=1, zorder=1)
     low, high = panel.get_xlim()
-    for mark in found:
-        value, y, look = mark.estimate.value, lines.index(mark.model) + OFFSETS.get(mark.what, 0.0), LOOKS[mark.what]
+    for mark in chosen:
+        value, y, look = mark.estimate.value, lines.index(mark.model) + OFFSETS.get(mark.kind, 0.0), LOOKS[mark.kind]
         if low <= value <= high:
             panel.errorbar(value, y, xerr=mark.estimate.half, linestyle="none", zorder=3, **look)
         else:
@@ -203,7 +203,7 @@ CELLS: dict[str, Callable[[Row], str]] = {
 
 def _shared_cells(compared: Compared) -> dict[str, dict[str, str]]:
     """Return the columns shared by all references: header -> model -> text."""
-    rows = [row for of_reference in compared.values() for row in of_reference]
+    rows = [row for reference_rows in compared.values() for row in reference_rows]
     seeds = {row.reference: row.reference_seeds for row in rows} | {row.model: row.seeds for row in rows}
     sizes = {row.reference: row.reference_parameters for row in rows} | {row.model: row.parameters for row in rows}
     texts = {name: size_text(size) for name, size in sizes.items() if size is not None}
@@ -212,14 +212,14 @@ def _shared_cells(compared: Compared) -> dict[str, dict[str, str]]:
 
 def _write_columns(panel: Axes, cells: Mapping[str, Mapping[str, str]], lines: Sequence[str]) -> None:
     """Write the text columns to the right of a panel, without empty columns."""
-    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-    place |= {"va": "center", "fontsize": SMALL, "color": "0.25", "annotation_clip": False}
+    placement: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+    placement |= {"va": "center", "fontsize": SMALL, "color": "0.25", "annotation_clip": False}
     right = 0
     for name, texts in cells.items():
         if texts:
             right += COLUMNS[name]
             for y, text in enumerate((name, *(texts.get(model, "") for model in lines)), start=-1):
-                panel.annotate(text, (1, y), xytext=(right, 0), **place)
+                panel.annotate(text, (1, y), xytext=(right, 0), **placement)
 
 
 def size_text(n: float) -> str:
@@ -238,25 +238,25 @@ def over_tokens(records: Records, reference: str, rows: Sequence[Row]) -> dict[s
     over the seeds with two ends, at the ends common to these seeds.
     """
     near = statistic.rates(records, reference).near
-    theirs = [documents.of_data(records, run) for run in records.of_model(reference) if run.rate in near]
-    if all(len(ends.tokens) < 2 for ends in theirs):
+    reference_ends = [documents.measured_ends(records, run) for run in records.of_model(reference) if run.rate in near]
+    if all(len(ends.tokens) < 2 for ends in reference_ends):
         return {}
-    curve, reach = heights.fit(theirs), heights.REACH * records.unit.scale
-    found = {}
+    curve, reach = heights.fit(reference_ends), heights.REACH * records.unit.scale
+    by_model = {}
     for row in rows:
         if row.gap is None or row.as_tuned is None:
             continue
-        of_runs = []
+        per_run = []
         for run in statistic.shown_runs(records, row.model):
-            ends = documents.of_data(records, run)
-            level, _ = heights.reference_levels(theirs, curve, ends.x, np.zeros_like(curve.linear))
+            ends = documents.measured_ends(records, run)
+            level, _ = heights.reference_levels(reference_ends, curve, ends.x, np.zeros_like(curve.linear))
             gap = (ends.y - curve.at(ends.x) - level)[0, :, 0] + row.gap.value - row.as_tuned
             inside = (ends.x[0] >= curve.low[0] - reach) & (ends.x[0] <= curve.high[0] + reach)
-            of_runs += [dict(zip(ends.tokens[inside], gap[inside], strict=True))] if inside.sum() > 1 else []
-        common = sorted(set.intersection(*map(set, of_runs))) if of_runs else []
+            per_run += [dict(zip(ends.tokens[inside], gap[inside], strict=True))] if inside.sum() > 1 else []
+        common = sorted(set.intersection(*map(set, per_run))) if per_run else []
         if len(common) > 1:
-            found[row.model] = np.array([(t, np.mean([of_run[t] for of_run in of_runs])) for t in common])
-    return found
+            by_model[row.model] = np.array([(t, np.mean([run_gaps[t] for run_gaps in per_run])) for t in common])
+    return by_model
 
 
 def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mapping[str, np.ndarray]) -> list[End]:
@@ -280,9 +280,11 @@ def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mappi
             panel.plot(tokens / 1e6, values, zorder=3 if name in chosen else 2, **look)
             names += [End(tokens[-1] / 1e6, values[-1], name, look["color"])] if name in chosen else []
     panel.set_xscale("log")
-    every = np.concatenate([points[:, 0] for points in along.values()]) / 1e6
-    panel.set_xlim(every.min() * 0.97, every.max() * 1.03)
-    ticks = [tick for tick in MaxNLocator(5).tick_values(*panel.get_xlim()) if every.min() <= tick <= every.max()]
+    all_tokens = np.concatenate([points[:, 0] for points in along.values()]) / 1e6
+    panel.set_xlim(all_tokens.min() * 0.97, all_tokens.max() * 1.03)
+    ticks = [
+        tick for tick in MaxNLocator(5).tick_values(*panel.get_xlim()) if all_tokens.min() <= tick <= all_tokens.max()
+    ]
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
     grey = "" if chosen.issuperset(along) else "; grey: no significant trend"

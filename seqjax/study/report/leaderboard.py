@@ -32,8 +32,8 @@ COLUMNS |= dict.fromkeys(("rates", "edge", "next_rate"), str)
 COLUMNS |= {"loss": float, "tokens": int, "mid_rate": str, "octaves": float, "beyond": float}
 COLUMNS |= dict.fromkeys(("gap", "lo", "hi", "df"), float)
 COLUMNS |= {"verdict": str, "needs": str, "provisional": str, "as_tuned": float, "by_rate": str}
-OF_PARTS = dict(zip(("se_seeds", "se_ref", "se_rate", "se_beyond", "se_docs"), PARTS, strict=True))
-COLUMNS |= dict.fromkeys(OF_PARTS, float)
+PART_COLUMNS = dict(zip(("se_seeds", "se_ref", "se_rate", "se_beyond", "se_docs"), PARTS, strict=True))
+COLUMNS |= dict.fromkeys(PART_COLUMNS, float)
 ESTIMATES = ("per_doubling", "tokens_in", "tokens_out")
 COLUMNS |= {name + part: float for name in ESTIMATES for part in ("", "_half")}
 COLUMNS |= dict.fromkeys(("copy", "speedup", "speedup_lo", "speedup_hi"), float)
@@ -50,12 +50,12 @@ def compared(
     `sums` give the copy shares. `others` are studies on the same data. They supply the learning-rate slope, the seed
     variance and further seeds; their own models have no rows.
     """
-    whole = files.united(records, others) if others else records
-    found = {}
+    joined = files.united(records, others) if others else records
+    by_reference = {}
     for name in (name for name in records.references if name in records.models):
-        rows = [row for row in gaps.compare(whole, name) if row.model in records.models]
-        found[name] = gaps.with_copies(rows, records, sums or {})
-    return found
+        rows = [row for row in gaps.compare(joined, name) if row.model in records.models]
+        by_reference[name] = gaps.with_copies(rows, records, sums or {})
+    return by_reference
 
 
 def shown(rows: Iterable[Row]) -> dict[str, Estimate]:
@@ -63,24 +63,24 @@ def shown(rows: Iterable[Row]) -> dict[str, Estimate]:
 
     If no model has a gap, return the OOD differences at equal tokens.
     """
-    found = {row.model: row.gap for row in rows if row.gap is not None}
-    return found or {row.model: row.at_equal_tokens.outside for row in rows if row.at_equal_tokens is not None}
+    gap_values = {row.model: row.gap for row in rows if row.gap is not None}
+    return gap_values or {row.model: row.at_equal_tokens.outside for row in rows if row.at_equal_tokens is not None}
 
 
-def what_is_shown(rows: Sequence[Row], reference: str) -> str:
+def shown_name(rows: Sequence[Row], reference: str) -> str:
     """Return the name of the values from `shown`."""
     has_gap = not rows or any(row.gap is not None for row in rows)
     return f"gap to {reference}" if has_gap else f"OOD difference to {reference} at equal tokens"
 
 
 # ------------------------------------------------------------------------------------------------------------- as CSV
-def rows(records: Records, of_references: Compared | None = None) -> list[LINE]:
+def rows(records: Records, comparison: Compared | None = None) -> list[LINE]:
     """Return the lines for leaderboard.csv, column -> value; None means unknown.
 
-    `of_references` is `compared(records)` by default.
+    `comparison` is `compared(records)` by default.
     """
-    found = compared(records) if of_references is None else of_references
-    return [_line(records, row) for of_reference in found.values() for row in of_reference]
+    comparison = compared(records) if comparison is None else comparison
+    return [_line(records, row) for reference_rows in comparison.values() for row in reference_rows]
 
 
 def _line(records: Records, row: Row) -> LINE:
@@ -93,8 +93,8 @@ def _line(records: Records, row: Row) -> LINE:
     low, high = (row.gap and row.gap.interval) or (None, None)
     sides = {"": row.edge, "reference ": row.reference_edge}
     next_rates = {"": row.next_rates.get("model"), "reference ": row.next_rates.get("reference")}
-    card, length = records.conditions.get(speed.what, (speed.what, None)) if speed else ("", None)
-    found: LINE = {
+    card, length = records.conditions.get(speed.condition, (speed.condition, None)) if speed else ("", None)
+    line: LINE = {
         "study": records.name,
         "reference": row.reference,
         "model": row.model,
@@ -121,21 +121,21 @@ def _line(records: Records, row: Row) -> LINE:
         "as_tuned": row.as_tuned,
         "by_rate": ";".join(f"{records.rate_text(rate)}:{gap:.4f}" for rate, gap in row.by_rate.items()),
     }
-    found |= {column: math.sqrt(row.parts[part]) if part in row.parts else None for column, part in OF_PARTS.items()}
+    line |= {column: math.sqrt(row.parts[part]) if part in row.parts else None for column, part in PART_COLUMNS.items()}
     for name, estimate in estimates.items():
-        found |= {name: estimate and estimate.value, f"{name}_half": estimate and estimate.half}
+        line |= {name: estimate and estimate.value, f"{name}_half": estimate and estimate.half}
     bounds = (
         {"": (speed.low, speed.high), "at least": (speed.value, None), "at most": (None, speed.value)} if speed else {}
     )
-    found |= {"copy": row.copy, "speedup": speed.value if speed and not speed.bound else None}
-    found |= dict(zip(("speedup_lo", "speedup_hi"), bounds[speed.bound] if speed else (None, None), strict=True))
-    found |= {"card": card, "length": length}
-    return found | {name: row.gaps[name].value if name in row.gaps else None for name in records.domains}
+    line |= {"copy": row.copy, "speedup": speed.value if speed and not speed.bound else None}
+    line |= dict(zip(("speedup_lo", "speedup_hi"), bounds[speed.bound] if speed else (None, None), strict=True))
+    line |= {"card": card, "length": length}
+    return line | {name: row.gaps[name].value if name in row.gaps else None for name in records.domains}
 
 
 def _metadata(records: Records, row: Row, field: str) -> str:
-    found = (run.metadata.get(field) for run in records.of_model(row.model))
-    return ";".join(dict.fromkeys(value for value in found if value))
+    values = (run.metadata.get(field) for run in records.of_model(row.model))
+    return ";".join(dict.fromkeys(value for value in values if value))
 
 
 def csv_text(lines: Sequence[LINE]) -> str:
@@ -162,13 +162,13 @@ def read(path: str | Path) -> list[LINE]:
     with Path(path).open(encoding="utf-8", newline="") as file:
         domains = [name for name in next(csv.reader(file)) if name not in COLUMNS]
     types = COLUMNS | dict.fromkeys(domains, float)
-    found = []
+    lines = []
     for i, text in enumerate(read_table(path, dict.fromkeys(types, str), fix=FIX), start=1):
         try:
-            found.append({name: _value(text[name], kind) for name, kind in types.items()})
+            lines.append({name: _value(text[name], kind) for name, kind in types.items()})
         except ValueError as error:
             raise UserError(f"{path}, row {i}: {error}; {FIX}.") from error
-    return found
+    return lines
 
 
 def _value(text: str, kind: type) -> Any:
@@ -182,10 +182,10 @@ TEX |= {sign: "\\" + sign for sign in "&%$#_{}"}
 
 def escaped(text: str) -> str:
     """Return text with TeX's special characters escaped."""
-    return re.sub(f"[{re.escape(''.join(TEX))}]", lambda found: TEX[found.group()], text)
+    return re.sub(f"[{re.escape(''.join(TEX))}]", lambda match: TEX[match.group()], text)
 
 
-def latex(records: Records, of_references: Compared) -> str:
+def latex(records: Records, comparison: Compared) -> str:
     r"""Return the leaderboard as a LaTeX table; it needs \usepackage{booktabs}."""
     lines = [
         escape.line(f"% {records.name or 'leaderboard'}: {records.title}"),
@@ -193,9 +193,9 @@ def latex(records: Records, of_references: Compared) -> str:
         r"\toprule",
         rf"model & parameters (M) & seeds & learning rates & gap ({escaped(records.unit.name)}) & verdict \\",
     ]
-    for reference, of_reference in of_references.items():
+    for reference, reference_rows in comparison.items():
         lines += [r"\midrule", rf"\multicolumn{{6}}{{l}}{{Reference: {escaped(reference)}}} \\", r"\midrule"]
-        for row in of_reference:
+        for row in reference_rows:
             gap = "--" if row.gap is None else "$" + row.gap.text().replace("±", r"\pm") + "$"
             size = "--" if row.parameters is None else f"{row.parameters / 1e6:.1f}"
             rates = ", ".join(map(records.rate_text, row.rates))

@@ -24,14 +24,14 @@ from seqjax.study.report.leaderboard import Compared
 from seqjax.study.report.words import in_words
 from seqjax.study.runs.record import Point, Record, Records, in_domain, losses
 
-# plotly names for the styles in figures.ROUNDS and OF_SEEDS; OF_RATES: learning rates below and above the shown rate
+# Plotly names for the styles in figures.ROUNDS and SEED_STYLES. RATE_DASHES: rates below and above the shown rate.
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
-OF_SEEDS = ("solid", "dash", "dot")
-OF_RATES = ("dashdot", "longdashdot")
+SEED_DASHES = ("solid", "dash", "dot")
+RATE_DASHES = ("dashdot", "longdashdot")
 # Looks of the forest plot's marks, as in forest.LOOKS.
-OF_MARKS: dict[str, dict[str, Any]] = {
+MARK_LOOKS: dict[str, dict[str, Any]] = {
     forest.GAP: {"color": "#222", "symbol": "circle", "size": 9},
-    forest.ALONE: {"color": "#222", "symbol": "circle-open", "size": 9},
+    forest.ONE_SEED: {"color": "#222", "symbol": "circle-open", "size": 9},
     forest.TUNED: {"color": COLORS[1], "symbol": "diamond", "size": 5},
     forest.TOKENS: {"color": "#888", "symbol": "diamond-open", "size": 8},
     forest.REFERENCE: {"color": "#888", "symbol": "square", "size": 8},
@@ -46,7 +46,7 @@ li span { white-space: nowrap; }
 .table { overflow-x: auto; }
 """
 CLICKS = "Click a model in the legend to hide or show all its seeds; double-click to show only this model."
-OTHERS = "Its runs at other learning rates have a separate entry and are hidden at first."
+OTHER_RATES = "Its runs at other learning rates have a separate entry and are hidden at first."
 ZOOM = "Drag over a picture to zoom in; double-click the picture to zoom out."
 
 
@@ -66,7 +66,7 @@ def write(path: str | Path, records: Records, *, text: str, compared: Compared |
     compared = compared or leaderboard.compared(records)
     html = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     html = html.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
-    clicks = " ".join([CLICKS, OTHERS, ZOOM] if len(_groups(records)) > len(records.models) else [CLICKS, ZOOM])
+    clicks = " ".join([CLICKS, OTHER_RATES, ZOOM] if len(_groups(records)) > len(records.models) else [CLICKS, ZOOM])
     pictures = {
         "OOD loss over in-domain loss": (clicks, _lines(go, records, IN_DOMAIN)),
         "Loss over training": ("", _lines(go, records, TOKENS)),
@@ -79,8 +79,8 @@ def write(path: str | Path, records: Records, *, text: str, compared: Compared |
     parts = [_verdicts(records, compared)]
     for i, (title, (about, picture)) in enumerate(pictures.items()):
         # A fixed id makes the page reproducible, byte for byte.
-        html_of_it = picture.to_html(full_html=False, include_plotlyjs=i == 0, div_id=f"picture{i}")
-        parts.append(f"<h2>{title}</h2>\n<p>{escape(about)}</p>\n{html_of_it}\n")
+        picture_html = picture.to_html(full_html=False, include_plotlyjs=i == 0, div_id=f"picture{i}")
+        parts.append(f"<h2>{title}</h2>\n<p>{escape(about)}</p>\n{picture_html}\n")
     heading, _, rest = html.partition("</h1>")
     Path(path).write_text(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(records.title)}</title>'
@@ -107,30 +107,30 @@ def _verdicts(records: Records, compared: Compared) -> str:
 
 def _forest(go: Any, records: Records, compared: Compared) -> Any:
     """Return a figure with the marks from gaps.png."""
-    lines, found = forest.order(compared), forest.marks(compared)
+    lines, all_marks = forest.order(compared), forest.marks(compared)
     figure = go.Figure()
     width = 1 / len(compared)
     for i, (reference, rows) in enumerate(compared.items()):
         axis = str(i + 1) if i else ""
-        for what, look in OF_MARKS.items():
-            drawn = [mark for mark in found if (mark.reference, mark.what) == (reference, what)]
+        for kind, look in MARK_LOOKS.items():
+            drawn = [mark for mark in all_marks if (mark.reference, mark.kind) == (reference, kind)]
             if not drawn:
                 continue
             figure.add_scatter(
                 x=[mark.estimate.value for mark in drawn],
-                y=[lines.index(mark.model) + forest.OFFSETS.get(what, 0.0) for mark in drawn],
+                y=[lines.index(mark.model) + forest.OFFSETS.get(kind, 0.0) for mark in drawn],
                 error_x={"type": "data", "array": [mark.estimate.half for mark in drawn], "thickness": 1.5, "width": 0},
-                text=[_of_mark(mark, records) for mark in drawn],
+                text=[_mark_text(mark, records) for mark in drawn],
                 hoverinfo="text",
                 mode="markers",
-                name=what,
-                legendgroup=what,
-                showlegend=not any(trace.name == what for trace in figure.data),
+                name=kind,
+                legendgroup=kind,
+                showlegend=not any(trace.name == kind for trace in figure.data),
                 marker=look,
                 xaxis=f"x{axis}",
                 yaxis=f"y{axis}",
             )
-        x_title = f"{plotly(leaderboard.what_is_shown(rows, reference))} ({records.unit.name})"
+        x_title = f"{plotly(leaderboard.shown_name(rows, reference))} ({records.unit.name})"
         x_axis = {"title": x_title, "zeroline": True, "zerolinecolor": "#888"}
         x_axis |= {"domain": [i * width, (i + 0.96) * width], "anchor": f"y{axis}"}
         y_axis = {
@@ -154,8 +154,8 @@ def _forest(go: Any, records: Records, compared: Compared) -> Any:
     return figure
 
 
-def _of_mark(mark: forest.Mark, records: Records) -> str:
-    return f"<b>{plotly(mark.model)}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.what}"
+def _mark_text(mark: forest.Mark, records: Records) -> str:
+    return f"<b>{plotly(mark.model)}</b><br>{mark.estimate.text()} {records.unit.name}<br>{mark.kind}"
 
 
 def _quantities(records: Records) -> dict[str, list[str]]:
@@ -168,12 +168,12 @@ def _groups(records: Records) -> dict[str, list[Record]]:
 
     A model's seeds have one entry, its other learning rates a second entry.
     """
-    models, others = dict[str, list[Record]](), dict[str, list[Record]]()
+    models, other_rates = dict[str, list[Record]](), dict[str, list[Record]]()
     for model in records.models:
         models[model] = gaps.shown_runs(records, model)
         if more := [run for run in records.of_model(model) if run not in models[model]]:
-            others[f"{model}, other rates"] = more
-    return models | others
+            other_rates[f"{model}, other rates"] = more
+    return models | other_rates
 
 
 def _lines(go: Any, records: Records, x_title: str) -> Any:
@@ -208,11 +208,9 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
             )
             i += 1
     buttons = []
-    for name, of_runs in choices.items():
-        axis = {"yaxis.range": _range(of_runs)}
-        buttons.append(
-            {"label": plotly(name), "method": "update", "args": [{"y": [y.tolist() for y in of_runs]}, axis]}
-        )
+    for name, curves in choices.items():
+        axis = {"yaxis.range": _range(curves)}
+        buttons.append({"label": plotly(name), "method": "update", "args": [{"y": [y.tolist() for y in curves]}, axis]})
     unit = records.unit.name
     title = f"{IN_DOMAIN} ({unit}; {BETTER})" if x_title == IN_DOMAIN else x_title
     _finish(figure, title, f"loss ({unit}; {BETTER})", buttons)
@@ -245,7 +243,7 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
     """
     unit = records.unit.name
     values = {name: {name: Estimate(0.0)} | leaderboard.shown(rows) for name, rows in compared.items()}
-    titles = {name: f"{plotly(leaderboard.what_is_shown(rows, name))} ({unit})" for name, rows in compared.items()}
+    titles = {name: f"{plotly(leaderboard.shown_name(rows, name))} ({unit})" for name, rows in compared.items()}
     models = [name for name in records.models if name in speeds]
     figure, first = go.Figure(), next(iter(compared))
     for model in models:
@@ -261,10 +259,10 @@ def _cost(go: Any, records: Records, compared: Compared, speeds: dict[str, float
         )
     buttons = []
     for name, title in titles.items():
-        of_model = [values[name].get(model) for model in models]
+        model_estimates = [values[name].get(model) for model in models]
         data = {
-            "y": [[estimate and estimate.value] for estimate in of_model],
-            "error_y": [{"type": "data", "array": [estimate and estimate.half]} for estimate in of_model],
+            "y": [[estimate and estimate.value] for estimate in model_estimates],
+            "error_y": [{"type": "data", "array": [estimate and estimate.half]} for estimate in model_estimates],
         }
         buttons.append(
             {"label": f"gap to {plotly(name)}", "method": "update", "args": [data, {"yaxis.title.text": title}]}
@@ -289,6 +287,6 @@ def _finish(figure: Any, x_title: str, y_title: str, buttons: Sequence[dict[str,
 def _look(records: Records, run: Record) -> dict[str, Any]:
     i, shown = records.models.index(run.model), gaps.rates(records, run.model).shown
     color = COLORS[i % len(COLORS)]
-    dash = OF_RATES[run.rate > shown] if run.rate != shown else OF_SEEDS[run.seed % len(OF_SEEDS)]
+    dash = RATE_DASHES[run.rate > shown] if run.rate != shown else SEED_DASHES[run.seed % len(SEED_DASHES)]
     marker = {"color": color, "symbol": ROUNDS[i // len(COLORS) % len(ROUNDS)], "size": 5 if run.seed else 7}
     return {"line": {"color": color, "dash": dash, "width": 1.5}, "marker": marker}

@@ -34,20 +34,20 @@ def by_rate(path: str | Path, records: Records) -> None:
     Larger markers are higher rates. Values are means over seeds and domains. The PNG is written to `path`, and an SVG
     next to it.
     """
-    found = {name: gaps.rates(records, name).found for name in records.models}
-    shown = sorted(found, key=lambda name: min(outside for _, _, outside in found[name].values()))
-    numbers = _numbers(shown, 2 * NAMED)
+    by_model = {name: gaps.rates(records, name).by_rate for name in records.models}
+    by_height = sorted(by_model, key=lambda name: min(outside for _, _, outside in by_model[name].values()))
+    numbers = _numbers(by_height, 2 * NAMED)
     figure = Figure(figsize=(9.6 if numbers else 8.6, 6.4), layout="constrained")
     panel = figure.subplots()
-    named: dict[str, Named] = {}
+    labels: dict[str, Named] = {}
     looks = {name: style(i) for i, name in enumerate(records.models)}
     for name, look in looks.items():
-        ends = {rate: (inside, outside) for rate, (_, inside, outside) in found[name].items()}
+        ends = {rate: (inside, outside) for rate, (_, inside, outside) in by_model[name].items()}
         panel.plot(*np.array(list(ends.values())).T, **look | {"marker": "", "linewidth": 1.1})
         for rate, (inside, outside) in ends.items():
             panel.plot(inside, outside, **look | {"linestyle": "none", "markersize": SIZE * rate**0.35})
         # The name is at the point that is best in domain, or at a later point if there is no room.
-        named[numbers.get(name, name)] = Named(sorted(ends.values()), look["color"])
+        labels[numbers.get(name, name)] = Named(sorted(ends.values()), look["color"])
     panel.margins(0.08)
     panel.set_xlabel(f"{records.in_domain_name}, last ({records.unit.name}; {BETTER})")
     panel.set_ylabel(f"{records.quantities[0]} loss, last ({records.unit.name}; {BETTER})")
@@ -55,7 +55,7 @@ def by_rate(path: str | Path, records: Records) -> None:
     about = "Last losses at each learning rate; larger markers: higher rates"
     figure.suptitle(f"{records.title}\n{about}", x=0.01, ha="left", fontsize=11)
     _add_names(panel, numbers, looks)
-    label_points({panel: named})
+    label_points({panel: labels})
     save(figure, path)
 
 
@@ -88,26 +88,26 @@ def over_setting(path: str | Path, records: Records, compared: Compared | None =
     any gap, differences at equal tokens are drawn. A model is left out if its setting is not a number, such as an unset
     window. The PNG is written to `path`, and an SVG next to it.
     """
-    values = values_of(records)
+    values = setting_values(records)
     reference, rows = next(iter((compared or leaderboard.compared(records)).items()))
     rows = sorted((row for row in rows if row.model in values), key=lambda row: values[row.model])
     domains = {domain: COLORS[i % len(COLORS)] for i, domain in enumerate((*records.against, *records.domains))}
-    entropies = {model: entropy_of(gaps.shown_runs(records, model)) for model in values}
+    entropies = {model: attention_entropy(gaps.shown_runs(records, model)) for model in values}
     n_panels = 2 if any(entropies.values()) else 1
     figure = Figure(figsize=(3.9 * n_panels + 1.8, 4.2), layout="constrained")
     axes = figure.subplots(1, n_panels, squeeze=False)[0]
     axes[0].axhline(0, color="0.6", linewidth=1)
-    for name, estimates in _of_setting(records, rows).items():
+    for name, estimates in _estimates_by_line(records, rows).items():
         x = [values[model] for model in estimates]
         look = _look(records, name) | {"color": domains.get(name, "0.3" if name == MEAN else "0.6")}
         widths = [estimate.half or 0.0 for estimate in estimates.values()] if name not in domains else []
         y = [estimate.value for estimate in estimates.values()]
         axes[0].errorbar(x, y, yerr=widths if any(widths) else None, elinewidth=1, label=name, **look)
-    what = leaderboard.what_is_shown(rows, reference).removeprefix("OOD ")
-    axes[0].set_ylabel(f"{what}\n({records.unit.name})")
+    value_name = leaderboard.shown_name(rows, reference).removeprefix("OOD ")
+    axes[0].set_ylabel(f"{value_name}\n({records.unit.name})")
     if n_panels > 1:
         for domain, color in domains.items():
-            points = [(values[model], found[domain]) for model, found in entropies.items() if domain in found]
+            points = [(values[model], entropy[domain]) for model, entropy in entropies.items() if domain in entropy]
             label = "" if domain in axes[0].get_legend_handles_labels()[1] else domain
             axes[1].plot(*zip(*sorted(points), strict=True), color=color, label=label, **_look(records, domain))
         axes[1].set_ylabel("entropy of attention (nats)")
@@ -125,32 +125,32 @@ def over_setting(path: str | Path, records: Records, compared: Compared | None =
     save(figure, path)
 
 
-def values_of(records: Records) -> dict[str, float]:
+def setting_values(records: Records) -> dict[str, float]:
     """Return each model's `records.sweep` value, if it is a positive number."""
-    found = {}
+    values = {}
     for model in records.models:
         value: Any = gaps.shown_runs(records, model)[0].metadata.get("config")
         for key in records.sweep.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, int | float) and math.isfinite(value) and value > 0:
-            found[model] = float(value)
-    return found
+            values[model] = float(value)
+    return values
 
 
-def entropy_of(runs: Sequence[Record]) -> dict[str, float]:
+def attention_entropy(runs: Sequence[Record]) -> dict[str, float]:
     """Return a model's mean attention entropy per domain, in nats; {} if not measured."""
     measured = [run.metadata["entropy"] for run in runs if run.metadata.get("entropy")]
     domains = measured[0] if measured else {}
-    return {domain: sum(of_run[domain]["entropy"] for of_run in measured) / len(measured) for domain in domains}
+    return {domain: sum(entropy[domain]["entropy"] for entropy in measured) / len(measured) for domain in domains}
 
 
-def _of_setting(records: Records, rows: Sequence[Row]) -> dict[str, dict[str, Estimate]]:
+def _estimates_by_line(records: Records, rows: Sequence[Row]) -> dict[str, dict[str, Estimate]]:
     """Return the drawn values, line name -> model -> estimate."""
     if any(row.gap is not None for row in rows):
         return {name: {r.model: r.gaps[name] for r in rows if name in r.gaps} for name in records.quantities}
-    apart = {row.model: row.at_equal_tokens for row in rows if row.at_equal_tokens is not None}
-    return {MEAN: {model: both.outside for model, both in apart.items()}} | {
-        "in domain": {model: both.inside for model, both in apart.items()}
+    differences = {row.model: row.at_equal_tokens for row in rows if row.at_equal_tokens is not None}
+    return {MEAN: {model: difference.outside for model, difference in differences.items()}} | {
+        "in domain": {model: difference.inside for model, difference in differences.items()}
     }
 
 
@@ -173,41 +173,40 @@ def gap_over_speed(path: str | Path, records: Records, compared: Compared | None
     """
     reference, rows = next(iter((compared or leaderboard.compared(records)).items()))
     values = {reference: Estimate(0.0)} | leaderboard.shown(rows)
-    given = {"training speed of these runs (tokens/s)": run_speeds(records)} | records.speeds
-    speeds = {what: of_model for what, of_model in given.items() if values.keys() & of_model.keys()}
+    tables = {"training speed of these runs (tokens/s)": run_speeds(records)} | records.speeds
+    speeds = {condition: table for condition, table in tables.items() if values.keys() & table.keys()}
     looks = {name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(records.models)}
-    shown = [name for name in values if name in looks and any(name in of_model for of_model in speeds.values())]
+    shown = [name for name in values if name in looks and any(name in table for table in speeds.values())]
     shown = sorted(shown, key=lambda name: values[name].value)
     numbers = _numbers(shown, NAMED)
     # More names need more room.
-    widths = [max(1.0, math.sqrt(len(values.keys() & of_model.keys()) / NAMED)) for of_model in speeds.values()]
+    widths = [max(1.0, math.sqrt(len(values.keys() & table.keys()) / NAMED)) for table in speeds.values()]
     figure = Figure(figsize=(9.6, max(4.6, 0.2 * len(numbers) + 0.8)), layout="constrained")
     axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True, width_ratios=widths)[0]
-    named: dict[Axes, dict[str, Named]] = {}
-    for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
-        names = [name for name in shown if name in of_model]
+    labels: dict[Axes, dict[str, Named]] = {}
+    for panel, (condition, table) in zip(axes, speeds.items(), strict=True):
+        names = [name for name in shown if name in table]
         panel.axhline(0, color="0.6", linewidth=1)
         for name in names:
-            panel.errorbar(of_model[name], values[name].value, yerr=values[name].half, elinewidth=1, **looks[name])
-        _set_speeds(panel, [of_model[name] for name in names])
-        panel.set_xlabel(wrapped(what if "tokens/s" in what else f"{what} (tokens/s)", LABEL))
-        named[panel] = {
-            numbers.get(name, name): Named([(of_model[name], values[name].value)], looks[name]["color"])
-            for name in names
+            panel.errorbar(table[name], values[name].value, yerr=values[name].half, elinewidth=1, **looks[name])
+        _set_speeds(panel, [table[name] for name in names])
+        panel.set_xlabel(wrapped(condition if "tokens/s" in condition else f"{condition} (tokens/s)", LABEL))
+        labels[panel] = {
+            numbers.get(name, name): Named([(table[name], values[name].value)], looks[name]["color"]) for name in names
         }
-    axes[0].set_ylabel(f"{leaderboard.what_is_shown(rows, reference)}\n({records.unit.name}; {BETTER})")
+    axes[0].set_ylabel(f"{leaderboard.shown_name(rows, reference)}\n({records.unit.name}; {BETTER})")
     figure.suptitle(f"{records.title}\n{TO_THE_LOWER_RIGHT}", x=0.01, ha="left", fontsize=11)
     _add_names(axes[0], numbers, looks)
-    label_points(named)
+    label_points(labels)
     save(figure, path)
 
 
 def run_speeds(records: Records) -> dict[str, float]:
     """Return the median tokens/s of each model's shown runs, without unknown speeds."""
-    found = {name: gaps.shown_runs(records, name) for name in records.models}
+    runs_by_model = {name: gaps.shown_runs(records, name) for name in records.models}
     return {
         name: float(np.median([run.metadata["tokens_per_s"] for run in runs]))
-        for name, runs in found.items()
+        for name, runs in runs_by_model.items()
         if all(run.metadata.get("tokens_per_s") for run in runs)
     }
 

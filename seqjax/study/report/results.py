@@ -57,12 +57,12 @@ def _write_data(study: Study, out: Path, missing: dict[str, str]) -> list[str]:
     workdirs = {run.label: run.workdir for run in runs}
     collected = collect.collect(runs, [*study.domains, *study.against], unit=UNITS[study.unit])
     by_label = stored | {run.label: run for run in collected}
-    found = [by_label[run.label] for run in study.runs if run.label in by_label]
-    sums = {label: of_run for label, of_run in (classes.read(out) if stored else {}).items() if label in stored}
-    messages = files.write(out, found, study=about, missing=missing, workdirs=workdirs)
+    records = [by_label[run.label] for run in study.runs if run.label in by_label]
+    sums = {label: run_sums for label, run_sums in (classes.read(out) if stored else {}).items() if label in stored}
+    messages = files.write(out, records, study=about, missing=missing, workdirs=workdirs)
     new_sums, more = classes.collect(workdirs)
     sums |= new_sums
-    in_order = {run.label: sums[run.label] for run in found if run.label in sums}
+    in_order = {run.label: sums[run.label] for run in records if run.label in sums}
     classes.write(out, in_order if study.unit == "nats" else {})
     return [*messages, *more]
 
@@ -73,7 +73,7 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
     Raises `UserError` if a record has other settings than the study.
     """
     if not labels or not all((out / name).is_file() for name in ("runs.json", "points.csv")):
-        return {}  # What is damaged there but not needed is replaced.
+        return {}  # without reading damaged files, which are then replaced
     stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
         if run.label not in stored or run.config is None:
@@ -108,8 +108,8 @@ def analyse(
     compared = leaderboard.compared(records, sums, others=[files.read(other) for other in others])
     report = tables.report(records, compared)
     texts = {"leaderboard.md": report, leaderboard.FILE: leaderboard.csv_text(leaderboard.rows(records, compared))}
-    if of_classes := [section for name in compared if (section := tables.of_classes(records, sums, name))]:
-        texts["classes.md"] = f"# {markdown(records.title)}: classes of tokens\n\n" + "\n".join(of_classes)
+    if sections := [section for name in compared if (section := tables.class_section(records, sums, name))]:
+        texts["classes.md"] = f"# {markdown(records.title)}: classes of tokens\n\n" + "\n".join(sections)
     if latex:
         texts["leaderboard.tex"] = leaderboard.latex(records, compared)
     for name, text in texts.items():
@@ -121,9 +121,9 @@ def analyse(
     pictures["losses"] = lambda path: figures.against_loss_in_domain(path, records)
     if points.run_speeds(records):
         pictures["cost"] = lambda path: points.gap_over_speed(path, records, compared)
-    if any(len(gaps.rates(records, name).found) > 1 for name in records.models):
+    if any(len(gaps.rates(records, name).by_rate) > 1 for name in records.models):
         pictures["rates"] = lambda path: points.by_rate(path, records)
-    if records.sweep and points.values_of(records):
+    if records.sweep and points.setting_values(records):
         pictures["sweep"] = lambda path: points.over_setting(path, records, compared)
     for name, draw in pictures.items():
         draw(directory / f"{name}.png")

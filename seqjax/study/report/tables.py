@@ -91,29 +91,29 @@ def gap_table(records: Records, rows: Sequence[Row]) -> str:
 
     Without any gap, it has only differences at equal tokens.
     """
-    found: dict[str, list[str]] = {
+    columns: dict[str, list[str]] = {
         "model": [_model(row) for row in rows],
         "parameters (M)": [_number(row.parameters, 1e6, "") for row in rows],
         "seeds": [str(row.seeds) for row in rows],
         "learning rates": [", ".join(map(records.rate_text, row.rates)) for row in rows],
     }
     if any(row.gap is not None for row in rows):
-        found |= {
+        columns |= {
             "gap": [cell(row.gap) for row in rows],
             "as tuned": [DASH if row.as_tuned is None else f"{row.as_tuned:+.3f}" for row in rows],
             "verdict": [row.text.replace("*", "\\*") for row in rows],
             "per doubling": [cell(row.per_doubling) for row in rows],
         }
-    found |= {
+    columns |= {
         "OOD, equal tokens": [cell(row.at_equal_tokens and row.at_equal_tokens.outside) for row in rows],
         "in-domain, equal tokens": [cell(row.at_equal_tokens and row.at_equal_tokens.inside) for row in rows],
         "copies": [DASH if row.copy is None else f"{row.copy:.0%}" for row in rows],
         "speed-up": [_speed_up(row) for row in rows],
     }
     for optional in ("copies", "speed-up"):
-        if set(found[optional]) == {DASH}:
-            del found[optional]
-    return markdown(list(found), zip(*found.values(), strict=True))
+        if set(columns[optional]) == {DASH}:
+            del columns[optional]
+    return markdown(list(columns), zip(*columns.values(), strict=True))
 
 
 def _model(row: Row) -> str:
@@ -138,7 +138,7 @@ def _comparison(records: Records, rows: Sequence[Row]) -> str:
         sections.append(
             f"No gap for {'all models' if len(models) == len(rows) else '; '.join(models)}: {escaped(why)}.\n"
         )
-    if conditions := dict.fromkeys(row.speed_up.what for row in rows if row.speed_up is not None):
+    if conditions := dict.fromkeys(row.speed_up.condition for row in rows if row.speed_up is not None):
         sections.append(
             "Speed-up: the reference's training time over the model's, to the higher of both last OOD losses "
             f"({escaped('; '.join(conditions))}).\n"
@@ -153,18 +153,18 @@ def _comparison(records: Records, rows: Sequence[Row]) -> str:
 # ------------------------------------------------------------------------------------------ learning rates, runs, cost
 def _rates(records: Records) -> str:
     """Return each rate's losses, the best rate's grid edge, and the next rate."""
-    of_model = {model: gaps.rates(records, model) for model in records.models}
-    tried = sorted({rate for found in of_model.values() for rate in found.found})
-    preferred = next((of_model[name].best for name in records.references if name in of_model), None)
+    by_model = {model: gaps.rates(records, model) for model in records.models}
+    tried = sorted({rate for model_rates in by_model.values() for rate in model_rates.by_rate})
+    preferred = next((by_model[name].best for name in records.references if name in by_model), None)
     rows = []
-    for model, found in of_model.items():
+    for model, model_rates in by_model.items():
         cells = {}
-        for rate, (seeds, inside, outside) in found.found.items():
-            text = f"{inside:.3f}, {outside:.3f} ({seeds})" + ("\\*" if rate in found.near else "")
-            cells[rate] = f"**{text}**" if rate == found.best else text
-        wanted = found.next_rate(preferred)
-        following = DASH if wanted is None else records.rate_text(wanted)
-        rows.append([escaped(model), *(cells.get(rate, DASH) for rate in tried), found.edge or DASH, following])
+        for rate, (seeds, inside, outside) in model_rates.by_rate.items():
+            text = f"{inside:.3f}, {outside:.3f} ({seeds})" + ("\\*" if rate in model_rates.near else "")
+            cells[rate] = f"**{text}**" if rate == model_rates.best else text
+        next_rate = model_rates.next_rate(preferred)
+        following = DASH if next_rate is None else records.rate_text(next_rate)
+        rows.append([escaped(model), *(cells.get(rate, DASH) for rate in tried), model_rates.edge or DASH, following])
     return (
         "Last in-domain loss and last mean OOD loss, with the number of seeds in brackets. Bold: best in domain. "
         "\\*: near-best, which gaps use. Edge: where the best rate lies in the model's grid.\n\n"
@@ -200,14 +200,14 @@ def _cost(records: Records, compared: Compared) -> str:
             [
                 escaped(model),
                 _speed(statistics.median(speeds) if speeds else None),
-                *(_speed(of_model.get(model)) for of_model in records.speeds.values()),
+                *(_speed(column.get(model)) for column in records.speeds.values()),
                 _number(max(peaks, default=None), 1, " GiB"),
                 _number(metadata.get("state_bytes"), 2**20, " MiB"),
                 _number(metadata.get("flops_per_token"), 1e9, "", digits=2),
-                *(cell(of_model.get(model)) for of_model in values.values()),
+                *(cell(column.get(model)) for column in values.values()),
             ]
         )
-    names = [escaped(leaderboard.what_is_shown(rows, name)) for name, rows in compared.items()]
+    names = [escaped(leaderboard.shown_name(rows, name)) for name, rows in compared.items()]
     header = ["model", "tokens/s", *map(escaped, records.speeds), "memory", "state", "GFLOPs/token", *names]
     return (
         "Logged training speed (median of the runs) and peak device memory (maximum); decoding state of one sequence "
@@ -223,8 +223,8 @@ def _entropies(records: Records) -> str:
     domains = (*records.against, *records.domains)
     rows = []
     for run in records.runs:
-        if found := run.metadata.get("entropy"):
-            rows.append([escaped(run.label), *(_entropy(found.get(domain)) for domain in domains)])
+        if entropy := run.metadata.get("entropy"):
+            rows.append([escaped(run.label), *(_entropy(entropy.get(domain)) for domain in domains)])
     return (
         "At the end of the runs that measured it, in nats; in brackets as a share of ln(i + 1), the entropy of equal "
         "weights.\n\n" + markdown(["run", *map(escaped, domains)], rows)
@@ -247,7 +247,7 @@ def _number(value: float | None, unit: float, name: str, *, digits: int = 1) -> 
 
 
 # -------------------------------------------------------------------------------------------------- classes of tokens
-def of_classes(records: Records, sums: Mapping[str, ClassSums], reference: str) -> str:
+def class_section(records: Records, sums: Mapping[str, ClassSums], reference: str) -> str:
     """Return the section on token-class differences to a reference.
 
     It is "" if no model and the reference both have sums. Raises `UserError` if the study has no model with that name.
@@ -257,32 +257,42 @@ def of_classes(records: Records, sums: Mapping[str, ClassSums], reference: str) 
         model: [sums[run.label] for run in gaps.shown_runs(records, model) if run.label in sums]
         for model in records.models
     }
-    theirs = sides.pop(reference)
-    texts = [_of_model(records, ours, theirs, (model, reference)) for model, ours in sides.items() if ours and theirs]
+    reference_sums = sides.pop(reference)
+    texts = [
+        _model_section(records, model_sums, reference_sums, (model, reference))
+        for model, model_sums in sides.items()
+        if model_sums and reference_sums
+    ]
     if not texts:
         return ""
-    inside = f" The training domains ({escaped(', '.join(records.against))}) come first." if records.against else ""
+    note = f" The training domains ({escaped(', '.join(records.against))}) come first." if records.against else ""
     return (
         f"## Classes of tokens: differences to {escaped(reference)}\n\nEvery family of classes divides the predicted "
         "tokens of a domain. The contributions of a family add up to the difference: a contribution is the share of "
         "the tokens times the difference within the class. These are differences at equal tokens, so both models may "
-        f"differ in domain as well.{inside} A class that adds as much in domain as out of domain belongs to a model "
+        f"differ in domain as well.{note} A class that adds as much in domain as out of domain belongs to a model "
         "that has learned less. Losses are in nats per token; ± covers documents and seeds.\n\n" + "\n".join(texts)
     )
 
 
-def _of_model(records: Records, ours: Sequence[ClassSums], theirs: Sequence[ClassSums], names: tuple[str, str]) -> str:
-    known = ours[0].domains
+def _model_section(
+    records: Records, model_sums: Sequence[ClassSums], reference_sums: Sequence[ClassSums], names: tuple[str, str]
+) -> str:
+    known = model_sums[0].domains
     domains = [domain for domain in (*records.against, *records.domains) if domain in known]
     header = ["domain", "class", "tokens", *map(escaped, names), "difference within", "contribution"]
-    totals = [_of_class(domain, classes.total(ours, theirs, domain)) for domain in domains]
+    totals = [_class_cells(domain, classes.total(model_sums, reference_sums, domain)) for domain in domains]
     text = [f"### {escaped(names[0])}\n", markdown(header, totals, left=2)]
-    for family in ours[0].names:
-        rows = [_of_class(domain, part) for domain in domains for part in classes.parts(ours, theirs, domain, family)]
+    for family in model_sums[0].names:
+        rows = [
+            _class_cells(domain, part)
+            for domain in domains
+            for part in classes.parts(model_sums, reference_sums, domain, family)
+        ]
         text += [f"{FAMILIES[family]}\n", markdown(header, rows, left=2)]
     return "\n".join(text)
 
 
-def _of_class(domain: str, part: ClassPart) -> list[str]:
-    losses = [f"{part.ours:.3f}", f"{part.theirs:.3f}", f"{part.difference:+.3f}"]
+def _class_cells(domain: str, part: ClassPart) -> list[str]:
+    losses = [f"{part.model_loss:.3f}", f"{part.reference_loss:.3f}", f"{part.difference:+.3f}"]
     return [escaped(domain), escaped(part.name), f"{part.share:.1%}", *losses, cell(part.contribution)]

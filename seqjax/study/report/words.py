@@ -41,7 +41,7 @@ def verdict(records: Records, model: str, reference: str) -> str:
 
 
 def find(records: Records, model: str, reference: str) -> Row:
-    """Return the row for a model and a reference, which may be any model in the study."""
+    """Return the row for a model and a reference (any model in the study)."""
     for name in (model, reference):
         gaps.require_model(records, name)
     if model == reference:
@@ -54,8 +54,8 @@ def in_one_line(records: Records, model: str, reference: str) -> str:
     row = find(records, model, reference)
     unit, tokens = records.unit.name, row.at_equal_tokens
     if row.gap is None:
-        apart = "" if tokens is None else f"; at equal tokens {tokens.outside.text()} {unit} OOD"
-        return f"{model} against {reference}: no gap ({row.why}){apart}."
+        difference = "" if tokens is None else f"; at equal tokens {tokens.outside.text()} {unit} OOD"
+        return f"{model} against {reference}: no gap ({row.why}){difference}."
     p = "p unknown" if row.verdict.p is None else f"p = {row.verdict.p:.2g}"
     tuned = f", as tuned {row.as_tuned:+.3f}" if row.octaves else ""
     return (
@@ -66,9 +66,9 @@ def in_one_line(records: Records, model: str, reference: str) -> str:
 
 def in_words(records: Records, reference: str) -> dict[str, list[str]]:
     """Return verdict -> models, best first, each with its gap and marks."""
-    found: dict[str, list[str]] = {}
+    by_verdict: dict[str, list[str]] = {}
     for row in gaps.compare(records, reference):
         gap = "no gap" if row.gap is None else row.gap.text()
         needs = f"; needs: {row.verdict.needs}" if row.verdict.needs else ""
-        found.setdefault(row.verdict.word, []).append(f"{row.model} ({gap}{row.marks}{needs})")
-    return found
+        by_verdict.setdefault(row.verdict.word, []).append(f"{row.model} ({gap}{row.marks}{needs})")
+    return by_verdict

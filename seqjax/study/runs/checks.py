@@ -11,52 +11,52 @@ from seqjax.study.runs.record import Record
 NOT_OPTIMISER = ("lr", "warmup_steps", "final_lr", "cooldown")
 
 
-def require_plain(names: Iterable[str], where: str) -> None:
+def require_plain(names: Iterable[str], source: str) -> None:
     """Raise `UserError` for a name with control characters.
 
     A line feed in a name, for example, would forge table rows.
     """
     for name in names:
-        if (shown := escape.terminal(name).replace("\n", "\\n").replace("\t", "\\t")) != name:
-            raise UserError(f"{where}: the name '{shown:.60}' has control characters; leave them out.")
+        if (printable := escape.terminal(name).replace("\n", "\\n").replace("\t", "\\t")) != name:
+            raise UserError(f"{source}: the name '{printable:.60}' has control characters; leave them out.")
 
 
 def remarks(runs: Sequence[Record]) -> list[str]:
     """Return a sentence for each run difference that limits conclusions."""
-    found = []
+    sentences = []
     full = [run for run in runs if run.schedule == 1]
     most = {model: max(run.last.tokens for run in full if run.model == model) for model in {run.model for run in full}}
     tokens = _groups((run.model, f"{most[run.model]:,}") for run in full)  # a run that was dropped has fewer
     if len(tokens) > 1:
-        found.append(
-            f"Runs have different numbers of tokens ({_named(tokens)}): gaps at equal in-domain loss remain valid, but "
-            "differences at equal tokens and speed-ups exist only between runs with equal tokens."
+        sentences.append(
+            f"Runs have different numbers of tokens ({_groups_text(tokens)}): gaps at equal in-domain loss remain "
+            "valid, but differences at equal tokens and speed-ups exist only between runs with equal tokens."
         )
     optimisers = _groups((run.model, _optimiser(run.metadata.get("config", {}))) for run in full)
     if len(optimisers) > 1:
-        found.append(
-            f"Runs have different optimisers ({_named(optimisers)}): a gap between them includes the optimiser's "
-            "effect, so only gaps within one optimiser compare mixers."
+        sentences.append(
+            f"Runs have different optimisers ({_groups_text(optimisers)}): a gap between them includes the "
+            "optimiser's effect, so only gaps within one optimiser compare mixers."
         )
     schedules = _groups((run.model, "WSD" if run.is_wsd else "linear") for run in full if run.metadata.get("config"))
     if len(schedules) > 1:
-        found.append(
-            f"Runs have different schedules ({_named(schedules)}): a gap between them includes the schedule's effect, "
-            "so only gaps within one schedule compare mixers."
+        sentences.append(
+            f"Runs have different schedules ({_groups_text(schedules)}): a gap between them includes the schedule's "
+            "effect, so only gaps within one schedule compare mixers."
         )
-    return found
+    return sentences
 
 
 def _groups(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return models by value, without unknown values."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for model, value in pairs:
-        if value and model not in found.setdefault(value, []):
-            found[value].append(model)
-    return {value: models for value, models in found.items() if models}
+        if value and model not in groups.setdefault(value, []):
+            groups[value].append(model)
+    return {value: models for value, models in groups.items() if models}
 
 
-def _named(groups: dict[str, list[str]]) -> str:
+def _groups_text(groups: dict[str, list[str]]) -> str:
     return "; ".join(f"{value}: {', '.join(models)}" for value, models in groups.items())
 
 

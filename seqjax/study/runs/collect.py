@@ -37,10 +37,10 @@ def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []
     for row in metrics.read(workdir):
-        found = {key: float(value) for key, value in row.items() if re.fullmatch(f"eval/[^/]+/{unit.field}", key)}
-        if found:
+        values = {key: float(value) for key, value in row.items() if re.fullmatch(f"eval/[^/]+/{unit.field}", key)}
+        if values:
             check(row, {"tokens": int, "train/loss": Float}, f"{workdir}/metrics.jsonl, step {row['step']}")
-            domains = {key.split("/")[1]: value for key, value in found.items()}
+            domains = {key.split("/")[1]: value for key, value in values.items()}
             names = MEANS if unit == NATS else ()
             recorded = {name: row.get(f"eval_mean/out_of_domain/{name}") for name in names}
             means = {name: float(value) for name, value in recorded.items() if value is not None}
@@ -55,7 +55,7 @@ def progress(run: Run) -> str:
     if run.ends:
         if not (lacking := run.lacking):
             return ""
-        return NOT_BEGUN if not run.last_row() else f"no evaluation yet at the {_named(lacking)}"
+        return NOT_BEGUN if not run.last_row() else f"no evaluation yet at the {_ends_text(lacking)}"
     try:
         step = read_points(run.workdir)[-1].step
     except UserError:
@@ -64,7 +64,7 @@ def progress(run: Run) -> str:
     return "" if step >= steps else f"step {step} of {steps}"
 
 
-def _named(ends: Sequence[int]) -> str:
+def _ends_text(ends: Sequence[int]) -> str:
     return f"end{'s' * (len(ends) > 1)} after step {', '.join(map(str, ends))}"
 
 
@@ -74,15 +74,15 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
     Raises `UserError` if a run has no evaluation (at every end, if it has several) or lacks a loss in `domains`. In
     nats per token, it also raises `UserError` if runs have different tokenizers or data.
     """
-    found = [_collect(run, unit) for run in runs]
-    for record in found:
+    records = [_collect(run, unit) for run in runs]
+    for record in records:
         lacking = [domain for domain in domains if any(domain not in p.domains for p in record.points)]
         if lacking:
             known = ", ".join(record.points[-1].domains)
             raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
     if unit != NATS:
-        return found
-    tokenizers = [(r.label, r.metadata.get("config", {}).get("data", {}).get("tokenizer")) for r in found]
+        return records
+    tokenizers = [(r.label, r.metadata.get("config", {}).get("data", {}).get("tokenizer")) for r in records]
     if len({name for _, name in tokenizers if name}) > 1:
         named = ", ".join(f"{label}: {name}" for label, name in tokenizers if name)
         raise UserError(
@@ -90,22 +90,22 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
             'Set unit="bits_per_byte" in the study file.'
         )
     sets = {domain.rpartition(".")[0] for domain in domains} - {""}
-    _require_one([(record.label, record.metadata.get("manifest")) for record in found], "read different data")
+    _require_one([(record.label, record.metadata.get("manifest")) for record in records], "read different data")
     for name in sorted(sets):
-        hashes = [(record.label, record.metadata.get("test_sets", {}).get(name)) for record in found]
+        hashes = [(record.label, record.metadata.get("test_sets", {}).get(name)) for record in records]
         _require_one(hashes, f"were evaluated on different test sets {name!r}")
-    return found
+    return records
 
 
-def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
+def _require_one(hashes: Sequence[tuple[str, str | None]], problem: str) -> None:
     """Raise `UserError` if the known data hashes differ; `hashes` has (label, hash)."""
-    of_data: dict[str, list[str]] = {}
+    labels_by_hash: dict[str, list[str]] = {}
     for label, name in hashes:
         if name:
-            of_data.setdefault(name, []).append(label)
-    if len(of_data) > 1:
-        groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in of_data.items())
-        raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each group separately.")
+            labels_by_hash.setdefault(name, []).append(label)
+    if len(labels_by_hash) > 1:
+        groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in labels_by_hash.items())
+        raise UserError(f"These runs {problem} and cannot be compared: {groups}. Compare each group separately.")
 
 
 def _collect(run: Run, unit: Unit) -> Record:
@@ -118,7 +118,7 @@ def _collect(run: Run, unit: Unit) -> Record:
             metadata |= value if name == "run.json" else {"config": value}
     metadata.pop("settings", None)  # a hash of config.json; the metadata has the content
     if run.config is not None:
-        metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
+        metadata |= _model_metadata(run.config, on_cpu=metadata.get("device") == "cpu")
     last = run.last_row()
     metadata |= {key: last[key] for key in COST if key in last}
     if speed := run.tokens_per_s():
@@ -127,12 +127,12 @@ def _collect(run: Run, unit: Unit) -> Record:
         metadata["entropy"] = entropy
     if lacking := run.lacking:
         raise UserError(
-            f"{run.label} has no evaluation at the {_named(lacking)} ({run.workdir}); train it to the end, or compare "
-            "what has finished with --partial."
+            f"{run.label} has no evaluation at the {_ends_text(lacking)} ({run.workdir}); train it to the end, or "
+            "compare the finished runs with --partial."
         )
-    of_ends = [read_points(schedule.end_directory(files, step), unit=unit)[-1] for step in ends]
-    points = of_ends or read_points(run.workdir, unit=unit)
-    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, of_ends or points[-1:], metadata)
+    end_points = [read_points(schedule.end_directory(files, step), unit=unit)[-1] for step in ends]
+    points = end_points or read_points(run.workdir, unit=unit)
+    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, end_points or points[-1:], metadata)
 
 
 def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
@@ -141,16 +141,16 @@ def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
     The result maps domain -> field -> value; {} if it was not measured.
     """
     fields = ("entropy", "entropy_relative")
-    found: dict[str, dict[str, float]] = {}
+    entropies: dict[str, dict[str, float]] = {}
     for row in metrics.read(workdir) if (workdir / "metrics.jsonl").is_file() else ():
         for key, value in row.items():
             kind, *rest = key.split("/")
             if kind == "eval" and len(rest) == 2 and rest[1] in fields:
-                found.setdefault(rest[0], {})[rest[1]] = value
-    return found
+                entropies.setdefault(rest[0], {})[rest[1]] = value
+    return entropies
 
 
-def _of_config(config: Config, *, on_cpu: bool) -> dict[str, Any]:
+def _model_metadata(config: Config, *, on_cpu: bool) -> dict[str, Any]:
     """Return parameters, training FLOPs per token, and decoding state bytes.
 
     The state is for one sequence after T tokens, in the dtype on the run's device: "auto" may differ on this machine.

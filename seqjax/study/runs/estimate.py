@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
     source: str
 
 
-def of_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measured] | None = None) -> Estimate | None:
+def estimate_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measured] | None = None) -> Estimate | None:
     """Return a run's remaining work; None if it is only read.
 
     `runs` are the study's runs, for their speeds. `measured` has step speeds on this machine by model, for models
@@ -52,22 +52,22 @@ def of_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measured] | 
     done, total = run.progress
     steps = 0 if run.complete else total - done
     tokens = steps * train.batch_size * train.seq_len
-    of_model = [other for other in runs if other.model == run.model]
-    seen = [row["tokens_per_s"] for other in of_model if (row := other.last_row())]
+    same_model = [other for other in runs if other.model == run.model]
+    seen = [row["tokens_per_s"] for other in same_model if (row := other.last_row())]
     if seen:
         speed, source = sorted(seen)[len(seen) // 2], "its runs so far"
     else:
         speed, source = None, ""
-        for within, what in ((EXACTLY, "recorded"), (ALIKE, "recorded with other settings of the mixer")):
-            found = dry_run.recorded_speed(
+        for within, description in ((EXACTLY, "recorded"), (ALIKE, "recorded with other settings of the mixer")):
+            recorded = dry_run.recorded_speed(
                 config, n_params=flops.n_params(model), per_token=per_token, device=None, within=within
             )
-            if found is not None:
-                speed, source = found.tokens_per_s, f"{what} on one {found.device}"
+            if recorded is not None:
+                speed, source = recorded.tokens_per_s, f"{description} on one {recorded.device}"
                 break
-        here = (measured or {}).get(run.model)
-        if speed is None and here is not None and here.tokens_per_s is not None:
-            speed, source = here.tokens_per_s, dry_run.TIMED
+        timed = (measured or {}).get(run.model)
+        if speed is None and timed is not None and timed.tokens_per_s is not None:
+            speed, source = timed.tokens_per_s, dry_run.TIMED
     n_evaluations = max(1, len(train.ends)) + (tokens // config.eval.every if config.eval.every else 0)
     domains = config.data.eval_domains or regimes.REGIMES[config.data.regime].eval
     evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0
@@ -85,7 +85,7 @@ def report(runs: Sequence[Run], *, jobs: int) -> str:
     measured = _measured(runs)
     lines, estimates = [], []
     for run in runs:
-        estimate = of_run(run, runs, measured=measured)
+        estimate = estimate_run(run, runs, measured=measured)
         if estimate is None:
             lines.append(f"{run.index:>4}  {run.label:<{width}}  read only")
             continue
@@ -98,11 +98,12 @@ def report(runs: Sequence[Run], *, jobs: int) -> str:
             f"{run.index:>4}  {run.label:<{width}}  {estimate.steps:>7,} steps {estimate.tokens / 1e6:>10,.1f}M tokens "
             f"{estimate.flops:>9.2g} FLOPs  {time}"
         )
-    left = [estimate for estimate in estimates if estimate.steps]
-    known = [estimate.seconds for estimate in left if estimate.seconds is not None]
-    total = f"{len(left)} of {len(runs)} runs left, {sum(e.tokens for e in left) / 1e6:,.1f}M tokens"
+    unfinished = [estimate for estimate in estimates if estimate.steps]
+    known = [estimate.seconds for estimate in unfinished if estimate.seconds is not None]
+    total = f"{len(unfinished)} of {len(runs)} runs left, {sum(e.tokens for e in unfinished) / 1e6:,.1f}M tokens"
     if known:
-        without = f", without {len(left) - len(known)} of unknown speed" if len(known) < len(left) else ""
+        n_unknown = len(unfinished) - len(known)
+        without = f", excluding {n_unknown} with unknown speed" if n_unknown else ""
         at_a_time = "one run at a time" if jobs == 1 else f"{jobs} runs at a time"
         total += (
             f", {sum(known) / 3600:.1f} device hours{without}; about {duration(sum(known) / jobs)} with {at_a_time}"
@@ -115,14 +116,14 @@ def _measured(runs: Sequence[Run]) -> dict[str, Measured]:
 
     A model is timed only if no run and no record has its speed.
     """
-    found = dict[str, Measured]()
+    by_model = dict[str, Measured]()
     for run in runs:
-        estimate = of_run(run, runs) if run.model not in found else None
+        estimate = estimate_run(run, runs) if run.model not in by_model else None
         if run.config is not None and estimate is not None and estimate.steps:
-            say = functools.partial(_say, run.model)
-            found[run.model] = dry_run.measure(run.config, timed=estimate.seconds is None, say=say)
-    return found
+            show = functools.partial(_show, run.model)
+            by_model[run.model] = dry_run.measure(run.config, timed=estimate.seconds is None, say=show)
+    return by_model
 
 
-def _say(model: str, text: str) -> None:
+def _show(model: str, text: str) -> None:
     StatusLine().say(f"{model}: {text}")

@@ -46,7 +46,7 @@ FIX = "put back a copy of it, or move it away and compare the runs again (`seqja
 Described = dict[str, np.ndarray]  # "DOMAIN/FIELD" -> [blocks]
 Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
 MAX_BYTES = 16 * 2**20  # blocks.npz is committed with the results, so it must stay small
-KEPT = ("documents", "sources")  # block fields that a study keeps
+STORED_FIELDS = ("documents", "sources")  # block fields that a study keeps
 # Largest difference between an evaluation in points.csv and its blocks' mean. Block losses are float32, or float16 if
 # there are many (relative error 2**-11 for a loss below 16 nats, and less in the mean).
 ROUNDING = {np.dtype(np.float32): 1e-3, np.dtype(np.float16): 1e-2, np.dtype(np.float64): 1e-3}
@@ -69,16 +69,16 @@ def write(
     """
     known = all(run.label in workdirs for run in runs)
     if study.get("unit", "nats") == "nats":
-        of_run = {} if known else _stored_blocks(out)
+        blocks = {} if known else _stored_blocks(out)
         for run in (run for run in runs if run.label in workdirs):
             workdir = workdirs[run.label]
-            of_run[run.label] = _of_ends(run, workdir) if run.is_wsd else eval_losses.read(workdir)
-        arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
+            blocks[run.label] = _read_ends(run, workdir) if run.is_wsd else eval_losses.read(workdir)
+        arrays, messages = _gather_blocks(runs, blocks, max_bytes=max_bytes)
         for run in (run for run in runs if run.label in workdirs):
-            messages += _lost(run, of_run[run.label], workdirs[run.label])
-            _require_means(run, of_run[run.label][1], workdirs[run.label])
+            messages += _lost(run, blocks[run.label], workdirs[run.label])
+            _require_means(run, blocks[run.label][1], workdirs[run.label])
     else:
-        arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
+        arrays, messages = {}, ["No intervals: block losses are kept only in nats per token."]
     messages += _unchecked(runs)
     rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out))
     out.mkdir(parents=True, exist_ok=True)
@@ -95,13 +95,13 @@ def join(out: Path, others: Mapping[Path, Sequence[Record]], *, max_bytes: int =
     `out`. Raises `UserError` if runs were evaluated on different blocks or labels repeat.
     """
     about, runs, _ = _read_runs(out)
-    of_run = _stored_blocks(out)
+    blocks = _stored_blocks(out)
     for directory, joined in others.items():
-        if same := {run.label for run in runs} & {run.label for run in joined}:
-            raise UserError(f"{out} has a run {min(same)!r} already; join each directory once.")
-        of_run |= _stored_blocks(directory, joined)
+        if repeated := {run.label for run in runs} & {run.label for run in joined}:
+            raise UserError(f"{out} has a run {min(repeated)!r} already; join each directory once.")
+        blocks |= _stored_blocks(directory, joined)
         runs += joined
-    arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
+    arrays, messages = _gather_blocks(runs, blocks, max_bytes=max_bytes)
     _write_tables(out, runs, study=about["study"], missing=about["missing"], arrays=arrays)
     return messages
 
@@ -117,10 +117,12 @@ def united(records: Records, others: Sequence[Records]) -> Records:
     runs, rows, parts = list(records.runs), 0, [] if records.blocks is None else [records.blocks]
     manifests = {run.metadata.get("manifest") for run in records.runs}
     for other in others:
-        what = [what for what in ("domains", "against", "unit") if getattr(other, what) != getattr(records, what)]
-        if what or {run.metadata.get("manifest") for run in other.runs} != manifests:
-            named = ", ".join(what) or "data"
-            raise UserError(f"{other.name} has other {named} than {records.name}; join studies of the same data only.")
+        differing = [key for key in ("domains", "against", "unit") if getattr(other, key) != getattr(records, key)]
+        if differing or {run.metadata.get("manifest") for run in other.runs} != manifests:
+            named = ", ".join(differing) or "data"
+            raise UserError(
+                f"{other.name} has other {named} than {records.name}; join only studies with the same data."
+            )
         scale = (other.unit_rate or 1.0) / (records.unit_rate or 1.0)
         rows += 0 if not parts else len(next(iter(parts[-1].losses.values())))
         known = {(run.model, round(run.rate, 6), run.seed) for run in runs}
@@ -137,9 +139,9 @@ def united(records: Records, others: Sequence[Records]) -> Records:
     losses = {
         domain: np.concatenate([part.losses[domain] for part in parts]) for domain in (parts[0].losses if same else ())
     }
-    asked = records.asks or tuple(model for model in records.models if model not in records.references)
+    asks = records.asks or tuple(model for model in records.models if model not in records.references)
     blocks = Blocks(parts[0].units, losses) if same else None
-    return dataclasses.replace(records, runs=runs, blocks=blocks, asks=asked, remarks=tuple(checks.remarks(runs)))
+    return dataclasses.replace(records, runs=runs, blocks=blocks, asks=asks, remarks=tuple(checks.remarks(runs)))
 
 
 def _write_tables(
@@ -170,25 +172,23 @@ def _save(path: Path, arrays: dict[str, Any]) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: str | Path) -> list[str]:
+def _lost(run: Record, blocks: tuple[dict[str, np.ndarray], Losses], workdir: str | Path) -> list[str]:
     """Return messages about evaluations with lost block losses.
 
     Raises `UserError` if an evaluation has block losses but no row in `metrics.jsonl`: the file was cut.
     """
-    described, losses = of_run
+    described, losses = blocks
     known = {point.step for point in run.points}
     if losses.keys() - known:  # an evaluation may have ended after the rows were read
         known |= {point.step for point in read_points(workdir)}
     if unknown := sorted(losses.keys() - known):
         raise UserError(
-            f"{workdir}/metrics.jsonl lacks the evaluation after step {unknown[0]}, of which eval_losses has a file: "
-            f"it was cut; {eval_losses.FIX}."
+            f"{workdir}/metrics.jsonl lacks the evaluation after step {unknown[0]}, but eval_losses has its file, so "
+            f"metrics.jsonl was cut: {eval_losses.FIX}."
         )
     lost = [point.step for point in run.points if described and not losses.get(point.step)]
     names = ", ".join(eval_losses.path(Path(eval_losses.DIRECTORY), step).name for step in lost)
-    return (
-        [f"No loss of every block, and so no interval, of {run.label} where these are lost: {names}."] if lost else []
-    )
+    return [f"No block losses in {run.label} for {names}: these evaluations have no interval."] if lost else []
 
 
 def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
@@ -197,9 +197,9 @@ def _require_means(run: Record, losses: Losses, workdir: str | Path) -> None:
     In that case one of the files was exchanged.
     """
     for point in run.points:
-        for domain, of_blocks in losses.get(point.step, {}).items():
-            loss, mean = point.domains.get(domain), float(of_blocks.astype(float).mean())
-            if loss is not None and np.isfinite(mean) and abs(loss - mean) > ROUNDING[of_blocks.dtype]:
+        for domain, block_losses in losses.get(point.step, {}).items():
+            loss, mean = point.domains.get(domain), float(block_losses.astype(float).mean())
+            if loss is not None and np.isfinite(mean) and abs(loss - mean) > ROUNDING[block_losses.dtype]:
                 raise UserError(
                     f"{workdir}: metrics.jsonl has {domain} {loss:.6f} after step {point.step}, and its blocks in "
                     f"eval_losses have the mean {mean:.6f}; one of the files was edited or exchanged: "
@@ -211,7 +211,7 @@ def _unchecked(runs: Sequence[Record]) -> list[str]:
     """Return a message about runs that began before identities existed."""
     labels = [run.label for run in runs if not run.metadata.get("identity")]
     named = ", ".join(labels[:3]) + f" and {len(labels) - 3} others" * (len(labels) > 3)
-    return [f"Not checked, because they began before runs had identities: {named}."] if labels else []
+    return [f"Not checked, because runs of earlier versions have no identity: {named}."] if labels else []
 
 
 def _gather_metrics(
@@ -251,35 +251,38 @@ def _stored_blocks(directory: Path, runs: Sequence[Record] = ()) -> dict[str, tu
     """
     _, stored, n_rows = _read_runs(directory)
     runs = runs or stored
-    kept = _read_arrays(directory / "blocks.npz", n_rows)
-    if kept is None:
+    arrays = _read_arrays(directory / "blocks.npz", n_rows)
+    if arrays is None:
         return {}
-    described, losses = kept
+    described, losses = arrays
     return {
-        run.label: (described, {p.step: {domain: of[p.row] for domain, of in losses.items()} for p in run.points})
+        run.label: (
+            described,
+            {p.step: {domain: domain_losses[p.row] for domain, domain_losses in losses.items()} for p in run.points},
+        )
         for run in runs
     }
 
 
 def _gather_blocks(
-    runs: Sequence[Record], of_run: dict[str, tuple[Described, Losses]], *, max_bytes: int
+    runs: Sequence[Record], blocks: dict[str, tuple[Described, Losses]], *, max_bytes: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the arrays for blocks.npz, at most `max_bytes`, and messages.
 
-    `of_run` has blocks and losses by label.
+    `blocks` has blocks and losses by label.
     """
-    of_run = {run.label: of_run.get(run.label, ({}, {})) for run in runs}
-    without = [label for label, (described, _) in of_run.items() if not described]
-    messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
-    known = {label: described for label, (described, _) in of_run.items() if described}
+    blocks = {run.label: blocks.get(run.label, ({}, {})) for run in runs}
+    without = [label for label, (described, _) in blocks.items() if not described]
+    messages = [f"No block losses, and therefore no interval: {', '.join(without)}."] if without else []
+    known = {label: described for label, (described, _) in blocks.items() if described}
     if not known:
         return {}, messages
     # A workdir may describe its blocks in more detail than a study's files, and a new workdir in more than an old one.
     first, described = next(iter(known.items()))
     described = dict(described)
-    of_documents = {key for key in described if key.endswith("/documents")}
+    document_keys = {key for key in described if key.endswith("/documents")}
     for label, other in known.items():
-        same = {key for key in other if key.endswith("/documents")} == of_documents
+        same = {key for key in other if key.endswith("/documents")} == document_keys
         if not same or _differ(other, described):
             raise UserError(
                 f"{label} was evaluated on other blocks than {first}; evaluate both with the same eval.seed."
@@ -298,13 +301,13 @@ def _gather_blocks(
         last -= 1
     if any(n > last for *_, n in rows):
         messages.append(f"blocks.npz holds the last {last} evaluations of each run: more would exceed its size limit.")
-    arrays: dict[str, Any] = {key: of for key, of in described.items() if key.rpartition("/")[2] in KEPT}
-    kept = [(label, step) for label, step, n in rows if n <= last]
+    arrays: dict[str, Any] = {key: array for key, array in described.items() if key.rpartition("/")[2] in STORED_FIELDS}
+    evaluations = [(label, step) for label, step, n in rows if n <= last]
     arrays["kept"] = np.array([n <= last for *_, n in rows])
     for domain, of_block in documents.items():
-        nothing = np.full(len(of_block), np.nan)
+        missing = np.full(len(of_block), np.nan)
         arrays[f"{domain}/losses"] = np.array(
-            [of_run[label][1].get(step, {}).get(domain, nothing) for label, step in kept], dtype
+            [blocks[label][1].get(step, {}).get(domain, missing) for label, step in evaluations], dtype
         )
     return arrays, messages
 
@@ -318,7 +321,7 @@ def _differ(one: Described, other: Described) -> bool:
     return any(not np.array_equal(one[key], other[key]) for key in shared)
 
 
-def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
+def _read_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
     """Return the merged `eval_losses.read` results at the run's ends.
 
     Both are {} if an end has no block losses. Raises `UserError` if ends were evaluated on different blocks.
@@ -326,13 +329,13 @@ def _of_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
     described: Described = {}
     losses = {}
     for point in run.points:
-        of_end, of_step = eval_losses.read(schedule.end_directory(readable(workdir), point.step))
-        if not of_end:
+        end_blocks, end_losses = eval_losses.read(schedule.end_directory(readable(workdir), point.step))
+        if not end_blocks:
             return {}, {}
-        if _differ(described, of_end):
-            raise UserError(f"{run.label}: the end after step {point.step} was evaluated on other blocks than another.")
-        described |= of_end
-        losses |= {point.step: of_step.get(point.step, {})}
+        if _differ(described, end_blocks):
+            raise UserError(f"{run.label}: the end after step {point.step} has other blocks than earlier ends.")
+        described |= end_blocks
+        losses |= {point.step: end_losses.get(point.step, {})}
     return described, losses
 
 
@@ -351,14 +354,14 @@ def read(directory: str | Path) -> Records:
     checks.require_plain(named, f"{directory}/runs.json")
     if not domains or not any(run.model in references for run in runs):
         raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
-    wanted = dict.fromkeys((*domains, *against))
+    required = dict.fromkeys((*domains, *against))
     for run in runs:
-        lacking = [d for d in wanted if not run.points or any(d not in p.domains for p in run.points)]
+        lacking = [d for d in required if not run.points or any(d not in p.domains for p in run.points)]
         if lacking:
             raise UserError(f"{directory}/points.csv lacks losses of {run.label!r} on {', '.join(lacking)}; {FIX}.")
-    kept = _read_arrays(directory / "blocks.npz", n_rows)
-    if kept is not None:
-        _require_equal(directory, runs, kept[1])
+    arrays = _read_arrays(directory / "blocks.npz", n_rows)
+    if arrays is not None:
+        _require_equal(directory, runs, arrays[1])
     speeds, conditions = speed_tables(study.get("speeds", {}))
     return Records(
         title=study["title"],
@@ -367,7 +370,7 @@ def read(directory: str | Path) -> Records:
         against=tuple(against),
         runs=merged(runs),
         missing=about["missing"],
-        blocks=None if kept is None else _blocks(*kept, list(wanted), directory),
+        blocks=None if arrays is None else _blocks(*arrays, list(required), directory),
         speeds=speeds,
         conditions=conditions,
         unit=UNITS[study.get("unit", "nats")],
@@ -387,26 +390,26 @@ def _read_runs(directory: Path) -> tuple[dict[str, Any], list[Record], int]:
     """Return runs.json's content, the runs, and the evaluation count in points.csv."""
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():
-            raise UserError(f"{directory} is no finished study: it has no {name}.")
+            raise UserError(f"{directory} is not a finished study: it has no {name}.")
     about = read_json(directory / "runs.json", FORM, fix=FIX)
     points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
     n_rows = 0
     for row in read_table(directory / "points.csv", COLUMNS, fix=FIX):
         label, step, domain = row["run"], row["step"], row["domain"]
         if label not in points:
-            raise UserError(f"{directory}/points.csv has a run {label!r} that runs.json has not; {FIX}.")
-        of_run = points[label]
-        if step not in of_run:
-            of_run[step] = Point(step, row["tokens"], row["train_loss"], {}, {}, n_rows)
+            raise UserError(f"{directory}/points.csv has a run {label!r} that runs.json lacks; {FIX}.")
+        run_points = points[label]
+        if step not in run_points:
+            run_points[step] = Point(step, row["tokens"], row["train_loss"], {}, {}, n_rows)
             n_rows += 1
-        kind = of_run[step].means if domain.startswith(MEAN) else of_run[step].domains
+        kind = run_points[step].means if domain.startswith(MEAN) else run_points[step].domains
         kind[domain.removeprefix(MEAN)] = row["loss"]
     runs = []
     for label, f in about["runs"].items():
-        of_run = list(points[label].values())
+        run_points = list(points[label].values())
         is_wsd = bool(f.get("config", {}).get("train", {}).get("ends"))
-        ends = sorted(of_run, key=lambda point: point.tokens) if is_wsd else of_run[-1:]
-        runs.append(Record(label, f["model"], f["seed"], f["rate"], f["schedule"], of_run, ends, f))
+        ends = sorted(run_points, key=lambda point: point.tokens) if is_wsd else run_points[-1:]
+        runs.append(Record(label, f["model"], f["seed"], f["rate"], f["schedule"], run_points, ends, f))
     return about, runs, n_rows
 
 
@@ -419,12 +422,12 @@ def merged(runs: Sequence[Record]) -> list[Record]:
     groups: dict[tuple[str, float, int], list[Record]] = {}
     for run in runs:
         groups.setdefault((run.model, run.rate, run.seed), []).append(run)
-    found = []
+    full_runs = []
     for group in groups.values():
         longest = max(group, key=lambda run: run.schedule)
         ends = sorted((end for run in group for end in run.ends), key=lambda end: end.tokens)
-        found.append(dataclasses.replace(longest, ends=ends) if len(group) > 1 else longest)
-    return found
+        full_runs.append(dataclasses.replace(longest, ends=ends) if len(group) > 1 else longest)
+    return full_runs
 
 
 def _read_arrays(path: Path, n_rows: int) -> tuple[Described, dict[str, np.ndarray]] | None:
@@ -435,15 +438,15 @@ def _read_arrays(path: Path, n_rows: int) -> tuple[Described, dict[str, np.ndarr
     if not path.exists():
         return None
     arrays = read_arrays(path, fix=FIX)
-    kept = np.flatnonzero(arrays.take("kept", "b", n_rows))
-    described = {key: arrays.take(key, "iu", None) for key in arrays if key.rpartition("/")[2] in KEPT}
+    rows = np.flatnonzero(arrays.take("kept", "b", n_rows))
+    described = {key: arrays.take(key, "iu", None) for key in arrays if key.rpartition("/")[2] in STORED_FIELDS}
     losses = {}
-    for key, of_block in described.items():
+    for key, values in described.items():
         domain, _, field = key.rpartition("/")
         if field == "documents":
-            of_domain = arrays.take(f"{domain}/losses", "f", len(kept), len(of_block))
-            losses[domain] = np.full((n_rows, len(of_block)), np.nan, np.result_type(of_domain))
-            losses[domain][kept] = of_domain
+            domain_losses = arrays.take(f"{domain}/losses", "f", len(rows), len(values))
+            losses[domain] = np.full((n_rows, len(values)), np.nan, np.result_type(domain_losses))
+            losses[domain][rows] = domain_losses
     return described, losses
 
 
@@ -452,7 +455,7 @@ def _blocks(described: Described, losses: dict[str, np.ndarray], domains: Collec
         raise UserError(f"{directory}/blocks.npz has no blocks of {', '.join(without)}; {FIX}.")
     units = {domain: described[f"{domain}/documents"] for domain in domains}
     sources = {domain: described[f"{domain}/sources"] for domain in domains if f"{domain}/sources" in described}
-    units |= {domain: of_block for domain, of_block in sources.items() if len(np.unique(of_block)) > 1}
+    units |= {domain: values for domain, values in sources.items() if len(np.unique(values)) > 1}
     return Blocks(units, {domain: losses[domain].astype(float) for domain in domains})
 
 
@@ -461,14 +464,14 @@ def _require_equal(directory: Path, runs: Sequence[Record], losses: Mapping[str,
 
     In that case one of the files was edited.
     """
-    for domain, of_domain in losses.items():
-        means = of_domain.astype(float).mean(1)
+    for domain, domain_losses in losses.items():
+        means = domain_losses.astype(float).mean(1)
         for run in runs:
             for point in run.points:
                 loss, mean = point.domains.get(domain), means[point.row]
                 if loss is None or np.isnan(mean) or np.isinf(mean):
                     continue
-                if abs(loss - mean) > ROUNDING[of_domain.dtype]:
+                if abs(loss - mean) > ROUNDING[domain_losses.dtype]:
                     raise UserError(
                         f"{directory}: points.csv has {domain} {loss:.6f} after step {point.step} of {run.label!r}, "
                         f"and its blocks in blocks.npz have the mean {mean:.6f}; one of the files was edited, so {FIX}."

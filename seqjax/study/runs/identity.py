@@ -31,10 +31,10 @@ def changed(recorded: Mapping[str, Any], config: Config, *, may_grow: bool = Tru
     now = _shared(to_dict(config), was)
     has_ends = config.train.ends and was.get("train", {}).get("ends")
     length = identity.LENGTH if may_grow and has_ends else ()
-    found = differences(_shared(was, now), now)
-    keys = [text.split(": ")[0] for text in found]
-    kept = [not key.startswith((*LABELS, *length)) and not key.endswith("implementation") for key in keys]
-    return [text for text, is_kept in zip(found, kept, strict=True) if is_kept]
+    changes = differences(_shared(was, now), now)
+    keys = [text.split(": ")[0] for text in changes]
+    relevant = [not key.startswith((*LABELS, *length)) and not key.endswith("implementation") for key in keys]
+    return [text for text, is_relevant in zip(changes, relevant, strict=True) if is_relevant]
 
 
 def _shared(values: Any, others: Any) -> Any:
@@ -58,22 +58,22 @@ def require(run: Run) -> bool:
         if identity.recorded(files):
             raise UserError(f"{run.label}: {called}/config.json is missing; put back a copy of it.")
         return False
-    if run.config is not None and (found := changed(read_json(path), run.config)):
+    if run.config is not None and (changes := changed(read_json(path), run.config)):
         raise UserError(
-            f"{run.label}: {called} holds a run with other settings: {'; '.join(found)}. Give this run another workdir "
-            "in the study file, or put back the settings."
+            f"{run.label}: {called} holds a run with other settings: {'; '.join(changes)}. Give this run another "
+            "workdir in the study file, or put back the settings."
         )
     return identity.require(files, called=called)
 
 
-def require_distinct(runs: Sequence[Run], where: str) -> None:
+def require_distinct(runs: Sequence[Run], source: str) -> None:
     """Raise `UserError` if two runs are the same run.
 
     Seeds and rates must also agree with the configs.
     """
-    _require_one({run.label: _place(run) for run in runs}, "the same workdir", where)
+    _require_one({run.label: _workdir_key(run) for run in runs}, "the same workdir", source)
     configs = {run.label: run.config for run in runs if run.config is not None}
-    _require_one({label: _settings(config) for label, config in configs.items()}, "the same settings", where)
+    _require_one({label: _settings(config) for label, config in configs.items()}, "the same settings", source)
     orders: dict[int, tuple[int, str]] = {}
     scales: dict[str, tuple[float, str]] = {}
     for run in runs:
@@ -82,17 +82,17 @@ def require_distinct(runs: Sequence[Run], where: str) -> None:
         order, scale = run.config.data.seed, float(f"{run.config.optim.lr / run.rate:.6g}")
         if (first := orders.setdefault(run.seed, (order, run.label)))[0] != order:
             raise UserError(
-                f"{where}: {first[1]!r} and {run.label!r} both have seed {run.seed}, but data.seed is {first[0]} and "
+                f"{source}: {first[1]!r} and {run.label!r} both have seed {run.seed}, but data.seed is {first[0]} and "
                 f"{order}; runs with the same seed must have the same data.seed."
             )
         if (first := scales.setdefault(run.model, (scale, run.label)))[0] != scale:
             raise UserError(
-                f"{where}: the rate of {run.label!r} is {run.rate:g} and its optim.lr {run.config.optim.lr:g}, which "
+                f"{source}: the rate of {run.label!r} is {run.rate:g} and its optim.lr {run.config.optim.lr:g}, which "
                 f"does not agree with {first[1]!r}. Set `rate` to optim.lr divided by the study's common learning rate."
             )
 
 
-def _place(run: Run) -> str:
+def _workdir_key(run: Run) -> str:
     return store.url_of(run.workdir) or str(mirrors.Mirror(run.workdir).directory.absolute())
 
 
@@ -101,14 +101,14 @@ def _settings(config: Config) -> str:
     return json.dumps([identity.settings_of(values), values["train"], config.data.path])
 
 
-def _require_one(of_run: Mapping[str, str], what: str, where: str) -> None:
+def _require_one(values: Mapping[str, str], shared: str, source: str) -> None:
     seen: dict[str, str] = {}
-    for label, value in of_run.items():
+    for label, value in values.items():
         if (first := seen.setdefault(value, label)) != label:
-            raise UserError(f"{where}: {first!r} and {label!r} have {what}; give each run different ones.")
+            raise UserError(f"{source}: {first!r} and {label!r} have {shared}; give each run different ones.")
 
 
-def manifest_of_others(run: Run, runs: Iterable[Run]) -> str:
+def shared_manifest(run: Run, runs: Iterable[Run]) -> str:
     """Return the data hash from another begun run on the same data; "" without one.
 
     A study thus keeps its built-in text even if other packages are installed between its runs.

@@ -25,14 +25,16 @@ NATS = UNITS["nats"]
 SPEEDS = {str: ({"card": str, "length": int, "tokens_per_s": {str: float}}, {str: float})}
 
 
-def speed_tables(given: dict[str, Any]) -> tuple[dict[str, dict[str, float]], dict[str, tuple[str, int]]]:
+def speed_tables(tables: dict[str, Any]) -> tuple[dict[str, dict[str, float]], dict[str, tuple[str, int]]]:
     """Return tokens/s by condition and model, and each condition's card and length.
 
     The second dict has only the conditions that state a card and a length.
     """
-    named = {what: of for what, of in given.items() if "tokens_per_s" in of}
-    speeds = {what: of["tokens_per_s"] if what in named else of for what, of in given.items()}
-    return speeds, {what: (of["card"], of["length"]) for what, of in named.items()}
+    detailed = {condition: table for condition, table in tables.items() if "tokens_per_s" in table}
+    speeds = {
+        condition: table["tokens_per_s"] if condition in detailed else table for condition, table in tables.items()
+    }
+    return speeds, {condition: (table["card"], table["length"]) for condition, table in detailed.items()}
 
 
 class Point(NamedTuple):
@@ -129,7 +131,7 @@ class Records:
         conditions: Condition -> card and sequence length, where the study states them.
         unit: Loss unit.
         sweep: The setting that the study varies.
-        asks: Models whose verdicts form the main test family; () means all models except the references.
+        asks: Models in the main test family; () means all models except the references.
         remarks: Sentences about limits of the data.
         name: Name of the study's directory.
     """
@@ -162,8 +164,8 @@ class Records:
     def unit_rate(self) -> float | None:
         """The learning rate for `rate` = 1, if the configs agree on it; else None."""
         pairs = ((run.metadata.get("config", {}).get("optim", {}).get("lr"), run.rate) for run in self.runs)
-        found = {float(f"{lr / rate:.6g}") for lr, rate in pairs if lr}
-        return found.pop() if len(found) == 1 else None
+        rates = {float(f"{lr / rate:.6g}") for lr, rate in pairs if lr}
+        return rates.pop() if len(rates) == 1 else None
 
     def rate_text(self, rate: float) -> str:
         """Return a rate as a learning rate, "0.002", or as a multiple, "x2".

@@ -187,8 +187,8 @@ def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
     for run in runs:
         if run.config is not None and not run.complete:
             done, steps = run.progress
-            left = steps - done
-            tokens = left * run.config.train.batch_size * run.config.train.seq_len
+            remaining = steps - done
+            tokens = remaining * run.config.train.batch_size * run.config.train.seq_len
             total += tokens / (speeds[run.index] or sum(seen) / len(seen))
     return total / jobs
 
@@ -198,9 +198,9 @@ def visible_gpus() -> list[str]:
 
     The driver is queried, so this process allocates no GPU memory.
     """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
@@ -226,7 +226,7 @@ def train_all(
     gpus = visible_gpus()
     if gpus and jobs > len(gpus):
         raise UserError(
-            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs and each run needs one. Give --jobs={len(gpus)}."
+            f"--jobs={jobs}, but this machine has {len(gpus)} GPUs and each run needs one. Give --jobs={len(gpus)}."
         )
     waiting = [run for run in runs if not run.complete]
     slots: list[str | None] = [*gpus[:jobs]] if gpus else [None] * jobs
@@ -274,9 +274,9 @@ def train_all(
             if time.monotonic() - last_report > REPORT_SECONDS:
                 last_report = time.monotonic()
                 eta = eta_seconds([run for run in runs if run.index not in dropped], jobs=jobs)
-                left = f", ETA {duration(eta)}" if eta is not None else ""
+                eta_text = f", ETA {duration(eta)}" if eta is not None else ""
                 done = sum(run.complete for run in runs)
-                tell(f"{table(runs, running=set(active), failed=set(failed))}\n{done}/{len(runs)} complete{left}\n")
+                tell(f"{table(runs, running=set(active), failed=set(failed))}\n{done}/{len(runs)} complete{eta_text}\n")
                 sys.stdout.flush()
             if active:
                 time.sleep(POLL_SECONDS)

@@ -41,7 +41,7 @@ from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.user_code import naming_the_line
 
-# End positions as shares of the steps. Gaps at equal in-domain loss need ends whose losses reach up to the reference's.
+# End positions as shares of the steps. The early ends let a better model reach the reference's in-domain loss.
 ENDS = (0.5, 0.65, 0.8, 1.0)
 OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
@@ -118,7 +118,7 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     corpus = open_corpus(first.data, seq_len=first.train.seq_len, vocab_size=first.model.vocab_size)
     domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
     if not domains:
-        raise not_left_out(configs[0], corpus.eval_domains)
+        raise no_ood_domains(configs[0], corpus.eval_domains)
     with_ends = [
         text if config.train.ends or "train.ends" in text else _with(text, f"train.ends={str(ENDS).replace(' ', '')}")
         for text, config in zip(configs, (first, *others), strict=True)
@@ -146,11 +146,11 @@ def _with(config: str, setting: str) -> str:
     return f"{config}{',' if ':' in config else ':'}{setting}"
 
 
-def not_left_out(config: str, domains: Sequence[str]) -> UserError:
+def no_ood_domains(config: str, domains: Sequence[str]) -> UserError:
     """Return the error for a config without OOD evaluation domains."""
     return UserError(
-        f"--configs: {config} is evaluated on {', '.join(domains)}, which it is trained on; the regime limited leaves "
-        "domains out of training."
+        f"--configs: {config} is evaluated only on its training domains ({', '.join(domains)}); the regime limited "
+        "has OOD domains."
     )
 
 
@@ -158,8 +158,8 @@ def _names(configs: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return a label per config: its name and its distinguishing settings."""
     settings = [presets.parts(text.partition(":")[2]) if ":" in text else [] for text in configs]
     labels = [
-        ", ".join([name, *(text for text in own if any(text not in others for others in settings))])
-        for name, own in zip(names, settings, strict=True)
+        ", ".join([name, *(text for text in parts if any(text not in others for others in settings))])
+        for name, parts in zip(names, settings, strict=True)
     ]
     return labels if len(set(labels)) == len(labels) else list(configs)
 
@@ -186,8 +186,8 @@ def load_study(text: str | Path) -> Study:
         problem = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
         raise UserError(f"{path}: get_study() {problem}; its fields are {', '.join(FIELDS)}.")
     runs = [make_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
-    named = [name for run in runs for name in (run.label, run.model)]
-    checks.require_plain([str(study["title"]), *named], str(path))
+    names = [name for run in runs for name in (run.label, run.model)]
+    checks.require_plain([str(study["title"]), *names], str(path))
     _check(path, study, runs)
     unit = study.get("unit", "nats")
     if unit not in UNITS:
@@ -198,9 +198,9 @@ def load_study(text: str | Path) -> Study:
             "name held-out domains in `against`."
         )
     check(study.get("speeds", {}), SPEEDS, f"{path}: speeds", fix="see seqjax/study/runs/studies.py")
-    for what, of_model in speed_tables(study.get("speeds", {}))[0].items():
-        if unknown := set(of_model) - {run.model for run in runs}:
-            raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, but no run has this model.")
+    for condition, table in speed_tables(study.get("speeds", {}))[0].items():
+        if unknown := set(table) - {run.model for run in runs}:
+            raise UserError(f"{path}: speeds[{condition!r}] names {sorted(unknown)}, but no run has this model.")
     return Study(
         study["title"],
         tuple(study["references"]),

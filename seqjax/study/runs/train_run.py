@@ -12,7 +12,7 @@ import threading
 from absl import logging
 
 from seqjax.command_line import command_parser, run_command
-from seqjax.study.runs.identity import manifest_of_others
+from seqjax.study.runs.identity import shared_manifest
 from seqjax.study.runs.studies import load_study
 from seqjax.training.loop import train
 from seqjax.training.processes import joined
@@ -46,7 +46,7 @@ def train_one(study: str, index: int) -> bool:
     runs = load_study(study).runs
     run = runs[index]
     assert run.config is not None, "the runner starts only what can be trained"
-    return train(run.config, run.workdir, manifest=manifest_of_others(run, runs))
+    return train(run.config, run.workdir, manifest=shared_manifest(run, runs))
 
 
 def _stop_with_stdin() -> None:

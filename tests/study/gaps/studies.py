@@ -1,4 +1,4 @@
-"""Records whose gaps are known, made from numbers alone."""
+"""Synthetic records with known gaps."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,12 +11,12 @@ TOKENS = 100_000_000
 
 
 def loss_at(last: float, share: float) -> float:
-    """Return the in-domain loss at a share of the tokens of a run with this last loss."""
+    """Return a run's in-domain loss at a share of its tokens."""
     return last - 0.25 * float(np.log2(share))
 
 
 def curve(x: float) -> float:
-    """Return the OOD loss of the reference at an in-domain loss."""
+    """Return the reference's OOD loss at an in-domain loss."""
     return 1.0 + 1.1 * x + 0.3 * (x - 3.0) ** 2
 
 
@@ -33,7 +33,9 @@ def run(
     metadata: Mapping[str, object] | None = None,
     tokens: int = TOKENS,
 ) -> Record:
-    """Return a run whose height above `curve` is gap + slope * log2(rate) + of_end(share), in both OOD domains."""
+    """Return a run with height gap + slope * log2(rate) + of_end(share) above `curve`.
+
+    The height is the same in both OOD domains."""
     points = []
     for share in shares:
         x = loss_at(last, share)
@@ -45,29 +47,32 @@ def run(
 
 
 def records(runs: Sequence[Record], *, references: Sequence[str] = ("reference",), blocks: int = 0, **more) -> Records:
-    """Return a study of runs; with `blocks`, every domain has so many documents whose losses have the runs' means.
+    """Return a study with these runs.
 
-    A document adds the same amount to all runs, and half as much again to runs of a model after the first.
+    With `blocks`, every domain has this number of documents, and their mean is the run's loss. A document shifts all
+    runs by one common amount, and each run by a smaller random amount.
     """
-    kept, losses = [], {domain: [] for domain in ("c4", "web", "arxiv", "github")}
+    end_records, losses = [], {domain: [] for domain in ("c4", "web", "arxiv", "github")}
     spread = np.linspace(-1.0, 1.0, blocks) if blocks else np.zeros(0)
     rng = np.random.default_rng(0)
-    for one in runs:
-        of_model = rng.permutation(spread)
+    for source in runs:
+        model_spread = rng.permutation(spread)
         ends = []
-        for point in one.ends:
+        for point in source.ends:
             for domain, loss in point.domains.items():
-                losses[domain].append(loss + 0.1 * spread + 0.05 * of_model)
+                losses[domain].append(loss + 0.1 * spread + 0.05 * model_spread)
             ends.append(point._replace(row=len(losses["c4"]) - 1))
-        kept.append(Record(one.label, one.model, one.seed, one.rate, 1.0, ends, ends, one.metadata))
-    of_units = {domain: np.arange(blocks) for domain in losses}
+        end_records.append(
+            Record(source.label, source.model, source.seed, source.rate, 1.0, ends, ends, source.metadata)
+        )
+    units = {domain: np.arange(blocks) for domain in losses}
     return Records(
         title="t",
         references=tuple(references),
         domains=("arxiv", "github"),
         against=("c4", "web"),
-        runs=kept,
+        runs=end_records,
         missing={},
-        blocks=Blocks(of_units, {domain: np.array(of) for domain, of in losses.items()}) if blocks else None,
+        blocks=Blocks(units, {domain: np.array(rows) for domain, rows in losses.items()}) if blocks else None,
         **more,
     )

@@ -1,4 +1,4 @@
-"""What a difference consists of: the parts add up to it, and their intervals cover documents and seeds."""
+"""Token-class contributions: their sum, and intervals over documents and seeds."""
 
 import numpy as np
 import pytest
@@ -20,127 +20,128 @@ RATES = np.array([0.5, 5.0, 50.0, 5e3, 5e5])
 
 
 def token_losses(domain: str, seed: int) -> np.ndarray:
-    """The loss of every token of the blocks of a domain; a document adds the same amount to its tokens."""
+    """Return token losses [blocks, T]; each document shifts all its tokens."""
     rng = np.random.default_rng(seed)
-    of_document = rng.normal(size=12)[DOCUMENTS[domain], None]
-    return (3 + 0.1 * of_document + rng.random((len(DOCUMENTS[domain]), T))).astype(np.float32)
+    document_offsets = rng.normal(size=12)[DOCUMENTS[domain], None]
+    return (3 + 0.1 * document_offsets + rng.random((len(DOCUMENTS[domain]), T))).astype(np.float32)
 
 
-def sums_of(seed: int, *, extra: float = 0.0) -> ClassSums:
-    """The sums of a run; OOD tokens that continue as before cost `extra` nats more."""
+def run_sums(seed: int, *, extra: float = 0.0) -> ClassSums:
+    """Return a run's class sums; OOD tokens that repeat cost `extra` nats more."""
     domains = {}
     for domain, documents in DOCUMENTS.items():
         blocks = EvalBlocks(TOKENS[domain], np.arange(len(documents)), documents, np.zeros(len(documents), np.int64))
-        as_before = token_classes.classify(TOKENS[domain], RATES)["repeat"] == 2
-        losses = token_losses(domain, seed) + extra * as_before * (domain in DOMAINS)
+        continues = token_classes.classify(TOKENS[domain], RATES)["repeat"] == 2
+        losses = token_losses(domain, seed) + extra * continues * (domain in DOMAINS)
         domains[domain] = token_classes.sums(losses, blocks, RATES)
     return ClassSums(3, NAMES, domains)
 
 
-def mean_of(domain, seeds) -> float:
+def mean_loss(domain, seeds) -> float:
     return float(np.mean([token_losses(domain, seed).astype(float).mean() for seed in seeds]))
 
 
-def test_the_parts_of_every_family_add_up_to_the_difference():
+def test_family_contributions_sum_to_the_difference():
     """Sides may have different numbers of seeds."""
-    ours, theirs = [sums_of(1, extra=0.5), sums_of(3, extra=0.5)], [sums_of(2), sums_of(4), sums_of(6)]
+    model, reference = [run_sums(1, extra=0.5), run_sums(3, extra=0.5)], [run_sums(2), run_sums(4), run_sums(6)]
     for domain in DOCUMENTS:
-        total = classes.total(ours, theirs, domain)
-        as_before = (token_classes.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
-        expected = mean_of(domain, (1, 3)) - mean_of(domain, (2, 4, 6)) + 0.5 * as_before
+        total = classes.total(model, reference, domain)
+        continued_share = (token_classes.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
+        expected = mean_loss(domain, (1, 3)) - mean_loss(domain, (2, 4, 6)) + 0.5 * continued_share
         assert total.contribution.value == pytest.approx(expected, abs=1e-6)
         assert (total.share, total.difference) == (1, pytest.approx(total.contribution.value))
         for family in NAMES:
-            found = classes.parts(ours, theirs, domain, family)
-            assert sum(part.share for part in found) == pytest.approx(1)
-            assert sum(part.contribution.value for part in found) == pytest.approx(total.contribution.value)
-            for part in found:
+            parts = classes.parts(model, reference, domain, family)
+            assert sum(part.share for part in parts) == pytest.approx(1)
+            assert sum(part.contribution.value for part in parts) == pytest.approx(total.contribution.value)
+            for part in parts:
                 assert part.contribution.value == pytest.approx(part.share * part.difference)
-                assert part.ours - part.theirs == pytest.approx(part.difference)
+                assert part.model_loss - part.reference_loss == pytest.approx(part.difference)
 
 
-def test_the_part_of_a_class_is_found_where_it_was_put():
-    """The losses are the same except for tokens that continue as before."""
-    ours, theirs = [sums_of(1, extra=0.5)], [sums_of(1)]
-    new, otherwise, as_before = classes.parts(ours, theirs, "arxiv", "repeat")
-    assert as_before.name == "continues as before"
-    assert as_before.difference == pytest.approx(0.5, abs=1e-6)
-    assert new.difference == otherwise.difference == 0
-    assert classes.total(ours, theirs, "c4").difference == 0
-    assert classes.copy_share(ours, theirs, domains=DOMAINS) == pytest.approx(1)
-    without = [ClassSums(3, {"position": NAMES["position"]}, ours[0].domains)]
+def test_planted_class_difference_is_recovered():
+    model, reference = [run_sums(1, extra=0.5)], [run_sums(1)]
+    new, different, continued = classes.parts(model, reference, "arxiv", "repeat")
+    assert continued.name == "continues as before"
+    assert continued.difference == pytest.approx(0.5, abs=1e-6)
+    assert new.difference == different.difference == 0
+    assert classes.total(model, reference, "c4").difference == 0
+    assert classes.copy_share(model, reference, domains=DOMAINS) == pytest.approx(1)
+    without = [ClassSums(3, {"position": NAMES["position"]}, model[0].domains)]
     assert classes.copy_share(without, without, domains=DOMAINS) is None
 
 
-def test_the_interval_of_one_seed_covers_documents():
-    """A ratio of sums over documents, whose variance has a closed form."""
+def test_single_seed_interval_covers_documents():
+    """The expected error is the closed-form variance of a ratio estimate."""
     gaps = token_losses("arxiv", 1).astype(float) - token_losses("arxiv", 2)
-    of_documents = np.array([gaps[DOCUMENTS["arxiv"] == d].sum() for d in range(12)]) / gaps.size
+    document_gaps = np.array([gaps[DOCUMENTS["arxiv"] == d].sum() for d in range(12)]) / gaps.size
     shares = np.bincount(DOCUMENTS["arxiv"]) / len(DOCUMENTS["arxiv"])
-    error = np.sqrt(12 / 11 * ((of_documents - gaps.mean() * shares) ** 2).sum())
-    found = classes.total([sums_of(1)], [sums_of(2)], "arxiv").contribution
-    assert found.error == pytest.approx(error, rel=1e-5)
-    assert found.half == pytest.approx(stats.t.ppf(0.975, 11) * error, rel=1e-5)
+    error = np.sqrt(12 / 11 * ((document_gaps - gaps.mean() * shares) ** 2).sum())
+    contribution = classes.total([run_sums(1)], [run_sums(2)], "arxiv").contribution
+    assert contribution.error == pytest.approx(error, rel=1e-5)
+    assert contribution.half == pytest.approx(stats.t.ppf(0.975, 11) * error, rel=1e-5)
 
 
-def test_seeds_widen_the_interval_by_their_own_variance():
-    ours, theirs = (1, 3, 5), (2, 4)
-    found = classes.total([sums_of(s) for s in ours], [sums_of(s) for s in theirs], "arxiv").contribution
-    of_seeds = [np.var([mean_of("arxiv", [s]) for s in side], ddof=1) / len(side) for side in (ours, theirs)]
-    of_documents = classes._estimates(
+def test_seed_variance_widens_the_interval():
+    model, reference = (1, 3, 5), (2, 4)
+    contribution = classes.total([run_sums(s) for s in model], [run_sums(s) for s in reference], "arxiv").contribution
+    seed_variances = [
+        np.var([mean_loss("arxiv", [s]) for s in side], ddof=1) / len(side) for side in (model, reference)
+    ]
+    document_estimate = classes._estimates(
         *(
-            np.stack([sums_of(s).domains["arxiv"].losses["repeat"].sum(-1, keepdims=True) for s in side]).mean(
+            np.stack([run_sums(s).domains["arxiv"].losses["repeat"].sum(-1, keepdims=True) for s in side]).mean(
                 0, keepdims=True
             )
-            for side in (ours, theirs)
+            for side in (model, reference)
         ),
-        sums_of(1).domains["arxiv"].tokens["repeat"].sum(-1, keepdims=True),
-        sums_of(1).domains["arxiv"].blocks,
+        run_sums(1).domains["arxiv"].tokens["repeat"].sum(-1, keepdims=True),
+        run_sums(1).domains["arxiv"].blocks,
     )[0]
-    assert found.error**2 == pytest.approx(of_documents.error**2 + sum(of_seeds), rel=1e-4)
+    assert contribution.error**2 == pytest.approx(document_estimate.error**2 + sum(seed_variances), rel=1e-4)
 
 
-def test_a_single_document_has_no_interval():
-    sums = sums_of(1).domains["c4"]
+def test_single_document_has_no_interval():
+    sums = run_sums(1).domains["c4"]
     tokens, losses = ({"repeat": x["repeat"][:1]} for x in (sums.tokens, sums.losses))
     one = ClassSums(
         3, {"repeat": NAMES["repeat"]}, {"c4": DomainSums(sums.documents[:1], sums.blocks[:1], losses, tokens)}
     )
-    found = classes.total([one], [one], "c4").contribution
-    assert (found.value, found.half) == (0, None)
+    contribution = classes.total([one], [one], "c4").contribution
+    assert (contribution.value, contribution.half) == (0, None)
 
 
-def test_what_is_written_is_read(tmp_path):
-    found = {"a/b": sums_of(1), "slow": sums_of(2)}
-    classes.write(tmp_path, found)
+def test_class_sums_round_trip(tmp_path):
+    written = {"a/b": run_sums(1), "slow": run_sums(2)}
+    classes.write(tmp_path, written)
     read = classes.read(tmp_path)
-    assert list(read) == list(found)
-    for label, sums in found.items():
+    assert list(read) == list(written)
+    for label, sums in written.items():
         assert (read[label].step, read[label].names) == (sums.step, sums.names)
-        for domain, of in sums.domains.items():
-            got = read[label].domains[domain]
-            np.testing.assert_array_equal(got.blocks, of.blocks)
+        for domain, domain_sums in sums.domains.items():
+            read_sums = read[label].domains[domain]
+            np.testing.assert_array_equal(read_sums.blocks, domain_sums.blocks)
             for family in NAMES:
-                np.testing.assert_array_equal(got.tokens[family], of.tokens[family])
-                np.testing.assert_allclose(got.losses[family], of.losses[family], rtol=1e-6)
+                np.testing.assert_array_equal(read_sums.tokens[family], domain_sums.tokens[family])
+                np.testing.assert_allclose(read_sums.losses[family], domain_sums.losses[family], rtol=1e-6)
     classes.write(tmp_path, {})
     assert classes.read(tmp_path) == {}
 
 
-def test_many_documents_are_kept_in_groups(tmp_path, monkeypatch):
+def test_many_documents_are_stored_in_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(classes, "MAX_GROUPS", 5)
-    found = {"x": sums_of(1), "slow": sums_of(2)}
-    classes.write(tmp_path, found)
+    written = {"x": run_sums(1), "slow": run_sums(2)}
+    classes.write(tmp_path, written)
     read = classes.read(tmp_path)
-    got, want = (classes.parts([of["x"]], [of["slow"]], "arxiv", "repeat") for of in (read, found))
+    grouped, exact = (classes.parts([sums["x"]], [sums["slow"]], "arxiv", "repeat") for sums in (read, written))
     assert len(read["x"].domains["arxiv"].blocks) == 5
     assert read["x"].domains["arxiv"].blocks.sum() == len(DOCUMENTS["arxiv"])
-    for a, b in zip(got, want, strict=True):
+    for a, b in zip(grouped, exact, strict=True):
         assert (a.name, a.share) == (b.name, b.share)
         assert a.contribution.value == pytest.approx(b.contribution.value, abs=1e-6)
 
 
-def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_dir):
+def test_collect_reports_missing_sums_and_refuses_other_tokens(tmp_path, blocks_dir):
     runs = {label: tmp_path / label for label in ("slow", "x", "bare")}
     for label, weights in {"slow": (), "x": (0.01, 0.99), "bare": None}.items():
         (runs[label] / eval_losses.DIRECTORY).mkdir(parents=True)
@@ -148,9 +149,9 @@ def test_sums_of_other_tokens_and_runs_without_sums_are_named(tmp_path, blocks_d
             data = DataConfig(corpus="blocks", path=str(blocks_dir), weights=weights)
             corpus = open_corpus(data, seq_len=T, vocab_size=258)
             blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("commoncrawl", "c4", "arxiv")}
-            losses = {domain: np.ones((len(of.tokens), T), np.float32) for domain, of in blocks.items()}
+            losses = {domain: np.ones((len(evaluated.tokens), T), np.float32) for domain, evaluated in blocks.items()}
             token_classes.write_classes(runs[label], 2, losses, blocks, corpus)
-    found, messages = classes.collect({label: runs[label] for label in ("slow", "bare")})
-    assert list(found) == ["slow"] and len(messages) == 1 and "bare" in messages[0]
-    with pytest.raises(UserError, match=r"x and slow have different token classes: .*eval\.seed"):
+    sums, messages = classes.collect({label: runs[label] for label in ("slow", "bare")})
+    assert list(sums) == ["slow"] and len(messages) == 1 and "bare" in messages[0]
+    with pytest.raises(UserError, match=r"x and slow .*eval\.seed"):
         classes.collect(runs)

@@ -1,4 +1,4 @@
-"""Rows: variance parts, one seed, provisional marks, families of tests, bad input."""
+"""Rows: variance parts, single seeds, provisional marks, test families."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ NOISE = np.random.default_rng(0).normal(scale=0.02, size=(30, 3))
 
 
 def several(model, *, index, gap=0.0, rates=(1.0,), seeds=3, **more):
-    """Three seeds at the first rate and one at the others."""
+    """Return runs with `seeds` seeds at the first rate and one at each other rate."""
     pairs = [(rates[0], s) for s in range(seeds)] + [(rate, 0) for rate in rates[1:]]
     return [run(model, gap=gap + NOISE[index, s], rate=rate, seed=s, slope=-0.05, **more) for rate, s in pairs]
 
@@ -28,19 +28,19 @@ def study(**more):
     return records(runs, **more)
 
 
-def by_model(found, reference="reference"):
-    return {row.model: row for row in compare(found, reference)}
+def by_model(study_records, reference="reference"):
+    return {row.model: row for row in compare(study_records, reference)}
 
 
-def test_gap_is_the_mean_over_seeds_and_its_variance_has_the_parts_of_both_sides():
-    found = by_model(study())
-    row = found["m4"]
-    # The reference's first seed also ran the higher rate; its height differs by the slope alone.
+def test_gap_is_the_seed_mean_with_variance_from_both_sides():
+    by_name = by_model(study())
+    row = by_name["m4"]
+    # The reference's first seed also ran the higher rate; its height differs only by the slope.
     level = NOISE[4].mean() - NOISE[0].mean()
     assert row.gap.value == pytest.approx(0.3 + level, abs=1e-6)
     common = statistics.spread([list(NOISE[i]) for i in range(7)])
     for name, index in (("seeds", 4), ("reference", 0)):
-        assert row.parts[name] == pytest.approx(common.of(list(NOISE[index])).variance / 3, rel=1e-3)
+        assert row.parts[name] == pytest.approx(common.shrunk(list(NOISE[index])).variance / 3, rel=1e-3)
     assert row.parts["beyond"] == row.parts["text"] == 0 and row.parts["rate"] == pytest.approx(0, abs=1e-12)
     assert row.gap.error == pytest.approx(np.sqrt(sum(row.parts.values())))
     assert row.verdict.word == "costs" and (row.seeds, row.reference_seeds) == (3, 3)
@@ -55,14 +55,14 @@ def test_octaves_and_the_gap_as_tuned():
     assert row.by_rate.keys() == {1.0, 2.0}
 
 
-def test_rate_part_grows_with_the_distance_of_rates():
+def test_rate_variance_grows_with_rate_distance():
     runs = several("reference", index=0)
     runs += [run(f"s{i}", rate=r, slope=-0.05 + 0.02 * i) for i in (-1, 0, 1) for r in (1, 2)]
     runs += several("near", index=1) + several("far", index=2, rates=(8,))
-    found = by_model(records(runs))
-    assert found["near"].parts["rate"] == 0
+    by_name = by_model(records(runs))
+    assert by_name["near"].parts["rate"] == 0
     tau = np.std([-0.07, -0.05, -0.03], ddof=1)
-    assert found["far"].parts["rate"] == pytest.approx(9 * tau**2 * (1 / 3 + 1 / 2))
+    assert by_name["far"].parts["rate"] == pytest.approx(9 * tau**2 * (1 / 3 + 1 / 2))
 
 
 def test_documents_widen_the_interval():
@@ -72,61 +72,61 @@ def test_documents_widen_the_interval():
     assert by_model(study(blocks=10))["m3"].gap.half == drawn["m3"].gap.half  # the draws are always the same
 
 
-def test_beyond_the_ends_of_the_reference_heights_may_bend():
+def test_reading_past_reference_ends_adds_variance():
     far = several("far", index=1, last=3.28)  # 0.03 above the reference's first end
     bent = [run("bent", seed=s, of_end=lambda t, s=s: 0.02 * s * np.log2(t)) for s in range(3)]
-    found = by_model(records(several("reference", index=0) + far + bent))
-    assert found["far"].beyond == pytest.approx(0.03) and found["far"].parts["beyond"] > 0
-    assert found["bent"].parts["beyond"] == 0
+    by_name = by_model(records(several("reference", index=0) + far + bent))
+    assert by_name["far"].beyond == pytest.approx(0.03) and by_name["far"].parts["beyond"] > 0
+    assert by_name["bent"].parts["beyond"] == 0
 
 
-def test_one_seed_has_a_point_and_a_verdict_where_five_models_tell_of_seeds():
+def test_single_seed_verdict_needs_five_models_with_seeds():
     one = run("one", gap=0.4)
-    found = by_model(dataclasses.replace(study(), runs=[*study().runs, one]))["one"]
-    assert found.gap.interval is None and found.verdict.word == "costs" and "one seed" in found.marks
+    row = by_model(dataclasses.replace(study(), runs=[*study().runs, one]))["one"]
+    assert row.gap.interval is None and row.verdict.word == "costs" and "one seed" in row.marks
     few = [r for r in study().runs if r.model in ("reference", "m1", "m2", "m3", "m4")]
-    found = by_model(dataclasses.replace(study(), runs=[*few, one]))["one"]
-    assert found.verdict.word == "undecided" and "seeds" in found.verdict.needs
+    row = by_model(dataclasses.replace(study(), runs=[*few, one]))["one"]
+    assert row.verdict.word == "undecided" and "seeds" in row.verdict.needs
 
 
-def test_no_model_with_two_seeds_asks_for_seeds_on_both_sides():
+def test_single_seed_study_needs_seeds_of_both():
     (row,) = compare(records([run("reference"), run("m", gap=0.4)]), "reference")
     assert (row.verdict.word, row.verdict.needs) == ("undecided", "2 more seeds of both")
 
 
 def test_provisional_and_next_rates():
-    found = by_model(study())
-    assert found["m4"].provisional and found["m4"].edge == "only" and found["m4"].marks.endswith("*")
-    assert found["m4"].next_rates["reference"] == pytest.approx(0.5)
+    by_name = by_model(study())
+    assert by_name["m4"].provisional and by_name["m4"].edge == "only" and by_name["m4"].marks.endswith("*")
+    assert by_name["m4"].next_rates["reference"] == pytest.approx(0.5)
     inside = records([run(m, rate=r, last=3.0 + 0.01 * (r != 2)) for m in ("reference", "m") for r in (1, 2, 4)])
     (row,) = compare(inside, "reference")
     assert not row.provisional and row.next_rates == {}
 
 
-def test_models_that_the_study_asks_about_are_one_family():
+def test_models_in_asks_form_one_family():
     borderline = [r for i in range(7, 27) for r in several(f"x{i}", index=i, gap=0.045)]
     crowd = records([*several("reference", index=0), *borderline])
     undecided = [row for row in compare(crowd, "reference") if row.verdict.word == "undecided"]
     name = min(undecided, key=lambda row: row.verdict.p).model
-    alone = by_model(dataclasses.replace(crowd, asks=(name,)))[name]
-    assert alone.verdict.word == "costs" and alone.gap == by_model(crowd)[name].gap
+    single_row = by_model(dataclasses.replace(crowd, asks=(name,)))[name]
+    assert single_row.verdict.word == "costs" and single_row.gap == by_model(crowd)[name].gap
 
 
-def test_reference_with_one_end_per_run_leaves_equal_tokens():
+def test_reference_with_one_end_has_equal_tokens_only():
     runs = [run(m, shares=(1.0,), seed=s, gap=0.2 * (m == "m")) for m in ("reference", "m") for s in range(3)]
     (row,) = compare(records(runs), "reference")
     assert row.gap is None and "one end" in row.why and row.verdict.needs == "ends from 50%"
     assert row.at_equal_tokens.outside.value == pytest.approx(0.2)
 
 
-def test_out_of_reach_and_no_common_rate():
+def test_missing_gap_has_a_reason():
     runs = [*several("reference", index=0), run("far", last=2.5, shares=(1.0,)), run("rate", rate=4)]
-    found = by_model(records(runs))
-    assert found["far"].gap is None and found["far"].verdict.needs == "ends from 50%" and found["far"].why
-    assert found["rate"].gap is None and found["rate"].verdict.needs == "another rate" and found["rate"].why
+    by_name = by_model(records(runs))
+    assert by_name["far"].gap is None and by_name["far"].verdict.needs == "ends from 50%" and by_name["far"].why
+    assert by_name["rate"].gap is None and by_name["rate"].verdict.needs == "another rate" and by_name["rate"].why
 
 
-def test_thresholds_have_the_unit_of_the_losses():
+def test_thresholds_scale_with_the_loss_unit():
     bits = by_model(study(unit=UNITS["bits_per_byte"]))
     assert bits["m4"].verdict.word == "costs" and bits["m4"].gap == by_model(study())["m4"].gap
     far = [run("far", last=2.97, shares=(1.0,))]  # 0.03 below the reference: within 0.05 nats, not within 0.017 bits
@@ -135,23 +135,23 @@ def test_thresholds_have_the_unit_of_the_losses():
     assert by_model(dataclasses.replace(with_far, unit=UNITS["bits_per_byte"]))["far"].gap is None
 
 
-def test_unknown_reference_is_named():
+def test_unknown_reference_is_refused():
     with pytest.raises(UserError, match="m1"):
         compare(study(), "nobody")
 
 
 def test_estimates_are_the_gaps():
-    found = gaps.estimates(study(), "m3")
-    assert found.keys() == {"reference", "m1", "m2", "m4", "m5", "m6"}
-    assert found["m4"].value == pytest.approx(-gaps.estimates(study(), "m4")["m3"].value, abs=0.002)
+    estimates = gaps.estimates(study(), "m3")
+    assert estimates.keys() == {"reference", "m1", "m2", "m4", "m5", "m6"}
+    assert estimates["m4"].value == pytest.approx(-gaps.estimates(study(), "m4")["m3"].value, abs=0.002)
 
 
-def test_parts_have_the_names_of_the_leaderboard():
+def test_variance_parts_match_leaderboard_names():
     assert set(by_model(study())["m1"].parts) == set(rows.PARTS)
 
 
-def test_another_unit_changes_the_numbers_alone():
-    """Losses in bits per byte, a third of those in nats here, with one seed, noise and different rates."""
+def test_loss_unit_changes_only_numbers():
+    """Bits per byte are a third of the nats here; the study has noise and several rates."""
     unit = UNITS["bits_per_byte"]
 
     def scaled(one):
@@ -162,14 +162,18 @@ def test_another_unit_changes_the_numbers_alone():
     for i in range(1, 7):
         rates, of_end = (2, 1) if i < 3 else (1,), lambda share, i=i: 0.003 * float(np.sin(50 * share + i))
         runs += several(f"m{i}", index=i, gap=0.02 * (i - 3), rates=rates, of_end=of_end)
-        runs += [run(f"m{i}", rate=4, last=3.05, gap=0.1)] * (i < 3)  # 0.05 nats behind the best rate: not near it
+        runs += [run(f"m{i}", rate=4, last=3.05, gap=0.1)] * (i < 3)  # 0.05 nats above the best rate, so not near-best
     nats, bits = records(runs), records([scaled(one) for one in runs], unit=unit)
-    rows_of = [compare(found, "reference") for found in (nats, bits)]
-    assert len({row.verdict.word for row in rows_of[0]}) > 2
-    for ours, theirs in zip(*rows_of, strict=True):
-        word = ours.verdict.word.replace("0.05", f"{unit.scale * 0.05:.2g}")
-        assert (ours.model, word, ours.verdict.needs) == (theirs.model, theirs.verdict.word, theirs.verdict.needs)
-        assert (ours.seeds, ours.marks, ours.why) == (theirs.seeds, theirs.marks, theirs.why)
-        assert (ours.gap is None) == (theirs.gap is None)
-        if ours.gap is not None:
-            assert theirs.gap.value == pytest.approx(unit.scale * ours.gap.value, abs=1e-9)
+    tables = [compare(scaled_records, "reference") for scaled_records in (nats, bits)]
+    assert len({row.verdict.word for row in tables[0]}) > 2
+    for in_nats, in_bits in zip(*tables, strict=True):
+        word = in_nats.verdict.word.replace("0.05", f"{unit.scale * 0.05:.2g}")
+        assert (in_nats.model, word, in_nats.verdict.needs) == (
+            in_bits.model,
+            in_bits.verdict.word,
+            in_bits.verdict.needs,
+        )
+        assert (in_nats.seeds, in_nats.marks, in_nats.why) == (in_bits.seeds, in_bits.marks, in_bits.why)
+        assert (in_nats.gap is None) == (in_bits.gap is None)
+        if in_nats.gap is not None:
+            assert in_bits.gap.value == pytest.approx(unit.scale * in_nats.gap.value, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Verdicts at their limits, both readings, and what an undecided gap needs."""
+"""Verdicts at their thresholds, with both gaps, and needs of undecided gaps."""
 
 import numpy as np
 import pytest
@@ -15,44 +15,44 @@ def candidate(gap, error=0.01, *, as_tuned=None, seeds=3, rate=0.0):
 
 
 def words(*gaps, several=None, limit=0.05):
-    found = verdicts.decide(gaps, [True] * len(gaps) if several is None else several, limit=limit)
-    return [verdict.word for verdict in found]
+    decided = verdicts.decide(gaps, [True] * len(gaps) if several is None else several, limit=limit)
+    return [verdict.word for verdict in decided]
 
 
-def test_words():
+def test_verdict_words():
     none = verdicts.no_cost(0.05)
     assert words(candidate(0.1)) == ["costs"] and words(candidate(-0.1)) == ["gains"]
     assert words(candidate(0.005)) == [none] and words(candidate(0.03, 0.02)) == ["undecided"]
-    # One seed may cost, but is not shown to cost nothing.
+    # One seed may show a cost, but not the absence of a cost.
     assert words(candidate(0.005), candidate(0.1), several=[False, False]) == ["undecided", "costs"]
     assert words(candidate(0.005, 0.003), limit=0.05 / 3) == [verdicts.no_cost(0.05 / 3)]
 
 
 def test_the_less_favourable_reading_is_tested():
-    assert words(candidate(0.1, as_tuned=0.01)) == ["undecided"]  # it may not cost as tuned
-    assert words(candidate(-0.1, as_tuned=0.01)) == [verdicts.no_cost(0.05)]  # it may not gain as tuned
+    assert words(candidate(0.1, as_tuned=0.01)) == ["undecided"]  # maybe no cost as tuned
+    assert words(candidate(-0.1, as_tuned=0.01)) == [verdicts.no_cost(0.05)]  # maybe no gain as tuned
     assert words(candidate(0.0, as_tuned=0.045)) == ["undecided"]
     assert candidate(0.1, as_tuned=-0.1).p() == 1.0
 
 
-def test_gains_beside_costs_and_none():
+def test_gains_and_costs_in_one_family():
     none = verdicts.no_cost(0.05)
-    every = [candidate(-0.1), candidate(0.1), candidate(0.005), candidate(-0.1, as_tuned=-0.04), candidate(-0.005)]
-    assert words(*every) == ["gains", "costs", none, "gains", none]
+    family = [candidate(-0.1), candidate(0.1), candidate(0.005), candidate(-0.1, as_tuned=-0.04), candidate(-0.005)]
+    assert words(*family) == ["gains", "costs", none, "gains", none]
     assert words(candidate(-0.1), several=[False]) == ["gains"]  # one seed may gain, too
     assert words(candidate(-0.1, as_tuned=0.0)) == words(candidate(0.0, as_tuned=-0.1)) == [none]
     assert words(candidate(-0.1, as_tuned=0.1)) == ["undecided"]
 
 
-def test_a_gain_is_tested_as_a_cost_is():
-    """Two-sided at 5%: 2.15 standard errors are beyond it and 1.9 are not, on either side of zero."""
+def test_gains_and_costs_use_the_same_test():
+    """At 5%, two-sided: 2.15 standard errors are significant and 1.9 are not."""
     assert words(candidate(-0.0215)) == ["gains"] and words(candidate(0.0215)) == ["costs"]
     assert words(candidate(-0.019)) != ["gains"] and words(candidate(0.019)) != ["costs"]
     assert candidate(-0.02).p() == pytest.approx(candidate(0.02).p())
     assert candidate(-0.1, as_tuned=-0.02).p() == pytest.approx(candidate(-0.02).p())
 
 
-def test_models_are_tested_together():
+def test_verdicts_are_corrected_for_many_models():
     assert words(candidate(0.024)) == ["costs"]
     assert words(*[candidate(0.024)] * 8) == ["undecided"] * 8
 
@@ -63,7 +63,7 @@ def test_p_value_is_two_sided():
     assert candidate(0.02).p() == pytest.approx(2 * stats.t.sf(2.0, 40.0))
 
 
-def test_needs_more_seeds_of_the_model_then_of_both_then_at_one_rate():
+def test_needs_escalate_from_model_to_both_to_one_rate():
     def needs(one):
         return verdicts.decide([one], [True], limit=0.05)[0].needs
 
@@ -74,8 +74,8 @@ def test_needs_more_seeds_of_the_model_then_of_both_then_at_one_rate():
     assert needs(candidate(0.03, 0.05)) == "more than 9 seeds of both"
 
 
-def test_planned_seeds_decide_four_studies_of_five():
-    """Simulated: with the seeds that are asked for, a gap as large as the estimate is found in at least 80%."""
+def test_needed_seeds_reach_80_percent_power():
+    """Simulate studies with the needed seeds and a true gap equal to the estimate."""
     sd, gap, seeds = 0.03, 0.045, 3
     side = Part(sd**2, 1e9)
     one = Candidate(gap, gap, (side, side), (seeds, seeds), (Part(0.0, 1e9),) * 3, (side, side))

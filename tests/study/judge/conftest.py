@@ -1,4 +1,4 @@
-"""A trainer that writes runs whose losses are known, and a finished study of such runs."""
+"""A fake trainer that writes runs with known losses, and a finished study."""
 
 import json
 import math
@@ -21,12 +21,15 @@ LOW, HIGH = 4e-3, 8e-3  # the learning rates of the size debug
 
 
 class Trainer:
-    """Writes the runs that it is asked for: an in-domain loss that falls to `last`, and a gap in the OOD loss."""
+    """Fake trainer: in-domain losses fall to `last`, OOD losses have a known gap."""
 
     def __init__(self):
-        self.best = {"": HIGH}  # learning rate by model, "" for all others
+        self.best = {"": HIGH}  # best learning rate by model, "" for other models
         self.mixer, self.reference, self.gap = 3.0, 3.05, 0.3
-        self.per_octave, self.spread = 0.02, 0.004  # in domain by learning rate; OOD between seeds
+        self.per_octave, self.spread = (
+            0.02,
+            0.004,
+        )  # in-domain loss per octave from the best rate; OOD difference between seeds
         self.diverging: set[float] = set()
         self.broken: set[str] = set()
         self.stop_after = math.inf
@@ -70,13 +73,13 @@ class Trainer:
 
 @pytest.fixture
 def trainer(monkeypatch):
-    """Without the study's tables and pictures, which have tests of their own."""
-    made = Trainer()
-    monkeypatch.setattr(plan, "open_corpus", lambda *args, **kwargs: made.corpus)
-    monkeypatch.setattr(runner, "train_all", made.train_all)
+    """Replace the data, the training, the mixer checks, the tables and the pictures."""
+    instance = Trainer()
+    monkeypatch.setattr(plan, "open_corpus", lambda *args, **kwargs: instance.corpus)
+    monkeypatch.setattr(runner, "train_all", instance.train_all)
     monkeypatch.setattr("seqjax.study.judge.run.require_sound", lambda plan: None)
     monkeypatch.setattr("seqjax.study.judge.run.analyse", lambda directory, *, quiet: "")
-    return made
+    return instance
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def judged(trainer, tmp_path):
 
 @pytest.fixture
 def lab(trainer, tmp_path):
-    """Write a finished study: model -> config, learning rates, and seeds at the last of them."""
+    """Write a finished study: model -> config, rates, and seeds at the last rate."""
 
     def write(models, *, name="lab", settings="", ends=ENDS):
         runs = []
@@ -99,9 +102,9 @@ def lab(trainer, tmp_path):
             cells = [(rate, 0) for rate in rates] + [(rates[-1], seed) for seed in range(1, seeds)]
             for rate, seed in cells:
                 text = f"{config},{plan.COMMON},optim.lr={rate},train.seed={seed},data.seed={seed},train.ends={ends}"
-                made = plan.read(text + settings)
-                label, place = f"{model}, rate {rate}, seed {seed}", tmp_path / f"{name}-runs" / f"{len(runs)}"
-                runs.append(Run(len(runs), label, place, made, model, seed, rate=rate / LOW))
+                settings_config = plan.read(text + settings)
+                label, workdir = f"{model}, rate {rate}, seed {seed}", tmp_path / f"{name}-runs" / f"{len(runs)}"
+                runs.append(Run(len(runs), label, workdir, settings_config, model, seed, rate=rate / LOW))
                 trainer.write(runs[-1])
         study = {"title": "t", "references": [next(iter(models))], "domains": DOMAINS[2:], "against": DOMAINS[:2]}
         out = tmp_path / name

@@ -1,4 +1,4 @@
-"""The costs of models, from workdirs whose rows are known."""
+"""Model costs from workdirs with known metrics rows."""
 
 import dataclasses
 import json
@@ -7,18 +7,18 @@ from seqjax.study.judge import costs, plan
 from seqjax.study.judge.costs import Cost
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
 from seqjax.study.runs.runner import Run
-from tests.study.judge.test_page import plan_of
+from tests.study.judge.test_page import example_plan
 
 
 def test_remarks_name_devices_and_shared_cpus():
-    def said(**changes):
+    def remarks(**changes):
         cost = Cost(100.0, None, {}, frozenset({"cpu"}), 1)
         return " ".join(costs.remarks({"ema": dataclasses.replace(cost, **changes), SAME_BLOCK: cost, PUBLISHED: cost}))
 
-    assert said() == ""
-    assert "different devices" in said(devices=frozenset({"cpu", "NVIDIA H200"}))
-    assert "shared one CPU (ema)" in said(shared=2)
-    assert "The speed of ema was not measured" in said(tokens_per_s=None)
+    assert remarks() == ""
+    assert "ema: NVIDIA H200, cpu" in remarks(devices=frozenset({"cpu", "NVIDIA H200"}))
+    assert "CPU (ema)" in remarks(shared=2)
+    assert "speed of ema " in remarks(tokens_per_s=None)
 
 
 def workdir(path, speeds, peak):
@@ -29,31 +29,31 @@ def workdir(path, speeds, peak):
     return path
 
 
-def test_the_cost_of_runs_is_the_median_of_their_rows_and_the_highest_peak(tmp_path):
+def test_cost_has_median_speed_and_peak_memory(tmp_path):
     config = plan.read("mamba2:debug")
     runs = []
     for i, (speeds, peak) in enumerate([((1.0, 10.0, 12.0), 3.0), ((11.0, 13.0), 4.0)]):
         runs.append(Run(i, f"{i}", workdir(tmp_path / f"{i}", speeds, peak), None, model="ema"))
     costs.note_jobs(runs[0], jobs=2)
     costs.note_jobs(runs[0], jobs=1)
-    found = costs.cost(config, runs)
-    assert dataclasses.replace(found, state_bytes={}) == Cost(11.0, 4.0, {}, frozenset({"NVIDIA H200"}), 2)
-    assert found.state_bytes == costs.state_bytes(config, on_cpu=False)
-    nothing = costs.cost(config, [])
-    assert nothing == Cost(None, None, costs.state_bytes(config, on_cpu=True), frozenset(), 1)
+    cost = costs.cost(config, runs)
+    assert dataclasses.replace(cost, state_bytes={}) == Cost(11.0, 4.0, {}, frozenset({"NVIDIA H200"}), 2)
+    assert cost.state_bytes == costs.state_bytes(config, on_cpu=False)
+    unmeasured = costs.cost(config, [])
+    assert unmeasured == Cost(None, None, costs.state_bytes(config, on_cpu=True), frozenset(), 1)
 
 
-def test_speeds_of_one_device_make_a_table(tmp_path):
-    made = plan_of()
-    names = (made.model, SAME_BLOCK)
+def test_speed_table_needs_one_device_and_single_runs(tmp_path):
+    judged_plan = example_plan()
+    names = (judged_plan.model, SAME_BLOCK)
     runs = [Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0), None, model=name) for i, name in enumerate(names)]
-    (table,) = costs.speeds(made, runs).values()
+    (table,) = costs.speeds(judged_plan, runs).values()
     assert table == {"card": "NVIDIA H200", "length": 128, "tokens_per_s": {"ema": 1.0, SAME_BLOCK: 2.0}}
     costs.note_jobs(runs[0], jobs=2)
-    assert costs.speeds(made, runs) == {}
+    assert costs.speeds(judged_plan, runs) == {}
 
 
-def test_the_state_of_attention_grows_and_that_of_a_recurrent_mixer_does_not():
+def test_state_grows_for_attention_only():
     states = {name: costs.state_bytes(plan.read(f"{name}:debug"), on_cpu=True) for name in ("transformer_pp", "mamba2")}
-    assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V of two layers
+    assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V in two layers
     assert states["mamba2"][128] == states["mamba2"][64]

@@ -1,4 +1,4 @@
-"""The configs and the runs of a judgement."""
+"""A judgement's configs and runs."""
 
 import dataclasses
 import hashlib
@@ -18,39 +18,39 @@ from tests import support
 from tests.study.judge.conftest import HIGH, LOW
 
 
-def plan_of(tmp_path, config="mamba2:debug", **options):
+def plan_for(tmp_path, config="mamba2:debug", **options):
     return plan.make_plan(config, out=tmp_path / "out", cache=tmp_path / "cache", **options)
 
 
-def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_own(trainer, tmp_path):
+def test_references_share_settings_but_not_the_model(trainer, tmp_path):
     changes = "train.batch_size=8,eval.tokens=512,optim.b2=0.9,optim.clip_norm=None,model.dim=32,model.n_layers=1"
-    made = plan_of(tmp_path, f"mamba2:debug,{changes},data.eval_domains=('prose','python')")
-    config = from_config_dict(made.entry(SAME_BLOCK, HIGH, seed=1)["config"])
+    judged_plan = plan_for(tmp_path, f"mamba2:debug,{changes},data.eval_domains=('prose','python')")
+    config = from_config_dict(judged_plan.entry(SAME_BLOCK, HIGH, seed=1)["config"])
     assert (config.train.batch_size, config.eval.tokens, config.optim.b2, config.optim.clip_norm) == (8, 512, 0.9, None)
     assert config.data.eval_domains == ("prose", "python")
     assert (config.model.dim, config.model.n_layers) == (64, 2)
     assert config.model.mixer.qk_norm and config.model.mixer.conv
-    assert not made.references[PUBLISHED].model.mixer.conv
+    assert not judged_plan.references[PUBLISHED].model.mixer.conv
     assert config.optim.lr == HIGH and config.train.ends == ENDS
     assert config.train.seed == config.data.seed == 1
     assert (config.eval.every, config.checkpoint.ends, config.log.sample_tokens) == (0, "none", 0)
-    ours = plan.read(made.entry(made.model, LOW, seed=0)["config"])
-    assert dataclasses.replace(ours.data, seed=1) == config.data and ours.eval == config.eval
-    assert ours.train.ends == ENDS
+    mixer_config = plan.read(judged_plan.entry(judged_plan.model, LOW, seed=0)["config"])
+    assert dataclasses.replace(mixer_config.data, seed=1) == config.data and mixer_config.eval == config.eval
+    assert mixer_config.train.ends == ENDS
 
 
-def test_the_demo_is_shorter_unless_the_config_says_how_long(trainer, tmp_path):
+def test_demo_is_shortened_unless_steps_are_set(trainer, tmp_path):
     scale = plan.SCALES["demo"]
-    made = plan_of(tmp_path, "mamba2")
-    assert (made.config.train.steps, made.config.eval.tokens) == (scale.steps, scale.eval_tokens)
-    assert made.references[PUBLISHED].train.steps == scale.steps
-    assert plan_of(tmp_path, "mamba2:demo,train.steps=400").config.train.steps == 400
+    demo_plan = plan_for(tmp_path, "mamba2")
+    assert (demo_plan.config.train.steps, demo_plan.config.eval.tokens) == (scale.steps, scale.eval_tokens)
+    assert demo_plan.references[PUBLISHED].train.steps == scale.steps
+    assert plan_for(tmp_path, "mamba2:demo,train.steps=400").config.train.steps == 400
 
 
-def test_the_runs_of_references_are_named_by_data_and_settings_alone(trainer, tmp_path):
+def test_reference_workdirs_depend_on_data_and_settings(trainer, tmp_path):
     def names(config, rate=HIGH):
-        made = plan_of(tmp_path, config)
-        return {made.entry(model, rate, seed=0)["workdir"] for model in made.references}
+        judged_plan = plan_for(tmp_path, config)
+        return {judged_plan.entry(model, rate, seed=0)["workdir"] for model in judged_plan.references}
 
     usual = names("mamba2:debug")
     assert len(usual) == 2
@@ -62,113 +62,116 @@ def test_the_runs_of_references_are_named_by_data_and_settings_alone(trainer, tm
     assert not names("mamba2:debug") & usual
 
 
-def test_a_judgement_belongs_to_the_content_of_the_mixers_file(trainer, tmp_path, monkeypatch):
+def test_edited_mixer_file_is_refused(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(_registry, "_registered", {})
     monkeypatch.setattr(_registry, "_by_file", set())
     monkeypatch.chdir(tmp_path)
     example = support.page_block("docs/add_a_mixer.md", "class GatedEma(")
     (tmp_path / "gema.py").write_text(example)
-    made = plan_of(tmp_path, "./gema.py:debug")
-    assert set(made.code) == {"gema"} and made.judged["code"] == made.code
-    runs = Runs(made)
+    original = plan_for(tmp_path, "./gema.py:debug")
+    assert set(original.code) == {"gema"} and original.judged["code"] == original.code
+    runs = Runs(original)
     runs.run(SAME_BLOCK, HIGH)
     runs.write()
-    Runs(made)
-    named = plan_of(tmp_path, "transformer_pp:debug,model.mixer.name=gema.py:GatedEma")
+    Runs(original)
+    named = plan_for(tmp_path, "transformer_pp:debug,model.mixer.name=gema.py:GatedEma")
     assert f"model.mixer.name={tmp_path}/gema.py:GatedEma" in named.text
     (tmp_path / "gema.py").write_text(example + "# other\n")
-    changed = plan_of(tmp_path, "./gema.py:debug")
-    with pytest.raises(UserError, match="gema was edited"):
+    changed = plan_for(tmp_path, "./gema.py:debug")
+    with pytest.raises(UserError, match="code: gema "):
         Runs(changed)
-    of_before = re.sub(r",\s*'code': \{[^}]*\}", "", made.study.read_text())  # of an earlier version
-    assert of_before != made.study.read_text()
-    made.study.write_text(of_before)
+    without_code = re.sub(r",\s*'code': \{[^}]*\}", "", original.study.read_text())  # as an earlier version
+    assert without_code != original.study.read_text()
+    original.study.write_text(without_code)
     Runs(changed)
 
 
-def test_a_config_file_is_named_by_its_whole_path(trainer, tmp_path, monkeypatch):
+def test_config_file_is_stored_with_absolute_path(trainer, tmp_path, monkeypatch):
     text = "from seqjax import presets\n\n\ndef get_config({}):\n"
     text += "    return presets.get_config({}, name='x', base='mamba2')\n"
     (tmp_path / "mine.py").write_text(text.format("arg='debug'", "arg"))
     monkeypatch.chdir(tmp_path)
-    made = plan_of(tmp_path, "mine.py")
-    assert made.text.startswith(f"{tmp_path / 'mine.py'}:debug,limited,") and made.model == "mine"
-    assert plan_of(tmp_path, "mine.py:debug,model.mixer.expand=4").model == "mine, model.mixer.expand=4"
+    judged_plan = plan_for(tmp_path, "mine.py")
+    assert judged_plan.text.startswith(f"{tmp_path / 'mine.py'}:debug,limited,") and judged_plan.model == "mine"
+    assert plan_for(tmp_path, "mine.py:debug,model.mixer.expand=4").model == "mine, model.mixer.expand=4"
     (tmp_path / "fixed.py").write_text(text.format("", "'debug'"))
-    with pytest.raises(UserError, match=r"get_config\(\) of .*fixed\.py takes no argument; let it take one"):
-        plan_of(tmp_path, "fixed.py")
+    with pytest.raises(UserError, match=r"get_config\(\) of .*fixed\.py .*argument"):
+        plan_for(tmp_path, "fixed.py")
 
 
-def test_a_directory_keeps_its_runs_and_takes_more_rates(trainer, tmp_path):
-    first = Runs(plan_of(tmp_path))
+def test_directory_keeps_runs_and_accepts_more_rates(trainer, tmp_path):
+    first = Runs(plan_for(tmp_path))
     index = first.run("mamba2", HIGH).index
     first.write()
-    second = Runs(plan_of(tmp_path, rates=(2e-3,)))
+    second = Runs(plan_for(tmp_path, rates=(2e-3,)))
     assert second.rates == [2e-3, LOW, HIGH] and second.run("mamba2", HIGH).index == index
     assert second.run("mamba2", 2e-3).index == index + 1
     assert second.tried("mamba2") == [HIGH, 2e-3]
-    with pytest.raises(UserError, match=r"its study\.py judges mamba2:debug"):
-        Runs(plan_of(tmp_path, "mamba2:debug,train.steps=40"))
+    with pytest.raises(UserError, match=r"study\.py .*mamba2:debug.*train\.steps: 20 -> 40"):
+        Runs(plan_for(tmp_path, "mamba2:debug,train.steps=40"))
 
 
-def test_a_judgement_of_other_settings_is_refused_by_the_key(trainer, tmp_path):
-    Runs(plan_of(tmp_path)).write()
+def test_changed_setting_is_refused_by_key(trainer, tmp_path):
+    Runs(plan_for(tmp_path)).write()
     for settings, key in (
         ("eval.tokens=512", "eval.tokens"),
         ("optim.b2=0.9", "optim.b2"),
         ("train.steps=40", "steps"),
     ):
         with pytest.raises(UserError, match=key):
-            Runs(plan_of(tmp_path, f"mamba2:debug,{settings}"))
+            Runs(plan_for(tmp_path, f"mamba2:debug,{settings}"))
     with pytest.raises(UserError, match="model: mamba2 -> gla"):
-        Runs(plan_of(tmp_path, "gla:debug"))
+        Runs(plan_for(tmp_path, "gla:debug"))
 
 
-def test_a_judgement_keeps_its_text(trainer, tmp_path, monkeypatch):
-    """It depends on the installed packages, as long as the text of before is kept."""
-    Runs(plan_of(tmp_path)).write()
+def test_judgement_keeps_its_recorded_text(trainer, tmp_path, monkeypatch):
+    """The built-in text depends on the installed packages."""
+    Runs(plan_for(tmp_path)).write()
 
     def opened(*args, recorded, **kwargs):
         return SimpleNamespace(**vars(trainer.corpus) | {"manifest_hash": recorded or "new"})
 
     monkeypatch.setattr(plan, "open_corpus", opened)
-    assert Runs(plan_of(tmp_path)).plan.manifest == "m"
+    assert Runs(plan_for(tmp_path)).plan.manifest == "m"
     assert plan.make_plan("mamba2:debug", out=tmp_path / "other", cache=tmp_path / "cache").manifest == "new"
     trainer.corpus.manifest_hash = "new"
     monkeypatch.setattr(plan, "open_corpus", lambda *args, **kwargs: trainer.corpus)
     with pytest.raises(UserError, match="manifest m -> new"):
-        Runs(plan_of(tmp_path))
+        Runs(plan_for(tmp_path))
 
 
-def test_a_judgement_of_an_earlier_version_goes_on(trainer, tmp_path):
-    """It has a hash in place of its settings, and configs of references as text."""
-    made = plan_of(tmp_path)
-    runs = Runs(made)
+def test_judgement_of_earlier_version_resumes(trainer, tmp_path):
+    """Earlier versions wrote a settings hash, and reference configs as text."""
+    judged_plan = plan_for(tmp_path)
+    runs = Runs(judged_plan)
     index, reference = runs.run("mamba2", HIGH).index, runs.run(SAME_BLOCK, HIGH)
     runs.write()
-    text = made.entry("mamba2", HIGH, seed=0)["config"].removeprefix("mamba2:debug")
+    text = judged_plan.entry("mamba2", HIGH, seed=0)["config"].removeprefix("mamba2:debug")
     text = f"transformer_pp:debug{text},model.mixer.qk_norm=True,model.mixer.conv=True"
-    study = made.study.read_text()
+    study = judged_plan.study.read_text()
     assert study.count(repr(to_dict(reference.config))) == 1
-    made.study.write_text(study.replace(repr(to_dict(reference.config)), repr(text)))
-    settings = hashlib.sha256(json.dumps(to_dict(made.config), sort_keys=True).encode()).hexdigest()[:16]
-    text, judged = made.study.read_text(), {"config": made.text, "settings": settings, "manifest": made.manifest}
+    judged_plan.study.write_text(study.replace(repr(to_dict(reference.config)), repr(text)))
+    settings = hashlib.sha256(json.dumps(to_dict(judged_plan.config), sort_keys=True).encode()).hexdigest()[:16]
+    text, judged = (
+        judged_plan.study.read_text(),
+        {"config": judged_plan.text, "settings": settings, "manifest": judged_plan.manifest},
+    )
     start, end = text.index("JUDGED = "), text.index("RATES = ")
-    made.study.write_text(f"{text[:start]}JUDGED = {judged!r}\n{text[end:]}")
-    again = Runs(plan_of(tmp_path))
+    judged_plan.study.write_text(f"{text[:start]}JUDGED = {judged!r}\n{text[end:]}")
+    again = Runs(plan_for(tmp_path))
     assert again.run("mamba2", HIGH).index == index
     assert again.run(SAME_BLOCK, HIGH).config == reference.config
     with pytest.raises(UserError, match=r"eval\.tokens"):
-        Runs(plan_of(tmp_path, "mamba2:debug,eval.tokens=512"))
+        Runs(plan_for(tmp_path, "mamba2:debug,eval.tokens=512"))
 
 
 @pytest.mark.parametrize("model", ["mamba2", SAME_BLOCK])
-def test_a_dropped_run_ends_where_it_is(trainer, tmp_path, model):
-    runs = Runs(plan_of(tmp_path))
+def test_dropped_run_keeps_its_finished_ends(trainer, tmp_path, model):
+    runs = Runs(plan_for(tmp_path))
     run = runs.run(model, LOW)
     trainer.write(run, may_stop=lambda run: len(run.lacking) == 2)
     assert run.ends == [10, 13, 16, 20] and not run.complete
     runs.drop(run)
     runs.write()
-    again = Runs(plan_of(tmp_path)).run(model, LOW)
+    again = Runs(plan_for(tmp_path)).run(model, LOW)
     assert again.ends == [10, 13] and again.complete and again.index == run.index

@@ -1,4 +1,4 @@
-"""What a judgement trains, in which order, how it resumes, and what it concludes; the trainer writes known losses."""
+"""Judgements with a fake trainer: runs, order, resuming, and verdicts."""
 
 import dataclasses
 import json
@@ -25,79 +25,83 @@ SLOW = pytest.mark.slow
 
 
 # ------------------------------------------------------------------------------------------------------- learning rates
-def test_a_grid_is_extended_where_its_best_rate_is_at_an_edge():
+def test_grid_extends_past_a_best_rate_at_its_edge():
     assert beyond([1e-3, 2e-3], {1e-3: 3.0, 2e-3: 2.9}) == 4e-3
     assert beyond([1e-3, 2e-3], {1e-3: 2.8, 2e-3: 2.9}) == 5e-4
     assert beyond([1e-3, 2e-3, 4e-3], {1e-3: 3.0, 2e-3: 2.9}) is None  # 4e-3 was dropped
     assert beyond([1e-3], {}) is None
 
 
-def rates_of(*losses):
+def losses_by_rate(*losses):
     return dict(zip((1e-3, 2e-3, 4e-3), losses, strict=False))
 
 
 @pytest.mark.parametrize(
-    ("ours", "same_block", "published", "with_seeds", "expected"),
+    ("mixer", "same_block", "published", "with_seeds", "expected"),
     [
         ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (), 2e-3),
-        ((3.0, 3.02, 3.1), (2.92, 2.9, 3.0), (2.8, 2.9, 3.0), (), 1e-3),  # a tie of the pair
-        ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 1e-3),  # the reference has seeds
-        ((3.04, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 2e-3),  # not near-best there
+        ((3.0, 3.02, 3.1), (2.92, 2.9, 3.0), (2.8, 2.9, 3.0), (), 1e-3),  # mixer and attention tie
+        ((3.02, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 1e-3),  # the reference already has seeds there
+        ((3.04, 3.0, 3.1), (2.92, 2.9, 3.0), (2.8, 2.82, 3.0), (1e-3,), 2e-3),  # 1e-3 is not near-best for the mixer
         ((3.0, 3.1, 3.2), (3.1, 3.0, 3.1), (3.0, 3.1), (), None),
     ],
 )
-def test_further_seeds_run_at_the_rate_that_suits_all(ours, same_block, published, with_seeds, expected):
-    losses = {"ema": rates_of(*ours), SAME_BLOCK: rates_of(*same_block), PUBLISHED: rates_of(*published)}
+def test_common_rate_of_further_seeds(mixer, same_block, published, with_seeds, expected):
+    losses = {
+        "ema": losses_by_rate(*mixer),
+        SAME_BLOCK: losses_by_rate(*same_block),
+        PUBLISHED: losses_by_rate(*published),
+    }
     assert common_rate(losses, "ema", with_seeds=with_seeds) == expected
 
 
 # --------------------------------------------------------------------------------------------------------------- phases
-def test_a_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
+def test_dry_run_lists_all_runs_and_trains_nothing(trainer, tmp_path, capsys):
     options = [f"--out={tmp_path / 'out'}", f"--references={tmp_path / 'cache'}"]
     command.main(["--config=mamba2:debug", "--dry_run", *options])
-    said = capsys.readouterr().out
-    assert said.startswith("This is a smoke test")
-    # Three learning rates and two more seeds of three models, each a trunk of 16 steps with cooldowns of 12.
-    assert "15 of 15 runs left" in said and "mamba2, rate 0.008, seed 2" in said
-    assert "A first mixer costs 21.0 times" in said and "7.0 times" in said
+    output = capsys.readouterr().out
+    assert output.startswith("This is a smoke test")
+    # Three models, each with three learning rates and two more seeds; a run has 16 trunk and 12 cooldown steps.
+    assert "15 of 15 runs left" in output and "mamba2, rate 0.008, seed 2" in output
+    assert "21.0 times" in output and "7.0 times" in output
     assert not trainer.trained and not (tmp_path / "out").exists()
-    assert said.count(dry_run.TIMED) == 15, "a few steps of each model are timed"
+    assert output.count(dry_run.TIMED) == 15, "a few steps of each model are timed"
 
 
-def test_a_dry_run_needs_no_data(tmp_path, monkeypatch, capsys):
+def test_dry_run_needs_no_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
     options = ["--out=out", "--references=cache"]
-    given = "data.corpus=blocks,data.path=absent"
-    command.main([f"--config=mamba2:debug,{given}", "--dry_run", *options])
-    said = capsys.readouterr().out
-    assert "NOT READY" in said and "absent" in said and "15 of 15 runs left" in said
-    own = "data.train_domains=(news,),data.eval_domains=(news,law)"
-    command.main([f"--config=mamba2:debug,{given},{own}", "--dry_run", *options])
+    data = "data.corpus=blocks,data.path=absent"
+    command.main([f"--config=mamba2:debug,{data}", "--dry_run", *options])
+    output = capsys.readouterr().out
+    assert "NOT READY" in output and "absent" in output and "15 of 15 runs left" in output
+    domains = "data.train_domains=(news,),data.eval_domains=(news,law)"
+    command.main([f"--config=mamba2:debug,{data},{domains}", "--dry_run", *options])
     assert "15 of 15 runs left" in capsys.readouterr().out
     assert not [*tmp_path.iterdir()]
     with pytest.raises(UserError, match="absent"):
-        command.main([f"--config=mamba2:debug,{given}", *options])
+        command.main([f"--config=mamba2:debug,{data}", *options])
 
 
-def test_all_run_the_same_rates_and_then_seeds_at_one(judged, trainer, tmp_path, capsys):
-    found = judged()
+def test_same_rates_first_then_seeds_at_common_rate(judged, trainer, tmp_path, capsys):
+    judgement = judged()
     assert capsys.readouterr().out.startswith("This is a smoke test")
     extension = 2 * HIGH
     assert trainer.trained[:3] == [*labels(LOW, 0), *labels(HIGH, 0), *labels(extension, 0)]
     grid = [(name, rate) for name in (SAME_BLOCK, PUBLISHED) for rate in (LOW, HIGH, extension)]
     assert set(trainer.trained[3:9]) == {labels(rate, 0, model=name)[0] for name, rate in grid}
-    of_seeds = {label for name in ("mamba2", SAME_BLOCK, PUBLISHED) for label in labels(HIGH, 1, 2, model=name)}
-    assert set(trainer.trained[9:]) == of_seeds and len(trainer.trained) == 15
-    row = found.rows[SAME_BLOCK]
+    seed_labels = {label for name in ("mamba2", SAME_BLOCK, PUBLISHED) for label in labels(HIGH, 1, 2, model=name)}
+    assert set(trainer.trained[9:]) == seed_labels and len(trainer.trained) == 15
+    row = judgement.rows[SAME_BLOCK]
     assert row.verdict.word == COSTS and row.gap.value == pytest.approx(0.3, abs=0.01) and not row.provisional
     assert (row.seeds, row.reference_seeds, row.octaves) == (3, 3, 0.0)
-    assert found.costs["mamba2"].tokens_per_s == 5.0 and found.parameters["mamba2"] == row.parameters
+    assert judgement.costs["mamba2"].tokens_per_s == 5.0 and judgement.parameters["mamba2"] == row.parameters
     text = (tmp_path / "out" / "judge.md").read_text()
-    assert text.startswith("This is a smoke test") and f"**{found.sentence}**" in text
+    assert text.startswith("This is a smoke test") and f"**{judgement.sentence}**" in text
     runs = load_study(tmp_path / "out" / "study.py").runs
     assert all(run.complete for run in runs) and len(runs) == 15
-    # The directory has all that the page says.
+    # The directory's files reproduce the row.
     records = files.read(tmp_path / "out")
     assert {row.model: row for row in gaps.compare(records, SAME_BLOCK)}["mamba2"] == row
 
@@ -114,85 +118,86 @@ def test_three_seeds_reach_every_verdict(judged, trainer, gap, spread, word):
 
 
 @pytest.mark.parametrize(("gap", "word"), [(-0.2, GAINS), (0.2, COSTS)])
-def test_a_mixer_that_ends_below_the_reference_is_judged(judged, trainer, gap, word):
-    trainer.mixer, trainer.gap = trainer.reference - 0.4, gap  # at 50% of its tokens it is 0.1 above
+def test_mixer_with_lower_final_loss_is_judged(judged, trainer, gap, word):
+    trainer.mixer, trainer.gap = trainer.reference - 0.4, gap  # 0.1 above the reference at 50% of the tokens
     row = judged().rows[SAME_BLOCK]
     assert row.verdict.word == word and row.gap.value == pytest.approx(gap, abs=0.01)
     assert row.at_equal_tokens.inside.value == pytest.approx(-0.4, abs=0.01)
 
 
 @SLOW
-def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
+def test_second_mixer_reuses_reference_runs(judged, trainer, tmp_path):
     judged()
     trainer.trained.clear()
     judged("deltanet:debug", out=tmp_path / "other")
     assert len(trainer.trained) == 5 and all(label.startswith("deltanet") for label in trainer.trained)
 
 
-def test_a_cached_reference_of_other_settings_is_refused(judged, trainer, tmp_path):
-    """Two workdirs in the cache were exchanged."""
+def test_exchanged_cached_references_are_refused(judged, trainer, tmp_path):
     judged(seeds=1)
     one, other, *_ = sorted((tmp_path / "cache").iterdir())
     one.rename(tmp_path / "cache" / "between")
     other.rename(one)
     (tmp_path / "cache" / "between").rename(other)
-    with pytest.raises(UserError, match=r"cache/transformer.* holds a run with other settings: "):
+    with pytest.raises(UserError, match=r"cache/transformer.* settings: (model|optim)\."):
         judged("deltanet:debug", seeds=1, out=tmp_path / "other")
 
 
-def test_more_seeds_and_rates_reuse_what_ran(judged, trainer, tmp_path):
+def test_more_seeds_and_rates_reuse_finished_runs(judged, trainer, tmp_path):
     trainer.best[""] = 32e-3
-    found = judged(seeds=1)
-    before = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
-    assert len(before) == 9 and found.rows[SAME_BLOCK].verdict.word == UNDECIDED
-    assert found.rows[SAME_BLOCK].next_rates["model"] == 32
-    assert any("--rates=0.004,0.008,0.016,0.032" in remark for remark in found.remarks)
+    judgement = judged(seeds=1)
+    first_labels = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
+    assert len(first_labels) == 9 and judgement.rows[SAME_BLOCK].verdict.word == UNDECIDED
+    assert judgement.rows[SAME_BLOCK].next_rates["model"] == 32
+    assert any("--rates=0.004,0.008,0.016,0.032" in remark for remark in judgement.remarks)
     trainer.trained.clear()
-    found = judged(seeds=2, rates=(LOW, HIGH, 16e-3, 32e-3))
-    assert not set(trainer.trained) & set(before)
-    assert found.rows[SAME_BLOCK].verdict.word == COSTS and not found.rows[SAME_BLOCK].provisional
-    after = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
-    assert after[: len(before)] == before and set(after) - set(before) == set(trainer.trained)
+    judgement = judged(seeds=2, rates=(LOW, HIGH, 16e-3, 32e-3))
+    assert not set(trainer.trained) & set(first_labels)
+    assert judgement.rows[SAME_BLOCK].verdict.word == COSTS and not judgement.rows[SAME_BLOCK].provisional
+    all_labels = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]
+    assert all_labels[: len(first_labels)] == first_labels and set(all_labels) - set(first_labels) == set(
+        trainer.trained
+    )
     trainer.trained.clear()
-    assert judged(seeds=2).sentence == found.sentence and not trainer.trained
+    assert judged(seeds=2).sentence == judgement.sentence and not trainer.trained
 
 
-def test_a_rate_far_behind_is_dropped_at_its_first_end(judged, trainer, tmp_path):
+def test_much_worse_rate_is_dropped_at_first_end(judged, trainer, tmp_path):
     trainer.per_octave = 0.2
-    found = judged(seeds=1)
-    of_rate = {run.label: run for run in load_study(tmp_path / "out" / "study.py").runs}
+    judgement = judged(seeds=1)
+    runs = {run.label: run for run in load_study(tmp_path / "out" / "study.py").runs}
     for model in ("mamba2", PUBLISHED):
-        assert of_rate[labels(2 * HIGH, 0, model=model)[0]].ends == [10]
-        assert len(of_rate[labels(HIGH, 0, model=model)[0]].ends) == 4
-    assert not found.rows[SAME_BLOCK].provisional  # the dropped rate was tried
-    assert sum("after 50% of its tokens" in remark for remark in found.remarks) == 1
+        assert runs[labels(2 * HIGH, 0, model=model)[0]].ends == [10]
+        assert len(runs[labels(HIGH, 0, model=model)[0]].ends) == 4
+    assert not judgement.rows[SAME_BLOCK].provisional  # the dropped rate was tried
+    assert sum("after 50% of its tokens" in remark for remark in judgement.remarks) == 1
     trainer.trained.clear()
-    assert judged(seeds=1).sentence == found.sentence and not trainer.trained
+    assert judged(seeds=1).sentence == judgement.sentence and not trainer.trained
 
 
-def test_without_a_rate_that_suits_both_no_seeds_run(judged, trainer):
+def test_no_further_seeds_without_a_common_rate(judged, trainer):
     trainer.per_octave, trainer.best[SAME_BLOCK] = 0.08, LOW / 2
-    found = judged()
-    assert found.rows[SAME_BLOCK].verdict == (UNDECIDED, gap_rows.heights.NO_RATE, None)
+    judgement = judged()
+    assert judgement.rows[SAME_BLOCK].verdict == (UNDECIDED, gap_rows.heights.NO_RATE, None)
     assert not any(label.endswith(("seed 1", "seed 2")) for label in trainer.trained)
-    assert any("0.0057" in remark for remark in found.remarks)  # between the best rates of both
+    assert any("0.0057" in remark for remark in judgement.remarks)  # geometric mean of both best rates
 
 
 @pytest.mark.parametrize(
     ("stop_after", "seeds"), [(5, 1), *(pytest.param(*case, marks=SLOW) for case in ((1, 1), (2, 2), (10, 2)))]
 )
-def test_a_resumed_judgement_decides_the_same(judged, trainer, tmp_path, stop_after, seeds):
+def test_resumed_judgement_has_the_same_result(judged, trainer, tmp_path, stop_after, seeds):
     trainer.per_octave = 0.2
-    whole = judged(out=tmp_path / "whole", references=tmp_path / "whole" / "cache", seeds=seeds)
+    uninterrupted = judged(out=tmp_path / "whole", references=tmp_path / "whole" / "cache", seeds=seeds)
     order = list(trainer.trained)
     trainer.trained.clear()
     trainer.stop_after = stop_after
     with pytest.raises(KeyboardInterrupt):
         judged(seeds=seeds)
     trainer.stop_after = math.inf
-    found = judged(seeds=seeds)
+    resumed = judged(seeds=seeds)
     assert trainer.trained == order
-    assert dataclasses.replace(found, out=whole.out) == whole
+    assert dataclasses.replace(resumed, out=uninterrupted.out) == uninterrupted
 
 
 # ------------------------------------------------------------------------------------------------------- joined studies
@@ -203,17 +208,17 @@ MODELS = {
 }
 
 
-def test_with_a_joined_study_only_the_mixer_is_trained(judged, trainer, lab, tmp_path):
+def test_joined_study_supplies_all_references(judged, trainer, lab, tmp_path):
     published = ("transformer_pp:debug,model.mixer.qk_norm=True", (LOW, HIGH), 3)
     trainer.mixer, trainer.gap = trainer.reference, 0.0
     directory = lab(MODELS | {"Published": published})
     trainer.mixer, trainer.gap = 3.0, 0.3
-    found = judged(runs=[directory])
+    judgement = judged(runs=[directory])
     assert trainer.trained == [*labels(LOW, 0), *labels(HIGH, 0), *labels(2 * HIGH, 0), *labels(HIGH, 1, 2)]
-    row = found.rows[SAME_BLOCK]
+    row = judgement.rows[SAME_BLOCK]
     assert row.verdict.word == COSTS and row.gap.value == pytest.approx(0.3, abs=0.02) and row.reference_seeds == 3
-    assert set(found.rows) == {SAME_BLOCK, PUBLISHED}
-    # The directory does without the joined one.
+    assert set(judgement.rows) == {SAME_BLOCK, PUBLISHED}
+    # The joined directory is no longer needed.
     directory.rename(tmp_path / "elsewhere")
     records = files.read(tmp_path / "out")
     assert set(records.models) == {"mamba2", SAME_BLOCK, PUBLISHED, "GLA", "DeltaNet"}
@@ -221,81 +226,81 @@ def test_with_a_joined_study_only_the_mixer_is_trained(judged, trainer, lab, tmp
     assert records.blocks is not None and records.asks == ("mamba2",)
 
 
-def test_a_joined_reference_with_few_seeds_gets_more(judged, trainer, lab):
+def test_joined_reference_gets_missing_seeds(judged, trainer, lab):
     trainer.gap, gap = 0.0, trainer.gap
     directory = lab(MODELS)
     trainer.gap = gap
-    found = judged(runs=directory, seeds=4)
+    judgement = judged(runs=directory, seeds=4)
     assert labels(HIGH, 3, model=SAME_BLOCK)[0] in trainer.trained
     assert not {*labels(LOW, 0, model=SAME_BLOCK), *labels(HIGH, 0, 1, 2, model=SAME_BLOCK)} & {*trainer.trained}
     assert set(labels(HIGH, 0, 1, 2, 3, model=PUBLISHED)) < {*trainer.trained}
-    assert found.rows[SAME_BLOCK].reference_seeds == 4
+    assert judgement.rows[SAME_BLOCK].reference_seeds == 4
 
 
 def test_few_joined_models_are_compared_at_common_rates(judged, trainer, lab):
     trainer.gap, gap = 0.0, trainer.gap
     directory = lab({"Attention": MODELS["Attention"]})
     trainer.gap = gap
-    found = judged(runs=[directory])
-    assert any("1 models with two near-best learning rates" in remark for remark in found.remarks)
-    of_same_block = [label for label in trainer.trained if label.startswith(f"{SAME_BLOCK}, rate")]
-    assert of_same_block == labels(2 * HIGH, 0, model=SAME_BLOCK)  # the rest is joined
-    assert found.rows[SAME_BLOCK].verdict.word == COSTS
+    judgement = judged(runs=[directory])
+    assert any("1 models with two near-best learning rates" in remark for remark in judgement.remarks)
+    reference_labels = [label for label in trainer.trained if label.startswith(f"{SAME_BLOCK}, rate")]
+    assert reference_labels == labels(2 * HIGH, 0, model=SAME_BLOCK)  # the joined study supplies its other runs
+    assert judgement.rows[SAME_BLOCK].verdict.word == COSTS
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
-def test_a_rate_at_which_the_loss_is_not_finite_is_left_out(judged, trainer):
+def test_diverged_rate_is_skipped(judged, trainer):
     trainer.diverging = {2 * HIGH}
-    found = judged(seeds=2)
-    assert any(f"{labels(2 * HIGH, 0)[0]}: the loss is not finite" in remark for remark in found.remarks)
-    assert found.rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
-    assert "provisional" not in found.sentence  # it was tried
+    judgement = judged(seeds=2)
+    assert any(f"{labels(2 * HIGH, 0)[0]}: the loss is not finite" in remark for remark in judgement.remarks)
+    assert judgement.rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
+    assert "provisional" not in judgement.sentence  # the extended rate was tried
 
 
-def test_a_mixer_that_diverges_at_every_rate_has_a_speed_alone(judged, trainer, tmp_path):
+def test_mixer_diverging_at_every_rate_has_a_page(judged, trainer, tmp_path):
     trainer.diverging = {LOW, HIGH}
-    found = judged()
-    assert "0.004, 0.008" in found.sentence and found.rows == {} and len(trainer.trained) == 2
-    assert found.sentence in (tmp_path / "out" / "judge.md").read_text()
+    judgement = judged()
+    assert "0.004, 0.008" in judgement.sentence and judgement.rows == {} and len(trainer.trained) == 2
+    assert judgement.sentence in (tmp_path / "out" / "judge.md").read_text()
     trainer.trained.clear()
-    assert judged().sentence == found.sentence and not trainer.trained
+    assert judged().sentence == judgement.sentence and not trainer.trained
 
 
-def test_a_run_that_fails_otherwise_stops_the_judgement_and_is_tried_again(judged, trainer):
+def test_failed_run_stops_the_judgement_and_is_retried(judged, trainer):
     trainer.broken = {*labels(LOW, 0)}
-    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed; .*says why"):
+    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed: see .*log\.txt"):
         judged(seeds=1)
     trainer.broken = set()
     assert judged(seeds=1).rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
 
 
-def test_bad_input_is_refused_in_a_sentence(judged, trainer, tmp_path):
+def test_bad_input_is_refused(judged, trainer, tmp_path):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "study.py").write_text("def get_study(): ...\n")
-    with pytest.raises(UserError, match="was not written by seqjax judge"):
+    with pytest.raises(UserError, match=r"study\.py .*seqjax judge"):
         judged(out=tmp_path / "else")
-    with pytest.raises(UserError, match="--jobs must be at least 1, not 0"):
+    with pytest.raises(UserError, match=r"--jobs .*0"):
         judged(jobs=0)
-    with pytest.raises(UserError, match="--seeds must be 1 to"):
+    with pytest.raises(UserError, match="--seeds "):
         judged(seeds=0)
-    with pytest.raises(UserError, match=r"no learning rates are recorded for the size 1b3; .*--rates=A,B"):
+    with pytest.raises(UserError, match=r"size 1b3; .*--rates=A,B"):
         judged("mamba2:1b3")
-    with pytest.raises(UserError, match="--rates=fast: give learning rates"):
+    with pytest.raises(UserError, match="--rates=fast"):
         command.main(["--config=mamba2:debug", "--rates=fast"])
     for rates in ((1e-3, 1e-3), (-1.0,), (math.nan,), (math.inf,)):
-        with pytest.raises(UserError, match="learning rates above 0, each named once"):
+        with pytest.raises(UserError, match="--rates "):
             judged(rates=rates)
     with pytest.raises(UserError, match="--out=s3://bucket/x"):
         judged(out="s3://bucket/x")
     with pytest.raises(UserError, match="--runs=s3://bucket/x"):
         judged(runs="s3://bucket/x")
-    with pytest.raises(UserError, match="nowhere is no finished study"):
+    with pytest.raises(UserError, match=r"nowhere .*runs\.json"):
         judged(runs=tmp_path / "nowhere")
     trainer.corpus.in_domain = DOMAINS
-    with pytest.raises(UserError, match="other domains, as in the regime limited"):
+    with pytest.raises(UserError, match=r"on commoncrawl, c4, arxiv, github; .*regime limited"):
         judged(out=tmp_path / "new")
     trainer.corpus.in_domain = trainer.corpus.eval_domains = ("c4",)
-    with pytest.raises(UserError, match="is evaluated on c4; a judgement needs"):
+    with pytest.raises(UserError, match=r"on c4; .*regime limited"):
         judged(out=tmp_path / "new")
     assert not trainer.trained
 
@@ -338,7 +343,7 @@ def get_config(arg=""):
 
 
 @pytest.mark.slow
-def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+def test_non_causal_mixer_is_refused_before_training(tmp_path, monkeypatch):
     (tmp_path / "leaky.py").write_text(LEAKY)
     (tmp_path / "leaking.py").write_text(LEAKY)
     (tmp_path / "pack").mkdir()
@@ -346,9 +351,7 @@ def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_trained(tmp_
     (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", "'pack.leaky'"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"passes seqjax\.testing\.check_mixer: Leaky fails .* causality: changing token"
-    ):
+    with pytest.raises(UserError, match=r"Leaky fails .* causality: "):
         seqjax.judge("mine.py:debug", out=tmp_path / "out", references=tmp_path / "cache")
     assert not (tmp_path / "out" / "study.py").exists()
     sys.modules.pop("pack.leaky", None)
@@ -356,18 +359,20 @@ def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_trained(tmp_
 
 # ------------------------------------------------------------------------------------------------------------- for real
 @pytest.mark.slow
-def test_a_tiny_mixer_is_judged_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "require_sound", lambda plan: None)  # the test before this one runs it
+def test_tiny_mixer_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "require_sound", lambda plan: None)  # tested above
     small = "train.steps=15,train.batch_size=8,train.seq_len=32,eval.tokens=256,optim.warmup_steps=2,"
     small += "model.dim=16,model.n_layers=1"
-    found = seqjax.judge(
+    judgement = seqjax.judge(
         f"deltanet:debug,{small}", out=tmp_path / "out", references=tmp_path / "cache", seeds=2, rates=(4e-3, 8e-3)
     )
-    assert set(found.rows) == {SAME_BLOCK, PUBLISHED}
+    assert set(judgement.rows) == {SAME_BLOCK, PUBLISHED}
     assert "# deltanet" in (tmp_path / "out" / page.FILE).read_text()
     assert (tmp_path / "out" / "gaps.png").read_bytes().startswith(b"\x89PNG")
-    assert found.costs[SAME_BLOCK].tokens_per_s and found.costs[found.model].state_bytes
+    assert judgement.costs[SAME_BLOCK].tokens_per_s and judgement.costs[judgement.model].state_bytes
     assert all("transformer" in path.name for path in (tmp_path / "cache").iterdir())
-    workdir = next(run for run in load_study(tmp_path / "out" / "study.py").runs if run.model == found.model).workdir
+    workdir = next(
+        run for run in load_study(tmp_path / "out" / "study.py").runs if run.model == judgement.model
+    ).workdir
     assert json.loads((workdir / costs.JOBS).read_text()) == {"jobs": 1}
     assert plan.read("deltanet:debug").size == "debug"

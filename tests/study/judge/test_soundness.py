@@ -1,4 +1,4 @@
-"""The checks before a judgement: what the process that runs them says, and how it ends."""
+"""Mixer checks before a judgement: their process's output and exit status."""
 
 from unittest import mock
 
@@ -32,7 +32,7 @@ def get_config(arg=""):
 """
 
 
-def test_each_check_is_shown_and_the_failure_is_the_error(tmp_path, monkeypatch, capsys):
+def test_checks_are_printed_and_a_failure_raises(tmp_path, monkeypatch, capsys):
     plan = make_plan("transformer_pp:debug", out=tmp_path / "out", cache=tmp_path / "cache")
     child = "import sys; print(f'output passed of {sys.argv[1]}', flush=True)\n"
     child += "sys.stderr.write('a warning\\nMine fails 1 of 2 checks. step: differs'); sys.exit(1)"
@@ -47,21 +47,21 @@ def test_each_check_is_shown_and_the_failure_is_the_error(tmp_path, monkeypatch,
     soundness.require_sound(plan)
 
 
-def test_the_checks_of_a_config_end_with_one_line(monkeypatch, capsys):
-    def checked(cls, *, say, **options):
+def test_check_failure_is_one_line_on_stderr(monkeypatch, capsys):
+    def failing_check(cls, *, say, **options):
         say("output passed")
         raise AssertionError("Mine fails 2 of 3 checks.\nstep: a\nlong: b")
 
-    monkeypatch.setattr(soundness.testing, "check_mixer", checked)
+    monkeypatch.setattr(soundness.testing, "check_mixer", failing_check)
     with pytest.raises(SystemExit, match="1"):
         soundness.check("transformer_pp:debug")
-    said = capsys.readouterr()
-    assert said.out == "output passed\n"
-    assert said.err.rpartition("\n")[2] == "Mine fails 2 of 3 checks. step: a long: b"
+    output = capsys.readouterr()
+    assert output.out == "output passed\n"
+    assert output.err.rpartition("\n")[2] == "Mine fails 2 of 3 checks. step: a long: b"
 
 
 @pytest.mark.parametrize("call", ["sys.exit(0)", "os._exit(0)"])
-def test_a_mixer_that_ends_the_process_has_not_passed(call, tmp_path):
+def test_mixer_that_exits_the_process_fails(call, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(ENDING.format(call=call) + CONFIG)
     plan = mock.create_autospec(Plan, instance=True, model="mine", text=f"{path}:debug")

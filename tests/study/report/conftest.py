@@ -1,15 +1,15 @@
-"""A study with all that rows can say, made from numbers."""
+"""A synthetic study that has every kind of row."""
 
 import pytest
 
 from tests.study.gaps.studies import records, run
 
 LR = 1e-3
-SD = (0.0, 0.012, -0.009)  # what seeds add to gaps
+SD = (0.0, 0.012, -0.009)  # gap offsets by seed
 
 
 def side(model, gap, *, last=3.0, seeds=3, rates=(1.0, 2.0), parameters=100_000_000, **more):
-    """The runs of a model: all seeds at the first rate, the first seed at the others."""
+    """Return a model's runs: all seeds at the first rate, seed 0 at the other rates."""
     runs = []
     for seed, rate in [(s, rates[0]) for s in range(seeds)] + [(0, rate) for rate in rates[1:]]:
         metadata = {
@@ -19,15 +19,17 @@ def side(model, gap, *, last=3.0, seeds=3, rates=(1.0, 2.0), parameters=100_000_
             "tokens_per_s": 1000.0 + 100 * len(model),
             "config": {"optim": {"lr": LR * rate}, "train": {"ends": [0.5, 1.0], "seed": seed, "seq_len": 2048}},
         }
-        at = last + 0.01 * abs(rate - rates[0])
-        off = gap + SD[seed] * (1 + len(model) / 10)
-        runs.append(run(model, last=at, gap=off, rate=rate, seed=seed, slope=-0.05, metadata=metadata, **more))
+        last_loss = last + 0.01 * abs(rate - rates[0])
+        seed_gap = gap + SD[seed] * (1 + len(model) / 10)
+        runs.append(
+            run(model, last=last_loss, gap=seed_gap, rate=rate, seed=seed, slope=-0.05, metadata=metadata, **more)
+        )
     return runs
 
 
 @pytest.fixture(scope="session")
 def known():
-    """A reference and models that cost, gain, differ by nothing, have one seed, shrink, or have no gap."""
+    """Return a study with all verdicts, a trend, and a missing gap."""
     runs = [
         *side("reference", 0.0),
         *side("dear", 0.3, last=3.02, parameters=104_000_000),

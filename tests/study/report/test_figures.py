@@ -1,4 +1,4 @@
-"""losses.png: lines of runs and seeds, panels of domains or of families, and the same bytes each time."""
+"""losses.png: lines, panels, labels and reproducible files."""
 
 import dataclasses
 
@@ -18,18 +18,18 @@ from tests.study.report.conftest import side
 draw = figures.against_loss_in_domain
 
 
-def lines_of(panel, i):
-    """The lines of the i-th model that have points, without the entries of the legend."""
+def drawn_lines(panel, i):
+    """Return the i-th model's lines without legend entries."""
     return [line for line in panel.lines if line.get_color() == figures.style(i)["color"] and len(line.get_xdata())]
 
 
 def linear(name, gap, *, seeds=1):
-    """Runs with evaluations along the run and one end."""
+    """Return linear-schedule runs: several evaluations, the last one is the end."""
     runs = side(name, gap, seeds=seeds, rates=(1.0,))
     return [dataclasses.replace(run, ends=run.points[-1:]) for run in runs]
 
 
-def test_seeds_share_a_colour_and_models_are_named_at_their_lines(composed):
+def test_seeds_share_a_colour_and_lines_are_labelled(composed):
     draw("losses.png", records([*side("reference", 0.0), *side("m", 0.3)]))
     figure = composed["losses.png"]
     assert_readable(figure)
@@ -37,24 +37,24 @@ def test_seeds_share_a_colour_and_models_are_named_at_their_lines(composed):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed 1", "seed 2"]
     assert [text.get_text() for text in figure.axes[-1].texts] == ["reference", "m"], "once each"
     for panel in figure.axes:
-        looks = [str(line._unscaled_dash_pattern) for line in lines_of(panel, 1)]
+        looks = [str(line._unscaled_dash_pattern) for line in drawn_lines(panel, 1)]
         assert len(looks) == len(set(looks)) == 3, "a style for each seed, at the rate that is shown"
-    (first, *_), run = lines_of(figure.axes[0], 1), side("m", 0.3)[0]
+    (first, *_), run = drawn_lines(figure.axes[0], 1), side("m", 0.3)[0]
     assert first.get_ydata() == pytest.approx([point.domains["arxiv"] for point in run.points])
 
 
-def test_the_ends_of_runs_with_other_evaluations_are_marked(composed):
+def test_ends_are_starred_among_other_evaluations(composed):
     runs = [*linear("reference", 0.0), *side("m", 0.3, rates=(1.0,), seeds=1)]
     shorter = dataclasses.replace(runs[0], ends=[runs[0].points[1], runs[0].points[-1]])
-    draw("losses.png", records([shorter, *runs[1:]]))  # `records` keeps ends only
+    draw("losses.png", records([shorter, *runs[1:]]))  # `records` keeps only ends
     assert not composed["losses.png"].legends, "all points are ends"
     study = dataclasses.replace(records(runs), runs=[shorter, *runs[1:]])
     draw("losses.png", study)
     panel = composed["losses.png"].axes[0]
-    line, stars = lines_of(panel, 0)
+    line, stars = drawn_lines(panel, 0)
     assert (len(line.get_xdata()), len(stars.get_xdata()), stars.get_marker()) == (4, 2, "*")
     assert stars.get_xydata()[-1] == pytest.approx(line.get_xydata()[-1])
-    assert len(lines_of(panel, 1)) == 1
+    assert len(drawn_lines(panel, 1)) == 1
     assert [text.get_text() for text in composed["losses.png"].legends[0].get_texts()] == [figures.ENDS_LABEL]
 
 
@@ -70,50 +70,50 @@ def test_many_domains_are_drawn_as_their_mean(composed, monkeypatch):
     assert panel.get_title(loc="left") == "mean of 2 domains"
     run = side("m", 0.3)[0]
     expected = [np.mean([p.domains["arxiv"], p.domains["github"]]) for p in run.points]
-    assert lines_of(panel, 1)[0].get_ydata() == pytest.approx(expected)
+    assert drawn_lines(panel, 1)[0].get_ydata() == pytest.approx(expected)
 
 
-def test_some_models_are_drawn_as_they_are_among_all(composed):
-    """The references and the chosen ones keep their colours; a model that the study has not is refused."""
+def test_model_selection_keeps_colours(composed):
+    """References are always drawn; an unknown model is refused."""
     study = records([run for i, name in enumerate(("reference", "x", "y")) for run in side(name, i / 10)])
     for chosen, models in ((None, (0, 1, 2)), (["y"], (0, 2))):
         draw("losses.png", study, models=chosen)
         panel = composed["losses.png"].axes[0]
-        assert [i for i in range(3) if lines_of(panel, i)] == list(models)
-    with pytest.raises(UserError, match=r"The study has no model 'z'\. Its models: reference; x; y\."):
+        assert [i for i in range(3) if drawn_lines(panel, i)] == list(models)
+    with pytest.raises(UserError, match=r"'z'.* reference; x; y\."):
         draw("losses.png", study, models=["z"])
 
 
-def test_losses_of_the_first_steps_are_left_out(composed):
+def test_early_losses_are_omitted(composed):
     runs = [*side("reference", 0.0, shares=(0.01, 0.5, 1.0)), *side("m", 0.0, shares=(0.01, 0.5, 1.0))]
     draw("losses.png", records(runs))
-    for line in lines_of(composed["losses.png"].axes[0], 0):
-        assert len(line.get_xdata()) == 2 and max(line.get_xdata()) < 3.02 + figures.SHOWN
+    for line in drawn_lines(composed["losses.png"].axes[0], 0):
+        assert len(line.get_xdata()) == 2 and max(line.get_xdata()) < 3.02 + figures.LOSS_RANGE
 
 
 def test_many_models_are_spread_over_panels(composed, monkeypatch):
-    """Versions of a model stay together, the references are in each panel, and no point is cut."""
-    monkeypatch.setattr(figures, "TOGETHER", 3)
+    """A model's variants share a panel, references are in all panels, no point is cut."""
+    monkeypatch.setattr(figures, "PANEL_MODELS", 3)
     names = ["reference", "a", "b", "a, conv", "c", "d", "a, gate", "e"]
     draw("losses.png", records([run for i, name in enumerate(names) for run in side(name, i / 10, last=3 - i / 20)]))
     figure = composed["losses.png"]
     assert_readable(figure)
     panels = [panel for panel in figure.axes if panel.axison]
-    named = [[text.get_text() for text in panel.texts] for panel in panels]
-    assert named == [["reference", "a", "a, conv", "a, gate"], ["b", "d"], ["c", "e"]]
-    for panel, of_panel in zip(panels, named, strict=True):
-        models = {*of_panel} - {"reference"}
+    labels = [[text.get_text() for text in panel.texts] for panel in panels]
+    assert labels == [["reference", "a", "a, conv", "a, gate"], ["b", "d"], ["c", "e"]]
+    for panel, panel_labels in zip(panels, labels, strict=True):
+        models = {*panel_labels} - {"reference"}
         drawn = [line for line in panel.lines if len(line.get_xdata())]
-        of_models = [line for line in drawn if line.get_color() != figures.GREY]
-        assert len(drawn) - len(of_models) == 1 and len(of_models) == 3 * len(models), "of the reference one seed"
-        assert len({line.get_color() for line in of_models}) == len(models)
+        model_lines = [line for line in drawn if line.get_color() != figures.GREY]
+        assert len(drawn) - len(model_lines) == 1 and len(model_lines) == 3 * len(models), "of the reference one seed"
+        assert len({line.get_color() for line in model_lines}) == len(models)
         low, high = panel.get_xlim()
         for line in drawn:
             assert low < min(line.get_xdata()) and max(line.get_xdata()) < high
 
 
-def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
-    names = [f"model {i}" for i in range(figures.TOGETHER + 1)]
+def test_single_evaluations_are_drawn_as_points(composed):
+    names = [f"model {i}" for i in range(figures.PANEL_MODELS + 1)]
     runs = [
         run
         for i, name in enumerate(names)
@@ -124,67 +124,67 @@ def test_runs_of_one_evaluation_are_points_that_share_panels(composed):
     for panel, domain in zip(composed["losses.png"].axes, ("arxiv", "github"), strict=True):
         assert [text.get_text() for text in panel.texts] == names
         assert overlapping(panel.texts) == []
-        found = [line for line in panel.lines if line.get_marker() not in ("", "None")]
-        for line, run in zip(found, runs, strict=True):
+        markers = [line for line in panel.lines if line.get_marker() not in ("", "None")]
+        for line, run in zip(markers, runs, strict=True):
             inside = np.mean([run.last.domains[name] for name in ("c4", "web")])
             assert line.get_xydata() == pytest.approx(np.array([[inside, run.last.domains[domain]]]))
 
 
-def test_pictures_are_the_same_bytes_each_time(tmp_path):
+def test_pictures_are_reproducible(tmp_path):
     study = records([*side("reference", 0.0), *side("m", 0.3)])
-    made = []
-    for again in ("a", "b"):
-        (tmp_path / again).mkdir()
-        draw(tmp_path / again / "losses.png", study)
-        made.append({path.name: path.read_bytes() for path in (tmp_path / again).iterdir()})
-    assert made[0] == made[1]
-    assert made[0]["losses.svg"].count(b"<svg ") == 1 and b"dc:date" not in made[0]["losses.svg"]
-    assert made[0]["losses.png"].startswith(b"\x89PNG")
+    contents = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        draw(tmp_path / name / "losses.png", study)
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert contents[0] == contents[1]
+    assert contents[0]["losses.svg"].count(b"<svg ") == 1 and b"dc:date" not in contents[0]["losses.svg"]
+    assert contents[0]["losses.png"].startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["linear", "sweep", "wsd"])
-def test_the_pictures_of_stored_studies_can_be_read(name, composed):
+def test_golden_study_pictures_are_readable(name, composed):
     assert_all_readable(files.read(support.ROOT / "tests" / "golden" / "studies" / name), composed)
 
 
-def assert_all_readable(found, composed):
-    """Draw all pictures of a study: no texts overlap, and every model is named."""
-    compared = leaderboard.compared(found)
-    draw("losses", found)
-    points.gap_over_speed("cost", found, compared)
-    forest.gaps("gaps", found, compared)
-    points.by_rate("rates", found)
-    if found.sweep:
-        points.over_setting("sweep", found, compared)
-    for what, figure in composed.items():
-        assert_readable(figure, categories=what == "gaps")
+def assert_all_readable(study, composed):
+    """Draw a study's pictures: no texts overlap, and every model is labelled."""
+    compared = leaderboard.compared(study)
+    draw("losses", study)
+    points.gap_over_speed("cost", study, compared)
+    forest.gaps("gaps", study, compared)
+    points.by_rate("rates", study)
+    if study.sweep:
+        points.over_setting("sweep", study, compared)
+    for name, figure in composed.items():
+        assert_readable(figure, categories=name == "gaps")
         for panel in figure.axes:
-            assert overlapping(panel.texts) == [], what
-    assert {*found.models} <= {text.get_text() for panel in composed["losses"].axes for text in panel.texts}
-    assert names_of(composed["rates"]) == {*found.models}
-    values = {found.references[0], *leaderboard.shown(compared[found.references[0]])}
-    assert names_of(composed["cost"]) == points.run_speeds(found).keys() & values
+            assert overlapping(panel.texts) == [], name
+    assert {*study.models} <= {text.get_text() for panel in composed["losses"].axes for text in panel.texts}
+    assert label_names(composed["rates"]) == {*study.models}
+    values = {study.references[0], *leaderboard.shown(compared[study.references[0]])}
+    assert label_names(composed["cost"]) == points.run_speeds(study).keys() & values
     lines = [text.get_text() for text in composed["gaps"].axes[0].get_yticklabels()]
-    assert {*found.models} - {*found.references} <= {*lines} | {
-        row.model for row in gaps.compare(found, found.references[0]) if row.at_equal_tokens is None
+    assert {*study.models} - {*study.references} <= {*lines} | {
+        row.model for row in gaps.compare(study, study.references[0]) if row.at_equal_tokens is None
     }
 
 
-def names_of(figure):
-    """The names at the points of the first panel, or in the legend where the points have numbers."""
+def label_names(figure):
+    """Return the first panel's point labels, with numbers resolved by the legend."""
     texts = [text.get_text() for text in figure.axes[0].texts]
     entries = [text.get_text().split("  ") for legend in figure.legends for text in legend.get_texts()]
-    named = {number.strip("\u2007"): name for number, name in entries}
-    return {named[text] if named else text for text in texts}
+    names_by_number = {number.strip("\u2007"): name for number, name in entries}
+    return {names_by_number[text] if names_by_number else text for text in texts}
 
 
-def test_a_dollar_in_a_name_starts_no_formula(tmp_path):
+def test_dollar_in_a_name_is_not_math(tmp_path):
     from matplotlib.figure import Figure
 
     figure = Figure()
     panel = figure.subplots()
     panel.set_title("$^$")
-    panel.set_xlabel(picture("$^$"))  # escaped, as the labels that are placed beside lines are
+    panel.set_xlabel(picture("$^$"))  # escaped like line labels
     figures.save(figure, tmp_path / "a.png")
     assert (tmp_path / "a.svg").is_file()
     assert (panel.get_title(), panel.get_xlabel()) == ("$^$", "$^$")

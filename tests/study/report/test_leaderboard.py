@@ -1,4 +1,4 @@
-"""leaderboard.csv: its columns, the numbers in them, what is read back, and the LaTeX table."""
+"""leaderboard.csv and the LaTeX table."""
 
 import dataclasses
 import math
@@ -24,18 +24,18 @@ SPECIFIED = (
 )
 
 
-def lines_of(study):
+def lines_by_model(study):
     return {line["model"]: line for line in leaderboard.rows(study)}
 
 
-def test_columns_are_in_their_order(known):
+def test_column_order(known):
     assert [list(line) for line in leaderboard.rows(known)] == [list(SPECIFIED)] * 6
     assert leaderboard.csv_text(leaderboard.rows(known)).splitlines()[0] == ",".join(SPECIFIED)
 
 
-def test_numbers_are_the_rows(known):
+def test_csv_numbers_match_rows(known):
     for row in gaps.compare(known, "reference"):
-        line = lines_of(known)[row.model]
+        line = lines_by_model(known)[row.model]
         assert (line["verdict"], line["needs"]) == (row.verdict.word, row.verdict.needs)
         assert line["gap"] == (row.gap and row.gap.value)
         assert (line["arxiv"], line["github"]) == tuple(row.gaps[d].value if row.gaps else None for d in known.domains)
@@ -43,55 +43,55 @@ def test_numbers_are_the_rows(known):
             assert (line["lo"] + line["hi"]) / 2 == pytest.approx(row.gap.value)
             error = math.sqrt(sum(line[f"se_{part}"] ** 2 for part in ("seeds", "ref", "rate", "beyond", "docs")))
             assert (line["hi"] - line["lo"]) / 2 == pytest.approx(error * statistics.quantile(line["df"], 0.975))
-    dear, alone, far = (lines_of(known)[name] for name in ("dear", "alone", "far"))
+    dear, one_seed, far = (lines_by_model(known)[name] for name in ("dear", "alone", "far"))
     assert (dear["study"], dear["reference"], dear["parameters"]) == ("known", "reference", 104_000_000)
     assert (dear["seeds"], dear["reference_seeds"], dear["commit"]) == (3, 3, "commit 0;commit 1;commit 2")
     assert dear["gap"] == pytest.approx(0.3, abs=0.02) and dear["lo"] > 0
-    assert (alone["lo"], alone["hi"], alone["df"]) == (None, None, None) and alone["gap"] is not None
+    assert (one_seed["lo"], one_seed["hi"], one_seed["df"]) == (None, None, None) and one_seed["gap"] is not None
     assert far["gap"] is None and far["needs"] == "ends from 50%" and far["tokens_out"] is not None
 
 
 def test_rates_are_learning_rates(known):
-    dear, alone = lines_of(known)["dear"], lines_of(known)["alone"]
+    dear, one_seed = lines_by_model(known)["dear"], lines_by_model(known)["alone"]
     assert (dear["rates"], dear["edge"], dear["next_rate"]) == (
         "0.001;0.002",
         "lowest;reference lowest",
         "0.0005;reference 0.0005",
     )
-    assert (alone["rates"], alone["edge"], alone["next_rate"]) == (
+    assert (one_seed["rates"], one_seed["edge"], one_seed["next_rate"]) == (
         "0.002",
         "only;reference lowest",
         "0.001;reference 0.0005",
     )
     by_rate = dict(part.split(":") for part in dear["by_rate"].split(";"))
     assert list(by_rate) == ["0.001", "0.002"] and all(abs(float(gap) - 0.3) < 0.03 for gap in by_rate.values())
-    assert alone["mid_rate"] == f"{1e-3 * 2 ** ((1 + 1 / 6) / 2):.3g}", "halfway to the reference's mean rate"
-    assert alone["octaves"] == pytest.approx(1 - 1 / 6)
-    assert alone["as_tuned"] - alone["gap"] == pytest.approx(-0.05 * alone["octaves"], abs=0.003)
+    assert one_seed["mid_rate"] == f"{1e-3 * 2 ** ((1 + 1 / 6) / 2):.3g}", "halfway to the reference's mean rate"
+    assert one_seed["octaves"] == pytest.approx(1 - 1 / 6)
+    assert one_seed["as_tuned"] - one_seed["gap"] == pytest.approx(-0.05 * one_seed["octaves"], abs=0.003)
     unknown = dataclasses.replace(known, runs=[dataclasses.replace(run, metadata={}) for run in known.runs])
-    assert lines_of(unknown)["alone"]["rates"] == "x2"
+    assert lines_by_model(unknown)["alone"]["rates"] == "x2"
 
 
 def test_speed_ups_name_their_card_and_length(known):
-    same, dear = lines_of(known)["same"], lines_of(known)["dear"]
+    same, dear = lines_by_model(known)["same"], lines_by_model(known)["dear"]
     assert (same["card"], same["length"]) == ("H200", 2048)
     assert same["speedup_lo"] < 0.5 < same["speedup_hi"] and same["speedup"] == pytest.approx(0.5, abs=0.03)
     assert (dear["card"], dear["length"], dear["speedup"]) == ("", None, None), "its speed is not known"
     old = dataclasses.replace(known, conditions={})
-    assert (lines_of(old)["same"]["card"], lines_of(old)["same"]["length"]) == ("H200, 2,048 tokens", None)
+    assert (lines_by_model(old)["same"]["card"], lines_by_model(old)["same"]["length"]) == ("H200, 2,048 tokens", None)
 
 
-def test_a_speed_up_that_is_a_bound_fills_one_end():
+def test_speed_up_bound_fills_one_column():
     study = records(
         [*side("reference", 0.0), *side("bad", 3.0), *side("good", -3.0)],
         speeds={"c": {"reference": 1.0, "bad": 1.0, "good": 1.0}},
     )
-    bad, good = (lines_of(study)[name] for name in ("bad", "good"))
+    bad, good = (lines_by_model(study)[name] for name in ("bad", "good"))
     assert bad["speedup"] is bad["speedup_lo"] is None and bad["speedup_hi"] == pytest.approx(0.5)
     assert good["speedup"] is good["speedup_hi"] is None and good["speedup_lo"] == pytest.approx(2.0)
 
 
-def test_what_is_written_is_read(known, tmp_path):
+def test_csv_round_trip(known, tmp_path):
     lines = leaderboard.rows(known)
     (tmp_path / "a.csv").write_text(leaderboard.csv_text(lines))
     for line, read in zip(lines, leaderboard.read(tmp_path / "a.csv"), strict=True):
@@ -100,7 +100,7 @@ def test_what_is_written_is_read(known, tmp_path):
             assert read[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), name
 
 
-def test_studies_of_other_domains_share_a_file(known, tmp_path):
+def test_studies_with_different_domains_share_a_file(known, tmp_path):
     other = [{"study": "x", "reference": "r", "model": "m", "book": 0.5}]
     (tmp_path / "a.csv").write_text(leaderboard.csv_text([*leaderboard.rows(known), *other]))
     *_, last = leaderboard.read(tmp_path / "a.csv")
@@ -108,22 +108,22 @@ def test_studies_of_other_domains_share_a_file(known, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        (("reference_seeds", "reference seeds"), r"line 1: the header has no column reference_seeds"),
+        (("reference_seeds", "reference seeds"), r"line 1: .* reference_seeds"),
         (("0.001;0.002,", "0.001;0.002,,"), "values in"),
-        ((",no,", ",no,x"), "row 1: could not convert string to float: 'x"),
+        ((",no,", ",no,x"), "row 1: .*'x"),
     ],
     ids=("column", "cell", "value"),
 )
-def test_a_damaged_file_is_named(known, tmp_path, change, says):
+def test_damaged_file_is_reported(known, tmp_path, change, message):
     text = leaderboard.csv_text(leaderboard.rows(known)).replace(",yes,", ",no,").replace(*change)
     (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(UserError, match=rf"a\.csv, {says}" if says[0] == "r" or says[0] == "l" else says):
+    with pytest.raises(UserError, match=rf"a\.csv, {message}" if message[0] == "r" or message[0] == "l" else message):
         leaderboard.read(tmp_path / "a.csv")
 
 
-def test_a_table_for_latex(known):
+def test_latex_table(known):
     named = dataclasses.replace(known, title="50% & more", name="a_b")
     text = leaderboard.latex(named, leaderboard.compared(named))
     (dear,) = [line for line in text.splitlines() if line.startswith("dear & ")]
@@ -134,25 +134,24 @@ def test_a_table_for_latex(known):
     assert text.count("{") == text.count("}")
 
 
-def test_characters_that_tex_reads_are_escaped():
+def test_tex_characters_are_escaped():
     assert leaderboard.escaped("a_b & 5% ± #1 {x} ~ ^ \\ $") == (
         r"a\_b \& 5\% $\pm$ \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} \$"
     )
     assert not re.search(r"(?<!\\)[&%#_]", leaderboard.escaped("&%#_" * 3))
 
 
-def test_a_joined_study_supplies_seeds_and_has_no_rows_of_its_own():
-    """One seed of a model becomes three, and its verdict one with an interval."""
+def test_joined_study_adds_seeds_but_no_rows():
     shared = {"manifest": "m", "config": {"optim": {"lr": 1e-3}}}
-    own = records([run(m, gap=0.3 * (m == "bad"), metadata=shared) for m in ("reference", "bad")], name="own")
+    study = records([run(m, gap=0.3 * (m == "bad"), metadata=shared) for m in ("reference", "bad")], name="own")
     noise = (0.0, 0.01, -0.01)
-    more = [
+    further_seeds = [
         run(m, seed=s, gap=0.3 * (m == "bad") + noise[s], metadata=shared) for m in ("reference", "bad") for s in (1, 2)
     ]
-    other = records([*more, run("only here", metadata=shared)], name="other")
-    (alone,) = leaderboard.compared(own)["reference"]
-    (joined,) = leaderboard.compared(own, others=[other])["reference"]
-    assert alone.verdict.word == "undecided" and alone.gap.interval is None
+    other = records([*further_seeds, run("only here", metadata=shared)], name="other")
+    (single,) = leaderboard.compared(study)["reference"]
+    (joined,) = leaderboard.compared(study, others=[other])["reference"]
+    assert single.verdict.word == "undecided" and single.gap.interval is None
     assert joined.verdict.word == "costs" and joined.seeds == 3
-    (line,) = leaderboard.rows(own, {"reference": (joined,)})
+    (line,) = leaderboard.rows(study, {"reference": (joined,)})
     assert line["seeds"] == 3 and line["verdict"] == "costs"

@@ -1,4 +1,4 @@
-"""report.html: what it holds, and that it needs nothing else."""
+"""report.html: its content, its behaviour in a browser, and no external files."""
 
 import builtins
 import json
@@ -26,7 +26,7 @@ BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The data of a study of two models; one has a second seed and a config."""
+    """Return the data of a study with two models; `fast` has two seeds and a config."""
     root = tmp_path_factory.mktemp("page")
     config = f"{support.ROOT}/configs/mamba2.py:debug,train.seq_len=32,train.steps=2,optim.warmup_steps=1"
     runs = {
@@ -44,29 +44,29 @@ def finished(tmp_path_factory):
     return root / "out"
 
 
-def page_of(path: Path, records) -> str:
-    """The page of a study, which is written at `path`."""
+def written_page(path: Path, records) -> str:
+    """Write a study's page at `path` and return its text."""
     page.write(path, records, text=tables.report(records, leaderboard.compared(records)))
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def html(finished, tmp_path_factory):
-    """The page of `finished`."""
-    return page_of(tmp_path_factory.mktemp("html") / "report.html", files.read(finished))
+    """Return the page of `finished`."""
+    return written_page(tmp_path_factory.mktemp("html") / "report.html", files.read(finished))
 
 
 def pictures_of(html: str) -> list[tuple[list[dict], dict]]:
-    """The traces and the layout of every picture, as plotly is given them."""
-    found, decode = [], json.JSONDecoder().raw_decode
+    """Return each picture's plotly traces and layout."""
+    pictures, decode = [], json.JSONDecoder().raw_decode
     for start in re.finditer(r'Plotly\.newPlot\(\s*"picture\d",\s*', html):
         traces, end = decode(html, start.end())
         layout, _ = decode(html, html.index("{", end))
-        found.append((traces, layout))
-    return found
+        pictures.append((traces, layout))
+    return pictures
 
 
-def test_the_page_has_every_run_and_every_table_and_needs_nothing_else(finished, html, tmp_path):
+def test_page_is_complete_and_self_contained(finished, html, tmp_path):
     pictures = [traces for traces, _ in pictures_of(html)]
     assert [[trace["name"] for trace in picture] for picture in pictures] == [
         [forest.TOKENS, forest.REFERENCE],
@@ -92,37 +92,37 @@ def test_the_page_has_every_run_and_every_table_and_needs_nothing_else(finished,
     assert not re.search(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="', html), "something is fetched"
 
 
-def test_the_page_begins_with_the_verdicts_and_the_gaps(known, tmp_path):
-    html = page_of(tmp_path / "report.html", known)
+def test_page_starts_with_verdicts_and_gaps(known, tmp_path):
+    html = written_page(tmp_path / "report.html", known)
     headings = [unescape(text) for text in re.findall(r"<h[123]>(.*?)</h[123]>", html)]
     first = ["t", "Verdicts", "Against reference", "Gaps", "OOD loss over in-domain loss"]
     assert headings[: len(first)] == first
     assert headings.index("Gap over training speed") < headings.index("Gaps to reference") < headings.index("Runs")
     for words, models in in_words(known, "reference").items():
         assert f"<li><b>{words}</b>: {'; '.join(f'<span>{model}</span>' for model in models)}</li>" in html
-    found = {trace["name"]: trace for trace in pictures_of(html)[0][0]}
-    assert set(found) == set(forest.LOOKS)
+    traces_by_name = {trace["name"]: trace for trace in pictures_of(html)[0][0]}
+    assert set(traces_by_name) == set(forest.LOOKS)
     rows = {row.model: row for row in gaps.compare(known, "reference")}
-    names = [text.split("</b>")[0].removeprefix("<b>") for text in found[forest.GAP]["text"]]
-    assert found[forest.GAP]["x"] == pytest.approx([rows[name].gap.value for name in names])
-    assert found[forest.GAP]["error_x"]["array"] == pytest.approx([rows[name].gap.half for name in names])
-    assert found[forest.ALONE]["x"] == pytest.approx([rows["alone"].gap.value])
+    names = [text.split("</b>")[0].removeprefix("<b>") for text in traces_by_name[forest.GAP]["text"]]
+    assert traces_by_name[forest.GAP]["x"] == pytest.approx([rows[name].gap.value for name in names])
+    assert traces_by_name[forest.GAP]["error_x"]["array"] == pytest.approx([rows[name].gap.half for name in names])
+    assert traces_by_name[forest.ONE_SEED]["x"] == pytest.approx([rows["alone"].gap.value])
 
 
 def test_axes_have_units_and_room_for_the_first_points(html):
     pictures = pictures_of(html)
     for traces, layout in pictures:
-        of_models = traces is pictures[0][0]
+        is_forest = traces is pictures[0][0]
         for name, axis in layout.items():
-            if re.fullmatch(r"xaxis\d*" if of_models else r"[xy]axis", name):
+            if re.fullmatch(r"xaxis\d*" if is_forest else r"[xy]axis", name):
                 assert re.search(
                     r"\((nats per token|nats per token; lower is better|millions|tokens/s)\)$", axis["title"]["text"]
                 )
-            if name in ("xaxis", "yaxis") and "range" in axis and not of_models:
+            if name in ("xaxis", "yaxis") and "range" in axis and not is_forest:
                 low, high = sorted(axis["range"])
                 values = [value for trace in traces for value in trace[name[0]]]
                 assert low < min(values) and max(values) < high, f"{name} cuts points"
-    for _, layout in pictures[1:3]:  # and each domain of the menu has the range of its own values
+    for _, layout in pictures[1:3]:  # each domain in the menu has a range for its own values
         for button in layout["updatemenus"][0]["buttons"]:
             data, axes = button["args"]
             low, high = axes["yaxis.range"]
@@ -131,9 +131,9 @@ def test_axes_have_units_and_room_for_the_first_points(html):
         assert low < high, "a loss increases to the right"
 
 
-def test_runs_of_a_model_are_switched_together(known, tmp_path):
-    """All seeds in one entry of the legend, and other rates in another, which is hidden at first."""
-    html = page_of(tmp_path / "report.html", known)
+def test_legend_switches_all_seeds_of_a_model(known, tmp_path):
+    """Other learning rates have a separate entry, hidden at first."""
+    html = written_page(tmp_path / "report.html", known)
     several = ("reference", "dear", "gain", "shrinks", "far")
     expected = {name: (1 if name == "alone" else 3, True) for name in known.models}
     expected |= {f"{name}, other rates": (1, "legendonly") for name in several}
@@ -148,24 +148,26 @@ def test_runs_of_a_model_are_switched_together(known, tmp_path):
             assert {trace["name"] for trace in group} == {name}
             assert len({trace["visible"] for trace in group}) == 1
             assert [trace["showlegend"] for trace in group] == [True] + [False] * (len(group) - 1)
-    assert html.count(page.CLICKS) == html.count(page.OTHERS) == 1
+    assert html.count(page.CLICKS) == html.count(page.OTHER_RATES) == 1
 
 
-def test_cost_of_a_model_with_a_config(finished):
-    """Parameters, FLOPs and state are those of the config: Mamba-2's is a state and the convolution's last inputs."""
-    found = files.read(finished)
-    (fast,) = (run for run in found.runs if run.label == "fast")
-    inner = 2 * 64  # the run was on a CPU, where the state is float32
+def test_cost_table_uses_the_config(finished):
+    """Mamba-2's decoding state is its matrix state and the convolution's last inputs."""
+    study_records = files.read(finished)
+    (fast,) = (run for run in study_records.runs if run.label == "fast")
+    inner = 2 * 64  # the state is float32 on a CPU
     assert fast.metadata["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
-    text = tables.report(found, leaderboard.compared(found))
+    text = tables.report(study_records, leaderboard.compared(study_records))
     header, _, slow, row = (line for line in text.split("## Cost")[1].splitlines()[4:8])
     assert "| H100 | memory | state | GFLOPs/token | OOD difference to slow at equal tokens |" in header
     assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.002 | +0.4")
     assert slow == "| slow | 5 | 7 | - | - | - | - |"
-    assert points.run_speeds(found) == {"slow": 5.0, "fast": 5.0} and found.conditions == {"H100": ("H100", 99)}
+    assert points.run_speeds(study_records) == {"slow": 5.0, "fast": 5.0} and study_records.conditions == {
+        "H100": ("H100", 99)
+    }
 
 
-def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_path):
+def test_missing_package_and_wrong_use_are_refused(finished, monkeypatch, tmp_path):
     importing = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -174,14 +176,14 @@ def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_
         return importing(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UserError, match=r"needs the package plotly.*seqjax\[study\]"):
+    with pytest.raises(UserError, match=r"plotly.*seqjax\[study\]"):
         page.write(tmp_path / "report.html", files.read(finished), text="")
     with pytest.raises(UserError, match="--analyse=DIR --page"):
         study.main(["--study=figure3d", "--page", f"--out={tmp_path}"])
 
 
 def opened(path: Path) -> str:
-    """The page as a browser leaves it once its scripts have run."""
+    """Return the page's DOM after its scripts have run, without network."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=8000"]
     flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={path.parent / 'browser'}"]
     command = [str(BROWSER), *flags, "--dump-dom", path.as_uri()]
@@ -190,8 +192,8 @@ def opened(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
-def test_a_browser_draws_it(html, tmp_path):
-    """Without network; the pictures are drawn by scripts, so the page that is left holds them as SVG."""
+def test_browser_draws_the_page(html, tmp_path):
+    """The scripts draw the pictures as SVG."""
     (tmp_path / "report.html").write_text(html, encoding="utf-8")
     drawn = opened(tmp_path / "report.html")
     assert drawn.count('class="scatterlayer') == 4
@@ -217,12 +219,12 @@ window.addEventListener('load', () => setTimeout(() => {
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
-def test_domains_and_runs_are_switched_by_clicks(finished, html, tmp_path):
+def test_clicks_switch_domains_and_runs(finished, html, tmp_path):
     clicks = tmp_path / "clicks.html"
     clicks.write_text(html.replace("</body>", CLICKS), encoding="utf-8")
     seen = json.loads(unescape(re.findall('data-seen="([^"]*)"', opened(clicks))[0]))
     (run,) = (run for run in files.read(finished).runs if run.label == "slow")
-    of_domain = {domain: [point.domains[domain] for point in run.points] for domain in ("arxiv", "github")}
-    mean = [sum(both) / 2 for both in zip(*of_domain.values(), strict=True)]
+    losses = {domain: [point.domains[domain] for point in run.points] for domain in ("arxiv", "github")}
+    mean = [sum(pair) / 2 for pair in zip(*losses.values(), strict=True)]
     assert seen["before"] == [pytest.approx(mean), True, True]
-    assert seen["after"] == [pytest.approx(of_domain["github"]), "legendonly", "legendonly"], "both seeds"
+    assert seen["after"] == [pytest.approx(losses["github"]), "legendonly", "legendonly"], "both seeds"

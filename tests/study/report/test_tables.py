@@ -1,4 +1,4 @@
-"""leaderboard.md: the tables of comparisons, rates, runs, cost, entropy, and classes of tokens."""
+"""leaderboard.md and classes.md: tables of gaps, rates, runs, cost and classes."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from tests.study.report.conftest import side
 
 
 def cells(text, *, first):
-    """The rows of the first table whose header begins with `first`, a cell by its column."""
+    """Return a table's cells, row name -> column -> text; `first` starts its header."""
     lines = text[text.index(f"| {first} |") :].split("\n\n")[0].splitlines()
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
@@ -29,7 +29,7 @@ def report(study):
     return tables.report(study, leaderboard.compared(study))
 
 
-def test_a_comparison_has_the_numbers_of_its_rows(known):
+def test_gap_table_matches_rows(known):
     rows = gaps.compare(known, "reference")
     table = cells(tables.gap_table(known, rows), first="model")
     assert list(table) == ["gain", "same", "alone", "dear (+4.0% parameters)", "shrinks", "far"]
@@ -46,7 +46,7 @@ def test_a_comparison_has_the_numbers_of_its_rows(known):
     assert (table["far"]["gap"], table["far"]["as tuned"], table["far"]["per doubling"]) == (tables.DASH,) * 3
 
 
-def test_copies_have_a_column_where_they_are_known(known):
+def test_known_copy_shares_have_a_column(known):
     rows = [dataclasses.replace(row, copy=0.472) for row in gaps.compare(known, "reference")]
     assert cells(tables.gap_table(known, rows), first="model")["gain"]["copies"] == "47%"
 
@@ -55,14 +55,14 @@ def test_reasons_and_domains_follow_a_comparison(known):
     text = report(known)
     (why,) = [row.why for row in gaps.compare(known, "reference") if row.gap is None]
     assert f"No gap for far: {why}." in text
-    of_domains = cells(text.split("The gap of each domain")[1], first="model")
+    domain_gaps = cells(text.split("The gap of each domain")[1], first="model")
     rows = {row.model: row for row in gaps.compare(known, "reference")}
-    assert list(of_domains) == [name for name in rows if name != "far"]
-    assert of_domains["dear"]["github"] == rows["dear"].gaps["github"].text()
-    assert of_domains["dear"]["OOD mean"] == rows["dear"].gap.text()
+    assert list(domain_gaps) == [name for name in rows if name != "far"]
+    assert domain_gaps["dear"]["github"] == rows["dear"].gaps["github"].text()
+    assert domain_gaps["dear"]["OOD mean"] == rows["dear"].gap.text()
 
 
-def test_without_any_gap_equal_tokens_and_the_reason_are_left():
+def test_table_without_gaps_has_equal_tokens_and_reason():
     study = records([*side("reference", 0.0, shares=(1.0,)), *side("m", 0.3, shares=(1.0,))])
     (row,) = gaps.compare(study, "reference")
     text = report(study)
@@ -80,7 +80,7 @@ def test_missing_runs_and_remarks_come_first(known):
     assert "## Gaps to absent\n\nIt has no results yet" in text
 
 
-def test_learning_rates_with_the_best_the_near_ones_and_the_next():
+def test_rate_table_marks_best_near_and_next():
     runs = [*side("reference", 0.0), *side("m", 0.0, rates=(1.0, 2.0, 0.5, 8.0))]  # losses 3, 3.01, 3.005 and 3.07
     table = cells(report(records(runs)).split("## Learning rates")[1], first="model")
     assert list(table["m"])[1:] == ["0.0005", "0.001", "0.002", "0.008", "edge", "next rate"]
@@ -92,7 +92,7 @@ def test_learning_rates_with_the_best_the_near_ones_and_the_next():
     assert table["reference"]["0.008"] == tables.DASH
 
 
-def test_cost_has_the_speeds_of_runs_and_of_conditions(known):
+def test_cost_table_has_logged_and_measured_speeds(known):
     table = cells(report(known).split("## Cost")[1], first="model")
     assert table["reference"]["tokens/s"] == "1,900" and table["reference"]["H200, 2,048 tokens"] == "2,000"
     assert table["dear"]["H200, 2,048 tokens"] == tables.DASH
@@ -100,9 +100,9 @@ def test_cost_has_the_speeds_of_runs_and_of_conditions(known):
     assert table["dear"]["gap to reference"] == gap.text()
 
 
-def test_entropy_where_it_was_measured(known):
-    of_run = {"entropy": 2.0, "entropy_relative": 0.25}
-    run = dataclasses.replace(known.runs[0], metadata={"entropy": {"c4": of_run}})
+def test_entropy_table_lists_measured_runs(known):
+    entropy = {"entropy": 2.0, "entropy_relative": 0.25}
+    run = dataclasses.replace(known.runs[0], metadata={"entropy": {"c4": entropy}})
     text = report(dataclasses.replace(known, runs=[run, *known.runs[1:]])).split("## Entropy of attention")[1]
     assert cells(text, first="run") == {
         run.label: {"run": run.label, "c4": "2.000 (0.250)"} | dict.fromkeys(("web", "arxiv", "github"), "-")
@@ -110,40 +110,42 @@ def test_entropy_where_it_was_measured(known):
 
 
 def write_classes(workdir, corpus, seed):
-    """Write sums over classes as training does, for the blocks of a corpus, and return the losses."""
+    """Write a run's class sums as training does, and return its losses."""
     (workdir / eval_losses.DIRECTORY).mkdir(parents=True)
     blocks = {domain: corpus.eval_blocks(domain, count=9) for domain in ("c4", "arxiv")}
     rng = np.random.default_rng(seed)
-    losses = {d: rng.random((len(of.tokens), support.SEQ_LEN)).astype(np.float32) for d, of in blocks.items()}
+    losses = {
+        d: rng.random((len(evaluated.tokens), support.SEQ_LEN)).astype(np.float32) for d, evaluated in blocks.items()
+    }
     token_classes.write_classes(workdir, 2, losses, blocks, corpus)
     return losses
 
 
-def test_the_section_on_classes(tmp_path, blocks_dir):
+def test_class_section(tmp_path, blocks_dir):
     corpus = open_corpus(DataConfig(corpus="blocks", path=str(blocks_dir)), seq_len=support.SEQ_LEN, vocab_size=258)
     study = records([run for name in ("reference", "m", "bare") for run in side(name, 0.0, seeds=2, rates=(1.0,))])
     study = dataclasses.replace(study, against=("c4",), domains=("arxiv",))
     labels = [run.label for run in study.runs if run.model != "bare"]
     losses = {label: write_classes(tmp_path / str(i), corpus, i) for i, label in enumerate(labels)}
     sums, _ = classes.collect({label: tmp_path / str(i) for i, label in enumerate(labels)})
-    text = tables.of_classes(study, sums, "reference")
+    text = tables.class_section(study, sums, "reference")
     assert "### m" in text and "### bare" not in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if " | all | " in line]
     assert [row[0] for row in rows] == ["c4", "arxiv"], "training domains first"
     for row in rows:
-        ours, theirs = (
+        model_loss, reference_loss = (
             np.mean([losses[run.label][row[0]].astype(float).mean() for run in study.of_model(name)])
             for name in ("m", "reference")
         )
-        assert row[3:6] == [f"{ours:.3f}", f"{theirs:.3f}", f"{ours - theirs:+.3f}"]
-        assert row[6].startswith(f"{ours - theirs:+.3f} ± ")
-    assert tables.of_classes(study, {}, "reference") == ""
-    with pytest.raises(UserError, match="no model 'y'"):
-        tables.of_classes(study, sums, "y")
+        assert row[3:6] == [f"{model_loss:.3f}", f"{reference_loss:.3f}", f"{model_loss - reference_loss:+.3f}"]
+        assert row[6].startswith(f"{model_loss - reference_loss:+.3f} ± ")
+    assert tables.class_section(study, {}, "reference") == ""
+    with pytest.raises(UserError, match="'y'"):
+        tables.class_section(study, sums, "y")
 
 
 def elements(text: str) -> list[str]:
-    """The elements of a page of Markdown, without its words."""
+    """Return the Markdown elements of a text, without its words."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     inside = [child for token in tokens for child in token.children or ()]
     return [token.type for token in (*tokens, *inside) if token.type not in ("text", "text_special", "softbreak")]
@@ -152,13 +154,13 @@ def elements(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "name", ["a | b", "\\\\| b", "<b>a</b>", "![a](http://b)", "[a](http://b)", "**a**", "`a`", "<http://a>"]
 )
-def test_names_are_words(name):
-    """As title, reference, model, label, speed, reason and remark, a name has the elements of a plain one."""
-    found = []
+def test_names_are_escaped(name):
+    """A special name gives the same Markdown elements as a plain name, everywhere."""
+    structures = []
     for text in ("plain", name):
         runs = [*side(f"{text}1", 0.0, seeds=1), *side(f"{text}2", 0.3, seeds=1)]
         speeds = {text: {f"{text}1": 1000.0, f"{text}2": 2000.0}}
-        about = {"title": text, "missing": {text: text}, "remarks": (text,), "speeds": speeds}
-        study = dataclasses.replace(records(runs, references=(f"{text}1",)), **about)
-        found.append(elements(report(study)))
-    assert found[0] == found[1]
+        changes = {"title": text, "missing": {text: text}, "remarks": (text,), "speeds": speeds}
+        study = dataclasses.replace(records(runs, references=(f"{text}1",)), **changes)
+        structures.append(elements(report(study)))
+    assert structures[0] == structures[1]

@@ -1,4 +1,4 @@
-"""Sentences about runs that differ in tokens, optimiser or schedule."""
+"""Remarks on runs that differ in tokens, optimiser or schedule."""
 
 import dataclasses
 
@@ -22,20 +22,20 @@ def test_equal_runs_have_no_remark():
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("changed", "expected"),
     [
         (with_config(run("other", tokens=TOKENS // 2)), f"{TOKENS // 2:,}: other"),
         (with_config(run("other"), optim={"b1": 0.95}), "b1 0.95: other"),
         (with_config(run("other"), train={"ends": []}), "linear: other"),
     ],
 )
-def test_a_difference_is_one_sentence_that_names_the_models(changed, named):
+def test_each_difference_is_one_remark_with_models(changed, expected):
     (remark,) = checks.remarks([with_config(run("a")), changed])
-    assert named in remark and remark.count(". ") == 0
+    assert expected in remark and remark.count(". ") == 0
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\tb"])
-def test_a_name_with_control_characters_is_refused(name):
+def test_name_with_control_characters_is_refused(name):
     with pytest.raises(UserError, match="control characters"):
         checks.require_plain(["fine", name], "study.py")
     checks.require_plain(["Mamba-2, $^$ | <b>, é"], "study.py")

@@ -1,4 +1,4 @@
-"""`seqjax study --dry_run`: what is left, by hand, and at which speeds."""
+"""`seqjax study --dry_run`: remaining work and speeds, against hand counts."""
 
 import json
 
@@ -22,7 +22,9 @@ def untimed(monkeypatch):
 
 @pytest.fixture
 def runs(tmp_path):
-    """One run stopped at step 2 of 10 with 5 tokens/s, another seed of it, another model, and one that is only read."""
+    """Write a study: a run at step 2 of 10, its second seed, another model, a read-only run.
+
+    The first run has a speed of 5 tokens/s."""
     config = f"{support.ROOT}/configs/transformer_pp.py:{SETTINGS}"
     entries = {
         "slow": {"workdir": str(write_run(tmp_path / "slow", [5.0, 4.0, 3.0])), "config": config},
@@ -38,13 +40,13 @@ def runs(tmp_path):
     return write_study(tmp_path / "study.py", entries)
 
 
-def test_what_is_left_is_counted(runs, capsys):
+def test_remaining_work_is_counted(runs, capsys):
     loaded = load_study(str(runs)).runs
-    begun, seed, other, read = (estimate.of_run(run, loaded) for run in loaded)
+    begun, seed, other, read = (estimate.estimate_run(run, loaded) for run in loaded)
     assert read is None
     assert (begun.steps, begun.tokens) == (8, 8 * 4 * 32)
     assert (seed.steps, seed.tokens) == (10, 10 * 4 * 32)
-    # Five domains of 64 tokens: after 512 and 1,024 tokens and at the end; an evaluation is a third of training.
+    # Five domains with 64 tokens, after 512 and 1,024 tokens and at the end, at a third of the training cost.
     assert begun.seconds == pytest.approx((1024 + 3 * 5 * 64 / 3) / 5.0)
     assert seed.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 5.0)
     assert begun.flops / begun.tokens == pytest.approx(seed.flops / seed.tokens)
@@ -54,12 +56,12 @@ def test_what_is_left_is_counted(runs, capsys):
     assert "read only" in shown[3]
     assert shown[2].endswith("time unknown")
     hours = (begun.seconds + seed.seconds) / 3600
-    assert shown[4].startswith(f"3 of 4 runs left, 0.0M tokens, {hours:.1f} device hours, without 1 of unknown speed")
+    assert shown[4].startswith(f"3 of 4 runs left, 0.0M tokens, {hours:.1f} device hours, excluding 1 with")
     assert shown[4].endswith("with 2 runs at a time")
 
 
-def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path):
-    """By name, parameters, FLOPs per token and length."""
+def test_recorded_speed_needs_a_matching_model(runs, monkeypatch, tmp_path):
+    """Name, parameters, FLOPs per token and length must match."""
     run = load_study(str(runs)).runs[2]
     model = Model(run.config.model, max_len=32)
     speed = {"file": "a.json", "device": "a device", "size": "debug", "seq_len": 32, "batch": 1, "remat": "none"}
@@ -73,15 +75,15 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
         path.write_text(json.dumps({"speeds": entries}))
 
     record()
-    found = estimate.of_run(run, [run])
-    assert found.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
-    assert found.source == "recorded on one a device"
-    for share, seconds in ((1.04, found.seconds), (0.96, found.seconds), (1.06, None), (0.94, None)):
+    estimated = estimate.estimate_run(run, [run])
+    assert estimated.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
+    assert estimated.source == "recorded on one a device"
+    for share, seconds in ((1.04, estimated.seconds), (0.96, estimated.seconds), (1.06, None), (0.94, None)):
         n_params = round(share * speed["params"])
         record(params=n_params)
-        near = estimate.of_run(run, [run])
-        assert near.seconds == seconds
-        assert near.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
+        similar = estimate.estimate_run(run, [run])
+        assert similar.seconds == seconds
+        assert similar.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
         assert (
             dry_run.recorded_speed(
                 run.config,
@@ -93,7 +95,7 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
         )
 
 
-def test_a_model_without_a_recorded_speed_is_timed_once(runs, monkeypatch, capsys):
+def test_model_without_recorded_speed_is_timed_once(runs, monkeypatch, capsys):
     configs = []
 
     def measure(config, *, timed, say):
@@ -104,6 +106,6 @@ def test_a_model_without_a_recorded_speed_is_timed_once(runs, monkeypatch, capsy
     study.main([f"--study={runs}", "--dry_run"])
     shown = capsys.readouterr().out.splitlines()
     assert configs == [("transformer_pp", False), ("mamba2", True)], "of the first, a run tells the speed"
-    # Three evaluations of five domains of 64 tokens count as a third of training.
+    # Three evaluations of five domains with 64 tokens, at a third of the training cost.
     assert shown[2].endswith(f"{round((1280 + 3 * 5 * 64 / 3) / 64)}s ({dry_run.TIMED})")
     assert "without" not in shown[4] and shown[5] == "slow: a step needs 9 GiB, MORE than the 8 GiB"

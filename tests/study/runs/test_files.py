@@ -1,4 +1,4 @@
-"""The files of a study: one record per run, edited files, sources of blocks."""
+"""A study's files: round trip, edited files, block sources, merged studies."""
 
 import shutil
 
@@ -14,7 +14,7 @@ DOMAINS = ("arxiv", "github", "c4", "web")
 
 @pytest.fixture
 def directory(tmp_path):
-    """A study of two runs with ends at 50 and 100%, whose blocks have the losses of points.csv."""
+    """Write a study: two runs with ends at 50 and 100%, and blocks that fit points.csv."""
     runs = [run(m, shares=(0.5, 1.0), metadata={"config": {"train": {"ends": [0.5, 1.0]}}}) for m in ("reference", "m")]
     study = records(runs, blocks=6)
     about = {"title": "t", "references": ["reference"], "domains": ["arxiv", "github"], "against": ["c4", "web"]}
@@ -26,20 +26,22 @@ def directory(tmp_path):
 
 
 def test_round_trip(directory):
-    found = files.read(directory)
-    assert [r.label for r in found.runs] == ["reference, rate 1, seed 0", "m, rate 1, seed 0"]
-    assert [p.step for p in found.runs[0].ends] == [500, 1000] and found.runs[0].is_wsd
-    assert found.name == directory.name and found.remarks == ()
-    for one in found.runs:
-        for point in one.ends:
+    study_records = files.read(directory)
+    assert [r.label for r in study_records.runs] == ["reference, rate 1, seed 0", "m, rate 1, seed 0"]
+    assert [p.step for p in study_records.runs[0].ends] == [500, 1000] and study_records.runs[0].is_wsd
+    assert study_records.name == directory.name and study_records.remarks == ()
+    for record in study_records.runs:
+        for point in record.ends:
             for domain in DOMAINS:
-                assert found.blocks.losses[domain][point.row].mean() == pytest.approx(point.domains[domain], abs=1e-4)
+                assert study_records.blocks.losses[domain][point.row].mean() == pytest.approx(
+                    point.domains[domain], abs=1e-4
+                )
 
 
-def test_sources_are_the_units_of_a_domain_where_they_are_known(directory):
+def test_known_sources_are_the_sampling_units(directory):
     with np.load(directory / "blocks.npz") as stored:
         arrays = dict(stored)
-    arrays["c4/sources"] = np.zeros(6, int)  # a single source has no variance: its documents are drawn
+    arrays["c4/sources"] = np.zeros(6, int)  # a single source has no variance, so documents are drawn
     arrays["arxiv/sources"] = np.arange(6) // 3
     np.savez(directory / "blocks.npz", **arrays)
     units = files.read(directory).blocks.units
@@ -48,14 +50,14 @@ def test_sources_are_the_units_of_a_domain_where_they_are_known(directory):
         np.testing.assert_array_equal(units[domain], [0, 0, 1, 1, 2, 2])
 
 
-def test_sources_may_be_known_later_than_the_blocks():
+def test_later_sources_are_no_difference():
     known = {"c4/documents": np.arange(3), "c4/sources": np.array([7, 7, 9])}
     assert not files._differ(known, {"c4/documents": np.arange(3)})
     assert not files._differ(known, known | {"c4/sources": np.array([-1, -2, -3])})
     assert files._differ(known, {"c4/documents": np.arange(1, 4)})
 
 
-def test_an_edited_loss_is_named(directory):
+def test_edited_loss_is_refused(directory):
     table = directory / "points.csv"
     lines = table.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith('"m, rate 1') and ",github," in line)
@@ -66,7 +68,7 @@ def test_an_edited_loss_is_named(directory):
         files.read(directory)
 
 
-def test_exchanged_blocks_are_named(directory, tmp_path_factory):
+def test_exchanged_blocks_are_refused(directory, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     shutil.copytree(directory, other, dirs_exist_ok=True)
     with np.load(other / "blocks.npz") as stored:
@@ -76,7 +78,7 @@ def test_exchanged_blocks_are_named(directory, tmp_path_factory):
         files.read(directory)
 
 
-def test_a_domain_without_blocks_is_named(directory):
+def test_domain_without_blocks_is_refused(directory):
     with np.load(directory / "blocks.npz") as stored:
         arrays = {key: value for key, value in stored.items() if not key.startswith("github/")}
     np.savez(directory / "blocks.npz", **arrays)
@@ -84,7 +86,7 @@ def test_a_domain_without_blocks_is_named(directory):
         files.read(directory)
 
 
-def test_runs_that_differ_in_schedule_are_ends_of_the_longest():
+def test_runs_with_different_schedules_are_merged():
     import dataclasses
 
     full = dataclasses.replace(run("m", last=3.0, shares=(1.0,)), label="full")
@@ -96,20 +98,20 @@ def test_runs_that_differ_in_schedule_are_ends_of_the_longest():
     assert merged[0].last == full.last
 
 
-def test_united_studies_have_each_run_once_with_its_blocks():
+def test_united_studies_have_each_run_once():
     config = {"manifest": "same", "config": {"optim": {"lr": 2e-3}, "train": {"ends": [1.0]}}}
     one = records([run(m, metadata=config, rate=2) for m in ("reference", "a")], blocks=4, name="one")
     two = records([run(m, metadata=config, rate=1) for m in ("b", "a")], blocks=4, name="two")
-    whole = files.united(one, [two])  # 2e-3 is the double of 1e-3 in the first study, and 1 in the second
-    assert [(r.model, r.rate) for r in whole.runs] == [("reference", 2), ("a", 2), ("b", 2)] and whole.asks == ("a",)
+    united = files.united(one, [two])  # both are 2e-3: rate 2 in the first study, rate 1 in the second
+    assert [(r.model, r.rate) for r in united.runs] == [("reference", 2), ("a", 2), ("b", 2)] and united.asks == ("a",)
     for study, model in ((one, "a"), (two, "b")):
         row = next(r for r in study.runs if r.model == model).last.row
-        joined = next(r for r in whole.runs if r.model == model).last.row
-        np.testing.assert_array_equal(whole.blocks.losses["c4"][joined], study.blocks.losses["c4"][row])
+        joined = next(r for r in united.runs if r.model == model).last.row
+        np.testing.assert_array_equal(united.blocks.losses["c4"][joined], study.blocks.losses["c4"][row])
     assert files.united(one, [records(two.runs, name="two")]).blocks is None
 
 
-def test_studies_of_other_data_do_not_unite():
+def test_studies_with_different_data_do_not_unite():
     one = records([run("reference", metadata={"manifest": "x"})], name="one")
-    with pytest.raises(UserError, match="two has other data than one"):
+    with pytest.raises(UserError, match=r"two .*data than one"):
         files.united(one, [records([run("a", metadata={"manifest": "y"})], name="two")])

@@ -1,4 +1,4 @@
-"""A study's runs are what it says of them: own workdirs, settings, seeds and learning rates, and one text."""
+"""Workdirs must hold the runs that a study defines; each run is distinct."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def entry(workdir, settings="", **fields):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"workdir": "same"}, "the same workdir"),
         ({"workdir": "./same/"}, "the same workdir"),
@@ -34,14 +34,14 @@ def entry(workdir, settings="", **fields):
         ({"config": f"{CONFIG},optim.lr=0.5", "rate": 2.0, "model": "slow"}, "`rate`"),
     ],
 )
-def test_two_runs_of_a_study_are_two_runs(change, said, tmp_path, monkeypatch):
+def test_duplicate_runs_are_refused(change, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = {"slow": entry("same"), "second": entry("second") | change}
     path = write_study(tmp_path / "study.py", runs)
-    if not said:
+    if not message:
         assert len(load_study(str(path)).runs) == 2
         return
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_study(str(path))
 
 
@@ -50,7 +50,7 @@ def test_shipped_studies_are_accepted(name):
     assert load_study(name).runs
 
 
-def test_a_setting_that_a_record_lacks_has_its_default():
+def test_missing_recorded_setting_has_its_default():
     plain, conv = (read(f"{CONFIG}{settings}") for settings in ("", ",model.mixer.conv=True"))
     recorded = to_dict(plain)
     del recorded["model"]["mixer"]["conv"]
@@ -58,7 +58,7 @@ def test_a_setting_that_a_record_lacks_has_its_default():
     assert identity.changed(recorded, conv) == ["model.mixer.conv: False -> True"]
 
 
-def test_names_places_and_backends_are_no_settings():
+def test_names_paths_and_backends_are_ignored():
     config = read(CONFIG)
     changes = {"name": "x", "size": "y"}
     other = dataclasses.replace(config, **changes, data=dataclasses.replace(config.data, path="elsewhere"))
@@ -67,7 +67,7 @@ def test_names_places_and_backends_are_no_settings():
     assert identity.changed(recorded, config) == []
 
 
-def test_a_mixer_of_a_stranger_is_compared_without_its_code(tmp_path, monkeypatch):
+def test_foreign_mixer_is_compared_without_import(tmp_path, monkeypatch):
     (tmp_path / "stranger.py").write_text("raise AssertionError('this code ran')")
     monkeypatch.syspath_prepend(tmp_path)
     recorded = to_dict(read(CONFIG))
@@ -75,20 +75,24 @@ def test_a_mixer_of_a_stranger_is_compared_without_its_code(tmp_path, monkeypatc
     assert "model.mixer.name: 'stranger.Mixer' -> 'transformer_pp'" in identity.changed(recorded, read(CONFIG))
 
 
-def test_an_edited_study_does_not_rename_old_runs(tmp_path):
-    """The workdir is from another config than the study has now."""
+def test_workdir_with_other_settings_is_refused(tmp_path):
+    """The study file was edited after the run had begun."""
     workdir = write_run(tmp_path / "run", [5.0, 4.0])
     (workdir / "config.json").write_text(json.dumps(to_dict(read(CONFIG))))
     path = write_study(tmp_path / "study.py", {"slow": entry(workdir)})
-    assert identity.require(load_study(str(path)).runs[0]) is False  # of before identities
-    for settings, said in (("optim.lr=0.5", "optim.lr"), ("train.seed=3", "train.seed"), ("model.dim=32", "model.dim")):
+    assert identity.require(load_study(str(path)).runs[0]) is False  # the run has no identity
+    for settings, setting in (
+        ("optim.lr=0.5", "optim.lr"),
+        ("train.seed=3", "train.seed"),
+        ("model.dim=32", "model.dim"),
+    ):
         write_study(path, {"slow": entry(workdir, settings)})
-        with pytest.raises(UserError, match=f"slow: .*run holds .*{said}"):
+        with pytest.raises(UserError, match=f"slow: .*settings: .*{setting}"):
             identity.require(load_study(str(path)).runs[0])
 
 
-def test_a_study_keeps_its_text_when_packages_are_installed(blocks_dir, tmp_path, monkeypatch):
-    """A new run gets the data hash of a run that has begun on the same data."""
+def test_new_run_gets_the_recorded_data_hash(blocks_dir, tmp_path, monkeypatch):
+    """The hash comes from a begun run on the same data."""
     settings = {"train__steps": 4, "eval__every": 0, "model__n_layers": 1}
     config = support.run_config(blocks_dir, "transformer_pp", **settings)
     assert train(config, tmp_path / "first") is True

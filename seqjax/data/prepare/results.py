@@ -49,15 +49,15 @@ def make_manifest(
     for entries in splits.values():
         for entry in entries.values():
             entry["tokens_unused"] = entry["tokens"] - entry["blocks"] * settings["block"]
-    reasons, found = skipped_lines(reports)
+    reasons, contents = skipped_lines(reports)
     first = [line for report in reports for line in report["skipped"]["first"]]
     skipped = {
         "count": reasons.total(),
         "by_reason": dict(sorted(reasons.items())),
         "first": first[: 10 * shards.MAX_NAMED],
     }
-    if found:
-        skipped["found"] = {reason: dict(counts.most_common(shards.MAX_NAMED)) for reason, counts in found.items()}
+    if contents:
+        skipped["found"] = {reason: dict(counts.most_common(shards.MAX_NAMED)) for reason, counts in contents.items()}
     bytes_read = [report["token_bytes"] for report in reports if "token_bytes" in report]
     token_bytes = {key: sum(each[key] for each in bytes_read) for key in ("text", "by_tokens")}
     return {
@@ -66,7 +66,7 @@ def make_manifest(
         **({"token_bytes": token_bytes} if bytes_read else {}),
         "splits": splits,
         "text_sha256": [report["text_sha256"] for report in reports],
-        "beside": manifests.beside(out),
+        "beside": manifests.file_checksums(out),
         "too_short": sum(report["too_short"] for report in reports),
         "skipped": skipped,
     }
@@ -130,7 +130,10 @@ def summary(manifest: dict[str, Any]) -> str:
 
 
 def next_step(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str = "") -> str:
-    """Return the command that trains a first model on the blocks in `out`, or the reason why none can."""
+    """Return the command that trains a first model on the blocks in `out`.
+
+    If no model can be trained on them, the text gives the reason.
+    """
     # These imports load JAX, and worker processes do not need it.
     from seqjax.config import DataConfig
     from seqjax.data import regimes
@@ -151,13 +154,14 @@ def next_step(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str 
     if not train:
         return f"It has no training text. To evaluate a run on it: --config.eval.path={shlex.quote(str(out))}"
     try:
-        own, evaluated = regimes.choose(DataConfig(), train=train, evaluate=train | held, where="", fix="")
+        train_domains, evaluated = regimes.choose(DataConfig(), train=train, evaluate=train | held, where="", fix="")
         chosen = evaluated
     except UserError:  # The regime cannot choose among these domains: train on the largest one, test on all.
-        own = (max(sorted(train & held or train), key=lambda name: manifest["splits"]["train"][name]["tokens"]),)
-        settings["data.train_domains"] = list(own)
-        evaluated, chosen = (*own, *ordered((train | held) - {*own})), ()
-    evaluated = tuple(name for name in evaluated if name in held or name not in own)
+        entries = manifest["splits"]["train"]
+        train_domains = (max(sorted(train & held or train), key=lambda name: entries[name]["tokens"]),)
+        settings["data.train_domains"] = list(train_domains)
+        evaluated, chosen = (*train_domains, *ordered((train | held) - {*train_domains})), ()
+    evaluated = tuple(name for name in evaluated if name in held or name not in train_domains)
     if not evaluated:
         return (
             "It has no validation text, which training needs. Prepare two documents or more into another --out with "
@@ -165,8 +169,8 @@ def next_step(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str 
         )
     if evaluated != chosen:
         settings["data.eval_domains"] = list(evaluated)
-    given = [f"--config.{key}={shlex.quote(_shown(value))}" for key, value in settings.items()]
-    return "To train on it:\n  " + " ".join([f"seqjax train --config=transformer_pp:{size},limited", *given])
+    overrides = [f"--config.{key}={shlex.quote(_shown(value))}" for key, value in settings.items()]
+    return "To train on it:\n  " + " ".join([f"seqjax train --config=transformer_pp:{size},limited", *overrides])
 
 
 def _shown(value: Any) -> str:
@@ -181,9 +185,9 @@ def _token_bytes(*, text: int, by_tokens: int) -> list[str]:
     if by_tokens == text:
         return []
     if not by_tokens:
-        return ["How many bytes the tokens of this tokenizer stand for is not known: there will be no bits per byte."]
+        return ["The byte counts of this tokenizer's ids are unknown, so bits per byte will not be reported."]
     off = 100 * (by_tokens / text - 1)
     return [
-        f"The tokens stand for {by_tokens:,} bytes, the text has {text:,} ({off:+.2g}%): the tokenizer changes some "
-        "of it (normalisation, unknown characters, special tokens), and bits per byte are off by as much."
+        f"The tokens represent {by_tokens:,} bytes, the text has {text:,} ({off:+.2g}%): the tokenizer changes the "
+        "text (normalisation, unknown characters, special tokens), and bits per byte have the same error."
     ]
