@@ -8,6 +8,9 @@ VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import s
 CONSTRAINTS ?= $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
+# Tests start many processes: without stored bytecode, each process compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow test-gpu test-lab lint format bench docs constraints resolve notebooks release clean
 
 demo: $(VENV)/.installed

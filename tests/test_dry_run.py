@@ -71,6 +71,8 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
 def test_groups_and_where_weight_decay_applies(report, tmp_path, monkeypatch):
     """Arrays count per layer. A run that began by an earlier rule is described by it."""
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    monkeypatch.setattr(dry_run.Step, "compile", lambda step: None)  # three programs, for lines that do not need them
+    monkeypatch.setattr(dry_run, "_memory", lambda compiled, **given: (0, "not measured"))
     mamba = "mamba1:debug,train.batch_size=8,model.dim=32,model.n_layers=2,model.vocab_size=258"
     out = report("--config.optim.weight_decay=0.1", config=mamba)
     groups = {

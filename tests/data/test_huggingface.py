@@ -238,7 +238,7 @@ def test_byte_count_mismatch_is_reported(tokenizers, tmp_path, capsys):
     assert "30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
 
 
-def test_panic_while_loading_names_the_file(tmp_path):
+def test_panic_while_loading_names_the_file(tokenizers, tmp_path):
     """A Rust panic is not an `Exception`; here a merge gives a missing piece."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -253,7 +253,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("call", ["encode", "encode_batch", "decode"])
-def test_panic_in_use_names_the_file(call, tmp_path, monkeypatch):
+def test_panic_in_use_names_the_file(tokenizers, call, tmp_path, monkeypatch):
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     tokenizer = huggingface.HuggingFaceTokenizer(tmp_path)
 
@@ -269,7 +269,7 @@ def test_panic_in_use_names_the_file(call, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [9, 3])
-def test_normalizer_growth_is_limited(steps, tmp_path):
+def test_normalizer_growth_is_limited(tokenizers, steps, tmp_path):
     """Every step replaces one letter by ten, so nine steps give 10^9 letters."""
     write(tmp_path, tokenizer_config={"eos_token": "</s>"})
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -284,7 +284,7 @@ def test_normalizer_growth_is_limited(steps, tmp_path):
 
 
 @pytest.mark.parametrize("token", [["</s>"], 7, [2], {"content": 7}, {}, True])
-def test_malformed_end_token_names_the_file(token, tmp_path):
+def test_malformed_end_token_names_the_file(tokenizers, token, tmp_path):
     write(tmp_path, tokenizer_config={"eos_token": token})
     with pytest.raises(UserError, match=r"tokenizer_config\.json"):
         huggingface.HuggingFaceTokenizer(tmp_path)

@@ -112,7 +112,7 @@ def test_rates_are_chosen_on_sequences_of_no_test_and_no_training(monkeypatch) -
 
 def test_the_loss_is_that_of_the_answers_alone() -> None:
     model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     inputs, targets = S5(length=4).examples(np.random.default_rng(0), 2)
     targets[:, :3] = IGNORED
     batch = train.batch(Examples(inputs, targets), 2)
@@ -120,9 +120,11 @@ def test_the_loss_is_that_of_the_answers_alone() -> None:
     assert batch.targets.tolist() == [[t, IGNORED] for t in targets[:, 3]]
     inputs, weights = jnp.asarray(inputs), jnp.asarray(batch.targets != IGNORED, jnp.float32)
     asked = jnp.maximum(batch.targets, 0)
-    total, count = model.target_loss(params, inputs, asked, weights, positions_BA=jnp.asarray(batch.positions))
-    logits = model.logits(params, inputs)[:, 3]
-    np.testing.assert_allclose(model.logits(params, inputs, jnp.full((2, 1), 3))[:, 0], logits, rtol=1e-5, atol=1e-6)
+    positions = jnp.asarray(batch.positions)
+    total, count = jax.jit(model.target_loss)(params, inputs, asked, weights, positions_BA=positions)
+    logits_of = jax.jit(model.logits)
+    logits = logits_of(params, inputs)[:, 3]
+    np.testing.assert_allclose(logits_of(params, inputs, jnp.full((2, 1), 3))[:, 0], logits, rtol=1e-5, atol=1e-6)
     log_p = jax.nn.log_softmax(logits)
     assert count == 2
     np.testing.assert_allclose(total, -(log_p[0, targets[0, 3]] + log_p[1, targets[1, 3]]), rtol=1e-5)

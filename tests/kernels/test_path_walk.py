@@ -116,7 +116,7 @@ def test_batches_under_vmap(name):
 
 def test_path_with_the_kernels_is_path():
     tokens = support.random_tokens((2, 41))
-    options = {"model__mixer__chunk_size": 16, "model__mixer__forget_gate": True}
+    options = {"model__mixer__chunk_size": 16, "model__mixer__forget_gate": True, "model__n_layers": 1}
     models = [support.tiny_model("path", model__mixer__implementation=name, **options) for name in ("xla", "triton")]
     weights = support.random_params(models[0])
     losses = [jax.jit(jax.value_and_grad(lambda p, model=model: model.loss(p, tokens)[0]))(weights) for model in models]

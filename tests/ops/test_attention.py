@@ -72,17 +72,23 @@ def test_alibi_and_the_entropy_of_the_weights(window, slopes):
     s = 1.5 * np.einsum("bthk,bshk->bhts", q, k64) - np.asarray(slopes or (0.0,) * 4)[:, None, None] * (i - j)
     p = np.exp(s - s.max(-1, keepdims=True)) * ((j <= i) & (i - j < (window or 13)))
     p /= p.sum(-1, keepdims=True)
-    args = [jnp.asarray(x) for x in (q, k, v)]
-    got = causal_attention(*args, window=window, scale=1.5, slopes=slopes)
     want = np.einsum("bhts,bshk->bthk", p, v64)
+    positions, options = jnp.arange(13), {"scale": 1.5, "slopes": slopes}
+
+    @fast_jit
+    def outputs(q, k, v):
+        return (
+            causal_attention(q, k, v, window=window, **options),
+            attention_at(q, k, v, positions, positions, window=window, **options),
+            None if window else attention_step(q[:, -1], k, v, jnp.asarray(13), **options),
+            attention_entropy(q, k, window=window, block=4, **options),
+        )
+
+    got, piece, step, entropy = outputs(q, k, v)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    positions = jnp.arange(13)
-    piece = attention_at(*args, positions, positions, window=window, scale=1.5, slopes=slopes)
     np.testing.assert_allclose(piece, want, rtol=1e-4, atol=1e-5)
-    if not window:
-        step = attention_step(args[0][:, -1], args[1], args[2], jnp.asarray(13), scale=1.5, slopes=slopes)
+    if step is not None:
         np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
-    entropy = attention_entropy(*args[:2], window=window, scale=1.5, slopes=slopes, block=4)
     dense = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
     np.testing.assert_allclose(entropy, np.moveaxis(dense, 1, 2), atol=1e-5)
 
@@ -95,9 +101,10 @@ def test_groups_of_queries_are_all_of_them(monkeypatch, n_queries):
     def attend(q_BtHK, positions_t):
         return attention_at(q_BtHK, k, v, positions_t, positions)
 
-    want = attend(q[:, :n_queries], positions[:n_queries])
+    queries = q[:, :n_queries], positions[:n_queries]
+    want = fast_jit(attend)(*queries)
     monkeypatch.setattr(attention, "GROUP", 4)
-    np.testing.assert_allclose(in_groups(attend, q[:, :n_queries], positions[:n_queries]), want, atol=1e-6)
+    np.testing.assert_allclose(fast_jit(partial(in_groups, attend))(*queries), want, atol=1e-6)
 
 
 @pytest.mark.parametrize("mixer", ["transformer_pp", "top1_chunk", "top1_element", "fox"])

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax.ops.path_attention import path_attention, path_keys
+from seqjax.ops import path_attention as ops
+
+path_attention, path_keys = (jax.jit(f, static_argnames="chunk_size") for f in (ops.path_attention, ops.path_keys))
 
 
 def inputs(seq_len, *, heads=4, kv_heads=2, width=6, gates=True, seed=0):
@@ -74,7 +76,7 @@ def test_the_gradient_is_that_of_the_definition():
     def loss(*arrays):
         return jnp.sum(path_attention(*arrays, chunk_size=4) * weight)
 
-    gradients = jax.grad(loss, argnums=range(6))(*map(jnp.float32, arrays))
+    gradients = jax.jit(jax.grad(loss, argnums=range(6)))(*map(jnp.float32, arrays))
     for i, direction in enumerate(directions):
         moved = [[x + (step * direction if j == i else 0) for j, x in enumerate(arrays)] for step in (1e-5, -1e-5)]
         up, down = (np.sum(definition(*x) * weight) for x in moved)

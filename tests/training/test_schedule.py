@@ -226,9 +226,9 @@ def test_sequence_losses_match_the_logits():
     model = support.tiny_model("transformer_pp", train__seq_len=9)
     weights, tokens = support.random_params(model), support.random_tokens((4, 10))
     nats_B = jax.jit(model.sequence_losses)(weights, tokens)
-    log_p_BTO = jax.nn.log_softmax(model.logits(weights, tokens[:, :-1]))
+    log_p_BTO = jax.nn.log_softmax(jax.jit(model.logits)(weights, tokens[:, :-1]))
     expected_B = -jnp.take_along_axis(log_p_BTO, tokens[:, 1:, None], axis=-1).sum((1, 2))
     np.testing.assert_allclose(nats_B, expected_B, rtol=1e-5)
-    total, count = model.loss(weights, tokens)
+    total, count = jax.jit(model.loss)(weights, tokens)
     assert float(count) == 36
     assert float(total) == pytest.approx(float(nats_B.sum()), rel=1e-6)
