@@ -620,7 +620,7 @@ FILES: dict[str, Case] = {
     ),
     "recall of another size": (
         lambda root: _text(root / "runs.jsonl", OTHER_SIZE),
-        lambda root: recall.require_asked(recall.SETUPS["demo"], root),
+        lambda root: recall.require_same_settings(recall.SETUPS["demo"], root),
         r"(?P<path>\S+) holds results of (?P<task>\w+) .*delete those lines",
         _lines,
     ),

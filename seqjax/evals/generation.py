@@ -78,16 +78,16 @@ def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> I
 
     A batch has equal settings, one length bucket and similar lengths.
     """
-    of_kind: dict[tuple[int, Sampling, int], list[int]] = {}
+    groups: dict[tuple[int, Sampling, int], list[int]] = {}
     for i, prompt in enumerate(prompts):
         bucket = bucket_of(len(prompt.ids) + prompt.n_new, longest=longest)
-        of_kind.setdefault((prompt.n_new, prompt.sampling, bucket), []).append(i)
-    for (n_new, _, bucket), members in of_kind.items():
-        most = 1 << (max(1, batch_tokens // bucket).bit_length() - 1)
+        groups.setdefault((prompt.n_new, prompt.sampling, bucket), []).append(i)
+    for (n_new, _, bucket), members in groups.items():
+        max_size = 1 << (max(1, batch_tokens // bucket).bit_length() - 1)
         batch: list[int] = []
         for i in sorted(members, key=lambda i: -len(prompts[i].ids)):
             spread = len(prompts[batch[0]].ids) - len(prompts[i].ids) if batch else 0
-            if len(batch) == most or spread > max(LEAST_SPREAD, n_new):
+            if len(batch) == max_size or spread > max(LEAST_SPREAD, n_new):
                 yield batch
                 batch = []
             batch.append(i)
@@ -114,7 +114,7 @@ def _texts(
             written[b] += 1
             if not is_end:
                 texts[b] += stops[b].push(decoders[b].push(token))
-            if is_end or stops[b].found or written[b] == prompts[i].n_new or enough(i, texts[b]):
+            if is_end or stops[b].matched or written[b] == prompts[i].n_new or enough(i, texts[b]):
                 ended[b] = True
                 texts[b] += stops[b].push(decoders[b].flush()) + stops[b].flush()
         if all(ended):

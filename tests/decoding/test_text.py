@@ -78,9 +78,9 @@ def test_the_first_id_beyond_the_vocabulary_is_refused():
 
 # --------------------------------------------------------------------------------------------------------------- stops
 def stopped(parts, stops) -> tuple[list[str], bool]:
-    found = StopStrings(stops)
-    out = [found.push(part) for part in parts]
-    return [*out, found.flush()], found.found
+    stop_strings = StopStrings(stops)
+    out = [stop_strings.push(part) for part in parts]
+    return [*out, stop_strings.flush()], stop_strings.matched
 
 
 def test_text_ends_before_a_stop_string_that_spans_parts():

@@ -103,9 +103,9 @@ class Task(abc.ABC):
     def _blank(self, n: int) -> Examples:
         return Examples(np.zeros((n, self.length), np.int32), np.full((n, self.length), IGNORED, np.int32))
 
-    def _require(self, condition: bool, what: str) -> None:
+    def _require(self, condition: bool, requirement: str) -> None:
         if not condition:
-            raise ValueError(f"{self}: {what}")
+            raise ValueError(f"{self}: {requirement}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,9 +155,9 @@ def kinds() -> list[type[Task]]:
     """Import all modules in this package and return their tasks, in report order."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    found = Task.__subclasses__()
-    found += [derived for kind in found for derived in kind.__subclasses__()]  # such as `noisy`, from `mqar`
-    return sorted(found, key=lambda kind: (kind.order, kind.name))
+    classes = Task.__subclasses__()
+    classes += [derived for kind in classes for derived in kind.__subclasses__()]  # e.g. `noisy`, derived from `mqar`
+    return sorted(classes, key=lambda kind: (kind.order, kind.name))
 
 
 def of_size(size: str) -> tuple[TaskSetup, ...]:

@@ -39,7 +39,7 @@ class Hops(Task):
         self._require(min(self.hops) >= 1 and max(self.hops) <= self.most, "needs `hops` from 1 to `most`")
         self._require(max(self.hops) < self.shortest, "needs cycles longer than its paths")
         self._require(not self.unchained or min(self.hops) > 1, "needs paths of several edges")
-        self._require(2 * (self.longest + self.queries) <= self.length, "has no place for its queries")
+        self._require(2 * (self.longest + self.queries) <= self.length, "needs a longer length for its queries")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -97,9 +97,9 @@ class Hops(Task):
             for i in range(max(self.hops) - 1):
                 chained &= follows[rows, (places + i) % sizes] | (i >= k - 1)
             first += chained
-        asked = first.argsort(1)[:, : self.queries]
+        queried = first.argsort(1)[:, : self.queries]
         at = 2 * (sizes + np.arange(self.queries))
-        inputs[rows, at], inputs[rows, at + 1] = self.ids + k[rows, asked] - 1, cycles[rows, asked]
-        answers = cycles[rows, (asked + k[rows, asked]) % sizes]
-        targets[rows, at + 1] = np.where(first[rows, asked] < 1, answers, IGNORED)
+        inputs[rows, at], inputs[rows, at + 1] = self.ids + k[rows, queried] - 1, cycles[rows, queried]
+        answers = cycles[rows, (queried + k[rows, queried]) % sizes]
+        targets[rows, at + 1] = np.where(first[rows, queried] < 1, answers, IGNORED)
         return Examples(inputs, targets)
