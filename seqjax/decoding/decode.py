@@ -1,9 +1,9 @@
 """Decode one token at a time after a prompt that is prefilled in pieces.
 
-Programs are compiled for few shapes. A prompt is prefilled in pieces of one size, then in pieces of `SMALL_PIECE`
-tokens; decoding steps process the remainder. Cache lengths are powers of two: a full cache doubles, so a token's cost
-depends on the tokens so far, not on the requested number. Decoding compiles one program per cache length and nothing
-per token. Prompts with other lengths compile almost nothing.
+Programs are compiled for few shapes. A prompt is prefilled in pieces of `prefill_chunk`, then of `SMALL_PIECE` tokens;
+decoding steps process the remainder. Cache lengths are powers of two: a full cache doubles, so a token's cost depends
+on the tokens so far, not on the requested number. Decoding compiles one program per cache length and nothing per token.
+Prompts with other lengths compile almost nothing.
 """
 
 import contextlib

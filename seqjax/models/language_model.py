@@ -115,8 +115,8 @@ class Model:
         """Raise `UserError` for more tokens than a position table has."""
         if self.longest and n_tokens > self.longest:
             raise UserError(
-                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, its "
-                "training length (config.train.seq_len). Use fewer tokens, or train with longer sequences."
+                f"Sequences of {n_tokens} tokens: the model has a table of {self.longest} positions, its training "
+                "length (config.train.seq_len). Use fewer tokens, or train with longer sequences."
             )
 
     def abstract_blocks(self) -> list[Block]:

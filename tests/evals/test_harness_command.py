@@ -56,7 +56,7 @@ def test_lm_eval_is_not_imported_with_seqjax():
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "match"),
     [
         (["--tasks=local", "--limit=-1"], "--limit .*-1"),
         (["--tasks=,"], "^--tasks: "),

@@ -129,7 +129,7 @@ def test_generation_settings(lm):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "match"),
     [
         ({"batch_size": 8}, "batch_size=8: .*batch_tokens"),
         ({"device": "cuda:1"}, "device=cuda:1: .*JAX_PLATFORMS"),
