@@ -103,7 +103,7 @@ def _texts(
     """
     decoders = [TextDecoder(tokenizer, [token for token in prompts[i].ids if token != tokenizer.bos]) for i in batch]
     stops = [StopStrings(prompts[i].until) for i in batch]
-    texts, written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)
+    texts, n_written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)
     shortest = min(len(prompts[i].ids) for i in batch)
     for position, token_B in enumerate(new, start=shortest):
         for b, i in enumerate(batch):
@@ -111,10 +111,10 @@ def _texts(
                 continue
             token = int(token_B[b])
             is_end = token == tokenizer.eos
-            written[b] += 1
+            n_written[b] += 1
             if not is_end:
                 texts[b] += stops[b].push(decoders[b].push(token))
-            if is_end or stops[b].matched or written[b] == prompts[i].n_new or enough(i, texts[b]):
+            if is_end or stops[b].matched or n_written[b] == prompts[i].n_new or enough(i, texts[b]):
                 ended[b] = True
                 texts[b] += stops[b].push(decoders[b].flush()) + stops[b].flush()
         if all(ended):

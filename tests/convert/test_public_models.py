@@ -60,12 +60,19 @@ def test_export_equals_the_public_file(family, tmp_path):
     assert {k: (x.shape, x.dtype) for k, x in got.items()} == {k: (x.shape, x.dtype) for k, x in want.items()}
     for name, x in want.items():
         np.testing.assert_array_equal(got[name], x, err_msg=name)
-    made, public = (json.loads((d / "config.json").read_text()) for d in (tmp_path, GOLDEN / family))
+    exported_config, public = (json.loads((d / "config.json").read_text()) for d in (tmp_path, GOLDEN / family))
     may_differ = {"max_position_embeddings", "n_inner"}  # the training length; null there means 4 times the width
     may_differ |= {"bos_token_id", "eos_token_id", "pad_token_id"}  # known only with a tokenizer
-    different = {k for k in made.keys() & public.keys() - may_differ if made[k] != pytest.approx(public[k])}
+    different = {
+        k for k in exported_config.keys() & public.keys() - may_differ if exported_config[k] != pytest.approx(public[k])
+    }
     assert not different
-    assert {"model_type", "architectures", "vocab_size", "tie_word_embeddings"} <= made.keys() & public.keys()
+    assert {
+        "model_type",
+        "architectures",
+        "vocab_size",
+        "tie_word_embeddings",
+    } <= exported_config.keys() & public.keys()
 
 
 def random_params(config):
@@ -89,8 +96,8 @@ def test_export_writes_bos_and_eos_ids(tmp_path, bos, eos):
     """0 is an id; null means no id."""
     config = config_of("gpt2")
     export_weights(random_params(config), config, tmp_path / "model.safetensors", bos=bos, eos=eos)
-    made = json.loads((tmp_path / "config.json").read_text())
-    assert (made["bos_token_id"], made["eos_token_id"]) == (bos, eos)
+    exported_config = json.loads((tmp_path / "config.json").read_text())
+    assert (exported_config["bos_token_id"], exported_config["eos_token_id"]) == (bos, eos)
 
 
 def test_llama_biases_and_tied_head(tmp_path):
@@ -98,10 +105,14 @@ def test_llama_biases_and_tied_head(tmp_path):
     config = config_of("llama", model__mlp__kind="geglu", **changes)
     params = random_params(config)
     export_weights(params, config, tmp_path / "model.safetensors")
-    made = json.loads((tmp_path / "config.json").read_text())
-    assert (made["attention_bias"], made["mlp_bias"], made["tie_word_embeddings"]) == (True, True, True)
-    assert made["hidden_act"] == "gelu"
-    assert made["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e4}
+    exported_config = json.loads((tmp_path / "config.json").read_text())
+    assert (exported_config["attention_bias"], exported_config["mlp_bias"], exported_config["tie_word_embeddings"]) == (
+        True,
+        True,
+        True,
+    )
+    assert exported_config["hidden_act"] == "gelu"
+    assert exported_config["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e4}
     stored = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     assert "lm_head.weight" not in stored
     assert stored["model.layers.2.self_attn.k_proj.bias"].shape == (12,)

@@ -278,8 +278,8 @@ def fox_weights(m, p, x):
     weight = np.zeros((len(x), m.heads, len(x)))
     for i in range(len(x)):
         for j in range(max(0, i + 1 - (m.window or len(x))), i + 1):
-            kept = gate[j + 1 : i + 1].prod(0)
-            weight[i, :, j] = kept * np.exp((q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]))
+            decay = gate[j + 1 : i + 1].prod(0)
+            weight[i, :, j] = decay * np.exp((q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]))
     return weight / weight.sum(-1, keepdims=True)
 
 
@@ -304,12 +304,12 @@ def path(m, p, x):
     w = w / np.sqrt((w**2).sum(-1, keepdims=True) + 1e-6)
     beta, scale = 2 * sigmoid(linear(p["beta"], x)), 1 / math.sqrt(q.shape[-1])
     gate = sigmoid(linear(p["forget"], x)) ** scale if m.forget_gate else np.ones((len(x), m.heads))
-    keys, kept, o, repeats = [], [], [], m.heads // n_kv
+    keys, decay, o, repeats = [], [], [], m.heads // n_kv
     for t in range(len(x)):
         keys = [key - beta[t, :, None] * (key * w[t]).sum(-1, keepdims=True) * w[t] for key in keys] + [k[t]]
-        kept = [before * gate[t] for before in kept] + [np.ones(m.heads)]
+        decay = [before * gate[t] for before in decay] + [np.ones(m.heads)]
         score = np.array([(q[t] * np.repeat(key, repeats, 0)).sum(-1) * scale for key in keys])
-        weight = np.array(kept) * np.exp(score)
+        weight = np.array(decay) * np.exp(score)
         o.append(np.einsum("sh,shv->hv", weight / weight.sum(0), np.repeat(v[: t + 1], repeats, 1)))
     return linear(p["out"], np.array(o).reshape(len(x), -1))
 
@@ -346,10 +346,10 @@ def mamba1(m, p, u):
     h, y = np.zeros((x.shape[1], m.state)), np.zeros_like(x)
     for t in range(len(x)):
         if m.decay == "full":
-            kept = np.exp(-step[t][:, None] * np.exp(p["a_log"]))
+            decay = np.exp(-step[t][:, None] * np.exp(p["a_log"]))
         else:
-            kept = 1.0 if m.decay == "none" else shared_decay(p["decay"], x)[1][t]
-        h = kept * h + np.outer(step[t] * x[t], b[t])
+            decay = 1.0 if m.decay == "none" else shared_decay(p["decay"], x)[1][t]
+        h = decay * h + np.outer(step[t] * x[t], b[t])
         y[t] = h @ c[t] + p["skip"] * x[t]
     return linear(p["out"], y * silu(z))
 
@@ -364,11 +364,11 @@ def mamba2(m, p, u):
     state, y = np.zeros((n_heads, m.state, m.head_dim)), np.zeros_like(x)
     for t in range(len(u)):
         if m.decay == "full":
-            kept = np.exp(-np.exp(p["a_log"]) * step[t])
+            decay = np.exp(-np.exp(p["a_log"]) * step[t])
         else:  # only the transition is shared; the input keeps its step size per head
-            kept = np.full(n_heads, 1.0 if m.decay == "none" else shared_decay(p["decay"], u)[1][t])
+            decay = np.full(n_heads, 1.0 if m.decay == "none" else shared_decay(p["decay"], u)[1][t])
         for h in range(n_heads):
-            state[h] = kept[h] * state[h] + np.outer(b[t], step[t, h] * x[t, h])
+            state[h] = decay[h] * state[h] + np.outer(b[t], step[t, h] * x[t, h])
             y[t, h] = c[t] @ state[h] + p["skip"][h] * x[t, h]
     y = y.reshape(len(u), -1) * (silu(linear(p["z"], u)) if m.gate else 1)
     return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
@@ -464,12 +464,12 @@ def delta_product(m, p, x):
 
 def gla(m, p, x):
     q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
-    kept = heads_of(sigmoid(linear(p["decay_out"], linear(p["decay_in"], x))) ** (1 / 16), m.heads)
+    decay = heads_of(sigmoid(linear(p["decay_out"], linear(p["decay_in"], x))) ** (1 / 16), m.heads)
     y = np.zeros_like(v)
     for h in range(m.heads):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
-            s = np.diag(kept[t, h]) @ s + np.outer(k[t, h], v[t, h])
+            s = np.diag(decay[t, h]) @ s + np.outer(k[t, h], v[t, h])
             y[t, h] = q[t, h] @ s / math.sqrt(q.shape[-1])
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
     return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)

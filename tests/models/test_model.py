@@ -190,15 +190,15 @@ def test_learned_positions_in_parallel_and_recurrent_form():
 def test_initial_parameters_have_the_stated_spread():
     """N(0, 0.02^2), scaled by 1 / sqrt(2 L) for the two matrices that write to the residual stream; gains 1."""
     config = support.tiny("transformer_pp", model__dim=256, model__n_layers=8, model__mlp__dim=None)
-    made = dict(params_lib.names(jax.jit(Model(config.model, max_len=8).init)(jax.random.key(0))))
-    for name, x in made.items():
+    initial_params = dict(params_lib.names(jax.jit(Model(config.model, max_len=8).init)(jax.random.key(0))))
+    for name, x in initial_params.items():
         std = 0.02 / np.sqrt(16) if name.endswith(("mixer.out.w", "mlp.down.w")) else 0.02
         if name.endswith(".g"):
             assert (np.asarray(x) == 1).all(), name
         else:
             assert np.std(x) == pytest.approx(std, rel=0.03), name
             assert abs(np.mean(x)) < 0.05 * std, name
-    assert made["blocks.0.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
+    assert initial_params["blocks.0.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
 
 
 def test_residual_stream_may_be_float32():

@@ -124,13 +124,13 @@ def write(out: Path, results: Mapping[str, Mapping[str, Any]], *, name: str) -> 
 
 def _paper_comparison(results: Mapping[str, Mapping[str, Any]], table: int, name: str) -> list[str]:
     columns = [task for task in PAPER if task.table == table]
-    own: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for task in columns:
         result = results.get(task.name)
         for v in values({task.name: result} if result else {}):
             if v.task == task.name and v.metric == task.metric and _as_in_paper(result, v.fewshot, task.fewshot):
-                own[task.column] = 100 * v.value
-    if not own:
+                scores[task.column] = 100 * v.value
+    if not scores:
         return []
     lines = [
         "",
@@ -142,8 +142,8 @@ def _paper_comparison(results: Mapping[str, Mapping[str, Any]], table: int, name
         f"| model | {' | '.join(task.column for task in columns)} | average |",
         f"|---|{'---|' * (len(columns) + 1)}",
     ]
-    cells = [f"{own[task.column]:.2f}" if task.column in own else "" for task in columns]
-    average = f"{sum(own.values()) / len(own):.2f}" if len(own) == len(columns) else ""
+    cells = [f"{scores[task.column]:.2f}" if task.column in scores else "" for task in columns]
+    average = f"{sum(scores.values()) / len(scores):.2f}" if len(scores) == len(columns) else ""
     lines.append(f"| **{escaped(name)}** | {' | '.join(cells)} | {average} |")
     for model, numbers in PUBLISHED[table].items():
         average = f"{sum(numbers) / len(numbers):.2f}"

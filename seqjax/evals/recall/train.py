@@ -87,10 +87,10 @@ def batch(examples: Examples, answers: int) -> Batch:
     Logits are then computed only at their positions.
     """
     rows, columns = np.nonzero(examples.targets != IGNORED)
-    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    slot = np.arange(len(rows)) - np.searchsorted(rows, rows)
     positions = np.zeros((len(examples.inputs), answers), np.int32)
     targets = np.full(positions.shape, IGNORED, np.int32)
-    positions[rows, place], targets[rows, place] = columns, examples.targets[rows, columns]
+    positions[rows, slot], targets[rows, slot] = columns, examples.targets[rows, columns]
     return Batch(examples.inputs, positions, targets)
 
 

@@ -37,9 +37,9 @@ def continuation(**metadata: Any) -> dict[str, Any]:
     passages = [(i, *pair) for i, pairs in enumerate(cut) for pair in pairs]
     rows = []
     for i, context, target in _some(passages, rng):
-        others = rng.sample([p for p in passages if p[0] != i], 3)
+        distractors = rng.sample([p for p in passages if p[0] != i], 3)
         start = target[: len(target) - len(target.lstrip())]
-        choices = [start + text.lstrip() for _, _, text in others]
+        choices = [start + text.lstrip() for _, _, text in distractors]
         gold = len(rows) % 4
         choices.insert(gold, target)
         rows.append({"context": context, "choices": choices, "gold": gold})

@@ -181,12 +181,12 @@ def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.n
     if 2 * size > below:
         return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
     # Redraw only the repeated integers. No integer is preferred, so all rows of distinct integers are equally likely.
-    rows, again = rng.integers(below, size=(n, size)), np.arange(n)
-    while len(again):
-        ordered = np.sort(rows[again])
-        again = again[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
-        order = np.argsort(rows[again], axis=1, kind="stable")
-        ordered = np.take_along_axis(rows[again], order, 1)
-        row, place = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
-        rows[again[row], order[row, place + 1]] = rng.integers(below, size=len(row))
+    rows, redraw = rng.integers(below, size=(n, size)), np.arange(n)
+    while len(redraw):
+        ordered = np.sort(rows[redraw])
+        redraw = redraw[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
+        order = np.argsort(rows[redraw], axis=1, kind="stable")
+        ordered = np.take_along_axis(rows[redraw], order, 1)
+        row, column = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
+        rows[redraw[row], order[row, column + 1]] = rng.integers(below, size=len(row))
     return rows

@@ -83,11 +83,11 @@ class Fuzzy(Task):
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
-        keys, again = np.empty((n, self.pairs, 3), np.int64), np.arange(n)
+        keys, redraw = np.empty((n, self.pairs, 3), np.int64), np.arange(n)
         sizes = np.empty((n, self.pairs), np.int64)
-        while len(again):
-            keys[again], sizes[again], complete = self._keys(rng, len(again))
-            again = again[~complete]
+        while len(redraw):
+            keys[redraw], sizes[redraw], complete = self._keys(rng, len(redraw))
+            redraw = redraw[~complete]
         values = self.ids + rng.integers(self.ids, size=keys.shape)
         ends = np.stack((sizes, rng.integers(1, 4, size=sizes.shape)), 2)
         pairs = np.stack((keys, values), 2)  # [B, P, 2, 3]: three places each for a key and a value
@@ -99,10 +99,10 @@ class Fuzzy(Task):
         scored = np.zeros((self.pairs + self.queries, 2, 3), bool)
         scored[self.pairs :, 1, : self.tokens] = True
         at = np.cumsum(exists, axis=1) - 1  # position in the sequence, after removing unused slots
-        row, place = np.nonzero(exists)
-        inputs[row, at[row, place]] = tokens[row, place]
-        row, place = np.nonzero(exists & scored.ravel())
-        targets[row, at[row, place] - 1] = tokens[row, place]
+        row, slot = np.nonzero(exists)
+        inputs[row, at[row, slot]] = tokens[row, slot]
+        row, slot = np.nonzero(exists & scored.ravel())
+        targets[row, at[row, slot] - 1] = tokens[row, slot]
         return Examples(inputs, targets)
 
     def _keys(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

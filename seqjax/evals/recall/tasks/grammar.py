@@ -82,13 +82,13 @@ class Automaton:
 
     def draw(self, rng: np.random.Generator, n: int, length: int) -> np.ndarray:
         """Draw `n` sequences of concatenated strings, starting with a mark, int64 [B, T]."""
-        ends, place = np.cumsum(self.transitions.data), self.transitions.indptr
+        ends, row_starts = np.cumsum(self.transitions.data), self.transitions.indptr
         stacks = np.zeros((n, length), np.int64)
         for t in range(1, length):
             now = stacks[:, t - 1]
             # Each row of probabilities sums to one, so the cumulative sums for stack i lie between i and i + 1.
             drawn = np.searchsorted(ends, now + rng.random(n), side="right")
-            stacks[:, t] = self.transitions.indices[np.clip(drawn, place[now], place[now + 1] - 1)]
+            stacks[:, t] = self.transitions.indices[np.clip(drawn, row_starts[now], row_starts[now + 1] - 1)]
         return self.tokens[stacks]
 
     def next_token(self, tokens_BT: np.ndarray) -> np.ndarray:

@@ -83,8 +83,8 @@ class Hops(Task):
         words, shares = self._words()
         sizes = rng.choice(words, size=(n, 1), p=shares)
         cycles = distinct(rng, n, self.longest, below=self.ids)
-        places, rows = np.arange(self.longest), np.arange(n)[:, None]
-        exists = places < sizes
+        edge_ids, rows = np.arange(self.longest), np.arange(n)[:, None]
+        exists = edge_ids < sizes
         ranks = np.where(exists, rng.random(exists.shape), 1).argsort(1).argsort(1)  # each edge's place in the list
         row, edge = np.nonzero(exists)
         at = 2 * ranks[row, edge]
@@ -92,10 +92,10 @@ class Hops(Task):
         k = rng.choice(self.hops, size=(n, self.longest))
         first = rng.random(exists.shape) + 2 * ~exists  # the smallest are queried; below 1 they are scored
         if self.unchained:
-            follows = ranks[rows, (places + 1) % sizes] > ranks  # the path's next edge is listed later
+            follows = ranks[rows, (edge_ids + 1) % sizes] > ranks  # the path's next edge is listed later
             chained = np.ones_like(exists)
             for i in range(max(self.hops) - 1):
-                chained &= follows[rows, (places + i) % sizes] | (i >= k - 1)
+                chained &= follows[rows, (edge_ids + i) % sizes] | (i >= k - 1)
             first += chained
         queried = first.argsort(1)[:, : self.queries]
         at = 2 * (sizes + np.arange(self.queries))

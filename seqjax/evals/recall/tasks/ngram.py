@@ -55,10 +55,10 @@ class Ngram(Task):
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
-        strings, again = np.empty((n, self._string), np.int64), np.arange(n)
-        while len(again):
-            strings[again], complete = self._strings(rng, len(again))
-            again = again[~complete]
+        strings, redraw = np.empty((n, self._string), np.int64), np.arange(n)
+        while len(redraw):
+            strings[redraw], complete = self._strings(rng, len(redraw))
+            redraw = redraw[~complete]
         starts = distinct(rng, n, self.queries, below=self._string - self.n)
         queried = np.take_along_axis(strings[:, None], starts[:, :, None] + np.arange(self.n + 1), 2)
         inputs[:, : self._string], inputs[:, self._string] = strings, self.ids

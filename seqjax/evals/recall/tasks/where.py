@@ -62,8 +62,8 @@ class Where(Task):
         sizes = rng.integers(self.shortest, self.longest + 1, size=n)
         strings = distinct(rng, n, self.longest, below=self.ids)
         inputs[:] = self.ids
-        row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
-        inputs[row, place] = strings[row, place]
+        row, column = np.nonzero(np.arange(self.longest) < sizes[:, None])
+        inputs[row, column] = strings[row, column]
         # Query random positions: the smallest random scores; positions past the string's end have infinite scores.
         scores = np.where(np.arange(self.longest) < sizes[:, None], rng.random((n, self.longest)), np.inf)
         queried = np.argsort(scores, axis=1)[:, : self.queries]
