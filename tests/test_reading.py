@@ -130,7 +130,7 @@ FILES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
     "config of a run": ("config.json", OF_RUN, workdir.load_config),
     "run.json": ("run.json", OF_RUN, lambda directory: read_json(directory / "run.json", collect.METADATA)),
     "metrics.jsonl": ("metrics.jsonl", OF_RUN, metrics.read),
-    "niah.json": ("niah.json", OF_RUN, lambda directory: niah.found_before(directory / "niah.json", {}, niah.FORM)),
+    "niah.json": ("niah.json", OF_RUN, lambda directory: niah.saved_results(directory / "niah.json", {}, niah.FORM)),
     "harness/copy.json": ("harness/copy.json", OF_RUN, lambda directory: results.read(directory / "harness")),
     **{name: (name, OF_STUDY, analyse) for name in OF_STUDY},
     **{

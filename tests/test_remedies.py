@@ -164,8 +164,8 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     ("recall --size=dmo --out=DIR/p.txt", MEANT, "dmo", "is a file"),
     ("recall --size=demo --out=DIR/p.txt --jobs=0", r"(?P<option>--\w+)=0: .* (?P<value>\d)\.", "", "is a file"),
     ("recall --size=demo --minutes=0 --out=DIR/p.txt", r"^(?P<another>--out)=\S+ is a file", "", ""),
-    ("recall --size=demo --minutes=0 --out=DIR/recall", r"give another (?P<another>--out)", "", ""),
-    ("recall --size=demo --minutes=0 --out=DIR/recall", r"(?P<add>--report) reads", "", ""),
+    ("recall --size=demo --minutes=0 --out=DIR/recall", r"Give another (?P<another>--out)", "", ""),
+    ("recall --size=demo --minutes=0 --out=DIR/recall", r"with (?P<add>--report)", "", ""),
     ("recall --size=demo --minutes=0 --out=DIR/empty --report", r"without (?P<drop>--report)", "", ""),
     ("harness --workdir=gs://b/c --tasks=", r"(?P<option>--tasks): give (?P<value>\w+),", "", "--out"),
     ("convert export --workdir=DIR/none --out=DIR/x.safetensors", r"(?P<another>--out)=", "", NO_RUN),
@@ -620,8 +620,8 @@ FILES: dict[str, Case] = {
     ),
     "recall of another size": (
         lambda root: _text(root / "runs.jsonl", OTHER_SIZE),
-        lambda root: recall.require_asked(recall.SETUPS["demo"], root),
-        r"(?P<path>\S+) holds results of (?P<task>\w+) .*delete those lines",
+        lambda root: recall.require_same_settings(recall.SETUPS["demo"], root),
+        r"(?P<path>\S+) has results for (?P<task>\w+) .*delete these lines",
         _lines,
     ),
 }

@@ -11,7 +11,7 @@ import sys
 from lab.foretell import page
 from seqjax import store
 from seqjax.command_line import command_parser, run_command
-from seqjax.evals.recall.__main__ import known, labels, require_asked
+from seqjax.evals.recall.__main__ import known, labels, require_same_settings
 from seqjax.evals.recall.setups import MODELS, SETUPS
 
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     setup = SETUPS[known("size", [args.size], SETUPS)[0]]
     chosen = known("models", labels(args.models), MODELS) if args.models else None
     out, studies = store.local(args.out, "--out"), [store.local(study, "--study") for study in args.study]
-    require_asked(setup, out)
+    require_same_settings(setup, out)
     sys.stdout.write(f"Wrote {page.write(out, studies, setup, chosen=chosen)}\n")
 
 

@@ -42,7 +42,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     here = mirror.directory
     used = store.sizes(mirror.url) if mirror.url else (here / "config.json").exists() or (here / "checkpoints").exists()
     if used:
-        raise UserError(f"{mirror} holds a run; import into a --workdir of its own.")
+        raise UserError(f"{mirror} holds a run; import into a new --workdir.")
     mirrors.require_inside(here)
     mirror.pull()  # removes local files of a run that was deleted in the store
     files = fetched(weights)
@@ -58,8 +58,8 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     checkpoints.save_params(0, params)
     checkpoints.wait()
     checkpoints.close()
-    named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
-    tell(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.")
+    tokenizer_text = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer"
+    tell(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {tokenizer_text}.")
     for line in _next_commands(mirror.url or str(here.absolute()), argument) if tokenizer else ():
         tell(f"  {line}")
     if argument and not tokenizer:
@@ -89,7 +89,7 @@ def to_directory(
     """Write a run's newest checkpoint as a public directory; `out` may also name the model.safetensors in it."""
     out = store.local(out, "--out")
     if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
-        raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
+        raise UserError(f"--out={out}: an export names its weights {directory.WEIGHTS}; give the directory.")
     target = out.parent if out.name == directory.WEIGHTS else out
     if target.exists() and not target.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")

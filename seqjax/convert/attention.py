@@ -55,30 +55,30 @@ def _gate(config: Config) -> str:
     return GATES.get((mlp.kind, mlp.kind == "geglu" and mlp.approximate_gelu), mlp.kind)
 
 
-def _gate_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _gate_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     for (kind, tanh), name in GATES.items():
         if name == value:
             return {"model.mlp.kind": kind} | ({"model.mlp.approximate_gelu": tanh} if kind == "geglu" else {})
     return {}
 
 
-def _rope(found: dict[str, Any]) -> dict[str, Any]:
+def _rope(hf_config: dict[str, Any]) -> dict[str, Any]:
     """Return the group of RoPE settings: `rope_scaling` or, since transformers 5, `rope_parameters`, in this order."""
-    return found.get("rope_scaling") or found.get("rope_parameters") or {}
+    return hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
 
 
-def _rope_theta(found: dict[str, Any]) -> Any:
+def _rope_theta(hf_config: dict[str, Any]) -> Any:
     """Return the RoPE base, or text that names an unsupported feature: partial rotary, or one base per layer type."""
-    rope = _rope(found)
-    share = rope.get("partial_rotary_factor", found.get("partial_rotary_factor"))
+    rope = _rope(hf_config)
+    share = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
     if share not in (None, 1):
-        return f"of {share} of the head"
+        return f"partial_rotary_factor={share}"
     if any(isinstance(value, dict) for value in rope.values()):
-        return "one per kind of layer"
-    return next((base for base in (rope.get("rope_theta"), found.get("rope_theta")) if base is not None), 1e4)
+        return "one base per layer type"
+    return next((base for base in (rope.get("rope_theta"), hf_config.get("rope_theta")) if base is not None), 1e4)
 
 
-def _rope_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _rope_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     return {} if isinstance(value, str) else {"model.mixer.rope_base": float(value)}
 
 
@@ -90,19 +90,19 @@ def _our_scaling(config: Config) -> dict[str, Any] | None:
     return {"rope_type": mixer.rope_scaling, **values}
 
 
-def _scaling(found: dict[str, Any]) -> dict[str, Any] | str | None:
+def _scaling(hf_config: dict[str, Any]) -> dict[str, Any] | str | None:
     """Return the RoPE scaling settings, None without scaling, or the name of an unsupported type."""
-    rope = _rope(found)
+    rope = _rope(hf_config)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in SCALINGS:
         return None if kind == "default" else kind
     name = "original_max_position_embeddings"  # transformers searches in the following order
-    length = found.get(name) or rope.get(name) or found.get("max_position_embeddings")
+    length = hf_config.get(name) or rope.get(name) or hf_config.get("max_position_embeddings")
     stated = {public: value for public, value in {**rope, name: length}.items() if value is not None}
     return {"rope_type": kind, **{public: stated[public] for public in SCALINGS[kind]}}
 
 
-def _scaling_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _scaling_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(value, str):
         return {}
     kind = value["rope_type"] if value else "none"
@@ -133,16 +133,16 @@ def _window(config: Config) -> int | None:
     return config.model.mixer.window
 
 
-def _window_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _window_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     return {} if isinstance(value, str) else {"model.mixer.window": value}
 
 
-def _qwen_window(found: dict[str, Any]) -> int | str | None:
+def _qwen_window(hf_config: dict[str, Any]) -> int | str | None:
     """Return the window of all layers, None without windows, or text if only some layers have one (unsupported)."""
-    width = found.get("sliding_window", 4096) if found.get("use_sliding_window") else None
-    n_layers, first = found["num_hidden_layers"], found.get("max_window_layers", 28)
+    width = hf_config.get("sliding_window", 4096) if hf_config.get("use_sliding_window") else None
+    n_layers, first = hf_config["num_hidden_layers"], hf_config.get("max_window_layers", 28)
     later = "full_attention" if width is None else "sliding_attention"
-    kinds = found.get("layer_types") or ["full_attention" if i < first else later for i in range(n_layers)]
+    kinds = hf_config.get("layer_types") or ["full_attention" if i < first else later for i in range(n_layers)]
     if set(kinds) == {"full_attention"}:
         return None
     if width is not None and set(kinds) == {"sliding_attention"}:
@@ -155,9 +155,9 @@ ATTENTION_BIAS = key("attention_bias", "model.mixer.bias", default=False, form=b
 DECODER = (
     *sizes(tie=False),
     key("num_attention_heads", "model.mixer.heads"),
-    mlp_dim("intermediate_size", lambda found: MISSING),
+    mlp_dim("intermediate_size", lambda hf_config: MISSING),
     key("rms_norm_eps", "model.norm_eps", default=1e-6, form=float),
-    Setting("hidden_act", _gate, lambda found: found.get("hidden_act", "silu"), _gate_fix, str),
+    Setting("hidden_act", _gate, lambda hf_config: hf_config.get("hidden_act", "silu"), _gate_fix, str),
     Setting("rope_theta", lambda config: config.model.mixer.rope_base, _rope_theta, _rope_fix, float),
     Setting("rope_scaling", _our_scaling, _scaling, _scaling_fix, ROPE),
     export_only("max_position_embeddings", lambda config: config.train.seq_len),
@@ -193,7 +193,9 @@ LLAMA = Family(
         Setting(
             "sliding_window",
             _window,
-            lambda found: found.get("sliding_window", 4096) if found.get("model_type") == "mistral" else None,
+            lambda hf_config: (
+                hf_config.get("sliding_window", 4096) if hf_config.get("model_type") == "mistral" else None
+            ),
             _window_fix,
             SIZE,
         ),
@@ -204,7 +206,9 @@ LLAMA = Family(
 QWEN = (
     *DECODER,
     # Null means the number of heads; a file without the key has the public class's default.
-    KV_HEADS._replace(read=lambda found: found.get("num_key_value_heads", 32) or found["num_attention_heads"]),
+    KV_HEADS._replace(
+        read=lambda hf_config: hf_config.get("num_key_value_heads", 32) or hf_config["num_attention_heads"]
+    ),
     Setting("sliding_window", _window, _qwen_window, _window_fix, SIZE),
     export_only("use_sliding_window", lambda config: _window(config) is not None),
     export_only("max_window_layers", lambda config: config.model.n_layers if _window(config) is None else 0),
@@ -242,12 +246,12 @@ def _gpt2_linear(public: str, ours: str) -> tuple[Rule, ...]:
     return tuple(rule._replace(form="same") for rule in linear(public, ours))
 
 
-def _gelu(found: dict[str, Any]) -> str:
-    activation = found.get("activation_function", "gelu_new")
+def _gelu(hf_config: dict[str, Any]) -> str:
+    activation = hf_config.get("activation_function", "gelu_new")
     return "gelu_new" if activation == "gelu_pytorch_tanh" else activation
 
 
-def _gelu_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _gelu_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     return {"model.mlp.approximate_gelu": value == "gelu_new"} if value in ("gelu", "gelu_new") else {}
 
 
@@ -271,7 +275,7 @@ GPT2 = Family(
         *sizes(tie=True, dim="n_embd", layers="n_layer"),
         key("n_positions", "train.seq_len"),
         key("n_head", "model.mixer.heads"),
-        mlp_dim("n_inner", lambda found: 4 * found["n_embd"]),
+        mlp_dim("n_inner", lambda hf_config: 4 * hf_config["n_embd"]),
         key("layer_norm_epsilon", "model.norm_eps", default=1e-5, form=float),
         Setting(
             "activation_function",

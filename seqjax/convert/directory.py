@@ -33,8 +33,8 @@ class Imported(NamedTuple):
 
 def is_public(directory: Path) -> bool:
     """Return whether `directory` holds a public model: its config.json has `model_type` and no `model`."""
-    found = public_config.read(directory / "config.json")
-    return found is not None and "model" not in found
+    hf_config = public_config.read(directory / "config.json")
+    return hf_config is not None and "model" not in hf_config
 
 
 def holding(weights: Path) -> Path:
@@ -68,14 +68,14 @@ def described(directory: Path) -> Described:
     Raises `UserError` if there is no config.json, or if seqjax does not support the model.
     """
     path = directory / "config.json"
-    found = public_config.read(path)
-    if found is None:
-        raise UserError(f"There is no {path} of a public model, which would name its model_type; give --config.")
+    hf_config = public_config.read(path)
+    if hf_config is None:
+        raise UserError(f"There is no {path} with a model_type; give --config.")
     of_type = {kind: (name, family) for name, group in FAMILIES.items() for family in group for kind in family.types}
-    if found["model_type"] not in of_type:
+    if hf_config["model_type"] not in of_type:
         known = ", ".join(sorted(of_type))
-        raise UserError(f"{path} is of a {found['model_type']!r}, which seqjax does not compute. Known: {known}.")
-    name, family = of_type[found["model_type"]]
+        raise UserError(f"{path}: seqjax does not support model_type={hf_config['model_type']!r}. Supported: {known}.")
+    name, family = of_type[hf_config["model_type"]]
     config = from_config_dict(presets.read_config(f"{name}:debug"))
     return Described(name, public_config.overrides(family, config, path))
 
@@ -113,7 +113,7 @@ def export(
         bos, eos = tokenizer_files.special_ids(config.data)
     for name, content in files.items():
         if (directory / name).is_file() and (directory / name).read_bytes() != content:
-            raise UserError(f"{directory / name} is there and says something else; export into a directory of its own.")
+            raise UserError(f"{directory / name} exists with different content; export into an empty directory.")
     export_weights(params, config, directory / WEIGHTS, dtype=dtype, bos=bos, eos=eos)
     for name, content in files.items():
         with replacing(directory / name) as file:
@@ -121,24 +121,23 @@ def export(
 
 
 def _require_fitting(family: Family, config: Config) -> None:
-    data, instead = config.data, "Or export with --weights_only."
+    data, alternative = config.data, "Or export with --weights_only."
     try:
         if data.tokenizer == tokenizer_files.HUGGINGFACE:  # it came with the imported model; its files are copied
             huggingface.directory_of(data.tokenizer_path)
             return
         size = load_tokenizer(data.tokenizer, data.tokenizer_path).vocab_size
     except UserError as error:
-        raise UserError(f"There is no tokenizer to export. {error} {instead}") from error
+        raise UserError(f"There is no tokenizer to export. {error} {alternative}") from error
     if size > config.model.vocab_size:
         raise UserError(
-            f"The {data.tokenizer} tokenizer of this run has {size} ids, its model {config.model.vocab_size}, so it is "
-            "not the model's own. Export with --weights_only."
+            f"The run's {data.tokenizer} tokenizer has {size} ids, more than config.model.vocab_size="
+            f"{config.model.vocab_size}, so it does not belong to the model. Export with --weights_only."
         )
     if family.own_tokenizer:
         raise UserError(
-            f"Beside a {family.name}, transformers reads every tokenizer.json by the rules of {family.name}'s own "
-            f"tokenizer, which gives other ids than the {data.tokenizer} tokenizer of this run. Export with "
-            "--weights_only."
+            f"transformers applies {family.name}'s tokenizer rules to any tokenizer.json, which gives other ids than "
+            f"the run's {data.tokenizer} tokenizer. Export with --weights_only."
         )
 
 
@@ -159,18 +158,18 @@ def fetched(weights: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(weights)
     if not text:
-        raise UserError("An empty text names no model: give a directory (the current one is `.`) or hf://OWNER/NAME.")
+        raise UserError("The model name is empty: give a directory (`.` is the current one) or hf://OWNER/NAME.")
     if not text.startswith(SCHEME):
         return Path(store.location(text))
     name, _, revision = text.removeprefix(SCHEME).partition("@")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
-        raise UserError(f"{text} is not the name of a model: write {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION.")
+        raise UserError(f"{text} is not a model name: write {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION.")
     try:
         import huggingface_hub  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{text} needs the package huggingface_hub: pip install 'seqjax[hf]'. Or give the path of a directory into "
-            "which the model has been downloaded."
+            f"{text} needs the package huggingface_hub: pip install 'seqjax[hf]'. Or give the path of a downloaded "
+            "directory."
         ) from error
     small = _snapshot(huggingface_hub, text, name, revision or None, ["config.json", INDEX, *FILES])
     index = small / INDEX

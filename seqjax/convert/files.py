@@ -58,22 +58,24 @@ class Weights:
         with file.open("rb") as opened:
             if (header := int.from_bytes(opened.read(8), "little")) > min(MOST_HEADER, file.stat().st_size):
                 raise UserError(
-                    f"{file} is not a whole .safetensors file: its header would have {size(header)}; fetch it again."
+                    f"{file} is not a complete .safetensors file: it declares a header of {size(header)}. "
+                    "Download it again."
                 )
         try:
             return self._close.enter_context(self._package.safe_open(file, framework="numpy"))
         except self._package.SafetensorError as error:
-            raise UserError(f"{file} is not a whole .safetensors file ({error}); fetch it again.") from error
+            raise UserError(f"{file} is not a complete .safetensors file ({error}). Download it again.") from error
 
     def _open_index(self, index: Path) -> None:
-        where = weight_map(index)
-        shards = {shard: self._open(index.parent / shard) for shard in sorted(set(where.values()))}
-        self._handles = {name: shards[shard] for name, shard in where.items()}
-        in_shards = {name: shard for shard, handle in shards.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
-        if in_shards != where:
-            differing = sorted(set(in_shards.items()) ^ set(where.items()))
+        shard_of = weight_map(index)
+        handles = {shard: self._open(index.parent / shard) for shard in sorted(set(shard_of.values()))}
+        self._handles = {name: handles[shard] for name, shard in shard_of.items()}
+        in_shards = {name: shard for shard, handle in handles.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
+        if in_shards != shard_of:
+            differing = sorted(set(in_shards.items()) ^ set(shard_of.items()))
             raise UserError(
-                f"{index} and its shards disagree about {differing[0][0]} ({len(differing)} in all); fetch them again."
+                f"{index} and its shards disagree about {differing[0][0]} ({len(differing)} entries differ). "
+                "Download them again."
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -95,20 +97,20 @@ class Weights:
 
 def weight_map(index: Path) -> dict[str, str]:
     """Return each tensor's shard; raise `UserError` if `index` is not an index of sharded weights."""
-    fix = "it is not the index of sharded weights: fetch it again"
-    found = read_json(index, {"weight_map": {str: str}}, fix=fix)["weight_map"]
-    for shard in sorted(set(found.values())):
+    fix = "it is not an index of sharded weights: download it again"
+    shards = read_json(index, {"weight_map": {str: str}}, fix=fix)["weight_map"]
+    for shard in sorted(set(shards.values())):
         if not re.fullmatch(r"[\w.-]+\.safetensors", shard):  # a plain file name, not a path or pattern
             raise UserError(f"{index} names the file {shard!r:.200}; {fix}.")
-    return found
+    return shards
 
 
 def require_finite(name: str, x: np.ndarray, *, where: str) -> None:
     """Raise `UserError` if a tensor holds NaN or infinite values."""
     if bad := x.size - np.count_nonzero(np.isfinite(x)):
         raise UserError(
-            f"{name} in {where} holds {bad:,} of {x.size:,} values that are NaN or infinite: such a model computes "
-            "nothing. Take other weights, or a checkpoint from before they diverged."
+            f"{name} in {where}: {bad:,} of {x.size:,} values are NaN or infinite. Use other weights, or a checkpoint "
+            "from before training diverged."
         )
 
 
@@ -118,13 +120,16 @@ def find(path: Path) -> Path:
         for name in ("model.safetensors.index.json", "model.safetensors"):
             if (path / name).is_file():
                 return path / name
-        one = sorted(path.glob("*.safetensors"))
-        if len(one) == 1:
-            return one[0]
-        pickled = sorted(file for end in PICKLED for file in path.glob(f"*{end}"))
-        if pickled and not one:
+        matches = sorted(path.glob("*.safetensors"))
+        if len(matches) == 1:
+            return matches[0]
+        pickled = sorted(file for suffix in PICKLED for file in path.glob(f"*{suffix}"))
+        if pickled and not matches:
             raise _pickled(pickled[0])
-        raise UserError(f"{path} holds {len(one)} .safetensors files and no model.safetensors(.index.json): name one.")
+        raise UserError(
+            f"{path} has {len(matches)} .safetensors files and no model.safetensors(.index.json). "
+            "Give the path of one file."
+        )
     if not path.is_file():
         raise UserError(
             f"--weights: there is no file or directory {path}. A model on the Hugging Face hub is hf://OWNER/NAME."
@@ -137,7 +142,7 @@ def find(path: Path) -> Path:
 def _pickled(path: Path) -> UserError:
     return UserError(
         f"--weights={path}: only .safetensors files (or their .index.json) are read. Pickled weights "
-        f"({', '.join(PICKLED)}) can run code when they are opened; save them once as safetensors where you trust them."
+        f"({', '.join(PICKLED)}) can run code when opened; if you trust the file, save it once as safetensors."
     )
 
 
@@ -152,7 +157,9 @@ def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
         with np.errstate(over="ignore"):
             out[name] = x.astype(jnp.dtype(dtype))
         if np.isinf(out[name].astype(np.float32)).any():
-            raise UserError(f"{name} holds {np.abs(x).max():.3g}, more than {dtype} can; give another --dtype.")
+            raise UserError(
+                f"{name} has the value {np.abs(x).max():.3g}, which overflows {dtype}; use another --dtype."
+            )
     temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,28 +55,28 @@ def _head_dim(config: Config) -> int:
     return config.model.dim // config.model.mixer.heads
 
 
-def _found_head_dim(found: dict[str, Any]) -> int:
+def _hf_head_dim(hf_config: dict[str, Any]) -> int:
     """Return fla's head width; 64 if the file states neither the width nor the number of heads."""
-    heads = found.get("num_heads")
-    return found.get("head_dim") or (found["hidden_size"] // heads if heads else 64)
+    heads = hf_config.get("num_heads")
+    return hf_config.get("head_dim") or (hf_config["hidden_size"] // heads if heads else 64)
 
 
-def _value_dim(found: dict[str, Any]) -> Any:
+def _value_dim(hf_config: dict[str, Any]) -> Any:
     """Return None if all layers' values have the model's width, otherwise the stated widths."""
-    value_dim = found.get("value_dim")
-    model_wide = (None, found["hidden_size"], [found["hidden_size"]] * found["num_hidden_layers"])
+    value_dim = hf_config.get("value_dim")
+    model_wide = (None, hf_config["hidden_size"], [hf_config["hidden_size"]] * hf_config["num_hidden_layers"])
     return None if value_dim in model_wide else value_dim
 
 
-def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
+def _rounded(hf_config: dict[str, Any], share: float, multiple: int) -> int:
     """Return fla's inner width for a null `intermediate_size`."""
-    width = int(found["hidden_size"] * (found.get("hidden_ratio") or 4) * share)
+    width = int(hf_config["hidden_size"] * (hf_config.get("hidden_ratio") or 4) * share)
     return multiple * -(-width // multiple)
 
 
-def _head_eps(found: dict[str, Any]) -> Any:
+def _head_eps(hf_config: dict[str, Any]) -> Any:
     """Return MISSING if fla's head norm eps, head_dim * norm_eps, is 64e-5, the only value here."""
-    eps, width = found.get("norm_eps") or 1e-5, _found_head_dim(found)
+    eps, width = hf_config.get("norm_eps") or 1e-5, _hf_head_dim(hf_config)
     return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
 
 
@@ -120,12 +120,12 @@ RWKV7 = Family(
         Setting(
             "head_dim",
             _head_dim,
-            _found_head_dim,
-            lambda value, found: {"model.mixer.heads": found["hidden_size"] // value},
+            _hf_head_dim,
+            lambda value, hf_config: {"model.mixer.heads": hf_config["hidden_size"] // value},
             SIZE,
             derived=True,
         ),
-        mlp_dim("intermediate_size", lambda found: _rounded(found, 1, 32))._replace(
+        mlp_dim("intermediate_size", lambda hf_config: _rounded(hf_config, 1, 32))._replace(
             get=lambda config: config.model.mlp.dim or 4 * config.model.dim
         ),
         _rank("decay_low_rank_dim", "model.mixer.decay_rank", 0, default=64),
@@ -166,21 +166,21 @@ def _width(which: int) -> Callable[[Config], int]:
 
     def of(config: Config) -> int:
         mixer = config.model.mixer
-        found: Any = mixers.load(mixer.name)
-        return found.widths(config.model.dim, mixer.key_dim, mixer.value_dim)[which]
+        mixer_class: Any = mixers.load(mixer.name)
+        return mixer_class.widths(config.model.dim, mixer.key_dim, mixer.value_dim)[which]
 
     return of
 
 
-def _share(public: str, usual: float, get: Callable[[Config], Any], fix: Fix, *, form: Any = float) -> Setting:
-    def read(found: dict[str, Any]) -> Any:
-        return usual if found.get(public) is None else found[public]
+def _share(public: str, default: float, get: Callable[[Config], Any], fix: Fix, *, form: Any = float) -> Setting:
+    def read(hf_config: dict[str, Any]) -> Any:
+        return default if hf_config.get(public) is None else hf_config[public]
 
     return Setting(public, get, read, fix, form, derived=True)
 
 
-def _value_dim_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
-    return {"model.mixer.value_dim": round(value * (found.get("head_dim") or 256) * found["num_heads"])}
+def _value_dim_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
+    return {"model.mixer.value_dim": round(value * (hf_config.get("head_dim") or 256) * hf_config["num_heads"])}
 
 
 KEYS, VALUES = _width(0), _width(1)
@@ -188,7 +188,7 @@ DELTA = (
     *sizes(tie=False),
     key("num_heads", "model.mixer.heads"),
     key("conv_size", "model.mixer.conv_width", default=4),
-    mlp_dim("intermediate_size", lambda found: _rounded(found, 2 / 3, 256)),
+    mlp_dim("intermediate_size", lambda hf_config: _rounded(hf_config, 2 / 3, 256)),
     key("norm_eps", "model.norm_eps", default=1e-6, form=float),
     key("norm_eps", "model.mixer.norm_eps", default=1e-6, form=float),
     fixed("hidden_act", "swish", "silu", default="swish"),
@@ -213,13 +213,13 @@ DELTANET = Family(
             "expand_k",
             1.0,
             lambda config: KEYS(config) / config.model.dim,
-            lambda value, found: {"model.mixer.key_dim": round(value * found["hidden_size"])},
+            lambda value, hf_config: {"model.mixer.key_dim": round(value * hf_config["hidden_size"])},
         ),
         _share(
             "expand_v",
             1.0,
             lambda config: VALUES(config) / config.model.dim,
-            lambda value, found: {"model.mixer.value_dim": round(value * found["hidden_size"])},
+            lambda value, hf_config: {"model.mixer.value_dim": round(value * hf_config["hidden_size"])},
         ),
         fixed("use_gate", False, default=False),
         fixed("use_beta", True, default=True),
@@ -248,7 +248,7 @@ GATED_DELTANET = Family(
             "head_dim",
             256,
             lambda config: KEYS(config) // config.model.mixer.heads,
-            lambda value, found: {"model.mixer.key_dim": value * found["num_heads"]},
+            lambda value, hf_config: {"model.mixer.key_dim": value * hf_config["num_heads"]},
             form=SIZE,
         ),
         _share(
@@ -260,7 +260,9 @@ GATED_DELTANET = Family(
         Setting(
             "num_v_heads",
             lambda config: None,
-            lambda found: None if found.get("num_v_heads") == found["num_heads"] else found.get("num_v_heads"),
+            lambda hf_config: (
+                None if hf_config.get("num_v_heads") == hf_config["num_heads"] else hf_config.get("num_v_heads")
+            ),
             no_fix,
         ),
         fixed("use_gate", True, default=True),

@@ -30,22 +30,22 @@ def _dt_rank(config: Config) -> int:
     return config.model.mixer.dt_rank or -(-config.model.dim // 16)
 
 
-def _residual(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _residual(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     return {"model.residual_dtype": "float32" if value else "compute"}
 
 
-def _time_step_limit(found: dict[str, Any]) -> Any:
+def _time_step_limit(hf_config: dict[str, Any]) -> Any:
     """Return None if step sizes are not clamped; newer files write infinity as {"__float__": "Infinity"}."""
-    limit = found.get("time_step_limit") or [0.0, math.inf]
+    limit = hf_config.get("time_step_limit") or [0.0, math.inf]
     if not isinstance(limit, list) or len(limit) != 2:
         return limit
     low, high = limit
     return None if low == 0 and high in (math.inf, "Infinity", {"__float__": "Infinity"}) else [low, high]
 
 
-def _time_step_rank(found: dict[str, Any]) -> Any:
-    rank = found.get("time_step_rank", "auto")
-    return -(-found["hidden_size"] // 16) if rank == "auto" else rank
+def _time_step_rank(hf_config: dict[str, Any]) -> Any:
+    rank = hf_config.get("time_step_rank", "auto")
+    return -(-hf_config["hidden_size"] // 16) if rank == "auto" else rank
 
 
 SSM = (
@@ -55,7 +55,7 @@ SSM = (
     Setting(
         "residual_in_fp32",
         lambda config: config.model.residual_dtype == "float32",
-        lambda found: found.get("residual_in_fp32", True),
+        lambda hf_config: hf_config.get("residual_in_fp32", True),
         _residual,
         bool,
     ),

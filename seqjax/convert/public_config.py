@@ -11,7 +11,7 @@ from seqjax.convert.rules import ALSO_READ, ANY, MISSING, SIZE, Family
 from seqjax.errors import UserError
 
 FIX = "fix it, or remove it to skip the check"
-NOT_HERE = " and cannot have that"
+UNSUPPORTED = " and does not support that value"
 
 
 def same(a: Any, b: Any) -> bool:
@@ -30,8 +30,8 @@ def family_for(families: tuple[Family, ...], config: Config) -> Family:
     """
     family = min(families, key=lambda family: len(_unmet(family, config)))
     if wrong := _unmet(family, config):
-        said = "; ".join(text for _, text in wrong.values())
-        raise UserError(f"{family.name} is another architecture than this config: {said}.")
+        reasons = "; ".join(text for _, text in wrong.values())
+        raise UserError(f"This config is not a {family.name}: {reasons}.")
     return family
 
 
@@ -63,20 +63,20 @@ def check(families: tuple[Family, ...], config: Config, path: Path) -> Family:
 
     Without a config.json, returns `config`'s family. Raises a `UserError` that lists overrides if the two differ.
     """
-    found = read(path)
-    if found is None:
+    hf_config = read(path)
+    if hf_config is None:
         return family_for(families, config)
-    named = [family for family in families if found["model_type"] in family.types]
+    named = [family for family in families if hf_config["model_type"] in family.types]
     if not named:
         types = [kind for family in families for kind in family.types]
         raise UserError(
-            f"{path} is of a {found['model_type']!r}, but config.model.mixer.name={config.model.mixer.name!r} takes "
-            f"{' or '.join(types)}. Give the --config of the right architecture."
+            f"{path} has model_type {hf_config['model_type']!r}, but config.model.mixer.name="
+            f"{config.model.mixer.name!r} imports {' or '.join(types)}. Give the --config for this architecture."
         )
-    wrong, fixes, fixable = _compare(named[0], config, found, path)
+    wrong, fixes, fixable = _compare(named[0], config, hf_config, path)
     if wrong:
         hint = f"\nAdd to --config: {as_text(fixes)}" if fixable else ""
-        raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
+        raise UserError(f"{path} and --config describe different models: {'; '.join(wrong)}.{hint}")
     return named[0]
 
 
@@ -86,46 +86,48 @@ def overrides(family: Family, config: Config, path: Path) -> dict[str, Any]:
     Values are numbers, booleans and names known to seqjax. Raises `UserError` for unsupported features and missing
     sizes.
     """
-    found = read(path) or {}
-    absent = [setting.public for setting in family.settings if setting.required and found.get(setting.public) is None]
+    hf_config = read(path) or {}
+    absent = [
+        setting.public for setting in family.settings if setting.required and hf_config.get(setting.public) is None
+    ]
     if absent:
-        raise UserError(f"{path} has no {' and no '.join(absent)}, so the model's size is not known; give --config.")
-    wrong, fixes, fixable = _compare(family, config, found, path)
+        raise UserError(f"{path} has no {' and no '.join(absent)}, so the model's size is unknown. Give --config.")
+    wrong, fixes, fixable = _compare(family, config, hf_config, path)
     if not fixable:
-        other = [text for text in wrong if text.endswith(NOT_HERE)]
-        raise UserError(f"{path} is of a model that seqjax does not compute: {'; '.join(other)}.")
-    if length := found.get("max_position_embeddings"):  # positions are computed, so no table fixes the length
+        unsupported = [text for text in wrong if text.endswith(UNSUPPORTED)]
+        raise UserError(f"{path} describes a model that seqjax does not support: {'; '.join(unsupported)}.")
+    if length := hf_config.get("max_position_embeddings"):  # positions are computed, so no table fixes the length
         fixes["train.seq_len"] = length
     large = [f"{key}={n}" for key, n in fixes.items() if isinstance(n, int) and n >= SIZE.stop]
     if large:
-        raise UserError(f"{path} is of a model that no device holds: {', '.join(large)}. Fetch it again.")
+        raise UserError(f"{path} describes a model too large for any device: {', '.join(large)}. Download it again.")
     return fixes
 
 
-def _compare(family: Family, config: Config, found: dict[str, Any], path: Path) -> Comparison:
+def _compare(family: Family, config: Config, hf_config: dict[str, Any], path: Path) -> Comparison:
     wrong: list[str] = []
     fixes: dict[str, Any] = {}
     fixable = True
     forms = {f"{setting.public}?": (setting.form, None) for setting in family.settings if setting.form is not ANY}
-    reading.check(found, ALSO_READ | forms, path, fix=FIX)
+    reading.check(hf_config, ALSO_READ | forms, path, fix=FIX)
     required = {setting.public for setting in family.settings if setting.required}
-    found = {key: value for key, value in found.items() if value is not None or key not in required}
+    hf_config = {key: value for key, value in hf_config.items() if value is not None or key not in required}
     for setting in family.settings:
         try:
-            value, ours = setting.read(found), setting.get(config)
-            fix = {} if value is MISSING else setting.fix(value, found)
+            value, ours = setting.read(hf_config), setting.get(config)
+            fix = {} if value is MISSING else setting.fix(value, hf_config)
         except KeyError as error:
             raise UserError(f"{path} has no {error.args[0]!r}, which {setting.public} needs; {FIX}.") from error
         except OverflowError as error:
-            raise UserError(f"{path}: {setting.public} is beyond all sizes ({error}); {FIX}.") from error
+            raise UserError(f"{path}: {setting.public} is too large ({error}); {FIX}.") from error
         if value is MISSING:
             continue
         agree = same(value, ours)
         fixes |= fix if setting.derived or not agree else {}
         if not agree:
-            said = f"{setting.public} is {value!r:.200}, this config has {ours!r}"
+            difference = f"{setting.public} is {value!r:.200}, this config has {ours!r}"
             fixable &= bool(fix)
-            wrong.append(f"{said} ({as_text(fix)})" if fix else f"{said}{NOT_HERE}")
+            wrong.append(f"{difference} ({as_text(fix)})" if fix else f"{difference}{UNSUPPORTED}")
     unmet = _unmet(family, config)
     fixes = {key: value for key, (value, _) in unmet.items() if key not in fixes} | fixes
     return Comparison([*(text for _, text in unmet.values()), *wrong], fixes, fixable)
@@ -135,8 +137,8 @@ def read(path: Path) -> dict[str, Any] | None:
     """Return a public config.json, or None if `path` is not a file or not the config of a public model."""
     if not path.is_file():
         return None
-    found = reading.read_json(path, {"model_type?": str}, fix=FIX)
-    return found if "model_type" in found else None
+    hf_config = reading.read_json(path, {"model_type?": str}, fix=FIX)
+    return hf_config if "model_type" in hf_config else None
 
 
 def make(

@@ -63,11 +63,11 @@ class Rule(NamedTuple):
 class Setting(NamedTuple):
     """A key of the public config.json; a value of None is the same as an absent key.
 
-    `get` returns the value for our config, `read` the value in a config.json (or MISSING). `fix` returns our settings,
-    by key, that produce the value read, or {} if none do. `form` is the value's type in a config.json, checked before
-    reading: settings consist of numbers, booleans and known names, never of text from the file. `derived`: the value
-    also depends on other keys of our config, so the overrides include it even if the values agree before. Without a
-    `required` key, a config.json does not determine the model size.
+    `get` returns the value for our config, `read` the value in the parsed config.json `hf_config` (or MISSING). `fix`
+    returns our settings, by key, that produce the value read, or {} if none do. `form` is the value's type in a
+    config.json, checked before reading: settings consist of numbers, booleans and known names, never of text from the
+    file. `derived`: the value also depends on other keys of our config, so the overrides include it even if the values
+    agree before. Without a `required` key, a config.json does not determine the model size.
     """
 
     public: str
@@ -82,7 +82,7 @@ class Setting(NamedTuple):
 Fix = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
-def no_fix(value: Any, found: dict[str, Any]) -> dict[str, Any]:
+def no_fix(value: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
     """Return no settings: none of ours produces this value."""
     return {}
 
@@ -110,31 +110,31 @@ def key(
     return Setting(
         public,
         get or operator.attrgetter(ours),
-        lambda found: default if found.get(public) is None else found[public],
-        lambda value, found: {ours: value},
+        lambda hf_config: default if hf_config.get(public) is None else hf_config[public],
+        lambda value, hf_config: {ours: value},
         form,
         derived=get is not None,
         required=get is None and default is MISSING,
     )
 
 
-def fixed(public: str, value: Any, *also: Any, default: Any = MISSING) -> Setting:
-    """Return the setting of a public key with one supported value; `also` lists synonyms of that value."""
+def fixed(public: str, value: Any, *synonyms: Any, default: Any = MISSING) -> Setting:
+    """Return the setting of a public key with one supported value."""
 
-    def read(found: dict[str, Any]) -> Any:
-        stated = found.get(public, default)
-        return value if stated in also else stated
+    def read(hf_config: dict[str, Any]) -> Any:
+        value_read = hf_config.get(public, default)
+        return value if value_read in synonyms else value_read
 
     return Setting(public, lambda config: value, read, no_fix)
 
 
 def export_only(public: str, get: Callable[[Config], Any]) -> Setting:
     """Return the setting of a public key that an export writes and an import ignores."""
-    return Setting(public, get, lambda found: MISSING, no_fix)
+    return Setting(public, get, lambda hf_config: MISSING, no_fix)
 
 
 def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_layers") -> tuple[Setting, ...]:
-    """Return the settings that all families share; `tie` is the default of `tie_word_embeddings`."""
+    """Return the settings that all families share; `tie` is the default for `tie_word_embeddings`."""
     return (
         key("vocab_size", "model.vocab_size"),
         key(dim, "model.dim"),
@@ -144,13 +144,13 @@ def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_laye
     )
 
 
-def mlp_dim(public: str, usual: Callable[[dict[str, Any]], Any]) -> Setting:
-    """Return the setting of the MLP's inner width; `usual` computes it if a config.json has none."""
+def mlp_dim(public: str, default_of: Callable[[dict[str, Any]], Any]) -> Setting:
+    """Return the setting for the MLP width; `default_of` computes it if a config.json has none."""
     return Setting(
         public,
         lambda config: config.model.mlp.dim or default_mlp_dim(config.model),
-        lambda found: found.get(public) or usual(found),
-        lambda value, found: {"model.mlp.dim": value},
+        lambda hf_config: hf_config.get(public) or default_of(hf_config),
+        lambda value, hf_config: {"model.mlp.dim": value},
         SIZE,
         derived=True,
     )

@@ -55,8 +55,8 @@ def find(directory: Path) -> tuple[str, str] | None:
         return None
     if (directory / "added_tokens.json").is_file():
         raise UserError(
-            f"{directory} adds tokens to {SENTENCEPIECE} (added_tokens.json). Save its tokenizer once with "
-            f"transformers, as a {huggingface.FILE}, which holds both."
+            f"{directory}: added_tokens.json adds tokens to {SENTENCEPIECE}. Save the tokenizer once with transformers "
+            f"as {huggingface.FILE}, which includes both."
         )
     return MixtralTokenizer.name, str(model)
 
@@ -134,16 +134,16 @@ def _sentencepiece(tokenizer: MixtralTokenizer) -> tuple[dict[str, Any], dict[st
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     needed = {
         "BPE": trainer.model_type == trainer.BPE,
-        "no normaliser": not normalizer.precompiled_charsmap,
-        "bytes for unknown characters": trainer.byte_fallback,
-        "a space before a text": normalizer.add_dummy_prefix and not trainer.treat_whitespace_as_suffix,
-        "all spaces kept": not normalizer.remove_extra_whitespaces and normalizer.escape_whitespaces,
-        "no pieces of a user": all(piece.type != piece.USER_DEFINED for piece in proto.pieces),
+        "no normalizer": not normalizer.precompiled_charsmap,
+        "byte fallback": trainer.byte_fallback,
+        "a space before the text": normalizer.add_dummy_prefix and not trainer.treat_whitespace_as_suffix,
+        "unchanged spaces": not normalizer.remove_extra_whitespaces and normalizer.escape_whitespaces,
+        "no user-defined pieces": all(piece.type != piece.USER_DEFINED for piece in proto.pieces),
     }
-    if lacking := [what for what, there in needed.items() if not there]:
+    if unmet := [requirement for requirement, met in needed.items() if not met]:
         raise UserError(
-            f"The sentencepiece model has no exact tokenizer.json, which takes {', '.join(lacking)}; export with "
-            "--weights_only and give its users the model file."
+            f"The sentencepiece model has no exact tokenizer.json, which requires {', '.join(unmet)}. Export with "
+            "--weights_only and distribute the model file."
         )
     vocab = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}

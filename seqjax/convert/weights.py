@@ -58,9 +58,9 @@ class Entry(NamedTuple):
     def to_ours(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return our arrays in the tensor."""
         sizes = [shape[self.axis] for shape in self.ours]
-        whole = list(self.ours[0])
-        whole[self.axis] = sum(sizes)
-        x = tensor.T if self.form == "linear" else tensor.reshape(whole)
+        joined_shape = list(self.ours[0])
+        joined_shape[self.axis] = sum(sizes)
+        x = tensor.T if self.form == "linear" else tensor.reshape(joined_shape)
         return np.split(x, np.cumsum(sizes)[:-1], axis=self.axis)
 
 
@@ -73,7 +73,9 @@ def families_of(config: Config) -> tuple[Family, ...]:
     """Return the public families of a config's mixer; raise `UserError` if there is none."""
     name = config.model.mixer_names
     if name not in FAMILIES:
-        raise UserError(f"config.model.mixer.name={name!r} has no public twin. Those that have: {', '.join(FAMILIES)}.")
+        raise UserError(
+            f"config.model.mixer.name={name!r} has no public architecture. Mixers that have one: {', '.join(FAMILIES)}."
+        )
     return FAMILIES[name]
 
 
@@ -87,8 +89,8 @@ def import_weights(path: str | Path, config: Config) -> Params:
     with files.Weights(Path(path)) as weights:
         if config.model.n_layers > len(weights.names):
             raise UserError(
-                f"{weights.path} has {len(weights.names):,} tensors, too few for the {config.model.n_layers:,} layers "
-                "of this config; set config.model.n_layers to those of the file."
+                f"{weights.path} has {len(weights.names):,} tensors, too few for config.model.n_layers="
+                f"{config.model.n_layers:,}. Set it to the number of layers in the file."
             )
         family = public_config.check(families, config, weights.directory / "config.json")
         family.label(config)  # raises `UserError` for settings that an export could not express
@@ -97,8 +99,8 @@ def import_weights(path: str | Path, config: Config) -> Params:
         _check_tensors(family, config, weights, stored, wanted)
         flat = {path: np.zeros(shape, np.float32) for path, shape in _shapes(config).items()}
         for entry in wanted.values():
-            for at, x in zip(entry.paths, entry.to_ours(weights.read(stored[entry.name])), strict=True):
-                flat[at][... if entry.layer is None else entry.layer] = x
+            for array_path, x in zip(entry.paths, entry.to_ours(weights.read(stored[entry.name])), strict=True):
+                flat[array_path][... if entry.layer is None else entry.layer] = x
     return _nested(flat)
 
 
@@ -118,36 +120,36 @@ def export_weights(
     other content exists.
     """
     path, family = Path(path), family_of(config)
-    beside, made = path.parent / "config.json", public_config.make(family, config, dtype, bos=bos, eos=eos)
-    if beside.exists() and public_config.read(beside) != made:
-        raise UserError(f"{beside} is there and says something else; export into a directory of its own.")
+    config_file, hf_config = path.parent / "config.json", public_config.make(family, config, dtype, bos=bos, eos=eos)
+    if config_file.exists() and public_config.read(config_file) != hf_config:
+        raise UserError(f"{config_file} exists with different content; export into an empty directory.")
     flat = {name: np.asarray(x, np.float32) for name, x in names(params)}
     tensors = {}
     for entry in entries(family, config):
-        arrays = [flat[at] if entry.layer is None else flat[at][entry.layer] for at in entry.paths]
+        arrays = [flat[p] if entry.layer is None else flat[p][entry.layer] for p in entry.paths]
         tensors[entry.name] = entry.to_public(arrays)
     files.write(tensors, path, dtype=dtype)
-    write_json(beside, made)
+    write_json(config_file, hf_config)
 
 
 def entries(family: Family, config: Config) -> list[Entry]:
-    """Return all tensors of `config`'s model in `family`; raise `UserError` for an array without a tensor."""
+    """Return all public tensors for `config`'s model; raise `UserError` for an array without a tensor."""
     shapes = _shapes(config)
     out: list[Entry] = []
-    placed = set()
+    mapped = set()
     for rule in family.rules:
         in_layer = "{}" in rule.public
         paths = tuple(f"blocks.0.{p}" if in_layer else p for p in rule.ours.split())
         if any(p not in shapes for p in paths):
             continue
-        placed |= set(paths)
+        mapped |= set(paths)
         ours = tuple(shapes[p][1:] if in_layer else shapes[p] for p in paths)
         shape = _public_shape(rule.form, ours, config)
         for layer in range(0 if rule.first else 1, config.model.n_layers) if in_layer else [None]:
             out.append(Entry(rule.public.format(layer), shape, rule.form, paths, ours, layer))
-    if unplaced := sorted(set(shapes) - placed):
-        shown = f"{', '.join(unplaced[:SHOWN])}{' ...' * (len(unplaced) > SHOWN)}"
-        raise UserError(f"{family.name} has no tensor for {shown}; docs/convert.md says which settings have a twin.")
+    if unmapped := sorted(set(shapes) - mapped):
+        shown = f"{', '.join(unmapped[:SHOWN])}{' ...' * (len(unmapped) > SHOWN)}"
+        raise UserError(f"{family.name} has no tensor for {shown}; docs/convert.md lists the settings that convert.")
     return out
 
 
@@ -165,11 +167,11 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in names(Model(config.model, max_len=config.train.seq_len).shapes)}
 
 
-def _stored(family: Family, found: list[str], wanted: Iterable[str]) -> dict[str, str]:
+def _stored(family: Family, stored_names: list[str], wanted: Iterable[str]) -> dict[str, str]:
     """Map public names to names in the file; in the file of a base model without head the prefix is missing."""
-    full = {name if name == HEAD else family.prefix + name: name for name in found}
-    has_prefix = any(name.startswith(family.prefix) for name in found)
-    return {name: name for name in found} if has_prefix or not full.keys() & set(wanted) else full
+    full = {name if name == HEAD else family.prefix + name: name for name in stored_names}
+    has_prefix = any(name.startswith(family.prefix) for name in stored_names)
+    return {name: name for name in stored_names} if has_prefix or not full.keys() & set(wanted) else full
 
 
 def _check_tensors(
@@ -181,32 +183,32 @@ def _check_tensors(
         head, embed = (weights.read(stored[name]) for name in (HEAD, family.embed))
         if head.shape != embed.shape or not (head == embed).all():
             raise UserError(
-                f"{weights.path}: {HEAD} is not {family.embed} again, so the head is not tied: "
-                "set config.model.tie_embeddings=False."
+                f"{weights.path}: {HEAD} differs from {family.embed}, so the head is not tied. "
+                "Set config.model.tie_embeddings=False."
             )
         unexpected.remove(HEAD)
     shapes = {name: weights.shape(stored[name]) for name in wanted.keys() & stored.keys()}
     wrong = sorted(name for name, shape in shapes.items() if shape != wanted[name].shape)
     candidates, expected = unexpected or sorted(stored), missing or sorted(wanted)
-    complaints = [
+    problems = [
         _listed("missing", missing, lambda n: f"{list(wanted[n].shape)}{_nearest(n, candidates, 'in the file')}"),
         _listed(
             "not expected", unexpected, lambda n: f"{list(weights.shape(stored[n]))}{_nearest(n, expected, 'expected')}"
         ),
-        _listed("another shape", wrong, lambda n: f"{list(shapes[n])}, expected {list(wanted[n].shape)}"),
+        _listed("wrong shape", wrong, lambda n: f"{list(shapes[n])}, expected {list(wanted[n].shape)}"),
     ]
-    if any(complaints):
+    if any(problems):
         tied = " The head may be tied: config.model.tie_embeddings=True." * (missing == [HEAD])
         raise UserError(
-            f"{weights.path} does not fit this config as a {family.name}: {'; '.join(filter(None, complaints))}.{tied}"
+            f"{weights.path} does not fit this config as a {family.name}: {'; '.join(filter(None, problems))}.{tied}"
         )
 
 
-def _listed(what: str, which: list[str], describe: Callable[[str], str]) -> str:
-    if not which:
+def _listed(problem: str, tensor_names: list[str], describe: Callable[[str], str]) -> str:
+    if not tensor_names:
         return ""
-    more = f" and {len(which) - SHOWN} more" if len(which) > SHOWN else ""
-    return f"{what}: {', '.join(f'{name} {describe(name)}' for name in which[:SHOWN])}{more}"
+    more = f" and {len(tensor_names) - SHOWN} more" if len(tensor_names) > SHOWN else ""
+    return f"{problem}: {', '.join(f'{name} {describe(name)}' for name in tensor_names[:SHOWN])}{more}"
 
 
 def _nearest(name: str, known: list[str], where: str) -> str:

@@ -1,9 +1,9 @@
 """Decode one token at a time after a prompt that is prefilled in pieces.
 
-Programs are compiled for few shapes. A prompt is prefilled in pieces of one size, then in pieces of `SMALL_PIECE`
-tokens; decoding steps process the remainder. Cache lengths are powers of two: a full cache doubles, so a token's cost
-depends on the tokens so far, not on the requested number. Decoding compiles one program per cache length and nothing
-per token. Prompts with other lengths compile almost nothing.
+Programs are compiled for few shapes. A prompt is prefilled in pieces of `prefill_chunk`, then of `SMALL_PIECE` tokens;
+decoding steps process the remainder. Cache lengths are powers of two: a full cache doubles, so a token's cost depends
+on the tokens so far, not on the requested number. Decoding compiles one program per cache length and nothing per token.
+Prompts with other lengths compile almost nothing.
 """
 
 import contextlib
@@ -121,28 +121,27 @@ def tokens(
                 following_B, is_finite = call(_sample, logits_BO, key, np.int32(0), sampling=sampling)
             token_B, was_finite, at = following_B, is_finite, n_shared + i
             if at < n_prompt:
-                token_B = call(_own_or_drawn, prompt_BT[:, at], lengths_B > at, token_B)
+                token_B = call(_prompt_or_sampled, prompt_BT[:, at], lengths_B > at, token_B)
             if i + 1 < n_steps:
                 if at == length:
                     length = _cache_length(model, length + 1)
                     cache = call(_grow_cache, cache, model=model, batch=n_batch, max_len=length)
                 logits_BO, cache = call(_step, params, token_B, np.int32(at), cache, model=model)
                 following_B, is_finite = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
-            found_B, was_finite = jax.device_get((token_B, was_finite))
+            host_token_B, was_finite = jax.device_get((token_B, was_finite))
         if not was_finite:
             raise UserError(
-                f"The logits after {at} tokens are NaN or infinite, so the model has no next token: its weights "
-                "diverged, are damaged, or overflow. Take an earlier checkpoint, or train again with a lower "
-                "config.optim.lr."
+                f"The logits after {at} tokens are NaN or infinite: the weights diverged, overflow or are damaged. Use "
+                "an earlier checkpoint, or train again with a lower config.optim.lr."
             )
         timing.decode.tokens += n_batch
-        yield found_B
+        yield host_token_B
 
 
 def _pieces(n_prompt: int, chunk: int) -> list[int]:
     """Return the sizes of the pieces in which a prompt is prefilled."""
     if n_prompt < 1:
-        raise UserError("A prompt needs at least one token: begin with the tokenizer's `bos`.")
+        raise UserError("The prompt is empty: start it with the tokenizer's `bos`.")
     if chunk < 0:
         raise UserError(f"prefill_chunk={chunk} must be at least 0; 0 prefills the whole prompt at once.")
     if chunk == 0:
@@ -205,8 +204,8 @@ def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> 
 
 
 @jax.jit
-def _own_or_drawn(own_B: Array, is_own_B: Array, drawn_B: Array) -> Array:
-    return replicate(jnp.where(is_own_B, own_B, drawn_B))
+def _prompt_or_sampled(prompt_B: Array, in_prompt_B: Array, sampled_B: Array) -> Array:
+    return replicate(jnp.where(in_prompt_B, prompt_B, sampled_B))
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
@@ -229,9 +228,9 @@ def _compilations() -> _Compilations:
 
 
 def _call(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a compiled function; a call that compiles counts as compile time.
+    """Call a compiled function; the time of a call that compiles is compile time.
 
-    The device works asynchronously.
+    Calls are asynchronous, so other calls return before the device finishes.
     """
     compilations = _compilations()
     before, start = compilations.count, time.perf_counter()

@@ -81,19 +81,19 @@ class StopStrings:
         if "" in self._strings:
             raise UserError("stop: an empty string is in every text; give at least one character.")
         self._held = ""
-        self.found = False
+        self.matched = False  # whether a stop string has ended the text
 
     def push(self, text: str) -> str:
         """Return the text before any stop string, as far as it is certain.
 
         A possible beginning of a stop string is held back.
         """
-        if self.found:
+        if self.matched:
             return ""
         text = self._held + text
         ends = [(at + len(s), at) for s in self._strings if (at := text.find(s)) >= 0]
         if ends:
-            self.found, self._held = True, ""
+            self.matched, self._held = True, ""
             return text[: min(ends)[1]]
         longest = min(len(text), max(map(len, self._strings), default=1) - 1)
         n_held = next(
@@ -160,7 +160,7 @@ def _parts(new: Iterator[np.ndarray], eos: int, decoder: TextDecoder, stops: Sto
         part = stops.push(decoder.push(token))
         if part:
             yield part
-        if stops.found:
+        if stops.matched:
             return
     part = stops.push(decoder.flush()) + stops.flush()
     if part:

@@ -78,16 +78,16 @@ def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> I
 
     A batch has equal settings, one length bucket and similar lengths.
     """
-    of_kind: dict[tuple[int, Sampling, int], list[int]] = {}
+    groups: dict[tuple[int, Sampling, int], list[int]] = {}
     for i, prompt in enumerate(prompts):
         bucket = bucket_of(len(prompt.ids) + prompt.n_new, longest=longest)
-        of_kind.setdefault((prompt.n_new, prompt.sampling, bucket), []).append(i)
-    for (n_new, _, bucket), members in of_kind.items():
-        most = 1 << (max(1, batch_tokens // bucket).bit_length() - 1)
+        groups.setdefault((prompt.n_new, prompt.sampling, bucket), []).append(i)
+    for (n_new, _, bucket), members in groups.items():
+        max_size = 1 << (max(1, batch_tokens // bucket).bit_length() - 1)
         batch: list[int] = []
         for i in sorted(members, key=lambda i: -len(prompts[i].ids)):
             spread = len(prompts[batch[0]].ids) - len(prompts[i].ids) if batch else 0
-            if len(batch) == most or spread > max(LEAST_SPREAD, n_new):
+            if len(batch) == max_size or spread > max(LEAST_SPREAD, n_new):
                 yield batch
                 batch = []
             batch.append(i)
@@ -103,7 +103,7 @@ def _texts(
     """
     decoders = [TextDecoder(tokenizer, [token for token in prompts[i].ids if token != tokenizer.bos]) for i in batch]
     stops = [StopStrings(prompts[i].until) for i in batch]
-    texts, written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)
+    texts, n_written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)
     shortest = min(len(prompts[i].ids) for i in batch)
     for position, token_B in enumerate(new, start=shortest):
         for b, i in enumerate(batch):
@@ -111,10 +111,10 @@ def _texts(
                 continue
             token = int(token_B[b])
             is_end = token == tokenizer.eos
-            written[b] += 1
+            n_written[b] += 1
             if not is_end:
                 texts[b] += stops[b].push(decoders[b].push(token))
-            if is_end or stops[b].found or written[b] == prompts[i].n_new or enough(i, texts[b]):
+            if is_end or stops[b].matched or n_written[b] == prompts[i].n_new or enough(i, texts[b]):
                 ended[b] = True
                 texts[b] += stops[b].push(decoders[b].flush()) + stops[b].flush()
         if all(ended):

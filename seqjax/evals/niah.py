@@ -62,26 +62,26 @@ def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Ran
     wonderwords.
     """
     words = _words()
-    by = 5 if length < 4096 else 25
-    n_lines, of_line = by, count(LINE + "\n")
+    increment = 5 if length < 4096 else 25
+    n_lines, line_tokens = increment, count(LINE + "\n")
     if count(_draw(random.Random(0), 1, words)[0]) + NEW_TOKENS > length:
-        raise ValueError(f"no passkey prompt has {length} tokens with the {NEW_TOKENS} that are written; give more")
+        raise ValueError(f"{length} tokens are too few for a prompt and {NEW_TOKENS} answer tokens")
     while True:
         text, sample = _draw(rng, n_lines, words)
         # Count exactly only near the limit: tokenizing a long text at every step takes minutes.
-        if 1.2 * of_line * n_lines + 1000 < length:
-            n_lines += by
+        if 1.2 * line_tokens * n_lines + 1000 < length:
+            n_lines += increment
             continue
         total = count(f"{text} {sample.value}")
         if total + NEW_TOKENS > length:
-            n_lines -= by
+            n_lines -= increment
             break
-        n_lines += by
+        n_lines += increment
         if total + NEW_TOKENS == length:
             break
     n_lines = max(n_lines, 1)
     for _ in range(n):
-        for lines in range(n_lines, 0, -by):
+        for lines in range(n_lines, 0, -increment):
             text, sample = _draw(rng, lines, words)
             if count(text) + NEW_TOKENS <= length:
                 yield sample
@@ -106,11 +106,9 @@ def _words() -> list[str]:
     try:
         import wonderwords
     except ModuleNotFoundError:
-        raise MissingPackageError(
-            "The words of passkey prompts are those of wonderwords: pip install 'seqjax[harness]'."
-        ) from None
-    known = wonderwords.RandomWord()._categories
-    return sorted({f"{adjective}-{noun}" for adjective in known["adjectives"] for noun in known["nouns"]})
+        raise MissingPackageError("seqjax niah needs wonderwords: pip install 'seqjax[harness]'.") from None
+    categories = wonderwords.RandomWord()._categories
+    return sorted({f"{adjective}-{noun}" for adjective in categories["adjectives"] for noun in categories["nouns"]})
 
 
 def is_right(text: str, value: str) -> bool:
@@ -144,26 +142,26 @@ def accuracy(m: Pretrained, samples: Sequence[Sample], *, batch_size: int, prefi
         for sample in samples
     ]
 
-    def found(i: int, text: str) -> bool:
+    def is_answered(i: int, text: str) -> bool:
         return is_right(text, samples[i].value)
 
     longest = max(len(prompt.ids) for prompt in prompts) + NEW_TOKENS
     batch_tokens = batch_size * bucket_of(longest, longest=m.model.longest)
-    texts = generate(m, prompts, batch_tokens=batch_tokens, seed=0, prefill_chunk=prefill_chunk, enough=found)
-    return sum(found(i, text) for i, text in enumerate(texts)) / len(samples)
+    texts = generate(m, prompts, batch_tokens=batch_tokens, seed=0, prefill_chunk=prefill_chunk, enough=is_answered)
+    return sum(is_answered(i, text) for i, text in enumerate(texts)) / len(samples)
 
 
 def main(argv: list[str]) -> None:
     """Measure, print and save the accuracy at each length."""
     parser = command_parser("niah", description=__doc__)
     parser.add_argument("--workdir", required=True, type=store.location, help="a run, or a directory of a public model")
-    parser.add_argument("--lengths", required=True, help="tokens of the prompts with their answers: 4096,8192")
-    parser.add_argument("--samples", type=int, default=500, help="samples of each length (500, as in RULER)")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in lm_eval)")
-    parser.add_argument("--batch_size", type=int, default=4, help="prompts at a time, at most (4)")
-    parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
+    parser.add_argument("--lengths", required=True, help="prompt plus answer lengths in tokens: 4096,8192")
+    parser.add_argument("--samples", type=int, default=500, help="samples per length (500, as in RULER)")
+    parser.add_argument("--seed", type=int, default=0, help="sample seed (0, as in lm_eval)")
+    parser.add_argument("--batch_size", type=int, default=4, help="maximum number of prompts per batch (4)")
+    parser.add_argument("--again", action="store_true", help="also measure lengths that already have a result")
     parser.add_argument(
-        "--prefill_chunk", type=int, default=1024, help="tokens of a prompt fed at a time; 0 = all (1024)"
+        "--prefill_chunk", type=int, default=1024, help="prompt tokens per prefill call; 0 = all (1024)"
     )
     add_allow_code(parser)
     args = parser.parse_args(argv)
@@ -173,12 +171,12 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--{name}={getattr(args, name)}: give at least 1.")
     m = seqjax.load(args.workdir, allow_code=args.allow_code)
     if m.model.longest and m.model.longest < max(lengths) + 1:
-        raise UserError(f"--lengths: this model has a table of {m.model.longest} positions; give shorter ones.")
+        raise UserError(f"--lengths: the model's position table has {m.model.longest} entries; give shorter lengths.")
     path = Path(args.workdir) / "niah.json"
     # A length's samples depend on the seed and on all earlier lengths, so results are reused only for equal lists.
-    asked = {"seed": args.seed, "samples": args.samples, "asked": lengths}
-    identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | asked
-    results = {} if args.again else found_before(path, identity, FORM)
+    settings = {"seed": args.seed, "samples": args.samples, "asked": lengths}
+    identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | settings
+    results = {} if args.again else saved_results(path, identity, FORM)
     rng = random.Random(args.seed)
     for length in lengths:
         try:
@@ -186,13 +184,12 @@ def main(argv: list[str]) -> None:
         except ValueError as error:
             raise UserError(f"--lengths: {error}.") from None
         if str(length) not in results:
-            share = accuracy(m, drawn, batch_size=args.batch_size, prefill_chunk=args.prefill_chunk)
-            results[str(length)] = {"accuracy": share, "samples": len(drawn)}
+            result = accuracy(m, drawn, batch_size=args.batch_size, prefill_chunk=args.prefill_chunk)
+            results[str(length)] = {"accuracy": result, "samples": len(drawn)}
             save(path, identity | {"lengths": results})
-        share = results[str(length)]["accuracy"]
-        sys.stdout.write(f"{length:9,}  {100 * share:6.2f}%  of {len(drawn)}\n")
+        sys.stdout.write(f"{length:9,}  {100 * results[str(length)]['accuracy']:6.2f}%  of {len(drawn)}\n")
         sys.stdout.flush()
-    sys.stdout.write("The paper's models, at five lengths of which the last is 100k:\n")
+    sys.stdout.write("The paper's models at five lengths (the last is 100k):\n")
     for name, values in PAPER.items():
         sys.stdout.write(f"  {name:30}{''.join(f'{value:8.2f}' for value in values)}\n")
 
@@ -201,7 +198,7 @@ def lengths_of(text: str) -> list[int]:
     """Parse `--lengths`; raise `UserError` unless it has positive integers."""
     words = [word for word in text.split(",") if word]
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise UserError(f"--lengths={text}: give numbers of tokens with commas, as in --lengths=4096,8192.")
+        raise UserError(f"--lengths={text}: give token counts separated by commas, as in --lengths=4096,8192.")
     return [int(word) for word in words]
 
 
@@ -209,14 +206,14 @@ def lengths_of(text: str) -> list[int]:
 FORM = {"lengths?": {int: {"accuracy": float, "samples": int}}}
 
 
-def found_before(path: Path, identity: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
+def saved_results(path: Path, identity: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
     """Return the saved results by length.
 
     The result is {} if the file does not exist or has another `identity`.
     """
-    written = read_json(path, form, fix="delete it, and its lengths are measured again") if path.is_file() else {}
-    same = all(written.get(key) == value for key, value in identity.items())
-    return written.get("lengths", {}) if same else {}
+    saved = read_json(path, form, fix="delete it, and its lengths are measured again") if path.is_file() else {}
+    is_same = all(saved.get(key) == value for key, value in identity.items())
+    return saved.get("lengths", {}) if is_same else {}
 
 
 def save(path: Path, result: dict[str, Any]) -> None:

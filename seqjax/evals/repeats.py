@@ -47,11 +47,11 @@ def sample(text: np.ndarray, passage: np.ndarray, distance: int | None) -> np.nd
 
     Unless `distance` is None, the passage also occurs `distance` tokens earlier.
     """
-    made = text.copy()
+    sequence = text.copy()
     starts = [len(text) - PASSAGE, *([] if distance is None else [len(text) - PASSAGE - distance])]
     for start in starts:
-        made[start : start + PASSAGE] = passage
-    return made
+        sequence[start : start + PASSAGE] = passage
+    return sequence
 
 
 def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -61,20 +61,20 @@ def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> lis
     with newly drawn passages. Raises `UserError` if it has none.
     """
     block = corpus.seq_len + 1
-    each = 1 - -(length + 1) // block  # blocks per text, plus one for its passage
-    tokens = corpus.eval_blocks(domain, count=n * each).tokens
-    texts = tokens[: len(tokens) // each * each].reshape(-1, each, block)
+    n_blocks = 1 - -(length + 1) // block  # blocks per text, plus one for its passage
+    tokens = corpus.eval_blocks(domain, count=n * n_blocks).tokens
+    texts = tokens[: len(tokens) // n_blocks * n_blocks].reshape(-1, n_blocks, block)
     if not len(texts):
         raise UserError(
-            f"--lengths={length}: {domain} has {len(tokens)} held-out blocks of {block} tokens, and a sample takes "
-            f"{each}; choose a shorter length, or another domain."
+            f"--lengths={length}: {domain} has {len(tokens)} held-out blocks of {block} tokens, and a sample needs "
+            f"{n_blocks}. Give a shorter length or another --domain."
         )
     rng = np.random.default_rng(seed)
-    found = []
+    pairs = []
     for rows in (texts[i % len(texts)] for i in range(n)):
         start = rng.integers(block - PASSAGE + 1)
-        found.append((rows[1:].reshape(-1)[: length + 1], rows[0, start : start + PASSAGE]))
-    return found
+        pairs.append((rows[1:].reshape(-1)[: length + 1], rows[0, start : start + PASSAGE]))
+    return pairs
 
 
 def losses(m: Pretrained, sequences: Sequence[np.ndarray], *, batch_size: int) -> np.ndarray:
@@ -87,13 +87,13 @@ def losses(m: Pretrained, sequences: Sequence[np.ndarray], *, batch_size: int) -
     def run(params: Any, tokens_BT1: jax.Array) -> jax.Array:
         return m.model.token_losses(params, tokens_BT1)[:, CUE - PASSAGE :].mean(-1)
 
-    found = []
+    means = []
     for start in range(0, len(sequences), batch_size):
         batch = np.stack(sequences[start : start + batch_size]).astype(np.int32)
         # Pad the last batch to reuse the compiled program.
         filled = np.concatenate([batch, np.repeat(batch[-1:], batch_size - len(batch), axis=0)])
-        found.append(np.asarray(run(m.params, jnp.asarray(filled)), np.float64)[: len(batch)])
-    return np.concatenate(found)
+        means.append(np.asarray(run(m.params, jnp.asarray(filled)), np.float64)[: len(batch)])
+    return np.concatenate(means)
 
 
 def measure(m: Pretrained, corpus: Corpus, domain: str, *, length: int, n: int, seed: int, batch_size: int) -> Any:
@@ -101,12 +101,13 @@ def measure(m: Pretrained, corpus: Corpus, domain: str, *, length: int, n: int, 
 
     The result has the loss without the earlier passage ("alone"), and the losses by distance.
     """
-    asked = [None, *distances(length)]
+    with_repeat = distances(length)
     pairs = drawn(corpus, domain, length=length, n=n, seed=seed)
-    sequences = [sample(text, passage, distance) for text, passage in pairs for distance in asked]
-    means = losses(m, sequences, batch_size=batch_size).reshape(n, len(asked)).mean(0)
-    alone, *found = (float(x) for x in means)
-    return {"alone": alone, "losses": {str(d): x for d, x in zip(asked[1:], found, strict=True)}, "samples": n}
+    sequences = [sample(text, passage, distance) for text, passage in pairs for distance in (None, *with_repeat)]
+    means = losses(m, sequences, batch_size=batch_size).reshape(n, 1 + len(with_repeat)).mean(0)
+    baseline, *repeat_losses = (float(x) for x in means)
+    by_distance = {str(d): x for d, x in zip(with_repeat, repeat_losses, strict=True)}
+    return {"alone": baseline, "losses": by_distance, "samples": n}
 
 
 # Form of repeats.json, in addition to the identity keys.
@@ -117,12 +118,12 @@ def main(argv: list[str]) -> None:
     """Measure, print and save the losses at each length."""
     parser = command_parser("repeats", description=__doc__)
     parser.add_argument("--workdir", required=True, type=store.location, help="a run")
-    parser.add_argument("--lengths", default="", help="tokens of a sample: 2048,16384; those of training by default")
-    parser.add_argument("--domain", default="", help="of the text; the first that the run is evaluated on by default")
-    parser.add_argument("--samples", type=int, default=32, help="texts of each length (32)")
-    parser.add_argument("--seed", type=int, default=0, help="of the passages (0)")
-    parser.add_argument("--batch_size", type=int, default=4, help="sequences at a time (4)")
-    parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
+    parser.add_argument("--lengths", default="", help="sample lengths in tokens: 2048,16384 (the training length)")
+    parser.add_argument("--domain", default="", help="text domain (the run's first evaluation domain)")
+    parser.add_argument("--samples", type=int, default=32, help="texts per length (32)")
+    parser.add_argument("--seed", type=int, default=0, help="passage seed (0)")
+    parser.add_argument("--batch_size", type=int, default=4, help="sequences per batch (4)")
+    parser.add_argument("--again", action="store_true", help="also measure lengths that already have a result")
     add_allow_code(parser)
     args = parser.parse_args(argv)
     for name in ("samples", "batch_size"):
@@ -132,17 +133,17 @@ def main(argv: list[str]) -> None:
     config = m.config
     lengths = niah.lengths_of(args.lengths or str(config.train.seq_len))
     if min(lengths) < 2 * PASSAGE:
-        raise UserError(f"--lengths: a sample holds a passage of {PASSAGE} tokens twice; give at least {2 * PASSAGE}.")
+        raise UserError(f"--lengths: a sample has a {PASSAGE}-token passage twice; give at least {2 * PASSAGE}.")
     if m.model.longest and m.model.longest < max(lengths):
-        raise UserError(f"--lengths: this model has a table of {m.model.longest} positions; give shorter ones.")
+        raise UserError(f"--lengths: the model's position table has {m.model.longest} entries; give shorter lengths.")
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     domain = args.domain or corpus.eval_domains[0]
     if domain not in corpus.eval_domains:
-        raise UserError(f"--domain={domain}: this run is evaluated on {', '.join(corpus.eval_domains)}.")
+        raise UserError(f"--domain={domain}: choose from this run's {', '.join(corpus.eval_domains)}.")
     path = Path(args.workdir) / "repeats.json"
-    asked = {"seed": args.seed, "samples": args.samples, "domain": domain, "manifest": corpus.manifest_hash}
-    identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | asked
-    results = {} if args.again else niah.found_before(path, identity, FORM)
+    settings = {"seed": args.seed, "samples": args.samples, "domain": domain, "manifest": corpus.manifest_hash}
+    identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | settings
+    results = {} if args.again else niah.saved_results(path, identity, FORM)
     for length in lengths:
         if str(length) not in results:
             results[str(length)] = measure(
@@ -155,8 +156,8 @@ def main(argv: list[str]) -> None:
 
 def table(length: int, result: dict[str, Any]) -> str:
     """Format a result as lines: the baseline loss, then losses by distance."""
-    lines = [f"{length:,} tokens, {result['samples']} samples: loss of a passage in nats per token"]
-    lines += [f"  not before  {result['alone']:8.3f}"]
+    lines = [f"{length:,} tokens, {result['samples']} samples: passage loss (nats per token) by distance"]
+    lines += [f"    baseline  {result['alone']:8.3f}"]
     lines += [f"{int(d):12,}  {x:8.3f}" for d, x in result["losses"].items()]
     return "\n".join(lines)
 

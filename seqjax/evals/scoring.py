@@ -61,10 +61,10 @@ def score(
     Raises `ValueError` for an empty context or continuation, and for a continuation longer than `max_length`.
     """
     pending = []
-    for bucket, of_bucket in _by_bucket(_rows(requests, max_length), longest=model.longest).items():
-        size = batch_size(len(of_bucket), bucket, batch_tokens=batch_tokens, mesh=mesh)
-        for i in range(0, len(of_bucket), size):
-            rows = of_bucket[i : i + size]
+    for bucket, bucket_rows in _by_bucket(_rows(requests, max_length), longest=model.longest).items():
+        size = batch_size(len(bucket_rows), bucket, batch_tokens=batch_tokens, mesh=mesh)
+        for i in range(0, len(bucket_rows), size):
+            rows = bucket_rows[i : i + size]
             batch = jax.device_put(_batch(rows, size=size, bucket=bucket), batch_sharding(mesh))
             with jax.set_mesh(mesh):
                 pending.append((rows, _scores(params, *batch, model=model)))
@@ -90,8 +90,8 @@ def bucket_of(n_tokens: int, *, longest: int) -> int:
 def batch_size(n_rows: int, bucket: int, *, batch_tokens: int, mesh: Mesh) -> int:
     """Return the rows per batch, a multiple of the batch shards; `n_rows` limits it."""
     shards = batch_shards(mesh)
-    most = max(1, batch_tokens // bucket)
-    return -(-min(most, 1 << (n_rows - 1).bit_length()) // shards) * shards
+    max_rows = max(1, batch_tokens // bucket)
+    return -(-min(max_rows, 1 << (n_rows - 1).bit_length()) // shards) * shards
 
 
 def _rows(requests: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int) -> list[Row]:
@@ -99,22 +99,22 @@ def _rows(requests: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: i
 
     Rows of equal length keep the order of their first requests.
     """
-    rows: dict[tuple[bytes, int], Row] = {}
-    done = []
+    open_rows: dict[tuple[bytes, int], Row] = {}  # the last row with these tokens
+    rows = []
     for i, (context, continuation) in enumerate(requests):
         if not len(context) or not 1 <= len(continuation) <= max_length:
             raise ValueError(
-                f"request {i} has {len(context)} tokens of context and {len(continuation)} of continuation; at least "
-                f"one of each is needed, and the continuation has at most {max_length} (max_length)"
+                f"request {i} has {len(context)} context tokens and {len(continuation)} continuation tokens; both need "
+                f"at least one, and the continuation at most max_length={max_length}"
             )
         fed = np.array([*context, *continuation][-(max_length + 1) : -1], np.int32)
         key = (fed.tobytes(), len(continuation))
-        row = rows.get(key)
+        row = open_rows.get(key)
         if row is None or len(row.requests) == CANDIDATES:
-            row = rows[key] = Row(fed, len(continuation) - 1, [])
-            done.append(row)
+            row = open_rows[key] = Row(fed, len(continuation) - 1, [])
+            rows.append(row)
         row.requests.append((i, int(continuation[-1])))
-    return sorted(done, key=lambda row: -len(row.tokens))
+    return sorted(rows, key=lambda row: -len(row.tokens))
 
 
 def _by_bucket(rows: Sequence[Row], *, longest: int) -> Mapping[int, list[Row]]:

@@ -8,9 +8,8 @@ arXiv 2505.18522, Appendix A. Two settings give any mixer the extra parts of rec
                  and up before the MLP's nonlinearity (D); Allen-Zhu, arXiv 2512.17351, facebookresearch/PhysicsLM4
     token_shift  h_t + mu (h_{t-1} - h_t) of the mixer's input, after A, with mu per channel
 
-In channel n of layer l, mu starts at 1 - (n / D)^(1 - l / L), as in RWKV-5. The block then shifts from the first step,
-as RWKV does; a mu that starts at zero would need much of a short run to get there. Decoding keeps the last inputs of
-each part.
+In channel n of layer l, mu starts at 1 - (n / D)^(1 - l / L), as in RWKV-5, because learning a mu from zero takes much
+of a short run. Decoding stores the last inputs of each part.
 """
 
 from collections.abc import Callable
@@ -55,7 +54,7 @@ class PreNormBlock(Block):
         has_mlp = config.mlp.kind != "none"
         self.norm2 = make_norm(config, rngs=rngs) if has_mlp else None
         self.mlp = _make_mlp(config, layer, rngs=rngs) if has_mlp else None
-        # Drawn last, which keeps the other parameters' initial values independent of these settings.
+        # Drawn last, so the other parameters' initial values do not depend on these settings.
         self.canon_a = Canon(config.dim, rngs=rngs) if "A" in config.canon else None
         self.canon_c = Canon(config.dim, rngs=rngs) if "C" in config.canon else None
         self.token_shift = _token_shift(config, layer, rngs=rngs) if config.token_shift else None

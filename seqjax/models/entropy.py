@@ -30,12 +30,12 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
 
     def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
         measured = {}
-        for i, (place, template) in enumerate(model.blocks.items()):
-            block, (x_BTD, carry) = template.bind(layers[place]), state
+        for i, (slot, template) in enumerate(model.blocks.items()):
+            block, (x_BTD, carry) = template.bind(layers[slot]), state
             e_BTH = block.entropy(x_BTD, dtype=model.dtype)
             if e_BTH is not None:
                 e_BT = jnp.mean(e_BTH, axis=-1)[:, 1:]
-                measured[place] = jnp.mean(e_BT, axis=1), jnp.mean(e_BT / max_entropy_T, axis=1)
+                measured[slot] = jnp.mean(e_BT, axis=1), jnp.mean(e_BT / max_entropy_T, axis=1)
             x_BTD, carry = block(x_BTD, carry, layer=first_layer + i, dtype=model.dtype)
             state = constrain_batch(x_BTD), carry
         return state, measured
@@ -64,20 +64,20 @@ def queries_and_keys(model: Model, params: Params, tokens_BT: Array) -> list[tup
     n_batch = tokens_BT.shape[0]
 
     def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
-        found = {}
-        for i, (place, template) in enumerate(model.blocks.items()):
-            block, (x_BTD, carry) = template.bind(layers[place]), state
-            both = block.mixer.queries_and_keys(block.mixer_input(x_BTD, model.dtype))
-            if both is not None:
-                found[place] = tuple(jnp.broadcast_to(x, (n_batch, *x.shape[1:])) for x in both)
+        by_position = {}
+        for i, (slot, template) in enumerate(model.blocks.items()):
+            block, (x_BTD, carry) = template.bind(layers[slot]), state
+            pair = block.mixer.queries_and_keys(block.mixer_input(x_BTD, model.dtype))
+            if pair is not None:
+                by_position[slot] = tuple(jnp.broadcast_to(x, (n_batch, *x.shape[1:])) for x in pair)
             state = block(x_BTD, carry, layer=first_layer + i, dtype=model.dtype)
-        return state, found
+        return state, by_position
 
-    _, found = model.over_layers(group, model.initial_state(params, tokens_BT), params["blocks"])
-    if not found:
+    _, by_position = model.over_layers(group, model.initial_state(params, tokens_BT), params["blocks"])
+    if not by_position:
         raise UserError(
             f"{model.config.mixer_names}: no layer has queries and keys. Take a model with attention or Top-1 layers, "
             "such as --config=top1_chunk."
         )
-    groups = unstack(found, model.repeats)
-    return [of_group.get(place) for of_group in groups for place in model.blocks]
+    groups = unstack(by_position, model.repeats)
+    return [pairs.get(slot) for pairs in groups for slot in model.blocks]

@@ -115,8 +115,8 @@ class Model:
         """Raise `UserError` for more tokens than a position table has."""
         if self.longest and n_tokens > self.longest:
             raise UserError(
-                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, its "
-                "training length (config.train.seq_len). Use fewer tokens, or train with longer sequences."
+                f"Sequences of {n_tokens} tokens: the model has a table of {self.longest} positions, its training "
+                "length (config.train.seq_len). Use fewer tokens, or train with longer sequences."
             )
 
     def abstract_blocks(self) -> list[Block]:
@@ -238,8 +238,8 @@ class Model:
         apply = rematerialize(self._apply_block, self.config.remat, in_scan=self.config.scan_layers)
 
         def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
-            for i, (place, template) in enumerate(self.blocks.items()):
-                state = apply(template, layers[place], *state, first_layer + i)
+            for i, (slot, template) in enumerate(self.blocks.items()):
+                state = apply(template, layers[slot], *state, first_layer + i)
             return state, None
 
         (x_BTD, _), _ = self.over_layers(group, state, params["blocks"])
@@ -333,10 +333,10 @@ class Model:
         carry, layer, new = self._init_carry(x), 0, []
         for layers, caches in zip(unstack(params["blocks"], self.repeats), cache, strict=True):
             new.append({})
-            for place, template in self.blocks.items():
-                block = template.bind(layers[place])
+            for slot, template in self.blocks.items():
+                block = template.bind(layers[slot])
                 apply = {"prefill": block.prefill, "prefill_next": block.prefill_next, "step": block.step}[form]
-                x, carry, new[-1][place] = apply(x, carry, caches[place], layer=jnp.int32(layer), dtype=self.dtype)
+                x, carry, new[-1][slot] = apply(x, carry, caches[slot], layer=jnp.int32(layer), dtype=self.dtype)
                 layer += 1
         return x, tuple(new)
 

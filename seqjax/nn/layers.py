@@ -197,13 +197,13 @@ def gelu(x: Array) -> Array:
     """Return x Phi(x), with Phi the normal CDF.
 
     16-bit inputs are computed in float32 as max(x, 0) - a Phi(-a), with a = |x| and the exponential of a polynomial for
-    Phi(-a). The error, at most 3e-6, is far below the rounding of the 16-bit result. An exact float32 erf takes more
-    instructions than a GPU can hide behind its memory traffic.
+    Phi(-a). The error, at most 3e-6, is far below the rounding of the 16-bit result. With an exact float32 erf, the
+    operation would be compute-bound on a GPU instead of memory-bound.
     """
     if x.dtype.itemsize > 2:
         return jax.nn.gelu(x, approximate=False)
     x = _wide(x)
-    positive = x >= 0  # includes 0, for a derivative of 1/2 there
+    positive = x >= 0  # including 0, with a derivative of 1/2
     a = jnp.minimum(jnp.where(positive, x, -x), 7.0)  # above 7, a Phi(-a) is below 1e-11
     log_phi = functools.reduce(lambda sum_, coefficient: sum_ * a + coefficient, reversed(LOG_PHI[:-1]), LOG_PHI[-1])
     return jnp.where(positive, x, 0.0) - a * jnp.exp(log_phi)

@@ -23,7 +23,7 @@ from seqjax.types import Array, Params, PRNGKey
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
 
 
-class _ShapesAlone(nnx.Rngs):
+class _ShapesOnly(nnx.Rngs):
     """A marker for `param` to skip initial values.
 
     Tracing the initial values takes most of the time for finding a structure.
@@ -52,15 +52,15 @@ def param(
     assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
     if group is not None and group not in GROUPS:
         raise UserError(f"group={group!r}: a parameter belongs to one of {', '.join(GROUPS)}.")
-    shapes_alone = isinstance(rngs, _ShapesAlone)
-    value = jnp.zeros(shape, jnp.float32) if shapes_alone else init(rngs.params(), shape, jnp.float32)
+    shapes_only = isinstance(rngs, _ShapesOnly)
+    value = jnp.zeros(shape, jnp.float32) if shapes_only else init(rngs.params(), shape, jnp.float32)
     return nnx.Param(value, logical_axes=axes, group=group or default_group(axes))
 
 
 def default_group(axes: tuple[str | None, ...]) -> Group:
     """Return the default group for a parameter with these logical axes.
 
-    The axis of stacked layers is not included. Arrays of one dimension are vectors. A `conv` axis holds convolution
+    The axis of stacked layers is not included. One-dimensional arrays are vectors. A `conv` axis holds convolution
     taps. A `vocab` or `positions` axis belongs to an embedding or head. A `state` axis holds a value per channel and
     state entry, hence vectors. All other arrays are matrices or stacks of matrices.
     """
@@ -76,7 +76,7 @@ class Template:
 
     def __init__(self, build: Build):
         self._build = build
-        module = nnx.eval_shape(lambda: build(_ShapesAlone(params=0), 0))
+        module = nnx.eval_shape(lambda: build(_ShapesOnly(params=0), 0))
         self._graph, self._state = nnx.split(module)
         self.shapes: Params = nnx.to_pure_dict(self._state)
         variables = nnx.to_flat_state(self._state)

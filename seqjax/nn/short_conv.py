@@ -83,8 +83,8 @@ class ShortConv(nnx.Module):
         """
         if last_BWE is None:
             return self(x_BTE), None
-        seen = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
-        return self(x_BTE, last_BWE), seen[:, x_BTE.shape[1] :]
+        inputs = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
+        return self(x_BTE, last_BWE), inputs[:, x_BTE.shape[1] :]
 
 
 class Canon(ShortConv):
@@ -118,7 +118,7 @@ class TokenShift(ShortConv):
 
 
 def extend(conv: ShortConv | None, x: Array, last_BWE: Array | None) -> tuple[Array, Any]:
-    """Return `conv.extend` of [B, T, E], or of one token [B, E].
+    """Apply `conv.extend` to [B, T, E], or to a single token [B, E].
 
     Without a convolution, return the inputs.
     """

@@ -218,7 +218,13 @@ def get_study():
             for task in setup.tasks[:2]:
                 tests = {name: {"accuracy": rng.random(), "whole": rng.random()} for name in task.tests}
                 rows.append(
-                    {"model": model, "task": task.name, "asked": setup.asked(task.name), "dim": 32, "rate": 3.2e-3}
+                    {
+                        "model": model,
+                        "task": task.name,
+                        "asked": setup.settings_hash(task.name),
+                        "dim": 32,
+                        "rate": 3.2e-3,
+                    }
                     | {"seed": 0, "steps": task.steps, "batch_size": 64, "seconds": 1.5, "device": "cpu"}
                     | {"chance": 0.1, "parameters": 1000, "state": dict.fromkeys(task.tests, 100), "tests": tests}
                 )

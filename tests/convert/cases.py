@@ -1,4 +1,4 @@
-"""The tiny public models of tests/golden/convert: where they lie, and our config of each."""
+"""The tiny public models in tests/golden/convert and the matching seqjax configs."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ from seqjax.config import Config, from_config_dict
 from seqjax.nn.params import names
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "convert"
-# Folder of the public model -> our config file and what to override in its debug size.
+# Directory of the public model -> our config file and the overrides to its debug size.
 CASES = {
     "llama": (
         "transformer_pp",
@@ -64,7 +64,7 @@ CASES = {
 
 
 def config_of(family: str, **overrides: object) -> Config:
-    """Our config of a golden model; overrides are dotted keys with `__` for the dot."""
+    """Return our config for a golden model; overrides are dotted keys with `__` for the dot."""
     name, argument = CASES[family]
     config = importlib.import_module(f"configs.{name}").get_config(f"debug,{argument}")
     with config.ignore_type():
@@ -73,12 +73,12 @@ def config_of(family: str, **overrides: object) -> Config:
 
 
 def copied(family: str, directory: Path, *, with_config: bool = False, **changes: object) -> tuple[Path, dict]:
-    """A copy of a golden model's folder whose config.json has `changes`, and its tensors."""
+    """Copy a golden model's weights, optionally with config.json plus `changes`; return the file and its tensors."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(GOLDEN / family / "model.safetensors", directory)
     if with_config:
-        public = json.loads((GOLDEN / family / "config.json").read_text()) | changes
-        (directory / "config.json").write_text(json.dumps(public))
+        hf_config = json.loads((GOLDEN / family / "config.json").read_text()) | changes
+        (directory / "config.json").write_text(json.dumps(hf_config))
     return directory / "model.safetensors", safetensors.numpy.load_file(directory / "model.safetensors")
 
 

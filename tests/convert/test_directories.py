@@ -1,6 +1,6 @@
-"""Public directories as a whole: settings, weights and tokenizer, by the commands and by `seqjax.load`.
+"""Public directories (settings, weights, tokenizer) through the commands and `seqjax.load`.
 
-What transformers itself makes of them is in test_transformers.py, which needs it installed.
+test_transformers.py compares them with transformers.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from seqjax import pretrained
 from seqjax.commands import cli
 from seqjax.config import from_config_dict, presets, to_dict
 from seqjax.convert import __main__ as command
-from seqjax.convert import directory, export_weights, import_weights, tokenizer_files
+from seqjax.convert import directory, export_weights, import_weights, public_config, tokenizer_files
 from seqjax.convert.directory import fetched
 from seqjax.data import load_tokenizer
 from seqjax.data.builtin import extract
@@ -34,17 +34,17 @@ from tests.data.test_tokenizer import needs_mixtral
 
 
 def suggested(out: str) -> list[list[str]]:
-    """The words of the commands that `import` printed."""
+    """Return the commands that `import` printed, split into words."""
     return [shlex.split(line) for line in out.splitlines() if line.startswith("  seqjax ")]
 
 
-def said(path):
+def read_json(path):
     return json.loads(path.read_text())
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A public directory with the tiny Llama, whose vocabulary holds bytes, and our tokenizer of them."""
+    """Export the tiny Llama with the byte tokenizer as a public directory."""
     out = tmp_path_factory.mktemp("exported") / "llama"
     config = config_of("llama")
     directory.export(import_weights(GOLDEN / "llama", config), config, out)
@@ -53,23 +53,23 @@ def exported(tmp_path_factory):
 
 # -------------------------------------------------------------------------------------------------------------- config
 @pytest.mark.parametrize("family", CASES)
-def test_the_config_json_says_what_the_model_is(family):
+def test_described_config_equals_our_config(family):
     config = from_config_dict(presets.read_config(directory.described(GOLDEN / family).argument))
     want = config_of(family)
     computed = {"head_dim": 6, "key_dim": 32, "value_dim": 48 if family == "gated_deltanet" else 32}
     got, want = to_dict(config)["model"], to_dict(want)["model"]
-    for key, value in computed.items():  # stated in a config.json, left open in ours
+    for key, value in computed.items():  # explicit in a config.json, None in ours
         if key in want["mixer"] and want["mixer"][key] is None and got["mixer"][key] is not None:
             assert got["mixer"].pop(key) == value
             del want["mixer"][key]
     assert got == want
-    stated = said(GOLDEN / family / "config.json")
-    longest = stated.get("n_positions") or stated.get("max_position_embeddings")
-    assert longest is None or config.train.seq_len == longest
+    hf_config = read_json(GOLDEN / family / "config.json")
+    max_len = hf_config.get("n_positions") or hf_config.get("max_position_embeddings")
+    assert max_len is None or config.train.seq_len == max_len
 
 
 @pytest.mark.parametrize(
-    ("family", "theirs", "says"),
+    ("family", "changes", "match"),
     [
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4}}, "rope_scaling is 'yarn'"),
         ("llama3", {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "g is 'dynamic'"),
@@ -77,8 +77,8 @@ def test_the_config_json_says_what_the_model_is(family):
         ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "layer_types": None},
          "sliding_window is '9 in 1 of 2 layers'"),
         ("qwen3", {"layer_types": ["chunked_attention", "full_attention"]}, "is 'None in 1 of 2 layers'"),
-        ("llama", {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": 0.5}}, "of 0.5 of the head"),
-        ("llama", {"rope_parameters": {"full": {"rope_theta": 5e4}}}, "one per kind of layer"),
+        ("llama", {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ("llama", {"rope_parameters": {"full": {"rope_theta": 5e4}}}, "rope_theta is 'one base per layer type'"),
         ("llama", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu'"),
@@ -89,35 +89,34 @@ def test_the_config_json_says_what_the_model_is(family):
         ("gated_deltanet", {"num_v_heads": 4}, "num_v_heads is 4"),
     ],
 )  # fmt: skip
-def test_what_seqjax_does_not_compute(family, theirs, says, tmp_path):
-    copied(family, tmp_path, with_config=True, **theirs)
-    with pytest.raises(UserError, match=f"of a model that seqjax does not compute: .*{says}.* and cannot have that"):
+def test_load_refuses_unsupported_features(family, changes, match, tmp_path):
+    copied(family, tmp_path, with_config=True, **changes)
+    with pytest.raises(UserError, match=f"{match}.*{public_config.UNSUPPORTED}"):
         seqjax.load(tmp_path)
 
 
-def test_what_is_no_public_model(tmp_path):
+def test_incomplete_directories_are_refused(tmp_path):
     copied("llama", tmp_path, with_config=True, hidden_size=None)
-    with pytest.raises(UserError, match="has no hidden_size, so the model's size is not known"):
+    with pytest.raises(UserError, match=r"no hidden_size.*--config"):
         directory.load(tmp_path)
     copied("llama", tmp_path, with_config=True, model_type="qwen3_moe")
-    with pytest.raises(UserError, match=r"of a 'qwen3_moe', which seqjax does not compute\. Known: delta_net, .*llama"):
+    with pytest.raises(UserError, match=r"model_type='qwen3_moe'.*delta_net, .*llama"):
         directory.load(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match=r"no .*config\.json of a public model, .* give --config"):
+    with pytest.raises(UserError, match=r"no .*config\.json .*model_type; give --config"):
         command.main(["import", f"--weights={tmp_path}", f"--workdir={tmp_path / 'run'}"])
     with pytest.raises(UserError, match="is not a run"):
         seqjax.load(tmp_path)
-    with pytest.raises(UserError, match=r"no file or directory nowhere\. A model on the .* hub is hf://OWNER/NAME"):
+    with pytest.raises(UserError, match=r"--weights: .*nowhere.*hf://OWNER/NAME"):
         command.main(["import", "--weights=nowhere", f"--workdir={tmp_path / 'run'}"])
 
 
-def test_a_command_for_runs_says_what_to_do_with_a_public_model():
-    with pytest.raises(UserError, match=r"holds a public model, not a run: `seqjax convert import --weights="):
+def test_run_commands_suggest_import_for_a_public_model():
+    with pytest.raises(UserError, match=r"`seqjax convert import --weights="):
         workdirs.load_config(GOLDEN / "llama")
 
 
-def test_sizes_that_a_config_json_leaves_out(tmp_path):
-    """They have the defaults of the public class."""
+def test_missing_sizes_default_to_the_public_class(tmp_path):
     copied("mamba", tmp_path, with_config=True, state_size=None, time_step_rank="auto", expand=None)
     argument = directory.described(tmp_path).argument
     assert "model.mixer.state" not in argument  # 16 in both
@@ -127,67 +126,67 @@ def test_sizes_that_a_config_json_leaves_out(tmp_path):
     assert "model.mixer.value_rank=16" in directory.described(tmp_path).argument
 
 
-@pytest.mark.parametrize("length", ["in the group", "beside it", "the longest sequence"])
+@pytest.mark.parametrize("length", ["rope_scaling", "original_max_position_embeddings", "max_position_embeddings"])
 def test_scaled_rope_under_older_names(length, tmp_path):
-    """`rope_scaling` with `type`, and the base beside it; the length is looked for where transformers does."""
+    """`rope_scaling` with `type`, `rope_theta` outside it, and the original length at each supported place."""
     rope = {"type": "llama3", "factor": 4, "low_freq_factor": 0.25, "high_freq_factor": 1}
-    theirs = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": rope}
-    if length == "in the group":
+    changes = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": rope}
+    if length == "rope_scaling":
         rope["original_max_position_embeddings"] = 16
     else:
-        theirs["original_max_position_embeddings" if length == "beside it" else "max_position_embeddings"] = 16
-    copied("llama3", tmp_path, with_config=True, **theirs)
+        changes[length] = 16
+    copied("llama3", tmp_path, with_config=True, **changes)
     got, want = (
         from_config_dict(presets.read_config(directory.described(d).argument)) for d in (tmp_path, GOLDEN / "llama3")
     )
     assert got.model == want.model
     del rope["factor"]
-    copied("llama3", tmp_path, with_config=True, **theirs)
-    with pytest.raises(UserError, match=r"config\.json has no 'factor', which rope_scaling needs"):
+    copied("llama3", tmp_path, with_config=True, **changes)
+    with pytest.raises(UserError, match=r"config\.json has no 'factor'.*rope_scaling"):
         seqjax.load(tmp_path)
 
 
-def test_a_window_of_all_layers_of_a_qwen(tmp_path):
-    """As `max_window_layers` says or, since transformers 5, `layer_types`; none without `use_sliding_window`."""
+def test_qwen_window(tmp_path):
+    """From `max_window_layers` or, since transformers 5, `layer_types`; none without `use_sliding_window`."""
     window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0, "layer_types": None}
-    for theirs, want in (
+    for changes, want in (
         (window, 5),
         (window | {"max_window_layers": 2, "layer_types": ["sliding_attention"] * 2}, 5),
         (window | {"max_window_layers": 2}, None),
         (window | {"use_sliding_window": False}, None),
         (window | {"sliding_window": None}, None),
     ):
-        copied("qwen3", tmp_path, with_config=True, **theirs)
+        copied("qwen3", tmp_path, with_config=True, **changes)
         config = from_config_dict(presets.read_config(directory.described(tmp_path).argument))
-        assert config.model.mixer.window == want, theirs
+        assert config.model.mixer.window == want, changes
     export_weights(import_weights(GOLDEN / "qwen3", config), config, tmp_path / "out" / "model.safetensors")
-    assert said(tmp_path / "out" / "config.json")["use_sliding_window"] is False
+    assert read_json(tmp_path / "out" / "config.json")["use_sliding_window"] is False
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused_by_name(bad, tmp_path):
+def test_non_finite_weights_are_refused(bad, tmp_path):
     path, tensors = copied("llama", tmp_path, with_config=True)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = bad
     safetensors.numpy.save_file(tensors, path)
-    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in .* holds 1 of 960 values that are NaN"):
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in .* 1 of 960 .*NaN"):
         seqjax.load(tmp_path)
     config = config_of("llama")
     params = import_weights(GOLDEN / "llama", config)
     params["blocks"]["0"]["mlp"]["up"]["w"][1, 4, 3] = bad
-    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in the checkpoint holds 1 of 960"):
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in the checkpoint.* 1 of 960"):
         export_weights(params, config, tmp_path / "out" / "model.safetensors")
 
 
 def test_pickled_weights_are_refused(tmp_path):
     shutil.copy(GOLDEN / "llama" / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin: only \.safetensors .* can run code when they are opened"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin: .*\.safetensors"):
         seqjax.load(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------- load, import, export
-def test_load(exported):
+def test_load_gives_the_public_logits(exported):
     m = seqjax.load(exported)
     assert (m.step, m.config.data.tokenizer, m.tokenizer.bos) == (0, "byte", 256)
     io = np.load(GOLDEN / "llama" / "io.npz")
@@ -196,38 +195,37 @@ def test_load(exported):
     assert 4 < m.loss("Once upon") < 12
 
 
-def test_a_model_without_tokenizer_has_none(tmp_path, capsys):
-    """No other tokenizer takes its place."""
+def test_missing_tokenizer_is_not_replaced(tmp_path, capsys):
     m = seqjax.load(GOLDEN / "llama")
-    with pytest.raises(UserError, match=r"golden/convert/llama': there is no tokenizer\.json"):
+    with pytest.raises(UserError, match=r"golden/convert/llama'.* no tokenizer\.json"):
         m.loss("Once upon")
     shutil.copytree(GOLDEN / "rwkv7", tmp_path / "rwkv7")
     (tmp_path / "rwkv7" / "hf_rwkv_tokenizer.py").write_text("raise SystemExit")
-    with pytest.raises(UserError, match=r"Its tokenizer is Python code \(hf_rwkv_tokenizer\.py\), which is not run"):
+    with pytest.raises(UserError, match=r"hf_rwkv_tokenizer\.py"):
         seqjax.load(tmp_path / "rwkv7").loss("Once upon")
     command.main(["import", f"--weights={GOLDEN / 'llama'}", f"--workdir={tmp_path / 'run'}"])
     out = capsys.readouterr().out
-    assert "The model as a --config, to which the tokenizer and settings can be added: transformer_pp:debug,mo" in out
-    assert not suggested(out), "neither text nor training without a tokenizer"
+    assert ": transformer_pp:debug,mo" in out
+    assert not suggested(out)  # Without a tokenizer, neither `generate` nor `train` is suggested.
     export = ["export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"]
-    with pytest.raises(UserError, match=r"no tokenizer to export\. .*Or export with --weights_only"):
+    with pytest.raises(UserError, match=r"no tokenizer .*--weights_only"):
         command.main(export)
     command.main([*export, "--weights_only"])
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
-    made = said(tmp_path / "out" / "config.json")
-    assert {made[f"{kind}_token_id"] for kind in ("bos", "eos", "pad")} == {None}  # not those of other vocabularies
+    hf_config = read_json(tmp_path / "out" / "config.json")
+    assert {hf_config[f"{kind}_token_id"] for kind in ("bos", "eos", "pad")} == {None}  # not the class defaults
 
 
-def test_ids_beyond_the_model_are_refused():
-    """Without this, JAX would clamp the index and give the loss of another text."""
+def test_ids_beyond_the_vocabulary_are_refused():
+    """JAX would clamp the index and give the loss for a different text."""
     m = seqjax.load(GOLDEN / "gpt2")
     m.__dict__["tokenizer"] = load_tokenizer("byte")  # the model has 48 ids
     for call in (m.loss, m.generate):
-        with pytest.raises(UserError, match="gives the id 110, and the model has 48"):
+        with pytest.raises(UserError, match=r"id 110\b.* 48\b"):
             call("Once")
 
 
-def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tmp_path, capsys):
+def test_import_without_config_and_export_round_trip(exported, tmp_path, capsys):
     args = ["import", f"--weights={exported}", f"--workdir={tmp_path / 'run'}"]
     command.main(args)
     out = capsys.readouterr().out
@@ -249,23 +247,23 @@ def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tm
     got = safetensors.numpy.load_file(tmp_path / "again" / "model.safetensors")
     assert got.keys() == want.keys()
     assert all((got[name] == x).all() for name, x in want.items())
-    old, new = said(exported / "config.json"), said(tmp_path / "again" / "config.json")
+    old, new = read_json(exported / "config.json"), read_json(tmp_path / "again" / "config.json")
     assert {key for key in old | new if old.get(key) != new.get(key)} == set()
     assert (new["bos_token_id"], new["eos_token_id"], new["vocab_size"]) == (256, 257, 264)
-    with pytest.raises(UserError, match="holds a run; import into a --workdir of its own"):
+    with pytest.raises(UserError, match=r"run holds a run.*--workdir"):
         command.main(args)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["byte", "huggingface"])
-def test_the_commands_that_an_import_prints_run_anywhere(exported, tokenizer, tmp_path, monkeypatch, capsys):
-    """As they are printed, with what makes a run small added; from another directory than the import's.
+def test_commands_printed_by_import_run_in_any_directory(exported, tokenizer, tmp_path, monkeypatch, capsys):
+    """The printed commands, plus settings for a small run, work after the model was moved away.
 
-    Of the built-in corpus, which has to be tokenised, a twentieth of the files is enough.
+    The run uses a twentieth of the built-in corpus, which it has to tokenize.
     """
     files = extract._files
     monkeypatch.setattr(extract, "_files", lambda dists: list(files(dists))[::20])
-    if tokenizer == "huggingface":  # an edited one, which is copied into the workdir
+    if tokenizer == "huggingface":  # an edited tokenizer, which is copied into the workdir
         extras.need("tokenizers")
     shutil.copytree(exported, tmp_path / "a model")
     if tokenizer == "huggingface":
@@ -287,8 +285,8 @@ def test_the_commands_that_an_import_prints_run_anywhere(exported, tokenizer, tm
     assert fingerprint(before) == fingerprint(after)
 
 
-def test_a_run_begins_with_the_weights_of_a_public_directory(exported):
-    """`--init_from` of it: the parameters that `load` has, on the devices as the run wants them."""
+def test_init_from_a_public_directory(exported):
+    """`--init_from` gives the same parameters as `load`, with the run's sharding."""
     m, config = seqjax.load(exported), config_of("llama", data__tokenizer="byte")
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), m.params)
     params, step = pretrained.weights_of(str(exported)).read(config, target)
@@ -297,38 +295,38 @@ def test_a_run_begins_with_the_weights_of_a_public_directory(exported):
     assert pretrained.describe_weights(str(exported), config) == f"from the public model {exported}"
     other = config_of("llama", model__n_layers=2)
     for read in (pretrained.describe_weights, lambda path, of: pretrained.weights_of(path).read(of, target)):
-        with pytest.raises(UserError, match="is of another model than --config: num_hidden_layers is 3"):
+        with pytest.raises(UserError, match=r"--config.*num_hidden_layers is 3"):
             read(str(exported), other)
 
 
-def test_an_export_overwrites_nothing_else(exported, tmp_path):
+def test_export_does_not_overwrite_other_files(exported, tmp_path):
     config = config_of("llama")
     params = import_weights(GOLDEN / "llama", config)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json is there and says something else"):
+    with pytest.raises(UserError, match=r"tokenizer\.json exists"):
         directory.export(params, config, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
-    directory.export(params, config, exported, dtype="float32")  # the same again
-    with pytest.raises(UserError, match=r"config\.json is there and says something else"):
+    directory.export(params, config, exported, dtype="float32")  # equal content may be written again
+    with pytest.raises(UserError, match=r"config\.json exists"):
         directory.export(params, config, exported, dtype="float16")
     gpt2 = config_of("gpt2")
-    lacking = dataclasses.replace(gpt2, model=dataclasses.replace(gpt2.model, vocab_size=257))
-    with pytest.raises(UserError, match=r"byte tokenizer of this run has 258 ids, its model 257.*--weights_only"):
-        directory.export(import_weights(GOLDEN / "gpt2", gpt2), lacking, tmp_path / "gpt2")
+    too_small = dataclasses.replace(gpt2, model=dataclasses.replace(gpt2.model, vocab_size=257))
+    with pytest.raises(UserError, match=r"byte tokenizer has 258 ids.*config\.model\.vocab_size=257.*--weights_only"):
+        directory.export(import_weights(GOLDEN / "gpt2", gpt2), too_small, tmp_path / "gpt2")
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
-def test_a_qwen2_takes_no_tokenizer_of_ours(tmp_path):
-    """`AutoTokenizer` would put Qwen2's normalizer (NFC) into it."""
+def test_qwen2_export_refuses_our_tokenizers(tmp_path):
+    """`AutoTokenizer` would add Qwen2's normalizer (NFC)."""
     config = config_of("qwen2", model__vocab_size=264)
-    with pytest.raises(UserError, match=r"gives other ids than the byte tokenizer of this run\. .* --weights_only"):
+    with pytest.raises(UserError, match=r"Qwen2.*byte tokenizer.*--weights_only"):
         directory.export({}, config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_tokenizer_of_bytes(exported):
-    """Of 256 characters without merges; a text starts as the documents that a run is trained on."""
-    spec = said(exported / "tokenizer.json")
+def test_exported_byte_tokenizer(exported):
+    """256 characters without merges; a text starts with bos, like training documents."""
+    spec = read_json(exported / "tokenizer.json")
     assert len(spec["model"]["vocab"]) == 258
     assert spec["model"]["vocab"]["A"] == 65
     assert spec["model"]["vocab"]["Ġ"] == 32  # a space in GPT-2's alphabet
@@ -337,7 +335,7 @@ def test_the_tokenizer_of_bytes(exported):
     assert tokenizer_files.find(exported) == ("byte", "")
 
 
-def test_a_tokenizer_that_was_edited_is_not_ours(exported, tmp_path):
+def test_edited_tokenizer_is_read_as_huggingface(exported, tmp_path):
     shutil.copytree(exported, tmp_path / "edited")
     file = tmp_path / "edited" / "tokenizer.json"
     file.write_text(file.read_text().replace("<|eos|>", "<|end|>"))
@@ -345,25 +343,25 @@ def test_a_tokenizer_that_was_edited_is_not_ours(exported, tmp_path):
 
 
 @needs_mixtral
-def test_the_tokenizer_of_mixtral(tmp_path):
-    """The merges that sentencepiece's scores stand for; test_transformers.py compares the ids."""
+def test_exported_mixtral_tokenizer(tmp_path):
+    """The merges implied by sentencepiece's scores; test_transformers.py compares the ids."""
     files = tokenizer_files.files_of(config_of("llama", data__tokenizer="mixtral").data, max_length=None)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    spec = said(tmp_path / "tokenizer.json")
+    spec = read_json(tmp_path / "tokenizer.json")
     mixtral = load_tokenizer("mixtral")
     assert len(spec["model"]["vocab"]) == mixtral.vocab_size
-    # Every merge gives a piece, the first one the piece of the highest score.
+    # Every merge gives a piece; the first merge gives the piece with the highest score.
     assert all(left + right in spec["model"]["vocab"] for left, right in spec["model"]["merges"])
     assert spec["model"]["merges"][0] == ["\u2581", "t"]
     assert spec["model"]["vocab"]["\u2581t"] == 261
-    assert said(tmp_path / "generation_config.json") == {"bos_token_id": 1, "eos_token_id": 2}
+    assert read_json(tmp_path / "generation_config.json") == {"bos_token_id": 1, "eos_token_id": 2}
     assert tokenizer_files.find(tmp_path) == ("mixtral", "")
 
 
 @needs_mixtral
-def test_a_directory_with_a_sentencepiece_model_alone(tmp_path):
-    """The workdir gets its own copy, which is found wherever the workdir is moved."""
+def test_import_copies_a_sentencepiece_model(tmp_path):
+    """The copy in the workdir is still found after the workdir was moved."""
     import mistral_common
 
     shutil.copytree(GOLDEN / "llama", tmp_path / "llama")
@@ -380,13 +378,13 @@ def test_a_directory_with_a_sentencepiece_model_alone(tmp_path):
     )
     assert load_tokenizer(data.tokenizer, data.tokenizer_path).encode("Hello").tolist() == [22557]
     (tmp_path / "moved" / "tokenizer" / "added_tokens.json").write_text("{}")
-    with pytest.raises(UserError, match=r"adds tokens to tokenizer\.model .*Save its tokenizer once with transformers"):
+    with pytest.raises(UserError, match=r"added_tokens\.json .*tokenizer\.model"):
         tokenizer_files.find(tmp_path / "moved" / "tokenizer")
 
 
 # ----------------------------------------------------------------------------------------------------------------- hub
 def hub_stub(monkeypatch, root, calls):
-    """A `huggingface_hub` whose one repository is golden Mamba; `calls` records what is asked of it."""
+    """Replace `huggingface_hub` by a stub with one repository, golden Mamba; `calls` records its calls."""
 
     def snapshot_download(name, *, revision, allow_patterns):
         calls.append((name, revision, allow_patterns))
@@ -403,7 +401,7 @@ def hub_stub(monkeypatch, root, calls):
     monkeypatch.setitem(sys.modules, "huggingface_hub", stub)
 
 
-def test_a_model_on_the_hub(tmp_path, monkeypatch):
+def test_load_from_the_hub(tmp_path, monkeypatch):
     calls = []
     hub_stub(monkeypatch, tmp_path, calls)
     m = seqjax.load("hf://owner/mamba@v1")
@@ -413,19 +411,17 @@ def test_a_model_on_the_hub(tmp_path, monkeypatch):
     assert calls[1][2] == ["model.safetensors"]
     command.main(["import", "--weights=hf://owner/mamba", f"--workdir={tmp_path / 'run'}"])
     assert seqjax.load(tmp_path / "run").step == 0
-    with pytest.raises(
-        UserError, match=r"hf://owner/other could not be fetched \(LookupError: 404: no .*owner/other\)\. Ch"
-    ):
+    with pytest.raises(UserError, match=r"hf://owner/other .*\(LookupError: 404: no .*owner/other\)"):
         fetched("hf://owner/other")
-    with pytest.raises(UserError, match="hf://a/b/c is not the name of a model"):
+    with pytest.raises(UserError, match=r"hf://a/b/c .*hf://OWNER/NAME@REVISION"):
         fetched("hf://a/b/c")
-    assert fetched("owner/mamba").parts == ("owner", "mamba")  # a path, whatever is on the hub
+    assert fetched("owner/mamba").parts == ("owner", "mamba")  # a path, even if the hub has such a model
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"needs the package huggingface_hub: pip install 'seqjax\[hf\]'"):
+    with pytest.raises(UserError, match=r"huggingface_hub: pip install 'seqjax\[hf\]'"):
         fetched("hf://owner/mamba")
 
 
-def test_of_a_sharded_model_the_shards_are_fetched(tmp_path, monkeypatch):
+def test_only_indexed_shards_are_fetched(tmp_path, monkeypatch):
     calls = []
     hub_stub(monkeypatch, tmp_path, calls)
     (tmp_path / "0123abc").mkdir()
@@ -435,8 +431,7 @@ def test_of_a_sharded_model_the_shards_are_fetched(tmp_path, monkeypatch):
     assert calls[1][2] == ["model-1.safetensors", "model-2.safetensors"]
 
 
-def test_params_are_spread_over_the_devices(exported):
-    """As those of a run are, whatever the number of devices."""
+def test_loaded_params_use_the_mesh(exported):
     m = seqjax.load(exported)
     assert isinstance(m.model, Model)
     for x in jax.tree.leaves(m.params):

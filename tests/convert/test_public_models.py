@@ -1,6 +1,6 @@
-"""Public weights in and out: logits of whole public models, round trips, files of every kind.
+"""Import and export of public weights: logits, round trips, file layouts.
 
-tests/golden/convert holds tiny models as transformers and fla saved them, made by make_convert.py.
+tests/golden/convert holds tiny models saved by transformers and fla (make_convert.py).
 """
 
 import json
@@ -24,11 +24,11 @@ def logits(config: Config, params, tokens) -> np.ndarray:
 
 # -------------------------------------------------------------------------------------------------------------- parity
 @pytest.mark.parametrize("family", CASES)
-def test_logits_of_the_public_model(family):
-    """Their float32 forward and ours: off by 2e-6 of the largest logit at most, Gated DeltaNet by 1e-5.
+def test_logits_equal_the_public_model(family):
+    """float32 logits differ by at most 2e-6 of the largest logit; Gated DeltaNet by 1e-5.
 
-    That is at one token whose heads give next to nothing, which the head norm then magnifies: the same token's logits
-    move by 4e-6 when every weight changes by about half a unit in the last place.
+    Gated DeltaNet's maximum is at one token with head outputs near zero, which the head norm magnifies. The logits of
+    this token move by 4e-6 if every weight changes by about half a unit in the last place.
     """
     io = np.load(GOLDEN / family / "io.npz")
     config = config_of(family)
@@ -36,7 +36,7 @@ def test_logits_of_the_public_model(family):
     np.testing.assert_allclose(got, io["logits"], rtol=0, atol=2e-5 * np.abs(io["logits"]).max())
 
 
-def test_a_window_makes_it_mistral(tmp_path):
+def test_windowed_llama_is_a_mistral(tmp_path):
     io = np.load(GOLDEN / "llama" / "io.npz")
     path, _ = copied("llama", tmp_path, with_config=True, model_type="mistral", sliding_window=5)
     with pytest.raises(UserError, match=r"sliding_window is 5, .* None \(model\.mixer\.window=5\)"):
@@ -51,8 +51,8 @@ def test_a_window_makes_it_mistral(tmp_path):
 
 # --------------------------------------------------------------------------------------------------------- round trips
 @pytest.mark.parametrize("family", CASES)
-def test_export_is_the_public_file(family, tmp_path):
-    """Names, shapes and bits, in float16 as it was; and every key that the public config.json shares says the same."""
+def test_export_equals_the_public_file(family, tmp_path):
+    """Equal tensor names, shapes and float16 bits, and equal values for all shared config.json keys."""
     config = config_of(family)
     params = import_weights(GOLDEN / family, config)
     export_weights(params, config, tmp_path / "model.safetensors", dtype="float16")
@@ -60,25 +60,31 @@ def test_export_is_the_public_file(family, tmp_path):
     assert {k: (x.shape, x.dtype) for k, x in got.items()} == {k: (x.shape, x.dtype) for k, x in want.items()}
     for name, x in want.items():
         np.testing.assert_array_equal(got[name], x, err_msg=name)
-    made, public = (json.loads((d / "config.json").read_text()) for d in (tmp_path, GOLDEN / family))
-    free = {"max_position_embeddings", "n_inner"}  # the training length; null there for 4 times the width
-    free |= {"bos_token_id", "eos_token_id", "pad_token_id"}  # of the tokenizer, which weights alone do not have
-    different = {k for k in made.keys() & public.keys() - free if made[k] != pytest.approx(public[k])}
+    exported_config, public = (json.loads((d / "config.json").read_text()) for d in (tmp_path, GOLDEN / family))
+    may_differ = {"max_position_embeddings", "n_inner"}  # the training length; null there means 4 times the width
+    may_differ |= {"bos_token_id", "eos_token_id", "pad_token_id"}  # known only with a tokenizer
+    different = {
+        k for k in exported_config.keys() & public.keys() - may_differ if exported_config[k] != pytest.approx(public[k])
+    }
     assert not different
-    assert {"model_type", "architectures", "vocab_size", "tie_word_embeddings"} <= made.keys() & public.keys()
+    assert {
+        "model_type",
+        "architectures",
+        "vocab_size",
+        "tie_word_embeddings",
+    } <= exported_config.keys() & public.keys()
 
 
-def drawn(config):
-    """Any numbers: they go out and come back."""
+def random_params(config):
     rng, model = np.random.default_rng(0), Model(config.model, max_len=config.train.seq_len)
     return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), model.shapes)
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_import_gives_back_what_was_exported(family, tmp_path):
+def test_import_restores_the_exported_params(family, tmp_path):
     config = config_of(family)
-    params = drawn(config)
-    if family == "rwkv7":  # the first layer's values are nobody's successors: no file holds that layer's v-LoRA
+    params = random_params(config)
+    if family == "rwkv7":  # The first layer does not use its v-LoRA, so no public file holds it.
         lora = params["blocks"]["0"]["mixer"]["v_lora"]
         params["blocks"]["0"]["mixer"]["v_lora"] = {k: np.concatenate([0 * x[:1], x[1:]]) for k, x in lora.items()}
     export_weights(params, config, tmp_path / "w.safetensors")
@@ -86,47 +92,50 @@ def test_import_gives_back_what_was_exported(family, tmp_path):
 
 
 @pytest.mark.parametrize(("bos", "eos"), [(0, 1), (1, 0), (None, 0), (None, None)])
-def test_ids_that_start_and_end_a_text_are_written(tmp_path, bos, eos):
-    """0 is an id; null is none."""
+def test_export_writes_bos_and_eos_ids(tmp_path, bos, eos):
+    """0 is an id; null means no id."""
     config = config_of("gpt2")
-    export_weights(drawn(config), config, tmp_path / "model.safetensors", bos=bos, eos=eos)
-    made = json.loads((tmp_path / "config.json").read_text())
-    assert (made["bos_token_id"], made["eos_token_id"]) == (bos, eos)
+    export_weights(random_params(config), config, tmp_path / "model.safetensors", bos=bos, eos=eos)
+    exported_config = json.loads((tmp_path / "config.json").read_text())
+    assert (exported_config["bos_token_id"], exported_config["eos_token_id"]) == (bos, eos)
 
 
-def test_biases_and_a_tied_head(tmp_path):
-    """Llama's optional tensors."""
+def test_llama_biases_and_tied_head(tmp_path):
     changes = {"model__mixer__bias": True, "model__mlp__bias": True, "model__tie_embeddings": True}
     config = config_of("llama", model__mlp__kind="geglu", **changes)
-    params = drawn(config)
+    params = random_params(config)
     export_weights(params, config, tmp_path / "model.safetensors")
-    made = json.loads((tmp_path / "config.json").read_text())
-    assert (made["attention_bias"], made["mlp_bias"], made["tie_word_embeddings"]) == (True, True, True)
-    assert made["hidden_act"] == "gelu"
-    assert made["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e4}
+    exported_config = json.loads((tmp_path / "config.json").read_text())
+    assert (exported_config["attention_bias"], exported_config["mlp_bias"], exported_config["tie_word_embeddings"]) == (
+        True,
+        True,
+        True,
+    )
+    assert exported_config["hidden_act"] == "gelu"
+    assert exported_config["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e4}
     stored = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     assert "lm_head.weight" not in stored
     assert stored["model.layers.2.self_attn.k_proj.bias"].shape == (12,)
     assert_equal_trees(import_weights(tmp_path, config), params)
-    # a file may repeat the embedding as its head; another head is not lost without a word
+    # A file may repeat the embedding as its head; a different head is an error.
     twice = stored | {"lm_head.weight": stored["model.embed_tokens.weight"]}
     safetensors.numpy.save_file(twice, tmp_path / "model.safetensors")
     assert_equal_trees(import_weights(tmp_path, config), params)
     twice["lm_head.weight"] = twice["lm_head.weight"] + 1
     safetensors.numpy.save_file(twice, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"not tied: set config\.model\.tie_embeddings=False"):
+    with pytest.raises(UserError, match=r"lm_head\.weight.*config\.model\.tie_embeddings=False"):
         import_weights(tmp_path, config)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def test_shards(tmp_path):
+def test_sharded_weights(tmp_path):
     _, tensors = copied("mamba2", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     shards = {f"model-0000{i + 1}-of-00003.safetensors": sorted(tensors)[i::3] for i in range(3)}
-    for shard, held in shards.items():
-        safetensors.numpy.save_file({name: tensors[name] for name in held}, tmp_path / shard)
+    for shard, tensor_names in shards.items():
+        safetensors.numpy.save_file({name: tensors[name] for name in tensor_names}, tmp_path / shard)
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {name: shard for shard, held in shards.items() for name in held}}))
+    index.write_text(json.dumps({"weight_map": {name: shard for shard, group in shards.items() for name in group}}))
     config = config_of("mamba2")
     want = import_weights(GOLDEN / "mamba2", config)
     assert_equal_trees(import_weights(tmp_path, config), want)
@@ -134,23 +143,23 @@ def test_shards(tmp_path):
     with pytest.raises(UserError, match=r"missing: .* and .* more"):
         import_weights(tmp_path / next(iter(shards)), config)
     (tmp_path / next(iter(shards))).unlink()
-    with pytest.raises(UserError, match=r"There is no file .*00001-of-00003"):
+    with pytest.raises(UserError, match=r"no file .*00001-of-00003"):
         import_weights(tmp_path, config)
     index.write_text("{}")
-    with pytest.raises(UserError, match="is not the index of sharded weights"):
+    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json.*weight_map"):
         import_weights(tmp_path, config)
 
 
-def test_an_index_that_disagrees_with_its_shards(tmp_path):
+def test_index_that_disagrees_with_its_shards_is_refused(tmp_path):
     path, tensors = copied("mamba2", tmp_path)
-    where = dict.fromkeys([*tensors, "lm_head.more"], path.name)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    with pytest.raises(UserError, match=r"disagree about lm_head\.more"):
+    shard_of = dict.fromkeys([*tensors, "lm_head.more"], path.name)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_of}))
+    with pytest.raises(UserError, match=r"index\.json .*lm_head\.more"):
         import_weights(tmp_path, config_of("mamba2"))
 
 
-def test_bfloat16_both_ways(tmp_path):
-    """Read exactly, written by rounding to nearest."""
+def test_bfloat16_import_and_export(tmp_path):
+    """Import is exact; export rounds to nearest."""
     path, tensors = copied("llama", tmp_path)
     halves = {name: x.astype(jnp.bfloat16) for name, x in tensors.items()}
     safetensors.numpy.save_file(halves, path)
@@ -160,12 +169,12 @@ def test_bfloat16_both_ways(tmp_path):
     np.testing.assert_array_equal(w, halves["model.layers.2.mlp.up_proj.weight"].astype(np.float32).T)
     out = tmp_path / "out" / "model.safetensors"
     export_weights(import_weights(GOLDEN / "llama", config), config, out, dtype="bfloat16")
-    again = safetensors.numpy.load_file(out)
-    assert all(again[name].dtype == jnp.bfloat16 and (again[name] == x).all() for name, x in halves.items())
+    exported = safetensors.numpy.load_file(out)
+    assert all(exported[name].dtype == jnp.bfloat16 and (exported[name] == x).all() for name, x in halves.items())
 
 
-def test_a_base_model_and_known_redundant_tensors(tmp_path):
-    """The published GPT-2 has no prefix and stores its causal mask; older Llamas their rotary frequencies."""
+def test_missing_prefix_and_redundant_tensors(tmp_path):
+    """The published GPT-2 has no prefix and stores its causal mask; older Llamas store rotary frequencies."""
     path, tensors = copied("gpt2", tmp_path)
     bare = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     bare |= {"h.0.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.float16))}

@@ -1,6 +1,7 @@
-"""Public directories from strangers: no text of a file becomes a setting, and no number of one fills the memory."""
+"""Untrusted public directories: text in a file never becomes a setting, and no number in it exhausts memory."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -22,7 +23,7 @@ NUMBERS = (0, -1, 1 << 31, 10**400, 1.5, float("inf"))
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """A directory on the path with a module that must not be imported."""
+    """Put a module that must not be imported on the path; return its directory."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / f"{EVIL.partition('.')[0]}.py").write_text("raise AssertionError('it ran')")
     monkeypatch.syspath_prepend(tmp_path / "modules")
@@ -30,36 +31,36 @@ def evil(tmp_path, monkeypatch):
     assert EVIL.partition(".")[0] not in sys.modules
 
 
-def sizes_of(family):
-    """The keys of a config.json whose values become settings of ours."""
-    stated = json.loads((GOLDEN / family / "config.json").read_text())
-    found = directory.described(GOLDEN / family)
-    (of_type,) = [f for group in directory.FAMILIES.values() for f in group if stated["model_type"] in f.types]
-    assert found.config.model.n_layers
-    return sorted({setting.public for setting in of_type.settings if setting.form is not None} & stated.keys())
+def setting_keys(family):
+    """Return the config.json keys that determine our settings."""
+    hf_config = json.loads((GOLDEN / family / "config.json").read_text())
+    described = directory.described(GOLDEN / family)
+    (matched,) = [f for group in directory.FAMILIES.values() for f in group if hf_config["model_type"] in f.types]
+    assert described.config.model.n_layers
+    return sorted({setting.public for setting in matched.settings if setting.form is not None} & hf_config.keys())
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_a_value_of_a_file_is_never_read_as_settings(family, evil):
-    for key in sizes_of(family):
+def test_values_never_become_other_settings(family, evil):
+    for key in setting_keys(family):
         for value in (*TEXTS, *NUMBERS):
             copied(family, evil / "model", with_config=True, **{key: value})
             try:
                 described = directory.described(evil / "model")
             except UserError:
                 continue
-            # The value is one that this key may have: every setting is a number, a boolean or a name of ours.
+            # The value is allowed for this key: every setting is a number, a boolean or a name from seqjax.
             assert all(EVIL not in str(setting) for setting in described.overrides.values()), (key, value)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "model_type"])
-def test_a_directory_that_names_code_is_refused_by_the_key(key, evil):
+def test_value_that_names_code_is_refused_by_its_key(key, evil):
     copied("llama", evil / "model", with_config=True, **{key: TEXTS[0]})
-    with pytest.raises(UserError, match=key if key != "model_type" else "does not compute"):
+    with pytest.raises(UserError, match=key):
         seqjax.load(evil / "model")
 
 
-def test_a_group_of_rope_with_other_types_is_refused(evil):
+def test_rope_group_with_wrong_types_is_refused(evil):
     for group in ({"factor": TEXTS[0]}, {"factor": [2]}, {"rope_type": ["llama3"]}, {"rope_theta": "1e4"}):
         copied("llama3", evil / "model", with_config=True, rope_parameters={"rope_type": "linear", **group})
         with pytest.raises(UserError, match=r"rope_parameters\."):
@@ -67,43 +68,43 @@ def test_a_group_of_rope_with_other_types_is_refused(evil):
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_the_values_are_those_of_the_command_that_is_printed(family):
+def test_described_config_equals_its_config_argument(family):
     described = directory.described(GOLDEN / family)
     assert described.config == from_config_dict(presets.read_config(described.argument))
 
 
-def test_layers_that_a_file_cannot_hold(tmp_path):
-    """Names of a billion tensors would fill the memory before any is missed."""
+def test_too_many_layers_are_refused(tmp_path):
+    """Listing a billion missing tensor names would exhaust memory."""
     copied("llama", tmp_path, with_config=True, num_hidden_layers=9_999)
-    with pytest.raises(UserError, match=r"30 tensors, too few for the 9,999 layers"):
+    with pytest.raises(UserError, match=r"30 tensors.*config\.model\.n_layers=9,999"):
         directory.load(tmp_path)
     copied("llama", tmp_path, with_config=True, num_hidden_layers=10**9)
-    with pytest.raises(UserError, match="num_hidden_layers is 1000000000, not an integer from 1 to 10,000"):
+    with pytest.raises(UserError, match="num_hidden_layers is 1000000000"):
         directory.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     "shard", ["../a.safetensors", "/a.safetensors", "*", "a.bin", "a/b.safetensors", "\x1b.safetensors"]
 )
-def test_an_index_names_files_in_its_directory(shard, tmp_path):
+def test_index_refuses_files_outside_its_directory(shard, tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shard}}))
-    with pytest.raises(UserError, match="names the file") as caught:
+    with pytest.raises(UserError, match=rf"index\.json names .*{re.escape(repr(shard))}") as caught:
         files.weight_map(index)
     assert str(caught.value).isprintable()
 
 
-def test_a_header_that_is_longer_than_the_file(tmp_path):
+def test_header_longer_than_the_file_is_refused(tmp_path):
     path, _ = copied("llama", tmp_path, with_config=True)
     content = path.read_bytes()
     for length in (1 << 62, files.MOST_HEADER + 1, len(content) + 1):
         path.write_bytes(length.to_bytes(8, "little") + content[8:])
-        with pytest.raises(UserError, match="its header would have"):
+        with pytest.raises(UserError, match=r"model\.safetensors .*header"):
             directory.load(tmp_path)
 
 
 @pytest.mark.parametrize("value", [["byte"], "byte", 1, {"tokenizer": ["byte"]}, {"sha256": 1}], ids=str)
-def test_an_entry_of_another_form_does_not_name_a_tokenizer_of_ours(value, tmp_path):
+def test_malformed_seqjax_entry_is_ignored(value, tmp_path):
     write_tokenizer(tmp_path, tokenizer_config={"seqjax": value})
     assert tokenizer_files.find(tmp_path) == (huggingface.HuggingFaceTokenizer.name, str(tmp_path))
 
@@ -124,9 +125,9 @@ def test_an_entry_of_another_form_does_not_name_a_tokenizer_of_ours(value, tmp_p
     ],
     ids=str,
 )
-def test_a_tokenizer_of_another_form_is_refused_by_its_file(file, change, tmp_path):
+def test_malformed_tokenizer_is_refused_by_its_file(file, change, tmp_path):
     write_tokenizer(tmp_path)
-    if file == "generation_config.json":  # which is read where the text is not named
+    if file == "generation_config.json":  # read only if tokenizer_config.json has no special tokens
         (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
     content = json.loads((tmp_path / file).read_text()) if (tmp_path / file).is_file() else {}
     (tmp_path / file).write_text(json.dumps(content | change))
@@ -135,18 +136,18 @@ def test_a_tokenizer_of_another_form_is_refused_by_its_file(file, change, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-def test_a_tokenizer_of_gigabytes(name, tmp_path):
+def test_oversized_tokenizer_is_refused(name, tmp_path):
     with (tmp_path / name).open("wb") as file:
         file.truncate(reading.MOST_JSON + 1)
     read = {
         "tokenizer.json": lambda: tokenizer_files.find(tmp_path),
         "tokenizer.model": lambda: tokenizer_files.copy(tmp_path, tmp_path / "copy"),
     }
-    with pytest.raises(UserError, match=f"{name} has 64"):
+    with pytest.raises(UserError, match=f"{name}.* 64"):
         read[name]()
 
 
-def test_a_config_that_is_no_file_is_no_model(tmp_path):
+def test_config_json_directory_is_not_a_model(tmp_path):
     shutil.copytree(GOLDEN / "llama", tmp_path / "model")
     (tmp_path / "model" / "config.json").unlink()
     (tmp_path / "model" / "config.json").mkdir()
@@ -166,7 +167,7 @@ def test_a_config_that_is_no_file_is_no_model(tmp_path):
         ("num_hidden_layers", "2"),
     ],
 )
-def test_a_value_of_another_kind_is_one_line(key, value, tmp_path):
+def test_wrong_type_error_is_one_line(key, value, tmp_path):
     copied("llama", tmp_path, with_config=True, **{key: value})
     with pytest.raises(UserError, match=r"config\.json") as caught:
         directory.described(tmp_path)

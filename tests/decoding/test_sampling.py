@@ -1,4 +1,4 @@
-"""What is drawn, and how often, for every setting of the sampling."""
+"""Frequencies of sampled tokens for each sampling setting."""
 
 import jax
 import jax.numpy as jnp
@@ -34,24 +34,24 @@ def renormalised(p, kept) -> np.ndarray:
         ({"top_p": 0.6}, renormalised(P, [1, 3])),
         ({"top_p": 0.85}, renormalised(P, [0, 1, 3])),
         ({"top_p": 0.999}, P),
-        # 0.68, 0.25, 0.06, 0.01 after the temperature: the nucleus of 0.9 has two, and three of the logits as they are
+        # 0.68, 0.25, 0.06, 0.01 after the temperature: two tokens reach 0.9; before the temperature it takes three
         ({"top_p": 0.9, "temperature": 0.5}, renormalised(P**2, [1, 3])),
-        # of the two that top_k leaves, the first has 0.625
+        # the first of the two tokens left by top_k has 0.625
         ({"top_p": 0.6, "top_k": 2}, [0, 1, 0, 0]),
     ],
     ids=str,
 )
-def test_sampling_follows_the_logits(options, want):
+def test_frequencies_follow_the_logits(options, want):
     np.testing.assert_allclose(shares(**options), want, atol=0.03)
 
 
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.3}], ids=str)
-def test_tokens_as_likely_as_the_last_kept_one_are_kept(options):
+def test_ties_with_the_last_kept_token_are_kept(options):
     rows = jnp.broadcast_to(jnp.array([1.0, 2.0, 2.0, 0.0]), (200, 4))
     assert set(np.asarray(sample(rows, jax.random.key(0), **options)).tolist()) == {1, 2}
 
 
-def test_rows_have_nuclei_of_their_own():
+def test_top_p_applies_per_row():
     rows = jnp.log(jnp.asarray([[0.9, 0.05, 0.05], [0.4, 0.3, 0.3]]))
     keys = jax.random.split(jax.random.key(0), 200)
     drawn = np.asarray(jax.vmap(lambda key: sample(rows, key, top_p=0.85))(keys))
@@ -62,17 +62,17 @@ def test_rows_have_nuclei_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, r"^temperature must be at least 0.*most likely"),
+        ({"temperature": -0.1}, r"^temperature .*-0\.1"),
         ({"temperature": float("inf")}, r"^temperature"),
         ({"temperature": float("nan")}, r"^temperature"),
-        ({"top_k": -1}, r"^top_k=-1 must be 0 \(all\) to 10"),
+        ({"top_k": -1}, r"^top_k=-1 .*10"),
         ({"top_k": 11}, r"^top_k=11"),
-        ({"top_p": 0.0}, r"^top_p=0\.0 must be above 0 and at most 1"),
+        ({"top_p": 0.0}, r"^top_p=0\.0"),
         ({"top_p": 1.1}, r"^top_p=1\.1"),
         ({"top_p": float("nan")}, r"^top_p"),
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(options, message):
+def test_invalid_settings_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         Sampling(**options).check(vocab_size=10)

@@ -151,7 +151,7 @@ def test_an_allowed_mixer_evaluates_generates_and_loads(run, here, capsys):
     capsys.readouterr()
     generate.main([f"--workdir={run}", "--prompt=The ", "--max_new_tokens=5", f"--allow-code={NAME}"])
     assert capsys.readouterr().out.startswith("The ")
-    with pytest.raises(UserError, match="has no public twin"):
+    with pytest.raises(UserError, match=r"config\.model\.mixer\.name="):
         convert.main(["export", f"--workdir={run}", f"--out={here / 'model.safetensors'}", f"--allow-code={NAME}"])
     workdirs.save_config(run, workdirs.load_config(run, allow_code=[NAME]))  # resume with the user's config
 

@@ -1,7 +1,7 @@
-"""The harness's own `hf` model on the same weights gives the same numbers and texts, for the same requests.
+"""SeqjaxLM and lm_eval's `hf` model give equal numbers and texts for equal weights and requests.
 
-A tiny random Llama and Mamba of transformers, brought in by `seqjax convert import`. lm_eval, torch and transformers
-take half a minute to import, so these tests are slow ones.
+The weights are a tiny random Llama and Mamba from transformers, converted by `seqjax convert import`. lm_eval, torch
+and transformers take half a minute to import, so these tests are marked slow.
 """
 
 import importlib.util
@@ -31,16 +31,16 @@ def requests(kind, arguments):
 
 @pytest.fixture(scope="module", params=["llama", "mamba"])
 def models(request, tmp_path_factory):
-    """The same weights as (transformers' directory, our workdir)."""
+    """Return a transformers directory and a workdir with the same weights."""
     torch = extras.package("torch")
     transformers = extras.package("transformers")
     extras.need("lm_eval")
-    made, settings = {
+    model_class, settings = {
         "llama": (transformers.LlamaForCausalLM, COMMON | LLAMA),
         "mamba": (transformers.MambaForCausalLM, COMMON | {"state_size": 4}),
     }[request.param]
     torch.manual_seed(0)
-    theirs = made(made.config_class(**settings)).eval()
+    theirs = model_class(model_class.config_class(**settings)).eval()
     with torch.no_grad():
         for name, p in theirs.named_parameters():
             if not name.endswith("A_log"):
@@ -54,7 +54,7 @@ def models(request, tmp_path_factory):
 
 
 def hf_model():
-    """The class of `hf`. It imports accelerate, of which a model that is loaded already needs nothing."""
+    """Return lm_eval's HFLM. It imports accelerate, which a loaded model does not need, so a stub is enough."""
     with pytest.MonkeyPatch.context() as patch:
         if not importlib.util.find_spec("accelerate"):
             package, utils = types.ModuleType("accelerate"), types.ModuleType("accelerate.utils")
@@ -91,8 +91,8 @@ def assert_equal(got, want):
     assert [bool(g) for _, g in got] == [bool(g) for _, g in want]
 
 
-def test_loglikelihoods(models):
-    """Contexts of all lengths, none, cut ones, trailing spaces, and continuations that share all but the last token."""
+def test_loglikelihood_equals_hf(models):
+    """Short, long, empty and truncated contexts, trailing spaces, and answers that differ in the last token."""
     theirs, ours = both(models)
     pairs = [(TEXT[:n], TEXT[n : n + k]) for n, k in ((1, 3), (5, 1), (20, 9), (63, 1), (64, 2), (80, 12))]
     pairs += [(TEXT * 3, " and more"), ("", "no context"), ("a trailing space ", "here")]
@@ -101,11 +101,11 @@ def test_loglikelihoods(models):
     pairs += [(TEXT[:30], greedy[0])] if greedy[0] and "\ufffd" not in greedy[0] else []
     want = theirs.loglikelihood(requests("loglikelihood", pairs))
     assert_equal(ours.loglikelihood(requests("loglikelihood", pairs)), want)
-    assert len({round(x, 3) for x, _ in want}) == len(want), "requests that cannot be told apart show nothing"
+    assert len({round(x, 3) for x, _ in want}) == len(want)  # so a swap of two requests is detected
 
 
-def test_whole_texts_in_windows(models):
-    """Windows of 40 tokens, because `hf` sums them in float32: sums above 512 nats have a last bit of 6e-5."""
+def test_loglikelihood_rolling_equals_hf(models):
+    """Windows of 40 tokens, because `hf` sums in float32: above 512 nats, the last bit is 6e-5."""
     theirs, ours = both(models, add_bos_token=False, max_length=40)
     texts = [(TEXT[:1],), (TEXT,), (TEXT * 2,), (TEXT[:40],), (TEXT[:41],), (TEXT[:13],)]
     want = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
@@ -113,16 +113,16 @@ def test_whole_texts_in_windows(models):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
 
 
-def test_bos_is_given_and_not_predicted_in_whole_texts(models):
-    """With its tokenizer's BOS, `hf` gives BOS and predicts another; ours are the same with and without BOS."""
+def test_loglikelihood_rolling_does_not_predict_bos(models):
+    """With add_bos_token, `hf` feeds one BOS and predicts a second; SeqjaxLM only feeds BOS."""
     theirs, ours = both(models)
-    text = requests("loglikelihood_rolling", [(TEXT[:40],)])
-    again = requests("loglikelihood", [("", TEXT[:40])])
-    assert abs(theirs.loglikelihood_rolling(text)[0] - ours.loglikelihood_rolling(text)[0]) > 1
-    np.testing.assert_allclose(ours.loglikelihood_rolling(text)[0], theirs.loglikelihood(again)[0][0], atol=1e-4)
+    rolling = requests("loglikelihood_rolling", [(TEXT[:40],)])
+    after_bos = requests("loglikelihood", [("", TEXT[:40])])
+    assert abs(theirs.loglikelihood_rolling(rolling)[0] - ours.loglikelihood_rolling(rolling)[0]) > 1
+    np.testing.assert_allclose(ours.loglikelihood_rolling(rolling)[0], theirs.loglikelihood(after_bos)[0][0], atol=1e-4)
 
 
-def test_greedy_texts(models):
+def test_greedy_texts_equal_hf(models):
     theirs, ours = both(models)
     kwargs = [{"until": ["\n\n"], "max_gen_toks": 12}, {"until": ["e", " "], "max_gen_toks": 20, "do_sample": False}]
     prompts = [(TEXT[:n], settings) for n in (4, 37, 40, 90, 95) for settings in kwargs]
@@ -132,8 +132,8 @@ def test_greedy_texts(models):
     assert len(set(want)) > 3
 
 
-def test_multiple_choice_through_the_harness(models, tmp_path):
-    """A YAML task of both: the same metrics, and the same scores of every choice."""
+def test_multiple_choice_task_equals_hf(models, tmp_path):
+    """A YAML task gives equal metrics and equal scores for each choice."""
     import json
 
     import lm_eval

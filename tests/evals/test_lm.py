@@ -1,4 +1,4 @@
-"""A model of lm-evaluation-harness: BOS, windows, settings of generation, and what it refuses."""
+"""SeqjaxLM, the model class for lm-evaluation-harness: BOS, windows, generation settings, errors."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from seqjax.sharding import make_mesh
 from tests import extras, support
 from tests.end_to_end.conftest import write_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # lm_eval and what it imports warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # lm_eval and its imports warn
 
 
 @pytest.fixture(scope="module")
 def lm():
-    """The module; its import takes seconds."""
+    """Import the module, which takes seconds."""
     extras.need("lm_eval")
     from seqjax.evals.lm_eval import lm
 
@@ -26,7 +26,7 @@ def lm():
 
 @pytest.fixture
 def model(lm):
-    """A `SeqjaxLM` whose parameters are never used."""
+    """Return a `SeqjaxLM` without parameters."""
     config = support.tiny("transformer_pp", model__vocab_size=258, train__seq_len=20)
     m = Pretrained(model=Model(config.model, max_len=20), params={}, config=config, step=1, mesh=make_mesh())
     return lm.SeqjaxLM(m)
@@ -40,7 +40,7 @@ def requests(kind, arguments):
 
 @pytest.fixture
 def fed(model, lm, monkeypatch):
-    """The pairs of tokens that are to be scored."""
+    """Stub the scoring; return the list of (context, continuation) token pairs."""
     pairs = []
 
     def score(model, params, requests, **settings):
@@ -51,7 +51,7 @@ def fed(model, lm, monkeypatch):
     return pairs
 
 
-def test_every_text_begins_with_bos_once(model, fed):
+def test_texts_start_with_one_bos(model, fed):
     bos, text = 256, [*b"ab"]
     assert model.tok_encode("ab") == [bos, *text] and model.tok_encode("ab", add_special_tokens=False) == text
     got = model.loglikelihood(requests("loglikelihood", [("ab", "cd"), ("", "cd"), ("ab ", "cd")]))
@@ -59,23 +59,23 @@ def test_every_text_begins_with_bos_once(model, fed):
     assert got == [(-2.0, True), (-2.0, True), (-3.0, True)]
 
 
-def test_a_start_token_of_0(model, lm, fed, monkeypatch):
+def test_bos_id_may_be_zero(model, lm, fed, monkeypatch):
     tokenizer = ByteTokenizer()
     monkeypatch.setattr(tokenizer, "bos", 0, raising=False)
     monkeypatch.setattr(type(model.pretrained), "tokenizer", tokenizer)
     assert model.prefix_token_id == 0 and model.tok_encode("ab") == [0, *b"ab"]
-    assert model.tok_encode("\0ab") == [*b"\0ab"], "it is there already"
+    assert model.tok_encode("\0ab") == [*b"\0ab"]  # already starts with BOS
     model.loglikelihood(requests("loglikelihood", [("ab", "cd"), ("", "cd")]))
     model.loglikelihood_rolling(requests("loglikelihood_rolling", [("ab",)]))
     assert fed == [([0, *b"ab"], [*b"cd"]), ([0], [*b"cd"]), ([0], [*b"ab"])]
     seen = []
-    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["said"] * len(prompts))
-    without = lm.SeqjaxLM(model.pretrained, add_bos_token=False)
-    without.generate_until(requests("generate_until", [("", {"max_gen_toks": 5}), ("a", {"max_gen_toks": 5})]))
+    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["text"] * len(prompts))
+    without_bos = lm.SeqjaxLM(model.pretrained, add_bos_token=False)
+    without_bos.generate_until(requests("generate_until", [("", {"max_gen_toks": 5}), ("a", {"max_gen_toks": 5})]))
     assert [p.ids for p in seen] == [[0], [*b"a"]]
 
 
-def test_whole_texts_are_predicted_once_from_bos(model, fed):
+def test_rolling_loglikelihood_scores_each_token_once(model, fed):
     text = "abcdefghijklmnopqrstuvwxyz" * 2
     assert model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,), ("",), ("x",)])) == [-52.0, 0, -1.0]
     assert fed[0] == ([256], [*text[:20].encode()])
@@ -83,11 +83,11 @@ def test_whole_texts_are_predicted_once_from_bos(model, fed):
     assert all(len(context) + len(continuation) <= 21 for context, continuation in fed)
 
 
-def test_prompts_leave_room_for_what_is_written(model, lm, monkeypatch):
+def test_prompts_leave_room_for_new_tokens(model, lm, monkeypatch):
     seen = []
-    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["said"] * len(prompts))
-    asked = [("abc", {"until": "\n", "max_gen_toks": 5}), ("x" * 40, {"until": ["a", ""], "max_new_tokens": 8})]
-    assert model.generate_until(requests("generate_until", asked)) == ["said", "said"]
+    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["text"] * len(prompts))
+    prompts = [("abc", {"until": "\n", "max_gen_toks": 5}), ("x" * 40, {"until": ["a", ""], "max_new_tokens": 8})]
+    assert model.generate_until(requests("generate_until", prompts)) == ["text", "text"]
     assert [(len(p.ids), p.until, p.n_new, p.sampling.temperature) for p in seen] == [
         (4, ("\n",), 5, 0.0),
         (12, ("a",), 8, 0.0),
@@ -96,16 +96,16 @@ def test_prompts_leave_room_for_what_is_written(model, lm, monkeypatch):
         model.generate_until(requests("generate_until", [("a", {"max_gen_toks": 20})]))
 
 
-def test_a_prompt_that_is_too_long_loses_its_beginning(model, lm, monkeypatch):
+def test_too_long_prompts_lose_their_beginning(model, lm, monkeypatch):
     seen = []
-    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["said"] * len(prompts))
+    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["text"] * len(prompts))
     text = "abcdefghijklmnopqrstuvwxyz"
-    asked = [(text[:n], {"max_gen_toks": 8}) for n in (11, 12, 26)]
-    model.generate_until(requests("generate_until", asked))
+    prompts = [(text[:n], {"max_gen_toks": 8}) for n in (11, 12, 26)]
+    model.generate_until(requests("generate_until", prompts))
     assert [p.ids for p in seen] == [[256, *b"abcdefghijk"], [*b"abcdefghijkl"], [*b"opqrstuvwxyz"]]
 
 
-def test_a_table_of_positions_bounds_the_length(lm):
+def test_position_table_limits_max_length(lm):
     config = support.tiny("transformer", model__vocab_size=258, train__seq_len=20)
     for step in (0, 1):
         m = Pretrained(model=Model(config.model, max_len=20), params={}, config=config, step=step, mesh=make_mesh())
@@ -115,40 +115,39 @@ def test_a_table_of_positions_bounds_the_length(lm):
             lm.SeqjaxLM(m, max_length=21)
 
 
-def test_settings_of_generation(lm):
+def test_generation_settings(lm):
     until, n_new, sampling = lm.generation_settings({"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9})
     assert (until, n_new) == ((), 256) and (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.9)
     for greedy in ({}, {"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}):
         assert lm.generation_settings(greedy)[2].temperature == 0
     assert lm.generation_settings({"temperature": 0.7})[2].temperature == 0.7
     assert lm.generation_settings({"do_sample": True})[2].temperature == 1
-    with pytest.raises(UserError, match=r"generation_kwargs: num_beams, penalty is not known here\. Known: until,"):
+    with pytest.raises(UserError, match=r"generation_kwargs: num_beams, penalty .*: until,"):
         lm.generation_settings({"num_beams": 3, "penalty": 1})
-    with pytest.raises(UserError, match="max_gen_toks=0; give at least 1"):
+    with pytest.raises(UserError, match="max_gen_toks=0"):
         lm.generation_settings({"max_gen_toks": 0})
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "match"),
     [
-        ({"batch_size": 8}, "batches are made by tokens; give batch_tokens"),
-        ({"device": "cuda:1"}, "JAX chooses the device"),
-        ({"max_length": -1}, "max_length=-1: give at least 1"),
+        ({"batch_size": 8}, "batch_size=8: .*batch_tokens"),
+        ({"device": "cuda:1"}, "device=cuda:1: .*JAX_PLATFORMS"),
+        ({"max_length": -1}, "max_length=-1"),
     ],
 )
-def test_settings_that_are_not_for_it(lm, model, settings, says):
-    with pytest.raises(UserError, match=says):
+def test_unsupported_settings_are_refused(lm, model, settings, match):
+    with pytest.raises(UserError, match=match):
         lm.SeqjaxLM(model.pretrained, **settings)
 
 
-def test_a_continuation_that_is_too_long(model):
-    says = "cannot be scored: request 0 has 1 tokens of context .* A larger max_length is possible"
-    with pytest.raises(UserError, match=says):
+def test_too_long_continuation_is_refused(model):
+    with pytest.raises(UserError, match=r"request 0 .*max_length=20.* larger max_length"):
         model.loglikelihood(requests("loglikelihood", [("", "x" * 21)]))
 
 
-def test_the_harness_finds_it_by_name(lm, blocks_dir, tmp_path):
-    """As `--model seqjax --model_args workdir=...`, with what its command adds."""
+def test_model_type_is_registered_in_lm_eval(lm, blocks_dir, tmp_path):
+    """`--model seqjax --model_args workdir=...`, plus the arguments that lm_eval's command adds."""
     from lm_eval.api.registry import get_model
 
     config = support.run_config(blocks_dir)
@@ -160,11 +159,9 @@ def test_the_harness_finds_it_by_name(lm, blocks_dir, tmp_path):
     assert model.tok_encode("ab") == [*b"ab"]
     info = model.get_model_info()
     assert (info["step"], info["workdir"], info["max_length"]) == (3, str(tmp_path), 40)
-    again = lm.SeqjaxLM(tmp_path)
-    assert (
-        again.max_length == config.train.seq_len
-        and again.get_model_info()["parameters_sha256"] == info["parameters_sha256"]
-    )
-    changed = {**again.pretrained.params, "embed": np.asarray(again.pretrained.params["embed"]) + 1}
-    object.__setattr__(again.pretrained, "params", changed)
-    assert again.get_model_info()["parameters_sha256"] != info["parameters_sha256"]
+    default = lm.SeqjaxLM(tmp_path)
+    assert default.max_length == config.train.seq_len
+    assert default.get_model_info()["parameters_sha256"] == info["parameters_sha256"]
+    changed = {**default.pretrained.params, "embed": np.asarray(default.pretrained.params["embed"]) + 1}
+    object.__setattr__(default.pretrained, "params", changed)
+    assert default.get_model_info()["parameters_sha256"] != info["parameters_sha256"]

@@ -1,5 +1,6 @@
-"""`seqjax harness --tasks=paper` on data that has the fields of the real ones: the harness's own tasks run, and the
-metrics that they give are those that the tables look for. The real data needs a network.
+"""`seqjax harness --tasks=paper` on stub data: harness tasks run and give the metrics that the tables need.
+
+The stubs have the fields of the real data sets, which need a network.
 """
 
 import json
@@ -13,7 +14,7 @@ from tests.end_to_end.conftest import write_checkpoint
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ABCD = {"text": ["one", "two", "three", "four"], "label": ["A", "B", "C", "D"]}
 PROBLEMS = [{"question": "Which one?", "options": ABCD["text"], "answer": "B"}]
-# By dataset, and by its part where tasks share one.
+# By data set, or by configuration if tasks share a data set.
 ROWS = {
     "cais/mmlu": {"question": "Which?", "subject": "x", "choices": ABCD["text"], "answer": 2},
     "allenai/openbookqa": {"question_stem": "Which", "choices": ABCD, "answerKey": "B"},
@@ -47,8 +48,8 @@ ROWS = {
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """The datasets that were asked for; each has six times the same row in every split."""
+def loaded(monkeypatch):
+    """Stub all data sets, with six equal rows in every split; return the names that were loaded."""
     datasets = extras.package("datasets")
     extras.need("lm_eval")
     names = []
@@ -63,12 +64,12 @@ def asked(monkeypatch):
     return names
 
 
-def test_all_of_them(asked, blocks_dir, tmp_path, capsys):
+def test_paper_tasks_fill_both_tables(loaded, blocks_dir, tmp_path, capsys):
     config = support.run_config(blocks_dir, "top1_chunk", train__seq_len=128)
     write_checkpoint(tmp_path, config, 3)
     command.main([f"--workdir={tmp_path}", "--tasks=paper", "--max_length=320"])
-    assert len({path for path, _ in asked}) == 14 and len([p for p, _ in asked if p == "cais/mmlu"]) == 57
-    assert {("allenai/ai2_arc", "ARC-Easy"), ("allenai/ai2_arc", "ARC-Challenge")} <= {*asked}
+    assert len({path for path, _ in loaded}) == 14 and len([p for p, _ in loaded if p == "cais/mmlu"]) == 57
+    assert {("allenai/ai2_arc", "ARC-Easy"), ("allenai/ai2_arc", "ARC-Challenge")} <= {*loaded}
     page = (tmp_path / "harness" / "table.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| **")]
     assert [len(row.split("|")) for row in rows] == [17, 7]

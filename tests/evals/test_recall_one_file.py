@@ -1,4 +1,4 @@
-"""A recall task is one file, as docs/recall.md says: no other file is touched, and no test of the others fails."""
+"""A new recall task needs one file: no other file changes, and the tests of other tasks pass."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import pytest
 from seqjax.training.origin import RULES
 from tests import support
 
-# What looks at every task, module or page, and is quick.
-LOOK = (
+# Quick tests that read every task, module or page.
+TESTS = (
     "tests/evals/test_recall.py",
     "tests/evals/test_recall_tasks.py",
     "tests/test_docs.py",
@@ -23,8 +23,8 @@ LOOK = (
 
 
 @pytest.mark.slow
-def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
-    """In a copy: the command lists the page's task, tests check it, and it is trained and reported in its place."""
+def test_docs_task_needs_one_file(tmp_path: Path) -> None:
+    """In a copy of the repository, docs/recall.md's task is listed, tested, trained and reported."""
     tree, out = support.copy_tree(tmp_path / "tree"), tmp_path / "out"
     page = (support.ROOT / "docs" / "recall.md").read_text().partition("## A task of your own")[2]
     parity = page.split("```")[1].replace("steps=400", "steps=3")
@@ -37,9 +37,9 @@ def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
         return done.stdout
 
     assert "copy, parity, s5," in " ".join(run("seqjax.evals.recall", "--help").split())
-    committed = support.ROOT / "tests" / "golden" / "recall"  # of the size demo
+    committed = support.ROOT / "tests" / "golden" / "recall"  # size demo
     out.mkdir()
-    # The committed results are of an earlier rule for weight decay, and the command would not add to them.
+    # The committed results have earlier training rules, and the command does not extend such results.
     lines = [json.loads(line) for line in (committed / "runs.jsonl").read_text().splitlines()]
     (out / "runs.jsonl").write_text("".join(json.dumps(line | {"rules": RULES}) + "\n" for line in lines))
     run("seqjax.evals.recall", "--size=demo", "--tasks=parity", "--models=Transformer++", f"--out={out}")
@@ -47,6 +47,6 @@ def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
     assert re.findall(r"^## (\w+)", report, re.M) == ["mqar", "induction", "parity", "s5"]
     section = report[report.index("## parity: the parity of the ones so far") : report.index("## s5")]
     assert "| Transformer++ | 32 |" in section and "Guessing: 50%. Trained for 3 steps" in section
-    assert report.replace(section, "") == (committed / "report.md").read_text(), "the others are as they were"
-    ran = run("pytest", "-q", "-p", "no:cacheprovider", "-rA", "-m", "not slow and not gpu", *LOOK)
-    assert re.search(r"PASSED .*keeps_the_contract\[parity-demo\]", ran)
+    assert report.replace(section, "") == (committed / "report.md").read_text()
+    output = run("pytest", "-q", "-p", "no:cacheprovider", "-rA", "-m", "not slow and not gpu", *TESTS)
+    assert re.search(r"PASSED .*test_task_contract\[parity-demo\]", output)

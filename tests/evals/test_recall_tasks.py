@@ -1,4 +1,4 @@
-"""The recall tasks: all keep the contract, and each target is the answer that the definition of its task gives."""
+"""The recall tasks: the common contract, and targets that equal answers computed naively from the inputs."""
 
 import dataclasses
 import functools
@@ -42,27 +42,27 @@ def test_every_module_is_a_task() -> None:
 
 
 @pytest.mark.parametrize("setup", SIZED.values(), ids=SIZED)
-def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
-    """Shapes, ids and the number of answers of all its sequences; the seed decides them."""
+def test_task_contract(setup: TaskSetup) -> None:
+    """Check shapes, ids and the number of answers; the seed determines the sequences."""
     assert setup.own in setup.tests and setup.easy in (*setup.tests, "")
-    # Half with two answers, as in the task of docs/recall.md, and two thirds of the tokens of a grammar.
+    # The highest floors: 1/2 for a task with two answers (docs/recall.md), almost 2/3 for a grammar.
     assert 0 < setup.floor < 2 / 3 and setup.depth >= 1
     for task in {*setup.train, *setup.tests.values()}:
         assert type(task) is setup.kind and task.vocab_size <= setup.vocab_size
-        (inputs, targets), again, other = (task.examples(np.random.default_rng(seed), 8) for seed in (1, 1, 2))
+        (inputs, targets), same, other = (task.examples(np.random.default_rng(seed), 8) for seed in (1, 1, 2))
         assert inputs.shape == targets.shape == (8, task.length)
         assert inputs.dtype == targets.dtype == np.int32
         assert inputs.min() >= 0 and inputs.max() < task.vocab_size
-        asked = targets != IGNORED
-        assert targets[asked].min() >= 0 and targets.max() < task.vocab_size
-        assert asked.any(1).all() and asked.sum(1).max() <= task.answers
-        assert (inputs == again.inputs).all() and (targets == again.targets).all() and (inputs != other.inputs).any()
+        has_answer = targets != IGNORED
+        assert targets[has_answer].min() >= 0 and targets.max() < task.vocab_size
+        assert has_answer.any(1).all() and has_answer.sum(1).max() <= task.answers
+        assert (inputs == same.inputs).all() and (targets == same.targets).all() and (inputs != other.inputs).any()
     inputs, positions, targets = next(batches(setup.train, batch_size=2, seed=0))
     assert inputs.shape == (2, max(task.length for task in setup.train))
     assert positions.shape == targets.shape == (2, max(task.answers for task in setup.train))
 
 
-# Of each kind of sequence a few that are short, whose answers can be found the slow way.
+# Short sequences of each task, with answers that can be computed naively.
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
     MQAR(length=16, pairs=4, ids=32),
@@ -97,24 +97,24 @@ TASKS: list[Task] = [
 
 
 def answers(task: Task, row: list[int]) -> dict[int, int]:
-    """The answers by position, found the slow way from the inputs alone."""
+    """Return the answers by position, computed naively from the inputs."""
     if isinstance(task, MQAR):
         context = 2 * task.pairs
         values = dict(zip(row[0:context:2], row[1:context:2], strict=True))
         return {i: values[row[i]] for i in range(context, task.length) if row[i] in values and (i - context) % 2 == 0}
     if isinstance(task, CopySelected):
-        found = [token for token in row if token < task.ids]
-        return dict(enumerate(found, start=task.length - task.tokens))
+        tokens = [token for token in row if token < task.ids]
+        return dict(enumerate(tokens, start=task.length - task.tokens))
     if isinstance(task, Induction):
         return {task.length - 1: row[row.index(task.ids) + 1]}
     if isinstance(task, Ngram):
         end = row.index(task.ids)
-        found = {}
+        expected = {}
         for at in range(end + 1, task.length, task.n):
             starts = [i for i in range(end - task.n) if row[i : i + task.n] == row[at : at + task.n]]
-            assert len(starts) == 1, "there is one answer"
-            found[at + task.n - 1] = row[starts[0] + task.n]
-        return found
+            assert len(starts) == 1  # the answer is unique
+            expected[at + task.n - 1] = row[starts[0] + task.n]
+        return expected
     if isinstance(task, Position):
         return {task.length - 1: row[row[-1] - task.ids]}
     if isinstance(task, Copy):
@@ -138,24 +138,24 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
     if isinstance(task, TopoSort):
         return toposort(task, row)
     permutations = list(itertools.permutations(range(5)))
-    so_far, found = list(range(5)), {}
+    product, expected = list(range(5)), {}
     for i, number in enumerate(row):
-        so_far = [permutations[number][place] for place in so_far]
-        found[i] = permutations.index(tuple(so_far))
-    return found
+        product = [permutations[number][place] for place in product]
+        expected[i] = permutations.index(tuple(product))
+    return expected
 
 
 def hops(task: Hops, row: list[int]) -> dict[int, int]:
-    """The answers of `hops`, by following the edges one by one."""
+    """Return the answers to `hops` by following the edges one by one."""
     start = next(i for i, token in enumerate(row) if token >= task.ids)
     words, after = row[:start:2], dict(zip(row[0:start:2], row[1:start:2], strict=True))
     cycle = [words[0]]
     while after[cycle[-1]] != words[0]:
         cycle.append(after[cycle[-1]])
-    assert sorted(cycle) == sorted(words) and task.shortest <= len(words) <= task.longest, "there is one cycle"
+    assert sorted(cycle) == sorted(words) and task.shortest <= len(words) <= task.longest  # a single cycle
     queries = range(start + 1, start + 1 + 2 * task.queries, 2)
     assert len({row[i] for i in queries}) == task.queries and not any(row[start + 2 * task.queries :])
-    found = {}
+    expected = {}
     for i in queries:
         k, path = row[i - 1] - task.ids + 1, [row[i]]
         assert k in task.hops
@@ -163,67 +163,67 @@ def hops(task: Hops, row: list[int]) -> dict[int, int]:
             path.append(after[path[-1]])
         places = [words.index(word) for word in path[:-1]]
         if not task.unchained or places != sorted(places):
-            found[i] = path[-1]
-    return found
+            expected[i] = path[-1]
+    return expected
 
 
 def pairs(task: Fuzzy, row: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """The keys and values of `fuzzy` as they come, both times, and where each value begins."""
+    """Return all (key, value, value start) of `fuzzy` in order: the pairs, then the queries."""
     runs = [(is_value, list(run)) for is_value, run in itertools.groupby(range(len(row)), lambda i: row[i] >= task.ids)]
-    found = []
+    entries = []
     for (_, key), (_, value) in zip(runs[0::2], runs[1::2], strict=False):
-        found.append((tuple(row[i] for i in key), tuple(row[i] for i in value), value[0]))
-    return found
+        entries.append((tuple(row[i] for i in key), tuple(row[i] for i in value), value[0]))
+    return entries
 
 
 def fuzzy(task: Fuzzy, row: list[int]) -> dict[int, int]:
-    """The answers of `fuzzy`, from a table of all keys."""
-    groups = pairs(task, row)
-    given, again = groups[: task.pairs], groups[task.pairs :]
-    table = {key: value for key, value, _ in given}
-    assert len(table) == task.pairs and len({key for key, _, _ in again}) == len(again) == task.queries
+    """Return the answers to `fuzzy` from a table of all keys."""
+    entries = pairs(task, row)
+    definitions, queries = entries[: task.pairs], entries[task.pairs :]
+    table = {key: value for key, value, _ in definitions}
+    assert len(table) == task.pairs and len({key for key, _, _ in queries}) == len(queries) == task.queries
     assert {len(key) for key in table} <= {2, 3} and {len(value) for value in table.values()} <= {1, 2, 3}
-    assert not [key for key in table if len(key) == 3 and key[:2] in table], "no key begins with another"
-    alike = [key for key in table if any(key != other and key[:-1] == other[:-1] for other in table)]
-    assert len(alike) >= task.pairs // 2
-    return {at - 1 + i: token for key, _, at in again for i, token in enumerate(table[key][: task.tokens])}
+    assert not [key for key in table if len(key) == 3 and key[:2] in table]  # no key is another key's prefix
+    siblings = [key for key in table if any(key != other and key[:-1] == other[:-1] for other in table)]
+    assert len(siblings) >= task.pairs // 2
+    return {at - 1 + i: token for key, _, at in queries for i, token in enumerate(table[key][: task.tokens])}
 
 
 def expressions(task: Expressions, row: list[int]) -> dict[int, int]:
-    """The answers of `expressions`, each by recursion."""
+    """Return the answers to `expressions` by recursion."""
     plus, minus, mark = range(task.numbers, task.numbers + 3)
 
     def value(tokens: Iterator[int]) -> tuple[int, int]:
-        """The value of the next expression, and how many operators it has."""
+        """Return the value and the number of operators of the next expression."""
         token = next(tokens)
         if token < task.numbers:
             return token, 0
         (left, n), (right, m) = value(tokens), value(tokens)
         return {plus: left + right, minus: left - right}[token], n + m + 1
 
-    tokens, found, at = iter(row), {}, 0
+    tokens, expected, at = iter(row), {}, 0
     for _ in range(task.queries):
         number, operators = value(tokens)
         assert next(tokens) == mark and task.shortest <= operators <= task.longest
         at += 2 * operators + 2
-        found[at - 1] = number % task.numbers
+        expected[at - 1] = number % task.numbers
     assert set(tokens) <= {mark}
-    return found
+    return expected
 
 
 @functools.cache
 def strings(rules: Rules) -> dict[tuple[int, ...], float]:
-    """All strings of a grammar, a mark at the end of each, with their likelihoods: every derivation one by one."""
+    """Return the likelihood of each string of a grammar, with a final mark, from all derivations."""
 
     def of(level: int, symbol: int) -> list[tuple[tuple[int, ...], float]]:
         if level == len(rules):
             return [((1 + symbol,), 1.0)]
-        found = []
+        derived = []
         for rule in rules[level][symbol]:
             for parts in itertools.product(*(of(level + 1, child) for child in rule)):
                 string = tuple(token for part, _ in parts for token in part)
-                found.append((string, float(np.prod([p for _, p in parts])) / len(rules[level][symbol])))
-        return found
+                derived.append((string, float(np.prod([p for _, p in parts])) / len(rules[level][symbol])))
+        return derived
 
     total: dict[tuple[int, ...], float] = {}
     for string, likelihood in of(0, 0):
@@ -233,28 +233,28 @@ def strings(rules: Rules) -> dict[tuple[int, ...], float]:
 
 
 @functools.cache
-def beginnings(rules: Rules) -> dict[tuple[int, ...], np.ndarray]:
-    """After everything with which a string begins, the likelihoods of the next token."""
-    found: dict[tuple[int, ...], np.ndarray] = {}
+def prefixes(rules: Rules) -> dict[tuple[int, ...], np.ndarray]:
+    """Return the next-token likelihoods after each prefix of the grammar's strings."""
+    likelihoods: dict[tuple[int, ...], np.ndarray] = {}
     for string, likelihood in strings(rules).items():
         for i, token in enumerate(string):
-            found.setdefault(string[:i], np.zeros(4))[token] += likelihood
-    return {beginning: likelihoods / likelihoods.sum() for beginning, likelihoods in found.items()}
+            likelihoods.setdefault(string[:i], np.zeros(4))[token] += likelihood
+    return {prefix: p / p.sum() for prefix, p in likelihoods.items()}
 
 
 def next_tokens(task: Grammar, row: list[int]) -> list[np.ndarray]:
-    """The likelihoods of the token after each, by counting strings."""
-    rules, tokens, so_far, found = rules_of(task.levels, task.fewest, task.most, task.seed), [], (), []
+    """Return the next-token likelihoods at each position, by counting strings."""
+    rules, prefix, likelihoods = rules_of(task.levels, task.fewest, task.most, task.seed), (), []
     tokens = [token - task.first for token in row]
     assert tokens[0] == 0
     for token in tokens:
-        so_far = (*so_far, token) if token else ()
-        found.append(beginnings(rules)[so_far])
-    return found
+        prefix = (*prefix, token) if token else ()
+        likelihoods.append(prefixes(rules)[prefix])
+    return likelihoods
 
 
 def grammar(task: Grammar, row: list[int]) -> dict[int, int]:
-    """The answers of `grammar` but the last, which stands behind the inputs; of `forced` all, found without them."""
+    """Return the answers to `grammar` except the last, which is not an input; with `forced`, all answers."""
     likelihoods = next_tokens(task, row)
     if task.forced:
         return {i: task.first + int(p.argmax()) for i, p in enumerate(likelihoods) if p.max() > FORCED}
@@ -262,20 +262,20 @@ def grammar(task: Grammar, row: list[int]) -> dict[int, int]:
 
 
 def capacity(task: Capacity, row: list[int]) -> dict[int, int]:
-    """The answers of `capacity`, from the table."""
+    """Return the answers to `capacity` from the table."""
     names, values = table(task.people)
     people = {(first, second): number for number, (first, second) in enumerate(names[: task.among].tolist())}
-    assert len(people) == task.among, "no two have the same name"
-    asked = [people[row[i], row[i + 1]] for i in range(0, task.length, 4)]
-    assert len(set(asked)) == len(asked), "a fact that comes twice could be looked up"
+    assert len(people) == task.among  # names are distinct
+    persons = [people[row[i], row[i + 1]] for i in range(0, task.length, 4)]
+    assert len(set(persons)) == len(persons)  # a repeated fact could be looked up in the context
     attributes = [token - NAMES for token in row[2::4]]
-    found = [NAMES + ATTRIBUTES + int(values[person, a]) for person, a in zip(asked, attributes, strict=True)]
-    assert row[3::4] == found
-    return dict(zip(range(2, task.length, 4), found, strict=True))
+    expected = [NAMES + ATTRIBUTES + int(values[person, a]) for person, a in zip(persons, attributes, strict=True)]
+    assert row[3::4] == expected
+    return dict(zip(range(2, task.length, 4), expected, strict=True))
 
 
 def graph(task: TopoSort, row: list[int]) -> tuple[dict[int, set[int]], set[int], int]:
-    """The parents of every node, a node with all of its ancestors, and the place of the former."""
+    """Return each node's parents, the queried node with its ancestors, and that node's position."""
     end = row.index(task.ids)
     parents: dict[int, set[int]] = {node: set() for node in row[:end]}
     for parent, child in zip(row[0:end:2], row[1:end:2], strict=True):
@@ -288,13 +288,13 @@ def graph(task: TopoSort, row: list[int]) -> tuple[dict[int, set[int]], set[int]
 
 
 def toposort(task: TopoSort, row: list[int]) -> dict[int, int]:
-    """The answers of `toposort`: the order that is given, of which the node asked for is the last."""
+    """Return the answers to `toposort`: the order in the inputs, which ends with the queried node."""
     parents, ancestors, at = graph(task, row)
     edges = list(zip(row[0 : at - 1 : 2], row[1 : at - 1 : 2], strict=True))
-    assert len(set(edges)) == len(edges) and all(1 <= len(found) <= 4 for found in parents.values() if found)
+    assert len(set(edges)) == len(edges) and all(len(nodes) <= 4 for nodes in parents.values())
     assert max(row[0 : at - 1 : 2].count(node) for node in parents) <= 4
-    assert sum(not found for found in parents.values()) <= (task.longest - 1) // 4 + 1
-    assert len(parents) <= task.longest and row[at] not in row[0 : at - 1 : 2], "no node comes after the last"
+    assert sum(not nodes for nodes in parents.values()) <= (task.longest - 1) // 4 + 1
+    assert len(parents) <= task.longest and row[at] not in row[0 : at - 1 : 2]  # the queried node has no children
     order = [*row[at + 1 : at + len(ancestors)], row[at]]
     assert sorted(order) == sorted(ancestors) and not any(row[at + len(ancestors) :])
     assert all(order.index(parent) < order.index(node) for node in order for parent in parents[node])
@@ -302,26 +302,26 @@ def toposort(task: TopoSort, row: list[int]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
-def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
+def test_targets_equal_the_naive_answers(task) -> None:
     inputs, targets = task.examples(np.random.default_rng(0), 50)
     for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
         expected = answers(task, row)
-        asked = {i: t for i, t in enumerate(target) if t != IGNORED}
+        scored = {i: t for i, t in enumerate(target) if t != IGNORED}
         if isinstance(task, MQAR):  # noise may be a key by chance
-            assert len(asked) == task.pairs and asked.items() <= expected.items()
+            assert len(scored) == task.pairs and scored.items() <= expected.items()
         elif isinstance(task, Grammar) and not task.forced:
             last = next_tokens(task, row)[-1]
-            assert last[asked.pop(task.length - 1) - task.first] > 0 and asked == expected
+            assert last[scored.pop(task.length - 1) - task.first] > 0 and scored == expected
         else:
-            assert asked == expected
+            assert scored == expected
 
 
 def first(inputs: np.ndarray, token: int) -> np.ndarray:
-    """The place of the first `token` of every row."""
+    """Return the position of the first `token` in each row."""
     return np.argmax(inputs == token, axis=1)
 
 
-# Of a task: what is drawn in its inputs or targets, and all that it must be.
+# A task, a drawn quantity of its inputs or targets, and all values of the quantity.
 DRAWN = {
     "MQAR, keys": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 0:4:2], range(1, 8)),
     "MQAR, values": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 1:4:2], range(8, 16)),
@@ -345,7 +345,7 @@ DRAWN = {
         lambda x, y: first(x, 9),
         range(1, 14, 2),
     ),
-    # The places of the first number: 1 to 3 operators stand before it.
+    # Position of the first number: 1 to 3 operators precede it.
     "Expressions, parts": (
         Expressions(length=8, shortest=3, longest=3, queries=1),
         lambda x, y: np.argmax(x < 7, 1),
@@ -377,15 +377,15 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("what", DRAWN)
-def test_every_length_place_and_id_is_drawn(what) -> None:
-    task, drawn, expected = DRAWN[what]
+@pytest.mark.parametrize("quantity", DRAWN)
+def test_all_lengths_positions_and_ids_are_drawn(quantity) -> None:
+    task, drawn, expected = DRAWN[quantity]
     assert set(drawn(*task.examples(np.random.default_rng(0), 300)).ravel().tolist()) == set(expected)
 
 
 @functools.cache
 def most_frequent(task: Grammar) -> dict[tuple[int, ...], int]:
-    """The most frequent token after any four, of sequences that are in no test."""
+    """Return the most frequent token after any four tokens, counted in sequences that are in no test."""
     counts: dict[tuple[int, ...], list[int]] = {}
     inputs, targets = task.examples(np.random.default_rng(7), 4_000)
     for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
@@ -396,7 +396,7 @@ def most_frequent(task: Grammar) -> dict[tuple[int, ...], int]:
 
 
 def guesses(task: Task, row: list[int], at: list[int], rng: np.random.Generator) -> list[int]:
-    """Answers at some places that a model can give which does not do what the task asks for."""
+    """Return the guesses of a model without the tested skill."""
     if isinstance(task, Noisy):
         return rng.choice(row[1 : 2 * task.pairs : 2], size=len(at)).tolist()
     if isinstance(task, Capacity):
@@ -408,8 +408,8 @@ def guesses(task: Task, row: list[int], at: list[int], rng: np.random.Generator)
     if isinstance(task, Where):
         return (task.ids + 1 + rng.integers(row.index(task.ids), size=len(at))).tolist()
     if isinstance(task, Fuzzy):
-        begins = [value[0] for _, value, _ in pairs(task, row)[: task.pairs]]
-        return [max(begins, key=begins.count)] * len(at)
+        first_tokens = [value[0] for _, value, _ in pairs(task, row)[: task.pairs]]
+        return [max(first_tokens, key=first_tokens.count)] * len(at)
     if isinstance(task, Expressions):
         return [row[i - 1] for i in at]  # the number before the mark
     if isinstance(task, Hops):
@@ -436,7 +436,7 @@ def guesses(task: Task, row: list[int], at: list[int], rng: np.random.Generator)
     ],
     ids=lambda task: f"{type(task).__name__}-{task.length}",
 )
-def test_a_guess_is_right_as_often_as_the_floor_says(task) -> None:
+def test_floor_is_the_accuracy_of_guessing(task) -> None:
     rng = np.random.default_rng(0)
     inputs, targets = task.examples(rng, 2_000)
     right = []
@@ -446,36 +446,38 @@ def test_a_guess_is_right_as_often_as_the_floor_says(task) -> None:
     assert abs(np.mean(right) - task.floor) < 5 * np.std(right) / np.sqrt(len(right))
 
 
-def asked_of(task: Task, n: int, *, length: int = 0) -> Batch:
-    """Some sequences as a model gets them, padded to a length."""
+def batch_of(task: Task, n: int, *, length: int = 0) -> Batch:
+    """Return `n` sequences as model inputs, padded to `length`."""
     return batch(padded(task.examples(np.random.default_rng(0), n), max(length, task.length)), task.answers)
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if isinstance(task, Grammar)], ids=str)
-def test_who_knows_the_grammar_has_no_excess_bits(task) -> None:
-    """The likelihoods that strings counted one by one give have score 0, and a guess what it needs beyond them."""
-    of = asked_of(task, 20)
-    naive = np.stack([next_tokens(task, row) for row in of.inputs.tolist()])
-    asked = of.targets != IGNORED
-    row, place = np.nonzero(asked)
-    likelihoods = naive[row, of.positions[row, place]]
-    bits = np.zeros(of.targets.shape)
-    bits[asked] = -np.log2(likelihoods[np.arange(len(row)), of.targets[asked] - task.first])
+def test_exact_grammar_distribution_has_no_excess_bits(task) -> None:
+    """The exact likelihoods (from counted strings) score 0; a uniform guess scores minus its excess bits."""
+    sequences = batch_of(task, 20)
+    naive = np.stack([next_tokens(task, row) for row in sequences.inputs.tolist()])
+    has_answer = sequences.targets != IGNORED
+    row, place = np.nonzero(has_answer)
+    likelihoods = naive[row, sequences.positions[row, place]]
+    bits = np.zeros(sequences.targets.shape)
+    bits[has_answer] = -np.log2(likelihoods[np.arange(len(row)), sequences.targets[has_answer] - task.first])
     assert bits.max() > 0.9 or task.forced
-    np.testing.assert_allclose(task.scores(of, bits, parameters=1)[asked], 0, atol=1e-9)
-    excess = 2 - bits  # of a quarter for each token
-    np.testing.assert_allclose(task.scores(of, np.full(bits.shape, 2), parameters=1)[asked], -excess[asked], atol=1e-9)
-    longer = task.scores(asked_of(task, 20, length=task.length + 9), bits, parameters=1)
-    np.testing.assert_allclose(longer[asked], 0, atol=1e-9)
+    np.testing.assert_allclose(task.scores(sequences, bits, parameters=1)[has_answer], 0, atol=1e-9)
+    excess = 2 - bits  # a uniform guess over four ids has 2 bits per token
+    uniform = task.scores(sequences, np.full(bits.shape, 2), parameters=1)
+    np.testing.assert_allclose(uniform[has_answer], -excess[has_answer], atol=1e-9)
+    longer = task.scores(batch_of(task, 20, length=task.length + 9), bits, parameters=1)
+    np.testing.assert_allclose(longer[has_answer], 0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("test", "bits", "forced", "best"), [("3-4 rules", 1.05, 0.12, 0.62), ("2 rules", 0.6, 0.4, 0.75)]
 )
-def test_grammars_are_as_uncertain_as_those_of_lano(test, bits, forced, best) -> None:
-    """The entropy of a token, the share that is certain, and the likelihood of the best guess, of its last four levels.
+def test_grammars_have_lanos_entropy(test, bits, forced, best) -> None:
+    """Entropy per token, fraction of certain tokens, and likelihood of the best guess.
 
-    They were measured for cfg3f and cfg3b (0.62 bits); another grammar of the same form is within a few percent.
+    The expected values were measured on the last four levels in Lano's cfg3f and cfg3b (0.62 bits). Another grammar of
+    the same form differs by a few percent.
     """
     task = Grammar.sizes()["small"].tests[test]
     assert isinstance(task, Grammar)
@@ -484,29 +486,29 @@ def test_grammars_are_as_uncertain_as_those_of_lano(test, bits, forced, best) ->
     np.testing.assert_allclose(likelihoods.sum(-1), 1, atol=1e-9)
     of_targets = np.take_along_axis(likelihoods, targets[..., None] - task.first, 2)
     entropies = -(likelihoods * np.log2(np.maximum(likelihoods, 1e-300))).sum(-1)
-    assert abs(-np.log2(of_targets).mean() - entropies.mean()) < 0.01, "tokens come as often as they are likely"
-    found = (entropies.mean(), np.mean(likelihoods.max(-1) > FORCED), likelihoods.max(-1).mean())
-    np.testing.assert_allclose(found, (bits, forced, best), atol=0.05)
+    assert abs(-np.log2(of_targets).mean() - entropies.mean()) < 0.01  # the likelihoods are calibrated
+    statistics = (entropies.mean(), np.mean(likelihoods.max(-1) > FORCED), likelihoods.max(-1).mean())
+    np.testing.assert_allclose(statistics, (bits, forced, best), atol=0.05)
 
 
-def test_a_grammar_says_what_5_grams_have() -> None:
+def test_grammar_states_the_5_gram_score() -> None:
     setup = Grammar.sizes()["small"]
     own, easy = setup.tests[setup.own], setup.tests[setup.easy]
     assert isinstance(own, Grammar) and isinstance(easy, Grammar)
     assert f" is {by_5_grams(own)[1]:.2f}." in setup.published
-    assert easy.floor < 0.75, "which is not passed without more than them"
+    assert easy.floor < 0.75  # 5-gram counts do not pass the easiest test
 
 
-def test_capacity_is_the_bits_of_all_facts_by_parameter() -> None:
+def test_capacity_score_is_known_bits_per_parameter() -> None:
     task = Capacity(length=64, people=40_000, among=1_000)
-    of = asked_of(task, 3)
+    sequences = batch_of(task, 3)
     for bits, known in ((0, 6), (2, 4), (6, 0), (11, -5)):
-        scores = task.scores(of, np.full(of.targets.shape, bits, np.float32), parameters=12_000)
-        np.testing.assert_allclose(np.broadcast_to(scores, of.targets.shape), known * 4 * 1_000 / 12_000)
+        scores = task.scores(sequences, np.full(sequences.targets.shape, bits, np.float32), parameters=12_000)
+        np.testing.assert_allclose(np.broadcast_to(scores, sequences.targets.shape), known * 4 * 1_000 / 12_000)
 
 
-def test_half_of_two_hops_could_be_followed_in_one_pass() -> None:
-    """The others are those of `unchained`, of which a cycle of 24 words nearly always has eight."""
+def test_half_of_two_hop_paths_follow_the_edge_order() -> None:
+    """`unchained` queries the other half; a cycle of 24 words nearly always has eight such paths."""
     task = Hops(length=64, shortest=24, longest=24, hops=(2,))
     backwards = dataclasses.replace(task, unchained=True).examples(np.random.default_rng(0), 500).targets
     assert np.mean(backwards[:, 49::2] != IGNORED) > 0.9
@@ -517,8 +519,8 @@ def test_half_of_two_hops_could_be_followed_in_one_pass() -> None:
     assert abs(np.mean(follows) - 0.5) < 5 * 0.5 / np.sqrt(len(follows))
 
 
-def test_every_bigram_of_a_string_is_asked_for() -> None:
-    """Those that have a token after them, of a string of 6 tokens the first four."""
+def test_all_bigrams_of_a_string_are_queried() -> None:
+    """A string of 6 tokens has four bigrams that are followed by a token."""
     inputs, _ = Ngram(length=9, ids=6).examples(np.random.default_rng(0), 300)
     row, place = np.nonzero((inputs[:, 0:5] == inputs[:, [7]]) & (inputs[:, 1:6] == inputs[:, [8]]))
     assert row.tolist() == list(range(300)) and set(place.tolist()) == set(range(4))
@@ -534,25 +536,25 @@ def test_distinct_integers_are_uniform(size, below) -> None:
         assert len(counts) == below and np.allclose(counts, 6000 / below, atol=5 * np.sqrt(6000 / below))
 
 
-def test_swaps_move_two_things_and_reach_every_permutation() -> None:
+def test_swaps_move_two_items_and_reach_all_permutations() -> None:
     permutations = list(itertools.permutations(range(5)))
     inputs, targets = S5(length=40).examples(np.random.default_rng(0), 200)
-    given = {permutations[number] for number in np.unique(inputs)}
-    assert len(given) == 11 and {sum(i != p for i, p in enumerate(permutation)) for permutation in given} == {0, 2}
+    swaps = {permutations[number] for number in np.unique(inputs)}
+    assert len(swaps) == 11 and {sum(i != p for i, p in enumerate(permutation)) for permutation in swaps} == {0, 2}
     assert len(np.unique(targets)) == 120
-    anything, _ = S5(length=9, moved=5).examples(np.random.default_rng(0), 200)
-    assert len(np.unique(anything)) == 120
+    arbitrary, _ = S5(length=9, moved=5).examples(np.random.default_rng(0), 200)
+    assert len(np.unique(arbitrary)) == 120
 
 
-def test_queries_of_mqar_come_early() -> None:
+def test_mqar_queries_come_early() -> None:
     task = MQAR(length=256, pairs=16)
     targets = task.examples(np.random.default_rng(0), 200).targets
     at = np.nonzero(targets != IGNORED)[1]
-    assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
+    assert np.mean(at < 128) > 0.6  # gaps follow a power law, so most queries are in the first half
 
 
-def test_queries_of_noisy_come_anywhere() -> None:
-    """And one in six of the gaps at most is within a window of 32 tokens."""
+def test_noisy_queries_come_anywhere() -> None:
+    """At most one gap in six is within a window of 32 tokens."""
     task = Noisy(length=256, pairs=32)
     inputs, targets = task.examples(np.random.default_rng(0), 200)
     row, at = np.nonzero(targets != IGNORED)
@@ -562,14 +564,14 @@ def test_queries_of_noisy_come_anywhere() -> None:
     assert np.mean(at - 2 * keys < 32) < 1 / 6
 
 
-def test_the_first_pair_of_mqar_is_asked_for_before_the_last() -> None:
+def test_mqar_queries_the_first_pair_before_the_last() -> None:
     inputs, targets = MQAR(length=256, pairs=16).examples(np.random.default_rng(0), 500)
-    # The value of every pair is at an odd place of the context, and is the target at its query.
+    # A pair's value is at an odd position in the context, and is the target at its query.
     first, last = (np.nonzero(targets == inputs[:, [place]])[1].mean() for place in (1, 31))
     assert first < last - 10
 
 
-def test_batches_hold_the_questions_alone() -> None:
+def test_batch_gathers_the_targets() -> None:
     task = MQAR(length=64, pairs=8, ids=64)
     examples = task.examples(np.random.default_rng(0), 20)
     inputs, positions, targets = batch(examples, 10)
@@ -579,14 +581,14 @@ def test_batches_hold_the_questions_alone() -> None:
     assert (np.diff(positions[:, :8]) > 0).all()
 
 
-def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
+def test_batches_repeat_by_seed_and_tests_are_not_trained_on() -> None:
     task = Induction(length=20)
-    train, again, test = (next(batches([task], batch_size=64, seed=seed)).inputs for seed in (0, 0, 1))
-    assert (train == again).all()
+    train, same, test = (next(batches([task], batch_size=64, seed=seed)).inputs for seed in (0, 0, 1))
+    assert (train == same).all()
     assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in test.tolist()}
 
 
-def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
+def test_batches_alternate_tasks_and_are_padded() -> None:
     stream = batches([S5(length=4), S5(length=6)], batch_size=3, seed=0)
     for length in (4, 6, 4):
         inputs, positions, targets = next(stream)
@@ -631,8 +633,8 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
         lambda: Copy(length=20, shortest=0, longest=5),
     ],
 )
-def test_sizes_that_have_no_sequences_are_refused(make) -> None:
-    with pytest.raises(ValueError, match=r"needs|has numbers|is too short|has no place"):
+def test_impossible_sizes_are_refused(make) -> None:
+    with pytest.raises(ValueError, match=r"^\w+\(length=\d+, .*\): needs "):
         make()
 
 
@@ -643,19 +645,19 @@ DIMS = sorted({dim for setup in SETUPS.values() for dim, _ in setup.rounds})
     ("label", "dim"),
     support.slow_unless(lambda label, dim: dim == DIMS[0] and " 1 in " not in label, itertools.product(MODELS, DIMS)),
 )
-def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
+def test_models_have_the_requested_width_and_vocabulary(label, dim) -> None:
     config = model_config(MODELS[label], dim=dim, vocab_size=50)
     assert (config.dim, config.vocab_size) == (dim, 50)
     assert config.n_layers in (2, 4, 5, 8)
     deeper = model_config(MODELS[label], dim=dim, vocab_size=50, depth=2)
     assert deeper.n_layers == 2 * config.n_layers
     model = Model(config, max_len=64)
-    assert model.abstract_blocks(), "the mixers accept their settings at this width"
-    if dim == DIMS[0]:  # the pattern of layers knows no width
+    assert model.abstract_blocks()  # the mixers accept their settings at this width
+    if dim == DIMS[0]:  # the layer pattern does not depend on the width
         assert Model(deeper, max_len=64).repeats == 2 * model.repeats
 
 
-def test_what_a_config_derives_from_its_width_grows_with_it() -> None:
+def test_derived_sizes_scale_with_the_width() -> None:
     def model(label: str, dim: int) -> Any:
         return model_config(MODELS[label], dim=dim, vocab_size=50)
 
@@ -669,16 +671,16 @@ def test_what_a_config_derives_from_its_width_grows_with_it() -> None:
     assert [getattr(mixer, "heads", None) for mixer in model("Based", 128).mixer] == [None, 4, 4, None, None]
     hybrid = model("Gated DeltaNet, Top-1 Chunk 1 in 4", 128)
     assert [(mixer.name, mixer.heads) for mixer in hybrid.mixer] == [("gated_deltanet", 4)] * 3 + [("top1_chunk", 4)]
-    assert (hybrid.mlp.kind, hybrid.norm_eps) == ("swiglu", 1e-6), "the block of Gated DeltaNet"
+    assert (hybrid.mlp.kind, hybrid.norm_eps) == ("swiglu", 1e-6)  # Gated DeltaNet's block
     assert model("W=256, QK norm", 128).mixer.window == 256
 
 
-def test_the_page_lists_the_tasks_with_the_papers_of_their_modules() -> None:
+def test_docs_list_the_tasks_with_the_papers_of_their_modules() -> None:
     page = (support.ROOT / "docs" / "recall.md").read_text(encoding="utf-8")
     table = page.split("| task | answer | source |\n|---|---|---|\n")[1].split("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| .+ \| (.*)\|$", table, re.M))
     assert len(rows) == len(table.splitlines())
-    listed = [kind for kind in kinds() if kind.name in rows]  # one of somebody's own needs no row
+    listed = [kind for kind in kinds() if kind.name in rows]  # a user's own task needs no row
     assert list(rows) == [kind.name for kind in listed] and len(rows) >= 8
     for kind in listed:
         module = sys.modules[kind.__module__].__doc__ or ""
@@ -687,12 +689,12 @@ def test_the_page_lists_the_tasks_with_the_papers_of_their_modules() -> None:
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if isinstance(task, TopoSort)], ids=str)
-def test_a_node_is_right_if_an_order_goes_on_with_it(task) -> None:
-    """Of all orders of the ancestors, each a permutation with parents first, that begin as the given one."""
-    sequences = asked_of(task, 20, length=task.length + 3)
+def test_valid_next_nodes_continue_a_topological_order(task) -> None:
+    """The valid next nodes equal those of all permutations with parents first that start with the same nodes."""
+    sequences = batch_of(task, 20, length=task.length + 3)
     may_come = task.may_come(sequences)
     several = 0
-    for row, targets, found in zip(sequences.inputs.tolist(), sequences.targets.tolist(), may_come, strict=True):
+    for row, targets, valid in zip(sequences.inputs.tolist(), sequences.targets.tolist(), may_come, strict=True):
         parents, ancestors, _ = graph(task, row)
         if len(ancestors) > 7:
             continue
@@ -703,18 +705,18 @@ def test_a_node_is_right_if_an_order_goes_on_with_it(task) -> None:
         ]
         for i in range(len(ancestors)):
             expected = {order[i] for order in orders if list(order[:i]) == targets[:i]}
-            assert set(np.nonzero(found[i])[0].tolist()) == expected
+            assert set(np.nonzero(valid[i])[0].tolist()) == expected
             several += len(expected) > 1
     assert several > 5
     every = np.broadcast_to(np.arange(task.vocab_size), (*sequences.targets.shape, task.vocab_size))
-    by_guess = np.stack([task.right(sequences, every[..., i]) for i in range(task.vocab_size)], 2)
-    assert (by_guess == may_come).all()
+    right = np.stack([task.right(sequences, every[..., i]) for i in range(task.vocab_size)], 2)
+    assert (right == may_come).all()
 
 
 @pytest.mark.parametrize("nodes", [4, 10])
-def test_a_node_that_has_not_come_is_right_as_often_as_the_floor_says(nodes) -> None:
+def test_toposort_floor_is_the_accuracy_of_a_random_unplaced_node(nodes) -> None:
     task, rng = TopoSort(length=80, shortest=nodes, longest=nodes), np.random.default_rng(0)
-    sequences = asked_of(task, 1_000)
+    sequences = batch_of(task, 1_000)
     guessed = np.zeros_like(sequences.targets)
     for row, targets, guess in zip(sequences.inputs.tolist(), sequences.targets.tolist(), guessed, strict=True):
         nodes_of = graph(task, row)[0]
@@ -726,20 +728,20 @@ def test_a_node_that_has_not_come_is_right_as_often_as_the_floor_says(nodes) -> 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.1, 1.0, 5.0, 30.0])
 def test_capacity_does_not_reward_noise(confidence):
-    """A model of random logits knows nothing, however confident it is; one that knows all has 6 bits of every fact."""
+    """Random logits score about 0 at any confidence; perfect answers score 6 bits per fact."""
     task = Capacity(length=64, people=500, among=500)
     rng = np.random.default_rng(0)
     inputs, targets = task.examples(rng, 200)
     rows, places = np.nonzero(targets != IGNORED)
-    asked = Batch(inputs, places.reshape(200, -1), targets[rows, places].reshape(200, -1))
+    sequences = Batch(inputs, places.reshape(200, -1), targets[rows, places].reshape(200, -1))
     logits = confidence * rng.standard_normal((200, task.answers, VALUES))
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    answers = asked.targets - NAMES - ATTRIBUTES
+    answers = sequences.targets - NAMES - ATTRIBUTES
     bits = -np.take_along_axis(log_p, answers[..., None], -1)[..., 0] / np.log(2)
     facts, parameters = ATTRIBUTES * 500, 1000
-    assert task.scores(asked, bits, parameters=parameters).mean() < (1e-6 if confidence == 0 else 0.02)
-    assert task.scores(asked, bits, parameters=parameters).mean() == pytest.approx(
+    assert task.scores(sequences, bits, parameters=parameters).mean() < (1e-6 if confidence == 0 else 0.02)
+    assert task.scores(sequences, bits, parameters=parameters).mean() == pytest.approx(
         (np.log2(VALUES) - bits.mean()) * facts / parameters
     )
-    exact = task.scores(asked, np.zeros_like(bits), parameters=parameters)
+    exact = task.scores(sequences, np.zeros_like(bits), parameters=parameters)
     assert exact.mean() == pytest.approx(6 * facts / parameters)

@@ -1,4 +1,4 @@
-"""`seqjax repeats`: the samples, what counts, and the command."""
+"""`seqjax repeats`: samples, scored tokens, and the command."""
 
 import json
 
@@ -19,21 +19,21 @@ from tests import support
 
 @pytest.mark.parametrize("length", [128, 200, 2048])
 def test_distances_leave_room_for_both_passages(length):
-    found = repeats.distances(length)
-    assert found == sorted(set(found))
-    assert found[0] == PASSAGE, "one right before the other"
-    assert found[-1] + PASSAGE == length + 1, "the first at the beginning"
+    distances = repeats.distances(length)
+    assert distances == sorted(set(distances))
+    assert distances[0] == PASSAGE  # adjacent passages
+    assert distances[-1] + PASSAGE == length + 1  # the first passage at the start
 
 
-def test_a_sample_has_its_passage_where_it_says():
+def test_sample_has_passage_at_distance():
     text, passage = np.arange(301), np.arange(1000, 1000 + PASSAGE)
     for distance in repeats.distances(300):
-        made = repeats.sample(text, passage, distance)
-        places = np.flatnonzero(made == 1000)
-        np.testing.assert_array_equal(places, [301 - PASSAGE - distance, 301 - PASSAGE])
-        np.testing.assert_array_equal(made[made < 1000], text[made < 1000])
-    alone = repeats.sample(text, passage, None)
-    assert (alone >= 1000).sum() == PASSAGE and (text < 1000).all()
+        sequence = repeats.sample(text, passage, distance)
+        starts = np.flatnonzero(sequence == 1000)
+        np.testing.assert_array_equal(starts, [301 - PASSAGE - distance, 301 - PASSAGE])
+        np.testing.assert_array_equal(sequence[sequence < 1000], text[sequence < 1000])
+    baseline = repeats.sample(text, passage, None)
+    assert (baseline >= 1000).sum() == PASSAGE and (text < 1000).all()
 
 
 @pytest.fixture
@@ -41,26 +41,26 @@ def corpus(blocks_dir):
     return open_corpus(support.run_config(blocks_dir).data, seq_len=support.SEQ_LEN, vocab_size=260)
 
 
-def test_samples_are_of_different_blocks(monkeypatch, corpus):
+def test_passages_come_from_other_blocks(monkeypatch, corpus):
     monkeypatch.setattr(repeats, "PASSAGE", 10)
     pairs = repeats.drawn(corpus, "arxiv", length=2 * support.SEQ_LEN, n=2, seed=0)
     assert [len(text) for text, _ in pairs] == [2 * support.SEQ_LEN + 1] * 2
-    again = repeats.drawn(corpus, "arxiv", length=2 * support.SEQ_LEN, n=2, seed=0)
-    for (text, passage), (same, too) in zip(pairs, again, strict=True):
-        np.testing.assert_array_equal(text, same)
-        np.testing.assert_array_equal(passage, too)
+    repeated = repeats.drawn(corpus, "arxiv", length=2 * support.SEQ_LEN, n=2, seed=0)
+    for (text, passage), (same_text, same_passage) in zip(pairs, repeated, strict=True):
+        np.testing.assert_array_equal(text, same_text)
+        np.testing.assert_array_equal(passage, same_passage)
         windows = np.lib.stride_tricks.sliding_window_view(text, 10)
         assert not (windows == passage).all(1).any()
     many = repeats.drawn(corpus, "arxiv", length=2 * support.SEQ_LEN, n=5000, seed=0)
     texts = {text.tobytes() for text, _ in many}
     assert len(many) == 5000 and len(texts) == len(corpus.eval_blocks("arxiv", count=15000).tokens) // 3
-    assert len({passage.tobytes() for _, passage in many}) > len(texts), "a text came again with the same passage"
-    with pytest.raises(UserError, match=r"--lengths=100000: arxiv has \d+ held-out blocks of 33 tokens, and a sample"):
+    assert len({passage.tobytes() for _, passage in many}) > len(texts)  # a reused text gets another passage
+    with pytest.raises(UserError, match=r"--lengths=100000: arxiv has \d+ held-out blocks of 33 tokens"):
         repeats.drawn(corpus, "arxiv", length=100_000, n=1, seed=0)
 
 
 class Copier:
-    """A model's losses: 0 where the last PASSAGE tokens stood before within `reach`, else 4; 9 for the cue."""
+    """Stub model: loss 0 if the last PASSAGE tokens occurred within `reach`, else 4; 9 on the cue."""
 
     def __init__(self, reach):
         self.reach, self.shapes = reach, []
@@ -76,7 +76,7 @@ class Copier:
         return losses.at[:, -PASSAGE : CUE - PASSAGE].set(9.0)
 
 
-def test_the_loss_behind_the_cue_counts(monkeypatch, corpus):
+def test_loss_excludes_the_cue(monkeypatch, corpus):
     config = support.tiny("transformer_pp")
     m = Pretrained(model=Model(config.model, max_len=8), params={}, config=config, step=0, mesh=make_mesh())
     copier = Copier(reach=100)
@@ -86,28 +86,28 @@ def test_the_loss_behind_the_cue_counts(monkeypatch, corpus):
     monkeypatch.setattr(repeats, "drawn", lambda *_, **__: pairs)
     result = repeats.measure(m, corpus, "arxiv", length=200, n=3, seed=0, batch_size=5)
     assert result == {"alone": 4.0, "losses": {"64": 0.0, "128": 4.0, "137": 4.0}, "samples": 3}
-    assert set(copier.shapes) == {(5, 201)}, "one program"
+    assert set(copier.shapes) == {(5, 201)}  # one compiled program
 
 
-def test_the_command_on_a_run(blocks_dir, tmp_path, capsys, monkeypatch):
+def test_command_on_a_run(blocks_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(repeats, "PASSAGE", 10)
     train(support.run_config(blocks_dir, train__steps=2), tmp_path)
     capsys.readouterr()
     command = [f"--workdir={tmp_path}", "--samples=2", "--batch_size=8"]
     repeats.main([*command, "--lengths=32,64", "--domain=github"])
-    said = capsys.readouterr().out
-    assert "32 tokens, 2 samples" in said and "64 tokens, 2 samples" in said and "  not before  " in said
-    written = json.loads((tmp_path / "repeats.json").read_text())
-    assert list(written["lengths"]["32"]["losses"]) == ["10", "20", "23"]
-    assert {key: written[key] for key in ("step", "seed", "samples", "domain")} == {
+    out = capsys.readouterr().out
+    assert "32 tokens, 2 samples" in out and "64 tokens, 2 samples" in out and "  baseline  " in out
+    saved = json.loads((tmp_path / "repeats.json").read_text())
+    assert list(saved["lengths"]["32"]["losses"]) == ["10", "20", "23"]
+    assert {key: saved[key] for key in ("step", "seed", "samples", "domain")} == {
         "step": 2, "seed": 0, "samples": 2, "domain": "github"
     }  # fmt: skip
-    monkeypatch.setattr(repeats, "measure", None)  # nothing is missing
+    monkeypatch.setattr(repeats, "measure", None)  # all lengths have results
     repeats.main([*command, "--lengths=64", "--domain=github"])
     for argument, match in (
-        ("--lengths=12", "give at least 20"),
-        ("--domain=nowhere", "this run is evaluated on"),
-        ("--samples=0", "give at least 1"),
+        ("--lengths=12", "--lengths: .* at least 20"),
+        ("--domain=nowhere", "--domain=nowhere: .*arxiv"),
+        ("--samples=0", "--samples=0"),
     ):
         with pytest.raises(UserError, match=match):
             repeats.main([*command, argument])

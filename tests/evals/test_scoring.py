@@ -1,4 +1,4 @@
-"""Scores of continuations in batches: equal to those of single texts without padding, for every mixer."""
+"""Batched continuation scores equal scores of single unpadded texts, for every mixer."""
 
 import functools
 
@@ -19,8 +19,8 @@ def requests(lengths=LENGTHS):
     return [(rng.integers(0, VOCAB, n).tolist(), rng.integers(0, VOCAB, k).tolist()) for n, k in lengths]
 
 
-def alone(model, params, tokens, n):
-    """Of the last `n` tokens: from the logits of the whole text, in float64 and without padding; and what follows."""
+def reference(model, params, tokens, n):
+    """Return log-probability and greediness of the last `n` tokens, and the next token; float64, unpadded."""
     logits = np.asarray(LOGITS(model)(params, np.array([tokens[:-1]], np.int32))[0], np.float64)
     log_p = logits - logits.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
@@ -34,9 +34,9 @@ def LOGITS(model):  # noqa: N802
     return jax.jit(model.logits)
 
 
-def scored(model, params, asked, *, max_length=100, batch_tokens=256):
+def scored(model, params, pairs, *, max_length=100, batch_tokens=256):
     mesh = make_mesh(devices=jax.devices()[:1])
-    return scoring.score(model, params, asked, max_length=max_length, batch_tokens=batch_tokens, mesh=mesh)
+    return scoring.score(model, params, pairs, max_length=max_length, batch_tokens=batch_tokens, mesh=mesh)
 
 
 def quick(mixer, variant):
@@ -44,33 +44,33 @@ def quick(mixer, variant):
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(quick, support.CASES))
-def test_padding_is_not_seen(mixer, variant):
-    """Of every mixer, with chunks of tokens and of the loss that lengths are no multiple of, and texts that are cut."""
+def test_scores_do_not_depend_on_padding(mixer, variant):
+    """Lengths are no multiples of the mixer's or loss chunks, and some texts are truncated."""
     model = support.tiny_model(mixer, variant, train__seq_len=128, model__loss_chunk=40)
     params = support.random_params(model)
     is_quick = quick(mixer, variant)
-    asked, max_length = requests([(5, 3), (62, 3), (90, 9)] if is_quick else LENGTHS), 64 if is_quick else 100
+    pairs, max_length = requests([(5, 3), (62, 3), (90, 9)] if is_quick else LENGTHS), 64 if is_quick else 100
     wanted = []
-    for context, continuation in asked:
+    for context, continuation in pairs:
         tokens = [*context, *continuation][-(max_length + 1) :]
-        wanted.append(alone(model, params, tokens, len(continuation)))
-    tokens = [*asked[0][0], *asked[0][1]]
+        wanted.append(reference(model, params, tokens, len(continuation)))
+    tokens = [*pairs[0][0], *pairs[0][1]]
     best = wanted[0][2]
     wrong = (best + 1) % VOCAB
-    second, after_wrong = (alone(model, params, [*tokens[:-1], token, best], 1)[2] for token in (best, wrong))
+    second, after_wrong = (reference(model, params, [*tokens[:-1], token, best], 1)[2] for token in (best, wrong))
     for continuation in ([best], [wrong], [best, second], [best, (second + 1) % VOCAB], [wrong, after_wrong]):
-        asked.append((tokens[:-1], continuation))
-        wanted.append(alone(model, params, [*tokens[:-1], *continuation], len(continuation)))
-    got = scored(model, params, asked, max_length=max_length)
+        pairs.append((tokens[:-1], continuation))
+        wanted.append(reference(model, params, [*tokens[:-1], *continuation], len(continuation)))
+    got = scored(model, params, pairs, max_length=max_length)
     for (log_p, is_greedy), (want, greedy, _) in zip(got, wanted, strict=True):
         assert log_p == pytest.approx(want, abs=5e-4) and is_greedy == greedy
-    assert [one.is_greedy for one in got[-5:]] == [True, False, True, False, False]
-    assert scored(model, params, asked, max_length=max_length) == got, "the same again"
+    assert [score_.is_greedy for score_ in got[-5:]] == [True, False, True, False, False]
+    assert scored(model, params, pairs, max_length=max_length) == got
 
 
 @pytest.mark.slow
-def test_on_eight_devices():
-    """Rows over four of them, parameters over fsdp and tensor, and time over two: the same scores."""
+def test_scores_on_eight_devices_equal_one_device():
+    """Meshes with data, fsdp and tensor axes, and with data and seq axes."""
     model = support.tiny_model("top1_chunk", train__seq_len=128)
     params = support.random_params(model)
     want = scored(model, params, requests())
@@ -84,7 +84,7 @@ def test_on_eight_devices():
 
 @pytest.fixture
 def shapes(monkeypatch):
-    """Nothing is computed: every token has the log-probability -1, and the shapes that are fed are kept."""
+    """Stub the model (log-probability -1 per token) and return the list of input shapes."""
     fed = []
 
     def scores(params, tokens_BT, marks_BT, last_B, candidates_BC, *, model):
@@ -99,28 +99,28 @@ def shapes(monkeypatch):
 MODEL = support.tiny_model("transformer_pp")
 
 
-def test_continuations_that_share_all_but_their_last_token_are_one_row(shapes):
-    """Four answers to each of three questions; the same tokens as a continuation of another length are another row."""
+def test_continuations_that_differ_in_the_last_token_share_a_row(shapes):
+    """Four answers to each of three questions. Equal tokens with another continuation length get another row."""
     rng = np.random.default_rng(0)
-    asked = [(context, [answer]) for context in rng.integers(0, 9, (3, 30)).tolist() for answer in range(4)]
-    asked.append((asked[0][0][:-1], [asked[0][0][-1], 3]))
-    assert len(scoring._rows(asked, 100)) == 4
-    scores = scored(MODEL, {}, asked, batch_tokens=10_000)
+    pairs = [(context, [answer]) for context in rng.integers(0, 9, (3, 30)).tolist() for answer in range(4)]
+    pairs.append((pairs[0][0][:-1], [pairs[0][0][-1], 3]))
+    assert len(scoring._rows(pairs, 100)) == 4
+    scores = scored(MODEL, {}, pairs, batch_tokens=10_000)
     assert [s.log_p for s in scores] == [-1.0] * 12 + [-2.0]
     assert shapes == [(4, 64)]
     many = [([1], [i]) for i in range(2 * scoring.CANDIDATES + 1)]
     assert len(scoring._rows(many, 100)) == 3
 
 
-def test_few_shapes(shapes):
-    """Two hundred lengths, five programs; the last batch of a bucket is filled."""
-    asked = [([1] * n, [2]) for n in range(1, 1000, 5)]
-    scored(MODEL, {}, asked, max_length=1024, batch_tokens=2048)
+def test_two_hundred_lengths_need_five_shapes(shapes):
+    """The last batch of a bucket is filled up."""
+    pairs = [([1] * n, [2]) for n in range(1, 1000, 5)]
+    scored(MODEL, {}, pairs, max_length=1024, batch_tokens=2048)
     assert list(dict.fromkeys(shapes)) == [(2, 1024), (4, 512), (8, 256), (16, 128), (16, 64)]
 
 
-def test_rows_keep_the_end_of_what_is_too_long():
-    """A continuation as long as `max_length` is fed whole, behind the last token of its context."""
+def test_long_rows_keep_their_end():
+    """A continuation of `max_length` tokens is fed after the last context token."""
     context, continuation = list(range(20)), list(range(20, 30))
     for n, fed, marked in ((10, range(19, 29), 9), (12, range(17, 29), 9), (40, range(29), 9)):
         (row,) = scoring._rows([(context, continuation)], n)
@@ -128,11 +128,11 @@ def test_rows_keep_the_end_of_what_is_too_long():
 
 
 @pytest.mark.parametrize("request_", [([], [1]), ([1], []), ([1], [1] * 11)])
-def test_what_cannot_be_scored(request_):
-    with pytest.raises(ValueError, match="at least one of each is needed, and the continuation has at most 10"):
+def test_empty_and_too_long_requests_are_refused(request_):
+    with pytest.raises(ValueError, match=r"request 0 .*max_length=10"):
         scored(MODEL, {}, [request_], max_length=10)
 
 
-def test_a_table_of_positions_ends_the_last_bucket():
+def test_position_table_limits_the_bucket():
     assert [scoring.bucket_of(n, longest=0) for n in (1, 64, 65, 128, 129, 3000)] == [64, 64, 128, 128, 256, 4096]
     assert [scoring.bucket_of(n, longest=100) for n in (1, 65, 100)] == [64, 100, 100]

@@ -1,8 +1,7 @@
-"""Whole models in float64 numpy, token by token, from the published equations: what every mixer is compared with.
+"""Reference models in float64 numpy, token by token, from the published equations.
 
-Nothing of seqjax is imported. `logits` reads a model's settings and its parameters; the names of the parameters are
-the only thing that it shares with what it checks. Loops go over positions where the definition does, so sizes are tiny.
-Sources: the papers and public implementations that each mixer's own file names.
+The module imports nothing from seqjax; it shares only settings and parameter names with the tested code. It loops over
+positions like the definitions, so sizes are tiny. Sources: the papers and implementations listed in each mixer's file.
 """
 
 import math
@@ -75,7 +74,7 @@ def heads_of(x_TE, n):
 
 
 def scaled(frequency, m):
-    """Of one pair: Llama 3.1's, by its wavelength in tokens, or the linear one."""
+    """Return a pair's scaled frequency: linear, or Llama 3.1's, which depends on the wavelength in tokens."""
     if m.rope_scaling == "linear":
         return frequency / m.rope_factor
     wavelength = 2 * math.pi / frequency
@@ -89,7 +88,7 @@ def scaled(frequency, m):
 
 
 def rotate(x_THK, m):
-    """Pairs (i, i + K/2) as complex numbers, turned by position * base^(-2i / K) or what is left of it."""
+    """Rotate the pairs (i, i + K/2) by position * base^(-2i / K), with scaled frequencies if the settings have some."""
     half = x_THK.shape[-1] // 2
     frequencies = [float(m.rope_base) ** (-i / half) for i in range(half)]
     if getattr(m, "rope_scaling", "none") != "none":
@@ -100,14 +99,17 @@ def rotate(x_THK, m):
 
 
 def slopes(n):
-    """ALiBi: 2^(-8 t / n) for a power of two; else those of the next lower one, and every second of the next higher."""
+    """Return ALiBi's slopes, 2^(-8 t / n) for n a power of two.
+
+    Otherwise use the slopes of the next lower power, then every second slope of the next higher power.
+    """
     low = 2 ** math.floor(math.log2(n))
     first = [2 ** (-8 * t / low) for t in range(1, low + 1)]
     return np.array(first + [2 ** (-4 * t / low) for t in range(1, 2 * low, 2)][: n - low])
 
 
 def causal_conv(p, x_TE):
-    """Depthwise, the last tap for the token itself."""
+    """Convolve each channel; the last tap multiplies the current token."""
     width = p["w"].shape[1]
     y = np.zeros_like(x_TE)
     for t in range(len(x_TE)):
@@ -118,7 +120,7 @@ def causal_conv(p, x_TE):
 
 
 def short_conv(p, x_TE):
-    """Without parameters, if the settings leave the convolution out, what follows it."""
+    """Apply the convolution (none without parameters) and SiLU."""
     return silu(x_TE if p is None else causal_conv(p, x_TE))
 
 
@@ -128,7 +130,7 @@ def canon(p, x_TE):
 
 # ------------------------------------------------------------------------------------------------------- attention
 def convolved(m, p, name, x_TE):
-    """A projection plus its own convolution over time, if the settings have one."""
+    """Return a projection, plus its convolution over time if the settings have one."""
     return canon(p["conv"][name], x_TE) if getattr(m, "conv", False) else x_TE
 
 
@@ -149,7 +151,7 @@ def queries_and_keys(m, p, x_q, x_k):
 
 
 def softmax_weights(m, q, k):
-    """[T, H, S]: causal, over a window that counts the query's own position."""
+    """Return causal weights [T, H, S]; a window includes the query's position."""
     n = len(q)
     temperature = getattr(m, "temperature", None)
     factor = math.sqrt(q.shape[-1]) / temperature if temperature else 1 / math.sqrt(q.shape[-1])
@@ -162,7 +164,7 @@ def softmax_weights(m, q, k):
 
 
 def entropy(weights_THS):
-    """In nats, [T, H]."""
+    """Return the entropy in nats, [T, H]."""
     return -(weights_THS * np.log(np.where(weights_THS > 0, weights_THS, 1.0))).sum(-1)
 
 
@@ -179,9 +181,10 @@ def top1_element(m, q, k, v):
 
 
 def top1_chunk(m, q, k, v):
-    """The best chunks of the past by mass, best key or mean key (approx), per query and head, and the own chunk.
+    """Attend to the own chunk and the best past chunks per query and head.
 
-    A shortlist, by mean keys, is those of the best keys among the chunks of the best mean keys.
+    Chunks are ranked by attention mass, best key, or mean key (approx). A shortlist ranks by best key among the chunks
+    with the best mean keys.
     """
     size, scale = m.chunk_size, 1 / math.sqrt(q.shape[-1])
     o = np.zeros((*q.shape[:2], v.shape[-1]))
@@ -224,7 +227,7 @@ def attention(m, p, x):
 
 # ---------------------------------------------------------------------------------------------------------------- NSA
 def nsa(m, p, x):
-    """Branch by branch, query by query; the heads of a group select blocks together."""
+    """Compute the three branches query by query; the heads in a group share a selection."""
     q, k = queries_and_keys(m, p, x, x)
     n_kv = m.kv_heads or m.heads
     each, size, scale = m.heads // n_kv, m.block_size, 1 / math.sqrt(q.shape[-1])
@@ -252,12 +255,12 @@ def nsa(m, p, x):
 
 # ---------------------------------------------------------------------------------------------------------------- FoX
 def mixed_with_before(p, x, y_TE, n):
-    """Each key or value and the one before, in shares from the data, one per head."""
+    """Mix keys or values with the previous token's, with a data-dependent share per head."""
     y, share = heads_of(y_TE, n), sigmoid(linear(p, x))[..., None]
     return (share * shifted(y) + (1 - share) * y).reshape(y_TE.shape)
 
 
-def fox_scored(m, p, x):
+def fox_queries_keys(m, p, x):
     q, k = convolved(m, p, "q", linear(p["q"], x)), convolved(m, p, "k", linear(p["k"], x))
     n_kv = m.kv_heads or m.heads
     k = mixed_with_before(p["k_shift"], x, k, n_kv) if m.kv_shift else k
@@ -269,14 +272,14 @@ def fox_scored(m, p, x):
 
 
 def fox_weights(m, p, x):
-    """[T, H, S]; the product of the gates behind a key, up to the query's own, multiplies e^score."""
-    q, k = fox_scored(m, p, x)
+    """Return weights [T, H, S]: e^score times the product of the gates after the key, up to the query's gate."""
+    q, k = fox_queries_keys(m, p, x)
     gate = sigmoid(linear(p["forget"], x))
     weight = np.zeros((len(x), m.heads, len(x)))
     for i in range(len(x)):
         for j in range(max(0, i + 1 - (m.window or len(x))), i + 1):
-            kept = gate[j + 1 : i + 1].prod(0)
-            weight[i, :, j] = kept * np.exp((q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]))
+            decay = gate[j + 1 : i + 1].prod(0)
+            weight[i, :, j] = decay * np.exp((q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]))
     return weight / weight.sum(-1, keepdims=True)
 
 
@@ -292,7 +295,7 @@ def fox(m, p, x):
 
 # --------------------------------------------------------------------------------------------------------------- PaTH
 def path(m, p, x):
-    """Every key goes through the matrices of the tokens after it, one after the other."""
+    """Multiply each key by the matrices of all later tokens in sequence."""
     n_kv = m.kv_heads or m.heads
     q, k, v = (heads_of(linear(p[name], x), n) for name, n in (("q", m.heads), ("k", n_kv), ("v", n_kv)))
     if m.qk_norm:
@@ -301,12 +304,12 @@ def path(m, p, x):
     w = w / np.sqrt((w**2).sum(-1, keepdims=True) + 1e-6)
     beta, scale = 2 * sigmoid(linear(p["beta"], x)), 1 / math.sqrt(q.shape[-1])
     gate = sigmoid(linear(p["forget"], x)) ** scale if m.forget_gate else np.ones((len(x), m.heads))
-    keys, kept, o, repeats = [], [], [], m.heads // n_kv
+    keys, decay, o, repeats = [], [], [], m.heads // n_kv
     for t in range(len(x)):
         keys = [key - beta[t, :, None] * (key * w[t]).sum(-1, keepdims=True) * w[t] for key in keys] + [k[t]]
-        kept = [before * gate[t] for before in kept] + [np.ones(m.heads)]
+        decay = [before * gate[t] for before in decay] + [np.ones(m.heads)]
         score = np.array([(q[t] * np.repeat(key, repeats, 0)).sum(-1) * scale for key in keys])
-        weight = np.array(kept) * np.exp(score)
+        weight = np.array(decay) * np.exp(score)
         o.append(np.einsum("sh,shv->hv", weight / weight.sum(0), np.repeat(v[: t + 1], repeats, 1)))
     return linear(p["out"], np.array(o).reshape(len(x), -1))
 
@@ -317,7 +320,7 @@ def based_conv(m, p, x):
 
 
 def based_linear(m, p, x):
-    """1 + s + s^2 / 2 in place of e^s."""
+    """Replace e^s by 1 + s + s^2 / 2."""
     q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
     s = np.einsum("thk,shk->ths", q, k) / math.sqrt(q.shape[-1])
     weight = (1 + s + s**2 / 2) * np.tri(len(x))[:, None]
@@ -327,7 +330,7 @@ def based_linear(m, p, x):
 
 # ----------------------------------------------------------------------------------------------------- state spaces
 def shared_decay(p, u):
-    """(step size, decay) of a transition that is one number per token."""
+    """Return step size and decay for a scalar transition per token."""
     step = softplus(u @ p["w"] + p["b"])
     return step, np.exp(-np.exp(p["alpha"]) * step)
 
@@ -343,10 +346,10 @@ def mamba1(m, p, u):
     h, y = np.zeros((x.shape[1], m.state)), np.zeros_like(x)
     for t in range(len(x)):
         if m.decay == "full":
-            kept = np.exp(-step[t][:, None] * np.exp(p["a_log"]))
+            decay = np.exp(-step[t][:, None] * np.exp(p["a_log"]))
         else:
-            kept = 1.0 if m.decay == "none" else shared_decay(p["decay"], x)[1][t]
-        h = kept * h + np.outer(step[t] * x[t], b[t])
+            decay = 1.0 if m.decay == "none" else shared_decay(p["decay"], x)[1][t]
+        h = decay * h + np.outer(step[t] * x[t], b[t])
         y[t] = h @ c[t] + p["skip"] * x[t]
     return linear(p["out"], y * silu(z))
 
@@ -361,18 +364,18 @@ def mamba2(m, p, u):
     state, y = np.zeros((n_heads, m.state, m.head_dim)), np.zeros_like(x)
     for t in range(len(u)):
         if m.decay == "full":
-            kept = np.exp(-np.exp(p["a_log"]) * step[t])
-        else:  # the transition alone is shared: what goes in keeps its own step size
-            kept = np.full(n_heads, 1.0 if m.decay == "none" else shared_decay(p["decay"], u)[1][t])
+            decay = np.exp(-np.exp(p["a_log"]) * step[t])
+        else:  # only the transition is shared; the input keeps its step size per head
+            decay = np.full(n_heads, 1.0 if m.decay == "none" else shared_decay(p["decay"], u)[1][t])
         for h in range(n_heads):
-            state[h] = kept[h] * state[h] + np.outer(b[t], step[t, h] * x[t, h])
+            state[h] = decay[h] * state[h] + np.outer(b[t], step[t, h] * x[t, h])
             y[t, h] = c[t] @ state[h] + p["skip"][h] * x[t, h]
     y = y.reshape(len(u), -1) * (silu(linear(p["z"], u)) if m.gate else 1)
     return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
 
 
 def log_linear_mamba2(m, p, u):
-    """Every pair of tokens by itself, with the level by the bits in which their positions differ."""
+    """Loop over token pairs; the highest bit in which their positions differ determines the level."""
     x, bc = (short_conv(p[f"conv_{name}"], linear(p[name], u)) for name in ("x", "bc"))
     b, c = np.split(bc, 2, axis=-1)
     step = softplus(linear(p["dt"], u) + p["dt_bias"])
@@ -388,14 +391,14 @@ def log_linear_mamba2(m, p, u):
 
 
 def turned_by(turn, row):
-    """The first pairs of neighbours, as complex numbers times `turn`."""
+    """Multiply the first pairs of neighboring channels, as complex numbers, by `turn`."""
     n = 2 * len(turn)
     pairs = (row[0:n:2] + 1j * row[1:n:2]) * turn
     return np.concatenate([np.stack([pairs.real, pairs.imag], -1).ravel(), row[n:]])
 
 
 def mamba3(m, p, u):
-    """Pairs of channels are complex numbers, and what turns them is a product of numbers on the unit circle."""
+    """Treat channel pairs as complex numbers, rotated by a cumulative product on the unit circle."""
     z, x, bc = linear(p["z"], u), linear(p["x"], u), linear(p["bc"], u)
     b, c = (rms_norm(half, p[f"{name}_norm"]["g"], 1e-5) for name, half in zip("bc", np.split(bc, 2, axis=-1)))
     step, trap, a = softplus(linear(p["dt"], u) + p["dt_bias"]), sigmoid(linear(p["trap"], u)), linear(p["rate"], u)
@@ -438,7 +441,7 @@ def delta(m, p, x):
 
 def delta_product(m, p, x):
     def of_steps(y):
-        """[T, n, H, ...] of [T, ...], whose columns are those of the first head's steps, the second's, ..."""
+        """Reshape [T, ...] to [T, n, H, ...]; the columns are ordered by head, then step."""
         return y.reshape(len(x), m.heads, m.steps, -1).swapaxes(1, 2)
 
     q = heads_of(short_conv(p.get("q_conv"), linear(p["q"], x)), m.heads)
@@ -461,12 +464,12 @@ def delta_product(m, p, x):
 
 def gla(m, p, x):
     q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
-    kept = heads_of(sigmoid(linear(p["decay_out"], linear(p["decay_in"], x))) ** (1 / 16), m.heads)
+    decay = heads_of(sigmoid(linear(p["decay_out"], linear(p["decay_in"], x))) ** (1 / 16), m.heads)
     y = np.zeros_like(v)
     for h in range(m.heads):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
-            s = np.diag(kept[t, h]) @ s + np.outer(k[t, h], v[t, h])
+            s = np.diag(decay[t, h]) @ s + np.outer(k[t, h], v[t, h])
             y[t, h] = q[t, h] @ s / math.sqrt(q.shape[-1])
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
     return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)
@@ -551,7 +554,7 @@ def lora(p, x, activation=lambda x: x):
 
 
 def value_residual(p, x_v, v, v_first):
-    """The first layer's values stay as they are; the share of a later layer's that is replaced is learned."""
+    """Mix the first layer's values into a later layer's values with a learned share."""
     return v if v_first is None else v + (v_first - v) * sigmoid(lora(p["v_lora"], x_v))
 
 
@@ -566,7 +569,7 @@ def rwkv7(m, p, x, v_first):
     r, k, v, w, eta = (heads_of(y, m.heads) for y in (r, k, v, w, eta))
     y = np.zeros_like(v)
     for h in range(m.heads):
-        s = np.zeros((v.shape[-1], k.shape[-1]))  # values by keys, as the paper has it
+        s = np.zeros((v.shape[-1], k.shape[-1]))  # values by keys, as in the paper
         for t in range(len(x)):
             removed = np.outer(s @ kappa[t, h], kappa[t, h] * eta[t, h])
             s = s * w[t, h] - removed + np.outer(v[t, h], k[t, h])
@@ -577,7 +580,7 @@ def rwkv7(m, p, x, v_first):
 
 
 class Core:
-    """The attention inside RWKV-7's shell, as settings of the attention mixers."""
+    """The settings of the attention inside RWKV-7's shell, with the names of the attention mixers."""
 
     def __init__(self, m):
         self.heads, self.position, self.rope_base = m.heads, m.position, m.rope_base
@@ -623,22 +626,22 @@ def as_float64(tree):
     return {k: as_float64(v) for k, v in tree.items()} if isinstance(tree, dict) else np.asarray(tree, np.float64)
 
 
-def one(tree, index):
-    """A layer of a stack."""
-    return {k: one(v, index) for k, v in tree.items()} if isinstance(tree, dict) else tree[index]
+def layer_of(tree, index):
+    """Return one layer's parameters from a stack."""
+    return {k: layer_of(v, index) for k, v in tree.items()} if isinstance(tree, dict) else tree[index]
 
 
 def layers(config, params):
-    """(settings of the mixer, parameters) from the first layer to the last: a pattern repeats itself."""
+    """Yield mixer settings and parameters of all layers in order; the pattern repeats."""
     mixers = config.mixers
     for i in range(config.n_layers):
-        yield mixers[i % len(mixers)], one(params["blocks"][str(i % len(mixers))], i // len(mixers))
+        yield mixers[i % len(mixers)], layer_of(params["blocks"][str(i % len(mixers))], i // len(mixers))
 
 
-def scored(m, p, x):
-    """(settings of the attention, queries, keys [T, H, K]) of a mixer that has some."""
+def attention_inputs(m, p, x):
+    """Return attention settings, queries and keys [T, H, K], or None."""
     if m.name == "fox":
-        return m, *fox_scored(m, p, x)
+        return m, *fox_queries_keys(m, p, x)
     if m.name in CORES or m.name == "nsa":
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
@@ -648,17 +651,20 @@ def scored(m, p, x):
 
 
 def weights_of(m, p, x):
-    """The softmax weights over the past of a mixer that has some, [T, H, S]."""
+    """Return the softmax weights over the past [T, H, S], or None."""
     if m.name == "fox":
         return fox_weights(m, p, x)
     if m.name == "nsa" or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
-    found = scored(m, p, x)
-    return None if found is None else softmax_weights(*found)
+    inputs = attention_inputs(m, p, x)
+    return None if inputs is None else softmax_weights(*inputs)
 
 
-def hidden(config, params, row, seen=None):
-    """The residual stream behind the last layer [T, D]; `seen`, a list, gets what each layer's mixer is given."""
+def hidden(config, params, row, mixer_inputs=None):
+    """Return the residual stream after the last layer [T, D].
+
+    Appends (settings, parameters, input) of each layer's mixer to the list `mixer_inputs`.
+    """
     x, v_first = params["embed"][row], None
     if config.embed_norm:
         x = norm(config, params["embed_norm"], x)
@@ -668,8 +674,8 @@ def hidden(config, params, row, seen=None):
         h = norm(config, p["norm1"], x)
         h = canon(p["canon_a"], h) if "A" in config.canon else h
         h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h
-        if seen is not None:
-            seen.append((m, p["mixer"], h))
+        if mixer_inputs is not None:
+            mixer_inputs.append((m, p["mixer"], h))
         if m.name in CARRYING:
             y, own = CARRYING[m.name](m, p["mixer"], h, v_first)
             v_first = own if v_first is None else v_first
@@ -685,36 +691,36 @@ def hidden(config, params, row, seen=None):
 
 
 def logits(config, params, tokens_BT):
-    """[B, T, O] of a `ModelConfig` and its parameters."""
+    """Return the logits [B, T, O] for a `ModelConfig` and its parameters."""
     params = as_float64(params)
     head = params["embed"].T if config.tie_embeddings else params["head"]
     return np.stack([norm(config, params["norm"], hidden(config, params, row)) @ head for row in tokens_BT])
 
 
 def loss(config, params, tokens_BT1):
-    """Summed next-token loss in nats of rows of T + 1 tokens."""
+    """Return the summed next-token loss in nats for rows of T + 1 tokens."""
     tokens_BT1 = np.asarray(tokens_BT1)
     p = softmax(logits(config, params, tokens_BT1[:, :-1]))
     return -np.log(np.take_along_axis(p, tokens_BT1[:, 1:, None], -1)).sum()
 
 
 def queries_and_keys_of_layers(config, params, row):
-    """Per layer (queries, keys), each [T, H, K], or None."""
-    seen: list[Any] = []
-    hidden(config, as_float64(params), row, seen)
-    return [None if (found := scored(*each)) is None else found[1:] for each in seen]
+    """Return (queries, keys), each [T, H, K], or None, per layer."""
+    mixer_inputs: list[Any] = []
+    hidden(config, as_float64(params), row, mixer_inputs)
+    return [None if (inputs := attention_inputs(*each)) is None else inputs[1:] for each in mixer_inputs]
 
 
 def attention_entropy(config, params, tokens_BT):
-    """Means over heads and positions i >= 1 of the layers that have softmax weights, each [L, B].
+    """Return the mean entropy in nats and relative to ln(i + 1), each [L, B].
 
-    In nats, and as a share of ln(i + 1).
+    The means are over heads and positions i >= 1, for the layers with softmax weights.
     """
     params, nats, shares = as_float64(params), [], []
     for row in tokens_BT:
-        seen: list[Any] = []
-        hidden(config, params, row, seen)
-        each = [entropy(weights)[1:] for given in seen if (weights := weights_of(*given)) is not None]
-        nats.append([e.mean() for e in each])
-        shares.append([(e / np.log(np.arange(2, len(row) + 1))[:, None]).mean() for e in each])
+        mixer_inputs: list[Any] = []
+        hidden(config, params, row, mixer_inputs)
+        entropies = [entropy(w)[1:] for each in mixer_inputs if (w := weights_of(*each)) is not None]
+        nats.append([e.mean() for e in entropies])
+        shares.append([(e / np.log(np.arange(2, len(row) + 1))[:, None]).mean() for e in entropies])
     return np.array(nats).T, np.array(shares).T

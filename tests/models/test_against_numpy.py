@@ -1,4 +1,4 @@
-"""Whole models against the equations in float64 numpy (oracle.py), for every setting that changes what is computed."""
+"""Full models against their equations in float64 numpy (oracle.py), for all settings that change the computation."""
 
 import functools
 import importlib
@@ -36,7 +36,7 @@ ATTENTION = {
     "bias": "bias=True,position=none",
     "conv": "conv=True,kv_heads=2,gate=True",
 }
-# For each config what is set under `model.mixer`; several settings at once, since each of them must be right.
+# Settings under `model.mixer` by config. A variant has several settings, because all of them must be right to pass.
 VARIANTS = {
     "transformer_pp": ATTENTION | {
         "qk_norm": "qk_norm=True,window=5",
@@ -122,41 +122,40 @@ CASES = [
     (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
     for name, variants in VARIANTS.items()
     for variant, text in variants.items()
-] + [(name, f"model-{what}", text) for what, (name, text) in MODELS.items()]
-# The same attention in another mixer, and settings that are off: with the slow tests.
+] + [(name, f"model-{label}", text) for label, (name, text) in MODELS.items()]
+# Slow: the same attention in another mixer, and disabled settings.
 SLOW = {f"top1_{kind}-{variant}" for kind in ("chunk", "element") for variant in ("sizes", "bias")}
 SLOW |= {"rwkv7_shell-window_norm", "rwkv7_shell-no_norm"}
 SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
-# Defaults where another case has more of the mixer, and settings that come again in the company of others.
+# Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm"}
-every_case = pytest.mark.parametrize(
+all_cases = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
 )
 
 
 @functools.cache
 def build(name: str, text: str = ""):
-    """The model of `configs/NAME.py:debug,TEXT` at a size for loops in Python."""
+    """Return the model of `configs/NAME.py:debug,TEXT` at a size small enough for Python loops."""
     get_config = importlib.import_module(f"configs.{name}").get_config
     config = get_config("debug")
-    several = isinstance(config.model.mixer, tuple)
-    settings = {key: value for key, value in SMALL.items() if key != "model.n_layers" or not several}
-    own = {f"model.mixer.{key}": value for key, value in SIZES.items() if not several and key in config.model.mixer}
-    given = dict(part.split("=") for part in text.split(",") if part)
-    settings = {key: value for key, value in (settings | own).items() if key not in given}
+    is_hybrid = isinstance(config.model.mixer, tuple)
+    settings = {key: value for key, value in SMALL.items() if key != "model.n_layers" or not is_hybrid}
+    sizes = {f"model.mixer.{key}": value for key, value in SIZES.items() if not is_hybrid and key in config.model.mixer}
+    overrides = dict(part.split("=") for part in text.split(",") if part)
+    settings = {key: value for key, value in (settings | sizes).items() if key not in overrides}
     if name in ("transformer_pp", "fox"):
         settings.pop("model.mixer.window", None)
         settings.pop("model.mixer.head_dim", None)
-    merged = {key: str(value) for key, value in settings.items()} | given
+    merged = {key: str(value) for key, value in settings.items()} | overrides
     config = get_config(",".join(["debug", *(f"{key}={value}" for key, value in merged.items())]))
-    for place in config.model.mixer if several else ():
+    for mixer in config.model.mixer if is_hybrid else ():
         with config.ignore_type():
-            place.update({key: value for key, value in SIZES.items() if key in place and key != "head_dim"})
-    checked = from_config_dict(config).model
-    return Model(checked, max_len=T)
+            mixer.update({key: value for key, value in SIZES.items() if key in mixer and key != "head_dim"})
+    return Model(from_config_dict(config).model, max_len=T)
 
 
 def tokens(length: int = T):
@@ -165,7 +164,7 @@ def tokens(length: int = T):
 
 @functools.cache
 def weights(name: str, text: str = ""):
-    """Random, so that nothing is uniform, zero or one; gains around one."""
+    """Return random parameters, with gains around one, so no value has a special effect."""
     rng = np.random.default_rng(0)
 
     def draw(path, x):
@@ -175,21 +174,18 @@ def weights(name: str, text: str = ""):
     return jax.tree_util.tree_map_with_path(draw, build(name, text).shapes)
 
 
-@every_case
-def test_logits_are_those_of_the_equations(name, text):
+@all_cases
+def test_logits_equal_the_equations(name, text):
     got = jax.jit(build(name, text).logits)(weights(name, text), tokens())
     want = oracle.logits(build(name, text).config, weights(name, text), np.asarray(tokens()))
     assert want.std() > 0.1
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max())
 
 
-def test_every_mixer_is_compared():
-    used = {m.name for name, text in {(n, t) for n, _, t in CASES} for m in layers_of(build(name, text).config)}
-    assert used == set(MIXERS), "what has a table of its settings has an oracle, too; a new mixer may have neither"
-
-
-def layers_of(config):
-    return config.mixers
+def test_all_mixers_with_a_settings_table_are_compared():
+    """A new mixer may have neither a table in test_settings.py nor an oracle."""
+    used = {m.name for name, text in {(n, t) for n, _, t in CASES} for m in build(name, text).config.mixers}
+    assert used == set(MIXERS)
 
 
 # ------------------------------------------------------------------------------------------------------------- entropy
@@ -212,10 +208,10 @@ QUICK = [ENTROPY[i] for i in (2, 4, 5, 7, 9)]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in QUICK, ENTROPY))
-def test_entropy_is_that_of_the_equations(name, text):
+def test_entropy_equals_the_equations(name, text):
     got = jax.jit(functools.partial(mean_entropy, build(name, text)))(weights(name, text), tokens())
     want = oracle.attention_entropy(build(name, text).config, weights(name, text), np.asarray(tokens()))
-    assert (want[1] < 0.97).all(), "uniform weights: the comparison would say nothing"
+    assert (want[1] < 0.97).all()  # not uniform weights, which any implementation would match
     for ours, theirs in zip(got, want, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
@@ -233,19 +229,19 @@ SCORED = [
     ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
-    ("based", ""),  # a pattern, in which one mixer of three has them
+    ("based", ""),  # a hybrid with queries and keys in one mixer of three
     ("based", "model.scan_layers=False"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in (SCORED[0], SCORED[5]), SCORED))
-def test_queries_and_keys_are_those_of_the_equations(name, text):
-    """Of every layer, in their order."""
+def test_queries_and_keys_equal_the_equations(name, text):
+    """For all layers in order."""
     model = build(name, text)
     got = jax.jit(functools.partial(queries_and_keys, model))(weights(name, text), tokens())
     for b, row in enumerate(np.asarray(tokens())):
         want = oracle.queries_and_keys_of_layers(model.config, weights(name, text), row)
-        assert [each is None for each in got] == [each is None for each in want]
+        assert [pair is None for pair in got] == [pair is None for pair in want]
         for ours, theirs in zip(got, want, strict=True):
             if ours is None or theirs is None:
                 continue
@@ -255,33 +251,33 @@ def test_queries_and_keys_are_those_of_the_equations(name, text):
             np.testing.assert_allclose(k_THK, theirs[1], rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_without_queries_and_keys_says_so():
+def test_model_without_queries_and_keys_is_refused():
     model = build("mamba2")
-    with pytest.raises(UserError, match=r"mamba2: no layer has queries and keys\. Take .*--config=top1_chunk"):
+    with pytest.raises(UserError, match=r"mamba2: .*queries and keys.*--config=top1_chunk"):
         jax.eval_shape(functools.partial(queries_and_keys, model), model.shapes, tokens())
 
 
 # ---------------------------------------------------------------------------------------------- straight-through values
 @pytest.mark.parametrize("v_grad", ["hard", "soft"])
-def test_the_values_of_top1_element_get_the_gradient_that_is_asked_for(v_grad, monkeypatch):
-    """In one layer, where scores do not depend on the values, against differences of the loss in float64.
+def test_top1_element_value_gradient(v_grad, monkeypatch):
+    """One layer, so scores do not depend on the values; compared with finite differences of the loss in float64.
 
-    hard: the loss itself, for the choice does not depend on the values. soft: what is chosen stays as it is, and the
-    softmax-weighted mean of the changes of all values is added.
+    hard: differences of the loss itself. soft: differences of a loss whose output is the chosen value plus the
+    softmax-weighted mean of all value changes.
     """
     name, text = "top1_element", f"model.n_layers=1,model.mixer.v_grad={v_grad}"
     model, params = build(name, text), jax.device_get(weights(name, text))
     rows = np.asarray(tokens(T + 1))
     gradient = jax.jit(jax.grad(lambda p: model.loss(p, jnp.asarray(rows))[0]))(params)["blocks"]["0"]["mixer"]["v"]
     direction = np.random.default_rng(5).standard_normal(gradient["w"].shape)
-    before = []
+    originals = []
 
     def soft(m, q, k, v):
         chosen = oracle.top1_element(m, q, k, v)
-        if len(before) < B:
-            before.append((v, chosen))
+        if len(originals) < B:
+            originals.append((v, chosen))
             return chosen
-        v0, chosen0 = before[calls[0] % B]
+        v0, chosen0 = originals[calls[0] % B]
         calls[0] += 1
         return chosen0 + np.einsum("ths,shv->thv", oracle.softmax_weights(m, q, k), v - v0)
 
@@ -299,8 +295,8 @@ def test_the_values_of_top1_element_get_the_gradient_that_is_asked_for(v_grad, m
     assert float(np.sum(np.asarray(gradient["w"], np.float64) * direction)) == pytest.approx(slope, rel=1e-3)
 
 
-def test_the_loss_is_the_mean_over_predicted_tokens():
-    """T + 1 tokens hold T predictions, in nats; evaluation has the same, row by row."""
+def test_loss_sums_over_predicted_tokens():
+    """T + 1 tokens have T predictions, in nats; the evaluation losses agree per row."""
     name = "transformer_pp"
     model, params, rows = build(name), weights(name), tokens(T + 1)
     total, count = jax.jit(model.loss)(params, rows)
@@ -312,8 +308,8 @@ def test_the_loss_is_the_mean_over_predicted_tokens():
 
 
 # ----------------------------------------------------------------------------------------------------- residual stream
-def test_a_float32_residual_stream_keeps_what_bfloat16_would_round_away():
-    """Embeddings of 256 move by 2 at least in bfloat16, so what the layers add is lost."""
+def test_float32_residual_stream_reduces_the_error():
+    """Embeddings are scaled by 256, so a bfloat16 stream rounds away much of what the layers add."""
     name, text = "based", "model.dtype=bfloat16,model.n_layers=5"
     params = dict(jax.device_get(weights(name, text)))
     params["embed"] = 256 * params["embed"]

@@ -1,4 +1,4 @@
-"""FLOPs of the whole model by hand, and MFU."""
+"""Model FLOPs by hand, and MFU."""
 
 import importlib
 import types
@@ -11,8 +11,8 @@ from seqjax.models import Model, flops
 from tests import support
 
 
-def test_transformer_by_hand():
-    """2 per matrix parameter, 4 d (T + 1) / 2 per layer for attention, and three times that to train."""
+def test_transformer_flops_by_hand():
+    """2 per matrix parameter, 4 d (T + 1) / 2 per layer for attention; training takes three times that."""
     from configs import transformer_pp
 
     config = from_config_dict(transformer_pp.get_config("110m"))
@@ -24,17 +24,17 @@ def test_transformer_by_hand():
     assert flops.flops_per_token(model, 2048) == pytest.approx(3 * forward)
 
 
-# Forward FLOPs per token and layer beside the products with parameters, at 110m and T = 2,048, by hand: a product of a
-# [m, n] state with a vector is 2 m n, chunks of C compute (C + 1) / 2 pairs per token.
+# Forward FLOPs per token and layer in addition to products with parameters, at 110m and T = 2,048, by hand. A product
+# of an [m, n] state and a vector takes 2 m n; chunks of C compute (C + 1) / 2 pairs per token.
 T = 2048
-# NSA's keys: means of blocks of 32 from their last token on; the own block and seven before it
+# NSA's keys: block means, available from a block's last of 32 tokens on; the own block and seven earlier blocks
 MEANS = sum(T + 1 - 32 * c for c in range(1, 65)) / T
 SELECTED = 33 / 2 + sum(T - 32 * n for n in range(1, 8)) * 32 / T
-BESIDE = {
+MIXER_FLOPS = {
     "transformer_pp": 4 * 768 * (T + 1) / 2,
     "top1_element": 4 * 768 * (T + 1) / 2,
     "fox": 4 * 768 * (T + 1) / 2,
-    # as attention; six triangles of 128 x 64 and three of 128 x 128, the product of a chunk, and that of 7.5 on average
+    # attention, plus per chunk six 128 x 64 triangles, three 128 x 128 triangles, its product, and 7.5 chunk products
     "path": 4 * 768 * (T + 1) / 2 + 12 * (6 * 64 * 128 + 3 * 128**2 + 2 * 64**2 + 7.5 * 2 * 64**2),
     "nsa": 4 * 768 * (MEANS + SELECTED + 256 - 256 * 255 / (2 * T)),
     # k^T S, the correction of S, q^T S
@@ -45,7 +45,7 @@ BESIDE = {
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,
-    # as GLA, with the normaliser as one more value
+    # as GLA, with the normalizer as an additional value
     "mlstm": 2 * 4 * (96 + 193) * 65 / 2 + 2 * 2 * 4 * 96 * 193,
     # nine operations per channel and state
     "mamba1": 9 * 1536 * 16,
@@ -61,16 +61,16 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_mixers_by_hand(name):
+@pytest.mark.parametrize("name", MIXER_FLOPS)
+def test_mixer_flops_by_hand(name):
     config = from_config_dict(importlib.import_module(f"configs.{name}").get_config("110m")).model
     model = Model(config, max_len=T)
     for train, times in ((False, 1), (True, 3)):
-        beside = flops.flops_per_token(model, T, train=train) - times * 2 * flops.matmul_params(model)
-        assert beside / config.n_layers == pytest.approx(times * BESIDE[name], rel=1e-9)
+        mixer_flops = flops.flops_per_token(model, T, train=train) - times * 2 * flops.matmul_params(model)
+        assert mixer_flops / config.n_layers == pytest.approx(times * MIXER_FLOPS[name], rel=1e-9)
 
 
-def test_a_selection_has_no_backward():
+def test_selection_counts_once_in_training():
     exact, approx = (support.tiny_model("top1_chunk", v) for v in ("exact", "approx"))
     for length in (23, 64):
         forward = flops.flops_per_token(exact, length, train=False)
@@ -78,10 +78,10 @@ def test_a_selection_has_no_backward():
         assert flops.flops_per_token(approx, length) < flops.flops_per_token(exact, length)
         selection = forward - flops.flops_per_token(approx, length, train=False)
         trained = flops.flops_per_token(exact, length) - flops.flops_per_token(approx, length)
-        assert trained == pytest.approx(selection), "it counts once, in training too"
+        assert trained == pytest.approx(selection)  # a selection has no backward pass
 
 
-def test_tables_and_vectors_multiply_nothing():
+def test_tables_and_vectors_add_no_matmul_params():
     plain = support.tiny_model("transformer_pp")
     more = support.tiny_model("transformer_pp", "bias_norm", model__learned_positions=True, model__norm="layernorm")
     assert flops.n_params(more) > flops.n_params(plain)
@@ -95,11 +95,11 @@ def test_tables_and_vectors_multiply_nothing():
     ("kind", "peak"),
     [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12)],
 )
-def test_peaks(kind, peak):
+def test_peak_flops_by_device_kind(kind, peak):
     assert flops.peak_flops(types.SimpleNamespace(device_kind=kind)) == peak
 
 
 def test_mfu(monkeypatch):
-    assert flops.mfu(1e6, 1e9) is None, "nobody knows the peak of this CPU"
+    assert flops.mfu(1e6, 1e9) is None  # a CPU has no known peak
     monkeypatch.setattr(flops, "peak_flops", lambda device=None: 1e15)
     assert flops.mfu(1e6, 1e9) == pytest.approx(1 / jax.device_count())

@@ -1,8 +1,8 @@
-"""Initial parameters against the distributions of the papers and public codes, every parameter of every kind of layer.
+"""Initial parameters of all layer types against the distributions in papers and public implementations.
 
-A drawn one is compared with its distribution function (Kolmogorov-Smirnov) and by its mean and deviation, so that a
-constant, a clipped range or another spread fails; what is not drawn, with its formula; a matrix that is orthogonal, by
-its singular values. A parameter that no rule names fails.
+Random parameters are compared with their distribution function (Kolmogorov-Smirnov), mean and deviation, so a constant,
+a clipped range or another spread fails. Other parameters are compared with their formula, orthogonal matrices by their
+singular values. A parameter without a rule fails.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from seqjax.config import from_config_dict
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
 
-D, L, F, O = 64, 4, 96, 256  # width, layers, inner width of the MLP, vocabulary
+D, L, F, O = 64, 4, 96, 256  # width, layers, MLP width, vocabulary
 E = 2 * D
 DEPTH = np.arange(L)[:, None]
 RHO, KAPPA, CHANNEL = DEPTH / (L - 1), 1 - DEPTH / L, np.arange(D) / D
@@ -29,7 +29,7 @@ def normal_cdf(x):
 
 
 def distance(values, cdf) -> float:
-    """Kolmogorov's, times sqrt(n): beyond 1.95 once in a thousand times."""
+    """Return the Kolmogorov-Smirnov distance times sqrt(n), which exceeds 1.95 with probability 0.001."""
     x = np.sort(values.ravel())
     rank = np.arange(len(x) + 1) / len(x)
     return math.sqrt(len(x)) * max(np.abs(cdf(x) - rank[1:]).max(), np.abs(cdf(x) - rank[:-1]).max())
@@ -45,15 +45,15 @@ def normal(std):
 
 
 def uniform(low, high, of=lambda x: x):
-    """`of` the parameter is uniform."""
+    """Return a check that `of(parameter)` is uniform in [low, high]."""
 
     def check(x):
         y = (of(x) - low) / (high - low)
         assert y.min() > -1e-4
         assert y.max() < 1 + 1e-4
         if y.size > 8:
-            assert y.min() < 8 / y.size, "the lower end is never near"
-            assert y.max() > 1 - 8 / y.size, "the upper end is never near"
+            assert y.min() < 8 / y.size, "values do not reach the lower end"
+            assert y.max() > 1 - 8 / y.size, "values do not reach the upper end"
         assert distance(y, lambda y: np.clip(y, 0, 1)) < 1.95
 
     return check
@@ -71,7 +71,7 @@ def exactly(value):
 
 
 def orthogonal(scale=1.0):
-    """Columns or rows of one length and at right angles, longer by sqrt(out / in) where the matrix widens; drawn."""
+    """Return a check for random orthogonal rows or columns, scaled by sqrt(out / in) if the matrix widens."""
 
     def check(x):
         for w in x if x.ndim == 3 else x[None]:
@@ -108,7 +108,7 @@ SSM = NORMS | OUTSIDE | {
 
 
 def mix(power):
-    """The share of the token before, 1 - c^power."""
+    """Return a check for the previous token's weight, 1 - c^power."""
     return exactly(1 - CHANNEL**power)
 
 
@@ -135,7 +135,7 @@ LORAS = {
     r"mixer\.mu\.[kv]": mix(0.7 * KAPPA),
     r"mlp\.mu_k": mix(KAPPA**4),
 }
-# Config text -> rules, of which the last that matches counts, with the source of the published values.
+# Config text -> rules, with the source of the published values. The last matching rule applies.
 CASES = {
     # Radford et al., 2019: GPT-2
     "transformer:": GPT_LIKE,
@@ -227,19 +227,21 @@ CASES = {
 }  # fmt: skip
 
 
-def made(text: str):
+def initial_params(text: str):
     name, _, settings = text.partition(":")
     sizes = {"model.dim": D, "model.n_layers": L, "model.mlp.dim": F, "model.vocab_size": O}
-    given = [part for part in settings.split(",") if part]
-    sizes = [f"{key}={value}" for key, value in sizes.items() if not any(part.startswith(f"{key}=") for part in given)]
-    config = importlib.import_module(f"configs.{name}").get_config(",".join(["debug", *sizes, *given]))
-    # not under jit: cases share the small programs of single operations
+    overrides = [part for part in settings.split(",") if part]
+    sizes = [
+        f"{key}={value}" for key, value in sizes.items() if not any(part.startswith(f"{key}=") for part in overrides)
+    ]
+    config = importlib.import_module(f"configs.{name}").get_config(",".join(["debug", *sizes, *overrides]))
+    # Without jit, all cases share the programs of single operations.
     return params_lib.names(Model(from_config_dict(config).model, max_len=32).init(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_parameters_start_as_published(text):
-    for path, x in made(text):
+def test_initial_parameters_equal_published(text):
+    for path, x in initial_params(text):
         name = re.sub(r"^blocks\.\d\.", "", path)
         checks = [check for rule, check in CASES[text].items() if re.fullmatch(rule, name)]
         assert checks, f"{path}: no rule"
@@ -249,14 +251,14 @@ def test_parameters_start_as_published(text):
             raise AssertionError(f"{path}: {error}") from error
 
 
-def test_a_hybrid_counts_its_layers_in_order():
-    """Two kinds in turn, four layers: the first has layers 0 and 2, the second 1 and 3."""
-    place = "{'name':'%s','head_dim':16}"
-    text = f"rwkv5:model.mixer=({place % 'rwkv5'},{place % 'rwkv6'})"
+def test_hybrid_initialization_uses_the_layer_index():
+    """Two mixers alternate over four layers: the first has layers 0 and 2, the second 1 and 3."""
+    mixer = "{'name':'%s','head_dim':16}"
+    text = f"rwkv5:model.mixer=({mixer % 'rwkv5'},{mixer % 'rwkv6'})"
     settings = text.partition(":")[2]
     config = importlib.import_module("configs.rwkv5").get_config(f"debug,model.dim={D},model.n_layers={L},{settings}")
     model = Model(from_config_dict(config).model, max_len=32)
-    # the gain of a norm says its depth; the rest is not computed
+    # A norm's initial gain depends on the layer index; nothing else is computed.
     gains = jax.jit(lambda key: [model.init(key)["blocks"][i]["mixer"]["norm"]["g"] for i in "01"])(jax.random.key(0))
     for first, got in enumerate(gains):
         want = ((1 + np.array([first, first + 2])) / L) ** 0.7

@@ -1,4 +1,4 @@
-"""The model around the mixers: the same numbers whether layers are scanned, rematerialised or spread over devices."""
+"""Scan, rematerialization and sharding do not change the model's results."""
 
 import functools
 
@@ -23,18 +23,18 @@ B, T = 8, 23
 
 @functools.cache
 def reference(mixer, variant):
-    """Scanned, nothing rematerialised, one device, float32: what the other forms are compared with."""
+    """Return the reference form: scanned, without rematerialization, one device, float32."""
     model = support.tiny_model(mixer, variant)
     weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
     return model, weights, tokens, *loss_and_grads(model, weights, tokens)
 
 
-# A bias of the keys moves all scores of a query alike and cancels in the softmax: its gradient is rounding.
+# A key bias shifts all scores of a query equally and cancels in the softmax, so its gradient is rounding error.
 ZERO = {"blocks.0.mixer.k.b"}
 
 
 def assert_same(got, want, *, rtol=1e-4):
-    """Every leaf, with an absolute tolerance from the size of that leaf."""
+    """Compare all leaves, with an absolute tolerance relative to each leaf's largest entry."""
     for (name, a), (_, b) in zip(params_lib.names(got), params_lib.names(want), strict=True):
         if name in ZERO and float(np.abs(b).max()) < 1e-5:
             continue
@@ -49,7 +49,7 @@ FORMS = {
     "remat_attention_unrolled": {"model__remat": "attention", "model__scan_layers": False},
     "loss_in_chunks": {"model__loss_chunk": 5},
 }
-# Every mixer where it has a say; the last are the model's own and one mixer or two show them.
+# The first three forms depend on the mixer, so they run with all mixers; the others run with one or two.
 FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3]] + [
     ("transformer_pp", "full", "remat_dots"),
     ("rwkv7_shell", "top1_exact", "remat_dots"),
@@ -59,14 +59,14 @@ FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3
 
 
 def is_quick(mixer, variant, form):
-    """Unrolled, the recurrent mixers are twice as long to compile as the others."""
-    own = {"remat_full": ("transformer_pp",), "remat_attention": ("top1_chunk",), "remat_attention_unrolled": ()}
-    own["unrolled"] = ("transformer_pp",)
-    return support.represents(mixer, variant) and mixer in own.get(form, (mixer,))
+    """Return whether a case is quick; unrolled recurrent mixers take twice as long to compile as others."""
+    quick = {"remat_full": ("transformer_pp",), "remat_attention": ("top1_chunk",), "remat_attention_unrolled": ()}
+    quick["unrolled"] = ("transformer_pp",)
+    return support.represents(mixer, variant) and mixer in quick.get(form, (mixer,))
 
 
 @pytest.mark.parametrize(("mixer", "variant", "form"), support.slow_unless(is_quick, FORM_CASES))
-def test_the_form_does_not_change_the_result(mixer, variant, form):
+def test_form_does_not_change_the_result(mixer, variant, form):
     _, weights, tokens, loss, grads = reference(mixer, variant)
     got_loss, got_grads = loss_and_grads(support.tiny_model(mixer, variant, **FORMS[form]), weights, tokens)
     np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
@@ -74,8 +74,8 @@ def test_the_form_does_not_change_the_result(mixer, variant, form):
 
 
 @pytest.mark.parametrize(("mixer", "name"), [("top1_chunk", "top1_selection"), ("top1_chunk", "attention_out")])
-def test_remat_attention_keeps_what_is_quadratic(mixer, name):
-    """The policy saves by name, so the name must be there and must be in the list."""
+def test_remat_attention_names_occur_in_the_program(mixer, name):
+    """The policy saves values by name, so the program must use the listed names."""
     model = support.tiny_model(mixer)
     tokens = support.random_tokens((2, T))
     jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(model.hidden(p, tokens))))(model.init(jax.random.key(0)))
@@ -84,7 +84,7 @@ def test_remat_attention_keeps_what_is_quadratic(mixer, name):
 
 
 @pytest.mark.parametrize("mixer", ["top1_chunk", pytest.param("rwkv7_shell", marks=pytest.mark.slow)])
-def test_remat_dots_runs_no_product_and_no_selection_twice(mixer):
+def test_remat_dots_recomputes_no_product_or_selection(mixer):
     tokens, calls = support.random_tokens((2, T + 1)), {}
     for remat in ("none", "dots", "full"):
         model = support.tiny_model(mixer, model__remat=remat)
@@ -94,14 +94,14 @@ def test_remat_dots_runs_no_product_and_no_selection_twice(mixer):
     assert all(twice > once for twice, once in zip(calls["full"], calls["dots"], strict=True))
 
 
-def test_remat_dots_leaves_room_at_the_longest_context():
-    """What the backward pass reads of RWKV-7's shell at 102,400 tokens, the widest of all: half of an 80 GB GPU."""
+def test_remat_dots_fits_the_longest_context():
+    """RWKV-7's shell saves the most: at 102,400 tokens, less than half of an 80 GB GPU."""
     name = "rwkv7_shell:model.dtype=bfloat16"
     config = configs.configured(name, "135m_100k", batch=1, seq_len=102_400, remat="dots")
     model = Model(config.model, max_len=config.train.seq_len)
     tokens = jax.ShapeDtypeStruct((1, config.train.seq_len + 1), jnp.int32)
-    read = jax.eval_shape(lambda p, t: jax.vjp(lambda p: model.loss(p, t)[0], p)[1], model.shapes, tokens)
-    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(read)) < 40 * 2**30
+    saved = jax.eval_shape(lambda p, t: jax.vjp(lambda p: model.loss(p, t)[0], p)[1], model.shapes, tokens)
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(saved)) < 40 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_eight_devices_equal_one(mixer, variant):
     specs = shardings(mesh, model.shapes, model.axes)
     placed = jax.device_put(weights, specs)
     split = [x.sharding.spec for x in jax.tree.leaves(placed) if not x.sharding.is_fully_replicated]
-    assert len(split) > 5, "hardly a parameter is split"
+    assert len(split) > 5  # so the comparison covers sharded parameters
     with jax.set_mesh(mesh):
         got_loss, got_grads = loss_and_grads(model, placed, jax.device_put(tokens, batch_sharding(mesh)))
     np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
@@ -142,7 +142,7 @@ def test_bfloat16_gradients_are_finite(mixer, variant):
 @pytest.mark.parametrize(
     ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer == "top1_chunk", support.FIRST)
 )
-def test_a_tiny_set_is_memorised_without_tracing_again(mixer, variant):
+def test_training_memorizes_a_tiny_set_without_retracing(mixer, variant):
     model = support.tiny_model(mixer, variant, train__seq_len=16)
     optimizer = optax.adam(1e-2)
     step = jax.jit(make_train_step(model, optimizer), donate_argnums=0)
@@ -152,13 +152,13 @@ def test_a_tiny_set_is_memorised_without_tracing_again(mixer, variant):
     for _ in range(80):
         state, metrics = step(state, tokens, 1.0)
         losses.append(float(metrics["loss"]))
-    assert step._cache_size() == 1, "the train step was traced again"
+    assert step._cache_size() == 1
     assert abs(losses[0] - np.log(48)) < 0.5
     assert losses[-1] < 0.2 * losses[0], f"{losses[0]:.2f} -> {losses[-1]:.2f}"
     assert int(state.step) == 80
 
 
-def test_a_tied_head_is_the_embedding_and_an_untied_one_is_not():
+def test_tied_head_equals_the_embedding():
     tied = support.tiny_model("transformer_pp")
     untied = support.tiny_model("transformer_pp", model__tie_embeddings=False)
     assert "head" not in tied.shapes
@@ -166,13 +166,13 @@ def test_a_tied_head_is_the_embedding_and_an_untied_one_is_not():
     weights = support.random_params(untied)
     tokens = support.random_tokens((1, 4))
     logits = jax.jit(untied.logits)
-    own, same = logits(weights, tokens), logits({**weights, "head": weights["embed"].T}, tokens)
+    separate, shared = logits(weights, tokens), logits({**weights, "head": weights["embed"].T}, tokens)
     headless = {name: x for name, x in weights.items() if name != "head"}
-    np.testing.assert_allclose(same, jax.jit(tied.logits)(headless, tokens), rtol=1e-5, atol=1e-5)
-    assert np.abs(np.asarray(own - same)).max() > 0.1
+    np.testing.assert_allclose(shared, jax.jit(tied.logits)(headless, tokens), rtol=1e-5, atol=1e-5)
+    assert np.abs(np.asarray(separate - shared)).max() > 0.1
 
 
-def test_learned_positions_reach_the_parallel_and_the_recurrent_form():
+def test_learned_positions_in_parallel_and_recurrent_form():
     model = support.tiny_model("transformer_pp", model__learned_positions=True, model__mixer__position="none")
     weights = support.random_params(model)
     tokens = support.random_tokens((B, T))
@@ -188,20 +188,20 @@ def test_learned_positions_reach_the_parallel_and_the_recurrent_form():
 
 @pytest.mark.slow
 def test_initial_parameters_have_the_stated_spread():
-    """N(0, 0.02^2), and 1 / sqrt(2 L) of that for the two matrices that write to the residual stream; gains 1."""
+    """N(0, 0.02^2), scaled by 1 / sqrt(2 L) for the two matrices that write to the residual stream; gains 1."""
     config = support.tiny("transformer_pp", model__dim=256, model__n_layers=8, model__mlp__dim=None)
-    made = dict(params_lib.names(jax.jit(Model(config.model, max_len=8).init)(jax.random.key(0))))
-    for name, x in made.items():
+    initial_params = dict(params_lib.names(jax.jit(Model(config.model, max_len=8).init)(jax.random.key(0))))
+    for name, x in initial_params.items():
         std = 0.02 / np.sqrt(16) if name.endswith(("mixer.out.w", "mlp.down.w")) else 0.02
         if name.endswith(".g"):
             assert (np.asarray(x) == 1).all(), name
         else:
             assert np.std(x) == pytest.approx(std, rel=0.03), name
             assert abs(np.mean(x)) < 0.05 * std, name
-    assert made["blocks.0.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
+    assert initial_params["blocks.0.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
 
 
-def test_the_residual_stream_may_stay_float32():
+def test_residual_stream_may_be_float32():
     model = support.tiny_model("transformer_pp", model__dtype="bfloat16", model__residual_dtype="float32")
     tokens = support.random_tokens((2, 5))
     weights = support.random_params(model)
@@ -209,8 +209,8 @@ def test_the_residual_stream_may_stay_float32():
     assert jax.eval_shape(model.hidden, weights, tokens).dtype == jnp.bfloat16
 
 
-def test_a_decoding_step_does_not_copy_its_cache():
-    # Approx selection reads little of the cache, so what XLA reserves beside it must be a small part of it.
+def test_decoding_step_does_not_copy_its_cache():
+    # Approx selection reads little of the cache, so XLA's temporary memory must be much smaller than the cache.
     model = support.tiny_model("top1_chunk", "approx")
     cache = jax.eval_shape(lambda: model.init_cache(4, 8192))
     token, position = jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
@@ -225,15 +225,15 @@ def test_a_decoding_step_does_not_copy_its_cache():
 
 @pytest.mark.parametrize(("shape", "dtype", "error"), [((7,), "int32", ValueError), ((1, 7), "float32", TypeError)])
 @pytest.mark.parametrize("form", ["logits", "hidden", "loss", "sequence_losses", "token_losses", "prefill"])
-def test_tokens_of_another_shape_or_dtype_are_named_in_one_line(form, shape, dtype, error):
+def test_bad_tokens_error_is_one_line(form, shape, dtype, error):
     model = support.tiny_model("transformer_pp")
     cache = [model.init_cache(1, 8)] if form == "prefill" else []
-    said = r"\(7,\)" if error is ValueError else "float32"
-    with pytest.raises(error, match=rf"^tokens_BT1? [^\n]*{said}[^\n]*$"):
+    pattern = r"\(7,\)" if error is ValueError else "float32"
+    with pytest.raises(error, match=rf"^tokens_BT1? [^\n]*{pattern}[^\n]*$"):
         getattr(model, form)(support.random_params(model), jnp.ones(shape, dtype), *cache)
 
 
-def test_weights_and_one_token_of_another_shape_are_named():
+def test_bad_weights_and_step_tokens_are_refused():
     model = support.tiny_model("transformer_pp")
     params, tokens = support.random_params(model), support.random_tokens((2, 7))
     with pytest.raises(ValueError, match=r"^weights_BT [^\n]*\(2, 7\)[^\n]*\(2, 6\)"):

@@ -1,4 +1,4 @@
-"""Parameters of every architecture and ablation at the paper's sizes, to the last digit that is printed."""
+"""Exact parameter counts of all architectures and ablations at the paper's sizes."""
 
 import importlib
 
@@ -9,7 +9,7 @@ from seqjax.models import Model, flops
 
 # FoX's Pro block
 PRO = "model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True"
-# (config, argument) -> parameters, and the number that counting in the public implementations gives, as it is printed
+# (config, argument) -> exact count here, and the rounded count of the public implementation
 COUNTS = {
     ("transformer", "110m"): (111_204_864, 111.2e6),
     ("transformer_pp", "110m"): (109_529_856, 109.5e6),

@@ -1,4 +1,4 @@
-"""Parameter counts of the delta-rule family, GLA and mLSTM, as the public implementations have them."""
+"""Parameter counts of delta-rule mixers, GLA, mLSTM and RWKV-7 equal the public implementations'."""
 
 import importlib
 
@@ -24,7 +24,7 @@ COUNTS = {
     ("rwkv7", "135m_100k"): 139.5,
 }
 
-# The first layer's v-LoRA of rank 32 and its bias: stacked layers have one structure, the official code leaves it out.
+# The first layer's v-LoRA (rank 32) and its bias: stacked layers share one structure, the official code omits them.
 UNUSED = {"rwkv7": 2 * 768 * 32 + 768}
 
 NOTHING = {"token_shift": False, "value_residual": False, "gate": False, "head_norm": False}

@@ -1,4 +1,4 @@
-"""Hybrids: several mixers in a pattern over the layers, under scan, in both forms, and in what is counted."""
+"""Hybrids: several mixers in a layer pattern; scan, parallel and recurrent form, and counts."""
 
 import importlib
 from dataclasses import replace
@@ -31,7 +31,7 @@ def build(**overrides) -> Model:
     return Model(hybrid(**overrides).model, max_len=T)
 
 
-def test_both_mixers_are_there_and_start_different():
+def test_pattern_positions_have_their_own_params():
     model = build()
     params = jax.jit(model.init)(jax.random.key(0))
     assert params["blocks"]["0"]["mixer"]["k"]["w"].shape == (2, 32, 32)
@@ -46,14 +46,14 @@ def test_scan_equals_unrolled_layers_in_order():
     weights = support.random_params(scanned)
     want = jax.jit(unrolled.logits)(weights, tokens)
     np.testing.assert_allclose(jax.jit(scanned.logits)(weights, tokens), want, rtol=1e-5, atol=1e-5)
-    # the order of the layers matters: with the two repeats of the pattern swapped it is another model
+    # Layer order matters: swapping the two pattern repeats changes the logits.
     swapped = {**weights, "blocks": jax.tree.map(lambda x: x[::-1], weights["blocks"])}
     assert np.abs(np.asarray(jax.jit(scanned.logits)(swapped, tokens) - want)).max() > 1e-2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "attention"])
-def test_remat_changes_no_gradient(remat):
+def test_remat_keeps_gradients(remat):
     tokens = support.random_tokens((B, T + 1))
     weights = support.random_params(build())
     plain, saved = (
@@ -88,8 +88,8 @@ PATTERNS = {
 
 @pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["scan", "unrolled"])
 @pytest.mark.parametrize("pattern", support.slow_unless(lambda name: name in ("rwkv7 first", "shell third"), PATTERNS))
-def test_the_first_layer_with_rwkv7_sets_the_values_that_others_mix_in(pattern, scan):
-    """Wherever it is: of six layers against the equations, and in all forms of decoding."""
+def test_first_rwkv7_layer_sets_the_value_residual(pattern, scan):
+    """Six layers with the first RWKV-7 layer at any position, against the equations and in decoding."""
     model = build(**{"model.n_layers": 6, "model.mixer": PATTERNS[pattern], "model.scan_layers": scan})
     weights, tokens = support.random_params(model), support.random_tokens((B, T))
     want = jax.jit(model.logits)(weights, tokens)
@@ -103,12 +103,12 @@ def test_the_first_layer_with_rwkv7_sets_the_values_that_others_mix_in(pattern, 
         np.testing.assert_allclose(logits, want[:, t - 1], rtol=1e-4, atol=1e-4)
         logits, cache = step(weights, tokens[:, t], np.int32(t), cache)
     np.testing.assert_allclose(logits, want[:, -1], rtol=1e-4, atol=1e-4)
-    # Runs that began when layer 0 alone could set the values keep their function: zeros unless that layer has RWKV-7.
-    before = jax.jit(Model(model.config, max_len=T, carry_from_zero=True).logits)(weights, tokens)
-    assert np.allclose(before, want, rtol=1e-4, atol=1e-4) == (pattern == "rwkv7 first")
+    # In older runs only layer 0 can set these values; they stay zero if it is not RWKV-7.
+    older = jax.jit(Model(model.config, max_len=T, carry_from_zero=True).logits)(weights, tokens)
+    assert np.allclose(older, want, rtol=1e-4, atol=1e-4) == (pattern == "rwkv7 first")
 
 
-def test_flops_are_the_mean_of_the_two_models():
+def test_hybrid_flops_are_the_mean_over_its_mixers():
     config = hybrid().model
 
     def of(mixer, **changes):
@@ -123,8 +123,8 @@ def test_config_round_trip():
     assert from_config_dict(to_dict(config)) == config
 
 
-def test_errors_name_the_place():
-    with pytest.raises(UserError, match=r"2 mixers, which do not divide config\.model\.n_layers=3"):
+def test_pattern_errors_name_the_setting():
+    with pytest.raises(UserError, match=r"2 mixers.*config\.model\.n_layers=3"):
         hybrid(n_layers=3)
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     with config.ignore_type():
@@ -143,7 +143,7 @@ def based() -> Model:
     return Model(from_config_dict(config).model, max_len=T)
 
 
-def test_based_has_its_layers_where_it_should():
+def test_based_layer_positions():
     config = from_config_dict(importlib.import_module("configs.based").get_config("110m")).model
     names = [config.mixers[i % 5].name for i in range(config.n_layers)]
     assert len(names) == 15
@@ -154,7 +154,7 @@ def test_based_has_its_layers_where_it_should():
 
 
 @pytest.mark.slow
-def test_based_steps_as_it_trains():
+def test_based_step_equals_the_parallel_form():
     model, tokens = based(), support.random_tokens((B, T))
     weights = support.random_params(model)
     want = jax.jit(model.logits)(weights, tokens)

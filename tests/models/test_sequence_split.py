@@ -1,4 +1,4 @@
-"""Sequences split over devices (`mesh.seq`): one device's numbers, the collectives that it takes, what is refused."""
+"""Sequences split over devices (`mesh.seq`): equality with one device, collectives, and errors."""
 
 import functools
 import importlib
@@ -36,11 +36,11 @@ from tests.kernels.test_scans_on_meshes import collectives
 from tests.models.test_model import ZERO
 from tests.training.test_step_partitioning import WARNING, compile_and_listen
 
-pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices (XLA_FLAGS is set)")
 
 B, T = 2, 24
 MESHES = {"2": {"seq": 2}, "4": {"seq": 4}, "2x2x2": {"fsdp": 2, "seq": 2, "tensor": 2}}
-# Their scans have one head, and this attention one for keys and values.
+# One head in the scan, or one key and value head in the attention.
 REFUSED = {("mamba1", "one"), ("mamba1", "one_dt"), ("mamba1", "bare"), ("top1_chunk", "approx_gqa")}
 
 
@@ -51,14 +51,14 @@ def mesh_of(name: str) -> jax.sharding.Mesh:
 
 @functools.cache
 def reference(mixer: str, variant: str):
-    """On one device; all cases of a mixer follow each other."""
+    """Return the result on one device; the cache serves consecutive cases of a mixer."""
     model = support.tiny_model(mixer, variant, train__seq_len=T)
     weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
     return model, weights, tokens, *loss_and_grads(model, weights, tokens)
 
 
 def is_quick(mixer: str, variant: str, split: str) -> bool:
-    """The first positions of a device look at those of the device before; other mixers take longer to compile."""
+    """Return whether a case is quick: windowed attention needs the previous device's tokens and compiles fast."""
     return (mixer, variant, split) == ("transformer_pp", "window", "2")
 
 
@@ -67,19 +67,19 @@ CASES = [
     for mixer, variant in support.CASES
     if (mixer, variant) not in REFUSED
     for split in MESHES
-    if split != "4" or "gqa" not in variant  # two heads of keys and values
+    if split != "4" or "gqa" not in variant  # two key and value heads
 ]
 
 
 @pytest.mark.parametrize(("mixer", "variant", "split"), support.slow_unless(is_quick, CASES))
-def test_losses_and_gradients_are_those_of_one_device(mixer, variant, split):
+def test_losses_and_gradients_equal_one_device(mixer, variant, split):
     model, weights, tokens, loss, grads = reference(mixer, variant)
     # Half an ulp on KDA's weights moves its gradients by up to 2.5e-5 of their largest entry.
     tol = 2.5e-5 if mixer == "kda" else 1e-5
-    assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh_of(split), tol=tol)
+    assert_equals_one_device(model, weights, tokens, loss, grads, mesh_of(split), tol=tol)
 
 
-def assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh, *, tol=1e-5):
+def assert_equals_one_device(model, weights, tokens, loss, grads, mesh, *, tol=1e-5):
     placed = jax.device_put(weights, shardings(mesh, model.shapes, model.axes))
     with jax.set_mesh(mesh):
         got_loss, got_grads = loss_and_grads(model, placed, jax.device_put(tokens, batch_sharding(mesh)))
@@ -92,19 +92,19 @@ def assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh, *, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "attention"])
-def test_layers_of_several_mixers(remat):
-    """Based's window attention, Taylor attention and convolutions, rematerialised."""
+def test_rematerialized_hybrid_equals_one_device(remat):
+    """Based: window attention, Taylor attention and convolutions."""
     config = importlib.import_module("configs.based").get_config("debug")
     settings = {"model.n_layers": len(config.model.mixer), "model.vocab_size": 48, "model.remat": remat}
     config.update_from_flattened_dict(settings)
     model = Model(from_config_dict(config).model, max_len=T)
     weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
     want = loss_and_grads(model, weights, tokens)
-    assert_one_device_is_equalled(model, weights, tokens, *want, mesh_of("2"))
+    assert_equals_one_device(model, weights, tokens, *want, mesh_of("2"))
 
 
 @pytest.mark.slow
-def test_losses_of_sequences_and_tokens_and_entropy_are_those_of_one_device():
+def test_evaluation_losses_and_entropy_equal_one_device():
     model, weights, tokens, *_ = reference("transformer_pp", "alibi_window_gqa")
     steps = (model.sequence_losses, model.token_losses, lambda p, t: make_entropy_step(model)(p, t, jnp.ones(B)))
     want = [jax.jit(step)(weights, tokens) for step in steps]
@@ -114,8 +114,8 @@ def test_losses_of_sequences_and_tokens_and_entropy_are_those_of_one_device():
 
 
 @pytest.mark.parametrize("conv", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads(conv):
-    """Of attention: no array has all of the time and all of the width, and nothing is gathered."""
+def test_attention_is_split_over_time_or_heads(conv):
+    """No array has all of the time and all of the width, and nothing is gathered."""
     n_tokens, dim, heads = 96, 32, 4
     settings = {"train__seq_len": n_tokens, "model__loss_chunk": n_tokens, "model__mixer__conv": conv}
     model = support.tiny_model("transformer_pp", **settings)
@@ -124,12 +124,12 @@ def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads(conv):
         compiled = jax.jit(jax.grad(lambda p, t: model.loss(p, t)[0])).lower(model.shapes, tokens).compile()
     program = str(compiled.as_text())
     shapes = {tuple(int(n) for n in dims.split(",")) for dims in re.findall(r"f32\[([\d,]+)\]", program)}
-    whole = [shape for shape in shapes if n_tokens in shape and math.prod(shape) % (n_tokens * dim) == 0]
-    assert [shape for shape in whole if shape.count(n_tokens) == 1] == [], "scores have the time twice"
+    full_arrays = [shape for shape in shapes if n_tokens in shape and math.prod(shape) % (n_tokens * dim) == 0]
+    assert [shape for shape in full_arrays if shape.count(n_tokens) == 1] == []  # scores have the time axis twice
     assert (1, n_tokens // 4, dim) in shapes
-    found = collectives(program)
-    assert set(found) <= {"all-to-all", "all-reduce", "collective-permute"}, found
-    assert set(found["all-to-all"]) == {(1, 1, n_tokens // 4, 1, dim // heads), (1, n_tokens // 4, 1, 1, dim // heads)}
+    used = collectives(program)
+    assert set(used) <= {"all-to-all", "all-reduce", "collective-permute"}, used
+    assert set(used["all-to-all"]) == {(1, 1, n_tokens // 4, 1, dim // heads), (1, n_tokens // 4, 1, 1, dim // heads)}
 
 
 RECURRENT = (
@@ -142,8 +142,8 @@ RECURRENT = (
     ("mixer", "variant"),
     support.slow_unless(lambda mixer, _: mixer == "mamba2", [case for case in support.FIRST if case[0] in RECURRENT]),
 )
-def test_devices_share_the_activations_of_recurrences(mixer, variant):
-    """Of a step at which they outweigh the gradients; the largest arrays gathered are those that heads share."""
+def test_recurrences_split_their_activations(mixer, variant):
+    """At a length where activations outweigh gradients. Only arrays that heads share may be gathered."""
     n_tokens = 2048
     model = support.tiny_model(mixer, variant, train__seq_len=n_tokens, model__scan_layers=False, model__remat="dots")
     tokens = jax.ShapeDtypeStruct((1, n_tokens + 1), jnp.int32)
@@ -161,8 +161,8 @@ def test_devices_share_the_activations_of_recurrences(mixer, variant):
 
 
 @pytest.mark.parametrize(("scan_layers", "n_devices", "n_barriers"), [(False, 2, 2), (False, 1, 0), (True, 2, 0)])
-def test_a_layer_has_its_gradients_before_the_layer_below_begins(scan_layers, n_devices, n_barriers):
-    """Or a scheduler could keep what makes them, of all layers, to the end: an unrolled layer ends at a barrier."""
+def test_unrolled_layers_complete_their_gradients_in_order(scan_layers, n_devices, n_barriers):
+    """A barrier ends each unrolled layer; otherwise a scheduler could keep all layers' activations to the end."""
     model = support.tiny_model("rwkv7", train__seq_len=T, model__scan_layers=scan_layers)
     tokens = jax.ShapeDtypeStruct((1, T + 1), jnp.int32)
     with jax.set_mesh(make_mesh(seq=n_devices, devices=jax.devices()[:n_devices])):
@@ -175,7 +175,7 @@ def test_a_layer_has_its_gradients_before_the_layer_below_begins(scan_layers, n_
     assert barriers == [sorted(layer + activations)] * n_barriers
 
 
-def test_what_a_layer_gets_may_have_integers():
+def test_layer_gradients_first_accepts_integer_carry():
     def loss(x, carry):
         weights, x, carry = layer_gradients_first({"w": 2.0 * x[0, 0]}, x, carry)
         return jnp.sum(x * weights["w"] * carry["count"])
@@ -188,7 +188,7 @@ def test_what_a_layer_gets_may_have_integers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
-def test_a_training_step_moves_no_whole_array(mixer, variant, capfd):
+def test_train_step_partitions_without_warning(mixer, variant, capfd):
     config = support.tiny(mixer, variant, train__seq_len=T)
     model, mesh = Model(config.model, max_len=T), mesh_of("2x2x2")
     optimizer = make_optimizer(config.optim)
@@ -197,14 +197,14 @@ def test_a_training_step_moves_no_whole_array(mixer, variant, capfd):
     in_shardings = (state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1), replicated(mesh))
     with jax.set_mesh(mesh):
         step = make_train_step(model, optimizer)
-        _, said = compile_and_listen(
+        _, output = compile_and_listen(
             step, (shapes, tokens, jax.ShapeDtypeStruct((), jnp.float32)), capfd, in_shardings=in_shardings
         )
-    assert WARNING not in said, said
+    assert WARNING not in output, output
 
 
-def test_a_kernel_gets_all_of_the_time_of_its_heads():
-    """One with a rule for automatic sharding, in whose place is array code: `tensor` and `seq` split its heads."""
+def test_kernel_gets_all_of_the_time_for_its_heads():
+    """A partitioned function, with array code as the kernel: `tensor` and `seq` split its heads."""
     seen = []
 
     def kernel(q_BTHK, k_BTGK):
@@ -225,7 +225,7 @@ def test_a_kernel_gets_all_of_the_time_of_its_heads():
     assert "all-to-all" in collectives(str(compiled.as_text()))
 
 
-def test_pieces_of_time_are_rows_and_follow_what_is_before_them():
+def test_time_to_rows_and_back():
     x, before = jnp.arange(2 * 12 * 3.0).reshape(2, 12, 3), -jnp.ones((2, 2, 3))
     padded = np.concatenate([before, x], axis=1)
     want = np.stack([padded[b, 3 * s : 3 * s + 5] for s in range(4) for b in range(2)])
@@ -246,39 +246,39 @@ def test_pieces_of_time_are_rows_and_follow_what_is_before_them():
 @pytest.mark.parametrize(
     "sizes", [{"data": 1}, {"data": 2}, {"fsdp": 2, "data": 2}, {"seq": 2}, {"data": 2, "seq": 2}], ids=str
 )
-def test_a_device_has_the_logits_of_as_many_tokens_at_a_time_on_every_mesh(sizes):
+def test_loss_chunk_is_per_device_on_every_mesh(sizes):
     n_devices = math.prod(sizes.values())
     model = support.tiny_model("transformer_pp", train__seq_len=T, model__loss_chunk=12)
-    # Twice 24 tokens for each device.
+    # 48 tokens per device.
     tokens = support.random_tokens((2 * n_devices // sizes.get("seq", 1), T * sizes.get("seq", 1) + 1))
     mesh = make_mesh(**sizes, devices=jax.devices()[:n_devices])
     with jax.set_mesh(mesh):
         program = jax.make_jaxpr(lambda params, tokens: jax.grad(lambda p: model.loss(p, tokens)[0])(params))
-        found = str(program(model.shapes, tokens))
-    assert f"f32[{2 * n_devices},6,{model.config.vocab_size}]" in found, "12 tokens of a device"
-    assert "length=4" in found
+        jaxpr = str(program(model.shapes, tokens))
+    assert f"f32[{2 * n_devices},6,{model.config.vocab_size}]" in jaxpr  # logits of 12 tokens per device
+    assert "length=4" in jaxpr
 
 
-def test_what_the_devices_cannot_share_is_refused():
+def test_indivisible_lengths_and_heads_are_refused():
     mesh = mesh_of("4")
-    with pytest.raises(UserError, match=r"config\.mesh\.seq=4 does not divide config\.train\.seq_len=30"):
+    with pytest.raises(UserError, match=r"config\.mesh\.seq=4 .*config\.train\.seq_len=30"):
         require_equal_pieces(30, mesh)
     require_equal_pieces(32, mesh)
     tokens = jax.ShapeDtypeStruct((B, T + 1), jnp.int32)
     for mixer, variant, heads in (("transformer_pp", "gqa", 2), ("mamba1", "one", 1)):
         model = support.tiny_model(mixer, variant, train__seq_len=T)
-        with jax.set_mesh(mesh), pytest.raises(UserError, match=rf"seq=4 does not divide the {heads} heads"):
+        with jax.set_mesh(mesh), pytest.raises(UserError, match=rf"seq=4 .* {heads} heads"):
             jax.eval_shape(model.sequence_losses, model.shapes, tokens)
 
 
-def test_the_devices_of_a_sequence_are_of_one_process():
+def test_sequence_devices_are_in_one_process():
     for n_sharing, fits in ((2, True), (4, False)):
         assert sharding._within_processes(np.array([0, 0, 1, 1]), n_sharing) == fits
     assert not sharding._within_processes(np.array([0, 1, 0, 1]), 2)
 
 
-def test_a_prompt_that_the_devices_do_not_divide_stays_whole():
-    """With a convolution, whose past is longer than a piece of the shorter prompt."""
+def test_indivisible_prompts_are_not_split():
+    """With a convolution that is longer than a piece of the shorter prompt."""
     model = support.tiny_model("mamba2", "full", train__seq_len=T)
     weights, logits = support.random_params(model), jax.jit(model.prefill)
     for n_tokens in (4, 7):

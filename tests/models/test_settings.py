@@ -1,9 +1,9 @@
-"""No setting of a model may be ignored: each is changed once, alone, and must change what it is there for.
+"""No model setting is ignored: changing each setting on its own must change its effect in the table below.
 
-The table below says what: the `shapes` of the parameters, how they `start`, the `forward` program of the loss or, where
-that stays, the program of its `backward`; `refused` is a value that must be complained about where it is used. Programs
-are compared as StableHLO, constants included, so nothing is compiled. That the changed program is the right one is for
-test_against_numpy.py, and for the tests of equal results where a setting is a matter of speed alone.
+The effects: the `shapes` of the parameters, how they `start`, the loss's `forward` program, or only its `backward`
+program; a `refused` value must raise an error. Programs are compared as StableHLO with constants, so nothing is
+compiled. test_against_numpy.py checks that the changed program is right; settings that only affect speed have tests of
+equal results.
 """
 
 import functools
@@ -20,7 +20,7 @@ from seqjax.models import Model
 from tests import support
 
 BATCH, LENGTH = 2, 13
-# value and kind; "also" is set before and after
+# setting: (changed value, effect, further settings of both models)
 MODEL = {
     "vocab_size": (40, "shapes"),
     "dim": (32, "shapes"),
@@ -56,7 +56,7 @@ ATTENTION = {
     "conv": (True, "shapes"),
     "gate": (True, "shapes"),
 }
-# At the default numbers all frequencies of so small a head stay.
+# With the default values, llama3 scaling changes no frequency of such a small head.
 LLAMA3 = "model.mixer.rope_scaling=llama3,model.mixer.rope_original_len=1256"
 ROPE = {
     "rope_scaling": ("linear", "forward"),
@@ -169,7 +169,7 @@ MIXERS = {
     "based_conv": {"expand": (1, "shapes"), "conv_width": (2, "shapes")},
     "based_linear": {"heads": (2, "shapes"), "feature_dim": (3, "shapes"), "chunk_size": (5, "forward")},
 }  # fmt: skip
-# Mixers that only a hybrid has: its config file and what makes them every layer's mixer.
+# Mixers that occur only in hybrids: the config file, and the override that uses them in all layers.
 IN_HYBRID = {
     "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
     "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
@@ -182,19 +182,19 @@ SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
-# theirs is width / heads
+# head_dim = width / heads
 NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "path", "top1_chunk", "top1_element"}
 
 
 @functools.cache
 def build(mixer: str, text: str) -> Model:
-    """The model of `configs/FILE.py:debug,TEXT` at a tiny size."""
-    file, own = IN_HYBRID.get(mixer, (mixer, ""))
+    """Return the model of `configs/FILE.py:debug,TEXT` at a tiny size."""
+    file, override = IN_HYBRID.get(mixer, (mixer, ""))
     get_config = importlib.import_module(f"configs.{file}").get_config
-    known = get_config(",".join(filter(None, ["debug", own]))).model.mixer
+    known = get_config(",".join(filter(None, ["debug", override]))).model.mixer
     wanted = SIZES if mixer not in NO_HEAD_DIM else {k: v for k, v in SIZES.items() if k != "head_dim"}
     sizes = [f"model.mixer.{k}={v}" for k, v in wanted.items() if k in known]
-    config = from_config_dict(get_config(",".join(filter(None, ["debug", SMALL, *sizes, own, text]))))
+    config = from_config_dict(get_config(",".join(filter(None, ["debug", SMALL, *sizes, override, text]))))
     return Model(config.model, max_len=LENGTH)
 
 
@@ -215,18 +215,21 @@ def backward(model: Model) -> str:
 
 
 @functools.cache
-def before(mixer: str, also: str, program: types.FunctionType) -> str:
+def unchanged(mixer: str, also: str, program: types.FunctionType) -> str:
     return program(build(mixer, also))
 
 
-# test_against_numpy.py compares the logits with another value of these.
+# test_against_numpy.py compares the logits at another value of these settings.
 COMPARED = ("norm_eps", "rope_base", "window", "selection", "top_k", "shortlist")
 
 
 def is_slow(mixer: str, key: str, kind: str) -> bool:
-    """Of programs, the quick tests try one mixer of each kind, and there what is compared in numpy on one."""
-    of_program = kind in ("forward", "refused")
-    return of_program and (mixer not in support.REPRESENTATIVE or (key in COMPARED and mixer != "transformer_pp"))
+    """Return whether a case that lowers a program is slow; quick tests use representative mixers only.
+
+    Settings in COMPARED are quick for transformer_pp only.
+    """
+    lowers = kind in ("forward", "refused")
+    return lowers and (mixer not in support.REPRESENTATIVE or (key in COMPARED and mixer != "transformer_pp"))
 
 
 def cases():
@@ -243,31 +246,31 @@ def changed(mixer: str, key: str, value, also: str) -> Model:
 
 
 @pytest.mark.parametrize(("mixer", "key", "value", "kind", "also"), list(cases()), ids=lambda x: str(x) or "-")
-def test_a_setting_changes_what_it_is_for(mixer, key, value, kind, also):
+def test_setting_has_its_effect(mixer, key, value, kind, also):
     old, new = build(mixer, also), changed(mixer, key, value, also)
     if kind == "shapes":
-        assert new.shapes != old.shapes, f"{key}={value} leaves the parameters as they are"
+        assert new.shapes != old.shapes, f"{key}={value}: same parameter shapes"
         return
     assert new.shapes == old.shapes
     if kind == "refused":
         with pytest.raises((ValueError, RuntimeError), match=f"{value}|cuDNN"):
             forward(new)
     elif kind == "start":
-        assert start(new) != before(mixer, also, start), f"{key}={value}: parameters start as before"
-        assert forward(new) == before(mixer, also, forward)
+        assert start(new) != unchanged(mixer, also, start), f"{key}={value}: same initial values"
+        assert forward(new) == unchanged(mixer, also, forward)
     elif kind == "backward":
-        assert backward(new) != before(mixer, also, backward), f"{key}={value}: the gradient is computed as before"
+        assert backward(new) != unchanged(mixer, also, backward), f"{key}={value}: same gradient program"
     else:
-        assert forward(new) != before(mixer, also, forward), f"{key}={value}: the loss is computed as before"
+        assert forward(new) != unchanged(mixer, also, forward), f"{key}={value}: same loss program"
 
 
 @pytest.mark.parametrize("program", [start, forward, backward])
-def test_the_same_settings_give_the_same_program(program):
-    """Otherwise every comparison above would find a difference."""
+def test_equal_settings_give_equal_programs(program):
+    """Otherwise all comparisons above would pass."""
     build.cache_clear()
-    one = program(build("top1_chunk", ""))
+    first = program(build("top1_chunk", ""))
     build.cache_clear()
-    assert program(build("top1_chunk", "")) == one
+    assert program(build("top1_chunk", "")) == first
 
 
 def flat(values: dict, prefix: str = "") -> set[str]:
@@ -277,7 +280,7 @@ def flat(values: dict, prefix: str = "") -> set[str]:
     return keys
 
 
-def test_every_setting_is_in_the_table():
+def test_all_settings_are_in_the_table():
     assert set(MIXERS) <= set(mixers.names())
     for mixer, settings in MIXERS.items():
         config = to_dict(build(mixer, "").config)

@@ -1,6 +1,6 @@
-"""What a block may have around any mixer: Canon's convolutions, token shift, and mixers without a part of their own.
+"""Optional parts of a block: Canon convolutions, token shift, and mixers with an optional part switched off.
 
-Their equations within whole models are compared in tests/models/test_against_numpy.py.
+test_against_numpy.py compares their equations in full models.
 """
 
 import functools
@@ -18,7 +18,7 @@ from seqjax.models.block import PreNormCache
 from seqjax.nn import params as params_lib
 from seqjax.nn.short_conv import TokenShift
 from tests import support
-from tests.models.test_sequence_split import B, assert_one_device_is_equalled, mesh_of
+from tests.models.test_sequence_split import B, assert_equals_one_device, mesh_of
 from tests.models.test_sequence_split import T as EVEN
 
 T = 23
@@ -36,7 +36,7 @@ QUICK_CHECKS = {
     "delta": ("causality",),
     "no_mlp": ("step",),
 }
-every_case = pytest.mark.parametrize("name", support.slow_unless(lambda name: name in QUICK, CASES))
+all_cases = pytest.mark.parametrize("name", support.slow_unless(lambda name: name in QUICK, CASES))
 one_case = pytest.mark.parametrize("name", support.slow_unless(lambda name: name == "attention", CASES))
 PARTS = {"canon_a", "canon_c", "up_conv", "gate_conv", "token_shift"}
 
@@ -48,8 +48,8 @@ def case_of(name):
     return testing.Case(support.tiny_model(mixer, **settings, **small))
 
 
-def plain(name):
-    """The same model without what its block has been given."""
+def without_switches(name):
+    """Return the case's model without Canon convolutions and token shift."""
     return case_of(name).changed(canon="none", token_shift=False)
 
 
@@ -73,27 +73,25 @@ def test_contract(name, check):
     testing.CHECKS[check](case_of(name))
 
 
-@every_case
+@all_cases
 def test_flops_against_xla(name):
-    # The keys of a window and of Top-1 Chunk are a small part of the scores that XLA counts (test_contract.py).
+    # XLA counts all scores; a window and Top-1 Chunk use a small part of them (test_contract.py).
     testing.check_flops(case_of(name), 0.6 if name in ("window", "top1") else 0.75)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices (XLA_FLAGS is set)")
 @pytest.mark.parametrize("split", ["2", pytest.param("2x2x2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["attention", pytest.param("delta", marks=pytest.mark.slow)])
-def test_a_sequence_split_over_devices(name, split):
+def test_sequence_split_equals_one_device(name, split):
     model, tokens = case_of(name).model, support.random_tokens((B, EVEN + 1))
     weights = support.random_params(model)
-    assert_one_device_is_equalled(
-        model, weights, tokens, *testing.loss_and_grads(model, weights, tokens), mesh_of(split)
-    )
+    assert_equals_one_device(model, weights, tokens, *testing.loss_and_grads(model, weights, tokens), mesh_of(split))
 
 
 @one_case
-def test_pieces_of_any_length_follow_each_other(name):
-    """Pieces shorter than the filters and longer, and single tokens, against the parallel form."""
+def test_prefill_in_pieces_equals_the_parallel_form(name):
+    """Pieces shorter and longer than the filters, and single tokens."""
     case = case_of(name)
     tokens = case.tokens((2, T))
     want = case.logits(case.params, tokens)
@@ -109,8 +107,8 @@ def test_pieces_of_any_length_follow_each_other(name):
         np.testing.assert_allclose(logits, want[:, t], rtol=2e-4, atol=2e-4, err_msg=f"token {t}")
 
 
-def test_decoding_in_bfloat16_is_the_parallel_form():
-    """The last inputs are kept in bfloat16, the dtype of the inputs, so nothing is rounded twice."""
+def test_bfloat16_decoding_equals_the_parallel_form():
+    """The cache stores the last inputs in their own dtype, bfloat16, so nothing is rounded twice."""
     case = case_of("attention")
     model, tokens = case.changed(dtype="bfloat16"), case.tokens((2, T))
     want, cache = jax.jit(model.logits)(case.params, tokens), model.init_cache(2, T)
@@ -118,13 +116,13 @@ def test_decoding_in_bfloat16_is_the_parallel_form():
     step = jax.jit(model.step)
     for t in range(T):
         logits, cache = step(case.params, tokens[:, t], jnp.asarray(t), cache)
-        # Two programs round hidden states to 8 bits at different places: logits of up to 4.9 differ by up to 0.05.
+        # The programs round hidden states to 8 bits at different points: logits up to 4.9 differ by up to 0.05.
         np.testing.assert_allclose(logits, want[:, t], rtol=0, atol=0.02 * float(jnp.abs(want).max()))
 
 
 # ---------------------------------------------------------------------------------------------- sizes, starts, neutrals
 def test_parameters_flops_and_state_by_hand():
-    """At width 32 with an MLP of 48: a channel has 4 taps or a share, and decoding keeps 3 inputs or one."""
+    """Width 32, MLP 48. Canon: 4 taps per channel, 3 cached inputs; token shift: 1 mu, 1 cached input."""
     inner = {"geglu": 2 * 48, "gelu": 48}
     for kind, canon, shift, taps in (
         ("geglu", "A", False, 4 * 32),
@@ -144,28 +142,28 @@ def test_parameters_flops_and_state_by_hand():
 
 
 @one_case
-def test_without_it_parameters_and_caches_are_those_of_before(name):
-    case, before = case_of(name), plain(name)
-    with_it, without = (jax.jit(m.init)(jax.random.key(0)) for m in (case.model, before))
-    added = set(in_block(with_it)) - set(in_block(without))
+def test_switches_do_not_change_other_parameters_or_caches(name):
+    case, base = case_of(name), without_switches(name)
+    params, base_params = (jax.jit(m.init)(jax.random.key(0)) for m in (case.model, base))
+    added = set(in_block(params)) - set(in_block(base_params))
     assert {key.split(".")[-2] for key in added} <= PARTS
-    for key, x in in_block(without).items():
-        np.testing.assert_array_equal(in_block(with_it)[key], x, err_msg=f"{key} starts otherwise")
-    for model, kind in ((case.model, True), (before, False)):
+    for key, x in in_block(base_params).items():
+        np.testing.assert_array_equal(in_block(params)[key], x, err_msg=key)
+    for model, kind in ((case.model, True), (base, False)):
         cache = jax.eval_shape(lambda model=model: model.init_cache(2, T))[0]["0"]
         assert isinstance(cache, PreNormCache) == kind
 
 
-@every_case
-def test_taps_and_shares_of_zero_leave_the_model_without_it(name):
+@all_cases
+def test_zero_taps_and_mu_disable_the_switches(name):
     case, tokens = case_of(name), support.random_tokens((2, T))
     zeroed = jax.tree_util.tree_map_with_path(lambda path, x: x * PARTS.isdisjoint(k.key for k in path), case.params)
-    want = jax.jit(plain(name).logits)(without_parts(case.params), tokens)
+    want = jax.jit(without_switches(name).logits)(without_parts(case.params), tokens)
     np.testing.assert_allclose(case.logits(zeroed, tokens), want, rtol=1e-5, atol=1e-5)
     assert np.abs(case.logits(case.params, tokens) - want).max() > 0.1
 
 
-def test_token_shift_is_rwkvs_and_starts_as_rwkv5s():
+def test_token_shift_equals_rwkv_and_starts_as_rwkv5():
     model = support.tiny_model("transformer_pp", model__token_shift=True)
     shift = model.init(jax.random.key(0))["blocks"]["0"]["token_shift"]["mu"]
     for layer in range(2):
@@ -183,14 +181,14 @@ def test_token_shift_is_rwkvs_and_starts_as_rwkv5s():
 @pytest.mark.parametrize(
     ("mixer", "settings", "message"),
     [
-        ("mamba2", {"model__canon": "ACD"}, r"canon='ACD' .*mlp\.kind='none'.* set config\.model\.canon='A'"),
-        ("mamba2", {"model__canon": "D"}, r"set config\.model\.canon='none'"),
-        ("rwkv7", {"model__canon": "A"}, r"canon='A' .* rwkv7 .*; set config\.model\.canon='none'"),
-        ("rwkv7_shell", {"model__token_shift": True}, r"rwkv7_shell .*; set config\.model\.token_shift=False"),
-        ("transformer_pp", {"model__canon": "CA"}, r"canon='CA' is not known"),
-        ("transformer_pp", {"model__canon": "B"}, r"canon='B' is not known"),
+        ("mamba2", {"model__canon": "ACD"}, r"canon='ACD' .*mlp\.kind='none'.*config\.model\.canon='A'"),
+        ("mamba2", {"model__canon": "D"}, r"mlp\.kind='none'.*config\.model\.canon='none'"),
+        ("rwkv7", {"model__canon": "A"}, r"canon='A' .*rwkv7.*config\.model\.canon='none'"),
+        ("rwkv7_shell", {"model__token_shift": True}, r"rwkv7_shell.*config\.model\.token_shift=False"),
+        ("transformer_pp", {"model__canon": "CA"}, "canon='CA'"),
+        ("transformer_pp", {"model__canon": "B"}, "canon='B'"),
     ],
 )
-def test_what_does_not_apply_is_refused(mixer, settings, message):
+def test_inapplicable_switches_are_refused(mixer, settings, message):
     with pytest.raises(UserError, match=message):
         support.tiny(mixer, **settings)

@@ -1,4 +1,4 @@
-"""Helpers of the tests of layers."""
+"""Helpers for layer tests."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ rng = np.random.default_rng(0)
 
 
 def fill(module):
-    """Random values in every parameter, so that a gain or bias that is ignored shows."""
+    """Set all parameters to random values, so an ignored gain or bias is detected."""
     for _, variable in nnx.to_flat_state(nnx.state(module)):
         variable[...] = jnp.asarray(rng.standard_normal(variable[...].shape, np.float32))
     return module

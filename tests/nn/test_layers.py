@@ -1,4 +1,4 @@
-"""Norms and MLPs against the same equations in float64, and what their gradients keep."""
+"""Norms and MLPs against their equations in float64, and the values saved for gradients."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def test_rmsnorm(dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_layernorm(dtype):
-    """A mean a hundred times the spread: statistics of bfloat16 would leave nothing."""
+    """The mean is a hundred times the deviation, so bfloat16 statistics would fail."""
     norm = fill(LayerNorm(24, eps=1e-3, rngs=nnx.Rngs(0)))
     x = jnp.asarray(rng.standard_normal((3, 5, 24)) + 100, dtype)
     x64 = np.asarray(x, np.float64)
@@ -41,7 +41,7 @@ def layer_norm_by_autodiff(x, g, b):
     return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * g + b
 
 
-def test_layer_norm_has_autodiffs_gradient():
+def test_layer_norm_gradient_equals_autodiff():
     weight = rng.standard_normal((3, 4, 24))
     inputs = [rng.standard_normal(shape) + shift for shape, shift in (((3, 4, 24), 5), (24, 1), (24, 0))]
     with jax.enable_x64(True):
@@ -58,20 +58,20 @@ def gated_norm(x, g, b, gate, w):
 
 
 def test_save_inputs_saves_inputs_and_statistics():
-    """Inputs are bfloat16; what is computed from them is float32."""
+    """The inputs are bfloat16, intermediate values float32."""
     shapes = [(3, 5, 24), (24,), (24,), (3, 5, 2), (2, 24)]
     inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     saved = {
         fn: [x.shape for x in jax.tree.leaves(jax.eval_shape(lambda *x, fn=fn: jax.vjp(fn, *x)[1], *inputs))]
         for fn in (gated_norm, save_inputs(gated_norm))
     }
-    plain, own = saved.values()
-    assert plain.count((3, 5, 24)) > 3
+    by_autodiff, by_save_inputs = saved.values()
+    assert by_autodiff.count((3, 5, 24)) > 3
     statistics = (3, 5, 1)
-    assert sorted(own) == sorted([*shapes, statistics, statistics])
+    assert sorted(by_save_inputs) == sorted([*shapes, statistics, statistics])
 
 
-def test_save_inputs_changes_no_gradient():
+def test_save_inputs_keeps_gradients():
     with jax.enable_x64(True):
         inputs = [jnp.asarray(rng.standard_normal(shape)) for shape in ((3, 5, 24), (24,), (24,), (3, 5, 2), (2, 24))]
         want, got = (
@@ -82,16 +82,16 @@ def test_save_inputs_changes_no_gradient():
 
 
 def test_recomputation_is_not_merged_with_the_first_computation():
-    """In a compiled program; without the barrier, XLA would keep the results after all."""
+    """In a compiled program. Without the barrier, XLA would keep the first results."""
     elements = lambda gate, x: jnp.tanh(gate) * x  # noqa: E731
 
-    def computed(elements):
+    def count_tanh(elements):
         loss = lambda w, x: jnp.sum(elements(x @ w, x))  # noqa: E731
         w, x = jnp.ones((8, 8)), jnp.ones((3, 8))
         program: Any = jax.jit(jax.value_and_grad(loss)).lower(w, x).compile().as_text()
         return program.count(" tanh(")
 
-    assert [computed(elements), computed(save_inputs(elements))] == [1, 2]
+    assert [count_tanh(elements), count_tanh(save_inputs(elements))] == [1, 2]
 
 
 erf = np.vectorize(math.erf)
@@ -122,8 +122,8 @@ def test_mlp(kind, approximate, bias):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
-def test_gelu_of_every_16_bit_number(dtype):
-    """Values and derivatives, the latter rounded to 16 bits."""
+def test_gelu_for_all_16_bit_numbers(dtype):
+    """Float32 values, and derivatives rounded to 16 bits."""
     x = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), dtype)
     x = x[jnp.isfinite(x)]
     value, pull = jax.vjp(gelu, x)
@@ -138,7 +138,7 @@ def test_gelu_of_every_16_bit_number(dtype):
     np.testing.assert_allclose(np.asarray(slope, np.float64), want, rtol=rounding, atol=2e-5)
 
 
-def test_linear_has_weights_in_out_and_a_bias_on_demand():
+def test_linear_weights_and_optional_bias():
     layer = fill(Linear(3, 5, axes=("embed", "mlp"), bias=True, rngs=nnx.Rngs(0)))
     x = rng.standard_normal((2, 3), np.float32)
     np.testing.assert_allclose(layer(jnp.asarray(x)), x @ value(layer.w) + value(layer.b), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The short convolution against the same equation in float64 numpy."""
+"""The short convolution against its equation in float64 numpy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ def test_short_conv_and_its_cache(width, bias, silu):
     want = sum(padded[:, i : i + 9] * value(conv.w)[:, i] for i in range(width)) + (value(conv.b) if bias else 0)
     want = want / (1 + np.exp(-want)) if silu else want
     np.testing.assert_allclose(conv(jnp.asarray(x)), want, rtol=1e-5, atol=1e-5)
-    # in pieces, of which some are shorter than the filter
+    # In pieces; some are shorter than the filter.
     cache, parts = conv.init_cache(2, jnp.float32), []
     for piece in np.split(x, [1, 3, 8], axis=1):
         part, cache = conv.extend(jnp.asarray(piece), cache)

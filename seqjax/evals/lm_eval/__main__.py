@@ -35,27 +35,27 @@ def main(argv: list[str]) -> None:
     workdirs.add_arguments(parser)
     parser.add_argument("--tasks", required=True, type=words, metavar="NAME[,NAME]", help="paper, local, or names")
     parser.add_argument(
-        "--include", default=(), type=words, metavar="DIR[,DIR]", help="directories of YAML tasks of your own"
+        "--include", default=(), type=words, metavar="DIR[,DIR]", help="directories with your own YAML tasks"
     )
-    parser.add_argument("--limit", default=0, type=int, help="documents of each task; 0 = all, as to compare (0)")
-    parser.add_argument("--num_fewshot", type=int, help="examples before a question; by default the paper's or task's")
-    parser.add_argument("--max_length", default=0, type=int, help="tokens at a time; 0 = as in training (0)")
+    parser.add_argument("--limit", default=0, type=int, help="documents per task; 0 = all, for comparable results (0)")
+    parser.add_argument("--num_fewshot", type=int, help="few-shot examples (the paper's number, or the task's default)")
+    parser.add_argument("--max_length", default=0, type=int, help="tokens per sequence; 0 = the training length (0)")
     parser.add_argument(
-        "--batch_tokens", default=0, type=int, help="tokens of a batch; 0 = 16,384, or 4,096 on a CPU (0)"
+        "--batch_tokens", default=0, type=int, help="tokens per batch; 0 = 16,384, or 4,096 on a CPU (0)"
     )
-    parser.add_argument("--out", type=store.location, help="where results go (WORKDIR/harness)")
-    parser.add_argument("--again", action="store_true", help="measure tasks that have a result already, too")
+    parser.add_argument("--out", type=store.location, help="results directory (WORKDIR/harness)")
+    parser.add_argument("--again", action="store_true", help="also measure tasks that already have a result")
     args = parser.parse_args(argv)
     for name in ("limit", "num_fewshot", "max_length", "batch_tokens"):
         if (getattr(args, name) or 0) < 0:
             raise UserError(f"--{name} must be at least 0, not {getattr(args, name)}.")
     if not args.tasks:
-        raise UserError("--tasks: give paper, local, or names of tasks with commas.")
+        raise UserError("--tasks: give paper, local, or task names separated by commas.")
     if args.out is None and store.url_of(args.workdir):
-        raise UserError(f"--workdir={args.workdir}: give a directory of this machine for the results as --out.")
+        raise UserError(f"--workdir={args.workdir} is in a store: give a local directory for the results as --out.")
     out = store.local(args.out or Path(args.workdir) / "harness", "--out")
     if args.out is None and out.is_symlink():
-        raise UserError(f"{out} is a link to {out.resolve()}: give the directory of the results as --out.")
+        raise UserError(f"{out} is a link to {out.resolve()}: give the results directory as --out.")
     with _as_in_seqjax():
         _run(args, out)
 
@@ -76,27 +76,27 @@ def _run(args: Any, out: Path) -> None:
     if cache_dir and {*names} & {*tasks.LOCAL_TASKS}:
         manager = tasks.manager(names, include, cache_dir=cache_dir)
     info = lm.get_model_info()
-    of_model = {key: info[key] for key in ("step", *results.OF_MODEL)}
+    model_identity = {key: info[key] for key in ("step", *results.OF_MODEL)}
     identities = {
-        name: of_model | {"limit": args.limit, "num_fewshot": tasks.fewshot_of(name, args.num_fewshot)}
+        name: model_identity | {"limit": args.limit, "num_fewshot": tasks.fewshot_of(name, args.num_fewshot)}
         for name in names
     }
     _add_texts(identities, tasks.LOCAL_TASKS, cache_dir)
-    found = results.read(out)
-    missing = results.to_measure(found, identities, again=names if args.again else (), out=out)
+    saved = results.read(out)
+    missing = results.to_measure(saved, identities, again=names if args.again else (), out=out)
     for name in names:
         if name in missing:
             result = _measured(lm, manager, name, identities[name])
-            found[name] = results.write(out, name, result, identities[name])
-            table.write(out, found, name=str(args.workdir))
-        for v in table.values({name: found[name]}):
+            saved[name] = results.write(out, name, result, identities[name])
+            table.write(out, saved, name=str(args.workdir))
+        for v in table.values({name: saved[name]}):
             error = "" if v.stderr is None else f" +- {table.number(v.stderr)}"
-            had = "" if name in missing else "  (measured before)"
+            note = "" if name in missing else "  (measured before)"
             sys.stdout.write(
-                f"{line(v.task):24} {line(v.metric):16} {table.number(v.value):>10}{error}  of {v.n:,}{had}\n"
+                f"{line(v.task):24} {line(v.metric):16} {table.number(v.value):>10}{error}  of {v.n:,}{note}\n"
             )
         sys.stdout.flush()
-    tell(f"{table.write(out, found, name=str(args.workdir))} has them all.")
+    tell(f"Wrote {table.write(out, saved, name=str(args.workdir))}")
 
 
 def _add_texts(identities: Mapping[str, dict[str, Any]], local: Sequence[str], cache_dir: str) -> None:
@@ -134,17 +134,17 @@ def _as_in_seqjax() -> Iterator[None]:
     lm_eval's process pool would fork this process, in which JAX runs threads.
     """
     logger = logging.getLogger("lm_eval")
-    level, alone = logger.level, os.environ.get("DISABLE_MULTIPROC")
+    level, previous = logger.level, os.environ.get("DISABLE_MULTIPROC")
     logger.setLevel(logging.ERROR)
     os.environ["DISABLE_MULTIPROC"] = "1"
     try:
         yield
     finally:
         logger.setLevel(level)
-        if alone is None:
+        if previous is None:
             del os.environ["DISABLE_MULTIPROC"]
         else:
-            os.environ["DISABLE_MULTIPROC"] = alone
+            os.environ["DISABLE_MULTIPROC"] = previous
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class SeqjaxLM(TemplateLM):
         """
         super().__init__()
         if batch_size not in (None, 0, 1, "1", "auto") or max_batch_size is not None:
-            raise UserError(f"batch_size={batch_size}: batches are made by tokens; give batch_tokens=16384 instead.")
+            raise UserError(f"batch_size={batch_size}: set the batch size in tokens instead, as batch_tokens=16384.")
         if device not in (None, "cuda", "cuda:0", jax.default_backend()):
             raise UserError(f"device={device}: JAX chooses the device; set JAX_PLATFORMS=cpu or cuda instead.")
         for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
@@ -228,7 +228,7 @@ def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], i
     top = {name: rest.pop(name) for name in ("top_k", "top_p") if name in rest}
     if rest:
         known = ", ".join(("until", *_N_NEW, "do_sample", "temperature", "top_k", "top_p"))
-        raise UserError(f"generation_kwargs: {', '.join(sorted(rest))} is not known here. Known: {known}.")
+        raise UserError(f"generation_kwargs: {', '.join(sorted(rest))} is not supported. Supported: {known}.")
     if n_new < 1:
         raise UserError(f"generation_kwargs: max_gen_toks={n_new}; give at least 1.")
     if do_sample is None:

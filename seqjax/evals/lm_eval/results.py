@@ -35,17 +35,17 @@ def path_of(out: Path, task: str) -> Path:
 
 def read(out: Path) -> dict[str, dict[str, Any]]:
     """Return the results in a directory by task, sorted by file name."""
-    found = {}
+    by_task = {}
     for path in sorted(out.glob("*.json")):
         result = read_json(path, fix=FIX)
         if KEY in result and "results" in result:
             check(result, FORM, path, fix=FIX)
-            found[result[KEY]["task"]] = result
-    return found
+            by_task[result[KEY]["task"]] = result
+    return by_task
 
 
 def to_measure(
-    found: Mapping[str, Mapping[str, Any]],
+    saved: Mapping[str, Mapping[str, Any]],
     identities: Mapping[str, Mapping[str, Any]],
     *,
     again: Collection[str],
@@ -55,20 +55,22 @@ def to_measure(
 
     Raises `UserError` if a result that would be kept has another checkpoint or other settings.
     """
-    for task, result in found.items():
+    for task, result in saved.items():
         if task in again:
             continue
-        had = result[KEY]
-        wanted = identities.get(task) or {key: next(iter(identities.values()))[key] for key in OF_MODEL}
-        differing = [key for key, value in wanted.items() if had.get(key) != value]
+        saved_identity = result[KEY]
+        identity = identities.get(task) or {key: next(iter(identities.values()))[key] for key in OF_MODEL}
+        differing = [key for key, value in identity.items() if saved_identity.get(key) != value]
         if differing:
-            what = "another checkpoint" if {"step", "parameters_sha256"} & {*differing} else "other settings"
-            changes = "; ".join(f"{key} {str(had.get(key))[:12]}, now {str(wanted[key])[:12]}" for key in differing)
-            raise UserError(
-                f"{path_of(out, task)} is of {what}: {changes}. Give another --out, or --again to measure this "
-                "command's tasks anew."
+            kind = "another checkpoint" if {"step", "parameters_sha256"} & {*differing} else "other settings"
+            changes = "; ".join(
+                f"{key} {str(saved_identity.get(key))[:12]}, now {str(identity[key])[:12]}" for key in differing
             )
-    return [task for task in identities if task not in found or task in again]
+            raise UserError(
+                f"{path_of(out, task)} has results for {kind}: {changes}. Give another --out, or --again to measure "
+                "this command's tasks again."
+            )
+    return [task for task in identities if task not in saved or task in again]
 
 
 def write(out: Path, task: str, result: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,9 +80,9 @@ def write(out: Path, task: str, result: Mapping[str, Any], identity: Mapping[str
     """
     from lm_eval.utils import handle_non_serializable
 
-    without = {key: value for key, value in result.items() if key != "samples"}
-    plain = json.loads(json.dumps(without, default=handle_non_serializable))
+    without_samples = {key: value for key, value in result.items() if key != "samples"}
+    plain = json.loads(json.dumps(without_samples, default=handle_non_serializable))
     out.mkdir(parents=True, exist_ok=True)
-    whole = plain | {KEY: {"task": task, **identity}}
-    write_json(path_of(out, task), whole)
-    return whole
+    content = plain | {KEY: {"task": task, **identity}}
+    write_json(path_of(out, task), content)
+    return content

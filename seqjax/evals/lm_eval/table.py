@@ -56,14 +56,14 @@ class Value(NamedTuple):
     fewshot: int | None
 
 
-def values(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
-    """Yield the metrics in `found`.
+def values(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
+    """Yield the metrics in `results`.
 
     A group yields its own metrics if it has any, otherwise its tasks' metrics.
     """
-    for task, result in found.items():
-        whole = result.get("groups") or {}
-        rows = {task: whole[task]} if task in whole else result["results"]
+    for task, result in results.items():
+        groups = result.get("groups") or {}
+        rows = {task: groups[task]} if task in groups else result["results"]
         for name, row in rows.items():
             for key, value in row.items():
                 metric, _, kind = key.partition(",")
@@ -82,30 +82,30 @@ def _float(value: float) -> float:
         return math.copysign(math.inf, value)
 
 
-def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
-    """Return a page with all results in `found` for the model called `name`."""
-    first = next(iter(found.values()))
-    about = first[KEY]
+def markdown(results: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
+    """Return a page with all results for the model called `name`."""
+    first = next(iter(results.values()))
+    identity = first[KEY]
     lines = [
         f"# {escaped(name)}",
         "",
-        f"Step {about.get('step', '')}, {(first.get('config') or {}).get('model_num_parameters', 0):,} parameters, at "
-        f"most {about.get('max_length', 0):,} tokens at a time, tokenizer {escaped(about.get('tokenizer', ''))}; "
-        f"parameters {escaped(about.get('parameters_sha256', '')[:12])}. lm_eval "
+        f"Step {identity.get('step', '')}, {(first.get('config') or {}).get('model_num_parameters', 0):,} parameters, "
+        f"max_length {identity.get('max_length', 0):,} tokens, tokenizer {escaped(identity.get('tokenizer', ''))}; "
+        f"parameter hash {escaped(identity.get('parameters_sha256', '')[:12])}. lm_eval "
         f"{escaped(first.get('lm_eval_version', ''))}.",
         "",
     ]
-    limited = sorted(task for task, result in found.items() if result[KEY].get("limit"))
+    limited = sorted(task for task, result in results.items() if result[KEY].get("limit"))
     if limited:
-        named = escaped(", ".join(limited))
-        lines += [f"**Not all documents of {named} (--limit): these numbers compare with none.**", ""]
+        task_names = escaped(", ".join(limited))
+        lines += [f"**{task_names}: only some documents (--limit). These numbers are not comparable.**", ""]
     lines += ["| task | metric | value | standard error | documents | few-shot examples |", "|---|---|---|---|---|---|"]
-    for v in values(found):
+    for v in values(results):
         error = "" if v.stderr is None else number(v.stderr)
         task, metric = escaped(v.task), escaped(v.metric)
         lines.append(f"| {task} | {metric} | {number(v.value)} | {error} | {v.n:,} | {_or_empty(v.fewshot)} |")
     for table in (2, 1):
-        lines += _beside_paper(found, table, name)
+        lines += _paper_comparison(results, table, name)
     return "\n".join(lines) + "\n"
 
 
@@ -114,23 +114,23 @@ def number(x: float) -> str:
     return f"{x:.4f}" if abs(x) < 1e5 else f"{x:.3e}"
 
 
-def write(out: Path, found: Mapping[str, Mapping[str, Any]], *, name: str) -> Path:
+def write(out: Path, results: Mapping[str, Mapping[str, Any]], *, name: str) -> Path:
     """Write `table.md` into the results directory and return its path."""
     path = out / "table.md"
     with replacing(path) as file:
-        file.write(markdown(found, name=name).encode())
+        file.write(markdown(results, name=name).encode())
     return path
 
 
-def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str) -> list[str]:
+def _paper_comparison(results: Mapping[str, Mapping[str, Any]], table: int, name: str) -> list[str]:
     columns = [task for task in PAPER if task.table == table]
-    own: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for task in columns:
-        result = found.get(task.name)
+        result = results.get(task.name)
         for v in values({task.name: result} if result else {}):
             if v.task == task.name and v.metric == task.metric and _as_in_paper(result, v.fewshot, task.fewshot):
-                own[task.column] = 100 * v.value
-    if not own:
+                scores[task.column] = 100 * v.value
+    if not scores:
         return []
     lines = [
         "",
@@ -142,8 +142,8 @@ def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str)
         f"| model | {' | '.join(task.column for task in columns)} | average |",
         f"|---|{'---|' * (len(columns) + 1)}",
     ]
-    cells = [f"{own[task.column]:.2f}" if task.column in own else "" for task in columns]
-    average = f"{sum(own.values()) / len(own):.2f}" if len(own) == len(columns) else ""
+    cells = [f"{scores[task.column]:.2f}" if task.column in scores else "" for task in columns]
+    average = f"{sum(scores.values()) / len(scores):.2f}" if len(scores) == len(columns) else ""
     lines.append(f"| **{escaped(name)}** | {' | '.join(cells)} | {average} |")
     for model, numbers in PUBLISHED[table].items():
         average = f"{sum(numbers) / len(numbers):.2f}"
@@ -151,8 +151,8 @@ def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str)
     return lines
 
 
-def _as_in_paper(result: Mapping[str, Any] | None, fewshot: int | None, papers: int) -> bool:
-    return result is not None and not result[KEY].get("limit") and fewshot == papers
+def _as_in_paper(result: Mapping[str, Any] | None, fewshot: int | None, paper_fewshot: int) -> bool:
+    return result is not None and not result[KEY].get("limit") and fewshot == paper_fewshot
 
 
 def _n(result: Mapping[str, Any], name: str) -> int:
@@ -172,13 +172,13 @@ def _fewshot(result: Mapping[str, Any], name: str) -> int | None:
 
 def _leaves(result: Mapping[str, Any], name: str) -> list[str]:
     """Return a group's tasks without duplicates, or [`name`] for a task."""
-    groups, names = result.get("group_subtasks") or {}, {name: None}
+    subtasks, names = result.get("group_subtasks") or {}, {name: None}
     queue = [name]
-    for one in queue:  # grows in the loop; `names` stops cycles
-        new = [child for child in groups.get(one) or () if child not in names]
+    for node in queue:  # grows in the loop; `names` stops cycles
+        new = [child for child in subtasks.get(node) or () if child not in names]
         names |= dict.fromkeys(new)
         queue += new
-    return [one for one in names if not groups.get(one)]
+    return [node for node in names if not subtasks.get(node)]
 
 
 def _or_empty(value: int | None) -> str:

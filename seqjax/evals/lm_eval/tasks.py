@@ -60,27 +60,27 @@ class Manager(TaskManager):
         except UserError:
             raise
         except Exception as error:
-            named = ", ".join(map(str, task_list)) if isinstance(task_list, list) else str(task_list)
-            first = (str(error).splitlines() or [""])[0]
+            task_text = ", ".join(map(str, task_list)) if isinstance(task_list, list) else str(task_list)
+            message = (str(error).splitlines() or [""])[0]
             raise UserError(
-                f"{named}: the task or its data could not be loaded ({type(error).__name__}: {first[:300]}). The "
-                "harness's own tasks fetch data from the Hugging Face hub: run the same command with a network, or "
-                "with a cache that was filled there (HF_HOME), and it resumes with this task."
+                f"{task_text}: the task or its data could not be loaded ({type(error).__name__}: {message[:300]}). "
+                "Harness tasks download data from the Hugging Face hub: repeat the command with a network connection "
+                "or with a cache downloaded elsewhere (HF_HOME); it resumes with this task."
             ) from error
 
 
-def expanded(given: Sequence[str]) -> list[str]:
+def expanded(requested: Sequence[str]) -> list[str]:
     """Replace `paper` and `local` with their task names, and remove duplicates."""
-    return list(dict.fromkeys(name for word in given for name in GROUPS.get(word, (word,))))
+    return list(dict.fromkeys(name for word in requested for name in GROUPS.get(word, (word,))))
 
 
-def fewshot_of(name: str, given: int | None) -> int | None:
-    """Return `given`, or the paper's number of few-shot examples.
+def fewshot_of(name: str, requested: int | None) -> int | None:
+    """Return `requested`, or the paper's number of few-shot examples.
 
     None selects the task's default.
     """
-    if given is not None:
-        return given
+    if requested is not None:
+        return requested
     return next((task.fewshot for task in PAPER if task.name == name), None)
 
 
@@ -98,15 +98,15 @@ def manager(names: Sequence[str], include: Sequence[Path], *, cache_dir: str = "
     """
     for directory in include:
         if not directory.is_dir():
-            raise UserError(f"--include={directory}: there is no such directory; give one of YAML tasks.")
+            raise UserError(f"--include={directory} is not a directory; give a directory with YAML tasks.")
     options: dict[str, Any] = {"include_path": [LOCAL, *include]}
     if cache_dir:
         options["metadata"] = {"seqjax_cache_dir": cache_dir}
-    found = Manager(include_defaults=False, **options)
-    if not {*names} <= {*found.all_tasks}:
-        found = Manager(include_defaults=True, **options)
+    task_manager = Manager(include_defaults=False, **options)
+    if not {*names} <= {*task_manager.all_tasks}:
+        task_manager = Manager(include_defaults=True, **options)
     for name in names:
-        if name not in found.all_tasks:
-            own = [*GROUPS, *LOCAL_TASKS, *(task.name for task in PAPER)]
-            raise UserError(f"--tasks: there is no task {name!r}.{nearest(name, own)} `lm-eval ls tasks` lists all.")
-    return found
+        if name not in task_manager.all_tasks:
+            known = [*GROUPS, *LOCAL_TASKS, *(task.name for task in PAPER)]
+            raise UserError(f"--tasks: there is no task {name!r}.{nearest(name, known)} `lm-eval ls tasks` lists all.")
+    return task_manager

@@ -50,49 +50,50 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--models",
         default="",
-        help=f"labels, or FILE.py[:SETTINGS] of your own, with ; or , between them: {'; '.join(MODELS)} (all)",
+        help=f"labels, or your own FILE.py[:SETTINGS], separated by ; or ,: {'; '.join(MODELS)} (all)",
     )
-    parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
-    parser.add_argument("--widths", default="", help="numbers with commas, of the widths of the size (all)")
-    parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds, from 0 on, those after 0 at the best rate (1)")
+    parser.add_argument("--tasks", default="", help=f"task names separated by commas: {names} (all of the size)")
+    parser.add_argument("--widths", default="", help="model widths separated by commas (all of the size)")
+    parser.add_argument("--out", default="runs/recall", help="results directory (runs/recall)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds; seeds above 0 use the best rate (1)")
     parser.add_argument(
-        "--together", type=int, default=1, help="runs of a model and task, of several rates and seeds, in a program (1)"
+        "--together", type=int, default=1, help="runs per program: rates and seeds of a model and task (1)"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
-    parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this many minutes")
+    parser.add_argument("--report", action="store_true", help="only write the report of existing results")
     parser.add_argument("--foretell", action="append", default=[], help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.foretell:
-        given = {"size": [args.size], "models": [args.models] * bool(args.models), "out": [args.out]}
-        words = [f"--{name}={value}" for name, values in (given | {"study": args.foretell}).items() for value in values]
+        options = {"size": [args.size], "models": [args.models] * bool(args.models), "out": [args.out]}
+        options["study"] = args.foretell
+        words = [f"--{name}={value}" for name, values in options.items() for value in values]
         raise UserError(f"--foretell has moved. Run this in a clone: python -m lab.foretell {shlex.join(words)}")
     setup = SETUPS[known("size", [args.size], SETUPS)[0]]
-    named = labels(args.models)
-    models = known("models", named, [*MODELS, *filter(is_file, named)])
+    requested = labels(args.models)
+    models = known("models", requested, [*MODELS, *filter(is_file, requested)])
     tasks = known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
     dims = [str(dim) for dim in dict.fromkeys(dim for dim, _ in setup.rounds)]
     widths = known("widths", [word for word in args.widths.split(",") if word], dims)
-    for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
-        if given < 1:
-            raise UserError(f"--{option}={given}: give at least 1.")
+    for option, value in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
+        if value < 1:
+            raise UserError(f"--{option}={value}: give at least 1.")
     out = store.local(args.out, "--out")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
-    require_asked(setup, out)
+    require_same_settings(setup, out)
     _require_same_code(models, out)
     setup = dataclasses.replace(setup, rounds=tuple(pair for pair in setup.rounds if str(pair[0]) in widths))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
         # Only the parent process writes the report.
-        runs = list(_runs(setup, models, tasks, seeds=args.seeds, found=report.results(out)))
+        runs = list(_runs(setup, models, tasks, seeds=args.seeds, finished=report.results(out)))
         _train(setup, runs, out, until=until, together=args.together, claims=Path(claims))
         return
     failed = 0
     for seeds in [] if args.report else sorted({1, args.seeds}):  # the first seed determines the rate for further seeds
-        runs = list(_runs(setup, models, tasks, seeds=seeds, found=report.results(out)))
+        runs = list(_runs(setup, models, tasks, seeds=seeds, finished=report.results(out)))
         if missing := {*runs} - _done(out):
             _require_rules(out)
             out.mkdir(parents=True, exist_ok=True)
@@ -106,12 +107,10 @@ def main(argv: list[str]) -> None:
             _train(setup, runs, out, until=until, together=args.together)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
     if args.report and not written:
-        raise UserError(
-            f"{out / report.RESULTS} has no result to report; without --report the command trains the runs."
-        )
+        raise UserError(f"{out / report.RESULTS} has no results to report. Train the runs first, without --report.")
     tell(f"Wrote {written}" if written else f"No results in {out}")
     if failed:
-        raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
+        raise UserError(f"{failed} runs failed, see above. Repeat the command to train the missing runs.")
 
 
 _CHILD = "SEQJAX_RECALL_CLAIMS"  # set in `--jobs` child processes: directory with one file per claimed run
@@ -133,27 +132,27 @@ def _runs(
     tasks: Sequence[str],
     *,
     seeds: int = 1,
-    found: Sequence[Mapping[str, Any]] = (),
+    finished: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Run]:
     """Yield all runs.
 
     All models at one width and rate come first, so an early stop leaves a complete table. Further seeds run only at the
-    best rate, and only if `found` has the first seed at all rates. The best rate is chosen by `report.validated_rate`,
-    as in the report.
+    best rate, and only if the `finished` results have the first seed at all rates. The best rate is chosen by
+    `report.validated_rate`, as in the report.
     """
     for (dim, rate), task, model in itertools.product(setup.rounds, tasks, models):
         yield Run(model, task, dim, rate, 0)
-    of_width: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
-    for result in found:
-        of_width.setdefault((result["model"], result["task"], result["dim"]), []).append(result)
+    by_width: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    for result in finished:
+        by_width.setdefault((result["model"], result["task"], result["dim"]), []).append(result)
     for seed, task, model in itertools.product(range(1, seeds), tasks, models):
         for dim in dict.fromkeys(dim for dim, _ in setup.rounds):
-            results = of_width.get((model, task, dim), [])
-            first = {result["rate"] for result in results if result["seed"] == 0}
-            if first >= {rate for width, rate in setup.rounds if width == dim}:
-                asked = setup.task(task)
-                by = "score" if asked.kind.score else "accuracy"
-                yield Run(model, task, dim, report.validated_rate(results, asked.own, by), seed)
+            results = by_width.get((model, task, dim), [])
+            first_seed_rates = {result["rate"] for result in results if result["seed"] == 0}
+            if first_seed_rates >= {rate for width, rate in setup.rounds if width == dim}:
+                task_setup = setup.task(task)
+                by = "score" if task_setup.kind.score else "accuracy"
+                yield Run(model, task, dim, report.validated_rate(results, task_setup.own, by), seed)
 
 
 def _done(out: Path) -> set[Run]:
@@ -166,35 +165,35 @@ def labels(text: str) -> list[str]:
 
     Labels that contain commas stay whole.
     """
-    found, rest = [], text.strip()
+    parsed, rest = [], text.strip()
     while rest:
-        fitting = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
-        label = max(fitting, key=len) if fitting else rest.partition(",")[0]
-        found.append(label)
+        matches = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
+        label = max(matches, key=len) if matches else rest.partition(",")[0]
+        parsed.append(label)
         rest = rest[len(label) :].lstrip(",; ")
-    return found
+    return parsed
 
 
-def known(option: str, given: list[str], names: Iterable[str]) -> list[str]:
-    """Return `given`, or all `names` if it is empty.
+def known(option: str, requested: list[str], names: Iterable[str]) -> list[str]:
+    """Return `requested`, or all `names` if it is empty.
 
     Raises `UserError` for an unknown name.
     """
     every = list(names)
-    for word in given:
+    for word in requested:
         if word not in every:
-            raise UserError(f"--{option}={word}: there is no such thing.{nearest(word, every)}")
-    return given or every
+            raise UserError(f"--{option}={word} is unknown.{nearest(word, every)}")
+    return requested or every
 
 
-def require_asked(setup: Setup, out: Path) -> None:
+def require_same_settings(setup: Setup, out: Path) -> None:
     """Raise `UserError` if a result has other sequences, tests, steps or size."""
-    asked = {task.name: setup.asked(task.name) for task in setup.tasks}
+    hashes = {task.name: setup.settings_hash(task.name) for task in setup.tasks}
     for result in report.results(out):
-        if asked.get(result["task"]) != result["asked"]:
+        if hashes.get(result["task"]) != result["asked"]:
             raise UserError(
-                f"{out / report.RESULTS} holds results of {result['task']} of another --size, or with other sequences, "
-                "tests or steps than now; give another --out, or delete those lines."
+                f"{out / report.RESULTS} has results for {result['task']} at another --size, or with other sequences, "
+                "tests or steps. Give another --out, or delete these lines."
             )
 
 
@@ -207,8 +206,8 @@ def _require_same_code(models: Sequence[str], out: Path) -> None:
         code = code_of(model)
         if any(result.get("mixers", {}) != code for result in report.results(out) if result["model"] == model):
             raise UserError(
-                f"{out / report.RESULTS} holds results of {model} with other code than its mixer has now; give another "
-                "--out, or delete those lines."
+                f"{out / report.RESULTS} has results for {model} from before its mixer's code changed. Give another "
+                "--out, or delete these lines."
             )
 
 
@@ -219,8 +218,8 @@ def _require_rules(out: Path) -> None:
     """
     if any(result.get("rules", 1) != RULES for result in report.results(out)):
         raise UserError(
-            f"{out / report.RESULTS} holds results with an earlier rule for weight decay and the score of `capacity`, "
-            "and new ones do not compare with them; give another --out. --report reads them."
+            f"{out / report.RESULTS} has results with earlier training rules (weight decay, the score of `capacity`), "
+            "which are not comparable with new results. Give another --out, or read these results with --report."
         )
 
 
@@ -233,25 +232,25 @@ def _train(
     claimed by other processes are skipped.
     """
     use_compile_cache()
-    begun, done = time.time(), _done(out)
-    before = len(done)
+    start, done = time.time(), _done(out)
+    n_before = len(done)
     for group in _groups([run for run in runs if run not in done], together):
         if time.time() > until:
             return
         done = _done(out)
-        taken = [run for run in group if run not in done and not (claims and not _taken(claims / _claim(run)))]
-        if not taken:
+        claimed = [run for run in group if run not in done and not (claims and not _claimed(claims / _claim(run)))]
+        if not claimed:
             continue
-        first, settings = taken[0], [(run.rate, run.seed) for run in taken]
+        first, settings = claimed[0], [(run.rate, run.seed) for run in claimed]
         results = train(
             MODELS.get(first.model, first.model), setup.task(first.task), setup, dim=first.dim, runs=settings
         )
-        for run, result in zip(taken, results, strict=True):
-            _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
+        for run, result in zip(claimed, results, strict=True):
+            _append(out, {"model": run.model, "task": run.task, "asked": setup.settings_hash(run.task), **result})
         done = _done(out)  # including runs from other processes
         n_left = len(set(runs) - done)
-        left = duration((time.time() - begun) / (len(done) - before) * n_left)
-        for run, result in zip(taken, results, strict=True):
+        left = duration((time.time() - start) / (len(done) - n_before) * n_left)
+        for run, result in zip(claimed, results, strict=True):
             tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
             settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
             sys.stdout.write(
@@ -266,14 +265,14 @@ def _groups(runs: Sequence[Run], together: int) -> list[list[Run]]:
 
     Groups keep the order of their first runs.
     """
-    alike: dict[tuple[str, str, int], list[list[Run]]] = {}
+    by_key: dict[tuple[str, str, int], list[list[Run]]] = {}
     groups = []
     for run in runs:
-        of_model = alike.setdefault(run[:3], [])
-        if not of_model or len(of_model[-1]) == together:
-            of_model.append([])
-            groups.append(of_model[-1])
-        of_model[-1].append(run)
+        same_key = by_key.setdefault(run[:3], [])
+        if not same_key or len(same_key[-1]) == together:
+            same_key.append([])
+            groups.append(same_key[-1])
+        same_key[-1].append(run)
     return groups
 
 
@@ -288,7 +287,7 @@ def _claim(run: Run) -> str:
     return "_".join(map(str, run)).replace("/", "_")
 
 
-def _taken(path: Path) -> bool:
+def _claimed(path: Path) -> bool:
     """Claim a run: create its file, and return whether it did not exist before."""
     try:
         path.touch(exist_ok=False)

@@ -43,11 +43,11 @@ def results(directory: Path) -> list[dict[str, Any]]:
     return read_json_lines(path, RESULT, fix=FIX) if path.exists() else []
 
 
-def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
+def by_model(runs: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
     """Return a task's results by model, one per width at the `validated_rate`."""
     chosen: dict[str, list[Mapping[str, Any]]] = {}
-    for label in dict.fromkeys([*MODELS, *(result["model"] for result in found if is_file(result["model"]))]):
-        of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
+    for label in dict.fromkeys([*MODELS, *(result["model"] for result in runs if is_file(result["model"]))]):
+        of_model = [result for result in runs if (result["task"], result["model"]) == (task.name, label)]
         dims = sorted({result["dim"] for result in of_model})
         if dims:
             by = "score" if task.kind.score else "accuracy"
@@ -114,35 +114,35 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
 
     Returns the path of report.md, or None without runs.
     """
-    found = results(directory)
+    runs = results(directory)
     for task in tasks:
         test = {"score": Float} if task.kind.score else {}
         form = SHOWN | {"state": dict.fromkeys(task.tests, int), "tests": dict.fromkeys(task.tests, test)}
-        for line, result in enumerate(found, start=1):
+        for line, result in enumerate(runs, start=1):
             if result["task"] == task.name:
                 check(result, form, f"{directory / RESULTS}: line {line}", fix=FIX)
-    of_tasks = {task.name: of_task for task in tasks if (of_task := by_model(found, task))}
-    if not of_tasks:
+    by_task = {task.name: of_task for task in tasks if (of_task := by_model(runs, task))}
+    if not by_task:
         return None
-    shown = [task for task in tasks if task.name in of_tasks]
-    parts = [f"# {title}", "![Accuracy against the size of the state](accuracy.png)", ABOUT]
-    parts += [f"## {task.name}: {task.kind.question}\n\n{_table(task, of_tasks[task.name])}" for task in shown]
+    shown = [task for task in tasks if task.name in by_task]
+    parts = [f"# {title}", "![Accuracy by state size](accuracy.png)", ABOUT]
+    parts += [f"## {task.name}: {task.kind.question}\n\n{_table(task, by_task[task.name])}" for task in shown]
     path = directory / "report.md"
     with replacing(path) as file:
         file.write("\n\n".join(parts).encode())
-    draw(directory / "accuracy.png", shown, of_tasks, title=title)
+    draw(directory / "accuracy.png", shown, by_task, title=title)
     return path
 
 
-BITS = "Bits are the mean negative log2 likelihood of the right answers in the test in italics."
+BITS = "Bits: mean negative log2 likelihood of the right answers in the test in italics."
 ABOUT = (
-    "Share of right answers in percent, over sequences that were not trained on; beside it, where a sequence has "
-    "several answers, the share of sequences without a wrong one. In italics is the test that is like the training; "
-    "the learning rate is the best of so many on further sequences like it that no test has (of results without such, "
-    "in the test itself). Several runs of a model are shown as their mean, with the lowest and the highest where these "
-    "are a percent or more apart. The last column is the mean of all tests. The state is how many numbers decoding "
-    "keeps at the end of the test in italics, over all layers and with those of convolutions; for attention they grow "
-    "with the sequence."
+    "Accuracy in percent, on sequences that are not in the training data. In parentheses, for sequences with several "
+    "answers: the percentage of sequences without a wrong answer. The test in italics has the training distribution. "
+    "The learning rate is the best of the tried rates on validation sequences from the same distribution, which are in "
+    "no test; results without validation use the test in italics. Several runs of a model are shown as their mean, "
+    "with [minimum, maximum] if these differ by at least one percentage point. The last column is the mean over all "
+    "tests. The state is the number of elements that decoding stores at the end of the test in italics, over all "
+    "layers and including convolution states; for attention it grows with the sequence."
 )
 
 
@@ -150,9 +150,9 @@ def _table(task: TaskSetup, results: Results) -> str:
     tests = [f"*{name}*" if name == task.own else name for name in task.tests]
     # Numbers for the training-like test: the task's score, and bits, missing in older results.
     every = [result["tests"][task.own] for of_model in results.values() for result in of_model]
-    own = {"score": task.kind.score, "bits": "bits"}
-    own = {key: name for key, name in own.items() if any(key in test for test in every)}
-    header = ["model", "width", "state", "rate", *tests, *own.values(), "mean"]
+    metrics = {"score": task.kind.score, "bits": "bits"}
+    metrics = {key: name for key, name in metrics.items() if any(key in test for test in every)}
+    header = ["model", "width", "state", "rate", *tests, *metrics.values(), "mean"]
     rows = []
     for label, of_model in results.items():
         for result in of_model:
@@ -161,14 +161,14 @@ def _table(task: TaskSetup, results: Results) -> str:
             mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
             rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
             shown = label if passed(task, result) else f"{label} (not trained)"
-            numbers = [f"{test[key]:.3g}" if key in (test := result["tests"][task.own]) else "" for key in own]
+            numbers = [f"{test[key]:.3g}" if key in (test := result["tests"][task.own]) else "" for key in metrics]
             rows.append([shown, str(result["dim"]), state, rate, *cells, *numbers, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
-    if "bits" in own:
+    if "bits" in metrics:
         parts.append(BITS)
-    if "score" in own:
-        parts.append(f"The score of that test, {task.kind.score}, decides the learning rate instead of the accuracy.")
+    if "score" in metrics:
+        parts.append(f"The learning rate is chosen by the score, {task.kind.score}, instead of the accuracy.")
     return "\n".join(filter(None, [*parts, _control(task, results), _untrained(task, results)]))
 
 
@@ -182,9 +182,9 @@ def _untrained(task: TaskSetup, results: Results) -> str:
     if all(passed(task, result) for of_model in results.values() for result in of_model):
         return ""
     return (
-        f"**Not trained** is a model with less than {100 * PASSED:.0f}% right answers in the test {task.easy}, the "
-        "easiest of the training: it did not learn the task at these learning rates and steps, and what it lacks in "
-        "the other tests does not say what it cannot do."
+        f"**Not trained:** below {100 * PASSED:.0f}% accuracy in the test {task.easy}, the easiest test within the "
+        "training distribution. The model did not learn the task at these learning rates and steps, so its failures in "
+        "other tests do not show what it cannot do."
     )
 
 
@@ -200,9 +200,9 @@ def _control(task: TaskSetup, results: Results) -> str:
     if best >= LEARNT:
         return ""
     return (
-        f"**The control failed:** full attention can look up every answer, and {label}, the best of it, gives "
-        f"{100 * best:.1f}% right ones in the test like the training. So it did not learn the task at these widths, "
-        "learning rates and steps, and what other models lack cannot be read here."
+        f"**The control failed:** full attention can look up every answer, but the best such model, {label}, has only "
+        f"{100 * best:.1f}% accuracy in the test in italics. It did not learn the task at these widths, learning rates "
+        "and steps, so the failures of other models are inconclusive."
     )
 
 
@@ -218,11 +218,11 @@ def _training(results: Results) -> str:
 
 
 def _cell(test: Mapping[str, Any]) -> str:
-    accuracy, whole, lowest, highest = (100 * x for x in (test["accuracy"], test["whole"], *test["accuracy_range"]))
+    answers, sequences, lowest, highest = (100 * x for x in (test["accuracy"], test["whole"], *test["accuracy_range"]))
     if highest - lowest >= 1:
-        return f"{accuracy:.1f} [{lowest:.1f}, {highest:.1f}]"
-    shown, of_sequences = f"{accuracy:.1f}", f"{whole:.1f}"
-    return shown if shown == of_sequences else f"{shown} ({of_sequences})"
+        return f"{answers:.1f} [{lowest:.1f}, {highest:.1f}]"
+    by_answer, by_sequence = f"{answers:.1f}", f"{sequences:.1f}"
+    return by_answer if by_answer == by_sequence else f"{by_answer} ({by_sequence})"
 
 
 PANELS = 6  # in a row
@@ -257,10 +257,10 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
             panel.set_axis_off()
         panels[0].set_yticks(range(len(order)), [*map(shortened, order)])
         panels[0].set_ylim(len(order) - 0.4, -0.6)
-        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
-        place |= {"ha": "right", "fontsize": 7.5, "color": "0.35", "annotation_clip": False}
+        style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+        style |= {"ha": "right", "fontsize": 7.5, "color": "0.35", "annotation_clip": False}
         for y, text in enumerate(["state", *(_short(states[name]) for name in order)], start=-1):
-            panels[-1].annotate(text, (1, y), xytext=(38, 0), **place)
+            panels[-1].annotate(text, (1, y), xytext=(38, 0), **style)
     first = grid[0][0]
     handles = [
         first.plot([], [], linestyle="none", markersize=SIZES[0], label=label, **look)[0]

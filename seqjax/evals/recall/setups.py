@@ -27,8 +27,8 @@ class Setup:
         """Return the task called `name`."""
         return next(task for task in self.tasks if task.name == name)
 
-    def asked(self, name: str) -> str:
-        """Return a hash of a task's training and tests.
+    def settings_hash(self, name: str) -> str:
+        """Return a hash of a task's training and tests, the key `asked` in results.
 
         Results with different hashes are never mixed.
         """

@@ -38,17 +38,17 @@ def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> Mod
     sized["loss_chunk"] = 16384
     if shipped.mlp.dim is not None:
         sized["mlp.dim"] = shipped.mlp.dim * dim // shipped.dim
-    several = isinstance(shipped.mixer, tuple)
-    for i, mixer in enumerate(shipped.mixer if several else (shipped.mixer,)):
-        own = f"mixer[{i}]" if several else "mixer"
+    is_hybrid = isinstance(shipped.mixer, tuple)
+    for i, mixer in enumerate(shipped.mixer if is_hybrid else (shipped.mixer,)):
+        prefix = f"mixer[{i}]" if is_hybrid else "mixer"
         if "heads" in mixer:
-            sized[f"{own}.heads"] = max(1, dim // 32)
+            sized[f"{prefix}.heads"] = max(1, dim // 32)
         elif "head_dim" in mixer:
-            sized[f"{own}.head_dim"] = min(dim, mixer["head_dim"])
+            sized[f"{prefix}.head_dim"] = min(dim, mixer["head_dim"])
         if mixer.get("value_dim"):
-            sized[f"{own}.value_dim"] = mixer["value_dim"] * dim // shipped.dim
-    given = ",".join(f"model.{key}={value}" for key, value in sized.items())
-    config: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings, given)))}")
+            sized[f"{prefix}.value_dim"] = mixer["value_dim"] * dim // shipped.dim
+    overrides = ",".join(f"model.{key}={value}" for key, value in sized.items())
+    config: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings, overrides)))}")
     return from_config_dict(config).model
 
 
@@ -87,10 +87,10 @@ def batch(examples: Examples, answers: int) -> Batch:
     Logits are then computed only at their positions.
     """
     rows, columns = np.nonzero(examples.targets != IGNORED)
-    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    slot = np.arange(len(rows)) - np.searchsorted(rows, rows)
     positions = np.zeros((len(examples.inputs), answers), np.int32)
     targets = np.full(positions.shape, IGNORED, np.int32)
-    positions[rows, place], targets[rows, place] = columns, examples.targets[rows, columns]
+    positions[rows, slot], targets[rows, slot] = columns, examples.targets[rows, columns]
     return Batch(examples.inputs, positions, targets)
 
 
@@ -132,10 +132,10 @@ def make_answers(model: Model) -> Any:
 
     def answers(params: Params, batch: Batch) -> tuple[Array, Array]:
         inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
-        asked_BA = targets_BA != IGNORED
+        has_answer_BA = targets_BA != IGNORED
         logits_BAO = model.logits(params, inputs_BT, positions_BA)
         nats_BA = optax.softmax_cross_entropy_with_integer_labels(logits_BAO, jnp.maximum(targets_BA, 0))
-        return jnp.argmax(logits_BAO, -1), jnp.where(asked_BA, nats_BA / np.log(2), 0)
+        return jnp.argmax(logits_BAO, -1), jnp.where(has_answer_BA, nats_BA / np.log(2), 0)
 
     return jax.jit(answers)
 
@@ -149,22 +149,22 @@ def measure(
     the mean negative log2 likelihood of the right answers; and `score`, the mean of the task's scores, if it has
     scores. `parameters` is the model's parameter count, passed to `task.scores`.
     """
-    right = asked = whole = n = 0
+    n_right = n_answers = n_all_right = n = 0
     bits = score = 0.0
     while n < sequences:
         batch = next(stream)
         guesses_BA, bits_BA = jax.device_get(answers(params, batch))
-        asked_BA = batch.targets != IGNORED
-        right_BA = task.right(batch, guesses_BA) & asked_BA
-        right += int(right_BA.sum())
-        asked += int(asked_BA.sum())
-        whole += int((right_BA == asked_BA).all(1).sum())
+        has_answer_BA = batch.targets != IGNORED
+        right_BA = task.right(batch, guesses_BA) & has_answer_BA
+        n_right += int(right_BA.sum())
+        n_answers += int(has_answer_BA.sum())
+        n_all_right += int((right_BA == has_answer_BA).all(1).sum())
         bits += float(bits_BA.sum(dtype=np.float64))
         if task.score:
-            score += float(task.scores(batch, bits_BA, parameters=parameters)[asked_BA].sum(dtype=np.float64))
+            score += float(task.scores(batch, bits_BA, parameters=parameters)[has_answer_BA].sum(dtype=np.float64))
         n += len(batch.inputs)
-    own = {"score": score / asked} if task.score else {}
-    return {"accuracy": right / asked, "whole": whole / n, "bits": bits / asked, **own}
+    scores = {"score": score / n_answers} if task.score else {}
+    return {"accuracy": n_right / n_answers, "whole": n_all_right / n, "bits": bits / n_answers, **scores}
 
 
 def train(
@@ -181,7 +181,7 @@ def train(
     model = Model(config, max_len=max(t.length for t in (*task.train, *task.tests.values())))
     optims = [OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1) for rate, _ in runs]
     optimizer = make_optimizer(optims[0], model.groups)  # `make_steps` multiplies its updates by the rates
-    whole = Segment(0, task.steps, is_end=True)
+    segment = Segment(0, task.steps, is_end=True)
     streams = {seed: batches(task.train, batch_size=setup.batch_size, seed=2 * seed) for _, seed in runs}
     params = jax.jit(jax.vmap(lambda seed: model.init(jax.random.key(seed))))(np.array([seed for _, seed in runs]))
     opt_state = jax.jit(jax.vmap(optimizer.init))(params)
@@ -192,7 +192,7 @@ def train(
             seed: jax.tree.map(_stack, *(next(stream) for _ in range(n_steps))) for seed, stream in streams.items()
         }
         together = jax.tree.map(_stack, *(drawn[seed] for _, seed in runs))
-        rates_NK = np.stack([rates(optim, whole, np.arange(done, done + n_steps) + 1) for optim in optims])
+        rates_NK = np.stack([rates(optim, segment, np.arange(done, done + n_steps) + 1) for optim in optims])
         params, opt_state, losses_NK = steps(params, opt_state, rates_NK, together)
         losses.append(losses_NK)
         jax.block_until_ready(losses[-2:][0])  # Dispatch at most one call ahead, to bound the memory for batches.
@@ -212,11 +212,11 @@ def train(
     }
     answers, results = make_answers(model), []
     for i, ((rate, seed), curve) in enumerate(zip(runs, curves, strict=True)):
-        begun = time.perf_counter()
+        test_start = time.perf_counter()
         tests, validation = _tested(answers, jax.tree.map(lambda x, i=i: x[i], params), task, setup, model)
         points = [(k, float(curve[k - 1])) for k in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1]
         measured = {"curve": points, "tests": tests, "validation": validation}
-        seconds = common["train_seconds"] + time.perf_counter() - begun
+        seconds = common["train_seconds"] + time.perf_counter() - test_start
         results.append({"rate": rate, "seed": seed, **common, **measured, "seconds": seconds})
     return results
 
@@ -233,13 +233,13 @@ def _tested(
     def measured(test: Task, seed: int) -> dict[str, float]:
         # Pad tests to one of two lengths, so only two programs are compiled: the training length or the maximum.
         length = trained if test.length <= trained else model.max_len
-        alike = [t for t in task.tests.values() if (t.length <= trained) == (test.length <= trained)]
+        same_length = [t for t in task.tests.values() if (t.length <= trained) == (test.length <= trained)]
         stream = batches(
             [test],
             batch_size=max(1, setup.batch_size * trained // length),
             seed=seed,
             length=length,
-            answers=max(t.answers for t in alike),
+            answers=max(t.answers for t in same_length),
         )
         n_params = flops.n_params(model)
         return measure(answers, params, test, stream, sequences=setup.test_sequences, parameters=n_params)

@@ -36,12 +36,12 @@ def continuation(**metadata: Any) -> dict[str, Any]:
     rng, cut = random.Random(0), [_cut(text) for text in held_out(_cache_dir(metadata))]
     passages = [(i, *pair) for i, pairs in enumerate(cut) for pair in pairs]
     rows = []
-    for i, context, own in _some(passages, rng):
-        others = rng.sample([p for p in passages if p[0] != i], 3)
-        start = own[: len(own) - len(own.lstrip())]
-        choices = [start + text.lstrip() for _, _, text in others]
+    for i, context, target in _some(passages, rng):
+        distractors = rng.sample([p for p in passages if p[0] != i], 3)
+        start = target[: len(target) - len(target.lstrip())]
+        choices = [start + text.lstrip() for _, _, text in distractors]
         gold = len(rows) % 4
-        choices.insert(gold, own)
+        choices.insert(gold, target)
         rows.append({"context": context, "choices": choices, "gold": gold})
     return _dataset(rows)
 
@@ -51,16 +51,16 @@ def last_word(**metadata: Any) -> dict[str, Any]:
 
     The next word occurs earlier in the passage, but not in its last ten words.
     """
-    rng, found = random.Random(1), []
+    rng, rows = random.Random(1), []
     for text in held_out(_cache_dir(metadata)):
         words, end = text.split(), WORDS
         while end < len(words):
             passage, word = words[end - WORDS : end], words[end]
             if re.fullmatch("[a-z]{5,}", word) and word in passage[:-APART] and word not in passage[-APART:]:
-                found.append({"context": " ".join(passage), "word": word})
+                rows.append({"context": " ".join(passage), "word": word})
                 end += WORDS
             end += 1
-    return _dataset(list(_some(found, rng)))
+    return _dataset(list(_some(rows, rng)))
 
 
 def copy(**metadata: Any) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def copy(**metadata: Any) -> dict[str, Any]:
         lines += [words[i : i + LINE] for i in range(0, len(words) - LINE + 1, 4 * LINE)]
     rows = []
     for page in _some([lines[i : i + LINES] for i in range(0, len(lines) - LINES + 1, LINES)], rng):
-        asked = page[len(rows) % LINES]
-        begun = [" ".join(line) for line in page] + [" ".join(asked[: LINE // 2])]
-        rows.append({"page": "\n".join(begun), "rest": " ".join(asked[LINE // 2 :])})
+        repeated = page[len(rows) % LINES]
+        page_lines = [" ".join(line) for line in page] + [" ".join(repeated[: LINE // 2])]
+        rows.append({"page": "\n".join(page_lines), "rest": " ".join(repeated[LINE // 2 :])})
     return _dataset(rows)
 
 
@@ -129,13 +129,13 @@ def _cut(text: str) -> Iterator[tuple[str, str]]:
         passage = text[start : start + CONTEXT + CHOICE + 1]
         if len(passage) == CONTEXT + CHOICE + 1:
             context = re.match(r"(.*)(?=\s)", passage[: CONTEXT + 1], re.S)
-            whole = re.match(r"(.*)(?=\s)", passage, re.S)
-            if context and whole and whole[0][len(context[0].rstrip()) :].strip():
-                yield context[0].rstrip(), whole[0][len(context[0].rstrip()) :].rstrip()
+            text_match = re.match(r"(.*)(?=\s)", passage, re.S)
+            if context and text_match and text_match[0][len(context[0].rstrip()) :].strip():
+                yield context[0].rstrip(), text_match[0][len(context[0].rstrip()) :].rstrip()
 
 
-def _some(found: Sequence[Any], rng: random.Random, n: int = EXAMPLES) -> Sequence[Any]:
-    return rng.sample(found, min(n, len(found)))
+def _some(items: Sequence[Any], rng: random.Random, n: int = EXAMPLES) -> Sequence[Any]:
+    return rng.sample(items, min(n, len(items)))
 
 
 def _dataset(rows: list[dict[str, Any]]) -> dict[str, Any]:

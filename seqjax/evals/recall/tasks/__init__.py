@@ -103,9 +103,9 @@ class Task(abc.ABC):
     def _blank(self, n: int) -> Examples:
         return Examples(np.zeros((n, self.length), np.int32), np.full((n, self.length), IGNORED, np.int32))
 
-    def _require(self, condition: bool, what: str) -> None:
+    def _require(self, condition: bool, requirement: str) -> None:
         if not condition:
-            raise ValueError(f"{self}: {what}")
+            raise ValueError(f"{self}: {requirement}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,9 +155,9 @@ def kinds() -> list[type[Task]]:
     """Import all modules in this package and return their tasks, in report order."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    found = Task.__subclasses__()
-    found += [derived for kind in found for derived in kind.__subclasses__()]  # such as `noisy`, from `mqar`
-    return sorted(found, key=lambda kind: (kind.order, kind.name))
+    classes = Task.__subclasses__()
+    classes += [derived for kind in classes for derived in kind.__subclasses__()]  # e.g. `noisy`, derived from `mqar`
+    return sorted(classes, key=lambda kind: (kind.order, kind.name))
 
 
 def of_size(size: str) -> tuple[TaskSetup, ...]:
@@ -181,12 +181,12 @@ def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.n
     if 2 * size > below:
         return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
     # Redraw only the repeated integers. No integer is preferred, so all rows of distinct integers are equally likely.
-    rows, again = rng.integers(below, size=(n, size)), np.arange(n)
-    while len(again):
-        ordered = np.sort(rows[again])
-        again = again[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
-        order = np.argsort(rows[again], axis=1, kind="stable")
-        ordered = np.take_along_axis(rows[again], order, 1)
-        row, place = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
-        rows[again[row], order[row, place + 1]] = rng.integers(below, size=len(row))
+    rows, redraw = rng.integers(below, size=(n, size)), np.arange(n)
+    while len(redraw):
+        ordered = np.sort(rows[redraw])
+        redraw = redraw[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
+        order = np.argsort(rows[redraw], axis=1, kind="stable")
+        ordered = np.take_along_axis(rows[redraw], order, 1)
+        row, column = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
+        rows[redraw[row], order[row, column + 1]] = rng.integers(below, size=len(row))
     return rows

@@ -51,10 +51,10 @@ class Copy(Task):
         inputs, targets = self._blank(n)
         sizes = rng.integers(self.shortest, self.longest + 1, size=n)
         strings = rng.integers(self.ids, size=(n, self.longest))
-        row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
+        row, column = np.nonzero(np.arange(self.longest) < sizes[:, None])
         inputs[:] = self.ids + 1
         inputs[np.arange(n), sizes] = self.ids
-        inputs[row, place] = inputs[row, sizes[row] + 1 + place] = targets[row, sizes[row] + place] = strings[
-            row, place
+        inputs[row, column] = inputs[row, sizes[row] + 1 + column] = targets[row, sizes[row] + column] = strings[
+            row, column
         ]
         return Examples(inputs, targets)

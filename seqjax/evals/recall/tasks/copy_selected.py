@@ -48,8 +48,8 @@ class CopySelected(Task):
         noise, marker = self.ids, self.ids + 1
         context = self.length - self.tokens
         inputs[:, :context], inputs[:, context:] = noise, marker
-        found = rng.integers(self.ids, size=(n, self.tokens))
-        at = np.sort(subsets(rng.random((n, context)), self.tokens))
-        np.put_along_axis(inputs, at, found, 1)
-        targets[:, context:] = found
+        selected = rng.integers(self.ids, size=(n, self.tokens))
+        positions = np.sort(subsets(rng.random((n, context)), self.tokens))
+        np.put_along_axis(inputs, positions, selected, 1)
+        targets[:, context:] = selected
         return Examples(inputs, targets)

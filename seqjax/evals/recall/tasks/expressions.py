@@ -32,7 +32,7 @@ class Expressions(Task):
 
     def __post_init__(self):
         self._require(0 <= self.shortest <= self.longest, "needs 0 <= `shortest` <= `longest`")
-        self._require(self.queries * (2 * self.longest + 2) <= self.length, "has no place for its expressions")
+        self._require(self.queries * (2 * self.longest + 2) <= self.length, "needs a longer length for its expressions")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -68,17 +68,17 @@ class Expressions(Task):
         parts[:, :, 0] = sizes.ravel(), np.ones(sizes.size)
         height, values = np.ones(sizes.size, np.int64), np.zeros(sizes.size, np.int64)
         for i in range(2 * self.longest + 1):
-            going = np.nonzero(height)[0]
-            height[going] -= 1
-            size, sign = parts[:, going, height[going]]
-            minus, number = rng.integers(2, size=len(going)), rng.integers(self.numbers, size=len(going))
-            inputs[rows[going], starts[going] + i] = np.where(size, self.numbers + minus, number)
-            values[going] += np.where(size, 0, sign * number)
+            active = np.nonzero(height)[0]
+            height[active] -= 1
+            size, sign = parts[:, active, height[active]]
+            minus, number = rng.integers(2, size=len(active)), rng.integers(self.numbers, size=len(active))
+            inputs[rows[active], starts[active] + i] = np.where(size, self.numbers + minus, number)
+            values[active] += np.where(size, 0, sign * number)
             split = size > 0
-            going, size, sign, minus = going[split], size[split], sign[split], minus[split]
+            active, size, sign, minus = active[split], size[split], sign[split], minus[split]
             left = rng.integers(size)
-            parts[:, going, height[going]] = size - 1 - left, sign * (1 - 2 * minus)
-            parts[:, going, height[going] + 1] = left, sign  # on top, because the left operand comes first
-            height[going] += 2
+            parts[:, active, height[active]] = size - 1 - left, sign * (1 - 2 * minus)
+            parts[:, active, height[active] + 1] = left, sign  # on top, because the left operand comes first
+            height[active] += 2
         np.put_along_axis(targets, marks, values.reshape(sizes.shape) % self.numbers, 1)
         return Examples(inputs, targets)

@@ -35,8 +35,8 @@ class Fuzzy(Task):
             1 <= self.queries <= self.pairs and 1 <= self.tokens <= 3, "needs pairs, queries and 1 to 3 tokens"
         )
         # Few keys per id, so that redrawing rejected keys ends soon.
-        self._require(8 * self.pairs <= self.ids**2, "needs more ids to draw keys of which none is another's prefix")
-        self._require(6 * (self.pairs + self.queries) <= self.length, "has no place for its pairs")
+        self._require(8 * self.pairs <= self.ids**2, "needs more ids for keys that are not prefixes of each other")
+        self._require(6 * (self.pairs + self.queries) <= self.length, "needs a longer length for its pairs")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -75,34 +75,34 @@ class Fuzzy(Task):
         # coefficient of x^P in (sum over j <= m of x^j / j!)^V.
         expected = 0.0  # expected count of the most frequent id
         for m in range(self.pairs):
-            of_one = [1 / math.factorial(j) for j in range(m + 1)]
-            coefficient = np.polynomial.polynomial.polypow(of_one, self.ids)[self.pairs : self.pairs + 1].sum()
+            terms = [1 / math.factorial(j) for j in range(m + 1)]
+            coefficient = np.polynomial.polynomial.polypow(terms, self.ids)[self.pairs : self.pairs + 1].sum()
             expected += 1 - math.factorial(self.pairs) / self.ids**self.pairs * coefficient
         return expected / self.pairs
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
-        keys, again = np.empty((n, self.pairs, 3), np.int64), np.arange(n)
+        keys, redraw = np.empty((n, self.pairs, 3), np.int64), np.arange(n)
         sizes = np.empty((n, self.pairs), np.int64)
-        while len(again):
-            keys[again], sizes[again], complete = self._keys(rng, len(again))
-            again = again[~complete]
+        while len(redraw):
+            keys[redraw], sizes[redraw], complete = self._keys(rng, len(redraw))
+            redraw = redraw[~complete]
         values = self.ids + rng.integers(self.ids, size=keys.shape)
         ends = np.stack((sizes, rng.integers(1, 4, size=sizes.shape)), 2)
         pairs = np.stack((keys, values), 2)  # [B, P, 2, 3]: three places each for a key and a value
         exists = np.arange(3) < ends[..., None]
-        shown, asked = (rng.random(sizes.shape).argsort(1) for _ in range(2))
-        order = np.concatenate((shown, asked[:, : self.queries]), 1)
+        pair_order, query_order = (rng.random(sizes.shape).argsort(1) for _ in range(2))
+        order = np.concatenate((pair_order, query_order[:, : self.queries]), 1)
         rows = np.arange(n)[:, None]
         tokens, exists = (a[rows, order].reshape(n, -1) for a in (pairs, exists))
         scored = np.zeros((self.pairs + self.queries, 2, 3), bool)
         scored[self.pairs :, 1, : self.tokens] = True
         at = np.cumsum(exists, axis=1) - 1  # position in the sequence, after removing unused slots
-        row, place = np.nonzero(exists)
-        inputs[row, at[row, place]] = tokens[row, place]
-        row, place = np.nonzero(exists & scored.ravel())
-        targets[row, at[row, place] - 1] = tokens[row, place]
+        row, slot = np.nonzero(exists)
+        inputs[row, at[row, slot]] = tokens[row, slot]
+        row, slot = np.nonzero(exists & scored.ravel())
+        targets[row, at[row, slot] - 1] = tokens[row, slot]
         return Examples(inputs, targets)
 
     def _keys(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -113,13 +113,13 @@ class Fuzzy(Task):
         """
         quarter = self.pairs // 4
         keys, sizes = rng.integers(self.ids, size=(n, self.pairs, 3)), rng.integers(2, 4, size=(n, self.pairs))
-        twins = keys[:, quarter : 2 * quarter]
-        twins[:], sizes[:, quarter : 2 * quarter] = keys[:, :quarter], sizes[:, :quarter]
+        siblings = keys[:, quarter : 2 * quarter]
+        siblings[:], sizes[:, quarter : 2 * quarter] = keys[:, :quarter], sizes[:, :quarter]
         last = sizes[:, :quarter, None] - 1
         other = 1 + rng.integers(self.ids - 1, size=last.shape)
-        np.put_along_axis(twins, last, (np.take_along_axis(twins, last, 2) + other) % self.ids, 2)
-        # Keys that differ in their first two tokens are not prefixes of each other. Twins of three tokens share these
-        # two tokens, so their entries are made distinct.
+        np.put_along_axis(siblings, last, (np.take_along_axis(siblings, last, 2) + other) % self.ids, 2)
+        # Keys that differ in their first two tokens are not prefixes of each other. Siblings of three tokens share
+        # these two tokens, so their entries are made distinct.
         starts = keys[:, :, 0] * self.ids + keys[:, :, 1]
         starts[:, quarter : 2 * quarter] -= self.ids**2 * (1 + np.arange(quarter)) * (last[:, :, 0] == 2)
         ordered = np.sort(starts, axis=1)

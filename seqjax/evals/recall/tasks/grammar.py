@@ -55,15 +55,15 @@ class Automaton:
     def __init__(self, rules: Rules):
         self._rules = rules
         number: dict[Stack, int] = {(): 0}
-        found: list[tuple[int, int, float]] = []
+        transitions: list[tuple[int, int, float]] = []
         stacks: list[Stack] = [()]
         for i, stack in enumerate(stacks):  # `stacks` grows in the loop
             for likelihood, after in self._rewritten(stack[:-1] if stack else ((0, 0),)):
                 if after not in number:
                     number[after] = len(stacks)
                     stacks.append(after)
-                found.append((i, number[after], likelihood))
-        row, column, likelihood = zip(*found, strict=True)
+                transitions.append((i, number[after], likelihood))
+        row, column, likelihood = zip(*transitions, strict=True)
         self.tokens = np.array([1 + stack[-1][1] if stack else 0 for stack in stacks])
         # Conversion to CSR sums the probabilities of rules that lead to the same stack.
         self.transitions = scipy.sparse.coo_matrix((likelihood, (row, column)), shape=(len(stacks),) * 2).tocsr()
@@ -82,13 +82,13 @@ class Automaton:
 
     def draw(self, rng: np.random.Generator, n: int, length: int) -> np.ndarray:
         """Draw `n` sequences of concatenated strings, starting with a mark, int64 [B, T]."""
-        ends, place = np.cumsum(self.transitions.data), self.transitions.indptr
+        ends, row_starts = np.cumsum(self.transitions.data), self.transitions.indptr
         stacks = np.zeros((n, length), np.int64)
         for t in range(1, length):
             now = stacks[:, t - 1]
             # Each row of probabilities sums to one, so the cumulative sums for stack i lie between i and i + 1.
             drawn = np.searchsorted(ends, now + rng.random(n), side="right")
-            stacks[:, t] = self.transitions.indices[np.clip(drawn, place[now], place[now + 1] - 1)]
+            stacks[:, t] = self.transitions.indices[np.clip(drawn, row_starts[now], row_starts[now + 1] - 1)]
         return self.tokens[stacks]
 
     def next_token(self, tokens_BT: np.ndarray) -> np.ndarray:
@@ -218,32 +218,32 @@ class Grammar(Task):
         """
         del parameters
         likelihoods = self.automaton.next_token(batch.inputs - self.first)
-        asked = batch.targets != IGNORED
-        row = np.nonzero(asked)[0]
+        is_answer = batch.targets != IGNORED
+        row = np.nonzero(is_answer)[0]
         exact = np.zeros(bits.shape)
-        exact[asked] = -np.log2(likelihoods[row, batch.positions[asked], batch.targets[asked] - self.first])
+        exact[is_answer] = -np.log2(likelihoods[row, batch.positions[is_answer], batch.targets[is_answer] - self.first])
         return exact - bits
 
 
 @functools.cache
-def by_5_grams(task: Grammar, *, counted: int = 4096, asked: int = 1024) -> tuple[float, float]:
+def by_5_grams(task: Grammar, *, n_train: int = 4096, n_test: int = 1024) -> tuple[float, float]:
     """Return the accuracy and the mean score of 5-gram counts.
 
-    The counts come from `counted` sequences, and are tested on `asked` other sequences.
+    The counts come from `n_train` sequences, and are tested on `n_test` other sequences.
     """
     rng = np.random.default_rng(0)
     counts = np.full((IDS**4, IDS), 1e-2)  # smoothing for unseen 5-grams
-    seen = dataclasses.replace(task, forced=False).examples(rng, counted)
-    np.add.at(counts, (_before(seen.inputs - task.first), seen.targets - task.first), 1)
-    inputs, targets = task.examples(rng, asked)
-    places = np.broadcast_to(np.arange(task.length), targets.shape)
-    row, place = np.nonzero(targets != IGNORED)
-    of_context = counts[_before(inputs - task.first)[row, place]]
-    answers = targets[row, place] - task.first
+    train = dataclasses.replace(task, forced=False).examples(rng, n_train)
+    np.add.at(counts, (_before(train.inputs - task.first), train.targets - task.first), 1)
+    inputs, targets = task.examples(rng, n_test)
+    positions = np.broadcast_to(np.arange(task.length), targets.shape)
+    row, position = np.nonzero(targets != IGNORED)
+    context_counts = counts[_before(inputs - task.first)[row, position]]
+    answers = targets[row, position] - task.first
     bits = np.zeros(targets.shape)
-    bits[row, place] = -np.log2(of_context[np.arange(len(row)), answers] / of_context.sum(1))
-    scores = task.scores(Batch(inputs, places, targets), bits, parameters=0)[row, place]
-    return float(np.mean(of_context.argmax(1) == answers)), float(scores.mean())
+    bits[row, position] = -np.log2(context_counts[np.arange(len(row)), answers] / context_counts.sum(1))
+    scores = task.scores(Batch(inputs, positions, targets), bits, parameters=0)[row, position]
+    return float(np.mean(context_counts.argmax(1) == answers)), float(scores.mean())
 
 
 def _before(tokens_BT: np.ndarray) -> np.ndarray:

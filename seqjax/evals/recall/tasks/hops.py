@@ -39,7 +39,7 @@ class Hops(Task):
         self._require(min(self.hops) >= 1 and max(self.hops) <= self.most, "needs `hops` from 1 to `most`")
         self._require(max(self.hops) < self.shortest, "needs cycles longer than its paths")
         self._require(not self.unchained or min(self.hops) > 1, "needs paths of several edges")
-        self._require(2 * (self.longest + self.queries) <= self.length, "has no place for its queries")
+        self._require(2 * (self.longest + self.queries) <= self.length, "needs a longer length for its queries")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -83,8 +83,8 @@ class Hops(Task):
         words, shares = self._words()
         sizes = rng.choice(words, size=(n, 1), p=shares)
         cycles = distinct(rng, n, self.longest, below=self.ids)
-        places, rows = np.arange(self.longest), np.arange(n)[:, None]
-        exists = places < sizes
+        edge_ids, rows = np.arange(self.longest), np.arange(n)[:, None]
+        exists = edge_ids < sizes
         ranks = np.where(exists, rng.random(exists.shape), 1).argsort(1).argsort(1)  # each edge's place in the list
         row, edge = np.nonzero(exists)
         at = 2 * ranks[row, edge]
@@ -92,14 +92,14 @@ class Hops(Task):
         k = rng.choice(self.hops, size=(n, self.longest))
         first = rng.random(exists.shape) + 2 * ~exists  # the smallest are queried; below 1 they are scored
         if self.unchained:
-            follows = ranks[rows, (places + 1) % sizes] > ranks  # the path's next edge is listed later
+            follows = ranks[rows, (edge_ids + 1) % sizes] > ranks  # the path's next edge is listed later
             chained = np.ones_like(exists)
             for i in range(max(self.hops) - 1):
-                chained &= follows[rows, (places + i) % sizes] | (i >= k - 1)
+                chained &= follows[rows, (edge_ids + i) % sizes] | (i >= k - 1)
             first += chained
-        asked = first.argsort(1)[:, : self.queries]
+        queried = first.argsort(1)[:, : self.queries]
         at = 2 * (sizes + np.arange(self.queries))
-        inputs[rows, at], inputs[rows, at + 1] = self.ids + k[rows, asked] - 1, cycles[rows, asked]
-        answers = cycles[rows, (asked + k[rows, asked]) % sizes]
-        targets[rows, at + 1] = np.where(first[rows, asked] < 1, answers, IGNORED)
+        inputs[rows, at], inputs[rows, at + 1] = self.ids + k[rows, queried] - 1, cycles[rows, queried]
+        answers = cycles[rows, (queried + k[rows, queried]) % sizes]
+        targets[rows, at + 1] = np.where(first[rows, queried] < 1, answers, IGNORED)
         return Examples(inputs, targets)

@@ -77,13 +77,13 @@ class MQAR(Task):
         context = 2 * self.pairs
         inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
         inputs[:, context:] = rng.integers(self.ids, size=(n, self.length - context), dtype=np.int32)
-        places = np.arange(1, (self.length - context) // 2 + 1)
+        slots = np.arange(1, (self.length - context) // 2 + 1)
         # Exponential variates divided by weights p, sorted, are a weighted sample without replacement in drawing order.
         # The first pair is therefore likely to be queried first.
-        clocks = rng.standard_exponential((n, len(places))) * places ** (1 - self.power)
-        found = subsets(clocks, self.pairs)
-        found = np.take_along_axis(found, np.argsort(np.take_along_axis(clocks, found, 1)), 1)
-        at = context + 2 * found
-        np.put_along_axis(inputs, at, keys, 1)
-        np.put_along_axis(targets, at, values, 1)
+        arrivals = rng.standard_exponential((n, len(slots))) * slots ** (1 - self.power)
+        chosen = subsets(arrivals, self.pairs)
+        chosen = np.take_along_axis(chosen, np.argsort(np.take_along_axis(arrivals, chosen, 1)), 1)
+        positions = context + 2 * chosen
+        np.put_along_axis(inputs, positions, keys, 1)
+        np.put_along_axis(targets, positions, values, 1)
         return Examples(inputs, targets)

@@ -27,7 +27,7 @@ class Ngram(Task):
 
     def __post_init__(self):
         self._require(self.queries >= 1, "needs a query")
-        self._require(self._string >= self.n + self.queries, "is too short for its n-grams")
+        self._require(self._string >= self.n + self.queries, "needs a longer length for its n-grams")
         # At most half of all n-grams, so that redrawing ends soon.
         self._require(self._string <= self.ids**self.n // 2, "needs more ids for n-grams that appear once")
 
@@ -55,15 +55,15 @@ class Ngram(Task):
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
-        strings, again = np.empty((n, self._string), np.int64), np.arange(n)
-        while len(again):
-            strings[again], complete = self._strings(rng, len(again))
-            again = again[~complete]
+        strings, redraw = np.empty((n, self._string), np.int64), np.arange(n)
+        while len(redraw):
+            strings[redraw], complete = self._strings(rng, len(redraw))
+            redraw = redraw[~complete]
         starts = distinct(rng, n, self.queries, below=self._string - self.n)
-        asked = np.take_along_axis(strings[:, None], starts[:, :, None] + np.arange(self.n + 1), 2)
+        queried = np.take_along_axis(strings[:, None], starts[:, :, None] + np.arange(self.n + 1), 2)
         inputs[:, : self._string], inputs[:, self._string] = strings, self.ids
-        inputs[:, self._string + 1 :] = asked[:, :, : self.n].reshape(n, -1)
-        targets[:, self._string + self.n :: self.n] = asked[:, :, self.n]
+        inputs[:, self._string + 1 :] = queried[:, :, : self.n].reshape(n, -1)
+        targets[:, self._string + self.n :: self.n] = queried[:, :, self.n]
         return Examples(inputs, targets)
 
     def _strings(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ class Position(Task):
     longest: int = 256  # number of ids for positions; longer tests keep the same vocabulary
 
     def __post_init__(self):
-        self._require(2 <= self.length <= self.longest, f"has numbers for strings of 1 to {self.longest - 1} tokens")
+        self._require(2 <= self.length <= self.longest, f"needs a string of 1 to {self.longest - 1} tokens")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:

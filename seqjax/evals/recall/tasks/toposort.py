@@ -35,7 +35,7 @@ class TopoSort(Task):
 
     def __post_init__(self):
         self._require(2 <= self.shortest <= self.longest <= self.ids, "needs 2 to `ids` nodes")
-        self._require(self.length >= self._longest_row(self.longest), "has no place for its edges and their order")
+        self._require(self.length >= self._longest_row(self.longest), "needs a longer length for its edges and order")
 
     @staticmethod
     def _longest_row(nodes: int) -> int:
@@ -118,12 +118,12 @@ class TopoSort(Task):
         parents = np.zeros((n, ids, ids), bool)
         parents[row, batch.inputs[row, 2 * edge + 1], batch.inputs[row, 2 * edge]] = True
         needed, placed = _with_ancestors(parents, batch.inputs[rows, at + 1]), np.zeros((n, ids), bool)
-        found = np.zeros((*batch.targets.shape, ids), bool)
+        valid = np.zeros((*batch.targets.shape, ids), bool)
         for i, target in enumerate(batch.targets.T):
-            found[:, i] = _may_follow(parents, needed, placed)
-            asked = target != IGNORED
-            placed[rows[asked], target[asked]] = True
-        return found
+            valid[:, i] = _may_follow(parents, needed, placed)
+            has_answer = target != IGNORED
+            placed[rows[has_answer], target[has_answer]] = True
+        return valid
 
 
 def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:

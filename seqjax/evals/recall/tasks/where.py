@@ -32,7 +32,7 @@ class Where(Task):
     def __post_init__(self):
         self._require(self.queries <= self.shortest <= self.longest, "needs `queries` <= `shortest` <= `longest`")
         self._require(self.longest <= min(self.numbers, self.ids), "needs ids and numbers for its longest string")
-        self._require(self.longest + 1 + self.queries <= self.length, "has no place for its queries")
+        self._require(self.longest + 1 + self.queries <= self.length, "needs a longer length for its queries")
 
     @classmethod
     def sizes(cls) -> dict[str, TaskSetup]:
@@ -62,13 +62,13 @@ class Where(Task):
         sizes = rng.integers(self.shortest, self.longest + 1, size=n)
         strings = distinct(rng, n, self.longest, below=self.ids)
         inputs[:] = self.ids
-        row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
-        inputs[row, place] = strings[row, place]
+        row, column = np.nonzero(np.arange(self.longest) < sizes[:, None])
+        inputs[row, column] = strings[row, column]
         # Query random positions: the smallest random scores; positions past the string's end have infinite scores.
         scores = np.where(np.arange(self.longest) < sizes[:, None], rng.random((n, self.longest)), np.inf)
-        asked = np.argsort(scores, axis=1)[:, : self.queries]
+        queried = np.argsort(scores, axis=1)[:, : self.queries]
         rows = np.arange(n)[:, None]
         at = sizes[:, None] + 1 + np.arange(self.queries)
-        inputs[rows, at] = strings[rows, asked]
-        targets[rows, at] = self.ids + 1 + asked
+        inputs[rows, at] = strings[rows, queried]
+        targets[rows, at] = self.ids + 1 + queried
         return Examples(inputs, targets)
