@@ -149,7 +149,8 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
         return node
     names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
     if index is None or index >= len(node):
-        raise UserError(f"{said}: {path} has {len(node)} here ({names}); choose one: {path}[{len(node) - 1}].{suffix}.")
+        has = [i for i, m in enumerate(node) if is_group(m) and suffix in m] or [len(node) - 1]
+        raise UserError(f"{said}: {path} has {len(node)} here ({names}); choose one: {path}[{has[-1]}].{suffix}.")
     return node[index]
 
 
