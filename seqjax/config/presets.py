@@ -196,9 +196,9 @@ def _with_size_defaults(mixer: Any, size: Size) -> Any:
         return tuple(_with_size_defaults(m, size) for m in mixer)
     if not is_group(mixer) or not isinstance(mixer.get("name"), str):
         return mixer  # The check of the config reports the error.
-    mixer = dict(mixer) | {"name": mixers.locate(mixer["name"])}
-    known = hints_of(mixers.settings_class(mixer["name"]))
-    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | mixer
+    # The group keeps the name: `read_config` locates it again, and a label lacks the directory that the user named.
+    known = hints_of(mixers.settings_class(mixers.locate(mixer["name"])))
+    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
 
 
 def _selects_mixer(key: str) -> bool:
