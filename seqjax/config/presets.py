@@ -380,11 +380,12 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if not hasattr(module, "get_config"):
         raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is not a config.")
     named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
-    takes_arg = bool(inspect.signature(module.get_config).parameters)
+    parameters = inspect.signature(module.get_config).parameters.values()
+    takes_arg, needs_arg = bool(parameters), any(p.default is p.empty for p in parameters)
     if colon and not takes_arg:
         raise UserError(f"--config: get_config() of {module.__file__} takes no argument; remove {colon}{arg}.")
     file = Path(str(module.__file__))
-    given = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
+    given = (",".join([arg, *named]),) if needs_arg or (takes_arg and (colon or named)) else ()
     with mixers.reading(module) if not _is_shipped(file) else contextlib.nullcontext():
         with user_code.naming_the_line(file):
             values = module.get_config(*given)

@@ -295,8 +295,7 @@ def make_plan(
     own, argument = _own_text(text)
     given = read(own)
     size = given.size
-    if size not in presets.SIZES:
-        raise UserError(f"--config={text}: its size is {size!r}; a judgement needs one of {', '.join(presets.SIZES)}.")
+    _require_size(text, size)
     scale = SCALES.get(size)
     if scale is None and not rates:
         raise UserError(
@@ -410,6 +409,11 @@ def _config_of_run(config: Config, *, rate: float, seed: int) -> Config:
     )
 
 
+def _require_size(text: str, size: str) -> None:
+    if size not in presets.SIZES:
+        raise UserError(f"--config={text}: its size is {size!r}; a judgement needs one of {', '.join(presets.SIZES)}.")
+
+
 def _own_text(text: str) -> tuple[str, str]:
     """Return the config text with an argument, and the user's argument.
 
@@ -422,6 +426,8 @@ def _own_text(text: str) -> tuple[str, str]:
     try:
         # Without an argument, a config may have another default than the presets.
         default = from_config_dict(presets.read_config(name))
+        if not argument:
+            _require_size(text, default.size)
         presets.read_config(f"{name}:{argument or default.size}")
     except UserError as error:
         if "takes no argument" in str(error):
