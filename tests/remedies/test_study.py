@@ -263,7 +263,7 @@ FILES: dict[str, Case] = {
         _with_copy,
         lambda root: identity.require(_of_run(root, lr=9.0)),
         r"optim\.(?P<key>lr): (?P<was>\S+) -> .* put back the settings",
-        lambda root, found: lambda: identity.require(_of_run(root, **{found["key"]: float(found["was"])})),
+        lambda root, found: lambda: identity.require(_of_run(root, "run", **{found["key"]: float(found["was"])})),
     ),
     "a run with other settings, elsewhere": (
         _with_copy,

@@ -1,7 +1,9 @@
 """The remedies in errors about runs, paths, processes and a user's files are followed."""
 
 import ast
+import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -21,8 +23,9 @@ import numpy as np
 import pytest
 
 import seqjax
-from seqjax import command_line, fields, mixers, pretrained, sharding, store
-from seqjax.commands import cli
+from seqjax import command_line, fields, mixers, pretrained, sharding, store, user_code
+from seqjax.commands import cli, generate
+from seqjax.commands import evaluate as evaluate_command
 from seqjax.config import from_config_dict, presets
 from seqjax.data import EvalBlocks
 from seqjax.errors import UserError
@@ -31,6 +34,7 @@ from seqjax.training import (
     checkpoint,
     dry_run,
     eval_losses,
+    evaluate,
     identity,
     lock,
     loop,
@@ -39,6 +43,7 @@ from seqjax.training import (
     workdir,
     writers,
 )
+from tests import support
 from tests.remedies.support import GOLDEN, MEANT, NO_RUN, Case, Commands, _cut, _first, _run, _text, follow_case
 
 TRAIN = "train --config=NAME:debug"
@@ -435,6 +440,68 @@ def _new(check: Callable[..., Any]) -> Callable[[Path, Any], Callable[[], Any]]:
     return lambda root, _: lambda: check("new")(root)
 
 
+# ----------------------------------------------------------------------------------------------- a run that is resumed
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function without the tests' checks of types, which refuse stand-ins."""
+    return inspect.unwrap(function)
+
+
+def _setup(**given: Any) -> Any:
+    config = types.SimpleNamespace(train=types.SimpleNamespace(steps=given.pop("steps", 9)))
+    corpus = types.SimpleNamespace(manifest_hash=given.pop("manifest", "a"))
+    iterator = types.SimpleNamespace(get_state=dict)
+    defaults = {"mirror": "run", "target": None, "origin": {"rules": 2}}
+    return types.SimpleNamespace(config=config, corpus=corpus, iterator=iterator, **defaults | given)
+
+
+def _resumed(**given: Any) -> Any:
+    """Resume after step 3 of a run whose checkpoint has the manifest "a" and the rules 2."""
+    log = {"manifest": "a", "rules": 2}
+    kept = types.SimpleNamespace(latest=3, params_only=False, restore=lambda *_: (None, log), named="")
+    return _plainly(loop._restored)(_setup(**given), kept, "run")
+
+
+def _resumed_at(root: Path, steps: int) -> Any:
+    kept = checkpoint.Checkpoints(root / "run", read_only=True)
+    return _plainly(loop._restored)(_setup(steps=steps), kept, root / "run")
+
+
+def _begun(weights: Any = None, **origin: Any) -> Any:
+    state = types.SimpleNamespace(_replace=lambda **_: None)
+    setup = _setup(origin={"rules": 2, "identity": "0"} | origin, init=lambda: state)
+    setup.target, setup.corpus.test_sets = types.SimpleNamespace(params={}), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.identity, "of", lambda *_, **__: "0")
+        return _plainly(loop._fresh)(setup, types.SimpleNamespace(params_only=False), weights)
+
+
+def _reached(root: Path) -> None:
+    config = workdir.load_config(root / "run")
+    setup = types.SimpleNamespace(config=config, mirror=loop.mirrors.Mirror(root / "run"), origin={})
+    _plainly(loop._require_reachable)(setup, 4, extended=False)
+
+
+def _without_an_end(root: Path) -> None:
+    shutil.copytree(_ends(root), root / "copy")
+    for end in (root / "run" / "ends").iterdir():
+        shutil.rmtree(end)
+
+
+def _edited_model(root: Path) -> None:
+    shutil.copytree(_run(root), root / "copy")
+    values = json.loads((root / "run" / "config.json").read_text())
+    values["model"]["mlp"]["dim"] *= 2
+    (root / "run" / "config.json").write_text(json.dumps(values))
+
+
+def _taken(root: Path, to: str = "run") -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        create = lock._create
+        patch.setattr(lock, "_create", lambda path, content: "run/" not in path and create(path, content))
+        patch.setattr(lock, "_age", lambda path: None)
+        _locked(to)(root)
+
+
 FILES: dict[str, Case] = {
     "another run's lock, elsewhere": (_another_host(10), _locked(), "another (?P<option>--workdir)", _new(_locked)),
     "another run's lock, stopped": (
@@ -652,6 +719,32 @@ FILES: dict[str, Case] = {
         r"config\.train\.seq_len=(?P<seq_len>\d+)",
         lambda root, found: lambda: _with_positions(found["seq_len"])(root),
     ),
+    "runs that start together": (
+        lambda _: None,
+        _taken,
+        "another (?P<option>--workdir)",
+        _new(lambda to: lambda root: _taken(root, to)),
+    ),
+    "a checkpoint beyond the end": (
+        _run,
+        lambda root: _resumed_at(root, 2),
+        r"(?P<path>\S+/checkpoints/3) is beyond the end .*; move it away",
+        lambda root, found: [_away(root, found), lambda: _resumed_at(root, 2)][1],
+    ),
+    "an end is lost": (
+        _without_an_end,
+        _reached,
+        r"(?P<path>\S+) lacks the results of this end .* Put the directory back",
+        lambda root, found: shutil.copytree(
+            root / "copy" / Path(found["path"]).relative_to(root / "run"), found["path"], dirs_exist_ok=True
+        ),
+    ),
+    "a config that does not fit its checkpoint": (
+        _edited_model,
+        lambda root: evaluate.restore(root / "run"),
+        "Put back its run's (?P<name>config\\.json)",
+        lambda root, found: shutil.copy(root / "copy" / found["name"], root / "run" / found["name"]),
+    ),
 }
 
 
@@ -676,7 +769,7 @@ class Group:
     names: tuple[str, ...] = ()
 
 
-def _mesh(**sizes: int) -> Any:
+def _mesh(**sizes: Any) -> Any:
     return sharding.make_mesh(**sizes)
 
 
@@ -719,6 +812,52 @@ def _wandb(project: str | None, **package: Any) -> None:
         patch.setitem(sys.modules, "wandb", types.SimpleNamespace(Error=Error, init=init) if package else None)
         if project:
             writers.WandbRun(Path(), project, settings={})
+
+
+def _across(seq: int) -> None:
+    """Split sequences over `seq` of eight devices in four processes."""
+    devices = np.array([types.SimpleNamespace(process_index=i // 2) for i in range(8)])
+    mesh = types.SimpleNamespace(shape={"seq": seq, "tensor": 1}, devices=devices)
+    _plainly(sharding.require_equal_pieces)(8, mesh)
+
+
+def _opened(*, installed: bool) -> None:
+    def url_to_fs(url: str) -> Any:
+        if not installed:
+            raise ImportError("Install gcsfs")
+        return types.SimpleNamespace(_strip_protocol=str), url
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_systems", {})
+        patch.setattr(store.fsspec.core, "url_to_fs", url_to_fs)
+        store.filesystem("gs://b/x")
+
+
+def _restored(*_: Any, **__: Any) -> Any:
+    config = _config()
+    return config, None, {}, 3, None
+
+
+def _generated(tokens: int, most: int = 5) -> None:
+    def stream(*_: Any, n_new: int, **__: Any) -> Any:
+        if n_new > most:
+            raise MemoryError
+        yield "a"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate, "restore", _restored)
+        patch.setattr(generate, "stream", stream)
+        generate.main(["--workdir=run", "--prompt=a", f"--max_new_tokens={tokens}"])
+
+
+def _measured(path: str) -> None:
+    def read(*_: Any, **__: Any) -> None:
+        raise LookupError
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(LookupError):
+        patch.setattr(evaluate_command, "restore", _restored)
+        patch.setattr(evaluate_command, "open_test_sets", read)
+        evaluate_command.main(["--workdir=run", f"--data={path}"])
 
 
 CALLS: dict[str, Call] = {
@@ -815,6 +954,51 @@ CALLS: dict[str, Call] = {
         r"number of devices to simulate, (?P<n>1) or more",
         lambda n: dry_run.simulated_devices(int(n)),
     ),
+    "a run on other data": (
+        lambda: _resumed(manifest="b"),
+        r"manifest (?P<manifest>\w+), now b\)\. Point config\.data\.path at the same data",
+        lambda manifest: _resumed(manifest=manifest),
+    ),
+    "a run without its rules": (
+        lambda: _resumed(origin={"rules": 1}),
+        r"Put back a copy of (?P<file>run\.json)",
+        lambda file: _resumed(origin={"rules": 2}),
+    ),
+    "a run that began with weights": (
+        lambda: _begun(init_from={"path": "there"}),
+        "give --init_from=(?P<path>there) again",
+        lambda path: _begun(loop.Weights(path, lambda *_: ({}, 3)), init_from={"path": path}),
+    ),
+    "a run that began with weights, elsewhere": (
+        lambda: _begun(init_from={"path": "there"}),
+        "another (?P<option>--workdir) to begin without",
+        lambda option: _begun(),
+    ),
+    "sequences split across processes": (
+        lambda: _across(4),
+        "seq times config.mesh.tensor must divide the number of devices",
+        lambda: _across(2),
+    ),
+    "a directory as a Python file": (
+        lambda: user_code.read("."),
+        "give the path of a Python (?P<kind>file)",
+        lambda kind: [_text(Path("own.py"), ""), user_code.read("own.py")],
+    ),
+    "a package of a store": (
+        lambda: _opened(installed=False),
+        r"pip install 'seqjax\[(?P<extra>gcs)\]'",
+        lambda extra: _opened(installed=True),
+    ),
+    "too many new tokens": (
+        lambda: _generated(9),
+        r"(?P<option>--max_new_tokens)=9 .*; give fewer",
+        lambda option: _generated(3),
+    ),
+    "no directory of test data": (
+        lambda: _measured("none"),
+        r"(?P<option>--data): there is no directory (?P<path>\S+); give one",
+        lambda option, path: [Path(path).mkdir(), _measured(path)],
+    ),
     "ends in a store": (
         lambda: _train("gs://b/run", train__ends="0.5,1"),
         "give a directory of this machine",
@@ -853,10 +1037,27 @@ def test_an_empty_text_as_the_error_advises(tmp_path: Path):
     assert loaded.loss("a") > 0
 
 
+def test_a_shell_without_letters_as_the_error_advises(tmp_path: Path):
+    """In a process of its own, because Python reads the locale once."""
+    code = "import sys; from seqjax import store\ntry: store.location(sys.argv[1])\nexcept Exception as e: print(e)"
+    plain = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    said = ""
+    for more in ({}, {"PYTHONUTF8": "1"}):
+        done = support.run(
+            [sys.executable, "-c", code, "caf\u00e9"],
+            env=plain | more | {"PYTHONPATH": str(support.ROOT)},
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        said, before = done.stdout, said
+    assert "PYTHONUTF8=1" in before and said == ""
+
+
 def test_numbers_of_another_type_as_the_error_advises():
     from flax import nnx
 
-    mixer = mixers.load("gla")(16, heads=2, rngs=nnx.Rngs(0))
+    gla: Any = mixers.load("gla")
+    mixer = gla(16, heads=2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"instead of (?P<dtype>float32)") as error:
         mixer(jnp.zeros((1, 4, 16), jnp.int32))
     found = re.search(r"instead of (\w+)", str(error.value))
