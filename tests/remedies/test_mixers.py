@@ -492,9 +492,10 @@ def test_a_class_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.Monkey
         def step(self, x_BD: Any, cache: Any) -> Any:
             return x_BD, cache
 
+    wide: Any = Wide
     with pytest.raises(UserError, match=r"width is missing.* set it"):
-        Wide(8, rngs=nnx.Rngs(0))
-    assert Wide(8, width=3, rngs=nnx.Rngs(0)).width == 3
+        wide(8, rngs=nnx.Rngs(0))
+    assert wide(8, width=3, rngs=nnx.Rngs(0)).width == 3
     with pytest.raises(UserError, match="another name"):
         mixers.register("gla")
     with pytest.raises(UserError, match=r"register\('(?P<name>\w+)'\)") as error:

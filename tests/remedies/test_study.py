@@ -1,10 +1,12 @@
 """The remedies in errors about studies, judgements and launch scripts are followed."""
 
 import dataclasses
+import json
 import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 from benchmarks import train_step
 from seqjax.errors import UserError
 from seqjax.study.judge import plan as plans
-from seqjax.study.report import words
+from seqjax.study.report import results, words
 from seqjax.study.runs import collect, files, identity, runner, studies
 from seqjax.study.runs.record import Record
+from seqjax.training import eval_losses
 from seqjax.training import workdir as workdirs
 from tests import support
 from tests.remedies.support import GOLDEN, Case, Commands, _run, _text, follow_case
@@ -230,6 +233,40 @@ def _tokenizers(*names: str) -> Any:
     return attempt
 
 
+def _require_named(missing: dict[str, str], label: str) -> None:
+    assert label in missing
+
+
+def _of_ends(root: Path) -> studies.Study:
+    with zipfile.ZipFile(GOLDEN / "workdirs" / "ends.zip") as packed:
+        packed.extractall(root / "run")
+    return studies.Study("", ("gla",), (), [runner.Run(0, "gla", root / "run", None, "gla")])
+
+
+def _edited_loss(root: Path) -> None:
+    _with_copy(root)
+    path = root / "run" / "metrics.jsonl"
+    path.write_text(re.sub(r'("eval/\w+/loss": )\d', r"\g<1>9", path.read_text()))
+
+
+def _means(root: Path) -> None:
+    run = runner.Run(0, "gla", root / "run", None, "gla")
+    _, losses = eval_losses.read(root / "run")
+    files._require_means(collect.collect([run], [])[0], losses, run.workdir)
+
+
+def _stored(root: Path, *, out: str = "out", label: str = "gla", lr: float = 9.0) -> Any:
+    """Read results of the run `gla` for a study with another learning rate."""
+    config = json.loads((root / "copy" / "config.json").read_text())
+    for name in ("runs.json", "points.csv"):
+        _text(root / "out" / name, "")
+    record = Record("gla", "gla", 0, 1.0, 1.0, [], [], {"config": config})
+    study = studies.Study("", ("gla",), (), [dataclasses.replace(_of_run(root, lr=lr), label=label)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "read_runs", lambda out: [record])
+        return results._stored(study, root / out, [label])
+
+
 def _of(tokenizer: str) -> dict[str, Any]:
     return {"config": {"data": {"tokenizer": tokenizer}}}
 
@@ -294,6 +331,30 @@ FILES: dict[str, Case] = {
         _tokenizers("byte", "mixtral"),
         'Set unit="(?P<unit>\\w+)" in the study file',
         lambda root, found: lambda: _tokenizers("byte", "mixtral")(root, found["unit"]),
+    ),
+    "a run that lacks an end": (
+        _of_ends,
+        lambda root: collect.collect(_of_ends(root).runs, []),
+        r"has no evaluation at the end after step 12 .* with (?P<option>--partial)",
+        lambda root, _: lambda: _require_named(results.unfinished(_of_ends(root)), "gla"),
+    ),
+    "an edited loss of a run": (
+        _edited_loss,
+        _means,
+        r"(?P<name>metrics\.jsonl) has .*put back a copy",
+        lambda root, found: shutil.copy(root / "copy" / found["name"], root / "run" / found["name"]),
+    ),
+    "results of other settings, elsewhere": (
+        _with_copy,
+        _stored,
+        "another (?P<option>--out)",
+        lambda root, _: lambda: _stored(root, out="new"),
+    ),
+    "results of other settings, another label": (
+        _with_copy,
+        _stored,
+        "or the run another (?P<key>label)",
+        lambda root, found: lambda: _stored(root, **{found["key"]: "gla 2"}),
     ),
     "a study joined twice": (
         _study,
