@@ -354,7 +354,7 @@ FILES: dict[str, Case] = {
         _with_copy,
         _stored,
         "or the run another (?P<key>label)",
-        lambda root, found: lambda: _stored(root, **{found["key"]: "gla 2"}),
+        lambda root, _: lambda: _stored(root, label="gla 2"),
     ),
     "a study joined twice": (
         _study,
