@@ -50,8 +50,8 @@ def reporting() -> Iterator[None]:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
     except SystemExit as error:
-        if where := _outside(error):
-            sys.stderr.write(f"error: {where}: it ended this process ({error!r}). Remove that call.\n")
+        if where := _outside(traceback.extract_tb(error.__traceback__)):
+            _ended_by(where, repr(error))
             sys.exit(2)
         raise
     except KeyboardInterrupt:
@@ -76,13 +76,38 @@ def _clean(record: standard_logging.LogRecord) -> bool:
     return True
 
 
-def _outside(error: SystemExit) -> str:
-    """Return the user's file and line that called `sys.exit`.
+@contextlib.contextmanager
+def _reporting_exit() -> Iterator[None]:
+    """Return a context in which a user's `os._exit` gives an error and status 2.
+
+    It would end the command without a message, perhaps with status 0. Forked processes may call it.
+    """
+    usual, own = os._exit, os.getpid()
+
+    def end(status):  # without types, so that a type checker at run time adds no frame to the stack
+        if os.getpid() == own and (where := _outside(traceback.extract_stack()[:-1])):
+            _ended_by(where, f"os._exit({status})")
+            leave(2)
+        usual(status)
+
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = usual
+
+
+def _ended_by(where: str, how: str) -> None:
+    sys.stderr.write(f"error: {where}: it ended this process ({how}). Remove that call.\n")
+
+
+def _outside(stack: traceback.StackSummary | list[traceback.FrameSummary]) -> str:
+    """Return the user's file and line that ended the process, the last in the stack.
 
     Returns "" for seqjax or argparse.
     """
     # Python's `exit` and `quit` are functions in `_sitebuiltins`.
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in f.filename]
+    frames = [f for f in stack if "_sitebuiltins" not in f.filename]
     file, own = Path(frames[-1].filename), (Path(__file__).parent, Path(argparse.__file__))
     return "" if any(map(file.is_relative_to, own)) else message(f"{file}, line {frames[-1].lineno}")
 
@@ -111,7 +136,7 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
-    with reporting():
+    with reporting(), _reporting_exit():
         try:
             with explained():
                 _require_directory()

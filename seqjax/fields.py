@@ -70,8 +70,8 @@ def checked(hint: Any, value: Any, path: str) -> Any:
             bound.check(value, path, may_be_none=optional(kind)[1])
         return value
     hint, may_be_none = optional(hint)
-    if value is None and may_be_none:
-        return None
+    if hint is Any or (value is None and may_be_none):  # A user's mixer may have settings without a type.
+        return value
     origin = typing.get_origin(hint)
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -162,7 +162,7 @@ def test_what_is_wrong_is_named(arg, says):
 @pytest.mark.parametrize(
     ("arg", "says"),
     [
-        ("model.mixer.window=3", ["model.mixer has 5 here", "2 transformer_pp", "model.mixer[4].window"]),
+        ("model.mixer.window=3", ["model.mixer has 5 here", "2 transformer_pp", "model.mixer[2].window"]),
         ("model.mixer[5].window=3", ["model.mixer has 5 here"]),
         ("model.mixer[1].window=3", ["no setting 'window'", "feature_dim"]),
         ("model.mixer[2].windw=3", ["no setting 'windw'", "Did you mean 'window'"]),

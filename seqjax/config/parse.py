@@ -149,8 +149,9 @@ def _one_of(node: Any, index: int | None, path: str, assignment: str, suffix: st
         return node
     names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
     if index is None or index >= len(node):
+        having = [i for i, m in enumerate(node) if is_group(m) and suffix in m] or [len(node) - 1]
         raise UserError(
-            f"{assignment}: {path} has {len(node)} here ({names}); choose one: {path}[{len(node) - 1}].{suffix}."
+            f"{assignment}: {path} has {len(node)} here ({names}); choose one: {path}[{having[-1]}].{suffix}."
         )
     return node[index]
 

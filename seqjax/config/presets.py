@@ -196,9 +196,9 @@ def _with_size_defaults(mixer: Any, size: Size) -> Any:
         return tuple(_with_size_defaults(m, size) for m in mixer)
     if not is_group(mixer) or not isinstance(mixer.get("name"), str):
         return mixer  # The check of the config reports the error.
-    mixer = dict(mixer) | {"name": mixers.locate(mixer["name"])}
-    known = hints_of(mixers.settings_class(mixer["name"]))
-    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | mixer
+    # The group keeps the name: `read_config` locates it again, and a label lacks the directory that the user named.
+    known = hints_of(mixers.settings_class(mixers.locate(mixer["name"])))
+    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
 
 
 def _selects_mixer(key: str) -> bool:
@@ -380,11 +380,12 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if not hasattr(module, "get_config"):
         raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is not a config.")
     named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
-    takes_arg = bool(inspect.signature(module.get_config).parameters)
+    parameters = inspect.signature(module.get_config).parameters.values()
+    takes_arg, needs_arg = bool(parameters), any(p.default is p.empty for p in parameters)
     if colon and not takes_arg:
         raise UserError(f"--config: get_config() of {module.__file__} takes no argument; remove {colon}{arg}.")
     file = Path(str(module.__file__))
-    arguments = (",".join([arg, *named]),) if takes_arg and (colon or named) else ()
+    arguments = (",".join([arg, *named]),) if needs_arg or (takes_arg and (colon or named)) else ()
     with mixers.reading(module) if not _is_shipped(file) else contextlib.nullcontext():
         with user_code.naming_the_line(file):
             values = module.get_config(*arguments)

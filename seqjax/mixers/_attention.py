@@ -160,8 +160,7 @@ class AttentionMixer(base.Mixer):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
         if position == "rope" and self.head_dim % 2:
             raise UserError(
-                f"position=rope rotates pairs, so the head width {self.head_dim} must be even; choose other "
-                "heads, or another head_dim."
+                f"position=rope rotates pairs, so the head width {self.head_dim} must be even; set an even head_dim."
             )
         self.position, self.rope_base, self.rope_scaling = position, rope_base, rope_scaling
         self.qkv_bias = bias if qkv_bias is None else qkv_bias

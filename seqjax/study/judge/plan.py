@@ -295,8 +295,7 @@ def make_plan(
     full_text, argument = _full_text(text)
     user_config = read(full_text)
     size = user_config.size
-    if size not in presets.SIZES:
-        raise UserError(f"--config={text}: its size is {size!r}; a judgement needs one of {', '.join(presets.SIZES)}.")
+    _require_size(text, size)
     scale = SCALES.get(size)
     if scale is None and not rates:
         raise UserError(
@@ -414,6 +413,11 @@ def _run_config(config: Config, *, rate: float, seed: int) -> Config:
     )
 
 
+def _require_size(text: str, size: str) -> None:
+    if size not in presets.SIZES:
+        raise UserError(f"--config={text}: its size is {size!r}; a judgement needs one of {', '.join(presets.SIZES)}.")
+
+
 def _full_text(text: str) -> tuple[str, str]:
     """Return the config text with an argument, and the user's argument.
 
@@ -426,6 +430,8 @@ def _full_text(text: str) -> tuple[str, str]:
     try:
         # Without an argument, a config may have another default than the presets.
         default = from_config_dict(presets.read_config(name))
+        if not argument:
+            _require_size(text, default.size)
         presets.read_config(f"{name}:{argument or default.size}")
     except UserError as error:
         if "takes no argument" in str(error):

@@ -1,13 +1,11 @@
 """The remedies in error messages are followed: the error is gone, or the next step is reached.
 
-A remedy is taken from the text of the error: a setting, an option, a command in backticks, a path to delete or move.
+Each case is a row in a table; tests/remedies/support.py follows it.
 """
 
 import dataclasses
 import re
-import shlex
 import shutil
-import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,45 @@ from typing import Any
 import pytest
 
 from seqjax import sharding, store
-from seqjax.commands import cli, generate, train
-from seqjax.config import DataConfig, from_config_dict, presets
-from seqjax.data import layout, open_corpus
+from seqjax.commands import generate
+from seqjax.config import from_config_dict, presets
+from seqjax.data import layout
 from seqjax.data.prepare import prepare
 from seqjax.errors import UserError
 from seqjax.evals.lm_eval import results
 from seqjax.evals.recall import __main__ as recall
 from seqjax.training import lock, metrics, mirrors, step, workdir
-
-GOLDEN = Path(__file__).parent / "golden"
-MEANT = r"Did you mean '(?P<to>[^']+)'"
-NO_RUN = "no config.json"
-LINE = '{"text": "hello world, hello world, hello world, number %d"}\n'
+from tests.remedies.support import (
+    FOUND,
+    GOLDEN,
+    MAKE,
+    MEANT,
+    NO_RUN,
+    Case,
+    Commands,
+    _again,
+    _as_the_command_says,
+    _corpus,
+    _cut,
+    _first,
+    _move,
+    _open,
+    _prepare,
+    _run,
+    _source,
+    _text,
+    follow_case,
+)
 
 # A command, the advice in its error, the old word, and the error of the next step ("" if the command then works).
 # The advice has a named group: `to` replaces the old word; `option` gets `value`; `another` is an option that gets
 # another directory; `drop` is left out; `add` is added in place of the old word; `delete` is a path to delete.
 TRAIN = "train --config=NAME:debug"
+
+
 PREPARE = "prepare --tokenizer=byte --seq_len=16 --workers=1"
+
+
 COMMANDS: list[tuple[str, str, str, str]] = [
     ("trian --config=top1_chunk:debug", MEANT, "trian", ""),
     ("train --config=top1_chnk:debug", MEANT, "top1_chnk", ""),
@@ -186,110 +204,6 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     ),
     ("judge --config=NAME:1b3", r"try, (?P<add>--rates)=", "", "no directory"),
 ]
-# Values for options that an error names without one.
-VALUES = {
-    "--config": "=transformer_pp:debug,model.dim=24,model.n_layers=3,model.tie_embeddings=False,model.vocab_size=264,"
-    "model.mixer.heads=4,model.mlp.dim=40,model.mixer.kv_heads=2,model.mixer.head_dim=6",
-    "--domain": "=a",
-    "--out": "=DIR/new",
-    "--rates": "=1e-3,2e-3",
-    "--workdir": "=DIR/new",
-}
-STUDY = """
-from seqjax.config import presets
-def get_study():
-    runs = {name: {"workdir": f"DIR/{name}", "config": f"{name}:debug"} for name in ("top1_chunk", "gla")}
-    return {"title": "two", "references": ("gla",), "domains": ("arxiv",), "runs": runs}
-"""
-
-
-def _text(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
-
-
-def _good(root: Path) -> None:
-    _text(root / "good" / "a.jsonl", "".join(LINE % i for i in range(9)))
-
-
-def _full(root: Path) -> None:
-    _good(root)
-    _text(root / "full" / "note.txt", "mine")
-
-
-def _link(root: Path) -> None:
-    _text(root / "link" / "a.jsonl", LINE % 1)
-    (root / "link" / "b.jsonl").symlink_to(root / "none")
-
-
-def _split(root: Path) -> None:
-    for folder in ("train", "validation"):
-        _text(root / "split" / folder / "a.jsonl", LINE % 1)
-
-
-def _blocks(root: Path) -> None:
-    _good(root)
-    prepare(
-        str(root / "good"), root / "blocks", tokenizer="byte", layout=layout.Layout(domain="a"), seq_len=16, workers=1
-    )
-
-
-def _public(root: Path, to: str, *names: str) -> None:
-    (root / to).mkdir()
-    for name in names:
-        shutil.copy(GOLDEN / "convert" / "llama" / name, root / to / name)
-
-
-def _two(root: Path) -> None:
-    _public(root, "two", "config.json", "model.safetensors")
-    (root / "two" / "model.safetensors").rename(root / "two" / "a.safetensors")
-    shutil.copy(root / "two" / "a.safetensors", root / "two" / "b.safetensors")
-
-
-# What a command finds in its directory, by the name in its line.
-FOUND: dict[str, Callable[[Path], Any]] = {
-    "fixed.py": lambda root: _text(
-        root / "fixed.py",
-        "from seqjax.config import presets\ndef get_config():\n    return presets.get_config('debug', name='x', "
-        "mixer={'name': 'gla'})\n",
-    ),
-    "runs": lambda root: _text(root / "runs" / "a" / "config.json", "{}"),
-    "p.txt": lambda root: _text(root / "p.txt", "a line\n"),
-    "p.jsonl": lambda root: [_text(root / name, "a line\n") for name in ("p.jsonl", "p.txt")],
-    "empty": lambda root: (root / "empty").mkdir(),
-    "good": _good,
-    "full": _full,
-    "link": _link,
-    "bad": lambda root: _text(root / "bad" / "a.jsonl", '{"text": 3}\n' + LINE % 1),
-    "split": _split,
-    "blocks": _blocks,
-    "recall": lambda root: shutil.copytree(GOLDEN / "recall", root / "recall"),
-    "bare": lambda root: _public(root, "bare", "model.safetensors"),
-    "two": _two,
-    "two.py": lambda root: _text(root / "two.py", STUDY.replace("DIR", str(root))),
-}
-
-
-def _followed(line: str, words: dict[str, str], old: str) -> str:
-    """Return the command as the named groups `words` of the advice change it; delete a path that it names."""
-    [(how, text), *more] = words.items()
-    if how == "to":
-        return line.replace(old, text)
-    if how == "delete":
-        shutil.rmtree(path) if (path := Path(text)).is_dir() and not path.is_symlink() else path.unlink()
-        return line
-    if how == "value":  # the option is the last word
-        return f"{line}{text}"
-    if how == "option":
-        text = text if text.startswith("--") else f"--{text}"
-        return re.sub(rf"{re.escape(text)}=\S*", f"{text}={more[0][1]}", line)
-    if how == "another":
-        return re.sub(rf"{text}=\S+", f"{text}=DIR/another", line)
-    line = line.replace(old, "") if old else line
-    if how == "add":
-        text += VALUES.get(text, "")
-        return f"{line} {text if text.startswith('--') else f'--config.model.mixer.{text}'}"
-    return re.sub(rf"{re.escape(text)}(=\S*)?(?= |$)", "", line)
 
 
 @pytest.mark.parametrize(("line", "advice", "old", "then"), COMMANDS)
@@ -302,29 +216,7 @@ def test_a_command_as_the_error_advises(
     old: str,
     then: str,
 ):
-    def read(given: Any, overrides: list[tuple[str, str]], **_: Any) -> None:
-        from_config_dict(presets.read_config(given.config, overrides))
-
-    def error_of(line: str) -> str:
-        line = line.replace("DIR", str(tmp_path)).replace("NAME", "top1_chunk")
-        try:
-            cli.run(shlex.split(line))
-        except SystemExit as ended:
-            assert ended.code == 2
-            return capsys.readouterr().err.replace("NAME", "top1_chunk")
-        capsys.readouterr()
-        return ""
-
-    monkeypatch.setattr(train, "run", read)
-    monkeypatch.chdir(tmp_path)
-    for name in {*re.findall(r"DIR/([\w.]+)", line)} & {*FOUND}:
-        FOUND[name](tmp_path)
-    line, old = (text.replace("NAME", "top1_chunk").replace("DIR", str(tmp_path)) for text in (line, old))
-    found = re.search(advice, before := error_of(line).rpartition("error: ")[2])
-    assert found, before
-    after = error_of(_followed(line, found.groupdict(), old))
-    assert (then in after) if then else not after, after
-    assert after != before
+    Commands(tmp_path, monkeypatch, capsys).follow(line, advice, old, then)
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
@@ -344,63 +236,6 @@ def test_a_setting_as_the_error_advises(tmp_path: Path, given: dict[str, Any], a
     assert found, error
     value: Any = int(found["to"]) if found["to"].isdecimal() else (found["to"],)
     assert _open(tmp_path, **given | {found["key"]: value}).train_domains == ("c4",)
-
-
-def _source(root: Path) -> None:
-    for folder in ("train", "validation"):
-        _text(root / "source" / folder / "c4" / "a.jsonl", LINE % 1)
-
-
-def _corpus(root: Path) -> Path:
-    _source(root)
-    _prepare(root, root / "corpus")
-    return root / "corpus"
-
-
-def _prepare(root: Path, out: Path) -> None:
-    prepare(str(root / "source"), out, tokenizer="byte", seq_len=16, workers=1)
-
-
-def _open(root: Path, path: str = "corpus", **given: Any) -> Any:
-    settings: dict[str, Any] = {"seq_len": 16, "vocab_size": 264}
-    data: dict[str, Any] = {"train_domains": ("c4",), "eval_domains": ("c4",)}
-    for key, value in given.items():
-        (settings if key in settings else data)[key] = value
-    return open_corpus(DataConfig(corpus="blocks", path=str(root / path), tokenizer="byte", **data), **settings)
-
-
-def _run(root: Path) -> Path:
-    """Unpack a run as `root`/run."""
-    with zipfile.ZipFile(GOLDEN / "workdirs" / "plain.zip") as packed:
-        packed.extractall(root / "run")
-    return root / "run"
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def _as_the_command_says(root: Path, found: re.Match[str]) -> None:
-    """Run the `seqjax prepare` command in an error, with its source and tokenizer filled in."""
-    words = shlex.split(found["command"].replace("--source=...", f"--source={root}/source").replace("NEW_DIR", "new"))
-    assert words[:2] == ["seqjax", "prepare"]
-    cli.run([*words[1:-1], "--tokenizer=byte", "--seq_len=16", "--workers=1"])
-
-
-def _again(root: Path, found: re.Match[str]) -> None:
-    shutil.rmtree(root / "corpus")
-    _as_the_command_says(root, found)
-
-
-def _move(root: Path, found: re.Match[str]) -> None:
-    Path(found["path"]).rename(root / "moved")
-
-
-MAKE = r"`(?P<command>seqjax prepare [^`]+)`"
-
-
-def _first(root: Path, pattern: str) -> Path:
-    return min(path for path in root.glob(pattern) if path.is_file())
 
 
 def _check(root: Path, to: str = "run", **changed: Any) -> Any:
@@ -475,9 +310,6 @@ def _lines(root: Path, found: re.Match[str]) -> None:
     path.write_text("".join(kept))
 
 
-Case = tuple[Callable[[Path], Any], Callable[[Path], Any], str, Callable[[Path, re.Match[str]], Any]]
-# Prepare the files; an attempt that fails; the advice in its error; follow the advice. Then the attempt succeeds, or
-# the call that the last function returns.
 FILES: dict[str, Case] = {
     "no blocks": (_source, _open, MAKE, _as_the_command_says),
     "a block file is missing": (
@@ -625,7 +457,11 @@ FILES: dict[str, Case] = {
         _lines,
     ),
 }
+
+
 RESULT = '{"seqjax": {"task": "copa", "step": 1}, "results": {}}'
+
+
 OTHER_SIZE = (
     (GOLDEN / "recall" / "runs.jsonl").read_text().replace('"task": "mqar", "asked": "', '"task": "mqar", "asked": "0')
 )
@@ -633,12 +469,5 @@ OTHER_SIZE = (
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
-    spoil, attempt, advice, follow = FILES[name]
     monkeypatch.chdir(tmp_path)
-    spoil(tmp_path)
-    with pytest.raises(UserError) as error:
-        attempt(tmp_path)
-    found = re.search(advice, str(error.value))
-    assert found, error
-    instead = follow(tmp_path, found)
-    instead() if callable(instead) else attempt(tmp_path)
+    follow_case(tmp_path, FILES[name])
