@@ -106,7 +106,7 @@ class Checkpoints:
     def _opened(self) -> ocp.CheckpointManager:
         """Return Orbax's manager, with retries while another run removes a checkpoint."""
         for _ in range(OPEN_TRIES):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return self._open()
         return self._open()
 
@@ -241,13 +241,18 @@ class Checkpoints:
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
-            if "checksums" in read_metadata(self._directory(step))["custom_metadata"]:  # The checksums were right.
+            fault = f"it cannot be read ({first_line(error)})"
+            try:
+                is_checked = "checksums" in read_metadata(self._directory(step))["custom_metadata"]
+            except DamagedError as missing:  # another run removed the checkpoint during the read
+                is_checked, fault = False, str(missing)
+            if is_checked:  # The checksums were right.
                 raise UserError(
                     f"The checkpoint {self._directory(step)} is intact but cannot be restored here "
                     f"({first_line(error)}). Put back its run's config.json, and install the package versions in "
                     "run.json."
                 ) from error
-            raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
+            raise self._damaged(step, fault, names) from error
 
     def require_intact(self, names: Sequence[str] = STATE) -> None:
         """Raise `UserError` if the items `names` of the newest checkpoint are damaged.

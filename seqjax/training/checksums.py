@@ -76,7 +76,10 @@ def check(
 
 
 def _files(item: Path | epath.Path) -> list[Path]:
-    return [path for path in Path(item).rglob("*") if path.is_file()]
+    try:
+        return [path for path in Path(item).rglob("*") if path.is_file()]
+    except FileNotFoundError as error:  # another run removes the checkpoint
+        raise DamagedError(f"{error.filename} is missing") from None
 
 
 def is_intact(directory: Path | epath.Path, names: Sequence[str], identity: str | None) -> bool:

@@ -96,9 +96,7 @@ def _copied(root: Path, _: re.Match[str]) -> dict[str, str]:
 
 
 PATHS: dict[str, Remedy] = {
-    "the character 0": Remedy(
-        _location, {"text": "a\0b"}, "no path has the character 0; leave it out", lambda *_: {"text": "ab"}
-    ),
+    "the character 0": Remedy(_location, {"text": "a\0b"}, "character 0; leave it out", lambda *_: {"text": "ab"}),
     "a name like a URL": Remedy(_location, {"text": "file:x"}, r"of this name is (?P<to>\./\S+)\.", _to),
     "a name of a user": Remedy(_location, {"text": "~nobody9/x"}, r"of this name is (?P<to>\./\S+)\.", _to),
     "a long name": Remedy(
@@ -136,7 +134,7 @@ PATHS: dict[str, Remedy] = {
         lambda *_: {"text": "ROOT/x"},
     ),
     "a scheme that runs code": Remedy(_read, {"url": "reference://x"}, "Copy the data to a directory", _copied),
-    "an unknown scheme": Remedy(_read, {"url": "s5://b/x"}, "Give a path of this machine", _copied),
+    "an unknown scheme": Remedy(_read, {"url": "s5://b/x"}, "Give a local path", _copied),
     "a package of a store": Remedy(
         lambda _: store.filesystem("gs://b/x"),
         {},

@@ -77,7 +77,7 @@ OPTIONS: dict[str, Remedy] = {
     "a document that cannot be divided": Remedy(
         _prepare,
         {"validation": 0.3},
-        "Give it more documents, or",
+        "Add documents",
         lambda root, _: _lines(root, "source/a.jsonl", n=90),
         lambda root, _: write(root / "source/a.jsonl", LINE),
     ),
@@ -91,7 +91,7 @@ OPTIONS: dict[str, Remedy] = {
     "documents that cannot be divided into long blocks": Remedy(
         _prepare,
         {"validation": 0.5, "seq_len": 400},
-        r"or a smaller --(?P<key>seq_len)",
+        r"lower --(?P<key>seq_len)",
         lambda _, found: {found["key"]: 16},
     ),
     "workers of a cluster": Remedy(
@@ -129,7 +129,7 @@ OPTIONS: dict[str, Remedy] = {
     "a domain with capitals": Remedy(
         _prepare,
         {"domain": "news", "domains": "News"},
-        r"--(?P<key>domains): 'News' .* would be '(?P<to>\w+)'",
+        r"--(?P<key>domains): 'News' .*'(?P<to>[a-z]+)'",
         _to,
     ),
     "text in another field": Remedy(
@@ -494,7 +494,7 @@ OUTPUT: dict[str, Remedy] = {
     "a directory of other files": Remedy(
         _prepare,
         {"out": "source"},
-        f"is not empty, .*; give {ANOTHER}",
+        f"is not empty.*; give {ANOTHER}",
         _another,
         _start(LINE),
     ),
@@ -519,9 +519,7 @@ OUTPUT: dict[str, Remedy] = {
         lambda _, found: {"seq_len": int(found["old"]) - 1},
         _begun,
     ),
-    "tokens that were cut": Remedy(
-        _prepare, {}, f"was cut while it was read; {SAME} again", lambda *_: None, _cut_once
-    ),
+    "tokens that were cut": Remedy(_prepare, {}, f"000000.bin .*; {SAME} again", lambda *_: None, _cut_once),
     "text that changes while it is read": Remedy(
         _prepare, {}, f"was changed while it was read; {SAME} again", lambda *_: None, _change_once
     ),

@@ -365,7 +365,7 @@ FILES: dict[str, Case] = {
     "a study of other data": (
         _study,
         lambda root: files.united(_read(root), [files.read(GOLDEN / "studies" / "protocol_2")]),
-        "join studies of the same (?P<what>data) only",
+        "join only studies with the same (?P<what>data)",
         lambda root, _: lambda: files.united(_read(root), [files.read(root / "copy")]),
     ),
     "a model against itself": (

@@ -55,7 +55,7 @@ def _open(root: Path, name: str | tuple[str, ...] = NAME, path: str = "data", **
 
 
 def _named(root: Path, name: str) -> None:
-    source.named([name], root / "data")
+    source.dataset_directories([name], root / "data")
 
 
 def _feature(_: Path, name: str) -> None:
@@ -183,7 +183,7 @@ DATASETS: dict[str, Remedy] = {
     "a file of TensorFlow": Remedy(
         _open,
         {},
-        rf"^(?P<path>\S+) is in the file format tfrecord.*Delete it.*{CODE}",
+        rf"^(?P<path>\S+) has the file format tfrecord.*delete it.*{CODE}",
         lambda root, found: [shutil.rmtree(found["path"]), _build(root, found)],
         _of_tensorflow,
     ),

@@ -341,7 +341,7 @@ def _two_of_one_name(root: Path, second: str = "at/own.py") -> None:
 def _checkpoints(root: Path) -> checkpoint.Checkpoints:
     found = checkpoint.Checkpoints(root / "run", read_only=True)
     if found.latest is not None:
-        found.require_whole(("params", "rest"))
+        found.require_intact(("params", "rest"))
     return found
 
 
@@ -367,7 +367,7 @@ def _processes(count: int) -> Callable[[Path], None]:
     def attempt(root: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "process_count", lambda: count)
-            checkpoint._require_as_many_processes(root / "run" / "checkpoints" / "3")
+            checkpoint._require_same_process_count(root / "run" / "checkpoints" / "3")
 
     return attempt
 
@@ -457,7 +457,7 @@ def _setup(**given: Any) -> Any:
 def _resumed(**given: Any) -> Any:
     """Resume after step 3 of a run whose checkpoint has the manifest "a" and the rules 2."""
     log = {"manifest": "a", "rules": 2}
-    kept = types.SimpleNamespace(latest=3, params_only=False, restore=lambda *_: (None, log), named="")
+    kept = types.SimpleNamespace(latest=3, params_only=False, restore=lambda *_: (None, log), recorded_identity="")
     return _plainly(loop._restored)(_setup(**given), kept, "run")
 
 
@@ -519,7 +519,7 @@ FILES: dict[str, Case] = {
     "a lock of tomorrow": (
         _another_host(-90),
         _locked(),
-        r"Its (?P<file>run\.lock) is dated .* delete that file",
+        r"its (?P<file>run\.lock) is dated .* delete that file",
         lambda root, found: (root / "run" / found["file"]).unlink(),
     ),
     "a lock below a file": (
@@ -580,7 +580,7 @@ FILES: dict[str, Case] = {
     "changed code, put back": (
         _changed_mixer,
         lambda root: workdir.check_config(root / "run", _config("mine.py:debug")),
-        r"than (?P<path>\S+) has, see the copy (?P<copy>\S+)\. Put that content back",
+        r"than (?P<path>\S+)\. Restore its copy (?P<copy>\S+),",
         lambda _, found: shutil.copy(found["copy"], found["path"]),
     ),
     "changed code, elsewhere": (
@@ -637,12 +637,12 @@ FILES: dict[str, Case] = {
         "remove the damaged (?P<what>lines)",
         _without_damaged_row,
     ),
-    "rows are lost, put back": (_rows, _append, r"^(?P<path>\S+) is not what .* Put back a copy", _copy_back),
-    "rows are lost, moved": (_rows, _append, r"^(?P<path>\S+) is not what .* move the file away", _away),
+    "rows are lost, put back": (_rows, _append, r"^(?P<path>\S+) has lost rows.* (?i:put back a copy)", _copy_back),
+    "rows are lost, moved": (_rows, _append, r"^(?P<path>\S+) has lost rows.* move the file away", _away),
     "rows are lost, an earlier checkpoint": (
         _rows,
         _append,
-        r"delete (?P<path>\S+) to go on from the checkpoint before",
+        r"delete (?P<path>\S+) to resume from the previous checkpoint",
         lambda root, found: [_gone(root, found), lambda: _append(root, position=12, step=1)][1],
     ),
     "no checkpoint": (
@@ -861,7 +861,7 @@ def _measured(path: str) -> None:
 
 
 CALLS: dict[str, Call] = {
-    "no text as a path": (lambda: store.location(""), r"directory is `(?P<path>.)`", store.location),
+    "no text as a path": (lambda: store.location(""), r"write `(?P<path>.)`", store.location),
     "a path like a URL": (
         lambda: store.location("file:x"),
         r"is (?P<path>\./\S+)\.$",
@@ -900,7 +900,7 @@ CALLS: dict[str, Call] = {
     ),
     "an unknown scheme": (
         lambda: store.filesystem("nope://b/x"),
-        "Give a path of this machine",
+        "Give a local path",
         lambda: store.filesystem("x"),
     ),
     "a mesh of two unknown sizes": (
@@ -1079,8 +1079,8 @@ def test_a_moved_run_as_the_error_advises(tmp_path: Path):
     (tmp_path / "run").mkdir()
     with lock.locked(tmp_path / "run") as held:
         (tmp_path / "run").rename(tmp_path / "moved")
-        with pytest.raises(UserError, match="--workdir=DIR, where it is now"):
-            held.check(look=True)
+        with pytest.raises(UserError, match="--workdir=DIR"):
+            held.check(reread=True)
     _locked("moved")(tmp_path)
 
 
