@@ -211,13 +211,13 @@ def test_gates_use_triton_where_available(chosen_backend, monkeypatch):
     ("named", "problem", "reason"),
     [
         ("cudnn", {"platform": "cpu"}, "cuDNN.*NVIDIA GPU.*cpu"),
-        ("cudnn", {"platform": "gpu", "capability": 75}, r"cudnn.*7\.5"),
+        ("cudnn", {"platform": "gpu", "capability": 75}, r"cudnn: .*7\.5"),
         ("cudnn", {"platform": "gpu", "capability": 90, "slopes": (1.0, 0.5)}, "ALiBi"),
         ("triton", {"platform": "gpu", "capability": 75, "gates": True}, r"8\.0"),
-        ("splash", {"platform": "gpu", "capability": 90}, "splash.*TPU.*gpu"),
-        ("splash", {"platform": "tpu", "slopes": (1.0, 0.5)}, "splash.*ALiBi"),
+        ("splash", {"platform": "gpu", "capability": 90}, "splash: .*TPU.*gpu"),
+        ("splash", {"platform": "tpu", "slopes": (1.0, 0.5)}, "splash: .*ALiBi"),
         ("cudnn", {"platform": "gpu", "capability": 90, "gates": True}, "forget gates"),
-        ("splash", {"platform": "tpu", "gates": True}, "splash.*forget gates"),
+        ("splash", {"platform": "tpu", "gates": True}, "splash: .*forget gates"),
         ("flash", {"platform": "cpu"}, "'flash'.*cudnn, triton, splash, xla, chunked"),
     ],
 )
