@@ -105,15 +105,15 @@ def pick(
     by_name |= outside
     for name in (*outside, *own):
         backend = by_name.get(name)
-        asked = problem._replace(is_named=implementation == name)
-        reason = f"{op} has no {name} kernel" if backend is None else backend.refusal(asked)
+        named_problem = problem._replace(is_named=implementation == name)
+        reason = f"{op} has no {name} kernel" if backend is None else backend.refusal(named_problem)
         if reason is None and backend is not None and implementation in (None, name):
             _record(op, name)
             return backend.load()
         refusals[name] = reason or "can run this"
-    wanted = f"implementation={implementation!r}" if implementation else "any implementation"
+    requested = f"implementation={implementation!r}" if implementation else "any implementation"
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise BackendError(f"{op} cannot run with {wanted} on {problem.platform}. {reasons}.")
+    raise BackendError(f"{op} cannot run with {requested} on {problem.platform}. {reasons}.")
 
 
 def used() -> dict[str, str]:

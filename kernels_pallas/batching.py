@@ -123,13 +123,13 @@ def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequen
 
     def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> tuple:
         # the propagated shardings are proposals: use them for the dims in `split`, and replicate all other dims
-        given, results = tuple(arg_shapes), jax.tree.leaves(result_shape)
-        axes = _proposed(mesh, given, sides[0], split)
+        operand_shapes, results = tuple(arg_shapes), jax.tree.leaves(result_shape)
+        axes = _proposed(mesh, operand_shapes, sides[0], split)
         by_dim = axes | {"(g r)": axes.get("g", ())}
         specs = [
             [NamedSharding(mesh, P(*(by_dim.get(dim) or None for dim in dims))) for dims in side] for side in sides
         ]
-        assert (len(specs[0]), len(specs[1])) == (len(given), len(results)), rule
+        assert (len(specs[0]), len(specs[1])) == (len(operand_shapes), len(results)), rule
         names = [set(re.findall(r"\w+", " ".join(dims))) for dims in sides[1]]
         summed = [tuple(axis for name in axes if name not in kept for axis in axes[name]) for kept in names]
 
@@ -148,20 +148,22 @@ def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequen
     return wrapped
 
 
-def _proposed(mesh: Any, given: tuple, operands: list[list[str]], split: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _proposed(
+    mesh: Any, operand_shapes: tuple, operands: list[list[str]], split: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
     """Return the mesh axes of every name in `split`.
 
     They come from the first operand dim that the axes divide.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for shape, dims in zip(given, operands, strict=True):
+    axes_of: dict[str, tuple[str, ...]] = {}
+    for shape, dims in zip(operand_shapes, operands, strict=True):
         for axes, dim, size in zip(getattr(shape.sharding, "spec", ()), dims, shape.shape, strict=False):
             names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
             n_shares = math.prod(mesh.shape[name] for name in names)
-            is_free = not set(names) & {name for taken in found.values() for name in taken}
-            if dim in split and dim not in found and is_free and n_shares > 1 and size % n_shares == 0:
-                found[dim] = names
-    return found
+            is_free = not set(names) & {name for taken in axes_of.values() for name in taken}
+            if dim in split and dim not in axes_of and is_free and n_shares > 1 and size % n_shares == 0:
+                axes_of[dim] = names
+    return axes_of
 
 
 def _varying(x: Array, axes: frozenset) -> Array:

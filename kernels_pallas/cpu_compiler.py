@@ -37,13 +37,13 @@ def use_safe_fusions() -> None:
     also reads XLA_FLAGS and may reject the flag. GPU programs ignore the flag. Warns if JAX has already started on a
     CPU: then the flag has no effect.
     """
-    given = os.environ.get("XLA_FLAGS", "")
-    if FLAG in given or importlib.util.find_spec("libtpu") is not None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if FLAG in flags or importlib.util.find_spec("libtpu") is not None:
         return
     if not AFFECTED[0] <= jax.__version_info__ < AFFECTED[1]:
         return
     if not has_started():
-        os.environ["XLA_FLAGS"] = f"{given} {SAFE}".strip()
+        os.environ["XLA_FLAGS"] = f"{flags} {SAFE}".strip()
     elif jax.default_backend() == "cpu":
         warnings.warn(
             "JAX has started without a flag that XLA needs to compile some programs correctly on a CPU. Start Python "

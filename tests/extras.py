@@ -1,7 +1,7 @@
-"""Packages that only some tests need, each with the extra of pyproject.toml that brings it.
+"""Packages that only some tests need, with the pyproject.toml extra that installs them.
 
-Without its packages a test is skipped, and the reason names the extra. In CI, which installs the extra `test-all`, it
-fails instead, so that nothing is left out there without a word.
+A test without its packages is skipped, and the reason names the extra. CI installs `test-all`, so there the test fails
+instead.
 """
 
 import importlib
@@ -38,19 +38,19 @@ EXTRA_OF = {
 
 
 def in_ci() -> bool:
-    """Return whether this is CI, as the hosts of CI say it: `CI=true`."""
+    """Return whether this is CI, which sets `CI=true`."""
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 def lacking(*packages: str) -> str | None:
-    """Return what to install for `packages`, without importing them, or None where all of them are installed."""
+    """Return what to install for `packages`, or None if all are installed; imports nothing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     extras = ",".join(sorted({EXTRA_OF[name] for name in packages if name in missing}))
     return f"needs {', '.join(missing)}: pip install -e '.[{extras}]'" if missing else None
 
 
 def need(*packages: str) -> None:
-    """Skip the test, or the module that is being collected, where one of `packages` is missing; fail it in CI."""
+    """Skip the test, or the module during collection, if a package is missing; fail in CI."""
     __tracebackhide__ = True
     why = lacking(*packages)
     if why and in_ci():
@@ -60,7 +60,7 @@ def need(*packages: str) -> None:
 
 
 def package(name: str) -> Any:
-    """Return the imported package, as `need` has it; warnings that its import raises are its own affair."""
+    """Return the imported package after `need`; ignores warnings from its import."""
     need(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,31 +68,31 @@ def package(name: str) -> Any:
 
 
 class Lazy:
-    """A module that is imported at its first use: workers collect every file, and run some of them."""
+    """A module imported at its first use: workers collect all files but run only some."""
 
     def __init__(self, load: Callable[[], Any]):
         self._load = load
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith(("__", "_pytest", "pytest")):  # pytest asks every global of a test file
+        if attribute.startswith(("__", "_pytest", "pytest")):  # pytest inspects all globals of a test file
             raise AttributeError(attribute)
         return getattr(self._load(), attribute)
 
 
 def lazy(name: str) -> Any:
-    """Return the package as `package` does, imported when it is first used; skip at once where it is missing."""
+    """Return the package of `package`, imported at its first use; skip at once if it is missing."""
     need(name)
     return Lazy(lambda: package(name))
 
 
 def triton_module(name: str) -> Any:
-    """Return a module of `kernels_pallas` that imports triton; without triton, a test that uses it is skipped."""
+    """Return a `kernels_pallas` module that imports triton; without triton, tests that use it are skipped."""
     if lacking("torch", "triton"):
         return Lazy(lambda: need("torch", "triton"))
     return importlib.import_module(f"kernels_pallas.{name}")
 
 
 def mark(*packages: str) -> pytest.MarkDecorator:
-    """Return the mark of tests that need `packages`; in CI they run, and fail, whatever is missing."""
+    """Return a mark for tests that need `packages`; in CI they always run."""
     why = lacking(*packages)
     return pytest.mark.skipif(why is not None and not in_ci(), reason=why or "installed")

@@ -1,10 +1,10 @@
-"""gcp-storage-emulator with what it leaves out and tensorstore needs: `python -m tests.gcs_emulator start ...`.
+"""gcp-storage-emulator with features that tensorstore needs: `python -m tests.gcs_emulator start ...`.
 
-A read names the generation of the object, and a write under the condition of a generation looks at it. Without the
-first, tensorstore cannot write an object twice, as it does when a checkpoint does not fit into one commit.
+Reads return the object's generation, and conditional writes check it. Without the generation, tensorstore cannot write
+an object twice, as it does if a checkpoint does not fit into one commit.
 
-It serves every connection by itself: the emulator has one thread, and a client that was stopped in the middle of a
-request would keep all others waiting.
+Every connection has its own thread. In the emulator's single thread, a client stopped during a request would block all
+others.
 """
 
 import threading
@@ -22,7 +22,7 @@ plain_download, plain_insert = objects.download, objects.insert
 
 
 def generation(storage: Any, bucket: str, name: str) -> str:
-    """ "0" stands for no object."""
+    """Return the object's generation, or "0" if it does not exist."""
     try:
         return str(storage.get_file_obj(bucket, name)["generation"])
     except NotFound:
@@ -31,31 +31,31 @@ def generation(storage: Any, bucket: str, name: str) -> str:
 
 def download(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
     plain_download(request, response, storage, *args, **kwargs)
-    found = generation(storage, request.params["bucket_name"], request.params["object_id"])
-    if found != "0":
-        response["x-goog-generation"] = found
+    current = generation(storage, request.params["bucket_name"], request.params["object_id"])
+    if current != "0":
+        response["x-goog-generation"] = current
 
 
 def insert(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
-    wanted = request.query.get("ifGenerationMatch")
-    if wanted:
+    expected = request.query.get("ifGenerationMatch")
+    if expected:
         name = request.query["name"][0] if "name" in request.query else request.data["meta"]["name"]
-        if generation(storage, request.params["bucket_name"], name) != wanted[0]:
+        if generation(storage, request.params["bucket_name"], name) != expected[0]:
             response.status = HTTPStatus.PRECONDITION_FAILED
             response.json({"error": {"code": 412, "message": "conditionNotMet", "errors": []}})
             return
     plain_insert(request, response, storage, *args, **kwargs)
 
 
-ONE = threading.Lock()  # the emulator's storage is for one request at a time
+LOCK = threading.Lock()  # the emulator's storage is not thread-safe
 
 
-def one_at_a_time(handler: Callable[..., None]) -> Callable[..., None]:
-    """A handler that takes its turn when the whole request is there."""
+def serialised(handler: Callable[..., None]) -> Callable[..., None]:
+    """Return a handler that waits for the complete request and then for the lock."""
 
     def handle(request: Any, response: Any, *args: Any, **kwargs: Any) -> None:
         _ = request.data
-        with ONE:
+        with LOCK:
             handler(request, response, *args, **kwargs)
 
     return handle
@@ -64,10 +64,10 @@ def one_at_a_time(handler: Callable[..., None]) -> Callable[..., None]:
 def main() -> None:
     """Run the emulator."""
     ours = {plain_download: download, plain_insert: insert}
-    objects.download, objects.insert = download, insert  # for its other handlers
+    objects.download, objects.insert = download, insert  # other handlers call these
     for _, handlers in server.HANDLERS:
         for method, handler in handlers.items():
-            handlers[method] = one_at_a_time(ours.get(handler, handler))
+            handlers[method] = serialised(ours.get(handler, handler))
     ThreadingHTTPServer.daemon_threads = True
     server.server.HTTPServer = ThreadingHTTPServer
     emulator.main()

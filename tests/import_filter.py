@@ -1,4 +1,4 @@
-"""Packages that seem not to be installed, for tests of what a part of the project does without them."""
+"""Simulate missing packages, to test that code works without them."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Filter:
-    """A finder in the place of Python's own: it finds what `allows(top-level name)` says, and nothing else."""
+    """An import finder for the packages that `allows(top-level name)` accepts."""
 
     def __init__(self, allows: Callable[[str], bool]):
         self._allows = allows
@@ -16,14 +16,14 @@ class Filter:
         return PathFinder.find_spec(name, path, target) if self._allows(name.partition(".")[0]) else None
 
     def find_distributions(self, *args: Any) -> Any:
-        return PathFinder.find_distributions(*args)  # the metadata of installed packages
+        return PathFinder.find_distributions(*args)  # metadata of installed packages
 
     def invalidate_caches(self) -> None:
         PathFinder.invalidate_caches()
 
 
 def finders(allows: Callable[[str], bool]) -> list[Any]:
-    """The content of `sys.meta_path` with which only those packages are found, and the standard library."""
+    """Return a `sys.meta_path` that finds only these packages and the standard library."""
 
     def known(name: str) -> bool:
         return name in sys.stdlib_module_names or name.startswith("_sysconfigdata") or allows(name)

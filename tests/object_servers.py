@@ -1,4 +1,4 @@
-"""An object store on loopback, as a process that ends with the context: gcp-storage-emulator."""
+"""An object store on loopback (gcp-storage-emulator), in a process that ends with the context."""
 
 import contextlib
 import socket
@@ -18,11 +18,11 @@ from seqjax import store
 from tests import extras
 
 BUCKET = "bucket"
-PATIENCE = 60.0  # seconds; a server answers after one
+PATIENCE = 60.0  # seconds; a server usually answers within one
 
 
 class Server(NamedTuple):
-    """A bucket, and the environment that leads a process to the server."""
+    """A bucket, and the environment variables that connect a process to it."""
 
     url: str
     port: int
@@ -31,7 +31,7 @@ class Server(NamedTuple):
 
 @contextlib.contextmanager
 def gcs() -> Iterator[Server]:
-    """Skips the test where the emulator or gcsfs is not installed."""
+    """Run the server; skip the test if the emulator or gcsfs is not installed."""
     _require("gcsfs", "gcp_storage_emulator")
     port = free_port()
     arguments = ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory", f"--default-bucket={BUCKET}"]
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def used(server: Server) -> Iterator[Server]:
-    """A context in which this process is led to the server too."""
+    """Connect this process to the server as well."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
@@ -90,7 +90,7 @@ def used(server: Server) -> Iterator[Server]:
 
 
 def clear() -> None:
-    """Forget the clients, which keep the server that they were made for."""
+    """Forget cached clients, which stay connected to an earlier server."""
     store._systems.clear()
     backend.fsspec_backend._get_filesystem.cache_clear()
     with contextlib.suppress(ImportError):

@@ -1,4 +1,4 @@
-"""What the tests of pictures look at: texts that overlap or are cut, legends over data, ticks and sizes."""
+"""Checks for figures: overlapping or cut texts, legends over data, ticks and sizes."""
 
 import itertools
 from collections.abc import Iterable
@@ -7,19 +7,19 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-LARGEST = (1300, 1700)  # pixels: a page shows at most 900 to 1,000 in a row, and fonts shrink with wider pictures
-DPI = 130  # of written pictures
+LARGEST = (1300, 1700)  # pixels; pages are 900 to 1,000 pixels wide, and wider figures have smaller fonts
+DPI = 130  # of saved figures
 
 
 def overlapping(texts: Iterable[Text]) -> list[tuple[str, str]]:
-    """The pairs of texts whose boxes overlap; their figure is laid out."""
-    # An annotation's own extent includes the line that leads to it.
+    """Return the pairs of texts with overlapping boxes; the figure must be laid out."""
+    # An annotation's extent would include its leader line.
     boxes = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
     return [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
 
 
 def shown_ticks(axis: Axis) -> list[str]:
-    """The labels of an axis inside its limits; its figure is laid out."""
+    """Return the tick labels within an axis' limits; the figure must be laid out."""
     low, high = sorted(axis.get_view_interval())
     margin = 1e-9 * (high - low)
     ticks = [tick for tick in axis.get_major_ticks() if low - margin <= tick.get_loc() <= high + margin]
@@ -27,11 +27,11 @@ def shown_ticks(axis: Axis) -> list[str]:
 
 
 def assert_readable(figure: Figure, *, categories: bool = False, largest: tuple[int, int] = LARGEST) -> None:
-    """Every axis has two labelled ticks or more, its own or those of one that it shares, and no text is cut.
+    """Check that every axis has two labelled ticks, its own or shared, and that no text is cut.
 
-    Titles, labels and legends do not overlap, no legend is over a panel, and the picture has the size of a page.
+    Titles, labels and legends do not overlap, legends cover no panel, and the figure fits a page.
 
-    `categories`: the vertical axes have the names of models, of which there may be one.
+    `categories`: vertical axes show model names, of which there may be one.
     """
     figure.draw_without_rendering()
     for panel in (panel for panel in figure.axes if panel.axison):

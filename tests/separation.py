@@ -1,7 +1,7 @@
-"""The library and its tests need neither the lab nor recorded benchmarks: to open a file of these is an error.
+"""Make it an error if library tests open files in lab or in the recorded benchmarks.
 
-Python calls an audit hook whenever this process opens a file, whichever library does it. A hook cannot be removed, so
-it is added only if no test of the lab was asked for.
+Python calls an audit hook whenever this process opens a file, from any library. A hook cannot be removed, so it is
+added only if pytest's arguments name no lab test.
 """
 
 import os
@@ -30,5 +30,5 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def is_apart(path: str) -> bool:
-    """Return whether a path is in one of the directories."""
+    """Return whether a path is in a forbidden directory."""
     return os.path.abspath(path).startswith(APART)  # noqa: PTH100 - called at every opening: without links

@@ -1,4 +1,4 @@
-"""Helpers of the tests: tiny configs of every mixer, tiny blocks on disk, runs in a process of their own."""
+"""Test helpers: tiny configs of all mixers, tiny blocks on disk, and runs in separate processes."""
 
 import collections
 import dataclasses
@@ -34,8 +34,8 @@ ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32
 
 SMALL_SSM = {"state": 8, "head_dim": 16}
-# What the tests of a contract vary per mixer; the first entry is the one that expensive tests take. A mixer that is not
-# listed is tested as its config file has it.
+# Variants for the contract tests by mixer; expensive tests use only the first one. A mixer that is not
+# listed is tested with its config file.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "transformer": {"full": {}, "window": {"window": 5}},
     "transformer_pp": {
@@ -136,7 +136,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": {"conv": True, "gate": True},
     },
 }
-# Variants whose neighbours test nearly the same: run with the slow tests.
+# Variants nearly covered by others: they run as slow tests.
 SLOW = {
     ("based_linear", "odd"),
     ("gated_deltaproduct", "three_steps"),
@@ -164,7 +164,7 @@ SLOW = {
     ("transformer_pp", "gqa"),
     ("transformer_pp", "temperature"),
 }
-# One mixer of each kind: the normal tests run what costs seconds a mixer on these, the slow tests on the others.
+# One mixer of each kind. Tests that take seconds per mixer run on these; on the others they are slow tests.
 REPRESENTATIVE = ("mamba2", "rwkv7", "top1_chunk", "transformer_pp")
 IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
@@ -172,40 +172,40 @@ FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mix
 
 
 def is_first(mixer: str, variant: str, *_: Any) -> bool:
-    """Whether this is a mixer's first variant, which nearly covers the others."""
+    """Return whether this is a mixer's first variant, which nearly covers the others."""
     return (mixer, variant) in FIRST
 
 
 def represents(mixer: str, variant: str, *_: Any) -> bool:
-    """Whether this is the first variant of a `REPRESENTATIVE` mixer."""
+    """Return whether this is the first variant of a `REPRESENTATIVE` mixer."""
     return mixer in REPRESENTATIVE and is_first(mixer, variant)
 
 
 def slow_unless(quick: Callable[..., bool], cases: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, single values or tuples of them, marked slow where `quick(*case)` is not true."""
+    """Return test parameters (values or tuples), marked slow unless `quick(*case)` is true."""
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow) for case in cases]
 
 
 def copy_tree(destination: Path) -> Path:
-    """Copy the repository to `destination`, for tests that add files; links stand for lab and recorded benchmarks."""
-    apart = ("lab", "benchmarks/results")  # pages link to them, and no test may open their files
-    left_out = {str(ROOT / name) for name in (".git", ".venv", "build", "runs", *apart)}
+    """Copy the repository for tests that add files; lab and recorded benchmarks become links."""
+    linked = ("lab", "benchmarks/results")  # pages link to these; tests may not open their files
+    left_out = {str(ROOT / name) for name in (".git", ".venv", "build", "runs", *linked)}
 
     def ignored(directory: str, names: list[str]) -> set[str]:
         made = {name for name in names if name.endswith(("__pycache__", "_cache", ".egg-info", ".hypothesis"))}
         return made | {name for name in names if str(Path(directory, name)) in left_out}
 
     shutil.copytree(ROOT, destination, ignore=ignored)
-    for name in apart:
+    for name in linked:
         (destination / name).symlink_to(ROOT / name)
     return destination
 
 
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:
-    """The shipped config of `mixer` at a size for tests; overrides are dotted keys with `__` for the dot.
+    """Return the shipped config of `mixer` at test size; overrides are dotted keys with `__` for the dot.
 
-    A mixer that only appears beside others in some config is tested in every layer of that model.
+    A mixer that only occurs in patterns of several mixers is used in all layers.
     """
     config = importlib.import_module(f"configs.{IN_PATTERN_OF.get(mixer, mixer)}").get_config("debug")
     if isinstance(config.model.mixer, tuple):
@@ -239,7 +239,7 @@ def random_tokens(shape: tuple[int, ...], vocab_size: int = 48, seed: int = 0) -
 
 # ---------------------------------------------------------------------------------------------------------------- data
 def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_train: int = 96) -> Path:
-    """Blocks as `seqjax.data.prepare` makes them: bytes of a text that a model can learn, one habit per domain.
+    """Write blocks as `seqjax.data.prepare` does: learnable bytes, with different words per domain.
 
     Every block is a document.
     """
@@ -266,7 +266,7 @@ def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_tr
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run_settings(blocks_dir: Path, **overrides: Any) -> dict[str, Any]:
-    """Settings of a run of seconds on `blocks_dir`, by dotted key."""
+    """Return the settings, by dotted key, of a run on `blocks_dir` that takes seconds."""
     settings: dict[str, Any] = {
         "data.corpus": "blocks",
         "data.path": str(blocks_dir),
@@ -274,12 +274,12 @@ def run_settings(blocks_dir: Path, **overrides: Any) -> dict[str, Any]:
         "model.n_layers": 2,
         "model.mlp.dim": 24,
         "train.seq_len": SEQ_LEN,
-        "train.batch_size": 8,  # eight devices may split it
+        "train.batch_size": 8,  # divisible by eight devices
         "train.steps": 60,
         "optim.warmup_steps": 3,
         "eval.every": 7 * 8 * SEQ_LEN,
         "eval.tokens": 10 * SEQ_LEN,
-        "eval.classes": False,  # one more program to compile
+        "eval.classes": False,  # would compile another program
         "checkpoint.every": 5,
         "log.every": 1,
         "log.tensorboard": False,
@@ -296,14 +296,17 @@ def run_config(blocks_dir: Path, mixer: str = "top1_chunk", **overrides: Any) ->
 
 
 def environment(*flags: str, optimised: bool = False) -> dict[str, str]:
-    """Of a process with one CPU device; compiled fast, as in conftest.py, unless `optimised` as a user has it."""
+    """Return the environment of a process with one CPU device.
+
+    Programs compile fast, as in conftest.py, unless `optimised`, as for users.
+    """
     fast = ("--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1")
     flags = flags if optimised else (*fast, *flags)
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
 
 
 def command(blocks_dir: Path, workdir: Path, mixer: str = "top1_chunk", **overrides: Any) -> list[str]:
-    """`python -m seqjax.main` with the settings of `run_settings`."""
+    """Return `python -m seqjax.main` with the settings of `run_settings`."""
     settings = run_settings(blocks_dir, **overrides)
     argument = ",".join(f"{key}={value}" for key, value in settings.items())
     return [
@@ -316,19 +319,19 @@ def command(blocks_dir: Path, workdir: Path, mixer: str = "top1_chunk", **overri
 
 
 def page_block(page: str, text: str) -> str:
-    """The Python block of a page that holds `text`."""
+    """Return the page's Python block that contains `text`."""
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S) if text in block]
     return block
 
 
 def run(args: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run to the end; the caller looks at the exit status."""
+    """Run a command to its end; the caller checks the exit status."""
     options = {"env": environment(), "cwd": ROOT, "timeout": 300} | options
     return subprocess.run(args, capture_output=True, text=True, check=False, **options)
 
 
 def interrupt(args: list[str], workdir: Path, *, at_row: int, number: int, delay: float = 0.0) -> tuple[int, str]:
-    """Start a run, send it signal `number` once `metrics.jsonl` has `at_row` lines; exit status and stderr."""
+    """Start a run and send signal `number` at `at_row` lines in `metrics.jsonl`; return exit status and stderr."""
     process = subprocess.Popen(args, env=environment(), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 200
@@ -355,23 +358,23 @@ TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:
-    """`metrics.jsonl` without what depends on the clock: equal for two runs that are the same, bit for bit."""
+    """Return `metrics.jsonl` without timing metrics; equal runs give bitwise equal rows."""
     return [{k: v for k, v in row.items() if k not in TIMING} for row in metrics.read(workdir)]
 
 
 def n_rows(workdir: Path) -> int:
-    """Complete lines so far, of a run that is under way."""
+    """Return the number of complete lines in a run that may still be running."""
     path = workdir / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def checkpoint_steps(workdir: Path) -> list[int]:
-    """Steps of the complete checkpoints."""
+    """Return the steps of the complete checkpoints."""
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
 def bytes_held(tree: Any) -> set[int]:
-    """How many bytes of a tree of arrays the devices hold, each of them; one number if all hold the same."""
+    """Return the set of bytes per device of a tree of arrays; one number if all devices hold the same."""
     of_device: dict[int, int] = collections.Counter()
     for x in jax.tree.leaves(tree):
         for shard in x.addressable_shards:
@@ -380,7 +383,7 @@ def bytes_held(tree: Any) -> set[int]:
 
 
 def digest(tree: Any) -> str:
-    """sha256 over the bits of every array."""
+    """Return a sha256 over the bits of all arrays."""
     content = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         content.update(json.dumps(jax.tree_util.keystr(path)).encode() + np.asarray(leaf).tobytes())
@@ -388,5 +391,5 @@ def digest(tree: Any) -> str:
 
 
 def fields(mixer: str) -> set[str]:
-    """Names of the settings of a mixer."""
+    """Return the setting names of a mixer."""
     return {field.name for field in dataclasses.fields(mixers.settings_class(mixer))}

@@ -1,4 +1,4 @@
-"""The command `seqjax`: help, and what a newcomer mistypes; always a line that names the fix, and status 2."""
+"""The `seqjax` command: help and mistyped arguments; each error is one line that names the fix, with status 2."""
 
 import dataclasses
 import errno
@@ -35,8 +35,8 @@ def module_of(command):
     return importlib.import_module(cli.COMMANDS[command][0])
 
 
-def test_help_without_jax(tmp_path):
-    """At once: nothing heavy is imported for the list of commands, nor for a name that is none."""
+def test_help_imports_neither_jax_nor_numpy(tmp_path):
+    """An unknown command imports neither as well."""
     code = (
         "import sys; from seqjax.commands import cli; cli.run(['--help']); cli.run(['--version']);\n"
         "try: cli.run(['trian'])\n"
@@ -63,14 +63,14 @@ def test_help_of_every_command(command, capsys):
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_errors_of_every_command_are_for_users(command):
+def test_wrong_arguments_of_every_command_are_user_errors(command):
     for argv in (["--no_such_option=1"], ["stray"], []):
         with pytest.raises(UserError):
             module_of(command).main(argv)
 
 
 def keys(cls, prefix=""):
-    """Every setting of a dataclass."""
+    """Yield every setting of a dataclass."""
     for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
         if is_mixer(hint):
             yield f"{prefix}{field.name}.name"
@@ -103,18 +103,18 @@ def test_help_lists_every_setting():
         ("--model.mixer[1].heads=4", r"write --config.model.mixer\[1\].heads=4."),
         ("--optim.lr", "write --config.optim.lr=VALUE."),
         ("workdir=runs/x", "workdir=runs/x: write --workdir=runs/x."),
-        ("--wrokdir=runs/x", r"there is no such option. Did you mean --workdir\?"),
-        ("top1_chunk", "top1_chunk: every argument is --NAME=VALUE; see `seqjax train --help`."),
+        ("--wrokdir=runs/x", r"wrokdir.*--workdir"),
+        ("top1_chunk", "top1_chunk: .*--NAME=VALUE.*`seqjax train --help`"),
         ("--dim=3", r"--dim=3: write --config\.model\.dim=3 or --config\.model\.mlp\.dim=3\."),
         ("--heads", r"--heads: write --config\.model\.mixer\.heads\."),
-        ("--config.train.lr=1", r"there is no setting 'lr'\. Did you mean optim\.lr\?"),
-        ("--config.log={}", r"log=\{\}: config\.log must be a group of settings, .* as in log\.every="),
-        ("--config.lr=1", r"there is no setting 'lr'\. Did you mean optim\.lr\?"),
-        ("--config.train.step=1", r"there is no setting 'step'\. Did you mean 'steps'\?"),
-        ("--workdir", "expected one argument. See `seqjax train --help`."),
+        ("--config.train.lr=1", r"'lr'.*optim\.lr"),
+        ("--config.log={}", r"log=\{\}: config\.log .*log\.every="),
+        ("--config.lr=1", r"'lr'.*optim\.lr"),
+        ("--config.train.step=1", r"'step'.*'steps'"),
+        ("--workdir", "--workdir.*`seqjax train --help`"),
     ],
 )
-def test_what_is_mistyped_names_the_fix(word, says):
+def test_mistyped_arguments_name_the_fix(word, says):
     with pytest.raises(UserError, match=says):
         train.main(["--config=top1_chunk:debug", word])
 
@@ -123,13 +123,13 @@ def test_what_is_mistyped_names_the_fix(word, says):
     ("command", "option"),
     [("train", "config"), ("evaluate", "workdir"), ("generate", "workdir"), ("prepare", "source"), ("study", "study")],
 )
-def test_a_word_by_itself_is_taken_for_the_first_option(command, option):
+def test_a_bare_argument_suggests_the_main_option(command, option):
     with pytest.raises(UserError, match=rf"^a/b: write --{option}=a/b\. See `seqjax {command} --help`\."):
         module_of(command).main(["a/b"])
 
 
 @pytest.mark.parametrize("word", ["train.steps=3", "workdir=runs/x"])
-def test_a_word_by_itself_that_names_something_is_not(word):
+def test_a_bare_assignment_suggests_its_option(word):
     name = "config." if word.startswith("train") else ""
     with pytest.raises(UserError, match=rf"^{word}: write --{name}{word}\."):
         train.main([word])
@@ -138,12 +138,12 @@ def test_a_word_by_itself_that_names_something_is_not(word):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("arg = nonsense", r"mine\.py, line 5: NameError: name 'nonsense' is not defined"),
+        ("arg = nonsense", r"mine\.py, line 5: NameError: .*'nonsense'"),
         ("arg = = 1", r"mine\.py, line 5: invalid syntax"),
         ("return presets.get_config(arg)", r"mine\.py, line 5: TypeError: .*'name'"),
     ],
 )
-def test_a_mistake_in_ones_own_config_names_its_line(tmp_path, line, says):
+def test_errors_in_a_user_config_name_its_line(tmp_path, line, says):
     (tmp_path / "mine.py").write_text(MINE.format(line=line))
     with pytest.raises(UserError, match=says):
         train.main([f"--config={tmp_path / 'mine.py'}:debug"])
@@ -159,22 +159,22 @@ def test_a_mistake_in_ones_own_config_names_its_line(tmp_path, line, says):
         ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, True),
     ],
 )
-def test_several_slurm_tasks_are_told(environment, refused, monkeypatch):
+def test_several_slurm_tasks_without_distributed_are_refused(environment, refused, monkeypatch):
     for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    says = "SLURM has 4 tasks.*--distributed" if refused else "no config of that name"
+    says = "SLURM.*4 .*--distributed" if refused else "no_such_config"
     with pytest.raises(UserError, match=says):
         train.main(["--config=no_such_config"])
 
 
-def test_a_config_and_a_study_of_another_kind(tmp_path):
+def test_wrong_return_types_of_configs_and_studies_are_refused(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def get_config(arg=''):\n    return 3\n\ndef get_study():\n    return 4\n")
-    with pytest.raises(UserError, match=r"get_config of .*mine\.py must return a ConfigDict or a dict, not 3"):
+    with pytest.raises(UserError, match=r"get_config .*mine\.py .*ConfigDict.*3"):
         train.main([f"--config={path}:debug"])
-    with pytest.raises(UserError, match=r"mine\.py: get_study\(\) must return a dict, not 4"):
+    with pytest.raises(UserError, match=r"mine\.py: get_study\(\) .*dict.*4"):
         module_of("study").main([f"--study={path}", "--list"])
 
 
@@ -182,18 +182,18 @@ def test_a_config_and_a_study_of_another_kind(tmp_path):
     ("command", "option"),
     [("prepare", "--workers"), ("prepare", "--min_tokens"), ("prepare", "--max_tokens"), ("evaluate", "--tokens")],
 )
-def test_numbers_below_zero(command, option):
+def test_negative_numbers_are_refused(command, option):
     needed = {"prepare": ["--source=a", "--out=b", "--tokenizer=byte"], "evaluate": ["--workdir=a"]}[command]
-    with pytest.raises(UserError, match=f"{option} must be at least 0, not -1"):
+    with pytest.raises(UserError, match=f"{option} .*-1"):
         module_of(command).main([*needed, f"{option}=-1"])
 
 
-def test_a_study_by_name(capsys):
+def test_studies_are_selected_by_name(capsys):
     module_of("study").main(["--study=figure3d:demo", "--list"])
     assert "W=128" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no study of that name\. Did you mean 'figure3d'"):
+    with pytest.raises(UserError, match=r"figur3d.*'figure3d'"):
         module_of("study").main(["--study=figur3d", "--list"])
-    with pytest.raises(UserError, match=r"transformer\.py has no get_study"):
+    with pytest.raises(UserError, match=r"transformer\.py .*get_study"):
         module_of("study").main(["--study=transformer", "--list"])
 
 
@@ -203,18 +203,18 @@ def test_a_study_by_name(capsys):
         (
             "prepare",
             ["--source=a", "--out=b", "--tokenizer=bite"],
-            r"^--tokenizer=bite is not known\. Did you mean 'byte'",
+            r"^--tokenizer=bite .*'byte'",
         ),
         ("convert", [], "required: import|export"),
     ],
 )
-def test_an_option_is_named_as_it_is_written(command, argv, says):
+def test_errors_name_the_option_as_typed(command, argv, says):
     with pytest.raises(UserError, match=says):
         module_of(command).main(argv)
 
 
-def test_a_run_that_is_refused_leaves_no_directory(tmp_path, monkeypatch):
-    """Without --workdir, whatever it wrote before its first step; a run that has begun stays."""
+def test_a_refused_run_leaves_no_directory(tmp_path, monkeypatch):
+    """Without --workdir, files from before the first step are deleted; a run that has started stays."""
     monkeypatch.chdir(tmp_path)
     begun = ["metrics.jsonl"]
 
@@ -224,10 +224,10 @@ def test_a_run_that_is_refused_leaves_no_directory(tmp_path, monkeypatch):
         raise BackendError("no kernel can run")
 
     monkeypatch.setattr("seqjax.training.loop.train", refuse)
-    for left in (0, 1):
+    for n_left in (0, 1):
         with pytest.raises(BackendError):
             train.main(["--config=top1_chunk:debug"])
-        assert len([*(tmp_path / "runs").iterdir()]) == left
+        assert len([*(tmp_path / "runs").iterdir()]) == n_left
         begun.append("config.json")
 
 
@@ -250,8 +250,8 @@ UNWRITTEN = [(argv, *end) for argv in ("--help", "evaluate --help", "trian") for
     ("argv", "where", "status"),
     support.slow_unless(lambda argv, where, _: argv == "--help" or where == ">/dev/full", UNWRITTEN),
 )
-def test_an_output_that_cannot_be_written(tmp_path, argv, where, status):
-    """Its reader has left, its disk is full, or the shell closed it: a status, and at most one line."""
+def test_unwritable_output_sets_the_status(tmp_path, argv, where, status):
+    """A closed reader, a full disk and a closed stdout: a status and at most one line."""
     command = ["sh", "-c", f'exec "$@" {where}', "sh", sys.executable, "-m", "seqjax", *argv.split()]
     environment = support.environment() | {"PYTHONPATH": str(support.ROOT)}
     reader, writer = os.pipe()
@@ -261,16 +261,16 @@ def test_an_output_that_cannot_be_written(tmp_path, argv, where, status):
         env=environment,
     )  # fmt: skip
     os.close(writer)
-    if argv == "trian":  # which writes nothing there
+    if argv == "trian":  # writes only to stderr
         assert done.returncode == 2 and done.stderr.startswith("error: There is no command 'trian'")
         return
     assert done.returncode == status, done.stderr
-    assert re.fullmatch(r"error: .*No space left.*\n" if "full" in where else "", done.stderr)
+    assert re.fullmatch(r"error: .*No space n_left.*\n" if "full" in where else "", done.stderr)
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2>&1 >/dev/full"])
-def test_messages_that_cannot_be_written_end_nothing(tmp_path, where):
-    """Neither a status line, nor a warning, nor an error: the status is the one that the command has anyway."""
+def test_unwritable_messages_do_not_end_the_command(tmp_path, where):
+    """Status lines, warnings and errors do not change the command's status."""
     code = (
         "import sys; from absl import logging; from seqjax import command_line, terminal\n"
         "with command_line.reporting():\n"
@@ -289,8 +289,8 @@ def test_messages_that_cannot_be_written_end_nothing(tmp_path, where):
 @pytest.mark.parametrize(
     "call", ["sys.exit(0)", "sys.exit()", "raise SystemExit('x')", "exit(0)", "raise BaseException('x')"]
 )
-def test_a_config_that_ends_the_process_is_an_error(tmp_path, call, capsys):
-    """With status 0, a script would take it for a success."""
+def test_a_config_that_exits_is_an_error(tmp_path, call, capsys):
+    """With status 0, a script would continue as after a success."""
     (tmp_path / "mine.py").write_text(f"import sys\n\ndef get_config(arg=''):\n    {call}\n")
     for command in ("train", "judge"):
         with pytest.raises(SystemExit) as ended:
@@ -299,8 +299,8 @@ def test_a_config_that_ends_the_process_is_an_error(tmp_path, call, capsys):
         assert re.fullmatch(r"error: .*mine\.py, line 4: .*\n", capsys.readouterr().err)
 
 
-def test_a_mixer_that_ends_the_process_is_an_error(tmp_path, capsys):
-    """Its code runs deep inside of JAX."""
+def test_a_mixer_that_exits_is_an_error(tmp_path, capsys):
+    """Its code runs inside JAX tracing."""
     (tmp_path / "mixer.py").write_text("import sys\n\ndef call(x):\n    sys.exit(0)\n")
     call = runpy.run_path(str(tmp_path / "mixer.py"))["call"]
     with pytest.raises(SystemExit) as ended, command_line.reporting():
@@ -312,7 +312,7 @@ def test_a_mixer_that_ends_the_process_is_an_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     "number", [errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT]
 )
-def test_a_path_or_disk_that_cannot_be_used_is_one_line(number, capsys):
+def test_path_and_disk_errors_are_one_line(number, capsys):
     with pytest.raises(SystemExit) as ended, command_line.reporting():
         raise OSError(number, os.strerror(number), "where")
     assert ended.value.code == 2
@@ -329,13 +329,13 @@ def test_a_path_or_disk_that_cannot_be_used_is_one_line(number, capsys):
     ],
     ids=str,
 )
-def test_memory_that_is_not_enough_is_one_line(error, capsys):
-    """Of numpy, of an accelerator, and of XLA on a CPU."""
+def test_out_of_memory_errors_are_one_line(error, capsys):
+    """Errors from numpy, from an accelerator, and from XLA on a CPU."""
     with pytest.raises(SystemExit) as ended, command_line.reporting(), command_line.explained():
         raise error
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "config.train.per_device_batch_size" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1 and "config.train.per_device_batch_size" in stderr
 
 
 INTERRUPTED = """
@@ -354,8 +354,8 @@ runpy.run_module("seqjax.main", run_name="__main__")
 
 
 @pytest.mark.parametrize("where", ["jax", "seqjax.mixers", "orbax"])
-def test_an_interrupt_during_the_imports_is_one_line(where, tmp_path):
-    """Of JAX, of our own modules, of what training needs."""
+def test_an_interrupt_during_imports_is_one_line(where, tmp_path):
+    """Interrupted while importing JAX, our modules, and a training dependency."""
     command = [sys.executable, "-c", INTERRUPTED, where]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
@@ -374,8 +374,8 @@ run_command(main, [])
 
 
 @pytest.mark.parametrize("error", [pytest.param("RuntimeError", marks=pytest.mark.slow), "jax.errors.JaxRuntimeError"])
-def test_an_interrupt_in_a_callback_of_the_compiler_is_one_line(tmp_path, error):
-    """MLIR makes an error of its own of it."""
+def test_an_interrupt_in_a_compiler_callback_is_one_line(tmp_path, error):
+    """MLIR turns the interrupt into its own error."""
     command = [sys.executable, "-c", IN_CALLBACK.replace("ERROR", error)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")

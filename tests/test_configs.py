@@ -1,4 +1,4 @@
-"""Every config file in every size and regime, the paper's numbers, and configs as JSON."""
+"""Config files at every size and regime, the paper's values, and configs as JSON."""
 
 import ast
 import dataclasses
@@ -35,7 +35,7 @@ def load(name, arg=""):
     support.slow_unless(lambda _, size: size in ("110m", "1b3"), itertools.product(NAMES, SIZES)),
 )
 def test_every_config_builds(name, size):
-    """Shapes only: no array is made, so the 1.3B models build in a second. A regime is a matter of the data alone."""
+    """Uses shapes only, so 1.3B models build in a second. A regime changes only the data."""
     plain = load(name, size)
     for regime in REGIMES:
         config = load(name, f"{size},{regime}")
@@ -47,8 +47,8 @@ def test_every_config_builds(name, size):
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_every_ablation_builds_and_has_its_name(name):
-    """Tests of the contract vary the settings; here is that a file says what its name does."""
+def test_every_ablation_builds_and_changes_few_settings(name):
+    """The contract tests cover the settings; this checks the name and which settings change."""
     config = load(f"ablations.{name}", "110m,mixed")
     assert (config.name, config.size, config.data.regime) == (name, "110m", "mixed")
     base = name.split("_")[0] if name.startswith("mamba") else "transformer_pp"
@@ -64,16 +64,16 @@ def header_of(name):
     return ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text())) or ""
 
 
-def test_the_configs_of_the_tested_mixers_have_a_header():
-    """A config that is new may do without."""
+def test_configs_of_tested_mixers_have_a_header():
+    """New configs need none."""
     for name in NAMES:
         if {mixer.name for mixer in load(name).model.mixers} & set(MIXERS):
             assert f"seqjax train --config={name}" in header_of(name), name
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"ablations/{n}" for n in ABLATIONS)])
-def test_the_header_of_a_shipped_config_names_paper_command_and_results(name):
-    """Times and losses stand in lab/results alone."""
+def test_headers_name_paper_command_and_results(name):
+    """Headers state no times and losses, which only lab/results has."""
     header = header_of(name)
     if "seqjax train" not in header:
         return
@@ -95,23 +95,23 @@ def test_the_header_of_a_shipped_config_names_paper_command_and_results(name):
         ("9,110m", 9, "110m"),
     ],
 )
-def test_the_window_is_an_argument(arg, window, size):
+def test_the_window_is_a_config_argument(arg, window, size):
     config = load("ablations.window", arg)
     assert (config.model.mixer.window, config.size) == (window, size)
 
 
-def test_a_window_that_is_no_number_is_told_as_any_argument():
-    with pytest.raises(UserError, match="'wide' is no size or regime"):
+def test_a_window_that_is_not_a_number_is_refused():
+    with pytest.raises(UserError, match=r"'wide'.*size"):
         load("ablations.window", "wide,110m")
 
 
-def test_the_default_is_the_demo():
+def test_the_default_argument_is_demo():
     for name in NAMES:
         assert to_dict(load(name)) == to_dict(load(name, "demo,limited"))
         assert load(name).data.corpus == "builtin"
 
 
-# arXiv 2505.18522, Appendix A: what the size decides
+# arXiv 2505.18522, Appendix A: settings by size
 PAPER = {
     "110m": {
         "dim": 768, "n_layers": 12, "heads": 12, "lr": 2e-4, "warmup": 2500, "batch": 256, "seq": 2048, "base": 1e4,
@@ -127,7 +127,7 @@ PAPER = {
 
 @pytest.mark.parametrize("size", PAPER)
 @pytest.mark.parametrize("name", ["transformer_pp", "top1_chunk", "top1_element"])
-def test_the_papers_values(name, size):
+def test_paper_settings(name, size):
     config = load(name, size)
     model, mixer = config.model, config.model.mixer
     assert {
@@ -136,7 +136,7 @@ def test_the_papers_values(name, size):
         "base": mixer.rope_base,
     } == PAPER[size]  # fmt: skip
     assert (config.optim.b1, config.optim.b2, config.optim.weight_decay) == (0.9, 0.95, 0.0)
-    # where the paper is silent: as seqjax/config/presets.py says
+    # not in the paper; from seqjax/config/presets.py
     assert (config.optim.clip_norm, config.optim.eps, config.optim.final_lr) == (1.0, 1e-8, 0.0)
     per_step = config.train.batch_size * config.train.seq_len
     assert 100e9 - per_step < config.train.steps * per_step <= 100e9
@@ -154,7 +154,7 @@ def test_the_papers_values(name, size):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_residual_stream_is_float32_where_the_public_code_has_it_so(name):
+def test_the_residual_dtype_follows_the_public_code(name):
     wide = name in ("based", "log_linear_mamba2", "mamba1", "mamba2", "mamba3")
     for size in SIZES:
         assert load(name, size).model.residual_dtype == ("float32" if wide else "compute")
@@ -186,7 +186,7 @@ def test_parameter_counts(name, size):
 # --------------------------------------------------------------------------------------------------- round trips
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("arg", ["debug", "110m,mixed,data.train_domains=('c4',),data.weights=(0.1,)"])
-def test_a_config_survives_json(name, arg):
+def test_configs_round_trip_through_json(name, arg):
     config = load(name, arg)
     text = json.dumps(to_dict(config))
     assert from_config_dict(json.loads(text)) == config

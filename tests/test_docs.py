@@ -1,4 +1,4 @@
-"""The documentation runs: the mixer that docs/add_a_mixer.md builds is built, trained and checked here as it stands."""
+"""The mixer in docs/add_a_mixer.md builds, is causal and decodes."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """The mixer and the config that the page contributes to seqjax; here the mixer has a dotted name."""
+    """Build a model with the page's mixer and config, under a dotted name."""
     page = "docs/add_a_mixer.md"
     mixer, config = support.page_block(page, "class Ema("), support.page_block(page, 'name="ema"')
     package = tmp_path / "brought_along"
@@ -48,7 +48,7 @@ def test_the_example_mixer_is_causal_and_decodes(model):
         logits, cache = jax.jit(model.step)(weights, tokens[:, t], np.int32(t), cache)
 
 
-def test_links_lead_somewhere():
+def test_links_have_targets():
     root = DOCS.parent
     for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

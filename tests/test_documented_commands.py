@@ -1,8 +1,7 @@
-"""The commands of the guides run, at a small size, one after the other in one directory; the others say what they need.
+"""Commands in the guides run at a small size, in order and in one directory; the others need a listed resource.
 
-tests/test_snippets.py gives every documented command to its parser. Those of data.md, convert.md, protocol.md and
-add_a_mixer.md need what their own tests have: tests/data, convert, study and end_to_end/test_outside_mixer.py; so does
-seqjax judge.
+tests/test_snippets.py parses every documented command. Commands in data.md, convert.md, protocol.md and add_a_mixer.md,
+and seqjax judge, run in tests/data, convert, study and end_to_end/test_outside_mixer.py.
 """
 
 import re
@@ -33,21 +32,21 @@ NEEDS = {
 
 
 def needed(line: str) -> list[str]:
-    return [what for what, pattern in NEEDS.items() if re.search(pattern, line)]
+    return [resource for resource, pattern in NEEDS.items() if re.search(pattern, line)]
 
 
 COMMANDS = [line for place, line in documented() if place in PAGES]
 
 
-def test_most_commands_need_nothing():
+def test_most_commands_need_no_resources():
     assert sum(not needed(line) for line in COMMANDS) > 12
-    for what in NEEDS:
-        assert any(what in needed(line) for line in COMMANDS), f"no command needs {what} any more"
+    for resource in NEEDS:
+        assert any(resource in needed(line) for line in COMMANDS), f"no command needs {resource} any more"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # four runs, one after the other
-def test_the_study_file_of_the_quickstart_runs_as_it_is_printed(corpus_cache, tmp_path):
+@pytest.mark.timeout(1200)  # four runs in sequence
+def test_the_study_file_in_the_quickstart_runs_unchanged(corpus_cache, tmp_path):
     text = (support.ROOT / "docs" / "quickstart.md").read_text()
     pattern = r"this one,\s`(\w+\.py)`, is complete:\n+```python\n(.*?)```\n+```\n(.*?)\n```"
     ((name, code, line),) = re.findall(pattern, text, re.S)
@@ -64,7 +63,7 @@ def test_the_study_file_of_the_quickstart_runs_as_it_is_printed(corpus_cache, tm
 
 
 @pytest.mark.slow
-def test_commands_run(corpus_cache, tmp_path):
+def test_commands_without_needs_run(corpus_cache, tmp_path):
     (tmp_path / "prompts.txt").write_text("The \ndef \n")
     small = [
         f"--config.{key}={value}"

@@ -1,4 +1,4 @@
-"""Text is read and written as UTF-8, whatever the locale says: a report in a container without one has umlauts too."""
+"""Text files are UTF-8 in any locale, so reports can contain any character in a container too."""
 
 import ast
 import subprocess
@@ -13,8 +13,8 @@ TEXT = ("read_text", "write_text", "open")
 
 
 def without_encoding(source: str) -> list[int]:
-    """Lines of a module that open a file as text without an encoding."""
-    found = []
+    """Return the lines of a module that open a text file without an encoding."""
+    lines_without = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -27,11 +27,11 @@ def without_encoding(source: str) -> list[int]:
         modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         binary = name == "open" and any("b" in mode for mode in modes)
         if name in TEXT and not of_module and not binary and "encoding" not in [k.arg for k in node.keywords]:
-            found.append(node.lineno)
-    return found
+            lines_without.append(node.lineno)
+    return lines_without
 
 
-def test_what_the_check_finds():
+def test_calls_without_encoding_are_detected():
     lines = ["p.read_text()", "p.open()", "open(p)", "p.open('w')", "p.write_text(x)"]
     assert without_encoding("\n".join(lines)) == [1, 2, 3, 4, 5]
     fine = [
@@ -48,16 +48,21 @@ def test_what_the_check_finds():
 def test_every_text_file_has_an_encoding(package: str):
     files = sorted((support.ROOT / package).rglob("*.py"))
     assert files
-    found = {str(path): lines for path in files if (lines := without_encoding(path.read_text(encoding="utf-8")))}
-    assert not found
+    lines_without = {
+        str(path): lines for path in files if (lines := without_encoding(path.read_text(encoding="utf-8")))
+    }
+    assert not lines_without
 
 
-def say(argv: list[str]) -> None:
+def write_umlauts(argv: list[str]) -> None:
     sys.stdout.write("Gr\u00f6\u00dfe\n")
 
 
-def test_a_terminal_that_cannot_print_a_character_shows_its_code():
-    code = "from tests.test_encoding import say; from seqjax.command_line import run_command; run_command(say, [])"
+def test_unprintable_characters_are_shown_as_codes():
+    code = (
+        "from tests.test_encoding import write_umlauts; from seqjax.command_line import run_command; "
+        "run_command(write_umlauts, [])"
+    )
     environment = support.environment() | {"PYTHONIOENCODING": "ascii"}
     args = [sys.executable, "-c", code]
     result = subprocess.run(args, env=environment, cwd=support.ROOT, capture_output=True, text=True, check=False)

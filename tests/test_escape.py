@@ -1,4 +1,4 @@
-"""Text of strangers in a terminal, in Markdown, in HTML and in pictures, read back by what shows them."""
+"""Untrusted text in terminals, Markdown, HTML and pictures, parsed back by renderers."""
 
 import html
 import html.parser
@@ -35,12 +35,12 @@ URLS = {
 
 
 @pytest.mark.parametrize("text", WORDS)
-def test_usual_names_stay_as_they_are(text):
+def test_usual_names_are_unchanged(text):
     assert escape.markdown(text) == escape.terminal(text) == escape.picture(text) == text
 
 
 @pytest.mark.parametrize("text", CONTROLS)
-def test_no_control_character_is_left(text):
+def test_control_characters_are_escaped(text):
     for shown in (escape.terminal(text), escape.message(text), escape.markdown(text), escape.html(text)):
         assert shown.isprintable()
         shown.encode()
@@ -49,13 +49,13 @@ def test_no_control_character_is_left(text):
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_passwords_of_urls_are_masked(url):
+def test_passwords_in_urls_are_masked(url):
     assert escape.masked(url) == URLS[url]
     assert "pw" not in escape.message(url) + escape.markdown(url) + escape.fenced(url) + escape.html(url)
 
 
 @pytest.mark.parametrize("text", [*MARKUP, *CONTROLS, "a\nb", "\n\n# a", "a\n| b | c |", "    a"])
-def test_markdown_shows_the_text_itself(text):
+def test_markdown_shows_text_literally(text):
     render = MarkdownIt("commonmark").enable("table").enable("strikethrough").render
     shown = Content(render(f"* {escape.markdown(text)}\n"))
     assert shown.tags == ["ul", "li"]
@@ -67,7 +67,7 @@ def test_markdown_shows_the_text_itself(text):
 
 
 class Content(html.parser.HTMLParser):
-    """The tags and the text of a page."""
+    """Collect a page's tags and text."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -82,7 +82,7 @@ class Content(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("text", ["a", "```", "````\nb\n````", "a\n```\n# b", "`" * 9, *CONTROLS])
-def test_nothing_ends_a_block_of_code(text):
+def test_text_cannot_end_a_code_block(text):
     block = escape.fenced(text, "text")
     first, *inside, last = block.split("\n")
     marks = first.removesuffix("text")
@@ -92,7 +92,7 @@ def test_nothing_ends_a_block_of_code(text):
 
 
 @pytest.mark.parametrize("text", [*MARKUP, '" onload="a', "'", "a\nb"])
-def test_html_has_no_tags_and_no_attributes(text):
+def test_text_cannot_add_html_tags_or_attributes(text):
     shown = Content(f'<p title="{escape.html(text)}">{escape.html(text)}</p>')
     assert shown.tags == ["p"]
     assert shown.text == escape.line(text)
@@ -100,7 +100,7 @@ def test_html_has_no_tags_and_no_attributes(text):
 
 
 @pytest.mark.parametrize("text", ["$^$", "$", "$$", r"\$x$", "a$b$c", "$\\frac$", "_a", "\x1b[1m"])
-def test_a_picture_shows_the_text_itself(text):
+def test_pictures_show_text_literally(text):
     figure = Figure()
     panel = figure.subplots()
     panel.set_title(escape.picture(text))
@@ -115,12 +115,12 @@ def test_a_picture_shows_the_text_itself(text):
     assert len(legend.get_texts()) == 1
 
 
-def test_tell_prints_names_without_control_characters_and_passwords(capsys):
+def test_tell_escapes_control_characters_and_masks_passwords(capsys):
     tell("runs/\x1b[2Ja\nhttps://user:pw@host/b")
     assert capsys.readouterr().out == "runs/\\x1b[2Ja\nhttps://***@host/b\n"
 
 
 @pytest.mark.parametrize("text", [*MARKUP, *CONTROLS, *URLS, "%{x}", "%{y:.3f}", "%%{x}", "%{customdata[0]}"])
-def test_plotly_puts_no_value_into_a_name(text):
+def test_plotly_names_cannot_insert_values(text):
     assert "%{" not in escape.plotly(text)
     assert html.unescape(escape.plotly(text)) == html.unescape(escape.html(text))

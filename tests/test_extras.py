@@ -1,4 +1,4 @@
-"""The extras of the tests are in `test-all`, which `make` and CI install, and CI passes over no missing package."""
+"""Test extras are in `test-all`, which `make` and CI install; CI never skips a missing package."""
 
 import importlib.util
 import re
@@ -16,23 +16,23 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def contained(extra: str) -> set[str]:
-    """The extra and those that it names."""
-    found = {extra}
+    """Return the extra and all extras that it includes."""
+    included = {extra}
     for requirement in EXTRAS[extra]:
         if named := re.match(r"seqjax\[([\w,-]+)\]", requirement):
             for other in named[1].split(","):
-                found |= contained(other)
-    return found
+                included |= contained(other)
+    return included
 
 
-def test_all_of_them_are_installed_by_make():
+def test_make_installs_all_test_extras():
     assert {*extras.EXTRA_OF.values(), "dev"} <= contained("test-all")
     assert {name for name in EXTRAS if name.startswith("test-")} <= contained("test-all")
     assert "-e '.[test-all]'" in MAKEFILE
 
 
-def test_the_pages_need_the_extra_docs_alone(tmp_path):
-    """`make docs` in a new environment; one that has everything is not touched."""
+def test_make_docs_installs_only_the_docs_extra(tmp_path):
+    """A complete environment is not changed."""
     made = support.run(["make", "--dry-run", "docs", f"VENV={tmp_path / 'new'}"])
     assert made.returncode == 0, made.stderr
     assert re.findall(r"-e '\.\[([\w,-]+)\]'", made.stdout) == ["docs"]
@@ -43,9 +43,9 @@ def test_the_pages_need_the_extra_docs_alone(tmp_path):
     assert "pip" not in support.run(["make", "--dry-run", "docs", f"VENV={tmp_path}"]).stdout
 
 
-def test_a_missing_package_skips_here_and_fails_in_ci(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else found(name))
+def test_a_missing_package_skips_locally_and_fails_in_ci(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find_spec(name))
     monkeypatch.setenv("CI", "")
     with pytest.raises(pytest.skip.Exception, match=r"needs lm_eval: pip install -e '\.\[test-harness\]'"):
         extras.need("jax", "lm_eval")
@@ -59,15 +59,15 @@ def test_a_missing_package_skips_here_and_fails_in_ci(monkeypatch):
     assert extras.lacking("jax", "json") is None
 
 
-def test_no_other_way_to_skip_for_a_package():
-    """`importorskip` would pass over a missing package in CI too; it is for modules of seqjax and of Python."""
+def test_importorskip_is_not_used_for_packages():
+    """In CI it would skip missing packages; it is only for `kernels_pallas` and standard-library modules."""
     for path in (ROOT / "tests").rglob("*.py"):
         for name in re.findall(r"importorskip\(\s*\"([\w.]+)", path.read_text()):
             assert name.startswith("kernels_pallas.") or name == "resource", f"{path}: extras.need({name!r})"
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_run_what_people_run(path):
+def test_workflows_run_existing_make_targets(path):
     jobs = yaml.safe_load(path.read_text())["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     targets = [word for step in steps for word in re.findall(r"\bmake ([\w -]+)", step.get("run", ""))]
@@ -80,7 +80,7 @@ def test_workflows_run_what_people_run(path):
         assert job["timeout-minutes"]
 
 
-def test_the_workflows_cover_the_pythons_that_the_package_names():
+def test_workflows_cover_the_declared_python_versions():
     assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "slow"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))

@@ -1,4 +1,4 @@
-"""Imports run one way, read from the source: a cycle or a short cut shows here, not in a year."""
+"""Imports follow the layers below, read from the source; cycles and shortcuts fail."""
 
 import ast
 from pathlib import Path
@@ -20,22 +20,22 @@ LAYERS = (
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
     ("seqjax.config",),
-    # siblings that only what follows may import
+    # siblings; only later layers may import them
     ("seqjax.models", "seqjax.data"),
     ("seqjax.decoding",),
     ("seqjax.training",),
     ("seqjax.convert",),
     ("seqjax.pretrained",),
-    # a judge of a mixer checks it first
+    # `judge` runs these checks first
     ("seqjax.testing",),
-    # only the evaluations, which draw as a study does, and the commands import it
+    # imported by the commands and by evaluations, which use its figures
     ("seqjax.study",),
     ("seqjax.evals",),
     ("seqjax.commands",),
-    # the doors, `python -m`
+    # entry points, `python -m`
     ("seqjax.main", "seqjax.evaluate", "seqjax.generate", "seqjax.__main__"),
 )
-# Modules outside packages: siblings of one layer do not know each other.
+# Modules outside packages; siblings in a layer do not import each other.
 SINGLE = {name for layer in LAYERS for name in layer if not (ROOT / name.replace(".", "/")).is_dir()}
 FILES = sorted([*(ROOT / "seqjax").rglob("*.py"), *(ROOT / "kernels_pallas").rglob("*.py")])
 
@@ -45,7 +45,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Full names of what a file imports, anywhere in it; `from a import b` may mean the module a.b."""
+    """Return the full names of a file's imports; `from a import b` may mean the module a.b."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def level(name: str) -> int:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_run_one_way(path):
+def test_imports_follow_the_layers(path):
     name = module_name(path)
     for other in imported(path):
         top = other.split(".")[0]
@@ -85,20 +85,20 @@ def test_imports_run_one_way(path):
                 assert unit(other) == unit(name), f"{name} imports its sibling {other}"
                 assert unit(name) not in SINGLE, f"{name} imports {other}"
         elif top == "kernels_pallas":
-            if other == "kernels_pallas.cpu_compiler":  # for what a program calls first, before JAX starts
+            if other == "kernels_pallas.cpu_compiler":  # called before JAX starts
                 assert name in ("seqjax.training.dry_run", "seqjax.command_line"), f"{name} imports {other}"
                 continue
             if other == "kernels_pallas.counting":
                 assert unit(name) == "seqjax.testing", f"{name} imports {other}"
                 continue
-            # `command_line` reports what no kernel can run (BackendError), `training` which kernels run.
+            # `command_line` reports BackendError, and `training` reports the kernels in use.
             allowed = ("seqjax.nn", "seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.command_line")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for layers, ops and mixers"
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "colab", "configs", "docs", "tests"])
-def test_nothing_outside_the_lab_imports_it(folder):
-    """The lab itself may import everything."""
+def test_only_the_lab_imports_the_lab(folder):
+    """The lab may import everything."""
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     for path in files:
@@ -109,7 +109,7 @@ def test_nothing_outside_the_lab_imports_it(folder):
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if module_name(p).startswith("seqjax.")], ids=module_name)
-def test_of_the_kernels_only_what_the_package_exports_is_used(path):
+def test_only_exported_kernel_names_are_used(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -120,8 +120,8 @@ def test_of_the_kernels_only_what_the_package_exports_is_used(path):
             assert names <= set(kernels_pallas.__all__), f"{path}:{node.lineno}: {names}"
 
 
-def test_the_layers_name_what_exists():
-    """A test of the test: files are found, and what they import is understood."""
+def test_files_and_imports_are_detected():
+    """Checks these tests: files are listed and their imports are parsed."""
     units = {unit(module_name(path)) for path in FILES}
     assert {"seqjax.nn", "seqjax.mixers", "seqjax.models", "seqjax.data", "kernels_pallas.backend"} <= units
     assert "seqjax.mixers" in imported(ROOT / "seqjax" / "models" / "language_model.py")
@@ -130,8 +130,8 @@ def test_the_layers_name_what_exists():
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if module_name(p) != "seqjax.nn.params"], ids=module_name)
-def test_nnx_only_declares(path):
-    """Outside nn/params.py nnx is Module, Param and Rngs; taking modules apart is done in one place."""
+def test_nnx_use_is_limited_to_declarations(path):
+    """Outside nn/params.py, nnx provides only Module, Param and Rngs; one place splits modules."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nnx":
@@ -145,8 +145,8 @@ def test_nnx_only_declares(path):
 
 
 @pytest.mark.parametrize("package", ["data", "training", "study/gaps", "study/judge", "study/report", "study/runs"])
-def test_test_files_carry_the_name_of_their_module(package):
-    """tests/PACKAGE/test_MODULE.py or test_MODULE_TOPIC.py."""
+def test_test_files_are_named_after_their_module(package):
+    """Names are tests/PACKAGE/test_MODULE.py or test_MODULE_TOPIC.py."""
     modules = {path.stem for path in (ROOT / "seqjax" / package).iterdir() if path.stem != "__init__"}
     for path in (ROOT / "tests" / package).glob("test_*.py"):
         words = path.stem.removeprefix("test_").split("_")
@@ -154,7 +154,7 @@ def test_test_files_carry_the_name_of_their_module(package):
 
 
 def test_the_long_files_exist():
-    """They start first; a renamed one would start last."""
+    """Long files start first; a renamed file would start last."""
     from tests.conftest import LONG_FILES
 
     assert not [name for name in LONG_FILES if not (ROOT / name).is_file()]

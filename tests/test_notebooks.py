@@ -1,7 +1,7 @@
-"""The notebooks of colab/: their two halves agree, and each runs from its first cell to its last.
+"""The notebooks in colab/: .py and .ipynb agree, and each notebook runs from first to last cell.
 
-They run in a directory of their own, in a kernel of this environment. A cell after the one tagged "parameters" makes
-them small; all else is what a reader runs.
+Each runs in its own directory with a kernel of this environment. A cell after the one tagged "parameters" makes it
+small; otherwise it runs unchanged.
 """
 
 import json
@@ -31,7 +31,7 @@ def code(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_halves_say_the_same_and_hold_no_outputs(name):
+def test_py_and_ipynb_agree_without_outputs(name):
     """`make notebooks` writes the .ipynb from the .py."""
     stored = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)
     nbformat.validate(stored)
@@ -43,7 +43,7 @@ def test_both_halves_say_the_same_and_hold_no_outputs(name):
     assert stored.metadata.kernelspec.name == "python3"
 
 
-def test_every_notebook_has_both_halves():
+def test_every_notebook_has_py_and_ipynb():
     assert sorted(path.stem for path in COLAB.glob("*.ipynb")) == NAMES
     assert len(NAMES) == 4
 
@@ -51,8 +51,8 @@ def test_every_notebook_has_both_halves():
 ADDRESS = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
 
-def test_the_address_of_the_repository_is_in_one_place():
-    """In the first cell, which is the same in all notebooks."""
+def test_the_repository_url_is_only_in_the_first_cell():
+    """All notebooks have the same first cell."""
     first = {code(read(name))[0] for name in NAMES}
     assert len(first) == 1
     assert f'\nREPOSITORY = "{ADDRESS}"' in first.pop()
@@ -61,7 +61,7 @@ def test_the_address_of_the_repository_is_in_one_place():
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, tmp_path, has_gpu):
+def test_the_first_cell_installs_seqjax_if_missing(monkeypatch, tmp_path, has_gpu):
     monkeypatch.chdir(tmp_path)
     (cell, *_) = code(read(NAMES[0]))
     commands = []
@@ -79,21 +79,21 @@ def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, tmp_path, 
     assert commands[1:] == [f"seqjax{extra} @ {wheel.as_uri()}"]
 
 
-def run(name: str, parameters: str, where: Path, monkeypatch: pytest.MonkeyPatch) -> list[nbformat.NotebookNode]:
-    """Execute a notebook with changed parameters and return the outputs of its cells, in order."""
+def run(name: str, parameters: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[nbformat.NotebookNode]:
+    """Execute a notebook with changed parameters and return all cell outputs in order."""
     for key, value in support.environment().items():
         monkeypatch.setenv(key, value)
-    # As a reader has it: no interpreter for Triton, and no flag of XLA but the one that makes it compile fast.
+    # As for readers, except for fast compilation: no Triton interpreter and no other XLA flags.
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(support.ROOT))
-    for key, value in {"JUPYTER_PLATFORM_DIRS": "1", "IPYTHONDIR": where / "ipython", "HOME": where}.items():
+    for key, value in {"JUPYTER_PLATFORM_DIRS": "1", "IPYTHONDIR": directory / "ipython", "HOME": directory}.items():
         monkeypatch.setenv(key, str(value))
     notebook = read(name)
     (place,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
     known = {line.partition(" = ")[0] for line in notebook.cells[place].source.splitlines()}
     assert {line.partition(" = ")[0] for line in parameters.splitlines()} <= known
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(parameters))
-    resources = {"metadata": {"path": str(where)}}
+    resources = {"metadata": {"path": str(directory)}}
     NotebookClient(notebook, kernel_name="python3", timeout=500, resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     warned = [output.text for output in outputs if "Warning" in output.get("text", "")]
@@ -112,7 +112,7 @@ def pictures(outputs: list[nbformat.NotebookNode]) -> int:
 
 @pytest.mark.slow
 def test_quickstart(blocks_dir, tmp_path, monkeypatch):
-    """On prepared blocks, because the built-in corpus takes seconds to build."""
+    """Uses prepared blocks, because building the built-in corpus takes seconds."""
     settings = support.run_settings(blocks_dir, train__steps=2, eval__every=0, checkpoint__every=0)
     config = "top1_chunk:debug," + ",".join(f"{key}={value}" for key, value in settings.items())
     outputs = run("quickstart", f'CONFIG = "{config}"', tmp_path, monkeypatch)
@@ -143,16 +143,18 @@ def test_your_mixer(corpus_cache, tmp_path, monkeypatch):
 
 
 def check_study(text: str) -> None:
-    """The study that is installed with seqjax."""
+    """Check the text about the study installed with seqjax."""
     runs = json.loads((support.ROOT / "seqjax" / "study" / "example" / "runs.json").read_text())["runs"]
     assert f"{len(runs)} runs of 6 models" in text
     assert "Verdict on Gated DeltaNet against Transformer++, QK norm, conv: costs." in text
     assert re.search(r"^Gated DeltaNet +in domain -0\.\d+ ± 0\.\d+, gap \+0\.2\d\d ± 0\.\d+: costs$", text, re.M)
-    said = "Models with an in-domain loss not above Transformer++, QK norm, conv: 1, of which 1 cost base capabilities."
-    assert said in text
+    sentence = (
+        "Models with an in-domain loss not above Transformer++, QK norm, conv: 1, of which 1 cost base capabilities."
+    )
+    assert sentence in text
 
 
-def test_read_a_study_without_a_kernel_and_pictures(tmp_path, monkeypatch, capsys):
+def test_read_a_study_without_jupyter_or_pictures(tmp_path, monkeypatch, capsys):
     for module in (figures, forest):
         monkeypatch.setattr(module, "save", lambda figure, path: path.touch())
     monkeypatch.chdir(tmp_path)
@@ -175,7 +177,7 @@ def test_read_a_study(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_top1_selects(blocks_dir, tmp_path, monkeypatch):
-    """On prepared blocks, with four chunks of eight tokens."""
+    """Uses prepared blocks, with four chunks of eight tokens."""
     settings = support.run_settings(blocks_dir, train__steps=2, eval__every=0, checkpoint__every=0)
     settings |= {"model.mixer.chunk_size": 8}
     config = "top1_chunk:debug," + ",".join(f"{key}={value}" for key, value in settings.items())

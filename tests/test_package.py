@@ -1,4 +1,4 @@
-"""What an installation gets: every file of the packages, the configs, the command, and nothing else."""
+"""Contents of an installation: all files of the packages, the configs, the command, and nothing else."""
 
 import ast
 import os
@@ -40,7 +40,7 @@ except ModuleNotFoundError:
 
 
 def tree() -> set[str]:
-    """The files that an installation holds, at their places in it."""
+    """Return the files of an installation, by installed path."""
     packages = {"seqjax": "seqjax", "kernels_pallas": "kernels_pallas", "configs": "seqjax/configs"}
     return {
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
@@ -50,16 +50,16 @@ def tree() -> set[str]:
     }
 
 
-def test_every_module_is_in_a_package_of_the_wheel():
-    """setup.py alone, without building: the packages that it names hold every file."""
+def test_setup_py_lists_every_package():
+    """The packages in setup.py contain every file; nothing is built."""
     code = (
         "import setuptools; setuptools.setup = lambda cmdclass, **kw: print(repr(kw)); "
         "exec(compile(open('setup.py').read(), 'setup.py', 'exec'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    given = ast.literal_eval(done.stdout)
-    assert given["package_dir"] == {"seqjax.configs": "configs"}
-    packages = {name.replace(".", "/") for name in given["packages"]}
+    arguments = ast.literal_eval(done.stdout)
+    assert arguments["package_dir"] == {"seqjax.configs": "configs"}
+    packages = {name.replace(".", "/") for name in arguments["packages"]}
     assert {path.rpartition("/")[0] for path in tree() if path.endswith(".py")} == packages
     assert {
         "seqjax/configs",
@@ -86,15 +86,15 @@ def test_the_version_and_the_command_have_one_source():
     assert literal in (ROOT / "seqjax" / "__init__.py").read_text(), "setuptools reads it without importing"
 
 
-def test_the_address_of_the_repository_is_the_same_everywhere():
+def test_the_repository_url_is_the_same_everywhere():
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     notebooks = [f"colab/{path.name}" for path in (ROOT / "colab").iterdir() if path.suffix in (".py", ".ipynb")]
     places = [path for kind in ("*.md", "*.cff", "docs/*.md", ".github/**/*.y*ml") for path in ROOT.glob(kind)]
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in [*places, *(ROOT / name for name in notebooks)]}
     texts.pop("CHANGELOG.md")
-    found = {name: set(re.findall(r"https://github\.com/[\w.-]+/seqjax\b", text)) for name, text in texts.items()}
-    assert all(found[name] for name in ("CITATION.cff", "docs/quickstart.md", *notebooks))
-    assert {name: addresses for name, addresses in found.items() if addresses - {address}} == {}
+    urls = {name: set(re.findall(r"https://github\.com/[\w.-]+/seqjax\b", text)) for name, text in texts.items()}
+    assert all(urls[name] for name in ("CITATION.cff", "docs/quickstart.md", *notebooks))
+    assert {name: addresses for name, addresses in urls.items() if addresses - {address}} == {}
 
 
 def test_the_software_is_the_preferred_citation():
@@ -105,7 +105,7 @@ def test_the_software_is_the_preferred_citation():
     assert paper["identifiers"][0]["value"] == "arXiv:2505.18522"
 
 
-def test_a_release_runs_the_commands_of_its_page():
+def test_release_commands_match_the_release_page():
     page, script = (ROOT / "docs" / "release.md").read_text(), (ROOT / ".ci" / "release").read_text()
     commands = re.findall(r"^ +(seqjax .*)$", page, re.M)
     assert len(commands) == 4
@@ -113,8 +113,8 @@ def test_a_release_runs_the_commands_of_its_page():
         assert f"  run {command}\n" in script
 
 
-def test_the_core_dependencies():
-    """No heavier than a run needs (scipy comes with jax); a new one is added here on purpose."""
+def test_core_dependencies():
+    """A new dependency must be added here on purpose (scipy comes with jax)."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [text.partition(">")[0] for text in project["dependencies"]]
     assert names == [
@@ -124,7 +124,7 @@ def test_the_core_dependencies():
 
 
 @pytest.mark.slow
-def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
+def test_kernels_need_only_jax_and_jaxtyping(tmp_path):
     code = CALL.format(allowed=KERNELS_NEED)
     env = {**support.environment(), "PYTHONPATH": str(ROOT)}
     done = support.run([sys.executable, "-c", code], env=env, cwd=tmp_path)
@@ -133,7 +133,7 @@ def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built without a network from a copy, so that the tree stays clean."""
+    """Build the wheel offline from a copy, so the tree stays clean."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("seqjax", "kernels_pallas", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -149,7 +149,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_tree(wheel):
+def test_the_wheel_contains_the_tree(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         info = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
@@ -160,8 +160,8 @@ def test_the_wheel_holds_the_tree(wheel):
 
 
 @pytest.mark.slow
-def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
-    """The wheel unpacked, the dependencies of this environment, a directory that is not the clone."""
+def test_the_wheel_works_outside_the_clone(wheel, corpus_cache, tmp_path):
+    """Unpack the wheel and run it in an empty directory with this environment's dependencies."""
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     with zipfile.ZipFile(wheel) as archive:
@@ -175,10 +175,10 @@ def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
     where = "import seqjax, kernels_pallas, seqjax.configs.top1_chunk as c; print(seqjax.__file__, c.__file__)"
     code = where + "; from seqjax import presets; from seqjax.training import dry_run; print(presets.directories())"
     code += "; print(dry_run.SPEEDS.is_file())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
-    assert found.stdout.count(str(site)) == 3, found.stdout
-    assert str(ROOT) + os.sep + "configs" not in found.stdout
-    assert found.stdout.endswith("True\n"), "recorded speeds are installed"
+    urls = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
+    assert urls.stdout.count(str(site)) == 3, urls.stdout
+    assert str(ROOT) + os.sep + "configs" not in urls.stdout
+    assert urls.stdout.endswith("True\n"), "recorded speeds are installed"
     short = f"train.steps=2,data.cache_dir={corpus_cache},log.sample_tokens=0"
     done = seqjax_command("train", f"--config=top1_chunk:debug,{short}")
     assert done.returncode == 0, done.stderr

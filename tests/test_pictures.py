@@ -1,4 +1,4 @@
-"""Names at lines and points, and ticks: names are all there and cover nothing of each other; axes have two ticks."""
+"""Labels of lines and points, and ticks: all labels are shown without overlap, and axes have two ticks."""
 
 import itertools
 
@@ -15,30 +15,32 @@ N = 17
 @pytest.mark.parametrize(
     ("low", "high"), [(1, 1.3), (487, 612), (9.5, 10.4), (1.01, 1.02), (2e5, 7e5), (3e-3, 4e-3), (1e-3, 1e3)]
 )
-def test_every_range_has_two_round_ticks_or_more(low, high):
+def test_every_range_has_at_least_two_round_ticks(low, high):
     ticks = pictures.log_ticks(low, high)
     assert 2 <= len(ticks) <= 9
     assert ticks == sorted(set(ticks)) and low <= ticks[0] and ticks[-1] <= high
     assert all(len(f"{tick:g}") <= 7 for tick in ticks), "a number that nobody reads"
 
 
-@pytest.mark.parametrize("wanted", [[5.0] * N, list(np.linspace(0, 9, N)), [1.0, 9.0, 1.2, 4.0], [3.0]])
-def test_intervals_are_moved_apart_and_stay_inside(wanted):
-    sizes = [0.3 + 0.02 * i for i in range(len(wanted))]
-    found = pictures.apart(wanted, sizes, 0.0, 10.0)
-    ends = sorted((at - size / 2, at + size / 2) for at, size in zip(found, sizes, strict=True))
-    assert all(one[1] <= other[0] + 1e-9 for one, other in itertools.pairwise(ends))
+@pytest.mark.parametrize("requested", [[5.0] * N, list(np.linspace(0, 9, N)), [1.0, 9.0, 1.2, 4.0], [3.0]])
+def test_overlapping_intervals_are_separated_within_the_range(requested):
+    sizes = [0.3 + 0.02 * i for i in range(len(requested))]
+    positions = pictures.apart(requested, sizes, 0.0, 10.0)
+    ends = sorted((at - size / 2, at + size / 2) for at, size in zip(positions, sizes, strict=True))
+    assert all(lower[1] <= upper[0] + 1e-9 for lower, upper in itertools.pairwise(ends))
     assert ends[0][0] >= -1e-9 and ends[-1][1] <= 10 + 1e-9
-    assert sorted(range(len(wanted)), key=found.__getitem__) == sorted(range(len(wanted)), key=wanted.__getitem__)
+    assert sorted(range(len(requested)), key=positions.__getitem__) == sorted(
+        range(len(requested)), key=requested.__getitem__
+    )
 
 
-def test_intervals_with_room_stay_where_they_are():
+def test_intervals_without_overlap_are_unchanged():
     assert pictures.apart([7.0, 2.0], [1.0, 1.0], 0.0, 10.0) == pytest.approx([7.0, 2.0])
     assert pictures.apart([5.0, 5.0], [1.0, 1.0], 0.0, 10.0) == pytest.approx([4.5, 5.5])
     assert pictures.apart([0.0, 0.0], [8.0, 8.0], 0.0, 10.0) == pytest.approx([1.0, 9.0]), "too much: about the middle"
 
 
-def test_lines_that_end_together_are_all_named():
+def test_lines_with_close_ends_are_all_labelled():
     figure = Figure(figsize=(6, 4), layout="constrained")
     panel = figure.subplots()
     ends = []
@@ -55,7 +57,7 @@ def test_lines_that_end_together_are_all_named():
     assert frame.y0 <= min(heights) and max(heights) <= frame.y1
 
 
-def test_points_of_a_cluster_are_all_named_inside_the_panel():
+def test_points_in_a_cluster_are_all_labelled_inside_the_panel():
     figure = Figure(figsize=(8, 5), layout="constrained")
     panel = figure.subplots()
     rng = np.random.default_rng(0)
@@ -73,8 +75,8 @@ def test_points_of_a_cluster_are_all_named_inside_the_panel():
         assert not any(box.contains(*marker) for marker in markers), f"{text.get_text()} covers a point"
 
 
-def test_no_name_of_a_dense_cluster_is_cut(monkeypatch):
-    monkeypatch.setattr(pictures, "TRIES", 1)  # the others take seconds each
+def test_no_label_of_a_dense_cluster_is_cut(monkeypatch):
+    monkeypatch.setattr(pictures, "TRIES", 1)  # further tries take seconds each
     figure = Figure(figsize=(6, 5), layout="constrained")
     panel = figure.subplots()
     points = np.random.default_rng(0).normal(scale=0.3, size=(44, 2)).tolist()
@@ -89,7 +91,7 @@ def test_no_name_of_a_dense_cluster_is_cut(monkeypatch):
         assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
 
-def test_long_names_at_the_edge_do_not_change_the_layout_when_they_have_moved():
+def test_long_labels_at_the_edge_do_not_change_the_layout():
     figure = Figure(figsize=(9, 4), layout="constrained")
     panels = list(figure.subplots(1, 2))
     for panel in panels:
@@ -107,7 +109,7 @@ def test_long_names_at_the_edge_do_not_change_the_layout_when_they_have_moved():
             assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
 
-def test_a_name_stands_closest_to_its_own_point_where_there_is_room():
+def test_a_label_is_closest_to_its_point_if_there_is_room():
     figure = Figure(figsize=(8, 5), layout="constrained")
     panel = figure.subplots()
     points = {"left": (0.0, 0.0), "middle": (5.0, 5.0), "right": (10.0, 10.0)}
@@ -123,8 +125,8 @@ def test_a_name_stands_closest_to_its_own_point_where_there_is_room():
 
 
 @pytest.mark.parametrize("text", ["$^$", "$$1 and $x_{", r"\$ $^$"])
-def test_a_title_starts_no_formula(text):
-    """Before the figure is saved, while names are placed."""
+def test_titles_with_dollar_signs_are_not_formulas(text):
+    """Labels are placed before the figure is saved."""
     figure = Figure()
     panel = figure.subplots()
     figure.suptitle(text)
@@ -135,7 +137,7 @@ def test_a_title_starts_no_formula(text):
     assert panel.texts[0].get_text().count("$") == text.count("$")
 
 
-def test_a_very_long_name_keeps_its_ends_and_leaves_room_for_the_axes():
+def test_very_long_labels_are_shortened_in_the_middle():
     assert pictures.shortened("Top-1 Chunk, best key, 32, k=4") == "Top-1 Chunk, best key, 32, k=4"
     name = f"begins {'x' * 300} ends"
     short = pictures.shortened(name)

@@ -1,4 +1,4 @@
-"""Workers end with the process that started them, even if it is killed."""
+"""Workers end with their parent process, even if it is killed."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ import pytest
 from seqjax.data import pipeline
 from tests import support
 
-PATIENCE = 120.0  # seconds; far longer than it takes
+PATIENCE = 120.0  # seconds; workers end much sooner
 
-# A module, because a spawned process imports the one with its function.
+# A module, because a spawned process imports its function's module.
 PARENT = """
 import multiprocessing, time
 from seqjax.terminal import end_with_parent
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 
 
 def is_running(pid: int) -> bool:
-    """Not even as what its new parent has not looked at yet."""
+    """Return whether the process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -82,10 +82,10 @@ def test_workers_of_a_killed_process_end(tmp_path: Path, blocks_dir: Path, sourc
         process.communicate()
 
 
-def test_the_workers_of_a_corpus_are_told_to(monkeypatch: pytest.MonkeyPatch):
-    """What Grain calls in each of them."""
-    told = []
-    monkeypatch.setattr(pipeline, "end_with_parent", lambda: told.append(True))
+def test_corpus_workers_end_with_their_parent(monkeypatch: pytest.MonkeyPatch):
+    """Checks the function that Grain calls in each worker."""
+    calls = []
+    monkeypatch.setattr(pipeline, "end_with_parent", lambda: calls.append(True))
 
     class Dataset:
         def mp_prefetch(self, options, worker_init_fn):
@@ -93,4 +93,4 @@ def test_the_workers_of_a_corpus_are_told_to(monkeypatch: pytest.MonkeyPatch):
             return self
 
     pipeline.with_workers(Dataset(), 3)
-    assert told == [True]
+    assert calls == [True]

@@ -1,4 +1,4 @@
-"""Meshes that fit and that do not, and which axis of a parameter goes where."""
+"""Valid and invalid meshes, and the mesh axis of each parameter axis."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices w
         ({"seq": 4}, (2, 1, 4, 1)),
     ],
 )
-def test_meshes(sizes, shape):
+def test_mesh_shapes(sizes, shape):
     mesh = make_mesh(**sizes)
     assert mesh.axis_names == AXES
     assert tuple(mesh.shape.values()) == shape
@@ -33,7 +33,7 @@ def test_meshes(sizes, shape):
     "sizes",
     [{"data": 3}, {"fsdp": 3}, {"data": 16}, {"data": -1, "fsdp": -1}, {"tensor": 0}, {"tensor": -2}, {"fsdp": 9}],
 )
-def test_meshes_that_do_not_fit(sizes):
+def test_meshes_that_do_not_fit_are_refused(sizes):
     with pytest.raises(UserError, match=r"config\.mesh"):
         make_mesh(**sizes)
 
@@ -47,8 +47,8 @@ def test_parameters_are_split_by_their_logical_axes():
     }
 
     def spec(end):
-        (found,) = [s for name, s in flat.items() if name.endswith(end)]
-        return found
+        (matching,) = [s for name, s in flat.items() if name.endswith(end)]
+        return matching
 
     assert spec("embed") == P("tensor", "fsdp")
     assert spec("mixer.q.w") == P(None, "fsdp", "tensor")
@@ -63,24 +63,24 @@ def test_no_mesh_axis_is_used_twice_in_one_parameter():
     assert shardings(mesh, {"x": x}, {"x": ("heads", "mlp")})["x"].spec == P("tensor", None)
 
 
-def test_an_axis_without_a_rule_says_how_to_give_one():
+def test_an_axis_without_a_rule_names_add_rule():
     x = jax.ShapeDtypeStruct((4,), jnp.float32)
-    with pytest.raises(UserError, match=r"'width' has no rule.*seqjax\.sharding\.add_rule\('width'"):
+    with pytest.raises(UserError, match=r"'width' .*seqjax\.sharding\.add_rule\('width'"):
         shardings(make_mesh(), {"x": x}, {"x": ("width",)})
 
 
-def test_a_mixer_from_outside_brings_its_axes(monkeypatch):
+def test_user_mixers_can_add_axes(monkeypatch):
     monkeypatch.setattr(sharding, "RULES", dict(RULES))
     x, mesh = jax.ShapeDtypeStruct((4, 6, 2), jnp.float32), make_mesh(data=2, fsdp=2, tensor=2)
-    for _ in range(2):  # a notebook's cell may run again
+    for _ in range(2):  # a notebook cell may run twice
         sharding.add_rule("experts", "tensor")
         sharding.add_rule("taps", None)
     assert shardings(mesh, {"x": x}, {"x": ("experts", "embed", "taps")})["x"].spec == P("tensor", "fsdp", None)
-    with pytest.raises(UserError, match="'experts' has the rule 'tensor' already"):
+    with pytest.raises(UserError, match=r"'experts' .*'tensor'"):
         sharding.add_rule("experts", "fsdp")
-    with pytest.raises(UserError, match="'embed' has the rule 'fsdp' already"):
+    with pytest.raises(UserError, match=r"'embed' .*'fsdp'"):
         sharding.add_rule("embed", None)
-    with pytest.raises(UserError, match="not split over 'data'"):
+    with pytest.raises(UserError, match=r"split .*'data'"):
         sharding.add_rule("rows", "data")
 
 
@@ -91,7 +91,7 @@ def test_every_axis_of_every_mixer_has_a_rule():
         assert {name for axes in leaves for name in axes} <= set(RULES), mixer
 
 
-def test_batches_go_over_data_and_fsdp():
+def test_batches_are_split_over_data_and_fsdp():
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     x = jax.device_put(np.zeros((3, 8, 5)), batch_sharding(mesh, leading=1))
     assert {s.data.shape for s in x.addressable_shards} == {(3, 2, 5)}

@@ -1,4 +1,4 @@
-"""`make docs`: every page and every public name is in it, and it is built without a warning."""
+"""`make docs` covers every page and public name and builds without warnings."""
 
 import re
 import shutil
@@ -20,9 +20,9 @@ def conf():
 def test_every_page_is_in_the_table_of_contents():
     tables = "".join(re.findall(r"```{toctree}(.*?)```", (DOCS / "index.md").read_text(), re.S))
     entries = re.findall(r"^(?:.*<)?([\w/*]+)>?$", tables, re.M)
-    found = [path.relative_to(DOCS) for path in DOCS.rglob("*.md")]
-    assert len(found) > 20
-    for page in found:
+    pages = [path.relative_to(DOCS) for path in DOCS.rglob("*.md")]
+    assert len(pages) > 20
+    for page in pages:
         listed = any(page.match(f"{entry}.md") for entry in entries) or page.name == "index.md"
         assert listed, f"docs/{page}: add it to a table of contents in docs/index.md"
 
@@ -40,7 +40,7 @@ def test_public_names_are_in_the_reference():
         assert (f":: seqjax.ops.{name}\n" in page) != (getattr(ops, name) is getattr(kernels_pallas, name, None)), name
 
 
-def test_docstrings_become_what_they_say():
+def test_docstrings_convert_to_restructuredtext():
     lines = ["Return x_ for *args | `a * b`.", "", "    one = 1", "", "Args:", "    x: An array.", ""]
     conf().as_restructured(None, "function", "f", None, None, lines)
     assert lines == [
@@ -48,15 +48,15 @@ def test_docstrings_become_what_they_say():
     ]  # fmt: skip
 
 
-def test_links_to_the_lab_lead_to_the_repository():
-    """All pages lie in docs itself, so that such a link begins with ../lab."""
+def test_links_to_lab_become_repository_urls():
+    """All pages are directly in docs, so such a link starts with ../lab."""
     assert all(path.parent == DOCS for path in DOCS.rglob("*.md"))
     source = ["[a](../lab/results/runs.csv), [b](../configs/mamba2.py)"]
     conf().link_lab(None, "results", source)
     assert source == [f"[a]({conf().REPOSITORY}/blob/main/lab/results/runs.csv), [b](../configs/mamba2.py)"]
 
 
-def test_the_index_begins_with_readme():
+def test_the_index_starts_with_readme():
     source = ["the end"]
     conf().front_page(None, "index", source)
     (page,) = source
@@ -69,7 +69,7 @@ def test_the_index_begins_with_readme():
 
 
 @pytest.mark.slow
-def test_it_is_built_without_a_warning_and_without_the_lab(tmp_path):
+def test_docs_build_without_warnings_and_without_lab(tmp_path):
     extras.need("sphinx", "myst_parser", "furo")
     for path in support.ROOT.iterdir():
         if path.name not in ("docs", "lab"):

@@ -1,4 +1,4 @@
-"""The contract tests for a mixer from outside find what they are for: each check fails on a mixer that breaks it."""
+"""The mixer contract tests: each check fails on a mixer that violates it."""
 
 import re
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Sum(NamedTuple):
 
 
 class Sound(base.Mixer):
-    """A decaying sum of the past: h_t = h_{t-1} / 2 + x_t U, y_t = h_t W."""
+    """A correct mixer, a decaying sum: h_t = h_{t-1} / 2 + x_t U, y_t = h_t W."""
 
     def __init__(self, dim, *, chunk_size: int = 4, rngs):
         self.dim, self.chunk_size = dim, chunk_size
@@ -57,7 +57,7 @@ class Forgetful(Sound):
 
 
 class Chunked(Sound):
-    """Forgets at the start of each chunk."""
+    """Forget at the start of each chunk."""
 
     def __call__(self, x_BTD):
         chunks = [x_BTD[:, i : i + self.chunk_size] for i in range(0, x_BTD.shape[1], self.chunk_size)]
@@ -65,7 +65,7 @@ class Chunked(Sound):
 
 
 class LateLeak(Sound):
-    """Sees the next token, from position 128 on: nothing that is shorter can tell."""
+    """Read the next token from position 128 on, so shorter sequences show no error."""
 
     late = 128
 
@@ -77,7 +77,7 @@ class LateLeak(Sound):
 
 
 class LateGradientLeak(LateLeak):
-    """Its value is sound, its gradient sees the next token."""
+    """Give correct values, but gradients that depend on the next token."""
 
     def leak(self, x_BTD):
         leak_BTD = super().leak(x_BTD)
@@ -85,7 +85,7 @@ class LateGradientLeak(LateLeak):
 
 
 class LateForgetful(LateLeak):
-    """Its parallel form is another one from position 250 on, and it is causal."""
+    """Differ in the parallel form from position 250 on, while staying causal."""
 
     late = 250
 
@@ -94,7 +94,7 @@ class LateForgetful(LateLeak):
 
 
 class NewestLast(Sound):
-    """Keeps its tokens at the end of the cache, so that a longer cache has other places for them."""
+    """Keep tokens at the end of the cache, so a longer cache moves them."""
 
     def init_cache(self, batch, max_len, dtype):
         return Sum(jnp.zeros((batch, max_len, self.dim), dtype))
@@ -127,7 +127,7 @@ class Unused(Sound):
 
 
 class OfFlax(Sound):
-    """With layers of flax, whose parameters have no logical axes."""
+    """Use flax layers, whose parameters have no logical axes."""
 
     def __init__(self, dim, *, rngs):
         self.dim = dim
@@ -140,7 +140,7 @@ class Boastful(Sound):
 
 
 class Unequal(Sound):
-    """Its gradient is not that of its value, and differs with rematerialisation."""
+    """Change the value with every call, so gradients and rematerialised values do not match."""
 
     calls = 0
 
@@ -160,20 +160,22 @@ def check(mixer, *names, **options):
 
 
 @pytest.mark.slow
-def test_layers_of_flax_are_replicated():
+def test_flax_layers_are_replicated():
     names = ["parameters", "causality", "step", *(["sharding"] if jax.device_count() > 1 else [])]
     assert check(OfFlax, *names) == names
 
 
-def test_a_sound_mixer_passes():
+def test_a_correct_mixer_passes():
     names = ["flops", "parameters", "causality", "step", "chunk_size"]
     assert check(Sound, *names, n_params=2 * 16 * 16) == names
 
 
-def test_every_check_is_shown_when_it_ends(capsys):
+def test_each_check_reports_when_it_ends(capsys):
     check(Sound, "output", "parameters")
-    said = capsys.readouterr()
-    assert said.out == "" and re.search(r"\noutput +passed +\d+\.\d s\nparameters +passed +\d+\.\d s\n$", said.err)
+    captured = capsys.readouterr()
+    assert captured.out == "" and re.search(
+        r"\noutput +passed +\d+\.\d s\nparameters +passed +\d+\.\d s\n$", captured.err
+    )
     lines = []
     with pytest.raises(AssertionError):
         check(Narrow, "output", "parameters", say=lines.append)
@@ -182,7 +184,7 @@ def test_every_check_is_shown_when_it_ends(capsys):
 
 
 @pytest.mark.slow
-def test_a_sound_mixer_passes_all():
+def test_a_correct_mixer_passes_all_checks():
     mixers.register("mine")(Sound)
     assert testing.check_mixer(Sound, dim=16) == list(testing.CHECKS)
 
@@ -223,17 +225,17 @@ def test_a_sound_mixer_passes_all():
         ),
     ],
 )
-def test_what_breaks_the_contract_is_named_with_its_size(mixer, name, says):
+def test_violations_name_the_check_and_the_size(mixer, name, says):
     with pytest.raises(AssertionError, match=rf"^{mixer.__name__} fails 1 of 1 checks\.\n{name}: .*{says}"):
         check(mixer, name)
 
 
-def test_the_number_of_parameters_is_compared():
-    with pytest.raises(AssertionError, match="parameters: the mixer has 512 parameters instead of 255"):
+def test_the_parameter_count_is_checked():
+    with pytest.raises(AssertionError, match=r"parameters: .*512 .*255"):
         check(Sound, n_params=255)
 
 
-def test_an_error_inside_a_mixer_names_the_check():
+def test_an_exception_in_a_mixer_names_the_check():
     class Broken(Sound):
         def step(self, x_BD, cache):
             raise NotImplementedError("no step yet")
@@ -243,24 +245,24 @@ def test_an_error_inside_a_mixer_names_the_check():
     assert isinstance(error.value.__cause__, NotImplementedError)
 
 
-def test_nothing_is_checked_after_a_wrong_output():
+def test_a_wrong_output_ends_the_checks():
     with pytest.raises(AssertionError, match=r"^Nothing fails 1 of 1 checks\.\noutput: [^\n]*$"):
         check(Nothing, "output", "causality", "step")
 
 
-def test_wrong_arguments_are_named():
+def test_errors_name_wrong_arguments():
     mixers.register("mine")(Sound)
-    with pytest.raises(UserError, match=r"'casuality' is not a check. Did you mean 'causality'"):
+    with pytest.raises(UserError, match=r"'casuality'.*'causality'"):
         testing.check_mixer(Sound, skip=["casuality"])
-    with pytest.raises(UserError, match=r"window is not a setting"):
+    with pytest.raises(UserError, match=r"window .*setting"):
         testing.check_mixer(Sound, settings={"window": 3})
     nowhere = type("Nowhere", (Sound,), {"__module__": "__main__"})  # of no file
-    with pytest.raises(UserError, match=re.escape("put @seqjax.mixers.register('a_name') above the class")):
+    with pytest.raises(UserError, match=re.escape("@seqjax.mixers.register('a_name')")):
         testing.check_mixer(nowhere)
 
 
-def test_the_flops_of_a_variant_of_mamba1():
-    """With many states, where the count of the scan is a third of all."""
+def test_flops_of_a_mamba1_subclass_pass():
+    """With many states, so the scan has a third of all FLOPs."""
 
     class Mine(mixers.Mamba1):
         pass

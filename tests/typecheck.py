@@ -1,4 +1,4 @@
-"""What the import hook of conftest.py checks annotations with: beartype, an int being a float as PEP 484 has it."""
+"""The type checker for conftest.py's import hook: beartype, with int accepted as float (PEP 484)."""
 
 import functools
 import inspect
@@ -18,10 +18,10 @@ def _may_have_shape(hint) -> bool:
 
 
 def jaxtyped(fn=None, *, typechecker):
-    """The decorator that the hook puts on every function and class: beartype alone where no annotation has a shape.
+    """Decorate a function or class; use plain beartype if no annotation has a shape.
 
-    What jaxtyping adds to a call, a memory of the sizes so far, takes twenty times as long as the check, and a third
-    of the tests that read many settings and results.
+    jaxtyping's record of sizes takes twenty times as long as the check itself: a third of the time of tests that read
+    many settings and results.
     """
     if fn is None:
         return functools.partial(jaxtyped, typechecker=typechecker)
@@ -30,4 +30,4 @@ def jaxtyped(fn=None, *, typechecker):
     return _with_shapes(fn, typechecker=typechecker)
 
 
-jaxtyping.jaxtyped = jaxtyped  # the hook looks it up there
+jaxtyping.jaxtyped = jaxtyped  # the hook reads this attribute

@@ -203,15 +203,15 @@ def _mixers_of(module: ModuleType) -> list[type[base.Mixer]]:
 
 
 def _only_mixer(module: ModuleType, where: str) -> type[base.Mixer]:
-    found = _mixers_of(module)
-    if len(found) != 1:
-        which = ", ".join(mixer.__name__ for mixer in found) or "none"
+    classes = _mixers_of(module)
+    if len(classes) != 1:
+        which = ", ".join(mixer.__name__ for mixer in classes) or "none"
         raise UserError(
             f"{where}: {module.__file__} must define one class that derives from seqjax.mixers.base.Mixer, not {which} "
             "(docs/add_a_mixer.md). Select one of several as FILE.py:CLASS, or begin the names of base classes with "
             "an underscore."
         )
-    return _checked(found[0], f"{where}: {found[0].__name__} of {module.__file__}")
+    return _checked(classes[0], f"{where}: {classes[0].__name__} of {module.__file__}")
 
 
 def _checked(mixer: Any, who: str) -> type[base.Mixer]:
@@ -276,16 +276,16 @@ def locate(name: str) -> str:
         raise UserError(f"{where}: write FILE.py:CLASS, or the name of a mixer.{nearest(name, known())}")
     called = label(name)
     before = _registered.get(called)
-    found = _current(called, file if cls else f"{file}.py", where)
-    if found is None and before is None:
+    current = _current(called, file if cls else f"{file}.py", where)
+    if current is None and before is None:
         raise UserError(_no_such(name, file, cls))
     was = _sources.get(before) if before is not None else None
-    if found is None or (was is not None and was.content == found.content):
+    if current is None or (was is not None and was.content == current.content):
         return called
     if was is not None:
-        _require_one_file(called, was, found)
+        _require_one_file(called, was, current)
         del _registered[called]
-    module = config if config is not None and user_code.is_of(config, found) else _run(found)
+    module = config if config is not None and user_code.is_of(config, current) else _run(current)
     _take(module, called, cls, where)
     return called
 
@@ -319,8 +319,8 @@ def file_name(name: str) -> str:
 
 def sources(used: Iterable[str]) -> dict[str, Source]:
     """Return the users' files that define these mixers, as they were when run."""
-    found = {name: _sources.get(_registered[name]) for name in used if name in _registered and not is_dotted(name)}
-    return {name: source for name, source in found.items() if source is not None}
+    by_name = {name: _sources.get(_registered[name]) for name in used if name in _registered and not is_dotted(name)}
+    return {name: source for name, source in by_name.items() if source is not None}
 
 
 def source_hashes(used: Iterable[str]) -> dict[str, str]:
@@ -329,8 +329,8 @@ def source_hashes(used: Iterable[str]) -> dict[str, str]:
     Includes dotted modules.
     """
     used = [name for name in dict.fromkeys(used) if not is_shipped(name)]
-    found = {name: user_code.source_of(load(name)) for name in used} | sources(used)
-    return {name: source.sha256 for name, source in found.items() if source is not None}
+    by_name = {name: user_code.source_of(load(name)) for name in used} | sources(used)
+    return {name: source.sha256 for name, source in by_name.items() if source is not None}
 
 
 def _run(source: Source) -> ModuleType:

@@ -114,9 +114,9 @@ def log_linear_states(
     g_BTH = jnp.cumsum(jnp.maximum(log_a_BTH.astype(jnp.float32), FLOOR), axis=1)
     kept_BTHV = jnp.exp(g_BTH[:, -1:] - g_BTH)[..., None] * x_BTHV
     s_LBHNV = [jnp.zeros((n_batch, n_heads, b_BTN.shape[-1], n_value), jnp.float32)] * n_levels
-    found = level(seq_len, np.arange(seq_len), n_levels + 1)
-    for at in np.unique(found).tolist():
-        (where,) = np.nonzero(found == at)
+    levels = level(seq_len, np.arange(seq_len), n_levels + 1)
+    for at in np.unique(levels).tolist():
+        (where,) = np.nonzero(levels == at)
         block = slice(where[0], where[-1] + 1)
         s_LBHNV[at - 1] = _einsum("bjn,bjhv->bhnv", b_BTN[:, block].astype(jnp.float32), kept_BTHV[:, block])
     return jnp.stack(s_LBHNV, axis=1)

@@ -152,8 +152,8 @@ def decode(kind: str, *, dim: int, dtype: str, top_k: int = 1, table: str = "mea
         options["shortlist"] = Shortlist(max(4, top_k), table)
         tables = {"chunk_table_BcGPK": ((B, S // C, G, N_ROWS[table], dim), "float32")}
 
-    def call(q, k, v, length, *given):
-        return chunk.decode(q, k, v, length, **options | dict(zip(tables, given, strict=True)))
+    def call(q, k, v, length, *operands):
+        return chunk.decode(q, k, v, length, **options | dict(zip(tables, operands, strict=True)))
 
     arrays(call, q, kv, kv, length, *tables.values())
 
@@ -256,8 +256,8 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
 
     def run(x, gate, skip, factors, gain, bias, dy):
         gated = None if kind == "residual" else gate
-        given = (x, gated, (skip, factors) if has_skip else None, gain, bias if has_bias else None)
-        y, pull = jax.vjp(partial(backend.run, call=call), *given)
+        operands = (x, gated, (skip, factors) if has_skip else None, gain, bias if has_bias else None)
+        y, pull = jax.vjp(partial(backend.run, call=call), *operands)
         return y, pull((gate, dy) if kind == "residual" else dy)
 
     arrays(run, data, data, data, factors, parameter, parameter, data)
@@ -493,10 +493,10 @@ def main() -> None:
     parser.add_argument("--kind", default="bfloat16-64", help=f"all, or one of {', '.join(map(kind_name, KINDS))}")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="each kernel once")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
-    kinds = [kind for kind in KINDS if given.kind in ("all", kind_name(kind))]
-    for report in every(given.capabilities, kinds=kinds, named=given.case, quick=given.quick):
+    kinds = [kind for kind in KINDS if arguments.kind in ("all", kind_name(kind))]
+    for report in every(arguments.capabilities, kinds=kinds, named=arguments.case, quick=arguments.quick):
         sys.stdout.write(json.dumps(report) + "\n")
 
 

@@ -60,9 +60,9 @@ def lower(f: Callable, *shapes: tuple) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("capability", nargs="?", type=int, default=90)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to lower"
-    has_plugin = pretend(given.capability)
+    has_plugin = pretend(arguments.capability)
 
     import jax_triton
     import triton
@@ -72,7 +72,7 @@ def main() -> None:
     from tests.kernels import compile_triton
 
     versions = {"jax": jax.__version__, "jax_triton": jax_triton.__version__, "triton": triton.__version__}
-    device.compute_capability = lambda: given.capability
+    device.compute_capability = lambda: arguments.capability
     launches, launch = [], runtime.launch
 
     def counted(kernel: Any, *arrays: Any, **options: Any) -> Any:

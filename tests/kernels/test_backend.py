@@ -61,7 +61,7 @@ def test_an_unknown_implementation_is_an_error(fresh, op) -> None:
     with pytest.raises(kp.BackendError, match="unknown implementation 'cuda'"):
         all_calls("cuda")[op]()
     if op != "select_chunk" and not op.startswith("top1_chunk_attention"):
-        with pytest.raises(kp.BackendError, match=f"{op} has no pallas kernel"):
+        with pytest.raises(kp.BackendError, match=f"{op} .*pallas"):
             all_calls("pallas")[op]()
     assert kp.backends_used().get(op) is None
     assert issubclass(kp.BackendError, ValueError)
@@ -155,12 +155,12 @@ def test_external_backends_come_first(fresh, monkeypatch) -> None:
 
 def test_a_backend_is_registered_for_an_op_that_exists_under_its_own_name(monkeypatch) -> None:
     monkeypatch.setattr(backend, "_outside", {})
-    with pytest.raises(ValueError, match=r"unknown op 'selectivescan'. Did you mean 'selective_scan'"):
+    with pytest.raises(ValueError, match=r"'selectivescan'.*'selective_scan'"):
         kp.register_backend("selectivescan", kp.Backend("mine", never_loaded))
-    with pytest.raises(ValueError, match="'xla' is a backend of kernels_pallas"):
+    with pytest.raises(ValueError, match=r"'xla' .*kernels_pallas"):
         kp.register_backend("ssd", kp.Backend("xla", never_loaded))
     for name in ORDER:
-        with pytest.raises(ValueError, match="is a backend of kernels_pallas"):
+        with pytest.raises(ValueError, match=f"'{name}' .*kernels_pallas"):
             kp.register_backend("causal_attention", kp.Backend(name, never_loaded))
 
 
@@ -233,10 +233,10 @@ def test_unknown_choices_name_the_nearest() -> None:
         kp.top1_chunk_attention(q, k, v, selection="aprox")
     with pytest.raises(ValueError, match="unknown selection"):
         kp.select_chunk(q, k, selection="mean")
-    with pytest.raises(ValueError, match=r"unknown v_grad 'Hard'\. Did you mean 'hard'"):
+    with pytest.raises(ValueError, match=r"v_grad 'Hard'.*'hard'"):
         kp.top1_element_attention(q, k, v, v_grad="Hard")
     for call in (kp.top1_chunk_attention, lambda q, k, v, **o: kp.select_chunk(q, k, **o)):
-        with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"chunk_size .*0"):
             call(q, k, v, chunk_size=0)
 
 

@@ -77,7 +77,7 @@ def test_the_batch_may_be_a_later_dimension():
     assert_equal(jax.vmap(folded, in_axes=(0, None))(x, y[0]), loop(of_columns, x, y[0], (0, None)))
 
 
-def test_without_a_batch_it_is_a_loop():
+def test_results_without_a_batch_dimension_use_a_loop():
     """Test a function that JAX cannot vmap."""
     x, y = drawn(N, B, T, H), drawn(N, B, H)
 

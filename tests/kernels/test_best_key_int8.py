@@ -131,5 +131,5 @@ def test_gradients_use_unrounded_keys() -> None:
 
 def test_the_triton_backend_refuses_to_decode() -> None:
     q, k, v = drawn(SHAPES[0])
-    with pytest.raises(BackendError, match="it has no best_key_int8 selection; implementation='xla' has"):
+    with pytest.raises(BackendError, match=r"best_key_int8.*implementation='xla'"):
         kp.top1_chunk_decode(q[:, -1], k, v, 61, chunk_size=8, selection=RULE, implementation="triton")

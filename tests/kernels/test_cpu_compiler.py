@@ -38,19 +38,19 @@ def test_sums_of_squares_of_small_products() -> None:
     np.testing.assert_array_equal(squares, np.arange(n, dtype=np.float32) ** 2)
 
 
-@pytest.mark.parametrize("given", ["", "--a=b", f"{cpu_compiler.FLAG}="])
+@pytest.mark.parametrize("flags", ["", "--a=b", f"{cpu_compiler.FLAG}="])
 @pytest.mark.parametrize("version", [(0, 10, 1), (0, 10, 2), (0, 12, 9), (0, 13, 0)], ids=str)
 @pytest.mark.parametrize("tpu", [None, "libtpu is installed"])
-def test_existing_flags_are_kept(monkeypatch, given, version, tpu) -> None:
-    monkeypatch.setenv("XLA_FLAGS", given)
+def test_existing_flags_are_kept(monkeypatch, flags, version, tpu) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.jax, "__version_info__", version)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: tpu)
     for _ in range(2):
         cpu_compiler.use_safe_fusions()
-    assert os.environ["XLA_FLAGS"].startswith(given)
+    assert os.environ["XLA_FLAGS"].startswith(flags)
     is_set = not tpu and (0, 10, 2) <= version < (0, 13)
-    assert os.environ["XLA_FLAGS"].count(cpu_compiler.FLAG) == (cpu_compiler.FLAG in given or is_set)
+    assert os.environ["XLA_FLAGS"].count(cpu_compiler.FLAG) == (cpu_compiler.FLAG in flags or is_set)
 
 
 def test_a_late_call_warns(monkeypatch) -> None:

@@ -81,7 +81,7 @@ def test_an_odd_length_is_an_error_for_cudnn_and_runs_elsewhere(gpu):
     gradient = jax.grad(lambda x: jnp.sum(kernels_pallas.causal_attention(x, x, x).astype(jnp.float32)))
     assert jax.eval_shape(gradient, x).shape == x.shape
     assert kernels_pallas.backends_used()["causal_attention"] == "xla"
-    with pytest.raises(BackendError, match="cudnn: cuDNN trains on even lengths only, not on 127 tokens"):
+    with pytest.raises(BackendError, match=r"cudnn: .*127 tokens"):
         jax.eval_shape(partial(kernels_pallas.causal_attention, implementation="cudnn"), x, x, x)
 
 

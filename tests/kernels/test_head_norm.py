@@ -103,8 +103,8 @@ def with_gradients(f, arrays, dy):
 def cotangent(kind: Kind, arrays, seed=1) -> Any:
     """Draw a cotangent for y, or for x and y."""
     draws = np.random.default_rng(seed).normal(size=(1 + kind.with_input, *arrays[0].shape))
-    found = tuple(jnp.asarray(draw, arrays[0].dtype) for draw in draws)
-    return found if kind.with_input else found[0]
+    cotangents = tuple(jnp.asarray(draw, arrays[0].dtype) for draw in draws)
+    return cotangents if kind.with_input else cotangents[0]
 
 
 def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
@@ -119,8 +119,8 @@ def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
         want = with_gradients(partial(reference.head_norm, **options(kind)), wide, dy)
         want = jax.tree.map(np.asarray, want)
     leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
-    given = [arrays[0], *arrays[:1] * kind.with_input, *jax.tree.leaves(arrays)]
-    assert [x.dtype for _, x in leaves] == [x.dtype for x in given]
+    operands = [arrays[0], *arrays[:1] * kind.with_input, *jax.tree.leaves(arrays)]
+    assert [x.dtype for _, x in leaves] == [x.dtype for x in operands]
     for (path, x), (_, w) in zip(leaves, wanted, strict=True):
         relative, least = ROUNDING[str(x.dtype)]
         off = np.abs(np.asarray(x, np.float64) - w) - relative * np.abs(w) - least
@@ -410,9 +410,9 @@ def test_double_precision_uses_xla() -> None:
 
 def test_wrong_options_are_named() -> None:
     x, gain = jnp.ones((2, 5, 6, 24)), jnp.ones((1, 24))
-    with pytest.raises(ValueError, match=r"unknown activation 'sigmoyd'\. Did you mean 'sigmoid'"):
+    with pytest.raises(ValueError, match=r"activation 'sigmoyd'.*'sigmoid'"):
         kp.head_norm(x, x, gain_HV=gain, eps=1e-5, activation="sigmoyd")
-    with pytest.raises(ValueError, match=r"eps must be above 0, got 0\.0"):
+    with pytest.raises(ValueError, match=r"eps .*0\.0"):
         kp.head_norm(x, gain_HV=gain, eps=0.0)
 
 

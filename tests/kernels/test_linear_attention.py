@@ -343,7 +343,7 @@ def test_double_precision_uses_xla() -> None:
 
 def test_unsupported_options_are_refused() -> None:
     r, k, v, log_w, u, a, b, state = draw("low_rank", 4, 4, 4, decay=0.3)
-    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+    with pytest.raises(ValueError, match="chunk_size"):
         op(r, k, v, log_w, u, a, b, state, chunk=0)
-    with pytest.raises(ValueError, match="a bonus u or a low-rank part; give one of the two"):
+    with pytest.raises(ValueError, match=r"bonus u .*low-rank"):
         op(r, k, v, log_w, jnp.ones((2, 4)), a, b, state)

@@ -85,7 +85,7 @@ def test_lowers_for_cuda() -> None:
     assert text.count("custom_call @mosaic_gpu") == 2, "one kernel for bounded scores, one for others"
 
 
-def test_the_polynomial_is_2_to_the_x() -> None:
+def test_the_polynomial_approximates_powers_of_two() -> None:
     x = jnp.linspace(-60, 60, 10_001, dtype=jnp.float32)
     got = np.asarray(masses.polynomial_exp2(x), np.float64)  # not under jit: XLA would cancel the rounding
     assert np.abs(got / np.exp2(np.asarray(x, np.float64)) - 1).max() < 1e-4
@@ -108,12 +108,19 @@ def test_the_polynomial_is_2_to_the_x() -> None:
     ids=str,
 )
 def test_refusals_name_the_reason(change, match, monkeypatch) -> None:
-    given = {"dtype": "bfloat16", "K": 64, "C": 128, "selection": "exact", "platform": "cpu", "is_named": True} | change
-    if "capability" in given:
-        monkeypatch.setattr(device, "compute_capability", lambda: given["capability"])
-    elif given["platform"] == "cpu" and not given["is_named"] and refusal is not None:
+    problem = {
+        "dtype": "bfloat16",
+        "K": 64,
+        "C": 128,
+        "selection": "exact",
+        "platform": "cpu",
+        "is_named": True,
+    } | change
+    if "capability" in problem:
+        monkeypatch.setattr(device, "compute_capability", lambda: problem["capability"])
+    elif problem["platform"] == "cpu" and not problem["is_named"] and refusal is not None:
         pytest.skip(refusal)
-    x = jax.ShapeDtypeStruct((1, 512, 2, given["K"]), jnp.dtype(given["dtype"]))
-    options = {"chunk_size": given["C"], "selection": given["selection"]}
-    reason = refusal_of(backend.Problem(given["platform"], (x, x), options, given["is_named"]))
+    x = jax.ShapeDtypeStruct((1, 512, 2, problem["K"]), jnp.dtype(problem["dtype"]))
+    options = {"chunk_size": problem["C"], "selection": problem["selection"]}
+    reason = refusal_of(backend.Problem(problem["platform"], (x, x), options, problem["is_named"]))
     assert reason is None if match is None else match in reason

@@ -42,13 +42,13 @@ def operands(chunks=3, chunk=16, *, key=16, value=16, dtype="float32", gates=Tru
 
 
 def output_and_gradients(inputs, do, *, run):
-    given = [x for x in inputs if x is not None]
+    operands_present = [x for x in inputs if x is not None]
 
     def call(*arrays):
         left = list(arrays)
         return run(*(None if x is None else left.pop(0) for x in inputs))
 
-    o, pull = jax.vjp(call, *given)
+    o, pull = jax.vjp(call, *operands_present)
     return o, *pull(do)
 
 
@@ -114,7 +114,7 @@ def test_batches_under_vmap(name):
         np.testing.assert_allclose(x.reshape(y.shape), y, atol=1e-6)
 
 
-def test_path_with_the_kernels_is_path():
+def test_path_mixer_with_kernels_equals_xla():
     tokens = support.random_tokens((2, 41))
     options = {"model__mixer__chunk_size": 16, "model__mixer__forget_gate": True, "model__n_layers": 1}
     models = [support.tiny_model("path", model__mixer__implementation=name, **options) for name in ("xla", "triton")]
@@ -135,14 +135,14 @@ def test_refusals(monkeypatch):
     def walked():
         return kp.path_walk(q, k, v, product, forgotten, own=tuple(own), implementation="triton")
 
-    with pytest.raises(kp.BackendError, match="chunks of 24 tokens are no power of two from 16 on"):
+    with pytest.raises(kp.BackendError, match=r"chunks of 24 .*16"):
         walked()
     (q, k, v, product, forgotten, *own), _ = operands(key=65)
-    with pytest.raises(kp.BackendError, match="head dim 65 is larger than 64"):
+    with pytest.raises(kp.BackendError, match=r"head dim 65 .*64"):
         walked()
     (q, k, v, product, forgotten, *own), _ = operands()
     monkeypatch.setattr(triton, "MOST_GIB", 0.0)
-    with pytest.raises(kp.BackendError, match="its backward pass would take 0 GiB at 3 chunks of 16 tokens"):
+    with pytest.raises(kp.BackendError, match=r"backward pass .*3 chunks of 16"):
         walked()
 
 

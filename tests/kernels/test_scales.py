@@ -181,9 +181,9 @@ def test_extreme_operand_and_decay_scales(implementation, name, dtype) -> None:
     )
     terms = sum(largest(x * want[f"d{key}"]) for key, x in arrays.items() if x is read or x is written)
     sums = CHUNK * largest(next((x for key, x in arrays.items() if key.startswith("log_")), jnp.zeros(n)))
-    for what, x in want.items():
-        assert np.isfinite(got[what]).all(), what
-        is_difference = what in ("dbeta", "ddt", "dlog_g", "dlog_w", "dlog_a")
+    for key, x in want.items():
+        assert np.isfinite(got[key]).all(), key
+        is_difference = key in ("dbeta", "ddt", "dlog_g", "dlog_w", "dlog_a")
         scale = np.maximum(largest(x), terms if is_difference else 1e-19 * np.maximum(1, largest(read)))
-        excess = largest(got[what] - x) / scale - TOLERANCE[dtype] - 2.0**-23 * sums
-        assert np.quantile(excess, 1 if dtype == "float32" else 0.9) <= 0, what
+        excess = largest(got[key] - x) / scale - TOLERANCE[dtype] - 2.0**-23 * sums
+        assert np.quantile(excess, 1 if dtype == "float32" else 0.9) <= 0, key

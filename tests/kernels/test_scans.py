@@ -93,9 +93,9 @@ def test_states_under_vmap_equal_a_loop(implementation) -> None:
 def test_other_problems_are_refused_with_a_reason() -> None:
     decay, p, r, s = draw((2, 1, 1, 1), (2, 1, 1, 160, 160), (2, 1, 1, 160, 4), (1, 1, 160, 4))
     # Where Triton cannot run at all, the message gives that reason instead.
-    with pytest.raises(BackendError, match=r"key dim 160 is larger than 128|Triton"):
+    with pytest.raises(BackendError, match=r"key dim 160 .*128|Triton"):
         state_scan(decay, p, r, s, precision=HIGHEST, implementation="triton")
-    with pytest.raises(BackendError, match="has no pallas kernel"):
+    with pytest.raises(BackendError, match=r"state_scan .*pallas"):
         state_scan(decay, p, r, s, precision=HIGHEST, implementation="pallas")
 
 
@@ -272,7 +272,7 @@ def op_arrays(name: str) -> list[jax.Array]:
     ["gated_delta_rule", *(pytest.param(n, marks=SLOW) for n in ("wkv7", "wkv6", "ssd", "taylor_linear_attention"))],
 )
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, implementation) -> None:
+def test_triton_ops_equal_xla_ops(monkeypatch, name, implementation) -> None:
     run, arrays, pick = partial(getattr(ops, name), chunk_size=8), op_arrays(name), backend.pick
     want = with_gradients(run, arrays)
     jax.clear_caches()  # jax.checkpoint caches the trace, including the chosen backend

@@ -541,17 +541,17 @@ def test_every_device_works_on_its_share(name, split, shares) -> None:
         assert (local - whole) & set(shares[-1]), "no operand of the last body is a device's share"
     summed = (case.over_batch if n_batch > 1 else ()) + (case.over_heads if n_heads > 1 else ())
     shapes = [NamedSharding(mesh, specs[i]).shard_shape(arrays[i].shape) for i in summed]
-    found = collectives(str(compiled.as_text()))
-    assert set(found) == ({"all-reduce"} if summed else set()), found
+    collective_shapes = collectives(str(compiled.as_text()))
+    assert set(collective_shapes) == ({"all-reduce"} if summed else set()), collective_shapes
     if not ON_GPU:  # on GPUs XLA may combine them
-        assert found.get("all-reduce", []) == sorted(shapes)
+        assert collective_shapes.get("all-reduce", []) == sorted(shapes)
 
 
 def collectives(program: str) -> dict[str, list[tuple[int, ...]]]:
     """Return the result shapes of collectives in a compiled program, by kind."""
-    found: dict[str, list[tuple[int, ...]]] = {}
+    collective_shapes: dict[str, list[tuple[int, ...]]] = {}
     kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
     for shapes, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", program):
         sizes = [tuple(int(n) for n in dims.split(",") if n) for dims in re.findall(r"\w+\[([\d,]*)\]", shapes)]
-        found.setdefault(kind, []).extend(sizes)
-    return {kind: sorted(sizes) for kind, sizes in found.items()}
+        collective_shapes.setdefault(kind, []).extend(sizes)
+    return {kind: sorted(sizes) for kind, sizes in collective_shapes.items()}

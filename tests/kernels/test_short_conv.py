@@ -211,9 +211,9 @@ def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     ],
 )
 def test_mismatched_shapes_are_named(wrong, match) -> None:
-    given: dict[str, Any] = {"x_BTE": jnp.zeros((2, 9, 6)), "w_EW": jnp.zeros((6, 4)), "silu": True} | wrong
+    arguments: dict[str, Any] = {"x_BTE": jnp.zeros((2, 9, 6)), "w_EW": jnp.zeros((6, 4)), "silu": True} | wrong
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match=match):
-        kp.short_conv(**given)
+        kp.short_conv(**arguments)
 
 
 def problem(*, T=32, E=576, W=4, heads=None, dtype="bfloat16", taps="float32", is_named=False) -> backend.Problem:

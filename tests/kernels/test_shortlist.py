@@ -54,8 +54,8 @@ def plain(q, k, *, chunk_size: int, table: str, shortlist: int, top_k: int) -> n
     scale, sel = K**-0.5, np.full((B, T, H, top_k), -1)
     for b, t, h in np.ndindex(B, T, H):
         chunks = [k[b, c * C : (c + 1) * C, h // R] for c in range(t // C)]
-        said = [table_score(q[b, t, h], x, table, scale) for x in chunks]
-        listed = sorted(range(len(chunks)), key=lambda c, said=said: (-said[c], c))[:shortlist]
+        chunk_scores = [table_score(q[b, t, h], x, table, scale) for x in chunks]
+        listed = sorted(range(len(chunks)), key=lambda c, chunk_scores=chunk_scores: (-chunk_scores[c], c))[:shortlist]
         best = {c: (chunks[c] @ q[b, t, h]).max() for c in listed}
         chosen = sorted(listed, key=lambda c, best=best: (-best[c], c))[:top_k]
         sel[b, t, h, : len(chosen)] = chosen
@@ -191,13 +191,13 @@ def test_longer_lists_find_no_fewer_best_keys(table) -> None:
         return np.asarray(fast_jit(partial(kp.select_chunk, chunk_size=16, implementation="xla", **options))(q, k))
 
     want = select(selection="best_key")
-    found = np.zeros(want.shape, bool)
+    matches = np.zeros(want.shape, bool)
     for m in (1, 3, 6):
         sel = select(selection="shortlist", shortlist=m, table=table)
-        assert (sel == want)[found].all()
-        found = sel == want
-        assert found[:, : (m + 1) * 16].all()
-        assert found.all() == (m == 6)
+        assert (sel == want)[matches].all()
+        matches = sel == want
+        assert matches[:, : (m + 1) * 16].all()
+        assert matches.all() == (m == 6)
     want = select(selection="best_key", top_k=2)
     np.testing.assert_array_equal(select(selection="shortlist", shortlist=10**9, table=table, top_k=2), want)
 

@@ -41,7 +41,7 @@ def test_values_and_gradients_in_the_interpreter(window, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_device_of_a_mesh_has_its_own_sequences_and_heads():
+def test_mesh_devices_split_sequences_and_heads():
     options = {"window": 0, "scale": 0.2, "slopes": ()}
     inputs = operands(4, 128, 4, 2)
     with jax.set_mesh(make_mesh(data=2, fsdp=2, tensor=2)):
@@ -53,7 +53,7 @@ def test_every_device_of_a_mesh_has_its_own_sequences_and_heads():
 
 
 @pytest.mark.parametrize(("window", "n_devices"), [(0, 1), (256, 8)])
-def test_it_lowers_for_a_tpu(window, n_devices):
+def test_attention_lowers_for_a_tpu(window, n_devices):
     lower_for_a_tpu(2_048, window, n_devices)
 
 

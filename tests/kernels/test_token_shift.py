@@ -179,9 +179,9 @@ def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     ],
 )
 def test_mismatched_shapes_are_named(wrong, match) -> None:
-    given: dict[str, Any] = {"x_BTD": jnp.zeros((2, 9, 6)), "last_BD": None, "mus": (jnp.zeros(6),)} | wrong
+    arguments: dict[str, Any] = {"x_BTD": jnp.zeros((2, 9, 6)), "last_BD": None, "mus": (jnp.zeros(6),)} | wrong
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match=match):
-        kp.token_shift(**given)
+        kp.token_shift(**arguments)
 
 
 def problem(*, T=32, N=6, dtype="bfloat16", is_named=False) -> backend.Problem:

@@ -388,9 +388,9 @@ def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> 
     for call in (partial(kp.top1_chunk_attention, q, k, v), partial(kp.select_chunk, q, k), decode):
         with pytest.raises(kp.BackendError, match=r"triton: .*top_k=17; implementation='xla'"):
             call(chunk_size=8, top_k=17, implementation="triton")
-        with pytest.raises(kp.BackendError, match=r"triton: it has no random selection; implementation='xla' has"):
+        with pytest.raises(kp.BackendError, match=r"triton: .*random.*implementation='xla'"):
             call(chunk_size=8, selection="random", implementation="triton")
-        with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"top_k .*0"):
             call(chunk_size=8, top_k=0)
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     taken = problem(chunk_size=64, selection="exact", top_k=1)

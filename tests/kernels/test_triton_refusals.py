@@ -30,7 +30,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
 
 
-def test_limits_are_named(anywhere) -> None:
+def test_errors_name_the_limits(anywhere) -> None:
     assert limits.attention(problem()) is None
     assert limits.attention(problem(dtype="float32", dim=5)) is None
     assert "float64; it takes one dtype for all" in str(limits.attention(problem(dtype="float64")))

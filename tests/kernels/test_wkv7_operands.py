@@ -180,7 +180,7 @@ def test_heads_and_tokens_of_zeros(implementation) -> None:
     for part in (is_zero, ~is_zero):
         size = np.abs(want[dk][part]).max()
         assert_close(got[dk][part] / size, want[dk][part] / size, "float32", dk)
-    assert_right(*({name: x for name, x in found.items() if name != dk} for found in (got, want)))
+    assert_right(*({name: x for name, x in results.items() if name != dk} for results in (got, want)))
 
 
 @pytest.mark.slow
@@ -213,8 +213,8 @@ def test_tokens_are_independent(implementation) -> None:
     change = lambda x: x.at[:, 6].multiply(-3) if x.ndim > 2 else x  # noqa: E731
 
     def seen(arrays: Any) -> list[np.ndarray]:
-        found = both(case, arrays, implementation).values()
-        return [x[:, others] for x in found if x.ndim > 2]
+        results = both(case, arrays, implementation).values()
+        return [x[:, others] for x in results if x.ndim > 2]
 
     jax.tree.map(np.testing.assert_array_equal, seen(jax.tree.map(change, arrays)), seen(arrays))
 

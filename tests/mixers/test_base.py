@@ -38,7 +38,7 @@ class Doubling(base.Mixer):
 
 
 @pytest.mark.parametrize("method", ["__call__", "init_cache", "step"])
-def test_a_mixer_without_one_of_its_three_methods_cannot_be_made(method):
+def test_a_mixer_without_a_required_method_is_refused(method):
     members = {name: getattr(Doubling, name) for name in ("__call__", "init_cache", "step") if name != method}
     with pytest.raises(TypeError, match=method):
         type("Incomplete", (base.Mixer,), members)()
@@ -90,7 +90,7 @@ def test_training_costs_three_times_the_forward():
     assert Counting().train_flops_per_token(9) == 30.0
 
 
-def test_every_shipped_mixer_derives_from_the_contract():
+def test_every_shipped_mixer_derives_from_mixer():
     assert "base" not in mixers.names()
     for name in mixers.names():
         assert issubclass(mixers.load(name), base.Mixer), name
@@ -99,12 +99,12 @@ def test_every_shipped_mixer_derives_from_the_contract():
 def test_modules_need_exactly_one_mixer_class(monkeypatch):
     own = layer_probe.LayerProbe
     monkeypatch.setattr(layer_probe, "LayerProbe", object)
-    with pytest.raises(UserError, match=rf"{PROBE}.*one class that derives from seqjax\.mixers\.base\.Mixer, not none"):
+    with pytest.raises(UserError, match=rf"{PROBE}.*seqjax\.mixers\.base\.Mixer.*none"):
         mixers.load(PROBE)
     several = {"LayerProbe": own, "Second": type("Second", (own,), {"__module__": PROBE})}
     for name, mixer in several.items():
         monkeypatch.setattr(layer_probe, name, mixer, raising=False)
-    with pytest.raises(UserError, match=rf"{PROBE}.*one class .*, not LayerProbe, Second .*with an underscore"):
+    with pytest.raises(UserError, match=rf"{PROBE}.*LayerProbe, Second"):
         mixers.load(PROBE)
 
 
@@ -156,9 +156,9 @@ def test_wrong_input_shape_or_dtype_is_named_in_one_line(name, shape, dtype, err
     cls = mixers.load(name)
     settings = {"heads": 2} if "heads" in base.settings_of(cls.__init__) else {}
     mixer, x = cls(64, **settings, rngs=nnx.Rngs(0)), jnp.ones(shape, dtype)
-    said = dtype if error is TypeError else re.escape(str(shape))
+    expected = dtype if error is TypeError else re.escape(str(shape))
     for form in (mixer, lambda x: mixer.prefill(x, mixer.init_cache(1, 3, jnp.float32))):
-        with pytest.raises(error, match=rf"^x_BTD [^\n]*{said}[^\n]*$"):
+        with pytest.raises(error, match=rf"^x_BTD [^\n]*{expected}[^\n]*$"):
             form(x)
     with pytest.raises(ValueError, match=r"^x_BD [^\n]*\(1, 3, 64\)[^\n]*64[^\n]*$"):
         mixer.step(jnp.ones((1, 3, 64)), mixer.init_cache(1, 3, jnp.float32))

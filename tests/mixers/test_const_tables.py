@@ -71,12 +71,12 @@ def flops(model, n_batch: int) -> float:
 
 def scores(jaxpr, seq_len: int) -> set[tuple[int, ...]]:
     """Return the shapes of all program values that are quadratic in time."""
-    found = {v.aval.shape for e in jaxpr.eqns for v in e.outvars if v.aval.shape.count(seq_len) == 2}
+    shapes = {v.aval.shape for e in jaxpr.eqns for v in e.outvars if v.aval.shape.count(seq_len) == 2}
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)
-            found |= scores(inner, seq_len) if hasattr(inner, "eqns") else set()
-    return found
+            shapes |= scores(inner, seq_len) if hasattr(inner, "eqns") else set()
+    return shapes
 
 
 def test_scores_are_made_once_for_the_whole_batch():
@@ -131,7 +131,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("mixer", "variant", "longest"), TABLES)
-def test_sequences_end_where_the_table_ends(mixer, variant, longest):
+def test_sequence_length_limit_of_tables(mixer, variant, longest):
     model = support.tiny_model(mixer, variant)
     assert model.longest == longest
     tokens = jax.ShapeDtypeStruct((1, T + 1), jnp.int32)
@@ -140,19 +140,19 @@ def test_sequences_end_where_the_table_ends(mixer, variant, longest):
         model.init_cache(1, T + 1)
         return
     for call in (lambda: jax.eval_shape(model.logits, model.shapes, tokens), lambda: model.init_cache(1, T + 1)):
-        with pytest.raises(UserError, match=rf"Sequences of {T + 1} tokens.*table of {T} positions.*seq_len"):
+        with pytest.raises(UserError, match=rf"{T + 1} tokens.*{T} positions.*seq_len"):
             call()
 
 
-def test_generation_ends_with_the_table():
+def test_generation_beyond_the_table_is_refused():
     model = support.tiny_model("transformer_pp", "const_qk")
     weights, prompt = support.random_params(model), support.random_tokens((1, 3))
     options = {"model": model, "key": jax.random.key(0), "sampling": Sampling(temperature=0.0)}
     assert len(list(tokens(weights, prompt, n_new=T - 3, **options))) == T - 3
-    with pytest.raises(UserError, match=f"Sequences of {T + 1} tokens"):
+    with pytest.raises(UserError, match=f"{T + 1} tokens"):
         next(tokens(weights, prompt, n_new=T - 2, **options))
 
 
-def test_cudnn_cannot_share_a_softmax():
-    with pytest.raises(UserError, match=r"implementation='cudnn'.*const='qk'.*None or 'xla'"):
+def test_cudnn_with_a_shared_softmax_is_refused():
+    with pytest.raises(UserError, match=r"implementation='cudnn'.*const='qk'.*'xla'"):
         support.tiny("transformer_pp", "const_qk", model__mixer__implementation="cudnn")

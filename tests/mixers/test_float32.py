@@ -132,7 +132,7 @@ def of_mixer(mixer: str, variant: str) -> Reader:
 @pytest.mark.parametrize(
     ("name", "variant"), [*(case for case in support.FIRST if case[0] in VALUES), *VARIANT_ISLANDS]
 )
-def test_islands(name, variant):
+def test_sensitive_operations_are_float32(name, variant):
     program = of_mixer(name, variant)
     allowed = INSIDE.get(name, [])
     assert not [operation for operation in program.narrow if operation not in allowed]
@@ -167,7 +167,7 @@ HEADS = {
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("function", HEADS)
-def test_logits_and_losses(function, tied):
+def test_logits_and_losses_are_float32(function, tied):
     model = support.tiny_model("transformer_pp", model__dtype="bfloat16", model__tie_embeddings=tied)
     tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
     program = Reader(lambda params, tokens: HEADS[function](model, params, tokens), model.shapes, tokens)

@@ -37,7 +37,7 @@ def assert_close(got, want, tol=2e-5):
 
 @pytest.mark.parametrize("chunk", support.slow_unless(lambda chunk: chunk == 8, [1, 8, None]))
 @pytest.mark.parametrize("kind", ARGS)
-def test_ops_and_their_gradients(kind, chunk):
+def test_ops_and_gradients_match_the_references(kind, chunk):
     """Compare with flash-linear-attention's naive recurrences and torch's autograd.
 
     The recurrences start from an initial state.
@@ -76,7 +76,7 @@ def layer_params(z, part):
     }
 
 
-def test_gated_deltanet_layer():
+def test_gated_deltanet_layer_matches_transformers():
     """Compare the output and all parameter gradients.
 
     The reference norm has eps 1e-5, fla's models 1e-6.
@@ -135,7 +135,7 @@ def rwkv7_params(z):
 
 
 @pytest.mark.parametrize("chunk", [4, pytest.param(64, marks=pytest.mark.slow)])
-def test_rwkv7_model(chunk):
+def test_rwkv7_model_matches_the_rwkv_package(chunk):
     """Compare the logits of a whole model with the `rwkv` package."""
     z = golden("rwkv7")
     ranks = {f"model__mixer__{name}_rank": 4 for name in ("decay", "eta", "value", "gate")}
@@ -158,5 +158,5 @@ def test_implementation_selects_the_backend(name):
     made = lambda: mixers.load(name)(16, **heads, implementation="pallas", rngs=nnx.Rngs(0))  # noqa: E731
     x_BTD = jnp.ones((1, 4, 16))
     for call in (lambda m: m(x_BTD), lambda m: m.prefill(x_BTD, m.init_cache(1, 4, jnp.float32))):
-        with pytest.raises(kernels_pallas.BackendError, match=f"{op} has no pallas kernel"):
+        with pytest.raises(kernels_pallas.BackendError, match=f"{op} .*pallas"):
             jax.eval_shape(lambda call=call: call(made()))

@@ -67,7 +67,7 @@ MIXERS = {"path_fox": "path", "mamba3_norm": "mamba3", "kda_bounded": "kda", "gd
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_layers(name):
+def test_layers_match_the_references(name):
     arrays = golden(name)
     mixer = mixers.load(MIXERS.get(name, name))
     template = Template(lambda rngs, _: mixer(8, **SETTINGS[name], rngs=rngs))
@@ -83,7 +83,7 @@ def test_layers(name):
     close((grads, dx), (tree(arrays, "g."), arrays["dx"]), 5e-5)
 
 
-def test_moba():
+def test_moba_matches_the_reference():
     """Three blocks of 4 per query, including the query's block, at 21 tokens."""
     arrays = golden("moba")
     options = {"chunk_size": 4, "selection": "approx", "top_k": 2}
@@ -98,7 +98,7 @@ def test_moba():
     close(grads, tuple(arrays[f"d{name}"] for name in "qkv"))
 
 
-def test_log_linear():
+def test_log_linear_matches_the_reference():
     """Six levels at 21 tokens: three within chunks of 4, three across chunks."""
     arrays, names = golden("log_linear"), ("x", "log_a", "b", "c", "m")
 
@@ -120,7 +120,7 @@ def model(name, n_positions, **changes):
     return Model(from_config_dict(config).model, max_len=n_positions)
 
 
-def test_gpt2():
+def test_gpt2_matches_the_reference():
     arrays = golden("gpt2")
     gpt = model("transformer", 16, **{"mixer.heads": 2, "mlp.dim": 32})
     params, tokens = tree(arrays, "p."), jnp.asarray(arrays["tokens"], jnp.int32)
@@ -131,7 +131,7 @@ def test_gpt2():
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("rwkv5", {}), ("rwkv6", {"mixer.shift_rank": 3, "mixer.decay_rank": 5})])
-def test_rwkv_models(name, ranks):
+def test_rwkv_models_match_the_reference(name, ranks):
     arrays = golden(name)
     changes = {"mixer.head_dim": 4, "mixer.chunk_size": 8, "mlp.dim": 12, "tie_embeddings": False}
     rwkv = model(name, 21, **changes | ranks)
@@ -147,7 +147,7 @@ CORES = {
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_cores(name):
+def test_cores_match_the_references(name):
     op, names, chunk, tolerance = CORES[name]
     arrays = {k: np.moveaxis(x, 1, 2) if x.ndim == 4 else x for k, x in golden(name).items()}
 

@@ -207,5 +207,5 @@ def test_bfloat16_is_near():
 
 
 def test_more_angles_than_pairs_are_refused():
-    with pytest.raises(UserError, match=r"angles=5 would rotate 10 channels of a state of 8; at most half"):
+    with pytest.raises(UserError, match=r"angles=5 .*8"):
         mixers.Mamba3(DIM, **SETTINGS, angles=5, rngs=nnx.Rngs(0))

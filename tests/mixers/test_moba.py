@@ -30,9 +30,12 @@ def layer(block_size, most):
 
     They include the query's block.
     """
-    given = config(f"model.mixer.chunk_size={block_size},model.mixer.top_k={most - 1}").model.mixer.to_dict()
-    settings: Any = {key: value for key, value in given.items() if key != "name"} | {"heads": HEADS, "head_dim": K}
-    assert given["name"] == "top1_chunk"
+    mixer_config = config(f"model.mixer.chunk_size={block_size},model.mixer.top_k={most - 1}").model.mixer.to_dict()
+    settings: Any = {key: value for key, value in mixer_config.items() if key != "name"} | {
+        "heads": HEADS,
+        "head_dim": K,
+    }
+    assert mixer_config["name"] == "top1_chunk"
     return mixers.Top1Chunk(24, **settings, rngs=nnx.Rngs(0))
 
 
@@ -82,14 +85,14 @@ def test_attention_and_gradients_match_a_dense_mask(length, block_size, most):
 
 
 @pytest.mark.slow
-def test_all_blocks_are_full_attention():
+def test_selecting_all_blocks_equals_full_attention():
     with jax.enable_x64(True):
         operands = qkv(53)
         want = causal_attention(*operands, implementation="chunked")  # XLA's attention computes its softmax in float32
         np.testing.assert_allclose(layer(8, 7).attend(*operands), want, rtol=0, atol=1e-12)
 
 
-def test_two_blocks_are_top1_chunk_by_mean_keys_without_qk_norm():
+def test_two_blocks_equal_top1_chunk_with_mean_keys_and_no_qk_norm():
     top1 = importlib.import_module("configs.top1_chunk").get_config(
         "debug,model.mixer.selection=approx,model.mixer.qk_norm=False"
     )

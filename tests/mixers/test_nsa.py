@@ -181,11 +181,11 @@ def test_training_never_holds_all_scores():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"blocks": 2}, "mixer.blocks=2 .*Choose at least 3"),
-        ({"block_size": 24}, "mixer.block_size=24 does not fit config.train.seq_len=23"),
-        ({"block_size": 0}, "mixer.block_size=0 does not fit"),
-        ({"window": 0}, "mixer.window must be at least 1, not 0"),
-        ({"kv_heads": 3}, "mixer.kv_heads=3 must divide heads=4"),
+        ({"blocks": 2}, "mixer.blocks=2 .*3"),
+        ({"block_size": 24}, "mixer.block_size=24 .*config.train.seq_len=23"),
+        ({"block_size": 0}, "mixer.block_size=0 "),
+        ({"window": 0}, "mixer.window .*0"),
+        ({"kv_heads": 3}, "mixer.kv_heads=3 .*heads=4"),
     ],
     ids=str,
 )

@@ -52,10 +52,10 @@ def test_classes_load_from_config_and_current_directory(here, tmp_path, name):
     (tmp_path / "plain.py").write_text(CLASS)
     (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", name))
     assert mixer_of(read("../mine.py:debug")) == {"name": name, "expand": 1}
-    found = mixers.load(name)
+    loaded = mixers.load(name)
     (here / "plain.py").write_text(CLASS)  # the same file
     assert mixer_of(read("transformer_pp:debug", model__mixer__name=name)) == {"name": name, "expand": 2}
-    assert mixers.load(name) is found
+    assert mixers.load(name) is loaded
 
 
 def test_mixer_names_exclude_the_directory(tmp_path):
@@ -67,7 +67,7 @@ def test_mixer_names_exclude_the_directory(tmp_path):
         assert from_config_dict(direct).model.mixer == config.model.mixer
 
 
-def test_a_file_that_is_read_as_config_and_as_module_registers_once(here, monkeypatch):
+def test_a_file_read_as_config_and_as_module_registers_once(here, monkeypatch):
     (here / "gema.py").write_text(EXAMPLE)
     config = read("gema.py:debug")
     cls = mixers.load("gema")
@@ -80,7 +80,7 @@ def test_a_file_that_is_read_as_config_and_as_module_registers_once(here, monkey
     assert mixers.load("gema.py:GatedEma") is mixers.load("gema") is cls
 
 
-def test_an_edited_file_is_run_again_when_a_config_is_read(here):
+def test_an_edited_file_runs_again_with_the_next_config(here):
     (here / "plain.py").write_text(CLASS)
     read("transformer_pp:debug", model__mixer__name="plain")
     (here / "plain.py").write_text(CLASS.replace("expand: int = 2", "expand: int = 3"))
@@ -97,7 +97,7 @@ def test_hashes_cover_only_user_files(here):
     assert hashes["gema"] == mixers.sources(["gema", "mamba2"])["gema"].sha256
 
 
-def test_a_class_of_an_imported_file_has_a_name(here, monkeypatch):
+def test_a_class_from_an_imported_file_has_a_name(here, monkeypatch):
     (here / "gema.py").write_text(CLASS + CLASS[CLASS.index("class GatedEma") :].replace("GatedEma", "Second"))
     monkeypatch.syspath_prepend(str(here))
     import gema  # pyright: ignore[reportMissingImports]
@@ -112,51 +112,51 @@ TWO = CLASS + "\n\nclass Second(GatedEma):\n    pass\n"
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
-        ("gema", "", r"gema\.py must define one class that derives from seqjax\.mixers\.base\.Mixer, not none"),
-        ("gema", TWO, r"must define one class .*not GatedEma, Second"),
-        ("gema", CLASS.replace("def init_cache", "def cache"), r"GatedEma of .*gema\.py must define init_cache "),
+        ("gema", "", r"gema\.py .*seqjax\.mixers\.base\.Mixer.*none"),
+        ("gema", TWO, r"GatedEma, Second"),
+        ("gema", CLASS.replace("def init_cache", "def cache"), r"GatedEma .*gema\.py .*init_cache "),
         ("gema", "def f(:\n", r"gema\.py, line 1: "),
         ("gema", "\nimport no_such_package\n", r"gema\.py, line 2: ModuleNotFoundError"),
-        ("gema.py:Other", CLASS, r"has no class 'Other'.*Known: GatedEma"),
-        ("gema.py:jnp", CLASS, r"jnp of .*gema\.py must derive from seqjax\.mixers\.base\.Mixer"),
-        ("gema.py", CLASS, r"'gema\.py': write FILE\.py:CLASS"),
-        ("gema.py:", CLASS, r"'gema\.py:': write FILE\.py:CLASS"),
-        ("none.py:GatedEma", CLASS, r"there is no file none\.py"),
-        ("gemma", CLASS, r"'gemma' is not a mixer, and there is no gemma\.py"),
+        ("gema.py:Other", CLASS, r"'Other'.*GatedEma"),
+        ("gema.py:jnp", CLASS, r"jnp .*gema\.py .*seqjax\.mixers\.base\.Mixer"),
+        ("gema.py", CLASS, r"'gema\.py'.*FILE\.py:CLASS"),
+        ("gema.py:", CLASS, r"'gema\.py:'.*FILE\.py:CLASS"),
+        ("none.py:GatedEma", CLASS, r"none\.py"),
+        ("gemma", CLASS, r"'gemma'.*gemma\.py"),
         ("../gema", CLASS, r"'\.\./gema'"),
     ],
 )
-def test_a_wrong_file_or_name_is_refused_in_a_line(here, name, text, match):
+def test_a_wrong_file_or_name_is_refused_in_one_line(here, name, text, match):
     (here / "gema.py").write_text(text)
     with pytest.raises(UserError, match=match) as error:
         read("transformer_pp:debug", model__mixer__name=name)
     assert "\n" not in str(error.value)
 
 
-def test_the_name_of_a_shipped_mixer_is_refused(here):
+def test_names_of_shipped_mixers_are_refused(here):
     (here / "mamba2.py").write_text(EXAMPLE.replace('"gema"', '"mamba2"'))
-    with pytest.raises(UserError, match="'mamba2', which belongs to a mixer that ships"):
+    with pytest.raises(UserError, match=r"'mamba2'.*ships"):
         read("./mamba2.py:debug")
     (here / "mamba2.py").write_text(CLASS + CONFIG.replace("NAME", "mamba2"))
-    with pytest.raises(UserError, match=r"mamba2\.py defines a mixer, but .*ships with seqjax"):
+    with pytest.raises(UserError, match=r"mamba2\.py .*ships"):
         read("./mamba2.py:debug")
 
 
-def test_two_files_of_one_name_and_different_content_are_refused(here, tmp_path):
+def test_two_different_files_with_one_name_are_refused(here, tmp_path):
     (tmp_path / "gema.py").write_text(EXAMPLE)
     (here / "gema.py").write_text(EXAMPLE + "# other\n")
     (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", "gema"))
-    with pytest.raises(UserError, match=r"is in two files with different content, .* Write the path"):
+    with pytest.raises(UserError, match=r"gema.*two files"):
         read("../mine.py:debug")
     read("../gema.py:debug")
-    with pytest.raises(UserError, match=r"'gema' is in two files with different content"):
+    with pytest.raises(UserError, match=r"'gema'.*two files"):
         read("gema.py:debug")
     (here / "gema.py").write_text(CLASS)
-    with pytest.raises(UserError, match=r"is in two files with different content"):
+    with pytest.raises(UserError, match=r"gema.*two files"):
         read("transformer_pp:debug", model__mixer="({'name':'../gema.py:GatedEma'},{'name':'gema.py:GatedEma'})")
 
 
 def test_a_missing_py_suffix_is_named(here):
     (here / "gema.py").write_text(EXAMPLE)
-    with pytest.raises(UserError, match=r"write --config=gema\.py"):
+    with pytest.raises(UserError, match=r"--config=gema\.py"):
         presets.read_config("gema:debug")

@@ -15,7 +15,7 @@ from tests import support
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8)])
-def test_orthogonal(shape):
+def test_orthogonal_initialiser(shape):
     w = np.asarray(jax.jit(lambda key: orthogonal(0.5)(key, shape, jnp.float32))(jax.random.key(0)))
     gram = w @ w.T if shape[0] < shape[1] else w.T @ w
     gain = 0.5 * max(1, (shape[1] / shape[0]) ** 0.5)
@@ -48,7 +48,7 @@ CORES = typing.get_args(base.settings_of(RWKV7Shell.__init__)["core"][0])
         itertools.product(CORES, (None, True, False)),
     ),
 )
-def test_qk_norm_is_for_every_core_of_the_shell(core, qk_norm):
+def test_qk_norm_works_with_every_core_of_the_shell(core, qk_norm):
     """With QK norm, a larger query projection changes nothing.
 
     None enables it only for the Top-1 cores.

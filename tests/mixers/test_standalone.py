@@ -38,7 +38,7 @@ def made(name, **more):
     return getattr(seqjax.mixers, name)(dim=32, rngs=nnx.Rngs(0), **settings(name) | more)
 
 
-def test_a_class_is_found_by_the_name_of_its_file():
+def test_classes_and_file_names_match():
     for name, file in CLASSES.items():
         assert getattr(mixers, name) is mixers.load(file)
         assert mixers.name_of(mixers.load(file)) == file
@@ -53,9 +53,11 @@ def test_type_checking_imports_exist():
 
     `TYPE_CHECKING` hides them from Python, so only editors would report a missing name.
     """
-    told = re.findall(r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M)
-    assert len(told) > 10
-    for module, name in told:
+    reported = re.findall(
+        r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M
+    )
+    assert len(reported) > 10
+    for module, name in reported:
         assert getattr(mixers, name).__module__ == module
 
 
@@ -76,10 +78,10 @@ def test_a_type_checker_reports_wrong_settings_and_values(tmp_path):
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(support.ROOT)]}))
     command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={sys.executable}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    found = {d["range"]["start"]["line"]: d["message"] for d in json.loads(done.stdout)["generalDiagnostics"]}
-    assert found.keys() == {5, 6}, done.stdout
-    assert 'No parameter named "windw"' in found[5]
-    assert 'parameter "rope_scaling"' in found[6]
+    errors = {d["range"]["start"]["line"]: d["message"] for d in json.loads(done.stdout)["generalDiagnostics"]}
+    assert errors.keys() == {5, 6}, done.stdout
+    assert 'No parameter named "windw"' in errors[5]
+    assert 'parameter "rope_scaling"' in errors[6]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ def test_standalone_and_model_mixers_start_equal():
         own = {key: value for key, value in dataclasses.asdict(model.config.mixer).items() if key != "name"}
         for index in range(2):
             layer = base.Layer(index, n_layers=2, max_len=model.max_len)
-            alone = mixers.load(file)(model.config.dim, **own, layer=layer, rngs=nnx.Rngs(0))
+            standalone = mixers.load(file)(model.config.dim, **own, layer=layer, rngs=nnx.Rngs(0))
             described = mixers.build(model.config.mixer, model.config.dim, layer=layer, rngs=nnx.Rngs(0))
-            jax.tree.map(np.testing.assert_array_equal, nnx.state(alone), nnx.state(described))
+            jax.tree.map(np.testing.assert_array_equal, nnx.state(standalone), nnx.state(described))
     with pytest.raises(UserError, match="chunk_size=8 does not fit max_len=4"):
         made("Top1Chunk", layer=base.Layer(max_len=4))
 
@@ -140,17 +142,17 @@ def test_config_settings_match_the_constructor():
         (
             "Top1Chunk",
             {"heads": 5},
-            "^heads=5 does not divide dim=32; choose heads that do, or set head_dim",
+            "^heads=5 .*dim=32.*head_dim",
         ),
-        ("RWKV7", {"heads": 5}, "^heads=5 does not divide dim=32"),
-        ("DeltaNet", {"heads": 5}, "^heads=5 does not divide"),
-        ("RWKV6", {"head_dim": 5}, "^head_dim=5 must divide dim=32"),
-        ("Mamba2", {"head_dim": 5}, "^head_dim=5 does not divide the inner width 64"),
-        ("Mamba2", {"stat": 5}, "^stat is not a setting of Mamba2. Did you mean 'state'. Known: chunk_size, conv, "),
-        ("Mamba2", {"name": "mamba2"}, "^name is not a setting"),
-        ("Mamba2", {"state": "5"}, "^state must be int, not str '5'"),
-        ("Mamba2", {"decay": "on"}, "^decay='on' is not known. Did you mean 'one'"),
-        ("Mamba2", {"dim": 0}, "^dim must be at least 1, not 0"),
+        ("RWKV7", {"heads": 5}, "^heads=5 .*dim=32"),
+        ("DeltaNet", {"heads": 5}, "^heads=5 "),
+        ("RWKV6", {"head_dim": 5}, "^head_dim=5 .*dim=32"),
+        ("Mamba2", {"head_dim": 5}, "^head_dim=5 .*64"),
+        ("Mamba2", {"stat": 5}, "^stat .*Mamba2.*'state'.*chunk_size, conv, "),
+        ("Mamba2", {"name": "mamba2"}, "^name .*setting"),
+        ("Mamba2", {"state": "5"}, "^state .*int.*'5'"),
+        ("Mamba2", {"decay": "on"}, "^decay='on'.*'one'"),
+        ("Mamba2", {"dim": 0}, "^dim .*0"),
     ],
 )
 def test_wrong_settings_are_named_as_in_the_call(name, wrong, match):
@@ -203,16 +205,16 @@ def test_a_cell_that_runs_again_replaces_the_class():
     mixers.register("scaled")(Scaled)
     mixers.register("scaled")(again)
     assert mixers.load("scaled") is again
-    with pytest.raises(UserError, match=r"Unnamed has no name.*register"):
+    with pytest.raises(UserError, match=r"Unnamed.*register"):
         mixers.name_of(type("Unnamed", (Scaled,), {}))
 
 
 def test_register_refuses_invalid_names_and_classes():
-    with pytest.raises(UserError, match="'mamba2', which belongs to a mixer that ships"):
+    with pytest.raises(UserError, match=r"'mamba2'.*ships"):
         mixers.register("mamba2")
-    with pytest.raises(UserError, match=r"'my\.mixer', which is not a Python identifier"):
+    with pytest.raises(UserError, match=r"'my\.mixer'.*identifier"):
         mixers.register("my.mixer")
-    with pytest.raises(UserError, match=r"must derive from seqjax\.mixers\.base\.Mixer"):
+    with pytest.raises(UserError, match=r"seqjax\.mixers\.base\.Mixer"):
         mixers.register("mine")(object)
 
     def without_rngs(self, dim):
@@ -222,14 +224,12 @@ def test_register_refuses_invalid_names_and_classes():
         pass
 
     for init in (without_rngs, with_a_name):
-        with pytest.raises(UserError, match=r"needs a constructor `def __init__\(self, dim, \*, SETTINGS, rngs\)`"):
+        with pytest.raises(UserError, match=r"`def __init__\(self, dim, \*, SETTINGS, rngs\)`"):
             mixers.register("mine")(type("Odd", (Scaled,), {"__init__": init}))
     assert mixers.known() == mixers.names()
 
 
-@pytest.mark.parametrize(
-    ("name", "match"), [("scald", "Did you mean 'scaled'"), (".os", "not the name of a Python module")]
-)
+@pytest.mark.parametrize(("name", "match"), [("scald", "'scaled'"), (".os", "'\\.os'")])
 def test_an_unknown_name_suggests_the_registered_one(name, match):
     mixers.register("scaled")(Scaled)
     with pytest.raises(UserError, match=match):

@@ -1,4 +1,4 @@
-"""The recurrences as their papers write them, token by token: what the chunked forms are compared with."""
+"""The recurrences as in their papers, token by token; references for the chunked forms."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def selective_scan(x, dt, a, b, c, d, state):
 
 
 def taylor(q, k, v, eps=1e-12):
-    """Quadratic in T, as the paper defines it."""
+    """Compute the paper's definition, quadratic in T."""
     s = jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5
     p = jnp.tril(1 + s + s * s / 2)
     return jnp.einsum("bhts,bshv->bthv", p / (p.sum(-1, keepdims=True) + eps), v)

@@ -1,4 +1,4 @@
-"""The delta rules and RWKV-7's core: chunks equal the recurrence, forward and backward, whatever the length."""
+"""The delta rules and RWKV-7's core: chunked forms equal the recurrence, forward and backward, at any length."""
 
 import functools
 
@@ -13,13 +13,13 @@ from tests import support
 
 B, H, K, V = 2, 3, 8, 6
 KINDS = ("delta", "gated", "wkv7")
-# without a gate it is the gated rule with decays of 1
+# Without a gate, the rule is the gated rule with decays of 1.
 every_kind = pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind != "delta", KINDS))
-one_kind = pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "wkv7", KINDS))
+representative_kind = pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "wkv7", KINDS))
 
 
 def inputs(kind, seq_len, dtype="float32", seed=0, key_dim=K, value_dim=V):
-    """What a layer would give the op: unit keys, beta and eta in (0, 1), decays of the model's range."""
+    """Draw inputs as a layer makes them: unit keys, beta and eta in (0, 1), and the model's decay range."""
     rng = np.random.default_rng(seed)
     shape = (B, seq_len, H)
 
@@ -38,7 +38,7 @@ def inputs(kind, seq_len, dtype="float32", seed=0, key_dim=K, value_dim=V):
     else:
         arrays = [unit(), unit(), v, sigmoid()]
         if kind == "gated":
-            # what a layer has; the sum over a chunk stays near -40, so that differences of sums keep their digits
+            # As in a layer; a chunk's sum stays near -40, so differences between sums keep their digits.
             arrays.append(-np.exp(rng.normal(size=shape) - 1))
     return [jnp.asarray(x, dtype) for x in arrays]
 
@@ -52,14 +52,14 @@ def op(kind):
 
 
 def run(kind, args, s=None, chunk=None):
-    """Outputs and last state, as one program: alone, every operation would be compiled."""
+    """Return outputs and last state from one program, because eager calls would compile every operation."""
     options = {"return_state": True, "chunk_size": chunk}
     return jax.jit(lambda args, s: op(kind)(*args, initial_state=s, **options))(args, s)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def recurrent(kind, args, s):
-    """The definition, one position at a time."""
+    """Compute the definition, one position at a time."""
 
     def body(s, xs):
         if kind == "wkv7":
@@ -73,7 +73,7 @@ def recurrent(kind, args, s):
 
 
 def assert_close(got, want, tol):
-    """Within `tol` of the scale of the array: sums cancel, so a small entry has the error of the large ones."""
+    """Compare within `tol` of the array's scale: sums cancel, so small entries have the error of large ones."""
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         scale = max(1e-3, float(np.abs(w).max()))
         np.testing.assert_allclose(g, w, rtol=0, atol=tol * scale)
@@ -92,19 +92,22 @@ def test_chunks_equal_the_recurrence(kind, seq_len, chunk):
     assert_close(zero, recurrent(kind, args, jnp.zeros_like(s))[0], 3e-6)
 
 
-@one_kind
-def test_two_halves_make_a_whole(kind):
+@representative_kind
+def test_state_continues_a_sequence(kind):
     args = inputs(kind, 21)
     first, second = [x[:, :9] for x in args], [x[:, 9:] for x in args]
     o1, s = run(kind, first, chunk=4)
     o2, s = run(kind, second, s, chunk=8)
-    whole = run(kind, args, chunk=16)
-    assert_close((jnp.concatenate([o1, o2], 1), s), whole, 3e-6)
+    undivided = run(kind, args, chunk=16)
+    assert_close((jnp.concatenate([o1, o2], 1), s), undivided, 3e-6)
 
 
 @functools.cache
 def gradients(kind, chunk, dtype):
-    """Of every input and of the initial state, through outputs and last state; chunk 0 is the recurrence."""
+    """Return the gradients of all inputs and the initial state.
+
+    The loss uses outputs and last state; chunk 0 selects the recurrence.
+    """
     args, s = inputs(kind, 21, dtype), state(dtype=dtype)
     rng = np.random.default_rng(3)
     g_o, g_s = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((B, 21, H, V), (B, H, K, V)))
@@ -121,14 +124,14 @@ def gradients(kind, chunk, dtype):
 
 @every_kind
 @pytest.mark.parametrize("chunk", [8, pytest.param(64, marks=pytest.mark.slow)])
-def test_gradients_equal_those_of_the_recurrence(kind, chunk):
+def test_gradients_equal_the_recurrence(kind, chunk):
     assert_close(gradients(kind, chunk, "float32"), gradients(kind, 0, "float32"), 2e-5)
 
 
 @pytest.mark.slow
 @every_kind
-def test_in_float64(kind):
-    """The two forms are the same function, not only the same to rounding of float32."""
+def test_chunks_equal_the_recurrence_in_float64(kind):
+    """Both forms are the same function beyond float32 rounding."""
     with jax.enable_x64(True):
         args, s = inputs(kind, 21, "float64"), state(dtype="float64")
         got = run(kind, args, s, 8)
@@ -149,9 +152,9 @@ def test_bfloat16_stays_near_float32(kind):
     assert np.sqrt(np.mean(error**2)) < 0.01 * np.std(want)
 
 
-@one_kind
-def test_stress_is_finite(kind):
-    """Equal keys, full correction, decays at both ends of their range, in bfloat16, forward and backward."""
+@representative_kind
+def test_extreme_inputs_stay_finite(kind):
+    """Equal keys, full correction and decays at both ends of their range, in bfloat16, forward and backward."""
     args = inputs(kind, 130, "bfloat16")
     ones = jnp.ones_like(args[0]) / np.sqrt(K)
     if kind == "wkv7":

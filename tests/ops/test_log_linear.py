@@ -1,4 +1,4 @@
-"""Log-linear attention: a Fenwick tree's states against every pair of tokens by itself, in all three forms."""
+"""Log-linear attention: all three forms against a sum over all pairs of tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ def by_pairs(x, log_a, b, c, m):
 @pytest.mark.parametrize(
     ("seq_len", "chunk_size", "n_levels"), [(37, 8, 7), (1, 8, 3), (16, 4, 6), (21, 5, 3), (64, 16, 7), (5, 64, 2)]
 )
-def test_all_forms_are_those_of_pairs(seq_len, chunk_size, n_levels):
-    """Of lengths that fill no block, and of more tokens than levels tell apart."""
+def test_all_forms_equal_the_sum_over_pairs(seq_len, chunk_size, n_levels):
+    """Lengths include partial blocks, and more tokens than the levels can distinguish."""
     arrays = inputs(seq_len, n_levels)
     want = by_pairs(*arrays)
     parallel = jax.jit(log_linear, static_argnames="chunk_size")(*arrays, chunk_size=chunk_size)
@@ -46,13 +46,13 @@ def test_all_forms_are_those_of_pairs(seq_len, chunk_size, n_levels):
     np.testing.assert_allclose(np.stack(y, 1), want, atol=2e-5)
 
 
-def test_equal_weights_are_mamba2_s_recurrence():
+def test_equal_level_weights_give_mamba2():
     *arrays, m = inputs(37, 7)
     got = jax.jit(log_linear, static_argnames="chunk_size")(*arrays, jnp.ones_like(m), chunk_size=8)
     np.testing.assert_allclose(got, jax.jit(ssd)(*arrays), atol=3e-5)
 
 
-def test_the_gradient_is_that_of_one_chunk():
+def test_chunked_gradient_equals_one_chunk():
     arrays = inputs(21, 5)
 
     def gradient(chunk_size):

@@ -1,4 +1,4 @@
-"""Rows of a table whose gradients devices add up apart."""
+"""Embedding lookup: row gradients are summed per device, then once across devices."""
 
 import math
 
@@ -19,8 +19,8 @@ B, T, D, O = 8, 6, 5, 12
 @pytest.mark.parametrize(
     "sizes", [{"data": 2}, {"data": 2, "fsdp": 2}, {"seq": 2}, {"data": 2, "seq": 2, "tensor": 2}], ids=str
 )
-def test_two_uses_of_a_table_are_summed_over_devices_once(sizes):
-    """Rows that appear several times, on several devices, and a second use: the plain gradient by one sum."""
+def test_gradients_of_two_uses_need_one_all_reduce(sizes):
+    """Rows repeat on and across devices, and the table has a second use: the gradient equals the plain one."""
     rng = np.random.default_rng(0)
     n_devices = math.prod(sizes.values())
     mesh, pieces = make_mesh(**sizes, devices=jax.devices()[:n_devices]), n_devices // sizes.get("tensor", 1)
@@ -31,9 +31,12 @@ def test_two_uses_of_a_table_are_summed_over_devices_once(sizes):
         table_NOD = copies(table, pieces)
         return jnp.sum(lookup(table, table_NOD, tokens) * g) + 3 * jnp.sum(table_NOD**2) / pieces
 
-    by_token, whole = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "seq")), NamedSharding(mesh, PartitionSpec())
-    shardings = (whole, by_token, by_token)
-    function = jax.jit(jax.grad(used_twice), in_shardings=shardings, out_shardings=whole)
+    by_token, replicated = (
+        NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "seq")),
+        NamedSharding(mesh, PartitionSpec()),
+    )
+    shardings = (replicated, by_token, by_token)
+    function = jax.jit(jax.grad(used_twice), in_shardings=shardings, out_shardings=replicated)
     with jax.set_mesh(mesh):
         compiled = function.lower(table, tokens, g).compile()
         got = compiled(*(jax.device_put(x, s) for x, s in zip((table, tokens, g), shardings, strict=True)))
@@ -42,6 +45,6 @@ def test_two_uses_of_a_table_are_summed_over_devices_once(sizes):
     assert collectives(str(compiled.as_text())) == {"all-reduce": [(O, D)]}
 
 
-def test_its_values_are_the_rows():
+def test_lookup_returns_the_rows():
     table, tokens = jnp.arange(12.0).reshape(4, 3), jnp.asarray([[2, 0], [3, 3]])
     np.testing.assert_array_equal(lookup(table, table[None], tokens), table[tokens])

@@ -1,4 +1,4 @@
-"""PaTH attention in chunks against its definition: a key goes through the matrices of the tokens after it in turn."""
+"""Chunked PaTH attention against its definition: each key is multiplied by the matrices of all later tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ path_attention, path_keys = (jax.jit(f, static_argnames="chunk_size") for f in (
 
 
 def inputs(seq_len, *, heads=4, kv_heads=2, width=6, gates=True, seed=0):
-    """q, k, v, w, beta and log f; two of the betas are 0 and 2: nothing happens, and a reflection."""
+    """Draw q, k, v, w, beta and log f; token 1 has beta 0 (no change), token 2 has beta 2 (a reflection)."""
     rng = np.random.default_rng(seed)
     q, k, v, w = (rng.normal(size=(2, seq_len, n, width)) for n in (heads, kv_heads, kv_heads, kv_heads))
     w /= np.linalg.norm(w, axis=-1, keepdims=True)
@@ -21,8 +21,8 @@ def inputs(seq_len, *, heads=4, kv_heads=2, width=6, gates=True, seed=0):
     return q, k, v, w, beta, log_f
 
 
-def walked(k, w, beta):
-    """The keys after each token, [T, B, T, G, K]; those that have not come are zero."""
+def transformed_keys(k, w, beta):
+    """Return the keys after each token, [T, B, T, G, K]; later keys are zero."""
     keys, out = np.zeros_like(k), []
     for t in range(k.shape[1]):
         past = (keys * w[:, t, None]).sum(-1, keepdims=True)
@@ -34,7 +34,7 @@ def walked(k, w, beta):
 
 def definition(q, k, v, w, beta, log_f):
     repeats = q.shape[2] // k.shape[2]
-    keys, v = np.repeat(walked(k, w, beta), repeats, 3), np.repeat(v, repeats, 2)
+    keys, v = np.repeat(transformed_keys(k, w, beta), repeats, 3), np.repeat(v, repeats, 2)
     c = np.zeros(q.shape[:3]) if log_f is None else np.cumsum(log_f, axis=1)
     o = np.zeros_like(q)
     for i in range(q.shape[1]):
@@ -55,7 +55,7 @@ def test_equals_the_definition(seq_len, chunk_size, options):
     np.testing.assert_allclose(got, definition(*arrays), rtol=2e-5, atol=2e-5)
 
 
-def test_the_gradient_is_that_of_one_chunk():
+def test_chunked_gradient_equals_one_chunk():
     arrays = [jnp.float32(x) for x in inputs(13)]
 
     def gradient(chunk_size):
@@ -68,7 +68,7 @@ def test_the_gradient_is_that_of_one_chunk():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5)
 
 
-def test_the_gradient_is_that_of_the_definition():
+def test_gradient_equals_finite_differences():
     arrays, rng = inputs(7), np.random.default_rng(1)
     weight = rng.normal(size=arrays[0].shape)
     directions = [rng.normal(size=x.shape) for x in arrays]
@@ -84,10 +84,10 @@ def test_the_gradient_is_that_of_the_definition():
 
 
 @pytest.mark.parametrize(("n_old", "n_new"), [(0, 9), (6, 5), (10, 1)])
-def test_keys_after_the_paths_of_more_tokens(n_old, n_new):
+def test_cached_keys_are_updated_by_new_tokens(n_old, n_new):
     _, k, _, w, beta, _ = inputs(n_old + n_new)
-    want = walked(k, w, beta)
-    old = np.zeros((2, 12, 2, 6))  # more slots than there are keys
+    want = transformed_keys(k, w, beta)
+    old = np.zeros((2, 12, 2, 6))  # more slots than keys
     if n_old:
         old[:, :n_old] = want[n_old - 1][:, :n_old]
     more = [jnp.float32(x[:, n_old:]) for x in (k, w, beta)]
@@ -97,7 +97,7 @@ def test_keys_after_the_paths_of_more_tokens(n_old, n_new):
     assert not np.any(got_old[:, n_old:])
 
 
-def test_bfloat16_is_near():
+def test_bfloat16_stays_near_float64():
     arrays = inputs(13)
     bf16 = [jnp.asarray(x, jnp.bfloat16 if i < 3 else jnp.float32) for i, x in enumerate(arrays)]
     got = path_attention(*bf16, chunk_size=4)

@@ -1,4 +1,4 @@
-"""Rotary positions and ALiBi against the same equations in float64 numpy."""
+"""Rotary positions and ALiBi against float64 numpy."""
 
 import itertools
 import math
@@ -20,8 +20,8 @@ rng = np.random.default_rng(0)
         itertools.product([1, 2, 2048, 102_400, 2**20], [1e4, 1e6]),
     ),
 )
-def test_rope_angles_hold_at_every_position(base, max_len):
-    """Float32 alone is off by 6e-3 rad at 100k; two tables of float64 and one product must not be."""
+def test_rope_angles_are_exact_at_long_positions(base, max_len):
+    """Plain float32 is off by 6e-3 rad at position 100k; two float64 tables and one product must stay exact."""
     picked = np.unique(np.concatenate([np.arange(min(max_len, 300)), rng.integers(0, max_len, 500), [max_len - 1]]))
     cos, sin = rope_angles(jnp.asarray(picked), head_dim=64, base=base, max_len=max_len)
     angles = picked[:, None] * base ** (-np.arange(0, 64, 2) / 64)
@@ -31,7 +31,7 @@ def test_rope_angles_hold_at_every_position(base, max_len):
 
 
 def llama3(frequency, *, factor, low, high, length):
-    """Of one pair of Llama 3.1, by the number of tokens of a turn."""
+    """Return Llama 3.1's scaled frequency for one pair, by its wavelength in tokens."""
     tokens = 2 * math.pi / frequency
     if tokens < length / high:
         return frequency
@@ -42,8 +42,8 @@ def llama3(frequency, *, factor, low, high, length):
 
 
 @pytest.mark.parametrize(("factor", "low", "high", "length"), [(8, 1, 4, 8192), (32, 1, 4, 8192), (3, 0.3, 2.5, 100)])
-def test_frequencies_of_llama_3(factor, low, high, length):
-    """Those of Llama 3.1 and 3.2, whose heads have 128 and 64 channels and a base of 500,000; and others."""
+def test_llama_3_frequencies(factor, low, high, length):
+    """Settings of Llama 3.1 and 3.2 (heads of 128 and 64 channels, base 500,000), and another one."""
     for head_dim in (64, 128):
         plain = rope_frequencies(head_dim=head_dim, base=5e5)
         got = rope_frequencies(head_dim=head_dim, base=5e5, scaling=RopeScaling("llama3", factor, low, high, length))
@@ -56,7 +56,7 @@ def test_frequencies_of_llama_3(factor, low, high, length):
         assert ((ratio < 1 - 1e-9) & (ratio > 1 / factor + 1e-9)).sum() >= 3, "some are mixed"
 
 
-def test_linear_scaling_is_that_of_positions():
+def test_linear_scaling_divides_positions():
     scaling = RopeScaling("linear", 4.0, 1.0, 4.0, 8192)
     got = rope_angles(jnp.arange(0, 4000, 4), head_dim=64, base=1e4, max_len=4000, scaling=scaling)
     want = rope_angles(jnp.arange(1000), head_dim=64, base=1e4, max_len=1000)
@@ -71,7 +71,7 @@ def test_rope_rotates_halves_and_scores_depend_on_distance():
         :, None
     ]
     np.testing.assert_allclose(got, np.concatenate([z.real, z.imag], -1), atol=1e-5)
-    # one vector everywhere: q . k is a function of i - j alone
+    # With one vector at all positions, q . k depends only on i - j.
     same = np.asarray(rope(jnp.broadcast_to(jnp.asarray(x_BTHK[:, :1]), x_BTHK.shape), cos, sin))[0, :, 0]
     scores = same @ same.T
     np.testing.assert_allclose(scores[5:, 5:], scores[:-5, :-5], atol=1e-4)
@@ -87,6 +87,6 @@ def test_rope_keeps_the_dtype_and_computes_in_float32():
 
 
 def test_alibi_slopes():
-    """Those of the public code for 12 heads: the powers of two for 8, then every second one of those for 16."""
+    """The public code for 12 heads uses the slopes of 8 heads, then every second slope of 16 heads."""
     want = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n + 0.5) for n in range(4)]
     np.testing.assert_allclose(alibi_slopes(12), want)

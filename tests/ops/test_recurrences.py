@@ -1,4 +1,4 @@
-"""Chunked forms against the recurrences: any T, any chunk, with a state, gradients, and decays far from one."""
+"""Chunked forms against the recurrences: lengths, chunk sizes, states, gradients and extreme decays."""
 
 import functools
 
@@ -67,13 +67,13 @@ def recurrent(name):
 
 
 def close(got, want, tolerance):
-    """Relative to the scale of each array, since sums over time are compared."""
+    """Compare relative to each array's scale, because the results are sums over time."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         scale = max(1.0, float(jnp.abs(b).max()))
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
 
-# T = 1, less than a chunk, a whole number of chunks, and not; 40 and 64 are halved on the way down to blocks of 16
+# T = 1, below one chunk, whole chunks, and a partial chunk; chunks of 40 and 64 are halved down to blocks of 16.
 @every_op
 @pytest.mark.parametrize(
     ("t", "chunk"),
@@ -84,13 +84,13 @@ def close(got, want, tolerance):
 )
 def test_chunked_equals_recurrent(name, t, chunk):
     if chunk == 1:
-        t = 40  # a scan of T states: enough
+        t = 40  # enough for a scan of T states
     arrays, state = inputs(name, t)
     close(chunked(name, chunk)(arrays, state), recurrent(name)(arrays, state), 1e-5)
 
 
 @every_op
-def test_the_state_continues_where_it_was(name):
+def test_state_continues_a_sequence(name):
     arrays, state = inputs(name, 37)
     want = chunked(name, 8)(arrays, state)
 
@@ -103,10 +103,10 @@ def test_the_state_continues_where_it_was(name):
 
 
 @every_op
-def test_no_state_is_a_state_of_zeros(name):
+def test_no_state_equals_a_zero_state(name):
     arrays, state = inputs(name, 9)
-    alone = jax.jit(functools.partial(OPS[name][0], chunk_size=4))(*arrays)
-    close(alone, chunked(name, 4)(arrays, jnp.zeros_like(state))[0], 1e-6)
+    stateless = jax.jit(functools.partial(OPS[name][0], chunk_size=4))(*arrays)
+    close(stateless, chunked(name, 4)(arrays, jnp.zeros_like(state))[0], 1e-6)
 
 
 def loss(f, weights):
@@ -117,7 +117,7 @@ def loss(f, weights):
     return jax.jit(jax.grad(scalar, argnums=(0, 1)))
 
 
-def both_gradients(name, t, chunk, dtype=np.float32):
+def chunked_and_recurrent_gradients(name, t, chunk, dtype=np.float32):
     arrays, state = inputs(name, t, dtype=dtype)
     shapes = jax.eval_shape(recurrent(name), arrays, state)
     rng = np.random.default_rng(1)
@@ -127,31 +127,31 @@ def both_gradients(name, t, chunk, dtype=np.float32):
 
 @every_op
 @pytest.mark.parametrize(("t", "chunk"), support.slow_unless(lambda t, _: t == 37, [(1, None), (37, 8), (100, 64)]))
-def test_gradients_equal_those_of_the_recurrence(name, t, chunk):
-    close(*both_gradients(name, t, chunk), 3e-5)
+def test_gradients_equal_the_recurrence(name, t, chunk):
+    close(*chunked_and_recurrent_gradients(name, t, chunk), 3e-5)
 
 
 @pytest.mark.slow
 @every_op
-def test_float64_agrees_to_its_own_precision(name):
-    """A mistake of the size of float32's rounding cannot hide here."""
+def test_chunked_equals_recurrent_in_float64(name):
+    """Float32 rounding could hide small mistakes."""
     with jax.enable_x64(True):
         arrays, state = inputs(name, 37, dtype=np.float64)
         close(chunked(name, 32)(arrays, state), recurrent(name)(arrays, state), 1e-12)
-        close(*both_gradients(name, 37, 32, np.float64), 1e-11)
+        close(*chunked_and_recurrent_gradients(name, 37, 32, np.float64), 1e-11)
 
 
 @pytest.mark.slow
 @every_op
 @pytest.mark.parametrize("dtype", support.slow_unless(lambda x: x == jnp.float32, [jnp.float32, jnp.bfloat16]))
 def test_extreme_decays_stay_finite(name, dtype):
-    """Steps whose decay is e^-20 and below, next to steps that forget nothing."""
+    """Decays of e^-20 and below alternate with steps that forget nothing."""
     rng = np.random.default_rng(2)
     arrays, state = inputs(name, 70, decay=1.0, dtype=dtype)
-    which = {"ssd": 1, "wkv6": 3, "wkv5": 3, "selective_scan": 1}[name]
-    values = np.where(rng.random(arrays[which].shape) < 0.5, -200.0, -1e-4)
+    decay_index = {"ssd": 1, "wkv6": 3, "wkv5": 3, "selective_scan": 1}[name]
+    values = np.where(rng.random(arrays[decay_index].shape) < 0.5, -200.0, -1e-4)
     values = -values if name == "selective_scan" else values
-    arrays = [jnp.asarray(values, jnp.float32) if i == which else x for i, x in enumerate(arrays)]
+    arrays = [jnp.asarray(values, jnp.float32) if i == decay_index else x for i, x in enumerate(arrays)]
     state = state.astype(jnp.float32)
     got, want = chunked(name, 64)(arrays, state), recurrent(name)(arrays, state)
     close(jax.tree.map(lambda x: x.astype(jnp.float32), got), want, 1e-4 if dtype == jnp.float32 else 0.05)
@@ -160,8 +160,8 @@ def test_extreme_decays_stay_finite(name, dtype):
 
 
 @every_op
-def test_later_inputs_change_nothing_before_them(name):
-    """Bit for bit, whatever chunk they share."""
+def test_outputs_are_causal_to_the_last_bit(name):
+    """Also within a chunk."""
     arrays, state = inputs(name, 41)
     changed = [x.at[:, 29:].add(1.0) if x.ndim > 2 and x.shape[1] == 41 else x for x in arrays]
     f = chunked(name, 16)

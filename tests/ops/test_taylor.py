@@ -30,7 +30,7 @@ def test_chunked_equals_quadratic(t, chunk, n_key):
     )
 
 
-def test_the_state_continues_where_it_was():
+def test_state_continues_a_sequence():
     q, k, v = inputs(37)
     first, state = taylor_linear_attention(q[:, :20], k[:, :20], v[:, :20], return_state=True, chunk_size=8)
     second = taylor_linear_attention(q[:, 20:], k[:, 20:], v[:, 20:], initial_state=state, chunk_size=8)
@@ -39,7 +39,7 @@ def test_the_state_continues_where_it_was():
 
 
 @pytest.mark.slow
-def test_float64_with_gradients():
+def test_chunked_equals_quadratic_in_float64():
     with jax.enable_x64(True):
         args = inputs(37, dtype=np.float64)
         weights = jnp.asarray(np.random.default_rng(1).standard_normal(args[2].shape))
@@ -52,7 +52,7 @@ def test_float64_with_gradients():
 
 
 def test_long_sums_do_not_stall_in_bfloat16():
-    """Equal keys and values of one: the denominator grows to T / 2 and beyond, and y stays 1."""
+    """With equal keys and values of one, the denominator exceeds T / 2 and y stays 1."""
     ones = jnp.ones((1, 2000, 1, 4), jnp.bfloat16)
     y = taylor_linear_attention(ones, ones, ones, chunk_size=64)
     assert y.dtype == jnp.bfloat16
