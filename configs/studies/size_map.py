@@ -8,8 +8,6 @@ constant rate, with cooldowns to ends at 1, 5 and 20 tokens per parameter where 
 80% of its tokens. Every model has three learning rates; lab/results/queue.csv has the order of the runs.
 """
 
-from typing import NamedTuple
-
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 MODELS = {
     PUBLISHED: "transformer_pp:110m,model.mixer.qk_norm=True",
@@ -26,38 +24,29 @@ TOKENS = 404_000_000
 SEQ_LEN = 2048
 
 
-class Size(NamedTuple):
-    """A width and depth, and how it trains."""
-
-    dim: int
-    layers: int
-    mlp_dim: int  # 8/3 of the width, a multiple of 8
-    parameters: int  # of attention as published
-    batch_size: int  # sequences
-    rates: tuple[float, ...]
-
-
+# Width x layers -> MLP width (8/3 of the width, a multiple of 8), parameters of attention as published, sequences per
+# step, learning rates.
 SIZES = {
-    "128x4": Size(128, 4, 344, 4_900_000, 8, (4e-3, 8e-3, 1.6e-2)),
-    "256x6": Size(256, 6, 688, 12_900_000, 16, (2e-3, 4e-3, 8e-3)),
-    "512x8": Size(512, 8, 1368, 41_600_000, 32, (1e-3, 2e-3, 4e-3)),
-    "768x12": Size(768, 12, 2048, 109_500_000, 32, (5e-4, 1e-3, 2e-3)),
+    "128x4": (344, 4_900_000, 8, (4e-3, 8e-3, 1.6e-2)),
+    "256x6": (688, 12_900_000, 16, (2e-3, 4e-3, 8e-3)),
+    "512x8": (1368, 41_600_000, 32, (1e-3, 2e-3, 4e-3)),
+    "768x12": (2048, 109_500_000, 32, (5e-4, 1e-3, 2e-3)),
 }
 
 
-def shape(model: str, size: Size) -> str:
+def shape(model, dim, layers, mlp_dim):
     """Return the settings of a model at a size."""
-    layers = size.layers * (2 if model == "Mamba-2" else 1)
-    text = f"model.dim={size.dim},model.n_layers={layers}"
+    layers = layers * (2 if model == "Mamba-2" else 1)
+    text = f"model.dim={dim},model.n_layers={layers}"
     if model == "Mamba-2":
         return text  # no MLP; its heads follow from the width
-    heads = size.dim // (128 if model == "Gated DeltaNet" else 64)
-    return f"{text},model.mlp.dim={size.mlp_dim},model.mixer.heads={heads}"
+    heads = dim // (128 if model == "Gated DeltaNet" else 64)
+    return f"{text},model.mlp.dim={mlp_dim},model.mixer.heads={heads}"
 
 
-def ends(size: Size, tokens: int) -> tuple[float, ...]:
+def ends(parameters, tokens):
     """Return the ends of a run, as fractions of its tokens."""
-    budgets = {round(n * size.parameters / tokens, 3) for n in (1, 5, 20)}
+    budgets = {round(n * parameters / tokens, 3) for n in (1, 5, 20)}
     budgets = {end for end in budgets if end < 0.97}
     late = {end for end in (0.5, 0.65, 0.8, 1.0) if all(abs(end - other) > 0.03 for other in budgets)}
     return tuple(sorted(budgets | late))
@@ -65,24 +54,25 @@ def ends(size: Size, tokens: int) -> tuple[float, ...]:
 
 def get_study(size="256x6"):
     """Return the study of a size."""
-    of_size = SIZES[size]
-    per_step = of_size.batch_size * SEQ_LEN
-    steps = min(20 * of_size.parameters, TOKENS) // per_step
+    dim, layers = map(int, size.split("x"))
+    mlp_dim, parameters, batch_size, rates = SIZES[size]
+    per_step = batch_size * SEQ_LEN
+    steps = min(20 * parameters, TOKENS) // per_step
     common = (
-        f"data.path=data/mixtral-2048,train.steps={steps},train.batch_size={of_size.batch_size},train.accumulate=1,"
+        f"data.path=data/mixtral-2048,train.steps={steps},train.batch_size={batch_size},train.accumulate=1,"
         "optim.warmup_steps=150,eval.every=0,eval.tokens=655360,checkpoint.every=0,checkpoint.ends=none,"
         f"log.sample_tokens=0,data.train_domains={IN_DOMAIN},data.eval_domains={IN_DOMAIN + OOD},"
-        f"train.ends={ends(of_size, steps * per_step)}"
+        f"train.ends={ends(parameters, steps * per_step)}"
     )
     runs = {}
     for seed in SEEDS:
         for model, config in MODELS.items():
-            for rate in of_size.rates:
+            for rate in rates:
                 label = f"{model}, rate {rate:g}" + (f", seed {seed}" if seed else "")
                 settings = f"{common},optim.lr={rate:g},train.seed={seed},data.seed={seed}"
                 runs[label] = {
                     "workdir": f"runs/size_map/{size}/{label}".replace(" ", "_"),
-                    "config": f"{config},{shape(model, of_size)},{settings}",
+                    "config": f"{config},{shape(model, dim, layers, mlp_dim)},{settings}",
                     "model": model,
                     "rate": rate,
                     "seed": seed,
