@@ -297,9 +297,9 @@ def results() -> str:
     table.insert(1, "|---|---:|---:|---:|")  # one word: README has at most 900
     about = (
         "Gaps are means over the three domains; ± is a 95% interval (seeds, rates, test text). 0.1 nats is 10% higher "
-        f"perplexity. Every gap is significant; the best rate of {' and of '.join(edges)} is at the edge of the tried "
-        "rates. Like recurrent mixers, the reference has a short convolution of queries, keys and values. All models "
-        f"saw {first['tokens'] / 2e6:.0f}M tokens of [openly licensed text](docs/corpus.md) twice, one token per "
+        f"perplexity. Every gap differs from zero; the best rate of {' and of '.join(edges)} is at the "
+        f"edge of the tried rates. All models saw {first['tokens'] / 2e6:.0f}M tokens of [openly licensed "
+        "text](docs/corpus.md) twice, one token per "
         f"parameter, {least} to {most} seeds. Speed: one H200, 16 sequences of 2,048 tokens."
     )
     return "\n".join([*table, "", _wrapped(about)])

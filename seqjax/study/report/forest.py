@@ -5,7 +5,7 @@ shares (`Row`); the last panel also has seed and parameter counts. A model witho
 tokens. A second panel below shows the gaps at the runs' ends. report.html (page.py) has the same marks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,16 +131,15 @@ def gaps(path: str | Path, records: Records, compared: Compared | None = None) -
         _write_columns(panel, cells, lines)
         if n_along:
             names[axes[1][i]] = _draw_along(axes[1][i], records, rows, along[reference])
-    figure.legend(
-        handles=_handles(axes[0][0], records, all_marks), frameon=False, fontsize=8.5, loc="outside lower left", ncols=2
-    )
+    handles = _handles(axes[0][0], records, all_marks, [row for rows in compared.values() for row in rows])
+    figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower left", ncols=2)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
     if n_along:
         label_ends(names, fontsize=SMALL)
     save(figure, path)
 
 
-def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark]) -> list[Any]:
+def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark], rows: Iterable[Row]) -> list[Any]:
     """Return the legend's entries."""
     drawn = {mark.kind for mark in all_marks}
     handles: list[Any] = [
@@ -150,8 +149,13 @@ def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark]) -> list[A
     ]
     if drawn.intersection(GAP_KINDS):
         handles.append(Patch(color="0.93", label=f"gaps from 0 to {LIMIT * records.unit.scale:.2g}"))
-    star = {"marker": "$*$", "color": "0.25", "linestyle": "none", "markersize": 5}
-    return [*handles, *panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", **star)]
+    sign = {"color": "0.25", "linestyle": "none", "markersize": 5}
+    handles += panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", marker="$*$", **sign)
+    if any(row.copy is not None for row in rows):
+        handles += panel.plot(
+            [], [], label="copies: share of the OOD difference in repeated bigrams", marker=r"$\%$", **sign
+        )
+    return handles
 
 
 def _limits(records: Records, all_marks: Sequence[Mark]) -> tuple[float, float]:
@@ -273,7 +277,8 @@ def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mappi
     names = []
     for i, name in enumerate(records.models):
         if name in along:
-            look: dict[str, Any] = style(i) | {"linewidth": 1.2, "markersize": 3.5}
+            color = style(i)["color"]
+            look: dict[str, Any] = style(i) | {"linewidth": 1.2, "markersize": 3.5, "markerfacecolor": color}
             if name not in chosen:
                 look = {"color": "0.75", "linewidth": 0.8, "marker": "o", "markersize": 2}
             tokens, values = along[name].T
@@ -287,7 +292,7 @@ def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mappi
     ]
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
-    grey = "" if chosen.issuperset(along) else "; grey: no significant trend"
+    grey = "" if chosen.issuperset(along) else "; grey lines: no significant trend"
     panel.set_xlabel(f"training tokens (millions){grey}")
     panel.set_ylabel(f"gap ({records.unit.name})")
     clean(panel)
