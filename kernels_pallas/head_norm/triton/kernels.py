@@ -10,9 +10,10 @@
     y = (norm(x) + s a) act(g),   or with FIRST   y = norm((x + s a) act(g))
 
 One program handles TOKENS x STEPS consecutive tokens and a group of HEADS heads, or all heads with FIRST, where one
-norm spans all heads. It loops over tiles of R = TOKENS x HEADS rows with V channels, padded to VP, and keeps the gains
-of its heads in registers. Rows after the last token, and rows for heads that only pad the group, read as zero and are
-not written. The backward pass computes the norm again, because it must read each row anyway. Equations and sources:
+norm spans all heads (gate first, then norm; TOKENS must be 1, because the norm reduces the whole tile). With BIAS the
+norm is centred. A program loops over tiles of R = TOKENS x HEADS rows with V channels, padded to VP, and keeps the
+gains of its heads in registers. Rows after the last token, and rows for heads that only pad the group, read as zero and
+are not written. The backward pass computes the norm again, because it must read each row anyway. Equations and sources:
 `head_norm/api.py`.
 """
 

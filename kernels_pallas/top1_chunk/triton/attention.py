@@ -1,8 +1,10 @@
-"""Launch the Triton kernels of attention to given chunks.
+"""Launch the Triton kernels of attention to selected chunks.
 
-A query that selects k chunks has k rows, and rows are sorted by selected chunk (sort_plan.py). A remote pass attends to
-the selected chunks (k T C K work), then a local pass attends to the local chunk (T C K work). The remote pass gives
-each row a partial softmax result, and the local pass joins them. Partial results use v's dtype, or fp32 for k = 1.
+`sel` is [B, T, H], one past chunk per query and head, or [B, T, H, k] for k different past chunks; -1 selects none
+(`top1_chunk/api.py`). A query that selects k chunks has k rows, and rows are sorted by selected chunk (sort_plan.py). A
+remote pass attends to the selected chunks (k T C K work), then a local pass attends to the local chunk (T C K work).
+The remote pass gives each row a partial softmax result, and the local pass joins them. Partial results use v's dtype,
+or fp32 for k = 1.
 
 Arrays stay [B, T, H, D], and the kernels read them with strides. fp32 inputs use three TF32 products, with an error
 near fp32's. bf16 and fp16 products are exact, sums are fp32. Two runs give the same bits.

@@ -1,6 +1,7 @@
 """Split the loss difference of two models by token class (`seqjax.training.eval_losses`).
 
-For token class k in a domain, S_k is the summed loss, n_k the token count, and N the domain's token count:
+For token class k in a domain, S_k is the model's summed loss, S'_k the reference's after the same tokens, n_k the token
+count, and N the domain's token count. A family is a way to sort all tokens into classes.
 
     difference = sum_k (S_k - S'_k) / N = sum_k (n_k / N) * (S_k - S'_k) / n_k
 
@@ -10,7 +11,7 @@ and seeds; both are samples.
 A study keeps the sums in `classes.npz`, next to `blocks.npz`. The arrays are "runs" and "steps" [runs], the class names
 of each "FAMILY" [classes], and per domain "DOMAIN/blocks" [groups], "DOMAIN/FAMILY/tokens" [groups, classes] and
 "DOMAIN/FAMILY/losses" [runs, groups, classes]. A group is one document. With more than `MAX_GROUPS` documents, a group
-has several consecutive documents.
+has several consecutive documents; "DOMAIN/blocks" counts the blocks of each group.
 """
 
 import dataclasses
@@ -185,8 +186,8 @@ def write(out: Path, by_label: Mapping[str, ClassSums]) -> None:
 
     Raises `UserError` if the sums cover different tokens.
     """
-    (out / FILE).unlink(missing_ok=True)
     if not by_label:
+        (out / FILE).unlink(missing_ok=True)
         return
     by_label = {label: _in_groups(sums) for label, sums in by_label.items()}
     _require_same(by_label)
