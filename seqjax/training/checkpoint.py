@@ -74,9 +74,9 @@ class Checkpoints:
     ):
         """Keep the newest `keep` checkpoints, and every step that `keep_period` divides.
 
-        `before_commit` runs before a written checkpoint becomes complete, and may raise an error. It is called only for
-        directories, not on gs://. Saved checkpoints record `identity` (seqjax/training/identity.py). Restored
-        checkpoints must have the same identity, unless it is None.
+        `before_commit` runs before a written checkpoint becomes complete, and may raise an error. Saved checkpoints
+        record `identity` (seqjax/training/identity.py). Restored checkpoints must have the same identity, unless it is
+        None.
         """
         self.identity, self._before_commit = identity, before_commit
         workdir = store.location(workdir)
@@ -88,9 +88,9 @@ class Checkpoints:
             _require_files(self._path)
         _hide_noise()
         # Process 0 calls this when all items are written, before the rename.
-        checksums = None if read_only or url else self._write_checksums
+        finish = self._before_commit if url else self._write_checksums
         # Synchronous creation: a directory that cannot be created fails at once, not after five minutes.
-        waiting = ocp.AsyncOptions(post_finalization_callback=checksums, create_directories_asynchronously=False)
+        waiting = ocp.AsyncOptions(post_finalization_callback=finish, create_directories_asynchronously=False)
         self._options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
@@ -98,7 +98,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
-            async_options=None if checksums is None else waiting,
+            async_options=None if read_only else waiting,
         )
         self._manager = self._opened()
         self._saving: int | None = None  # the step of the newest save

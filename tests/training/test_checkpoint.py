@@ -308,3 +308,25 @@ def test_stream_rejects_different_process_count(workdir):
     with pytest.raises(UserError, match=r"number of processes 3 -> 1\b.*seqjax prepare"):
         checkpoints.restore(state(0), batches())
     checkpoints.close()
+
+
+def test_lost_lock_on_a_store_leaves_the_checkpoint_incomplete(server):
+    """The lock is read again before the checkpoint becomes complete."""
+    held = True
+
+    def check() -> None:
+        if not held:
+            raise UserError("run.lock names another process")
+
+    writer = Checkpoints(f"{server.url}/run", before_commit=check)
+    for step in (1, 2):
+        writer.save_params(step, {"w": np.full((4, 4), step, np.float32)})
+        if held:
+            writer.wait()
+        held = False
+    with pytest.raises(UserError, match=r"run\.lock"):
+        writer.wait()
+    reader = Checkpoints(f"{server.url}/run", read_only=True)
+    params, step = reader.restore_params({"w": np.zeros((4, 4), np.float32)})
+    assert step == 1 and (np.asarray(params["w"]) == 1).all()
+    reader.close()
