@@ -54,7 +54,7 @@ class Weights:
 
     def _open(self, file: Path) -> Any:
         if not file.is_file():
-            raise UserError(f"There is no file {file}, which the index names; fetch it.")
+            raise UserError(f"There is no file {file}, which the index names; download it.")
         with file.open("rb") as opened:
             if (header := int.from_bytes(opened.read(8), "little")) > min(MOST_HEADER, file.stat().st_size):
                 raise UserError(

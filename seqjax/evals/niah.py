@@ -65,7 +65,7 @@ def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Ran
     increment = 5 if length < 4096 else 25
     n_lines, line_tokens = increment, count(LINE + "\n")
     if count(_draw(random.Random(0), 1, words)[0]) + NEW_TOKENS > length:
-        raise ValueError(f"{length} tokens are too few for a prompt and {NEW_TOKENS} answer tokens")
+        raise ValueError(f"{length} tokens are too few for a prompt and {NEW_TOKENS} answer tokens; give more")
     while True:
         text, sample = _draw(rng, n_lines, words)
         # Count exactly only near the limit: tokenizing a long text at every step takes minutes.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -198,7 +199,7 @@ def test_an_empty_path_is_not_the_current_directory(argv, tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as caught:
         cli.run(argv)
     assert caught.value.code == 2
-    assert "empty text" in capsys.readouterr().err.lower()
+    assert re.search(r"empty.*`\.`", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 

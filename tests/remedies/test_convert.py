@@ -163,7 +163,7 @@ def _no_checkpoints(root: Path, patch: pytest.MonkeyPatch) -> None:
     write(root / "used" / "config.json", "{}")
 
 
-FETCH = "[Ff]etch (it|them)"
+FETCH = "(?i:download (it|them))"
 FIX = r"(?P<path>\S+config\.json)\b.*; fix it, or (?P<how>remove it) to skip the check"
 
 
@@ -180,7 +180,7 @@ IMPORTS: dict[str, Remedy] = {
     "a workdir in use": Remedy(
         _used,
         {},
-        "holds a run; import into a --(?P<key>workdir) of its own",
+        "used holds a run.* new --(?P<key>workdir)",
         lambda _, found: {found["key"]: "new"},
         _no_checkpoints,
     ),
@@ -213,7 +213,7 @@ IMPORTS: dict[str, Remedy] = {
     "several files": Remedy(
         _described,
         {},
-        "holds 2 .safetensors files .*: name one",
+        r"2 \.safetensors files .*path of one",
         lambda _, found: {"path": "public/a.safetensors"},
         lambda root, _: [
             _copies(root),
@@ -224,21 +224,21 @@ IMPORTS: dict[str, Remedy] = {
     "pickled weights": Remedy(
         _import,
         {},
-        "--weights=(?P<path>\\S+): .*save them once as safetensors",
+        "--weights=(?P<path>\\S+): .*save it once as safetensors",
         _as_safetensors,
         lambda root, _: write(root / "public" / "model.bin", "x"),
     ),
     "values that are not finite": Remedy(
         _import,
         {},
-        "Take other weights",
+        "Use other weights",
         lambda *_: {"path": "copy"},
         _tensors(lambda tensors: tensors["model.norm.weight"].fill(np.nan)),
     ),
     "too many layers": Remedy(
         _import,
         {"model__n_layers": 1000},
-        r"set config\.(?P<key>model\.n_layers) to those of the file",
+        r"config\.(?P<key>model\.n_layers)=.* the number of layers in the file",
         lambda root, found: {
             found["key"].replace(".", "__"): json.loads((root / "copy/config.json").read_text())["num_hidden_layers"]
         },
@@ -247,7 +247,7 @@ IMPORTS: dict[str, Remedy] = {
     "a head that is not tied": Remedy(
         _import,
         {"model__tie_embeddings": True},
-        r"set config\.(?P<key>model\.tie_embeddings)=(?P<to>\w+)",
+        r"Set config\.(?P<key>model\.tie_embeddings)=(?P<to>\w+)",
         _set,
         lambda root, _: [_copies(root), (root / "public" / "config.json").unlink()],
     ),
@@ -271,14 +271,14 @@ IMPORTS: dict[str, Remedy] = {
     "the config of another mixer": Remedy(
         _import,
         {"family": "mamba"},
-        r"is of a '(?P<to>\w+)', .*Give the --config of the right architecture",
+        r"model_type '(?P<to>\w+)', .*Give the --config",
         lambda _, found: {"family": found["to"]},
         lambda root, _: _copies(root),
     ),
     "a public config without a size": Remedy(
         _described,
         {},
-        "has no hidden_size, .*; give --(?P<key>config)",
+        "hidden_size.*Give --(?P<key>config)",
         lambda _, found: {found["key"]: "llama"},
         _changed(lambda content: content.pop("hidden_size")),
     ),
@@ -311,7 +311,7 @@ IMPORTS: dict[str, Remedy] = {
     "added tokens": Remedy(
         _described,
         {},
-        r"adds tokens to tokenizer\.model.*Save its tokenizer once .*, as a (?P<file>tokenizer\.json)",
+        r"tokenizer\.model.*Save .* as (?P<file>tokenizer\.json)",
         lambda root, found: write(root / "public" / found["file"], "{}"),
         lambda root, _: [
             _copies(root),
@@ -408,25 +408,25 @@ EXPORTS: dict[str, Remedy] = {
     "a directory of another tokenizer": Remedy(
         _export,
         {},
-        "export into a directory of its own",
+        "export into an empty directory",
         _other_out,
         lambda root, _: write(root / "out" / "tokenizer.json", "{}"),
     ),
     "a directory of another model": Remedy(
         _export,
         {},
-        "export into a directory of its own",
+        "export into an empty directory",
         _other_out,
         lambda root, _: shutil.copytree(GOLDEN / "qwen2", root / "out"),
     ),
     "numbers that are too large": Remedy(
         _export,
         {"value": 1e6, "dtype": "float16"},
-        "give another --(?P<key>dtype)",
+        "use another --(?P<key>dtype)",
         lambda _, found: {found["key"]: "bfloat16"},
     ),
     "a checkpoint that diverged": Remedy(
-        _export, {"value": np.nan}, "a checkpoint from before they diverged", lambda *_: {"value": 1.0}
+        _export, {"value": np.nan}, "a checkpoint from before training diverged", lambda *_: {"value": 1.0}
     ),
     "a directory that cannot be written": Remedy(
         _export,

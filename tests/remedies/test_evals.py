@@ -128,20 +128,20 @@ HARNESS: dict[str, Remedy] = {
     "results in a store": Remedy(
         _harness,
         {"workdir": "gs://b/c"},
-        "give a directory of this machine for the results as --(?P<key>out)",
+        "local directory .* --(?P<key>out)",
         lambda _, found: {found["key"]: "ROOT/out"},
     ),
     "results behind a link": Remedy(
         _harness,
         {},
-        r"is a link to (?P<to>\S+): give the directory of the results as --(?P<key>out)",
+        r"is a link to (?P<to>\S+): .* --(?P<key>out)",
         lambda _, found: {found["key"]: found["to"]},
         lambda root, _: [(root / "run").mkdir(), (root / "run" / "harness").symlink_to(root / "elsewhere")],
     ),
     "a batch of so many texts": Remedy(
         _lm,
         {"batch_size": 4},
-        r"(?P<drop>batch_size)=4: .* give (?P<key>batch_tokens)=(?P<to>\d+)",
+        r"(?P<drop>batch_size)=4: .* (?P<key>batch_tokens)=(?P<to>\d+)",
         lambda _, found: {found["drop"]: None, found["key"]: int(found["to"])},
     ),
     "another device": Remedy(
@@ -172,13 +172,13 @@ HARNESS: dict[str, Remedy] = {
     "a continuation that does not fit": Remedy(
         _scored,
         {"max_length": 5},
-        r"(?P<to>\d+) of continuation; .* A larger (?P<key>max_length)",
+        r"(?P<to>\d+) continuation tokens; .* A larger (?P<key>max_length)",
         _number,
     ),
     "unknown settings": Remedy(
         _settings,
         {"max_token": 9},
-        r"max_token is not known here\. Known: .*\b(?P<to>max_tokens)\b",
+        r"max_token is .*Supported: .*\b(?P<to>max_tokens)\b",
         lambda _, found: {"max_token": None, found["to"]: 9},
     ),
     "no new tokens": Remedy(
@@ -193,13 +193,13 @@ HARNESS: dict[str, Remedy] = {
     "no directory of tasks": Remedy(
         _manager,
         {"include": "none"},
-        "--(?P<key>include)=.*; give one of YAML tasks",
+        "--(?P<key>include)=.*; give a directory with YAML tasks",
         lambda root, found: [(root / "yaml").mkdir(), {found["key"]: "yaml"}][-1],
     ),
     "no network": Remedy(
         _loaded,
         {},
-        "run the same command with a (?P<file>network)",
+        "repeat the command with a (?P<file>network)",
         lambda root, found: write(root / found["file"], ""),
     ),
     "one of several processes": Remedy(
@@ -278,13 +278,13 @@ LENGTHS: dict[str, Remedy] = {
     "prompts beyond the table": Remedy(
         _niah,
         {"lengths": "2048"},
-        r"--(?P<key>lengths): .* a table of (?P<n>\d+) positions; give shorter",
+        r"--(?P<key>lengths): .* table has (?P<n>\d+) entries; give shorter",
         lambda _, found: {found["key"]: int(found["n"]) - 1},
     ),
     "no prompt of so few tokens": Remedy(
         _command(niah, samples=1),
         {"lengths": "40"},
-        r"--(?P<key>lengths): no passkey prompt has 40 tokens .*; give more",
+        r"--(?P<key>lengths): 40 tokens are too few .*; give more",
         lambda _, found: {found["key"]: 900},
     ),
     "a damaged niah.json": Remedy(
@@ -301,25 +301,25 @@ LENGTHS: dict[str, Remedy] = {
     "samples beyond the table": Remedy(
         _repeats,
         {"lengths": "2048"},
-        r"--(?P<key>lengths): .* a table of (?P<n>\d+) positions; give shorter",
+        r"--(?P<key>lengths): .* table has (?P<n>\d+) entries; give shorter",
         lambda _, found: {found["key"]: int(found["n"]) // 2},
     ),
     "another domain": Remedy(
         _repeats,
         {"domain": "other"},
-        r"--(?P<key>domain)=other: .* evaluated on \w+, (?P<to>\w+)\.",
+        r"--(?P<key>domain)=other: .* short, (?P<to>\w+)\.",
         lambda _, found: {found["key"]: found["to"]},
     ),
     "too few blocks": Remedy(
         _repeats,
         {"domain": "short", "lengths": "160"},
-        r"--(?P<key>lengths)=160: .*choose a shorter length",
+        r"--(?P<key>lengths)=160: .*Give a shorter length",
         lambda _, found: {found["key"]: "128"},
     ),
     "too few blocks, another domain": Remedy(
         _repeats,
         {"domain": "short", "lengths": "160"},
-        r"or another (?P<key>domain)",
+        r"or another --(?P<key>domain)",
         lambda _, found: {found["key"]: "long"},
     ),
 }
@@ -382,17 +382,17 @@ RECALL: dict[str, Remedy] = {
     "results of another size": Remedy(
         _recall,
         {},
-        r"give another --(?P<another>out)",
+        r"Give another --(?P<another>out)",
         _another,
         _golden(lambda text: text.replace('"task": "mqar", "asked": "', '"task": "mqar", "asked": "0')),
     ),
     "results of other code": Remedy(
-        _own_model, {}, r"with other code .*give another --(?P<another>out)", _another, _of_own_code
+        _own_model, {}, r"code changed.*Give another --(?P<another>out)", _another, _of_own_code
     ),
     "results of other code, deleted": Remedy(
         _own_model,
         {},
-        r"(?P<path>\S+) holds results of (?P<name>\S+) with other code .*or delete those lines",
+        r"(?P<path>\S+) has results for (?P<name>\S+) .*code changed.*delete these lines",
         _delete_lines,
         _of_own_code,
     ),
@@ -406,7 +406,7 @@ RECALL: dict[str, Remedy] = {
     "runs that failed": Remedy(
         _recall,
         {"jobs": 2},
-        r"(?P<n>\d) runs failed.* the same command goes on",
+        r"(?P<n>\d) runs failed.* Repeat the command",
         lambda *_: None,
         lambda root, patch: [
             _golden(lambda text: "")(root, patch),

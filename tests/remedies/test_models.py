@@ -83,12 +83,12 @@ def _sampling(_: Path, **given: Any) -> None:
 
 MODELS: dict[str, Remedy] = {
     "parameters that overflow": Remedy(
-        _generate, {"value": np.inf}, "Take an earlier checkpoint", lambda *_: {"value": 1.0}
+        _generate, {"value": np.inf}, "Use an earlier checkpoint", lambda *_: {"value": 1.0}
     ),
     "an empty prompt": Remedy(
         _tokens,
         {"prompt": []},
-        "begin with the tokenizer's `(?P<token>bos)`",
+        "start it with the tokenizer's `(?P<token>bos)`",
         lambda _, found: {"prompt": [getattr(ByteTokenizer(), found["token"])]},
     ),
     "pieces of negative length": Remedy(
@@ -230,7 +230,7 @@ INIT_FROM: dict[str, Remedy] = {
     "another length": Remedy(
         _of_table,
         {"seq_len": 99},
-        r"give the run config\.train\.(?P<key>seq_len)=(?P<to>\d+)",
+        r"set config\.train\.(?P<key>seq_len)=(?P<to>\d+)",
         _number(),
         lambda root, patch: [
             workdir.save_config(mirrors.Mirror(root / "table"), support.tiny("transformer")),

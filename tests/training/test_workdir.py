@@ -130,7 +130,7 @@ def test_recorded_cache_directory_is_used_only_if_it_is_a_cache(config, tmp_path
 
 def test_empty_workdir_is_rejected():
     """`Path("")` would be the current directory."""
-    with pytest.raises(UserError, match="empty text"):
+    with pytest.raises(UserError, match="empty value"):
         mirrors.Mirror("")
 
 
