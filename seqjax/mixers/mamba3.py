@@ -77,7 +77,7 @@ class Mamba3(base.RecurrentMixer):
         angles = max(1, state // 4) if angles is None else angles
         base.at_least(1, expand=expand, head_dim=head_dim, state=state, angles=angles, chunk_size=chunk_size)
         if 2 * angles > state:
-            raise UserError(f"angles={angles} would rotate {2 * angles} channels of a state of {state}; at most half.")
+            raise UserError(f"angles={angles} must be at most {state // 2}, half of state={state}.")
         self.width, self.heads = expand * dim, n_heads(dim, expand=expand, head_dim=head_dim)
         self.head_dim, self.n_state, self.angles = head_dim, state, angles
         self.activation, self.chunk_size = rate, chunk_size

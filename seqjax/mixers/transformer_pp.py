@@ -7,7 +7,7 @@ at 768 x 12, tied); `window=256` is its sliding-window model.
 
 Ablations (section 3): `position` is rope, alibi or none. `const` replaces keys, or queries and keys, by a trained
 position table, which limits the sequence length and excludes `conv`. `temperature` scales q and k to unit length; the
-scores are then their cosine times sqrt(K) / temperature. `TransformerPP.entropy` is the entropy of the weights.
+scores are then their cosine times sqrt(K) / temperature. `TransformerPP.entropy` is the attention weights' entropy.
 """
 
 import math
@@ -229,7 +229,7 @@ class TransformerPP(AttentionMixer):
         return in_groups(attend, q_BTHK, start + jnp.arange(n_new)), extended
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """Attend from one query to the cache; return [B, H, K]."""
+        """Attend from one query to the cache, which holds the last W tokens if there is a window; return [B, H, K]."""
         q_BHK = jnp.broadcast_to(q_BHK, (cache.k_BSGK.shape[0], *q_BHK.shape[1:]))
         return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, scale=self.scale, slopes=self.slopes)
 

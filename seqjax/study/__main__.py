@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
         results.analyse(args.analyse, others=args.runs, latex=args.latex, html=args.page)
         return
     if args.runs:
-        raise UserError("--runs=DIR joins a finished study to another: --analyse=DIR --runs=DIR.")
+        raise UserError("--runs=OTHER joins another finished study: give --analyse=STUDY --runs=OTHER.")
     if args.page:
         raise UserError("--page makes report.html of a finished study: --analyse=DIR --page.")
     if args.configs:

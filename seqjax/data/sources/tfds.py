@@ -176,7 +176,7 @@ def _shards(
             "'train[:90%]'."
         ) from None
     if chosen.num_examples <= 0:
-        raise UserError(f"{key}: {info.full_name} has no document there; give another slice.")
+        raise UserError(f"{key}: this slice of {info.full_name} has no documents; give another slice.")
     share, mark = {None: (1, ""), True: (hold_out.SHARE, " held out"), False: (1 - hold_out.SHARE, " kept")}[held_out]
     out = []
     for part in chosen.file_instructions:

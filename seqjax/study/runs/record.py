@@ -9,14 +9,14 @@ import numpy as np
 
 
 class Unit(NamedTuple):
-    """Hold a loss unit: evaluation field, name, and factor from nats per token."""
+    """Hold a loss unit: the evaluation field with losses in this unit, its name, and the scale of thresholds."""
 
     field: str
     name: str
-    scale: float  # a threshold in nats times this factor is the threshold in this unit
+    scale: float  # only for thresholds: one in nats times this factor is the threshold in this unit
 
 
-# A token has about four bytes: 1 nat per token is about 1 / (4 ln 2), a third of a bit per byte.
+# A token has about four bytes: 1 nat per token is about 1 / (4 ln 2) = 0.36 bits per byte, rounded to a third.
 UNITS = {"nats": Unit("loss", "nats per token", 1.0), "bits_per_byte": Unit("bits_per_byte", "bits per byte", 1 / 3)}
 NATS = UNITS["nats"]
 
@@ -60,7 +60,7 @@ class Record:
         model: Architecture name.
         seed: Seed for the parameters and the data order.
         rate: Learning rate as a multiple of the study's common rate.
-        schedule: Number of steps as a share of the full number. `Records` holds full runs only.
+        schedule: Number of steps as a share of the full number; 1 in `Records`, which merges shorter runs into `ends`.
         points: Evaluations during the run, in order.
         ends: Evaluations with a decayed learning rate, by tokens. A WSD run has several ends. A linear-schedule run has
             its last evaluation, and the last evaluations of shorter runs that differ only in `schedule`.
