@@ -14,9 +14,9 @@ The forget gates f of a query head add g_ij, the sum of log f over positions j +
 past would leave few digits for near keys: at 100,000 tokens it may be -70,000, where float32 values are 0.008 apart.
 Sums therefore restart in every tile. Between tiles, g_ij adds the rest of the key's tile, the whole tiles between, and
 the query's tile up to the query; none of these is positive, so nothing cancels. Within a tile it is a difference. The
-gate gradient uses the row sums r and column sums c of ds:
+gate gradient uses the row sums r and column sums c of ds (without `scale`):
 
-    dlog f_l = sum over i >= l > j of ds_ij = sum over i >= l of r_i - c_i
+    dlog f_l = sum over i >= l > j of ds_ij = sum over i >= l of (r_i - c_i)
 
 r is zero up to rounding, but without it the rounding errors of all later rows would add up. Scores, sums and gradients
 are accumulated in float32; probabilities are rounded to the dtype of v before products.
@@ -61,7 +61,7 @@ BACKEND = Backend("chunked", load)
 def attend(
     q_BTHK: Array,
     k_BTGK: Array,
-    v_BTGK: Array,
+    v_BTGV: Array,
     log_f_BTH: Array | None = None,
     *,
     window: int,
@@ -75,7 +75,7 @@ def attend(
     have the checkpoint names `attention_out` and `attention_lse` for rematerialisation policies.
     """
     del split
-    return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, Options(window, scale, slopes))
+    return _attention(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, Options(window, scale, slopes))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -193,7 +193,7 @@ def _scan_forward(
         m_BGm, l_BGm, o_BGmV = (xla_tiles.block(x, row, rows) for x in carry)
         s_BGms, visible_ms = _tile_scores(operands, row, col, options)
         new_m_BGm = jnp.maximum(m_BGm, jnp.where(visible_ms, s_BGms, MASKED).max(-1))
-        # With a window, a row may see no key of a tile. Its maximum is then MASKED, and exp(0) must not count.
+        # With a window, a row may see no key of a tile. Its maximum is then MASKED, so the exponentials must not count.
         p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - new_m_BGm[..., None]), 0)
         decay_BGm = jnp.exp(m_BGm - new_m_BGm)
         v_BGsV = xla_tiles.block(operands.v_BGSV, col, tiles.side)

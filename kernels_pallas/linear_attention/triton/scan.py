@@ -1,5 +1,7 @@
 """Launch the Triton kernels of linear attention; custom VJP and tile sizes.
 
+The recurrence and the letters (g, X, U, dY, a~) are defined in `linear_attention/api.py`. The passes are:
+
     forward    sums: g [B, c C, H, K] fp32
                pairs, solve, mix: the inverses X [B, T, H, C] and the parts of U (only with a low-rank part)
                state: the states at the chunk starts [B, c, H, K, V] and U [B, T, H, V], in the dtype of v
@@ -7,9 +9,9 @@
     backward   sums, mix, state: g again, the state gradients and dY
                out, d_scores, keys, sums: the input gradients
 
-Few sequences are cut into time segments, and `state` is launched twice (state_scan/triton/segments.py). The backward
-pass keeps the inputs, the states, X and U. If b is k, V + U = X (V + a~ S) replaces both V and U, its gradient dY is
-also dV, and nothing is computed for b.
+If there are too few sequences to fill the GPU, time is cut into segments, and `state` is launched twice
+(state_scan/triton/segments.py). The backward pass keeps the inputs, the states, X and U. If b is k, V + U = X (V + a~
+S) replaces both V and U, its gradient dY is also dV, and nothing is computed for b.
 """
 
 from functools import partial
@@ -33,7 +35,8 @@ STRONGEST = 59.0  # weight_kernels.BOUND (86 to base 2) in base e, rounded down
 class Tile(NamedTuple):
     """Tile settings for a kernel.
 
-    block, keys: most value columns and keys per block; warps: warps per program; stages: blocks or chunks in flight.
+    block, keys: at most this many value columns and keys per block; warps: warps per program; stages: blocks or chunks
+    in flight.
     """
 
     block: int

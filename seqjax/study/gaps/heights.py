@@ -1,8 +1,9 @@
 """Measure each model's gap to a reference at equal in-domain loss and learning rate.
 
 Every run becomes one number, its height above the reference's loss curve. One slope, common to all models, adjusts for
-the learning rate. A gap is the model's mean height over seeds, minus the reference's. For an end, x is the in-domain
-loss, y the OOD loss, and rho = log2(rate).
+the learning rate. A gap is the model's mean height over seeds, minus the reference's. An end is an evaluation of a run
+with a decayed learning rate (`runs/record.py`), in the order of tokens. For an end, x is the in-domain loss, y the OOD
+loss, and rho = log2(rate).
 
     h(x)   = b (x - x0) + q (x - x0)^2, fitted to all ends of the reference, with an intercept per run; the tangent
              continues it past the outermost ends
@@ -10,7 +11,7 @@ loss, y the OOD loss, and rho = log2(rate).
     X      the reference's mean last x at its best rate
     x_i    = max(last x of run i, X): the loss at which run i is read; its highest end if all its ends lie below X
     c      mean over models: slope of heights on rho, between near-best rates of one seed
-    R(x)   = mean over reference seeds, then over their rates: u_j(x) - c rho_j
+    R(x)   = mean over a reference seed's rates, then over its seeds: u_j(x) - c rho_j
     g_s    = mean over rates of seed s: u_i(x_i) - c rho_i - R(x_i);   g = mean over seeds: g_s
 
 All functions have a leading axis D for draws (`documents.py`); the measured data is a single draw. Letters: D draws, E
@@ -22,7 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-REACH = 0.05  # nats in domain: the largest distance past the reference's ends at which a run is read
+REACH = (
+    0.05  # nats in domain: the largest distance below X, or above the reference's highest end, of a run that is read
+)
 FEWEST = 3  # models with a slope; with fewer, there is no learning-rate adjustment
 SAME = 1e-9  # octaves: the largest rounding difference between equal mean rates
 
@@ -301,7 +304,7 @@ def reference_levels(
 def _beyond(runs: Sequence[Ends], positions: np.ndarray, curve: Curve) -> np.ndarray:
     """Return how far runs are read past the reference's ends, [D].
 
-    The mean is over rates, then over seeds.
+    The mean is over a seed's rates, then over seeds.
     """
     far = np.maximum(np.maximum(positions - curve.high[:, None], curve.low[:, None] - positions), 0.0)
     seeds = dict.fromkeys(run.seed for run in runs)
