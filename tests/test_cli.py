@@ -265,7 +265,7 @@ def test_unwritable_output_sets_the_status(tmp_path, argv, where, status):
         assert done.returncode == 2 and done.stderr.startswith("error: There is no command 'trian'")
         return
     assert done.returncode == status, done.stderr
-    assert re.fullmatch(r"error: .*No space n_left.*\n" if "full" in where else "", done.stderr)
+    assert re.fullmatch(r"error: .*No space left.*\n" if "full" in where else "", done.stderr)
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2>&1 >/dev/full"])

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,12 +80,21 @@ def _is_at(file: int, out: Path) -> bool:
         return False
 
 
+def _holder(file: int) -> str:
+    """Return the name in a lock file; its holder writes it right after locking."""
+    for _ in range(ATTEMPTS):
+        if name := os.pread(file, 300, 0).decode(errors="replace"):
+            return name
+        time.sleep(0.01)
+    return ""
+
+
 def _lock(file: int, out: Path) -> None:
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.read(file, 300).decode(errors="replace") or "another process"
+        holder = _holder(file) or "another process"
         raise UserError(
             f"{out}: {holder} prepares text there. Wait until it has ended and run the same command again, or give "
             "another --out."
