@@ -18,8 +18,8 @@ class Remedy:
     """An attempt that fails, and how to follow the advice in its error.
 
     Attributes:
-        attempt: Called with a directory and `given`; raises an error.
-        given: The arguments of the failing attempt.
+        attempt: Called with a directory and `arguments`; raises an error.
+        arguments: The arguments of the failing attempt.
         advice: A pattern in the message, with named groups for what a user reads in it.
         follow: Called with the directory and the match; mends files, or returns the arguments that change.
         start: Called first, with the directory and the monkeypatch fixture.
@@ -27,7 +27,7 @@ class Remedy:
     """
 
     attempt: Callable[..., Any]
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     advice: str
     follow: Callable[[Path, re.Match[str]], Any]
     start: Callable[[Path, pytest.MonkeyPatch], Any] = lambda root, patch: None
@@ -38,11 +38,11 @@ def follow(remedy: Remedy, root: Path, patch: pytest.MonkeyPatch) -> None:
     """Fail, read the remedy in the message, follow it and succeed."""
     remedy.start(root, patch)
     with pytest.raises(remedy.error) as error:
-        remedy.attempt(root, **remedy.given)
-    found = re.search(remedy.advice, message := str(error.value).replace("\n", " "))
-    assert found, message
-    changed = remedy.follow(root, found)
-    remedy.attempt(root, **{**remedy.given, **(changed if isinstance(changed, dict) else {})})
+        remedy.attempt(root, **remedy.arguments)
+    match = re.search(remedy.advice, message := str(error.value).replace("\n", " "))
+    assert match, message
+    changed = remedy.follow(root, match)
+    remedy.attempt(root, **{**remedy.arguments, **(changed if isinstance(changed, dict) else {})})
 
 
 def last(*values: Any) -> Any:

@@ -154,10 +154,10 @@ def _prepare(root: Path, out: Path) -> None:
     prepare(str(root / "source"), out, tokenizer="byte", seq_len=16, workers=1)
 
 
-def _open(root: Path, path: str = "corpus", **given: Any) -> Any:
+def _open(root: Path, path: str = "corpus", **arguments: Any) -> Any:
     settings: dict[str, Any] = {"seq_len": 16, "vocab_size": 264}
     data: dict[str, Any] = {"train_domains": ("c4",), "eval_domains": ("c4",)}
-    for key, value in given.items():
+    for key, value in arguments.items():
         (settings if key in settings else data)[key] = value
     return open_corpus(DataConfig(corpus="blocks", path=str(root / path), tokenizer="byte", **data), **settings)
 
@@ -173,20 +173,20 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def _as_the_command_says(root: Path, found: re.Match[str]) -> None:
+def _as_the_command_says(root: Path, match: re.Match[str]) -> None:
     """Run the `seqjax prepare` command in an error, with its source and tokenizer filled in."""
-    words = shlex.split(found["command"].replace("--source=...", f"--source={root}/source").replace("NEW_DIR", "new"))
+    words = shlex.split(match["command"].replace("--source=...", f"--source={root}/source").replace("NEW_DIR", "new"))
     assert words[:2] == ["seqjax", "prepare"]
     cli.run([*words[1:-1], "--tokenizer=byte", "--seq_len=16", "--workers=1"])
 
 
-def _again(root: Path, found: re.Match[str]) -> None:
+def _again(root: Path, match: re.Match[str]) -> None:
     shutil.rmtree(root / "corpus")
-    _as_the_command_says(root, found)
+    _as_the_command_says(root, match)
 
 
-def _move(root: Path, found: re.Match[str]) -> None:
-    Path(found["path"]).rename(root / "moved")
+def _move(root: Path, match: re.Match[str]) -> None:
+    Path(match["path"]).rename(root / "moved")
 
 
 MAKE = r"`(?P<command>seqjax prepare [^`]+)`"
@@ -205,8 +205,8 @@ class Commands:
     """Run commands in a test's directory; `train` only reads its config."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-        def read(given: Any, overrides: list[tuple[str, str]], **_: Any) -> None:
-            from_config_dict(presets.read_config(given.config, overrides))
+        def read(arguments: Any, overrides: list[tuple[str, str]], **_: Any) -> None:
+            from_config_dict(presets.read_config(arguments.config, overrides))
 
         monkeypatch.setattr(train, "run", read)
         monkeypatch.chdir(root)
@@ -228,9 +228,9 @@ class Commands:
         for name in {*re.findall(r"DIR/([\w.]+)", line)} & {*FOUND}:
             FOUND[name](self._root)
         line, old = (text.replace("NAME", "top1_chunk").replace("DIR", str(self._root)) for text in (line, old))
-        found = re.search(advice, before := self.error_of(line).rpartition("error: ")[2])
-        assert found, before
-        after = self.error_of(_followed(line, found.groupdict(), old))
+        match = re.search(advice, before := self.error_of(line).rpartition("error: ")[2])
+        assert match, before
+        after = self.error_of(_followed(line, match.groupdict(), old))
         assert (then in after) if then else not after, after
         assert after != before
 
@@ -241,7 +241,7 @@ def follow_case(root: Path, case: Case) -> None:
     spoil(root)
     with pytest.raises(UserError) as error:
         attempt(root)
-    found = re.search(advice, str(error.value))
-    assert found, error
-    instead = follow(root, found)
+    match = re.search(advice, str(error.value))
+    assert match, error
+    instead = follow(root, match)
     instead() if callable(instead) else attempt(root)

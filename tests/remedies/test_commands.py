@@ -227,15 +227,15 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "advice"), SETTINGS, ids=[next(iter(given)) for given, _ in SETTINGS])
-def test_a_setting_as_the_error_advises(tmp_path: Path, given: dict[str, Any], advice: str):
+@pytest.mark.parametrize(("arguments", "advice"), SETTINGS, ids=[next(iter(arguments)) for arguments, _ in SETTINGS])
+def test_a_setting_as_the_error_advises(tmp_path: Path, arguments: dict[str, Any], advice: str):
     _corpus(tmp_path)
     with pytest.raises(UserError) as error:
-        _open(tmp_path, **given)
-    found = re.search(advice, str(error.value))
-    assert found, error
-    value: Any = int(found["to"]) if found["to"].isdecimal() else (found["to"],)
-    assert _open(tmp_path, **given | {found["key"]: value}).train_domains == ("c4",)
+        _open(tmp_path, **arguments)
+    match = re.search(advice, str(error.value))
+    assert match, error
+    value: Any = int(match["to"]) if match["to"].isdecimal() else (match["to"],)
+    assert _open(tmp_path, **arguments | {match["key"]: value}).train_domains == ("c4",)
 
 
 def _check(root: Path, to: str = "run", **changed: Any) -> Any:
@@ -253,14 +253,14 @@ def _outside(root: Path) -> None:
     (root / "run" / "eval_losses").symlink_to(root / "elsewhere")
 
 
-def _in_place_of_a_link(root: Path, found: re.Match[str]) -> None:
-    (link := Path(found["link"])).unlink()
-    shutil.move(found["path"], link)
+def _in_place_of_a_link(root: Path, match: re.Match[str]) -> None:
+    (link := Path(match["link"])).unlink()
+    shutil.move(match["path"], link)
 
 
-def _link_itself(root: Path, found: re.Match[str]) -> Callable[[], Any]:
-    (link := Path(found["link"])).unlink()
-    shutil.move(found["path"], link)
+def _link_itself(root: Path, match: re.Match[str]) -> Callable[[], Any]:
+    (link := Path(match["link"])).unlink()
+    shutil.move(match["path"], link)
     (root / "linked").symlink_to(root / "run")
     return lambda: mirrors.require_inside(root / "linked")
 
@@ -279,17 +279,17 @@ def _strict(root: Path, out: str = "x") -> None:
     prepare(str(bad), root / out, tokenizer="byte", layout=form, seq_len=16, workers=1, strict=True)
 
 
-def _without_the_line(root: Path, found: re.Match[str]) -> Callable[[], None]:
-    path = root / "bad" / found["file"]
+def _without_the_line(root: Path, match: re.Match[str]) -> Callable[[], None]:
+    path = root / "bad" / match["file"]
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(text for i, text in enumerate(lines, start=1) if i != int(found["line"])))
+    path.write_text("".join(text for i, text in enumerate(lines, start=1) if i != int(match["line"])))
     return lambda: _strict(root, "new")
 
 
 def _measured(again: Collection[str] = (), out: str = "out") -> Callable[[Path], list[str]]:
     def attempt(root: Path) -> list[str]:
-        found = results.read(root / out)
-        return results.to_measure(found, {"copa": {"step": 2}}, again=again, out=root / out)
+        match = results.read(root / out)
+        return results.to_measure(match, {"copa": {"step": 2}}, again=again, out=root / out)
 
     return attempt
 
@@ -303,10 +303,10 @@ def _read_prompts(root: Path) -> Any:
     return generate.read_prompts(path)
 
 
-def _lines(root: Path, found: re.Match[str]) -> None:
+def _lines(root: Path, match: re.Match[str]) -> None:
     """Delete the lines of a task from recall's results."""
-    path = Path(found["path"])
-    kept = [line for line in path.read_text().splitlines(True) if f'"task": "{found["task"]}"' not in line]
+    path = Path(match["path"])
+    kept = [line for line in path.read_text().splitlines(True) if f'"task": "{match["task"]}"' not in line]
     path.write_text("".join(kept))
 
 
@@ -334,7 +334,7 @@ FILES: dict[str, Case] = {
         lambda root: (_corpus(root) / "manifest.json").unlink(),
         _open,
         MAKE,
-        lambda root, found: [_as_the_command_says(root, found), lambda: _open(root, "new")][1],
+        lambda root, match: [_as_the_command_says(root, match), lambda: _open(root, "new")][1],
     ),
     "no documents": (
         lambda root: (_corpus(root) / "documents.npz").unlink(),
@@ -364,7 +364,7 @@ FILES: dict[str, Case] = {
         _run,
         lambda root: _check(root, name="other"),
         r"name: '(?P<was>\w+)'.*Give the old values",
-        lambda root, found: lambda: _check(root, name=found["was"]),
+        lambda root, match: lambda: _check(root, name=match["was"]),
     ),
     "a file as a workdir": (
         lambda root: [_run(root), _text(root / "file", "")],
@@ -406,13 +406,13 @@ FILES: dict[str, Case] = {
         lambda _: None,
         lambda _: sharding.make_mesh(data=3),
         r"set one size to (?P<size>-1)",
-        lambda _, found: lambda: sharding.make_mesh(data=int(found["size"])),
+        lambda _, match: lambda: sharding.make_mesh(data=int(match["size"])),
     ),
     "a batch that is not divided": (
         lambda _: None,
         _batch(9),
         r"fit are (?P<size>\d+)",
-        lambda root, found: lambda: _batch(int(found["size"]))(root),
+        lambda root, match: lambda: _batch(int(match["size"]))(root),
     ),
     "micro-batches that are not divided": (
         lambda _: None,
@@ -424,19 +424,19 @@ FILES: dict[str, Case] = {
         _prompts("\n"),
         _read_prompts,
         "--prompts=(?P<path>\\S+) holds",
-        lambda _, found: Path(found["path"]).write_text("a line\n"),
+        lambda _, match: Path(match["path"]).write_text("a line\n"),
     ),
     "prompts of another form": (
         _prompts("a line\n", "p.jsonl"),
         _read_prompts,
         r"(?P<path>\S+), line 1 .*write (?P<line>\{.*\}),",
-        lambda _, found: Path(found["path"]).write_text(found["line"] + "\n"),
+        lambda _, match: Path(match["path"]).write_text(match["line"] + "\n"),
     ),
     "a bucket without a name": (
         lambda _: None,
         lambda _: store.require_workdir("gs://"),
         r"write (?P<url>\S+)\.",
-        lambda _, found: lambda: store.require_workdir(found["url"]),
+        lambda _, match: lambda: store.require_workdir(match["url"]),
     ),
     "a result of another checkpoint, again": (
         lambda root: _text(root / "out" / "copa.json", RESULT),

@@ -124,12 +124,12 @@ def _index(change: Callable[[dict[str, str]], Any]) -> Callable[[Path], None]:
     return spoil
 
 
-def _set(_: Path, found: re.Match[str]) -> dict[str, Any]:
+def _set(_: Path, match: re.Match[str]) -> dict[str, Any]:
     """Give a setting its value in the message."""
-    value = {"True": True, "False": False, "None": None}.get(found["to"], found["to"])
+    value = {"True": True, "False": False, "None": None}.get(match["to"], match["to"])
     if isinstance(value, str) and re.fullmatch(r"[\d.e-]+", value):
         value = float(value)
-    return {f"{found['key']}".replace(".", "__"): value}
+    return {f"{match['key']}".replace(".", "__"): value}
 
 
 def _hub(root: Path, patch: pytest.MonkeyPatch) -> None:
@@ -167,12 +167,12 @@ FETCH = "(?i:download (it|them))"
 FIX = r"(?P<path>\S+config\.json)\b.*; fix it, or (?P<how>remove it) to skip the check"
 
 
-def _mend_config(root: Path, found: re.Match[str]) -> None:
-    shutil.copy(root / "copy" / "config.json", found["path"])
+def _mend_config(root: Path, match: re.Match[str]) -> None:
+    shutil.copy(root / "copy" / "config.json", match["path"])
 
 
-def _remove_config(_: Path, found: re.Match[str]) -> None:
-    Path(found["path"]).unlink()
+def _remove_config(_: Path, match: re.Match[str]) -> None:
+    Path(match["path"]).unlink()
 
 
 ROPE = {"rope_type": "llama3", "rope_theta": 5e4}
@@ -181,7 +181,7 @@ IMPORTS: dict[str, Remedy] = {
         _used,
         {},
         "used holds a run.* new --(?P<key>workdir)",
-        lambda _, found: {found["key"]: "new"},
+        lambda _, match: {match["key"]: "new"},
         _no_checkpoints,
     ),
     "a file that was cut": Remedy(
@@ -214,7 +214,7 @@ IMPORTS: dict[str, Remedy] = {
         _described,
         {},
         r"2 \.safetensors files .*path of one",
-        lambda _, found: {"path": "public/a.safetensors"},
+        lambda _, match: {"path": "public/a.safetensors"},
         lambda root, _: [
             _copies(root),
             (root / "public" / directory.WEIGHTS).rename(root / "public" / "a.safetensors"),
@@ -239,8 +239,8 @@ IMPORTS: dict[str, Remedy] = {
         _import,
         {"model__n_layers": 1000},
         r"config\.(?P<key>model\.n_layers)=.* the number of layers in the file",
-        lambda root, found: {
-            found["key"].replace(".", "__"): json.loads((root / "copy/config.json").read_text())["num_hidden_layers"]
+        lambda root, match: {
+            match["key"].replace(".", "__"): json.loads((root / "copy/config.json").read_text())["num_hidden_layers"]
         },
         lambda root, _: [_copies(root), (root / "public" / "config.json").unlink()],
     ),
@@ -272,14 +272,14 @@ IMPORTS: dict[str, Remedy] = {
         _import,
         {"family": "mamba"},
         r"model_type '(?P<to>\w+)', .*Give the --config",
-        lambda _, found: {"family": found["to"]},
+        lambda _, match: {"family": match["to"]},
         lambda root, _: _copies(root),
     ),
     "a public config without a size": Remedy(
         _described,
         {},
         "hidden_size.*Give --(?P<key>config)",
-        lambda _, found: {found["key"]: "llama"},
+        lambda _, match: {match["key"]: "llama"},
         _changed(lambda content: content.pop("hidden_size")),
     ),
     "a public config with a size beyond all devices": Remedy(
@@ -312,7 +312,7 @@ IMPORTS: dict[str, Remedy] = {
         _described,
         {},
         r"tokenizer\.model.*Save .* as (?P<file>tokenizer\.json)",
-        lambda root, found: write(root / "public" / found["file"], "{}"),
+        lambda root, match: write(root / "public" / match["file"], "{}"),
         lambda root, _: [
             _copies(root),
             write(root / "public" / "tokenizer.model", "x"),
@@ -323,28 +323,28 @@ IMPORTS: dict[str, Remedy] = {
         _fetched,
         {"text": "OWNER/NAME"},
         r"is (?P<scheme>hf://)OWNER/NAME",
-        lambda _, found: {"text": f"{found['scheme']}OWNER/NAME"},
+        lambda _, match: {"text": f"{match['scheme']}OWNER/NAME"},
         _hub,
     ),
     "a name of another form": Remedy(
         _fetched,
         {"text": "hf://a/OWNER/NAME"},
         r"write (?P<to>hf://OWNER/NAME) or",
-        lambda _, found: {"text": found["to"]},
+        lambda _, match: {"text": match["to"]},
         _hub,
     ),
     "a name with a revision": Remedy(
         _fetched,
         {"text": "hf://a/OWNER/NAME"},
         r"or (?P<to>hf://OWNER/NAME@REVISION)",
-        lambda _, found: {"text": found["to"]},
+        lambda _, match: {"text": match["to"]},
         _hub,
     ),
     "a model that the hub does not have": Remedy(
         _fetched,
         {"text": "hf://OWNER/NAM"},
         r"404: OWNER/NAM.* Check the name",
-        lambda _, found: {"text": "hf://OWNER/NAME"},
+        lambda _, match: {"text": "hf://OWNER/NAME"},
         _hub,
     ),
     "a model that the hub does not have, downloaded": Remedy(
@@ -366,12 +366,12 @@ def test_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
 ONLY = r"[Ee]xport with --(?P<key>weights_only)"
 
 
-def _weights_only(_: Path, found: re.Match[str]) -> dict[str, bool]:
-    return {found["key"]: True}
+def _weights_only(_: Path, match: re.Match[str]) -> dict[str, bool]:
+    return {match["key"]: True}
 
 
-def _other_out(_: Path, found: re.Match[str]) -> dict[str, str]:
-    del found
+def _other_out(_: Path, match: re.Match[str]) -> dict[str, str]:
+    del match
     return {"out": "new"}
 
 
@@ -380,7 +380,7 @@ EXPORTS: dict[str, Remedy] = {
         _export_weights,
         {"model__mixer__window": 8, "model__mixer__bias": True},
         r"set config\.(?P<a>model\.mixer\.bias) and config\.(?P<b>model\.mlp\.bias) to (?P<to>False)",
-        lambda _, found: {found[key].replace(".", "__"): False for key in "ab"},
+        lambda _, match: {match[key].replace(".", "__"): False for key in "ab"},
     ),
     "a window with biases": Remedy(
         _export_weights,
@@ -398,7 +398,7 @@ EXPORTS: dict[str, Remedy] = {
         _export,
         {"family": "deltanet", "model__mixer__norm_eps": 1e-5, "weights_only": True},
         r"has one norm_eps, and this config has (?P<to>[\de.-]+) .*Train with one value",
-        lambda _, found: {"model__mixer__norm_eps": float(found["to"])},
+        lambda _, match: {"model__mixer__norm_eps": float(match["to"])},
     ),
     "a tokenizer that is not there": Remedy(_export, {"tokenizer": "huggingface"}, ONLY, _weights_only),
     "a tokenizer with more ids": Remedy(_export, {"model__vocab_size": 100}, ONLY, _weights_only),
@@ -423,7 +423,7 @@ EXPORTS: dict[str, Remedy] = {
         _export,
         {"value": 1e6, "dtype": "float16"},
         "use another --(?P<key>dtype)",
-        lambda _, found: {found["key"]: "bfloat16"},
+        lambda _, match: {match["key"]: "bfloat16"},
     ),
     "a checkpoint that diverged": Remedy(
         _export, {"value": np.nan}, "a checkpoint from before training diverged", lambda *_: {"value": 1.0}

@@ -35,19 +35,19 @@ def _lines(root: Path, *paths: str, n: int = 9) -> None:
         write(root / path, "".join(LINE % i for i in range(n)))
 
 
-def _prepare(root: Path, out: str = "corpus", source: str = "source", **given: Any) -> dict[str, Any]:
-    return prepare(str(root / source), root / out, tokenizer="byte", **{"seq_len": SEQ_LEN, "workers": 1, **given})
+def _prepare(root: Path, out: str = "corpus", source: str = "source", **arguments: Any) -> dict[str, Any]:
+    return prepare(str(root / source), root / out, tokenizer="byte", **{"seq_len": SEQ_LEN, "workers": 1, **arguments})
 
 
-def _open(root: Path, path: str | Path = "corpus", **given: Any) -> Any:
-    seq_len, sets = given.pop("seq_len", SEQ_LEN), [str(root / name) for name in given.pop("test_sets", ())]
+def _open(root: Path, path: str | Path = "corpus", **arguments: Any) -> Any:
+    seq_len, sets = arguments.pop("seq_len", SEQ_LEN), [str(root / name) for name in arguments.pop("test_sets", ())]
     path = str(path) if "://" in str(path) else str(root / path)
-    data = {"corpus": "blocks", "tokenizer": "byte", "train_domains": ("c4",), "eval_domains": ("c4",)} | given
+    data = {"corpus": "blocks", "tokenizer": "byte", "train_domains": ("c4",), "eval_domains": ("c4",)} | arguments
     return open_corpus(DataConfig(path=path, **data), seq_len=seq_len, vocab_size=264, test_sets=sets)
 
 
-def _read(root: Path, path: str | Path = "corpus", **given: Any) -> None:
-    corpus = _open(root, path, **given)
+def _read(root: Path, path: str | Path = "corpus", **arguments: Any) -> None:
+    corpus = _open(root, path, **arguments)
     corpus.train_sample("c4", count=1000)
     corpus.eval_blocks("c4", count=1000)
 
@@ -85,23 +85,23 @@ def _flip_block(root: Path, number: int) -> None:
     _flip(path, path.read_bytes().index(record) + 4)
 
 
-def _copy_back(root: Path, found: re.Match[str]) -> None:
-    path = Path(found["path"])
+def _copy_back(root: Path, match: re.Match[str]) -> None:
+    path = Path(match["path"])
     shutil.copy(root / "made" / path.relative_to(root / "corpus"), path)
 
 
-def _prepare_again(root: Path, found: re.Match[str]) -> dict[str, Any]:
+def _prepare_again(root: Path, match: re.Match[str]) -> dict[str, Any]:
     """Prepare into another directory, as the command or option in the message says."""
-    text = found["command"].removesuffix(" --tokenizer=...")
+    text = match["command"].removesuffix(" --tokenizer=...")
     text += " --source=SOURCE --out=NEW_DIR" * ("--out" not in text)
     text += " --tokenizer=byte" * ("--tokenizer" not in text) + " --seq_len=16" * ("--seq_len" not in text)
     command(f"{text} --workers=1", **{"--source=...": "--source=SOURCE", "SOURCE": f"{root}/source"}, NEW_DIR="new")
     return {"path": "new"}
 
 
-def _delete_and_prepare(root: Path, found: re.Match[str]) -> None:
+def _delete_and_prepare(root: Path, match: re.Match[str]) -> None:
     shutil.rmtree(root / "corpus")
-    _prepare_again(root, found)
+    _prepare_again(root, match)
 
 
 MAKE = r"make it with `(?P<command>seqjax prepare [^`]+)`"
@@ -139,7 +139,7 @@ BLOCKS: dict[str, Remedy] = {
         _read,
         {},
         r"^(?P<path>\S+) is damaged.*delete it",
-        lambda _, found: Path(found["path"]).unlink(),
+        lambda _, match: Path(match["path"]).unlink(),
         _flipped("sources.npz"),
     ),
     "another block": Remedy(_read, {}, COPY, _copy_back, lambda root, _: _flip_block(root, 0)),
@@ -169,20 +169,20 @@ BLOCKS: dict[str, Remedy] = {
         ],
     ),
     "a longer seq_len": Remedy(
-        _read, {"seq_len": 32}, "or (?P<command>prepare again .*)\\.", lambda root, found: _as_prepare(root, found)
+        _read, {"seq_len": 32}, "or (?P<command>prepare again .*)\\.", lambda root, match: _as_prepare(root, match)
     ),
     "blocks of another tokenizer": Remedy(
         _read,
         {},
         "or (?P<command>prepare again .*)\\.",
-        lambda root, found: _as_prepare(root, found),
+        lambda root, match: _as_prepare(root, match),
         _manifest(lambda m: m["tokenizer"].update(name="mixtral", sha256="0" * 64)),
     ),
     "a misspelt domain": Remedy(
         _read,
         {"train_domains": ("c5",)},
         r"config\.data\.train_domains: .*Did you mean '(?P<to>\w+)'",
-        lambda _, found: {"train_domains": (found["to"],)},
+        lambda _, match: {"train_domains": (match["to"],)},
     ),
     "more files than a process may open": Remedy(
         _read,
@@ -195,7 +195,7 @@ BLOCKS: dict[str, Remedy] = {
         _read,
         {"eval_domains": ("c4", "arxiv"), "path": "two"},
         r"list fewer domains in config\.data\.train_domains and (?P<key>eval_domains)",
-        lambda _, found: {found["key"]: ("c4",)},
+        lambda _, match: {match["key"]: ("c4",)},
         lambda root, patch: [
             _lines(root, "many/train/c4/a.jsonl", "many/train/arxiv/a.jsonl", "many/validation/c4/a.jsonl"),
             _prepare(root, "two", "many"),
@@ -206,7 +206,7 @@ BLOCKS: dict[str, Remedy] = {
         _read,
         {"test_sets": ("a/set", "b/set")},
         r"(?P<a>\S+) and (?P<b>\S+) are both named 'set'.*rename one",
-        lambda _, found: last(Path(found["b"]).rename(Path(found["b"]).with_name("other")), {"test_sets": SETS}),
+        lambda _, match: last(Path(match["b"]).rename(Path(match["b"]).with_name("other")), {"test_sets": SETS}),
         lambda root, _: [shutil.copytree(root / "made", root / name / "set") for name in ("a", "b")],
     ),
     "a test set without a block": Remedy(
@@ -222,48 +222,48 @@ BLOCKS: dict[str, Remedy] = {
         ],
     ),
     "domains of another name": Remedy(
-        lambda root, **given: _open(root, "own", **given),
+        lambda root, **arguments: _open(root, "own", **arguments),
         {"train_domains": (), "eval_domains": ()},
         r"the domains (?P<one>\w+), .* in config\.data\.(?P<key>train_domains)",
-        lambda _, found: {found["key"]: (found["one"],)},
+        lambda _, match: {match["key"]: (match["one"],)},
         lambda root, _: _own(root),
     ),
     "domains of another name, all": Remedy(
-        lambda root, **given: _open(root, "own", **given),
+        lambda root, **arguments: _open(root, "own", **arguments),
         {"train_domains": (), "eval_domains": ()},
         r"config\.data\.(?P<key>regime)='(?P<to>\w+)'",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
         lambda root, _: _own(root),
     ),
     "no validation text": Remedy(
         lambda root, path="own": _open(root, path, train_domains=("a",), eval_domains=("a", "b")),
         {},
         r"into another (?P<out>--out) \((?P<option>--validation)=(?P<to>[\d.]+) ",
-        lambda root, found: [
-            _prepare(root, "new", "s", **FOLDERS | {"validation": float(found["to"])}),
+        lambda root, match: [
+            _prepare(root, "new", "s", **FOLDERS | {"validation": float(match["to"])}),
             {"path": "new"},
         ][1],
         lambda root, _: _own(root, validation=0.0),
     ),
     "no validation text, other domains": Remedy(
-        lambda root, **given: _open(root, "own", train_domains=("a",), **given),
+        lambda root, **arguments: _open(root, "own", train_domains=("a",), **arguments),
         {"eval_domains": ("a", "b")},
         r"Domain '(?P<out>\w+)' has no .* out of config\.data\.(?P<key>eval_domains)",
-        lambda _, found: {found["key"]: tuple({"a", "b"} - {found["out"]})},
+        lambda _, match: {match["key"]: tuple({"a", "b"} - {match["out"]})},
         lambda root, _: _own(root, validation=0.0),
     ),
     "weights of 0": Remedy(
-        lambda root, **given: _open(root, "own", **given),
+        lambda root, **arguments: _open(root, "own", **arguments),
         {"train_domains": ("a", "b"), "eval_domains": (), "weights": (1.0, 0.0)},
         r"config\.data\.(?P<key>weights): the weight of 'b' must be above (?P<least>\d)",
-        lambda _, found: {found["key"]: (1.0, float(found["least"]) + 0.5)},
+        lambda _, match: {match["key"]: (1.0, float(match["least"]) + 0.5)},
         lambda root, _: _own(root),
     ),
     "weights too far apart": Remedy(
-        lambda root, **given: _open(root, "own", **given),
+        lambda root, **arguments: _open(root, "own", **arguments),
         {"train_domains": ("a", "b"), "eval_domains": (), "weights": (1.0, 1e10)},
         r"out of config\.data\.(?P<key>train_domains)",
-        lambda _, found: {found["key"]: ("b",), "weights": ()},
+        lambda _, match: {match["key"]: ("b",), "weights": ()},
         lambda root, _: _own(root),
     ),
 }
@@ -271,9 +271,9 @@ SETS = ("a/set", "b/other")
 FOLDERS: dict[str, Any] = {"layout": Layout(domain_from="folder"), "validation": 0.0}
 
 
-def _as_prepare(root: Path, found: re.Match[str]) -> dict[str, Any]:
-    assert "into another directory with" in found["command"]
-    options = found["command"].partition(" with ")[2]
+def _as_prepare(root: Path, match: re.Match[str]) -> dict[str, Any]:
+    assert "into another directory with" in match["command"]
+    options = match["command"].partition(" with ")[2]
     command(f"seqjax prepare --source={root}/source --out=new --workers=1 {options}")
     return {"path": "new"}
 
@@ -324,9 +324,9 @@ def _few_texts(root: Path, patch: pytest.MonkeyPatch) -> None:
     write(root / "file", "")
 
 
-def _builtin(root: Path, cache_dir: str = "cache", **given: Any) -> Any:
-    seq_len = given.pop("seq_len", SEQ_LEN)
-    config = DataConfig(corpus="builtin", tokenizer="byte", cache_dir=str(root / cache_dir), **given)
+def _builtin(root: Path, cache_dir: str = "cache", **arguments: Any) -> Any:
+    seq_len = arguments.pop("seq_len", SEQ_LEN)
+    config = DataConfig(corpus="builtin", tokenizer="byte", cache_dir=str(root / cache_dir), **arguments)
     corpus = open_corpus(config, seq_len=seq_len, vocab_size=264)
     corpus.train_sample(corpus.train_domains[0], count=1000)
     return corpus
@@ -346,42 +346,42 @@ BUILTIN: dict[str, Remedy] = {
         _builtin,
         {"cache_dir": "file"},
         r"config\.data\.(?P<key>cache_dir)",
-        lambda _, found: {found["key"]: "writable"},
+        lambda _, match: {match["key"]: "writable"},
         _few_texts,
     ),
     "blocks that are too long": Remedy(
         _builtin,
         {"seq_len": LONG},
         r"lower config\.train\.(?P<key>seq_len)",
-        lambda _, found: {found["key"]: SEQ_LEN},
+        lambda _, match: {match["key"]: SEQ_LEN},
         _few_texts,
     ),
     "training blocks that are too long": Remedy(
         _builtin,
         {"seq_len": 300, "train_domains": ("prose", "python"), "eval_domains": ("c_code",)},
         r"Domain '(?P<out>\w+)' .* out of config\.data\.(?P<key>train_domains)",
-        lambda _, found: {found["key"]: tuple({"prose", "python"} - {found["out"]})},
+        lambda _, match: {match["key"]: tuple({"prose", "python"} - {match["out"]})},
         lambda root, patch: _few_texts_of(root, patch, "prose"),
     ),
     "evaluation blocks that are too long": Remedy(
         _builtin,
         {"seq_len": 1000, "eval_domains": ("prose", "c_code")},
         r"for evaluation .* lower config\.train\.(?P<key>seq_len)",
-        lambda _, found: {found["key"]: SEQ_LEN},
+        lambda _, match: {match["key"]: SEQ_LEN},
         _few_texts,
     ),
     "evaluation blocks that are too long, other domains": Remedy(
         _builtin,
         {"seq_len": 1000, "eval_domains": ("prose", "c_code")},
         r"Domain '(?P<out>\w+)' .* for evaluation .* out of config\.data\.(?P<key>eval_domains)",
-        lambda _, found: {found["key"]: tuple({"prose", "c_code"} - {found["out"]})},
+        lambda _, match: {match["key"]: tuple({"prose", "c_code"} - {match["out"]})},
         _few_texts,
     ),
     "a flat file that was cut": Remedy(
         _cut_flat_file,
         {},
         r"Delete (?P<path>\S+); the next run rebuilds it",
-        lambda _, found: last(shutil.rmtree(found["path"]), {"again": True}),
+        lambda _, match: last(shutil.rmtree(match["path"]), {"again": True}),
         _few_texts,
     ),
 }
@@ -409,8 +409,8 @@ def _stored(root: Path, patch: pytest.MonkeyPatch, *, free: str = "") -> None:
         patch.setattr(block_cache.shutil, "disk_usage", room)
 
 
-def _remote(root: Path, cache_dir: str = "", **given: Any) -> None:
-    _read(root, f"memory://{root.name}/blocks", cache_dir=str(root / cache_dir) if cache_dir else "", **given)
+def _remote(root: Path, cache_dir: str = "", **arguments: Any) -> None:
+    _read(root, f"memory://{root.name}/blocks", cache_dir=str(root / cache_dir) if cache_dir else "", **arguments)
 
 
 def _position(**changed: Any) -> pipeline.TrainIterator:
@@ -425,8 +425,8 @@ def _resume(root: Path, **changed: Any) -> None:
     _position(**changed).set_state(_position().get_state())
 
 
-def _stream(root: Path, path: str = "source", **given: Any) -> Any:
-    return _open(root, path, corpus="stream", **given)
+def _stream(root: Path, path: str = "source", **arguments: Any) -> Any:
+    return _open(root, path, corpus="stream", **arguments)
 
 
 def _first(root: Path, parts: int, domain: str = "c4") -> None:
@@ -444,70 +444,70 @@ STREAMS: dict[str, Remedy] = {
         _remote,
         {"cache_dir": "file"},
         r"config\.data\.(?P<key>cache_dir) to a writable",
-        lambda _, found: {found["key"]: "writable"},
+        lambda _, match: {match["key"]: "writable"},
         lambda root, patch: [_stored(root, patch), write(root / "file", "")],
     ),
     "a cache without space": Remedy(
         _remote,
         {},
         r"config\.data\.(?P<key>cache_dir) to a directory with enough space",
-        lambda _, found: {found["key"]: "large"},
+        lambda _, match: {match["key"]: "large"},
         lambda root, patch: _stored(root, patch, free="large"),
     ),
     "a resumed run with other settings": Remedy(
         _resume,
         {"batch_size": 4},
         r"batch_size: (?P<to>\d+) -> 4.*Restore the settings",
-        lambda _, found: {"batch_size": int(found["to"])},
+        lambda _, match: {"batch_size": int(match["to"])},
     ),
     "shards without a domain": Remedy(
         _first,
         {"parts": 1, "domain": "arxiv"},
         r"no document of 'arxiv' .* change config\.data\.train_domains",
-        lambda _, found: {"domain": "c4"},
+        lambda _, match: {"domain": "c4"},
     ),
     "shards without a domain, another source": Remedy(
         _first,
         {"parts": 1, "domain": "arxiv"},
         r"no document of '(?P<domain>\w+)' .*; use a source that has it",
-        lambda root, found: _lines(root, f"source/train/{found['domain']}/a.jsonl"),
+        lambda root, match: _lines(root, f"source/train/{match['domain']}/a.jsonl"),
     ),
     "fewer documents than workers": Remedy(
         _first,
         {"parts": 20},
         r"part 19 of 20.*lower config\.data\.(?P<key>workers)",
-        lambda _, found: {"parts": 3},
+        lambda _, match: {"parts": 3},
     ),
     "no evaluation text": Remedy(
         _stream,
         {"path": "source/train"},
         r"set config\.data\.(?P<key>path) to a directory that holds train/ and validation/",
-        lambda _, found: {found["key"]: "source"},
+        lambda _, match: {match["key"]: "source"},
     ),
     "a long block of evaluation text": Remedy(
         _stream,
         {"seq_len": 600},
         r"lower config\.train\.(?P<key>seq_len)",
-        lambda _, found: {found["key"]: 16},
+        lambda _, match: {match["key"]: 16},
         lambda root, _: _lines(root, "source/train/c4/b.jsonl"),
     ),
     "no evaluation text of a domain": Remedy(
         _stream,
         {"eval_domains": ("c4", "arxiv")},
         r"Domain '(?P<out>\w+)' .* out of config\.data\.(?P<key>eval_domains)",
-        lambda _, found: {found["key"]: tuple({"c4", "arxiv"} - {found["out"]})},
+        lambda _, match: {match["key"]: tuple({"c4", "arxiv"} - {match["out"]})},
     ),
     "no training text of a domain": Remedy(
         _stream,
         {"train_domains": ("c4", "arxiv")},
         r"domain '(?P<out>\w+)'; .* out of config\.data\.(?P<key>train_domains)",
-        lambda _, found: {found["key"]: tuple({"c4", "arxiv"} - {found["out"]})},
+        lambda _, match: {match["key"]: tuple({"c4", "arxiv"} - {match["out"]})},
     ),
     "no training text of a domain, another source": Remedy(
         _stream,
         {"train_domains": ("c4", "arxiv")},
         r"set config\.data\.(?P<key>path) to a source with more text",
-        lambda _, found: {found["key"]: "more"},
+        lambda _, match: {match["key"]: "more"},
         lambda root, _: [
             shutil.copytree(root / "source", root / "more"),
             _lines(root, "more/train/arxiv/a.jsonl"),
@@ -517,7 +517,7 @@ STREAMS: dict[str, Remedy] = {
         _stream,
         {"path": "surce"},
         "no file or directory (?P<path>\\S+); correct the path",
-        lambda _, found: {"path": Path(found["path"]).name.replace("surce", "source")},
+        lambda _, match: {"path": Path(match["path"]).name.replace("surce", "source")},
     ),
 }
 

@@ -33,8 +33,8 @@ def _pretrained(mixer: str = "transformer_pp", seq_len: int = 20) -> Pretrained:
     return Pretrained(model=model, params={}, config=config, step=1, mesh=make_mesh())
 
 
-def _number(_: Path, found: re.Match[str]) -> dict[str, int]:
-    return {found["key"]: int(found["to"])}
+def _number(_: Path, match: re.Match[str]) -> dict[str, int]:
+    return {match["key"]: int(match["to"])}
 
 
 # ------------------------------------------------------------------------------------------------------------- harness
@@ -42,10 +42,10 @@ def _harness(root: Path, **options: Any) -> None:
     """Read the options of the command."""
     from seqjax.evals.lm_eval import __main__ as harness
 
-    given = {"workdir": f"{root}/run", "tasks": "local"} | options
+    arguments = {"workdir": f"{root}/run", "tasks": "local"} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "_run", lambda args, out: None)
-        harness.main([f"--{name}={str(value).replace('ROOT', str(root))}" for name, value in given.items()])
+        harness.main([f"--{name}={str(value).replace('ROOT', str(root))}" for name, value in arguments.items()])
 
 
 def _evaluated(root: Path) -> None:
@@ -60,14 +60,14 @@ def _evaluated(root: Path) -> None:
         harness._measured(None, None, "copa", {"num_fewshot": 0, "limit": 0})
 
 
-def _lm(_: Path, mixer: str = "transformer_pp", seq_len: int = 20, **given: Any) -> Any:
+def _lm(_: Path, mixer: str = "transformer_pp", seq_len: int = 20, **arguments: Any) -> Any:
     from seqjax.evals.lm_eval.lm import SeqjaxLM
 
-    return SeqjaxLM(_pretrained(mixer, seq_len), **given)
+    return SeqjaxLM(_pretrained(mixer, seq_len), **arguments)
 
 
-def _prompt(root: Path, n_new: int, **given: Any) -> None:
-    _lm(root, **given)._prompt("context", {"max_gen_toks": n_new})
+def _prompt(root: Path, n_new: int, **arguments: Any) -> None:
+    _lm(root, **arguments)._prompt("context", {"max_gen_toks": n_new})
 
 
 def _scored(root: Path, max_length: int = 0) -> None:
@@ -91,19 +91,19 @@ def _settings(_: Path, **settings: Any) -> None:
 
 def _manager(root: Path, tasks: str = "local_copy", include: str = "") -> None:
     """Find tasks; the tasks of lm_eval itself are not read."""
-    from seqjax.evals.lm_eval import tasks as found
+    from seqjax.evals.lm_eval import tasks as harness_tasks
 
-    manager = found.Manager
+    manager = harness_tasks.Manager
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(found, "Manager", lambda **options: manager(**options | {"include_defaults": False}))
-        found.manager([tasks], [root / include] if include else [])
+        patch.setattr(harness_tasks, "Manager", lambda **options: manager(**options | {"include_defaults": False}))
+        harness_tasks.manager([tasks], [root / include] if include else [])
 
 
 def _loaded(root: Path) -> None:
     """Load a task with its data, which needs a network."""
     from lm_eval.tasks import TaskManager
 
-    from seqjax.evals.lm_eval import tasks as found
+    from seqjax.evals.lm_eval import tasks as harness_tasks
 
     def load(self: Any, names: Any) -> Any:
         if not (root / "network").exists():
@@ -112,7 +112,7 @@ def _loaded(root: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskManager, "load", load)
-        found.Manager(include_defaults=False, include_path=[]).load(["copa"])
+        harness_tasks.Manager(include_defaults=False, include_path=[]).load(["copa"])
 
 
 def _results(root: Path) -> None:
@@ -129,26 +129,26 @@ HARNESS: dict[str, Remedy] = {
         _harness,
         {"workdir": "gs://b/c"},
         "local directory .* --(?P<key>out)",
-        lambda _, found: {found["key"]: "ROOT/out"},
+        lambda _, match: {match["key"]: "ROOT/out"},
     ),
     "results behind a link": Remedy(
         _harness,
         {},
         r"is a link to (?P<to>\S+): .* --(?P<key>out)",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
         lambda root, _: [(root / "run").mkdir(), (root / "run" / "harness").symlink_to(root / "elsewhere")],
     ),
     "a batch of so many texts": Remedy(
         _lm,
         {"batch_size": 4},
         r"(?P<drop>batch_size)=4: .* (?P<key>batch_tokens)=(?P<to>\d+)",
-        lambda _, found: {found["drop"]: None, found["key"]: int(found["to"])},
+        lambda _, match: {match["drop"]: None, match["key"]: int(match["to"])},
     ),
     "another device": Remedy(
         _lm,
         {"device": "tpu"},
         r"(?P<drop>device)=tpu: .* set JAX_PLATFORMS=(?P<to>cpu)",
-        lambda _, found: {found["drop"]: None},
+        lambda _, match: {match["drop"]: None},
     ),
     "a negative length": Remedy(_lm, {"max_length": -1}, r"(?P<key>max_length)=-1: give at least (?P<to>\d)", _number),
     "a length beyond the table": Remedy(
@@ -161,13 +161,13 @@ HARNESS: dict[str, Remedy] = {
         _prompt,
         {"n_new": 30},
         r"requests (?P<to>\d+) new tokens.* Give a larger --(?P<key>max_length)",
-        lambda _, found: {found["key"]: int(found["to"]) + 1},
+        lambda _, match: {match["key"]: int(match["to"]) + 1},
     ),
     "more new tokens than fit, longer training": Remedy(
         _prompt,
         {"n_new": 30},
         r"requests (?P<to>\d+) new tokens.*\(config\.train\.(?P<key>seq_len)\)",
-        lambda _, found: {found["key"]: int(found["to"]) + 1},
+        lambda _, match: {match["key"]: int(match["to"]) + 1},
     ),
     "a continuation that does not fit": Remedy(
         _scored,
@@ -179,7 +179,7 @@ HARNESS: dict[str, Remedy] = {
         _settings,
         {"max_token": 9},
         r"max_token is .*Supported: .*\b(?P<to>max_tokens)\b",
-        lambda _, found: {"max_token": None, found["to"]: 9},
+        lambda _, match: {"max_token": None, match["to"]: 9},
     ),
     "no new tokens": Remedy(
         _settings, {"max_gen_toks": 0}, r"(?P<key>max_gen_toks)=0; give at least (?P<to>\d)", _number
@@ -188,32 +188,32 @@ HARNESS: dict[str, Remedy] = {
         _manager,
         {"tasks": "local_cpy"},
         r"--(?P<key>tasks): .*Did you mean '(?P<to>\w+)'",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "no directory of tasks": Remedy(
         _manager,
         {"include": "none"},
         "--(?P<key>include)=.*; give a directory with YAML tasks",
-        lambda root, found: [(root / "yaml").mkdir(), {found["key"]: "yaml"}][-1],
+        lambda root, match: [(root / "yaml").mkdir(), {match["key"]: "yaml"}][-1],
     ),
     "no network": Remedy(
         _loaded,
         {},
         "repeat the command with a (?P<file>network)",
-        lambda root, found: write(root / found["file"], ""),
+        lambda root, match: write(root / match["file"], ""),
     ),
     "one of several processes": Remedy(
         _evaluated,
         {},
         "run one process, without (?P<variable>LOCAL_RANK)",
-        lambda _, found: os.environ.pop(found["variable"]),
+        lambda _, match: os.environ.pop(match["variable"]),
         lambda _, patch: patch.setenv("LOCAL_RANK", "1"),
     ),
     "a damaged result": Remedy(
         _results,
         {},
         r"(?P<path>\S+) is not JSON .*; delete it",
-        lambda _, found: Path(found["path"]).unlink(),
+        lambda _, match: Path(match["path"]).unlink(),
         lambda root, _: write(root / "out" / "copa.json", "{"),
     ),
 }
@@ -230,7 +230,7 @@ def test_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
 
 def _without_none(attempt: Callable[..., Any]) -> Callable[..., Any]:
     """Return an attempt without the arguments that are None."""
-    return lambda root, **given: attempt(root, **{key: x for key, x in given.items() if x is not None})
+    return lambda root, **arguments: attempt(root, **{key: x for key, x in arguments.items() if x is not None})
 
 
 # -------------------------------------------------------------------------------------------------- niah and repeats
@@ -266,8 +266,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _command(module: Any, **defaults: Any) -> Callable[..., None]:
     def attempt(root: Path, **options: Any) -> None:
-        given = {"workdir": root} | defaults | options
-        module.main([f"--{name}={value}" for name, value in given.items()])
+        arguments = {"workdir": root} | defaults | options
+        module.main([f"--{name}={value}" for name, value in arguments.items()])
 
     return attempt
 
@@ -279,19 +279,19 @@ LENGTHS: dict[str, Remedy] = {
         _niah,
         {"lengths": "2048"},
         r"--(?P<key>lengths): .* table has (?P<n>\d+) entries; give shorter",
-        lambda _, found: {found["key"]: int(found["n"]) - 1},
+        lambda _, match: {match["key"]: int(match["n"]) - 1},
     ),
     "no prompt of so few tokens": Remedy(
         _command(niah, samples=1),
         {"lengths": "40"},
         r"--(?P<key>lengths): 40 tokens are too few .*; give more",
-        lambda _, found: {found["key"]: 900},
+        lambda _, match: {match["key"]: 900},
     ),
     "a damaged niah.json": Remedy(
         _niah,
         {},
         r"(?P<path>\S+) is not JSON .*; delete it, and its lengths are measured again",
-        lambda _, found: Path(found["path"]).unlink(),
+        lambda _, match: Path(match["path"]).unlink(),
         lambda root, _: write(root / "niah.json", "{"),
     ),
     "no batch": Remedy(_repeats, {"batch_size": 0}, r"--(?P<key>batch_size)=0: give at least (?P<to>\d)", _number),
@@ -302,25 +302,25 @@ LENGTHS: dict[str, Remedy] = {
         _repeats,
         {"lengths": "2048"},
         r"--(?P<key>lengths): .* table has (?P<n>\d+) entries; give shorter",
-        lambda _, found: {found["key"]: int(found["n"]) // 2},
+        lambda _, match: {match["key"]: int(match["n"]) // 2},
     ),
     "another domain": Remedy(
         _repeats,
         {"domain": "other"},
         r"--(?P<key>domain)=other: .* short, (?P<to>\w+)\.",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "too few blocks": Remedy(
         _repeats,
         {"domain": "short", "lengths": "160"},
         r"--(?P<key>lengths)=160: .*Give a shorter length",
-        lambda _, found: {found["key"]: "128"},
+        lambda _, match: {match["key"]: "128"},
     ),
     "too few blocks, another domain": Remedy(
         _repeats,
         {"domain": "short", "lengths": "160"},
         r"or another --(?P<key>domain)",
-        lambda _, found: {found["key"]: "long"},
+        lambda _, match: {match["key"]: "long"},
     ),
 }
 
@@ -333,8 +333,8 @@ def test_niah_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
 
 # -------------------------------------------------------------------------------------------------------------- recall
 def _recall(root: Path, out: str = "recall", **options: Any) -> None:
-    given = {"size": "demo", "out": root / out} | options
-    recall.main([f"--{name}={value}" for name, value in given.items()])
+    arguments = {"size": "demo", "out": root / out} | options
+    recall.main([f"--{name}={value}" for name, value in arguments.items()])
 
 
 def _golden(change: Callable[[str], str]) -> Callable[..., None]:
@@ -348,8 +348,8 @@ def _golden(change: Callable[[str], str]) -> Callable[..., None]:
     return start
 
 
-def _another(_: Path, found: re.Match[str]) -> dict[str, str]:
-    return {found["another"]: "new"}
+def _another(_: Path, match: re.Match[str]) -> dict[str, str]:
+    return {match["another"]: "new"}
 
 
 OWN = """
@@ -372,10 +372,10 @@ def _of_own_code(root: Path, patch: pytest.MonkeyPatch) -> None:
     _golden(lambda text: changed + "\n")(root, patch)
 
 
-def _delete_lines(root: Path, found: re.Match[str]) -> None:
-    path = Path(found["path"])
+def _delete_lines(root: Path, match: re.Match[str]) -> None:
+    path = Path(match["path"])
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if f'"{found["name"]}"' not in line))
+    path.write_text("".join(line for line in lines if f'"{match["name"]}"' not in line))
 
 
 RECALL: dict[str, Remedy] = {
@@ -400,7 +400,7 @@ RECALL: dict[str, Remedy] = {
         _recall,
         {},
         r"(?P<path>\S+): line (?P<line>\d+) is not JSON .*; delete this line",
-        lambda root, found: _without_line(Path(found["path"]), int(found["line"])),
+        lambda root, match: _without_line(Path(match["path"]), int(match["line"])),
         _golden(lambda text: "{\n"),
     ),
     "runs that failed": Remedy(

@@ -129,13 +129,13 @@ def _config(name: str, settings: dict[str, str]) -> Any:
 def test_a_setting_as_the_error_advises(name: str, wrong: dict[str, str], advice: str, right: dict[str, str]):
     with pytest.raises(UserError) as error:
         _config(name, wrong)
-    found = re.search(advice, str(error.value))
-    assert found, error
-    words = found.groupdict()
-    given = {key.format(**words): value.format(**words) for key, value in right.items()}
-    for key in given:
+    match = re.search(advice, str(error.value))
+    assert match, error
+    words = match.groupdict()
+    arguments = {key.format(**words): value.format(**words) for key, value in right.items()}
+    for key in arguments:
         assert key.rpartition(".")[2] in str(error.value), f"{error.value} does not name {key}"
-    _config(name, wrong | given)
+    _config(name, wrong | arguments)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels
@@ -239,7 +239,7 @@ def _arrays_of(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _arrays(value: Any) -> Any:
     if isinstance(value, list):
-        return kp.LowRank(*found) if len(found := tuple(map(_arrays, value))) == 3 else found
+        return kp.LowRank(*match) if len(match := tuple(map(_arrays, value))) == 3 else match
     return jnp.zeros(value) if isinstance(value, tuple) else value
 
 
@@ -253,9 +253,9 @@ def test_an_argument_as_the_error_advises(
 
     with pytest.raises(ValueError, match=advice) as error:
         shapes(wrong)
-    found = re.search(advice, str(error.value))
-    assert found
-    words = {key: int(text) if text.isdecimal() else text for key, text in found.groupdict().items() if key in wrong}
+    match = re.search(advice, str(error.value))
+    assert match
+    words = {key: int(text) if text.isdecimal() else text for key, text in match.groupdict().items() if key in wrong}
     assert words or right
     shapes(wrong | words | right)
 
@@ -467,11 +467,11 @@ def test_code_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         mixers.load(mixers.locate("own.py:Own"))
     with pytest.raises(UserError) as error:
         read(config)
-    found = re.search(advice, str(error.value))
-    assert found, error
+    match = re.search(advice, str(error.value))
+    assert match, error
     for path, text in more.items():
         _text(tmp_path / path, text)
-    read(then.format(**found.groupdict()))
+    read(then.format(**match.groupdict()))
 
 
 @pytest.mark.usefixtures("registry")
@@ -500,10 +500,10 @@ def test_a_class_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.Monkey
         mixers.register("gla")
     with pytest.raises(UserError, match=r"register\('(?P<name>\w+)'\)") as error:
         mixers.name_of(own())
-    found = re.search(r"register\('(\w+)'\)", str(error.value))
-    assert found
+    match = re.search(r"register\('(\w+)'\)", str(error.value))
+    assert match
     cls = type("Own", (own(),), {"init_cache": lambda self, batch, max_len, dtype: ()})
-    assert mixers.name_of(mixers.register(found[1])(cls)) == found[1]
+    assert mixers.name_of(mixers.register(match[1])(cls)) == match[1]
 
 
 def test_a_rule_as_the_error_advises(monkeypatch: pytest.MonkeyPatch):

@@ -39,10 +39,10 @@ def _params(value: float = 1.0) -> Any:
     return jax.tree.map(lambda x: np.full(x.shape, value, np.float32), _model("transformer_pp", **BYTES).shapes)
 
 
-def _generate(_: Path, *, value: float = 1.0, n_new: int = 1, **given: Any) -> None:
+def _generate(_: Path, *, value: float = 1.0, n_new: int = 1, **arguments: Any) -> None:
     """Generate text with parameters that are all `value`."""
     model, key = _model("transformer_pp", **BYTES), jax.random.key(0)
-    "".join(stream(model, _params(value), ByteTokenizer(), "", key, n_new=n_new, sampling=GREEDY, **given))
+    "".join(stream(model, _params(value), ByteTokenizer(), "", key, n_new=n_new, sampling=GREEDY, **arguments))
 
 
 def _tokens(_: Path, prompt: list[int], prefill_chunk: int = 0) -> None:
@@ -74,11 +74,11 @@ def _loss(_: Path, text: str) -> None:
 
 
 def _number(key: str = "key", to: str = "to") -> Callable[[Path, re.Match[str]], dict[str, Any]]:
-    return lambda _, found: {found[key]: float(found[to]) if "." in found[to] else int(found[to])}
+    return lambda _, match: {match[key]: float(match[to]) if "." in match[to] else int(match[to])}
 
 
-def _sampling(_: Path, **given: Any) -> None:
-    Sampling(**given).check(vocab_size=48)
+def _sampling(_: Path, **arguments: Any) -> None:
+    Sampling(**arguments).check(vocab_size=48)
 
 
 MODELS: dict[str, Remedy] = {
@@ -89,7 +89,7 @@ MODELS: dict[str, Remedy] = {
         _tokens,
         {"prompt": []},
         "start it with the tokenizer's `(?P<token>bos)`",
-        lambda _, found: {"prompt": [getattr(ByteTokenizer(), found["token"])]},
+        lambda _, match: {"prompt": [getattr(ByteTokenizer(), match["token"])]},
     ),
     "pieces of negative length": Remedy(
         _tokens,
@@ -104,7 +104,7 @@ MODELS: dict[str, Remedy] = {
         _generate,
         {"n_new": 0},
         r"(?P<key>max_new_tokens) must be at least (?P<to>\d)",
-        lambda _, found: {"n_new": int(found["to"])},
+        lambda _, match: {"n_new": int(match["to"])},
     ),
     "a temperature below 0": Remedy(
         _sampling, {"temperature": -1.0}, r"(?P<key>temperature) must be at least (?P<to>\d)", _number()
@@ -117,25 +117,25 @@ MODELS: dict[str, Remedy] = {
         lambda _, stop: StopStrings(stop),
         {"stop": ""},
         r"(?P<key>stop): .*give at least one character",
-        lambda _, found: {found["key"]: "x"},
+        lambda _, match: {match["key"]: "x"},
     ),
     "ids beyond the vocabulary": Remedy(
         lambda _, tokenizer: encode(tokenizer, "a", vocab_size=258),
         {"tokenizer": type("Large", (ByteTokenizer,), {"encode": lambda self, text: np.array([999])})()},
         r"use the model's tokenizer \(config\.data\.(?P<key>tokenizer)\)",
-        lambda _, found: {found["key"]: ByteTokenizer()},
+        lambda _, match: {match["key"]: ByteTokenizer()},
     ),
     "more tokens than positions": Remedy(
         _lengths,
         {"n_tokens": 24},
         r"a table of (?P<to>\d+) positions, .* Use fewer tokens",
-        lambda _, found: {"n_tokens": int(found["to"])},
+        lambda _, match: {"n_tokens": int(match["to"])},
     ),
     "more tokens than positions, longer training": Remedy(
         _lengths,
         {"n_tokens": 24},
         r"\(config\.train\.(?P<key>seq_len)\).* or train with longer sequences",
-        lambda _, found: {found["key"]: 24},
+        lambda _, match: {match["key"]: 24},
     ),
     "entropy without attention": Remedy(
         _entropy, {"mixer": "gla"}, "Omit --(?P<key>entropy)", lambda *_: {"measure": False}
@@ -144,19 +144,19 @@ MODELS: dict[str, Remedy] = {
         _entropy,
         {"mixer": "gla", "measure": False, "eval__entropy_tokens": 100},
         r"leave config\.(?P<key>eval\.entropy_tokens) at (?P<to>\d)",
-        lambda _, found: {found["key"].replace(".", "__"): int(found["to"])},
+        lambda _, match: {match["key"].replace(".", "__"): int(match["to"])},
     ),
     "entropy of a single token": Remedy(
         _entropy,
         {"train__seq_len": 1},
         r"set a config\.(?P<key>train\.seq_len) of at least (?P<to>\d)",
-        lambda _, found: {found["key"].replace(".", "__"): int(found["to"])},
+        lambda _, match: {match["key"].replace(".", "__"): int(match["to"])},
     ),
     "queries of a model without": Remedy(
         _queries,
         {"config": "gla"},
         r"such as --(?P<key>config)=(?P<to>\w+)",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "the loss of an empty text": Remedy(
         _loss,
@@ -210,7 +210,7 @@ INIT_FROM: dict[str, Remedy] = {
         _init_from,
         {},
         "--init_from=(?P<path>\\S+) has no checkpoint yet; let that run reach its first save",
-        lambda root, found: (root / "later").rename(Path(found["path"]) / "checkpoints"),
+        lambda root, match: (root / "later").rename(Path(match["path"]) / "checkpoints"),
         _run,
     ),
     "another model": Remedy(
@@ -234,7 +234,7 @@ INIT_FROM: dict[str, Remedy] = {
         _number(),
         lambda root, patch: [
             workdir.save_config(mirrors.Mirror(root / "table"), support.tiny("transformer")),
-            patch.setattr(pretrained, "has_any", lambda found: True),
+            patch.setattr(pretrained, "has_any", lambda match: True),
         ],
     ),
 }

@@ -46,8 +46,8 @@ def _read(root: Path, url: str) -> None:
         file.read()
 
 
-def _to(_: Path, found: re.Match[str]) -> dict[str, str]:
-    return {"text": found["to"]}
+def _to(_: Path, match: re.Match[str]) -> dict[str, str]:
+    return {"text": match["to"]}
 
 
 def _refused(name: str, error: Exception) -> Callable[..., None]:
@@ -59,10 +59,10 @@ def _refused(name: str, error: Exception) -> Callable[..., None]:
         fs, _ = store.filesystem(f"memory://{root.name}/a")
         function = getattr(fs, name)
 
-        def refused(*given: Any, **options: Any) -> Any:
+        def refused(*arguments: Any, **options: Any) -> Any:
             if not (root / "allowed").exists():
                 raise error
-            return function(*given, **options)
+            return function(*arguments, **options)
 
         patch.setattr(fs, name, refused)
 
@@ -103,7 +103,7 @@ PATHS: dict[str, Remedy] = {
         _location,
         {"text": "a" * 256},
         r"at most (?P<n>\d+) bytes; give a shorter one",
-        lambda _, found: {"text": "a" * int(found["n"])},
+        lambda _, match: {"text": "a" * int(match["n"])},
     ),
     "a backslash": Remedy(
         _location,
@@ -115,7 +115,7 @@ PATHS: dict[str, Remedy] = {
         _workdir,
         {"text": "runs*"},
         r"disagree about '(?P<mark>\*)' in a path; rename the directory",
-        lambda _, found: {"text": "runs*".replace(found["mark"], "")},
+        lambda _, match: {"text": "runs*".replace(match["mark"], "")},
     ),
     "a workdir in another store": Remedy(_workdir, {"text": "s3://b/x"}, r"in (?P<to>gs://BUCKET/PATH)\.", _to),
     "a workdir in another store, mounted": Remedy(
@@ -139,7 +139,7 @@ PATHS: dict[str, Remedy] = {
         lambda _: store.filesystem("gs://b/x"),
         {},
         r"pip install 'seqjax\[(?P<extra>gcs)\]'",
-        lambda root, found: [_allow(root, found), _has(found["extra"], "gcsfs")],
+        lambda root, match: [_allow(root, match), _has(match["extra"], "gcsfs")],
         _package,
     ),
     "an object of another name": Remedy(
@@ -171,15 +171,15 @@ def test_a_locale_without_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         code = "import sys; sys.stdout.write(ascii(sys.argv[1]))"
         command = [sys.executable, "-S", "-c", code, "caf\u00e9"]
         clean = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
-        found = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
-        store.location(eval(found.stdout))
+        completed = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
+        store.location(eval(completed.stdout))
 
     for name, value in (("PYTHONUTF8", "1"), ("LC_ALL", r"C\.UTF-8")):
         remedy = Remedy(
             attempt,
             {},
             rf"\b(?P<name>{name})=(?P<value>{value})",
-            lambda _, found: {found["name"]: found["value"]},
+            lambda _, match: {match["name"]: match["value"]},
         )
         follow(remedy, tmp_path, monkeypatch)
 
@@ -188,10 +188,10 @@ def test_a_locale_without_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def _has(extra: str, package: str) -> None:
     """Check that an extra installs a package, directly or by another extra."""
     extras_of = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    found: set[str] = set()
+    packages: set[str] = set()
     for requirement in extras_of[extra]:
-        found.add(re.split(r"[\[<>=; ]", requirement)[0].replace("_", "-").lower())
-    assert package.replace("_", "-").lower() in found
+        packages.add(re.split(r"[\[<>=; ]", requirement)[0].replace("_", "-").lower())
+    assert package.replace("_", "-").lower() in packages
 
 
 def _stored(root: Path) -> None:
@@ -268,7 +268,7 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
             patch.delattr(importlib.import_module("seqjax.evals.lm_eval"), "tasks", raising=False)
         with pytest.raises(UserError) as error:
             attempt(tmp_path)
-    found = re.search(r"pip install '?seqjax\[(?P<extra>[\w-]+)\]", str(error.value))
-    assert found, error.value
-    _has(found["extra"], distribution)
+    match = re.search(r"pip install '?seqjax\[(?P<extra>[\w-]+)\]", str(error.value))
+    assert match, error.value
+    _has(match["extra"], distribution)
     attempt(tmp_path)

@@ -34,10 +34,17 @@ def _lines(root: Path, *paths: str, line: str = LINE, n: int = 9) -> None:
 
 def _prepare(root: Path, **options: Any) -> None:
     """Run the command; an option that is None is left out, and `True` is an option without a value."""
-    given = {"source": "source", "out": "out", "tokenizer": "byte", "seq_len": 8, "workers": 1, "domain": "a"} | options
-    given |= {name: root / given[name] for name in ("source", "out")}
+    arguments = {
+        "source": "source",
+        "out": "out",
+        "tokenizer": "byte",
+        "seq_len": 8,
+        "workers": 1,
+        "domain": "a",
+    } | options
+    arguments |= {name: root / arguments[name] for name in ("source", "out")}
     words = [
-        f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value is not None
+        f"--{name}" if value is True else f"--{name}={value}" for name, value in arguments.items() if value is not None
     ]
     command.main(words)
 
@@ -47,16 +54,16 @@ def _start(*lines: str, paths: tuple[str, ...] = ("source/a.jsonl",)) -> Callabl
     return lambda root, patch: _lines(root, *paths, line="".join(lines))
 
 
-def _drop(_: Path, found: re.Match[str]) -> dict[str, None]:
-    return {found["drop"]: None}
+def _drop(_: Path, match: re.Match[str]) -> dict[str, None]:
+    return {match["drop"]: None}
 
 
-def _to(_: Path, found: re.Match[str]) -> dict[str, str]:
-    return {found["key"]: found["to"]}
+def _to(_: Path, match: re.Match[str]) -> dict[str, str]:
+    return {match["key"]: match["to"]}
 
 
-def _another(_: Path, found: re.Match[str]) -> dict[str, str]:
-    return {found["another"]: "another"}
+def _another(_: Path, match: re.Match[str]) -> dict[str, str]:
+    return {match["another"]: "another"}
 
 
 ANOTHER = "another --(?P<another>out)"
@@ -92,7 +99,7 @@ OPTIONS: dict[str, Remedy] = {
         _prepare,
         {"validation": 0.5, "seq_len": 400},
         r"lower --(?P<key>seq_len)",
-        lambda _, found: {found["key"]: 16},
+        lambda _, match: {match["key"]: 16},
     ),
     "workers of a cluster": Remedy(
         lambda _, executor, workers: executors.require(executor, workers=workers or 0),
@@ -104,10 +111,10 @@ OPTIONS: dict[str, Remedy] = {
         lambda _, executor: executors.require(executor, workers=0),
         {"executor": "dask:"},
         r"or (?P<how>dask:)ADDRESS .* (?P<to>dask:\S+) for example",
-        lambda _, found: {"executor": found["to"]},
+        lambda _, match: {"executor": match["to"]},
     ),
     "a layout of another kind": Remedy(
-        lambda _, **given: Layout(**given),
+        lambda _, **arguments: Layout(**arguments),
         {"domain_from": "file"},
         r"write --(?P<key>domain_from)=(?P<to>\w+)\.",
         _to,
@@ -143,14 +150,14 @@ OPTIONS: dict[str, Remedy] = {
         _prepare,
         {},
         r"name another field with --(?P<key>text_field)=NAME",
-        lambda _, found: {found["key"]: "body"},
+        lambda _, match: {match["key"]: "body"},
         _start('{"text": 3, "body": "hello world, hello world"}\n'),
     ),
     "a field that is not text, converted": Remedy(
         _prepare,
         {},
         "Convert (?P<key>text) to strings",
-        lambda root, found: _lines(root, "source/a.jsonl", line=LINE.replace("text", found["key"])),
+        lambda root, match: _lines(root, "source/a.jsonl", line=LINE.replace("text", match["key"])),
         _start('{"text": 3}\n'),
     ),
     **{
@@ -162,8 +169,8 @@ OPTIONS: dict[str, Remedy] = {
             _start(BY_NAME, paths=("source/folder/a.jsonl",)),
         )
         for name, advice, change in (
-            ("one", r"--(?P<key>domain)=NAME", lambda _, found: {found["key"]: "news"}),
-            ("a field", r"--(?P<key>domain_field)=FIELD", lambda _, found: {found["key"]: "kind"}),
+            ("one", r"--(?P<key>domain)=NAME", lambda _, match: {match["key"]: "news"}),
+            ("a field", r"--(?P<key>domain_field)=FIELD", lambda _, match: {match["key"]: "kind"}),
             ("folders", r"--(?P<key>domain_from)=(?P<to>folder)", _to),
         )
     },
@@ -171,27 +178,27 @@ OPTIONS: dict[str, Remedy] = {
         _prepare,
         {"domain": None, "domain_from": "folder"},
         r"give --(?P<key>domain)=NAME",
-        lambda _, found: {"domain_from": None, found["key"]: "news"},
+        lambda _, match: {"domain_from": None, match["key"]: "news"},
     ),
     "another domain field": Remedy(
         _prepare,
         {"domain": None, "domain_field": "sort", "text_field": "body"},
         r"Give another --(?P<key>domain_field)",
-        lambda _, found: {found["key"]: "kind"},
+        lambda _, match: {match["key"]: "kind"},
         _start(BY_NAME),
     ),
     "another domain field, one domain": Remedy(
         _prepare,
         {"domain": None, "domain_field": "sort", "text_field": "body"},
         r"or --(?P<key>domain)=NAME",
-        lambda _, found: {"domain_field": None, found["key"]: "news"},
+        lambda _, match: {"domain_field": None, match["key"]: "news"},
         _start(BY_NAME),
     ),
     "less than a block": Remedy(
         _prepare,
         {"seq_len": 9000},
         r"(?P<n>\d+) tokens together .* a smaller --(?P<key>seq_len)",
-        lambda _, found: {found["key"]: int(found["n"]) // 2},
+        lambda _, match: {match["key"]: int(match["n"]) // 2},
     ),
     "less than a block, more text": Remedy(
         _prepare, {"seq_len": 900}, "Give more text", lambda root, _: _lines(root, "source/b.jsonl", n=90)
@@ -200,7 +207,7 @@ OPTIONS: dict[str, Remedy] = {
         _prepare,
         {"domain": None, "domain_field": "kind", "text_field": "body"},
         r"or --(?P<key>domain)=NAME",
-        lambda _, found: {"domain_field": None, found["key"]: "news"},
+        lambda _, match: {"domain_field": None, match["key"]: "news"},
         lambda root, patch: [
             _lines(root, "source/a.jsonl", line=BY_NAME.replace("news", "news%d")),
             patch.setattr(tokenize, "MAX_DOMAINS", 3),
@@ -210,7 +217,7 @@ OPTIONS: dict[str, Remedy] = {
         _prepare,
         {"domain": None, "domain_field": "body", "text_field": "body"},
         r"give a --(?P<key>domain_field) .* with fewer names",
-        lambda _, found: {found["key"]: "kind"},
+        lambda _, match: {match["key"]: "kind"},
         lambda root, patch: [_start(BY_NAME)(root, patch), patch.setattr(tokenize, "MAX_DOMAINS", 3)],
     ),
 }
@@ -237,14 +244,14 @@ def _small(ending: str, content: bytes) -> Callable[..., None]:
     return start
 
 
-def _unpack(root: Path, found: re.Match[str]) -> None:
-    path = Path(found["path"])
+def _unpack(root: Path, match: re.Match[str]) -> None:
+    path = Path(match["path"])
     path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
     path.unlink()
 
 
 def _changed(root: Path) -> None:
-    """Read the time of a shard that was moved after it was found."""
+    """Read the time of a shard that was moved after it was listed."""
     [shard] = find_shards(str(root / "source"), layout=Layout(domain="a"))
     (root / "source" / "a.jsonl").rename(root / "moved") if not (root / "moved").exists() else None
     shard.changed()
@@ -264,7 +271,7 @@ SOURCES: dict[str, Remedy] = {
         _prepare,
         {},
         r"(?P<path>\S+): record (?P<line>\d+) is longer .*; split or remove it",
-        lambda root, found: _without(root / "source" / found["path"], int(found["line"])),
+        lambda root, match: _without(root / "source" / match["path"], int(match["line"])),
         lambda root, patch: [
             _small(".jsonl", LINE.encode() + LONG)(root, patch),
             patch.setattr(sources, "CHUNK", 1 << 18),
@@ -284,7 +291,7 @@ SOURCES: dict[str, Remedy] = {
         _prepare,
         {},
         r"file://(?P<path>\S+) unpacks to .*; remove it",
-        lambda _, found: Path(found["path"]).unlink(),
+        lambda _, match: Path(match["path"]).unlink(),
         _small(".jsonl.gz", MANY),
     ),
     "a file that unpacks to too much, unpacked": Remedy(
@@ -298,7 +305,7 @@ SOURCES: dict[str, Remedy] = {
         _changed,
         {},
         r"file://(?P<path>\S+) was moved or deleted; put back a copy",
-        lambda root, found: shutil.copy(root / "moved", found["path"]),
+        lambda root, match: shutil.copy(root / "moved", match["path"]),
         _start(LINE),
     ),
     "a pipe": Remedy(
@@ -316,14 +323,14 @@ SOURCES: dict[str, Remedy] = {
         _prepare,
         {},
         r"(?P<path>\S+) is a link to a missing file; repair",
-        lambda root, found: write(Path(found["path"]).resolve(), LINE * 9),
+        lambda root, match: write(Path(match["path"]).resolve(), LINE * 9),
         lambda root, _: [_lines(root, "source/a.jsonl"), (root / "source/b.jsonl").symlink_to(root / "none.jsonl")],
     ),
     "no files of a known kind": Remedy(
         _prepare,
         {"source": "other"},
         r"other holds no .*; give the (?P<to>directory) or glob of the shards",
-        lambda _, found: {"source": "source"},
+        lambda _, match: {"source": "source"},
         lambda root, _: [write(root / "other" / "a.csv", "x"), _lines(root, "source/a.jsonl")],
     ),
     **{
@@ -331,35 +338,35 @@ SOURCES: dict[str, Remedy] = {
             _prepare,
             {"domain": None},
             rf"Files in \.txt need .*--(?P<key>{key})=(?P<to>\w+)",
-            _to if key == "domain_from" else lambda _, found: {found["key"]: "news"},
+            _to if key == "domain_from" else lambda _, match: {match["key"]: "news"},
             lambda root, _: write(root / "source" / "folder" / "a.txt", "hello world, hello world"),
         )
         for key in ("domain", "domain_from")
     },
     "a bad line after a run without --strict": Remedy(
-        lambda root, **given: _unfinished(root, **given),
+        lambda root, **arguments: _unfinished(root, **arguments),
         {},
         rf"(?P<file>[\w.]+):(?P<line>\d+): .*Fix the file and give {ANOTHER}",
-        lambda root, found: last(_without(root / "source" / found["file"], int(found["line"])), _another(root, found)),
+        lambda root, match: last(_without(root / "source" / match["file"], int(match["line"])), _another(root, match)),
         lambda root, _: write(root / "source/a.jsonl", '{"text": 3}\n' + LINE * 9),
     ),
     "a bad line with --strict": Remedy(
-        lambda root, **given: _prepare(root, **given),
+        lambda root, **arguments: _prepare(root, **arguments),
         {"strict": True},
         rf"(?P<file>[\w.]+):(?P<line>\d+): .*Fix the file and give {ANOTHER}",
-        lambda root, found: last(_without(root / "source" / found["file"], int(found["line"])), _another(root, found)),
+        lambda root, match: last(_without(root / "source" / match["file"], int(match["line"])), _another(root, match)),
         lambda root, _: write(root / "source/a.jsonl", '{"text": 3}\n' + LINE * 9),
     ),
 }
 
 
-def _unfinished(root: Path, out: str = "out", **given: Any) -> None:
+def _unfinished(root: Path, out: str = "out", **arguments: Any) -> None:
     """Prepare with --strict in a directory where a run without it was stopped before it wrote blocks."""
     if out == "out":
         with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
             patch.setattr(run, "portions", _interrupt)
-            _prepare(root, out=out, **given)
-    _prepare(root, out=out, strict=True, **given)
+            _prepare(root, out=out, **arguments)
+    _prepare(root, out=out, strict=True, **arguments)
 
 
 def _interrupt(*_: Any, **__: Any) -> Any:
@@ -385,10 +392,10 @@ def _full(module: Any, name: str) -> Callable[..., None]:
         write(root / "big", "")
         function = getattr(module, name)
 
-        def full(*given: Any, **options: Any) -> Any:
+        def full(*arguments: Any, **options: Any) -> Any:
             if (root / "big").exists():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return function(*given, **options)
+            return function(*arguments, **options)
 
         patch.setattr(module, name, full)
 
@@ -429,12 +436,12 @@ def _cut_once(root: Path, patch: pytest.MonkeyPatch) -> None:
     _lines(root, "source/a.jsonl")
     plan = pack.plan_files
 
-    def cut(out: Path, *given: Any, **options: Any) -> Any:
-        found = plan(out, *given, **options)
+    def cut(out: Path, *arguments: Any, **options: Any) -> Any:
+        planned = plan(out, *arguments, **options)
         [path] = (out / ".parts").glob("*.bin")
         path.write_bytes(b"") if not (root / "cut").exists() else None
         write(root / "cut", "")
-        return found
+        return planned
 
     patch.setattr(run, "plan_files", cut)
 
@@ -444,8 +451,8 @@ def _change_once(root: Path, patch: pytest.MonkeyPatch) -> None:
     _lines(root, "source/a.jsonl")
     documents = tokenize.shards.documents
 
-    def changing(shard: Any, *given: Any, **options: Any) -> Any:
-        yield from documents(shard, *given, **options)
+    def changing(shard: Any, *arguments: Any, **options: Any) -> Any:
+        yield from documents(shard, *arguments, **options)
         os.utime(root / "source/a.jsonl", (1, 1)) if not (root / "changed").exists() else None
         write(root / "changed", "")
 
@@ -516,7 +523,7 @@ OUTPUT: dict[str, Remedy] = {
         _prepare,
         {"seq_len": 16},
         r"block (?P<old>\d+) -> 17.* Give them again",
-        lambda _, found: {"seq_len": int(found["old"]) - 1},
+        lambda _, match: {"seq_len": int(match["old"]) - 1},
         _begun,
     ),
     "tokens that were cut": Remedy(_prepare, {}, f"000000.bin .*; {SAME} again", lambda *_: None, _cut_once),
@@ -527,11 +534,11 @@ OUTPUT: dict[str, Remedy] = {
         _prepare,
         {},
         r"file://(?P<path>\S+) has changed.*Restore the text",
-        lambda root, found: shutil.copy2(root / "copy", found["path"]),
+        lambda root, match: shutil.copy2(root / "copy", match["path"]),
         _new_text,
     ),
     "text that changed, prepared again": Remedy(
-        _prepare, {}, r"or delete (?P<path>\S+) or", lambda _, found: shutil.rmtree(found["path"]), _new_text
+        _prepare, {}, r"or delete (?P<path>\S+) or", lambda _, match: shutil.rmtree(match["path"]), _new_text
     ),
     "text that changed, elsewhere": Remedy(_prepare, {}, f"or give {ANOTHER}", _another, _new_text),
     "another preparation": Remedy(
@@ -554,9 +561,9 @@ class _Pool(concurrent.futures.Executor):
     def __init__(self, max_workers: int, *_: Any):
         self._fits = max_workers == 1
 
-    def submit(self, fn: Callable[..., Any], /, *given: Any, **options: Any) -> concurrent.futures.Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **options: Any) -> concurrent.futures.Future[Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result(fn(*given, **options)) if self._fits else future.set_exception(BrokenProcessPool())
+        future.set_result(fn(*arguments, **options)) if self._fits else future.set_exception(BrokenProcessPool())
         return future
 
 
@@ -566,7 +573,7 @@ def test_killed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         _prepare,
         {"workers": 4},
         r"run the same command again with fewer --(?P<key>workers)",
-        lambda _, found: {found["key"]: 1},
+        lambda _, match: {match["key"]: 1},
         _start(LINE, paths=("source/a.jsonl", "source/b.jsonl")),
     )
     follow(remedy, tmp_path, monkeypatch)
@@ -596,7 +603,7 @@ WORKERS: dict[str, Remedy] = {
         _work,
         {"versions": {"seqjax": "9.9"}},
         r"has seqjax (?P<to>\S+) \(here 9.9\): install the same versions",
-        lambda _, found: {"versions": {"seqjax": found["to"]}},
+        lambda _, match: {"versions": {"seqjax": match["to"]}},
     ),
     "a source that is not shared": Remedy(
         _work,
@@ -627,17 +634,17 @@ def scheduler() -> Iterator[Any]:
     """A scheduler and a worker of one thread in this process."""
     distributed = extras.package("distributed")
     own = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, **own) as found:
-        yield found
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, **own) as cluster:
+        yield cluster
 
 
 def _once(root: Path, patch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
     """Let a function raise `error` at its first call."""
     function = getattr(owner, name)
 
-    def called(*given: Any, **options: Any) -> Any:
+    def called(*arguments: Any, **options: Any) -> Any:
         if (root / "called").exists():
-            return function(*given, **options)
+            return function(*arguments, **options)
         write(root / "called", "")
         raise error
 
@@ -657,9 +664,9 @@ def _lose_a_job(root: Path, patch: pytest.MonkeyPatch, error: Exception) -> None
     _once(root, patch, tokenize, "_tokenize", RuntimeError("lost"))
     result = Future.result
 
-    def lost(future: Any, *given: Any, **options: Any) -> Any:
+    def lost(future: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            return result(future, *given, **options)
+            return result(future, *arguments, **options)
         except RuntimeError:
             raise error from None
 
@@ -699,7 +706,7 @@ def _hidden(root: Path, patch: pytest.MonkeyPatch) -> None:
             job.done.unlink()
 
     patch.setattr(run, "tokenize_shard", elsewhere)
-    patch.setattr(cluster.DaskCluster, "run", lambda *given: _run_here(*given))
+    patch.setattr(cluster.DaskCluster, "run", lambda *arguments: _run_here(*arguments))
 
 
 def _run_here(pool: Any, function: Callable[[Any], None], jobs: Any, display: Any) -> None:
@@ -799,7 +806,7 @@ def test_a_cluster_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             _prepare,
             {"executor": f"dask:{empty.scheduler_address}", "workers": 0},
             rf"start some with `dask worker {re.escape(empty.scheduler_address)} --nthreads=(?P<threads>1)`",
-            lambda _, found: [monkeypatch.setattr(cluster, "START_SECONDS", 60.0), empty.scale(int(found["threads"]))],
+            lambda _, match: [monkeypatch.setattr(cluster, "START_SECONDS", 60.0), empty.scale(int(match["threads"]))],
         )
         monkeypatch.setattr(cluster, "_checked", set())
         follow(remedy, tmp_path, monkeypatch)

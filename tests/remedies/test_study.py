@@ -106,10 +106,10 @@ def test_a_study_file_as_the_error_advises(tmp_path: Path, name: str):
     _text(path, STUDY.replace(*wrong))
     with pytest.raises(UserError) as error:
         studies.load_study(path)
-    found = re.search(advice, str(error.value))
-    assert found, error
+    match = re.search(advice, str(error.value))
+    assert match, error
     to = right[1]
-    for field, value in found.groupdict().items():
+    for field, value in match.groupdict().items():
         to = to.replace(f"{{{field}}}", value)
     _text(path, STUDY.replace(right[0], to))
     assert len(studies.load_study(path).runs) >= 2
@@ -188,8 +188,8 @@ def _read(root: Path) -> Any:
     return files.read(root / "run")
 
 
-def _copy_back(root: Path, found: re.Match[str]) -> None:
-    name = Path(found["path"]).relative_to(root / "run")
+def _copy_back(root: Path, match: re.Match[str]) -> None:
+    name = Path(match["path"]).relative_to(root / "run")
     shutil.copy(root / "copy" / name, root / "run" / name)
 
 
@@ -294,13 +294,13 @@ FILES: dict[str, Case] = {
         _replaced("points.csv", ",commoncrawl,3.396795", ",commoncrawl,3.296795"),
         _read,
         r"(?P<name>points\.csv) has commoncrawl.* put back a copy",
-        lambda root, found: shutil.copy(root / "copy" / found["name"], root / "run" / found["name"]),
+        lambda root, match: shutil.copy(root / "copy" / match["name"], root / "run" / match["name"]),
     ),
     "a run with other settings, put back": (
         _with_copy,
         lambda root: identity.require(_of_run(root, lr=9.0)),
         r"optim\.(?P<key>lr): (?P<was>\S+) -> .* put back the settings",
-        lambda root, found: lambda: identity.require(_of_run(root, "run", **{found["key"]: float(found["was"])})),
+        lambda root, match: lambda: identity.require(_of_run(root, "run", **{match["key"]: float(match["was"])})),
     ),
     "a run with other settings, elsewhere": (
         _with_copy,
@@ -330,7 +330,7 @@ FILES: dict[str, Case] = {
         lambda _: None,
         _tokenizers("byte", "mixtral"),
         'Set unit="(?P<unit>\\w+)" in the study file',
-        lambda root, found: lambda: _tokenizers("byte", "mixtral")(root, found["unit"]),
+        lambda root, match: lambda: _tokenizers("byte", "mixtral")(root, match["unit"]),
     ),
     "a run that lacks an end": (
         _of_ends,
@@ -342,7 +342,7 @@ FILES: dict[str, Case] = {
         _edited_loss,
         _means,
         r"(?P<name>metrics\.jsonl) has .*put back a copy",
-        lambda root, found: shutil.copy(root / "copy" / found["name"], root / "run" / found["name"]),
+        lambda root, match: shutil.copy(root / "copy" / match["name"], root / "run" / match["name"]),
     ),
     "results of other settings, elsewhere": (
         _with_copy,
@@ -372,13 +372,13 @@ FILES: dict[str, Case] = {
         _study,
         lambda root: words.find(_read(root), "Mamba-2", "Mamba-2"),
         "name another reference of (?P<name>[^;]+);",
-        lambda root, found: lambda: words.find(_read(root), "Mamba-2", found["name"]),
+        lambda root, match: lambda: words.find(_read(root), "Mamba-2", match["name"]),
     ),
     "a study file of other content": (
         lambda root: _text(root / "run" / "study.py", STUDY),
         lambda root: studies.write_study(["gla:debug", "fox:debug"], seeds=1, out=root / "run"),
         r"run it with --study=(?P<path>\S+),",
-        lambda _, found: lambda: studies.load_study(found["path"]),
+        lambda _, match: lambda: studies.load_study(match["path"]),
     ),
     "a study file of other content, elsewhere": (
         lambda root: _text(root / "run" / "study.py", STUDY),
@@ -396,19 +396,19 @@ FILES: dict[str, Case] = {
         lambda root: _text(root / "mine.py", _judged(arg="").replace("arg, ", "'debug', ")),
         lambda root: _plan(root, str(root / "mine.py")),
         r"let it take one and pass it on, get_config\((?P<arg>arg)\) and presets\.get_config\(arg",
-        lambda root, found: _text(root / "mine.py", _judged(arg=found["arg"])),
+        lambda root, match: _text(root / "mine.py", _judged(arg=match["arg"])),
     ),
     "a judged config of no known size": (
         lambda root: _text(root / "mine.py", _judged("huge")),
         lambda root: _plan(root, str(root / "mine.py")),
         "needs one of .*(?P<size>debug)",
-        lambda root, found: _text(root / "mine.py", _judged(found["size"])),
+        lambda root, match: _text(root / "mine.py", _judged(match["size"])),
     ),
     "a judged config that changes its size": (
         lambda root: _text(root / "mine.py", _judged("huge")),
         lambda root: _plan(root, f"{root / 'mine.py'}:demo"),
         "needs one of .*(?P<size>debug)",
-        lambda root, found: _text(root / "mine.py", _judged(found["size"])),
+        lambda root, match: _text(root / "mine.py", _judged(match["size"])),
     ),
     "a judged size without rates": (
         lambda _: None,
@@ -450,16 +450,16 @@ def test_jobs_as_the_error_advises(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runner, "visible_gpus", lambda: ["0", "1"])
     with pytest.raises(UserError, match=r"Give --jobs=2\.") as error:
         runner.train_all("", [], jobs=3)
-    found = re.search(r"--jobs=(\d+)\.", str(error.value))
-    assert found and runner.train_all("", [], jobs=int(found[1])) == []
+    match = re.search(r"--jobs=(\d+)\.", str(error.value))
+    assert match and runner.train_all("", [], jobs=int(match[1])) == []
 
 
 def test_devices_of_a_benchmark_as_the_error_advises():
     with pytest.raises(UserError, match=r"give 2 to \d+") as error:
         train_step.check_devices(99, ["data"])
-    found = re.search(r"give (\d+) to (\d+)", str(error.value))
-    assert found and int(found[2]) == jax.device_count()
-    for n in found.groups():
+    match = re.search(r"give (\d+) to (\d+)", str(error.value))
+    assert match and int(match[2]) == jax.device_count()
+    for n in match.groups():
         train_step.check_devices(int(n), ["data"])
 
 
@@ -488,9 +488,9 @@ def test_a_script_as_the_error_advises(script: str, wrong: list[str], advice: st
         return support.run(["bash", str(support.ROOT / "launch" / script), "--dry_run", *arguments])
 
     failed = started(wrong)
-    found = re.search(advice, failed.stderr)
-    assert found and failed.returncode == 2, failed.stderr
-    done = started([word.format(**found.groupdict()) for word in right])
+    match = re.search(advice, failed.stderr)
+    assert match and failed.returncode == 2, failed.stderr
+    done = started([word.format(**match.groupdict()) for word in right])
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
@@ -500,7 +500,7 @@ def test_a_study_script_without_an_array_as_the_error_advises(tmp_path: Path):
     command = ["bash", str(support.ROOT / "launch" / "slurm_study.sbatch"), "--study=s"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
     env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    found = re.search(r"sbatch --array=0-(\d+)", support.run(command, env=env).stderr)
-    assert found
-    done = support.run(command, env=env | {"SLURM_ARRAY_TASK_ID": found[1]})
-    assert f"--only={found[1]}" in done.stdout, done.stderr
+    match = re.search(r"sbatch --array=0-(\d+)", support.run(command, env=env).stderr)
+    assert match
+    done = support.run(command, env=env | {"SLURM_ARRAY_TASK_ID": match[1]})
+    assert f"--only={match[1]}" in done.stdout, done.stderr

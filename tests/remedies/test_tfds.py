@@ -63,19 +63,19 @@ def _feature(_: Path, name: str) -> None:
     source._text_feature(tfds.features.FeaturesDict(features[name]), "", name=name)
 
 
-def _build(root: Path, found: re.Match[str]) -> None:
+def _build(root: Path, match: re.Match[str]) -> None:
     """Run the Python code in the message."""
     del root
-    exec(found["code"], {"tfds": tfds})
+    exec(match["code"], {"tfds": tfds})
 
 
-def _build_again(root: Path, found: re.Match[str]) -> None:
-    shutil.rmtree(found["path"])
+def _build_again(root: Path, match: re.Match[str]) -> None:
+    shutil.rmtree(match["path"])
     tfds.builder(NAME, data_dir=str(root / "data"), file_format=source.FORMAT).download_and_prepare()
 
 
-def _put_back(root: Path, found: re.Match[str]) -> None:
-    path = Path(found["path"])
+def _put_back(root: Path, match: re.Match[str]) -> None:
+    path = Path(match["path"])
     shutil.copy(root / "copy" / path.relative_to(root / "data"), path)
 
 
@@ -99,8 +99,8 @@ def _of_tensorflow(root: Path, _: pytest.MonkeyPatch) -> None:
     info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
 
 
-def _to(_: Path, found: re.Match[str]) -> dict[str, str]:
-    return {"name": found["to"]}
+def _to(_: Path, match: re.Match[str]) -> dict[str, str]:
+    return {"name": match["to"]}
 
 
 CODE = "`(?P<code>tfds.builder[^`]+)`"
@@ -115,13 +115,13 @@ DATASETS: dict[str, Remedy] = {
         _open,
         {"name": (NAME, NAME)},
         r"write '(?P<to>DOMAIN=\w+)' for one of them, with another DOMAIN",
-        lambda _, found: {"name": (NAME, found["to"].replace("DOMAIN", "other"))},
+        lambda _, match: {"name": (NAME, match["to"].replace("DOMAIN", "other"))},
     ),
     "two configs of a domain": Remedy(
         _open,
         {"name": ("one=parts", "one=parts")},
         r"write '(?P<to>DOMAIN=parts/one)' for one of them, with another DOMAIN",
-        lambda _, found: {"name": ("one=parts", found["to"].replace("DOMAIN", "other"))},
+        lambda _, match: {"name": ("one=parts", match["to"].replace("DOMAIN", "other"))},
         _config,
     ),
     "a misspelt dataset": Remedy(_named, {"name": "remedy_new"}, r"Did you mean '(?P<to>\w+)'", _to),
@@ -132,7 +132,7 @@ DATASETS: dict[str, Remedy] = {
         _open,
         {},
         rf"(?P<path>\S+) holds no complete dataset.*Move it away.*{CODE}",
-        lambda root, found: [Path(found["path"]).rename(root / "away"), _build(root, found)],
+        lambda root, match: [Path(match["path"]).rename(root / "away"), _build(root, match)],
         lambda root, _: (root / "data" / NAME / "1.0.0" / source.INFO).unlink(),
     ),
     "a config of a dataset without": Remedy(_named, {"name": f"{NAME}/x"}, r"write '(?P<to>\w+)' without /x", _to),
@@ -140,51 +140,51 @@ DATASETS: dict[str, Remedy] = {
         _named,
         {"name": "parts/on"},
         r"Did you mean '(?P<to>\w+)'",
-        lambda _, found: {"name": f"parts/{found['to']}"},
+        lambda _, match: {"name": f"parts/{match['to']}"},
         _config,
     ),
     "another version": Remedy(
         _named,
         {"name": f"{NAME}:2.0.0"},
         r"no version 2.0.0 of \S+, which has (?P<to>[\d.]+\d)",
-        lambda _, found: {"name": f"{NAME}:{found['to']}"},
+        lambda _, match: {"name": f"{NAME}:{match['to']}"},
     ),
     "another split": Remedy(
         _open,
         {"tfds_train_split": "dev"},
         r"config\.data\.(?P<key>tfds_train_split)='dev': .* the splits (?P<to>\w+)",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "a split, a slice": Remedy(
         _open,
         {"tfds_train_split": "dev"},
         r"config\.data\.(?P<key>tfds_train_split)=.* or a slice such as '(?P<to>[^']+)'",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "an empty slice": Remedy(
         _open,
         {"tfds_train_split": "train[:0]"},
         r"config\.data\.(?P<key>tfds_train_split)=.* give another slice",
-        lambda _, found: {found["key"]: "train[:90%]"},
+        lambda _, match: {match["key"]: "train[:90%]"},
     ),
     "another feature": Remedy(
         _open,
         {"tfds_feature": "text"},
         r"config\.data\.(?P<key>tfds_feature)=.* has the texts (?P<to>\w+).*give one of them",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "several features": Remedy(
         _open,
         {"tfds_feature": ""},
         r"has the texts (?P<to>\w+).*say which in config\.data\.(?P<key>tfds_feature)",
-        lambda _, found: {found["key"]: found["to"]},
+        lambda _, match: {match["key"]: match["to"]},
     ),
     "no text": Remedy(_feature, {"name": "numbers"}, r"give another in config\.data\.tfds", lambda *_: {"name": NAME}),
     "a file of TensorFlow": Remedy(
         _open,
         {},
         rf"^(?P<path>\S+) has the file format tfrecord.*delete it.*{CODE}",
-        lambda root, found: [shutil.rmtree(found["path"]), _build(root, found)],
+        lambda root, match: [shutil.rmtree(match["path"]), _build(root, match)],
         _of_tensorflow,
     ),
     "damaged features": Remedy(
@@ -220,15 +220,15 @@ def test_the_command_that_built_slim_pajama(tmp_path: Path, monkeypatch: pytest.
     def removed(_: Path, words: Callable[[], Any] | None = None) -> None:
         words() if words else source.main([])
 
-    def settings(found: re.Match[str]) -> Callable[[], Any]:
-        values = dict(re.findall(r"--config\.data\.(\w+)=(\w+)", found["settings"]))
+    def settings(match: re.Match[str]) -> Callable[[], Any]:
+        values = dict(re.findall(r"--config\.data\.(\w+)=(\w+)", match["settings"]))
         assert values.pop("path") == "SHARDS"
         domains = {"train_domains": ("c4",), "eval_domains": ("c4",)}
         config = DataConfig(path=str(tmp_path / "shards"), tokenizer="byte", **values, **domains)
         return lambda: open_corpus(config, seq_len=16, vocab_size=264)
 
-    def prepared(found: re.Match[str]) -> Callable[[], Any]:
-        text = found["command"].replace("SHARDS", f"{tmp_path}/shards").replace("DIR", f"{tmp_path}/out")
+    def prepared(match: re.Match[str]) -> Callable[[], Any]:
+        text = match["command"].replace("SHARDS", f"{tmp_path}/shards").replace("DIR", f"{tmp_path}/out")
         assert shlex.split(text)[:2] == ["seqjax", "prepare"]
         return lambda: command.main([*shlex.split(text)[2:], "--seq_len=16", "--workers=1"])
 
@@ -236,6 +236,6 @@ def test_the_command_that_built_slim_pajama(tmp_path: Path, monkeypatch: pytest.
         removed,
         {},
         r"(?P<settings>--config.data.corpus=\w+ --config.data.path=\w+), .*`(?P<command>seqjax prepare [^`]+)`",
-        lambda _, found: {"words": {"settings": settings, "command": prepared}[instead](found)},
+        lambda _, match: {"words": {"settings": settings, "command": prepared}[instead](match)},
     )
     follow(remedy, tmp_path, monkeypatch)

@@ -19,8 +19,8 @@ from tests.remedies.follow import Remedy, follow, write
 
 
 def _load(root: Path, tokenizer_path: str = "", name: str = "huggingface") -> None:
-    found = tokenizer.load_tokenizer.__wrapped__(name, str(root / tokenizer_path) if tokenizer_path else "")
-    found.decode(found.encode("a").tolist())
+    loaded = tokenizer.load_tokenizer.__wrapped__(name, str(root / tokenizer_path) if tokenizer_path else "")
+    loaded.decode(loaded.encode("a").tolist())
 
 
 def _public(root: Path, to: str = "public") -> None:
@@ -46,14 +46,14 @@ def _changed(name: str, change: Callable[[dict[str, Any]], Any], *removed: str) 
     return start
 
 
-def _fetch(root: Path, found: re.Match[str]) -> None:
-    shutil.copy(root / "copy" / Path(found["path"]).name, found["path"])
+def _fetch(root: Path, match: re.Match[str]) -> None:
+    shutil.copy(root / "copy" / Path(match["path"]).name, match["path"])
 
 
-def _set(root: Path, found: re.Match[str]) -> None:
-    path = root / "public" / found["file"]
+def _set(root: Path, match: re.Match[str]) -> None:
+    path = root / "public" / match["file"]
     content = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(content | {found["key"]: {"eos_token": "<|eos|>", "eos_token_id": 257}[found["key"]]}))
+    path.write_text(json.dumps(content | {match["key"]: {"eos_token": "<|eos|>", "eos_token_id": 257}[match["key"]]}))
 
 
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}
@@ -113,42 +113,42 @@ PUBLIC: dict[str, Remedy] = {
         _load,
         {"tokenizer_path": "none"},
         r"config\.data\.(?P<key>tokenizer_path)=.*Give the directory of a public model",
-        lambda _, found: {found["key"]: "public"},
+        lambda _, match: {match["key"]: "public"},
         lambda root, _: _public(root),
     ),
     "no tokenizer.json, another tokenizer": Remedy(
-        _load, {}, r"or another config\.data\.(?P<key>tokenizer)\.", lambda _, found: {"name": "byte"}
+        _load, {}, r"or another config\.data\.(?P<key>tokenizer)\.", lambda _, match: {"name": "byte"}
     ),
     "a file for the byte tokenizer": Remedy(
         _load,
         {"name": "byte", "tokenizer_path": "public"},
         r"set config\.data\.(?P<key>tokenizer)='mixtral' or '(?P<to>\w+)'",
-        lambda _, found: {"name": found["to"]},
+        lambda _, match: {"name": match["to"]},
         lambda root, _: _public(root),
     ),
     "a file for the byte tokenizer, without it": Remedy(
         _load,
         {"name": "byte", "tokenizer_path": "public"},
         r"config\.data\.(?P<key>tokenizer_path) .* or leave the path empty",
-        lambda _, found: {found["key"]: ""},
+        lambda _, match: {match["key"]: ""},
     ),
     "a misspelt tokenizer": Remedy(
         _load,
         {"name": "bytes"},
         r"config\.data\.tokenizer='bytes'.*Did you mean '(?P<to>\w+)'",
-        lambda _, found: {"name": found["to"]},
+        lambda _, match: {"name": match["to"]},
     ),
     "two files in the options": Remedy(
         lambda _, name, path: tokenizer_file(name, path),
         {"name": "a/tokenizer.json", "path": "b"},
         r"leave out --tokenizer_(?P<key>path)\.",
-        lambda _, found: {found["key"]: ""},
+        lambda _, match: {match["key"]: ""},
     ),
     "a file instead of a name": Remedy(
         lambda root, name: _load(root, *reversed(tokenizer_file(name, ""))),
         {"name": "public"},
         r"--tokenizer=(?P<path>\S+) is not known.*Or give its file",
-        lambda root, found: {"name": str(root / found["path"] / "tokenizer.json")},
+        lambda root, match: {"name": str(root / match["path"] / "tokenizer.json")},
         lambda root, _: _public(root),
     ),
 }
@@ -183,8 +183,8 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PATH = r"config\.data\.(?P<key>tokenizer_path)"
 
 
-def _give_path(_: Path, found: re.Match[str]) -> dict[str, str]:
-    return {found["key"]: "good.model"}
+def _give_path(_: Path, match: re.Match[str]) -> dict[str, str]:
+    return {match["key"]: "good.model"}
 
 
 PIECES: dict[str, Remedy] = {
@@ -232,7 +232,7 @@ def test_the_path_of_a_missing_model_may_be_left_empty(tmp_path: Path, monkeypat
         _load,
         {"name": "mixtral", "tokenizer_path": "x.model"},
         f"{PATH}: no file .* or leave it empty",
-        lambda _, found: {found["key"]: ""},
+        lambda _, match: {match["key"]: ""},
     )
     follow(remedy, tmp_path, monkeypatch)
 
@@ -255,7 +255,7 @@ def test_a_damaged_stored_tokenizer_is_written_again(tmp_path: Path, monkeypatch
         lambda root: stored_tokenizer.read(root / "out" / stored_tokenizer.FILE, why="").n_bytes,
         {},
         r"(?P<path>\S+) is damaged.*delete it and run the same `seqjax prepare` command again",
-        lambda _, found: [Path(found["path"]).unlink(), prepared()],
+        lambda _, match: [Path(match["path"]).unlink(), prepared()],
         spoil,
     )
     follow(remedy, tmp_path, monkeypatch)

@@ -85,10 +85,10 @@ def test_a_command_as_the_error_advises(
 def test_a_command_shows_the_help_that_its_error_names(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="2"):
         cli.run(["evaluate", "--nope"])
-    found = re.search("`seqjax (.*)`", capsys.readouterr().err)
-    assert found
+    match = re.search("`seqjax (.*)`", capsys.readouterr().err)
+    assert match
     with pytest.raises(SystemExit, match="0"):
-        cli.run(found[1].split())
+        cli.run(match[1].split())
     assert "--workdir" in capsys.readouterr().out
 
 
@@ -175,12 +175,12 @@ def test_a_file_that_ends_the_process(
     except Left:
         error = capsys.readouterr().err
     assert status == [2]
-    found = re.search(r"(\S+\.py), line (\d+): .*os\._exit\(0\).* Remove that call", error)
-    assert found, error
-    lines = Path(found[1]).read_text().splitlines()
-    assert lines[int(found[2]) - 1].strip() == "os._exit(0)"
-    lines[int(found[2]) - 1] = lines[int(found[2]) - 1].replace("os._exit(0)", "pass")
-    Path(found[1]).write_text("\n".join(lines))
+    match = re.search(r"(\S+\.py), line (\d+): .*os\._exit\(0\).* Remove that call", error)
+    assert match, error
+    lines = Path(match[1]).read_text().splitlines()
+    assert lines[int(match[2]) - 1].strip() == "os._exit(0)"
+    lines[int(match[2]) - 1] = lines[int(match[2]) - 1].replace("os._exit(0)", "pass")
+    Path(match[1]).write_text("\n".join(lines))
     assert commands.error_of(line) == ""
 
 
@@ -280,20 +280,20 @@ def _edited_config(root: Path) -> None:
     _edit(root / "run" / "config.json", name="other")
 
 
-def _copy_back(root: Path, found: re.Match[str]) -> None:
+def _copy_back(root: Path, match: re.Match[str]) -> None:
     """Replace the file or directory that the error names by its copy."""
-    path = Path(found["path"])
+    path = Path(match["path"])
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     there = root / "copy" / path.relative_to(root / "run")
     shutil.copytree(there, path) if there.is_dir() else shutil.copy(there, path)
 
 
-def _away(root: Path, found: re.Match[str]) -> None:
-    Path(found["path"]).rename(root / "moved")
+def _away(root: Path, match: re.Match[str]) -> None:
+    Path(match["path"]).rename(root / "moved")
 
 
-def _gone(_: Path, found: re.Match[str]) -> None:
-    path = Path(found["path"])
+def _gone(_: Path, match: re.Match[str]) -> None:
+    path = Path(match["path"])
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -342,10 +342,10 @@ def _two_of_one_name(root: Path, second: str = "at/own.py") -> None:
 
 
 def _checkpoints(root: Path) -> checkpoint.Checkpoints:
-    found = checkpoint.Checkpoints(root / "run", read_only=True)
-    if found.latest is not None:
-        found.require_intact(("params", "rest"))
-    return found
+    checkpoints = checkpoint.Checkpoints(root / "run", read_only=True)
+    if checkpoints.latest is not None:
+        checkpoints.require_intact(("params", "rest"))
+    return checkpoints
 
 
 def _spoilt(name: str, spoil: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -449,19 +449,19 @@ def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
     return inspect.unwrap(function)
 
 
-def _setup(**given: Any) -> Any:
-    config = types.SimpleNamespace(train=types.SimpleNamespace(steps=given.pop("steps", 9)))
-    corpus = types.SimpleNamespace(manifest_hash=given.pop("manifest", "a"))
+def _setup(**arguments: Any) -> Any:
+    config = types.SimpleNamespace(train=types.SimpleNamespace(steps=arguments.pop("steps", 9)))
+    corpus = types.SimpleNamespace(manifest_hash=arguments.pop("manifest", "a"))
     iterator = types.SimpleNamespace(get_state=dict)
     defaults = {"mirror": "run", "target": None, "origin": {"rules": 2}}
-    return types.SimpleNamespace(config=config, corpus=corpus, iterator=iterator, **defaults | given)
+    return types.SimpleNamespace(config=config, corpus=corpus, iterator=iterator, **defaults | arguments)
 
 
-def _resumed(**given: Any) -> Any:
+def _resumed(**arguments: Any) -> Any:
     """Resume after step 3 of a run whose checkpoint has the manifest "a" and the rules 2."""
     log = {"manifest": "a", "rules": 2}
     kept = types.SimpleNamespace(latest=3, params_only=False, restore=lambda *_: (None, log), recorded_identity="")
-    return _plainly(loop._restored)(_setup(**given), kept, "run")
+    return _plainly(loop._restored)(_setup(**arguments), kept, "run")
 
 
 def _resumed_at(root: Path, steps: int) -> Any:
@@ -517,13 +517,13 @@ FILES: dict[str, Case] = {
         _another_host(10),
         _locked(),
         r"try again in (?P<seconds>\d+) s",
-        lambda root, found: os.utime(root / "run" / lock.FILE, (0, time.time() - 11 - int(found["seconds"]))),
+        lambda root, match: os.utime(root / "run" / lock.FILE, (0, time.time() - 11 - int(match["seconds"]))),
     ),
     "a lock of tomorrow": (
         _another_host(-90),
         _locked(),
         r"its (?P<file>run\.lock) is dated .* delete that file",
-        lambda root, found: (root / "run" / found["file"]).unlink(),
+        lambda root, match: (root / "run" / match["file"]).unlink(),
     ),
     "a lock below a file": (
         lambda root: _text(root / "file", ""),
@@ -565,13 +565,13 @@ FILES: dict[str, Case] = {
         _with_mixer,
         _load_allowed,
         "--allow-code=(?P<name>\\w+),",
-        lambda root, found: lambda: _load_allowed(root, found["name"]),
+        lambda root, match: lambda: _load_allowed(root, match["name"]),
     ),
     "code of another name": (
         _with_mixer,
         lambda root: _load_allowed(root, "own", "onw"),
         MEANT,
-        lambda root, found: lambda: _load_allowed(root, found["to"]),
+        lambda root, match: lambda: _load_allowed(root, match["to"]),
     ),
     "code without a copy": (_without_copy, _load_allowed, "Register the class in Python", _registered),
     "a changed copy of code": (
@@ -584,7 +584,7 @@ FILES: dict[str, Case] = {
         _changed_mixer,
         lambda root: workdir.check_config(root / "run", _config("mine.py:debug")),
         r"than (?P<path>\S+)\. Restore its copy (?P<copy>\S+),",
-        lambda _, found: shutil.copy(found["copy"], found["path"]),
+        lambda _, match: shutil.copy(match["copy"], match["path"]),
     ),
     "changed code, elsewhere": (
         _changed_mixer,
@@ -608,13 +608,13 @@ FILES: dict[str, Case] = {
         _edited("config.json", version=99),
         _check(),
         r"(?P<path>\S+) was written by a later seqjax: .* this one reads (?P<version>\d+)",
-        lambda _, found: _edit(Path(found["path"]), version=int(found["version"])),
+        lambda _, match: _edit(Path(match["path"]), version=int(match["version"])),
     ),
     "a run of later rules": (
         _edited("run.json", rules=99),
         lambda root: loop.origin.read(root / "run"),
         r"(?P<path>\S+): the run began .* up to (?P<rules>\d+)\. Update",
-        lambda _, found: _edit(Path(found["path"]), rules=int(found["rules"])),
+        lambda _, match: _edit(Path(match["path"]), rules=int(match["rules"])),
     ),
     "an edited config": (
         _edited_config,
@@ -646,7 +646,7 @@ FILES: dict[str, Case] = {
         _rows,
         _append,
         r"delete (?P<path>\S+) to resume from the previous checkpoint",
-        lambda root, found: [_gone(root, found), lambda: _append(root, position=12, step=1)][1],
+        lambda root, match: [_gone(root, match), lambda: _append(root, position=12, step=1)][1],
     ),
     "no checkpoint": (
         lambda _: None,
@@ -690,7 +690,7 @@ FILES: dict[str, Case] = {
         ),
         _processes(1),
         r"start (?P<count>\d+) processes again",
-        lambda root, found: lambda: _processes(int(found["count"]))(root),
+        lambda root, match: lambda: _processes(int(match["count"]))(root),
     ),
     "other text, put back": (
         _evaluated,
@@ -708,7 +708,7 @@ FILES: dict[str, Case] = {
         _run,
         _weights(dim=999),
         r"model\.(?P<key>dim): (?P<theirs>\d+).* give this run its settings",
-        lambda root, found: lambda: _weights(**{found["key"]: int(found["theirs"])})(root),
+        lambda root, match: lambda: _weights(**{match["key"]: int(match["theirs"])})(root),
     ),
     "weights without a checkpoint": (
         lambda root: shutil.rmtree(_run(root) / "checkpoints"),
@@ -720,7 +720,7 @@ FILES: dict[str, Case] = {
         _run_with_positions,
         _with_positions("64"),
         r"config\.train\.seq_len=(?P<seq_len>\d+)",
-        lambda root, found: lambda: _with_positions(found["seq_len"])(root),
+        lambda root, match: lambda: _with_positions(match["seq_len"])(root),
     ),
     "runs that start together": (
         lambda _: None,
@@ -732,21 +732,21 @@ FILES: dict[str, Case] = {
         _run,
         lambda root: _resumed_at(root, 2),
         r"(?P<path>\S+/checkpoints/3) is beyond the end .*; move it away",
-        lambda root, found: [_away(root, found), lambda: _resumed_at(root, 2)][1],
+        lambda root, match: [_away(root, match), lambda: _resumed_at(root, 2)][1],
     ),
     "an end is lost": (
         _without_an_end,
         _reached,
         r"(?P<path>\S+) lacks the results of this end .* Put the directory back",
-        lambda root, found: shutil.copytree(
-            root / "copy" / Path(found["path"]).relative_to(root / "run"), found["path"], dirs_exist_ok=True
+        lambda root, match: shutil.copytree(
+            root / "copy" / Path(match["path"]).relative_to(root / "run"), match["path"], dirs_exist_ok=True
         ),
     ),
     "a config that does not fit its checkpoint": (
         _edited_model,
         lambda root: evaluate.restore(root / "run"),
         "Put back its run's (?P<name>config\\.json)",
-        lambda root, found: shutil.copy(root / "copy" / found["name"], root / "run" / found["name"]),
+        lambda root, match: shutil.copy(root / "copy" / match["name"], root / "run" / match["name"]),
     ),
 }
 
@@ -1028,9 +1028,9 @@ def test_a_call_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyP
     wrong, advice, right = CALLS[name]
     with pytest.raises(UserError) as error:
         wrong()
-    found = re.search(advice, str(error.value))
-    assert found, error
-    right(**found.groupdict())
+    match = re.search(advice, str(error.value))
+    assert match, error
+    right(**match.groupdict())
 
 
 def test_an_empty_text_as_the_error_advises(tmp_path: Path):
@@ -1063,9 +1063,9 @@ def test_numbers_of_another_type_as_the_error_advises():
     mixer = gla(16, heads=2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"instead of (?P<dtype>float32)") as error:
         mixer(jnp.zeros((1, 4, 16), jnp.int32))
-    found = re.search(r"instead of (\w+)", str(error.value))
-    assert found
-    jax.eval_shape(mixer, jax.ShapeDtypeStruct((1, 4, 16), found[1]))
+    match = re.search(r"instead of (\w+)", str(error.value))
+    assert match
+    jax.eval_shape(mixer, jax.ShapeDtypeStruct((1, 4, 16), match[1]))
 
 
 def test_a_directory_that_was_deleted_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -1108,15 +1108,15 @@ def test_a_package_that_is_missing_as_the_error_advises(monkeypatch: pytest.Monk
 # ------------------------------------------------------------------------------------- the settings in messages exist
 def _messages() -> list[tuple[str, str]]:
     """Return the text of every `raise` and log call, with its place."""
-    found = []
+    match = []
     for path in sorted((Path(seqjax.__file__).parent).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and node.exc is not None:
                 words = [
                     c.value for c in ast.walk(node.exc) if isinstance(c, ast.Constant) and isinstance(c.value, str)
                 ]
-                found.append((f"{path.name}:{node.lineno}", "\0".join(words)))
-    return found
+                match.append((f"{path.name}:{node.lineno}", "\0".join(words)))
+    return match
 
 
 def test_the_settings_in_messages_exist():
@@ -1130,7 +1130,7 @@ def test_the_settings_in_messages_exist():
 
 
 def _keys(values: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
+    match = []
     for key, value in values.items():
-        found += [f"{prefix}{key}", *(_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else ())]
-    return found
+        match += [f"{prefix}{key}", *(_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else ())]
+    return match
