@@ -55,7 +55,7 @@ class MLSTM(base.RecurrentMixer):
         base.at_least(1, heads=heads, chunk_size=chunk_size)
         base.divided(heads, key_dim=key_dim, value_dim=value_dim)
         if not 0 < gate_cap <= 30:
-            raise UserError(f"gate_cap={gate_cap} must be above 0 and at most 30: larger states overflow float32.")
+            raise UserError(f"gate_cap={gate_cap} must be above 0 and at most 30: a larger cap can overflow float32.")
         self.heads, self.key_width, self.value_width, self.gate_cap = heads, key_dim, value_dim, gate_cap
         self.norm_eps, self.chunk_size, self.implementation = norm_eps, chunk_size, implementation
         small, zero = normal((2 / (5 * dim)) ** 0.5), constant(0.0)

@@ -18,7 +18,9 @@
 
 p is recomputed per tile. dq has one pass over query tiles, dk and dv have one over key tiles, and both recompute the
 scores. This takes seven matrix products instead of five, but needs no atomics, so two runs give the same bits. Rows
-past the end have do = D = 0 and add nothing. "hard" dv needs no scores. Source: arXiv 2505.18522, Top-1 Element.
+past the end have do = D = 0 and add nothing. "hard" dv needs no scores. Only tiles on the diagonal are masked, so
+BLOCK_N must divide BLOCK_M in dq_kernel, and BLOCK_M must divide BLOCK_N in dk_kernel and dkv_kernel. `soft` is the
+softmax output p v. Source: arXiv 2505.18522, Top-1 Element.
 """
 
 import triton

@@ -32,7 +32,7 @@ COLUMNS = 4  # with more domains only the mean is drawn
 PANEL_MODELS = len(COLORS)  # models in a panel: with more, colours would repeat
 BETTER = "lower is better"
 GREY = "0.55"  # references in panels with other models
-# Nats above the worst model's lowest in-domain loss. Higher losses are not shown: they are early training steps.
+# Nats above the worst run's lowest in-domain loss. Higher losses are not shown: they are early training steps.
 LOSS_RANGE = 0.5
 DECIMALS = re.compile(r"(\.\d\d)\d+")  # SVG coordinates keep two decimals
 ENDS_LABEL = "ends with a decayed learning rate"
@@ -54,7 +54,8 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
     """Draw every model's losses, one line per seed.
 
     The PNG is written to `path`, and an SVG next to it. `models` are drawn with the references; None draws all models.
-    A model's look is independent of the selection. Raises `UserError` for an unknown model.
+    A model's look is independent of the selection, but for figures with a panel per family. Raises `UserError` for an
+    unknown model.
     """
     for name in models or ():
         gaps.require_model(records, name)
@@ -178,7 +179,7 @@ def _by_family(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
 
 
 def _families(names: Sequence[str]) -> list[list[str]]:
-    """Return the models in groups of at most `TOGETHER`.
+    """Return the models in groups of at most `PANEL_MODELS`.
 
     A model and its variants ("m", "m, conv") share a group if it has room.
     """
@@ -275,7 +276,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def style(i: int) -> dict[str, Any]:
-    """Return the colour and marker for a study's i-th model, in all its pictures."""
+    """Return the colour and marker for a study's i-th model; panels per family use their own colours."""
     color = COLORS[i % len(COLORS)]
     marker, filled = ROUNDS[i // len(COLORS) % len(ROUNDS)]
     face = color if filled else "white"
