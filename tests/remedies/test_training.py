@@ -46,9 +46,6 @@ from seqjax.training import (
 from tests import support
 from tests.remedies.support import GOLDEN, MEANT, NO_RUN, Case, Commands, _cut, _first, _run, _text, follow_case
 
-# Orbax leaves coroutines of failed reads; Python reports them whenever it collects garbage.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 TRAIN = "train --config=NAME:debug"
 GENERATE = "generate --workdir=DIR/none"
 # As in tests/remedies/test_commands.py.
