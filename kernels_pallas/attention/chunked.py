@@ -61,7 +61,7 @@ BACKEND = Backend("chunked", load)
 def attend(
     q_BTHK: Array,
     k_BTGK: Array,
-    v_BTGV: Array,
+    v_BTGK: Array,
     log_f_BTH: Array | None = None,
     *,
     window: int,
@@ -75,7 +75,7 @@ def attend(
     have the checkpoint names `attention_out` and `attention_lse` for rematerialisation policies.
     """
     del split
-    return _attention(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, Options(window, scale, slopes))
+    return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, Options(window, scale, slopes))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
