@@ -17,7 +17,7 @@ from seqjax import mixers
 from seqjax.ops import attention
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention, in_groups
 from seqjax.ops.shared_attention import shared_attention
-from tests import support
+from tests import extras, support
 from tests.kernels.common import fast_jit
 
 rng = np.random.default_rng(0)
@@ -205,6 +205,7 @@ def test_backend_choice_by_device_and_problem(chosen_backend, caplog, problem, w
 
 
 def test_gates_use_triton_where_available(chosen_backend, monkeypatch):
+    extras.need("triton")
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert chosen_backend("gpu", 90, gates=True) == chosen_backend("gpu", 90, gates=True, dtype=jnp.float32) == "triton"
     assert (
