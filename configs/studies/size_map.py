@@ -8,15 +8,11 @@ constant rate, with cooldowns to ends at 1, 5 and 20 tokens per parameter where 
 80% of its tokens. Every model has three learning rates; lab/results/queue.csv has the order of the runs.
 """
 
-PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
-MODELS = {
-    PUBLISHED: "transformer_pp:110m,model.mixer.qk_norm=True",
-    SAME_BLOCK: "transformer_pp:110m,model.mixer.qk_norm=True,model.mixer.conv=True",
-    "Top-1 Chunk, exact": "top1_chunk:110m",
-    "Gated DeltaNet": "gated_deltanet:110m",
-    "Mamba-2": "mamba2:110m",
-    "W=256, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True,model.mixer.window=256",
-}
+from seqjax import presets
+
+TRUNKS = presets.load("studies/trunks_110m")
+PUBLISHED, SAME_BLOCK = TRUNKS.PUBLISHED, TRUNKS.SAME_BLOCK
+MODELS = (PUBLISHED, SAME_BLOCK, "Top-1 Chunk, exact", "Gated DeltaNet", "Mamba-2", "W=256, QK norm")
 IN_DOMAIN = ("commoncrawl", "c4", "wikipedia", "book")
 OOD = ("arxiv", "github", "stackexchange")
 SEEDS = (0, 1, 2)
@@ -66,13 +62,13 @@ def get_study(size="256x6"):
     )
     runs = {}
     for seed in SEEDS:
-        for model, config in MODELS.items():
+        for model in MODELS:
             for rate in rates:
                 label = f"{model}, rate {rate:g}" + (f", seed {seed}" if seed else "")
                 settings = f"{common},optim.lr={rate:g},train.seed={seed},data.seed={seed}"
                 runs[label] = {
                     "workdir": f"runs/size_map/{size}/{label}".replace(" ", "_"),
-                    "config": f"{config},{shape(model, dim, layers, mlp_dim)},{settings}",
+                    "config": f"{TRUNKS.MODELS[model]},{shape(model, dim, layers, mlp_dim)},{settings}",
                     "model": model,
                     "rate": rate,
                     "seed": seed,

@@ -174,7 +174,7 @@ def fetched(weights: str | os.PathLike[str]) -> Path:
     small = _snapshot(huggingface_hub, text, name, revision or None, ["config.json", INDEX, *FILES])
     index = small / INDEX
     shards = sorted(set(weight_map(index).values())) if index.is_file() else []
-    # The snapshot's folder is named after its commit, so that both steps are of the same one.
+    # The snapshot's folder is named after its commit, which the second step reads again.
     return _snapshot(huggingface_hub, text, name, small.name, shards or ["model.safetensors"])
 
 

@@ -258,8 +258,8 @@ class BlockCorpus(Corpus):
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
         nonempty = [split for split in splits if len(self._sources.get(split, {}).get(domain, ()))]
         if not nonempty:
-            fix = "prepare more text into another --out (--validation=0.1 holds out a tenth)"
-            fix = "lower config.train.seq_len" if self.name == "builtin" else fix
+            more = "prepare more text into another --out (--validation=0.1 holds out a tenth)"
+            fix = "lower config.train.seq_len" if self.name == "builtin" else more
             raise UserError(
                 f"Domain {domain!r} has no block of {self.seq_len + 1} tokens for evaluation (split "
                 f"{' and '.join(splits)}); {fix}, or leave the domain out of config.data.eval_domains."

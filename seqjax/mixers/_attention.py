@@ -172,7 +172,7 @@ class AttentionMixer(base.Mixer):
         self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
         self.q_norm = self.make_norm(self.heads, qk_norm_eps, rngs) if qk_norm else None
         self.k_norm = self.make_norm(self.kv_heads, qk_norm_eps, rngs) if qk_norm else None
-        # Drawn last, so that `conv` does not change the initial values of the other parameters.
+        # Drawn last: `conv` must not change the initial values of other parameters.
         self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
         if gate:
             self.gate = Linear(dim, q_width, axes=("embed", "heads"), rngs=rngs)

@@ -18,6 +18,7 @@ from seqjax.config import DataConfig, from_config_dict, presets
 from seqjax.data import layout, open_corpus
 from seqjax.data.prepare import prepare
 from seqjax.errors import UserError
+from tests.remedies.follow import write
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -50,28 +51,23 @@ def get_study():
 """
 
 
-def _text(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
-
-
 def _good(root: Path) -> None:
-    _text(root / "good" / "a.jsonl", "".join(LINE % i for i in range(9)))
+    write(root / "good" / "a.jsonl", "".join(LINE % i for i in range(9)))
 
 
 def _full(root: Path) -> None:
     _good(root)
-    _text(root / "full" / "note.txt", "mine")
+    write(root / "full" / "note.txt", "mine")
 
 
 def _link(root: Path) -> None:
-    _text(root / "link" / "a.jsonl", LINE % 1)
+    write(root / "link" / "a.jsonl", LINE % 1)
     (root / "link" / "b.jsonl").symlink_to(root / "none")
 
 
 def _split(root: Path) -> None:
     for folder in ("train", "validation"):
-        _text(root / "split" / folder / "a.jsonl", LINE % 1)
+        write(root / "split" / folder / "a.jsonl", LINE % 1)
 
 
 def _blocks(root: Path) -> None:
@@ -95,25 +91,25 @@ def _two(root: Path) -> None:
 
 # What a command finds in its directory, by the name in its line.
 FOUND: dict[str, Callable[[Path], Any]] = {
-    "fixed.py": lambda root: _text(
+    "fixed.py": lambda root: write(
         root / "fixed.py",
         "from seqjax.config import presets\ndef get_config():\n    return presets.get_config('debug', name='x', "
         "mixer={'name': 'gla'})\n",
     ),
-    "runs": lambda root: _text(root / "runs" / "a" / "config.json", "{}"),
-    "p.txt": lambda root: _text(root / "p.txt", "a line\n"),
-    "p.jsonl": lambda root: [_text(root / name, "a line\n") for name in ("p.jsonl", "p.txt")],
+    "runs": lambda root: write(root / "runs" / "a" / "config.json", "{}"),
+    "p.txt": lambda root: write(root / "p.txt", "a line\n"),
+    "p.jsonl": lambda root: [write(root / name, "a line\n") for name in ("p.jsonl", "p.txt")],
     "empty": lambda root: (root / "empty").mkdir(),
     "good": _good,
     "full": _full,
     "link": _link,
-    "bad": lambda root: _text(root / "bad" / "a.jsonl", '{"text": 3}\n' + LINE % 1),
+    "bad": lambda root: write(root / "bad" / "a.jsonl", '{"text": 3}\n' + LINE % 1),
     "split": _split,
     "blocks": _blocks,
     "recall": lambda root: shutil.copytree(GOLDEN / "recall", root / "recall"),
     "bare": lambda root: _public(root, "bare", "model.safetensors"),
     "two": _two,
-    "two.py": lambda root: _text(root / "two.py", STUDY.replace("DIR", str(root))),
+    "two.py": lambda root: write(root / "two.py", STUDY.replace("DIR", str(root))),
 }
 
 
@@ -139,22 +135,22 @@ def _followed(line: str, words: dict[str, str], old: str) -> str:
     return re.sub(rf"{re.escape(text)}(=\S*)?(?= |$)", "", line)
 
 
-def _source(root: Path) -> None:
+def write_source(root: Path) -> None:
     for folder in ("train", "validation"):
-        _text(root / "source" / folder / "c4" / "a.jsonl", LINE % 1)
+        write(root / "source" / folder / "c4" / "a.jsonl", LINE % 1)
 
 
-def _corpus(root: Path) -> Path:
-    _source(root)
-    _prepare(root, root / "corpus")
+def make_corpus(root: Path) -> Path:
+    write_source(root)
+    prepare_blocks(root, root / "corpus")
     return root / "corpus"
 
 
-def _prepare(root: Path, out: Path) -> None:
+def prepare_blocks(root: Path, out: Path) -> None:
     prepare(str(root / "source"), out, tokenizer="byte", seq_len=16, workers=1)
 
 
-def _open(root: Path, path: str = "corpus", **arguments: Any) -> Any:
+def open_blocks(root: Path, path: str = "corpus", **arguments: Any) -> Any:
     settings: dict[str, Any] = {"seq_len": 16, "vocab_size": 264}
     data: dict[str, Any] = {"train_domains": ("c4",), "eval_domains": ("c4",)}
     for key, value in arguments.items():
@@ -162,37 +158,37 @@ def _open(root: Path, path: str = "corpus", **arguments: Any) -> Any:
     return open_corpus(DataConfig(corpus="blocks", path=str(root / path), tokenizer="byte", **data), **settings)
 
 
-def _run(root: Path) -> Path:
+def unpack_run(root: Path) -> Path:
     """Unpack a run as `root`/run."""
     with zipfile.ZipFile(GOLDEN / "workdirs" / "plain.zip") as packed:
         packed.extractall(root / "run")
     return root / "run"
 
 
-def _cut(path: Path) -> None:
+def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def _as_the_command_says(root: Path, match: re.Match[str]) -> None:
+def run_command(root: Path, match: re.Match[str]) -> None:
     """Run the `seqjax prepare` command in an error, with its source and tokenizer filled in."""
     words = shlex.split(match["command"].replace("--source=...", f"--source={root}/source").replace("NEW_DIR", "new"))
     assert words[:2] == ["seqjax", "prepare"]
     cli.run([*words[1:-1], "--tokenizer=byte", "--seq_len=16", "--workers=1"])
 
 
-def _again(root: Path, match: re.Match[str]) -> None:
+def prepare_again(root: Path, match: re.Match[str]) -> None:
     shutil.rmtree(root / "corpus")
-    _as_the_command_says(root, match)
+    run_command(root, match)
 
 
-def _move(root: Path, match: re.Match[str]) -> None:
+def move(root: Path, match: re.Match[str]) -> None:
     Path(match["path"]).rename(root / "moved")
 
 
 MAKE = r"`(?P<command>seqjax prepare [^`]+)`"
 
 
-def _first(root: Path, pattern: str) -> Path:
+def first_file(root: Path, pattern: str) -> Path:
     return min(path for path in root.glob(pattern) if path.is_file())
 
 

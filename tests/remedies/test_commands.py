@@ -21,6 +21,7 @@ from seqjax.errors import UserError
 from seqjax.evals.lm_eval import results
 from seqjax.evals.recall import __main__ as recall
 from seqjax.training import lock, metrics, mirrors, step, workdir
+from tests.remedies.follow import write
 from tests.remedies.support import (
     FOUND,
     GOLDEN,
@@ -29,18 +30,17 @@ from tests.remedies.support import (
     NO_RUN,
     Case,
     Commands,
-    _again,
-    _as_the_command_says,
-    _corpus,
-    _cut,
-    _first,
-    _move,
-    _open,
-    _prepare,
-    _run,
-    _source,
-    _text,
+    cut,
+    first_file,
     follow_case,
+    make_corpus,
+    move,
+    open_blocks,
+    prepare_again,
+    prepare_blocks,
+    run_command,
+    unpack_run,
+    write_source,
 )
 
 # A command, the advice in its error, the old word, and the error of the next step ("" if the command then works).
@@ -207,16 +207,8 @@ COMMANDS: list[tuple[str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "advice", "old", "then"), COMMANDS)
-def test_a_command_as_the_error_advises(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    advice: str,
-    old: str,
-    then: str,
-):
-    Commands(tmp_path, monkeypatch, capsys).follow(line, advice, old, then)
+def test_a_command_as_the_error_advises(commands: Commands, line: str, advice: str, old: str, then: str):
+    commands.follow(line, advice, old, then)
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
@@ -229,13 +221,13 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("arguments", "advice"), SETTINGS, ids=[next(iter(arguments)) for arguments, _ in SETTINGS])
 def test_a_setting_as_the_error_advises(tmp_path: Path, arguments: dict[str, Any], advice: str):
-    _corpus(tmp_path)
+    make_corpus(tmp_path)
     with pytest.raises(UserError) as error:
-        _open(tmp_path, **arguments)
+        open_blocks(tmp_path, **arguments)
     match = re.search(advice, str(error.value))
     assert match, error
     value: Any = int(match["to"]) if match["to"].isdecimal() else (match["to"],)
-    assert _open(tmp_path, **arguments | {match["key"]: value}).train_domains == ("c4",)
+    assert open_blocks(tmp_path, **arguments | {match["key"]: value}).train_domains == ("c4",)
 
 
 def _check(root: Path, to: str = "run", **changed: Any) -> Any:
@@ -249,7 +241,7 @@ def _locked(root: Path, to: str = "run") -> None:
 
 
 def _outside(root: Path) -> None:
-    shutil.move(_run(root) / "eval_losses", root / "elsewhere")
+    shutil.move(unpack_run(root) / "eval_losses", root / "elsewhere")
     (root / "run" / "eval_losses").symlink_to(root / "elsewhere")
 
 
@@ -295,7 +287,7 @@ def _measured(again: Collection[str] = (), out: str = "out") -> Callable[[Path],
 
 
 def _prompts(text: str, name: str = "p.txt") -> Callable[[Path], None]:
-    return lambda root: _text(root / name, text)
+    return lambda root: write(root / name, text)
 
 
 def _read_prompts(root: Path) -> Any:
@@ -311,36 +303,36 @@ def _lines(root: Path, match: re.Match[str]) -> None:
 
 
 FILES: dict[str, Case] = {
-    "no blocks": (_source, _open, MAKE, _as_the_command_says),
+    "no blocks": (write_source, open_blocks, MAKE, run_command),
     "a block file is missing": (
-        lambda root: _first(_corpus(root), "train/**/*").unlink(),
-        _open,
+        lambda root: first_file(make_corpus(root), "train/**/*").unlink(),
+        open_blocks,
         "delete the directory.*" + MAKE,
-        _again,
+        prepare_again,
     ),
     "a block file is cut": (
-        lambda root: _cut(_first(_corpus(root), "train/**/*")),
-        _open,
+        lambda root: cut(first_file(make_corpus(root), "train/**/*")),
+        open_blocks,
         r"delete \S+ and .*" + MAKE,
-        _again,
+        prepare_again,
     ),
     "the manifest is cut": (
-        lambda root: _cut(_corpus(root) / "manifest.json"),
-        _open,
+        lambda root: cut(make_corpus(root) / "manifest.json"),
+        open_blocks,
         "delete the directory.*" + MAKE,
-        _again,
+        prepare_again,
     ),
     "no manifest": (
-        lambda root: (_corpus(root) / "manifest.json").unlink(),
-        _open,
+        lambda root: (make_corpus(root) / "manifest.json").unlink(),
+        open_blocks,
         MAKE,
-        lambda root, match: [_as_the_command_says(root, match), lambda: _open(root, "new")][1],
+        lambda root, match: [run_command(root, match), lambda: open_blocks(root, "new")][1],
     ),
     "no documents": (
-        lambda root: (_corpus(root) / "documents.npz").unlink(),
-        _open,
+        lambda root: (make_corpus(root) / "documents.npz").unlink(),
+        open_blocks,
         "into another (?P<option>--out)",
-        lambda root, _: [_prepare(root, root / "new"), lambda: _open(root, "new")][1],
+        lambda root, _: [prepare_blocks(root, root / "new"), lambda: open_blocks(root, "new")][1],
     ),
     "a line without text": (
         FOUND["bad"],
@@ -349,46 +341,50 @@ FILES: dict[str, Case] = {
         _without_the_line,
     ),
     "an unfinished preparation": (
-        lambda root: [_source(root), _text(root / "corpus" / ".parts" / "x", "")],
-        _open,
+        lambda root: [write_source(root), write(root / "corpus" / ".parts" / "x", "")],
+        open_blocks,
         "the same `seqjax prepare` command",
-        lambda root, _: [shutil.rmtree(root / "corpus"), _prepare(root, root / "corpus")][1],
+        lambda root, _: [shutil.rmtree(root / "corpus"), prepare_blocks(root, root / "corpus")][1],
     ),
     "another config": (
-        _run,
+        unpack_run,
         lambda root: _check(root, name="other"),
         "another (?P<option>--workdir)",
         lambda root, _: lambda: _check(root, "new", name="other"),
     ),
     "another config, the old value": (
-        _run,
+        unpack_run,
         lambda root: _check(root, name="other"),
         r"name: '(?P<was>\w+)'.*Give the old values",
         lambda root, match: lambda: _check(root, name=match["was"]),
     ),
     "a file as a workdir": (
-        lambda root: [_run(root), _text(root / "file", "")],
+        lambda root: [unpack_run(root), write(root / "file", "")],
         lambda root: _check(root, "file"),
         "--workdir=.* give a directory",
         lambda root, _: lambda: _check(root, "new"),
     ),
     "a lock in a file": (
-        lambda root: _text(root / "run", ""),
+        lambda root: write(root / "run", ""),
         _locked,
         "--workdir=.* give a directory",
         lambda root, _: lambda: _locked(root, "new"),
     ),
     "no config": (
-        lambda root: [_run(root), shutil.copytree(root / "run", root / "old"), (root / "old" / "config.json").unlink()],
+        lambda root: [
+            unpack_run(root),
+            shutil.copytree(root / "run", root / "old"),
+            (root / "old" / "config.json").unlink(),
+        ],
         lambda root: _check(root, "old"),
         "another (?P<option>--workdir)",
         lambda root, _: lambda: _check(root, "new"),
     ),
     "no checkpoints": (
-        lambda root: shutil.rmtree(_run(root) / "checkpoints"),
+        lambda root: shutil.rmtree(unpack_run(root) / "checkpoints"),
         lambda root: metrics.require_checkpoint(mirrors.Mirror(root / "run")),
         r"here, move (?P<path>\S+) away",
-        _move,
+        move,
     ),
     "a directory of the run is elsewhere": (
         _outside,
@@ -439,19 +435,19 @@ FILES: dict[str, Case] = {
         lambda _, match: lambda: store.require_workdir(match["url"]),
     ),
     "a result of another checkpoint, again": (
-        lambda root: _text(root / "out" / "copa.json", RESULT),
+        lambda root: write(root / "out" / "copa.json", RESULT),
         _measured(),
         "(?P<option>--again)",
         lambda root, _: lambda: _measured(["copa"])(root),
     ),
     "a result of another checkpoint, elsewhere": (
-        lambda root: _text(root / "out" / "copa.json", RESULT),
+        lambda root: write(root / "out" / "copa.json", RESULT),
         _measured(),
         "another (?P<option>--out)",
         lambda root, _: lambda: _measured(out="new")(root),
     ),
     "recall of another size": (
-        lambda root: _text(root / "runs.jsonl", OTHER_SIZE),
+        lambda root: write(root / "runs.jsonl", OTHER_SIZE),
         lambda root: recall.require_same_settings(recall.SETUPS["demo"], root),
         r"(?P<path>\S+) has results for (?P<task>\w+) .*delete these lines",
         _lines,

@@ -21,7 +21,8 @@ from seqjax.config import from_config_dict, presets
 from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
 from seqjax.ops.straight_through import straight_through
-from tests.remedies.support import MEANT, _text
+from tests.remedies.follow import write
+from tests.remedies.support import MEANT
 
 # A config, its wrong settings, the advice in the error, and settings that follow it. They may use what the advice
 # names: `{n}`. A setting whose value is "-" is left out.
@@ -462,7 +463,7 @@ def test_code_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     files, config, advice, more, then = CODE[name]
     monkeypatch.chdir(tmp_path)
     for path, text in files.items():
-        _text(tmp_path / path, text)
+        write(tmp_path / path, text)
     if "register" in "".join(files.values()):
         mixers.load(mixers.locate("own.py:Own"))
     with pytest.raises(UserError) as error:
@@ -470,7 +471,7 @@ def test_code_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     match = re.search(advice, str(error.value))
     assert match, error
     for path, text in more.items():
-        _text(tmp_path / path, text)
+        write(tmp_path / path, text)
     read(then.format(**match.groupdict()))
 
 

@@ -23,7 +23,8 @@ from seqjax.study.runs.record import Record
 from seqjax.training import eval_losses
 from seqjax.training import workdir as workdirs
 from tests import support
-from tests.remedies.support import GOLDEN, Case, Commands, _run, _text, follow_case
+from tests.remedies.follow import write
+from tests.remedies.support import GOLDEN, Case, Commands, follow_case, unpack_run
 
 STUDY = """
 def run(name, workdir="", settings="", **more):
@@ -103,7 +104,7 @@ STUDIES: dict[str, tuple[Edit, str, Edit]] = {
 def test_a_study_file_as_the_error_advises(tmp_path: Path, name: str):
     wrong, advice, right = STUDIES[name]
     path = tmp_path / "study.py"
-    _text(path, STUDY.replace(*wrong))
+    write(path, STUDY.replace(*wrong))
     with pytest.raises(UserError) as error:
         studies.load_study(path)
     match = re.search(advice, str(error.value))
@@ -111,7 +112,7 @@ def test_a_study_file_as_the_error_advises(tmp_path: Path, name: str):
     to = right[1]
     for field, value in match.groupdict().items():
         to = to.replace(f"{{{field}}}", value)
-    _text(path, STUDY.replace(right[0], to))
+    write(path, STUDY.replace(right[0], to))
     assert len(studies.load_study(path).runs) >= 2
 
 
@@ -154,17 +155,11 @@ COMMANDS: list[tuple[str, str, str, str]] = [
 
 @pytest.mark.parametrize(("line", "advice", "old", "then"), COMMANDS)
 def test_a_command_as_the_error_advises(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    advice: str,
-    old: str,
-    then: str,
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, advice: str, old: str, then: str
 ):
     monkeypatch.setattr("seqjax.study.judge.__main__.dry_run", lambda plan, jobs: "")
     shutil.copytree(GOLDEN / "studies" / "wsd", tmp_path / "wsd")
-    Commands(tmp_path, monkeypatch, capsys).follow(line, advice, old, then)
+    commands.follow(line, advice, old, then)
 
 
 # ------------------------------------------------------------------------------------------------ the files of a study
@@ -200,12 +195,12 @@ def _of_run(root: Path, workdir: str = "run", **changed: Any) -> runner.Run:
 
 
 def _with_copy(root: Path) -> None:
-    shutil.copytree(_run(root), root / "copy")
+    shutil.copytree(unpack_run(root), root / "copy")
 
 
 def _without_config(root: Path) -> None:
     _with_copy(root)
-    _text(root / "run" / "run.json", '{"identity": "0"}')
+    write(root / "run" / "run.json", '{"identity": "0"}')
     (root / "run" / "config.json").unlink()
 
 
@@ -259,7 +254,7 @@ def _stored(root: Path, *, out: str = "out", label: str = "gla", lr: float = 9.0
     """Read results of the run `gla` for a study with another learning rate."""
     config = json.loads((root / "copy" / "config.json").read_text())
     for name in ("runs.json", "points.csv"):
-        _text(root / "out" / name, "")
+        write(root / "out" / name, "")
     record = Record("gla", "gla", 0, 1.0, 1.0, [], [], {"config": config})
     study = studies.Study("", ("gla",), (), [dataclasses.replace(_of_run(root, lr=lr), label=label)])
     with pytest.MonkeyPatch.context() as patch:
@@ -375,40 +370,40 @@ FILES: dict[str, Case] = {
         lambda root, match: lambda: words.find(_read(root), "Mamba-2", match["name"]),
     ),
     "a study file of other content": (
-        lambda root: _text(root / "run" / "study.py", STUDY),
+        lambda root: write(root / "run" / "study.py", STUDY),
         lambda root: studies.write_study(["gla:debug", "fox:debug"], seeds=1, out=root / "run"),
         r"run it with --study=(?P<path>\S+),",
         lambda _, match: lambda: studies.load_study(match["path"]),
     ),
     "a study file of other content, elsewhere": (
-        lambda root: _text(root / "run" / "study.py", STUDY),
+        lambda root: write(root / "run" / "study.py", STUDY),
         lambda root: studies.write_study(["gla:debug", "fox:debug"], seeds=1, out=root / "run"),
         "another (?P<option>--out)",
         lambda root, _: lambda: studies.write_study(["gla:debug", "fox:debug"], seeds=1, out=root / "new"),
     ),
     "a judgement's directory with another study": (
-        lambda root: _text(root / "run" / "study.py", STUDY),
+        lambda root: write(root / "run" / "study.py", STUDY),
         lambda root: plans.Runs(_plan(root)),
         "another (?P<option>--out)",
         lambda root, _: lambda: plans.Runs(_plan(root, out="new")),
     ),
     "a judged config without an argument": (
-        lambda root: _text(root / "mine.py", _judged(arg="").replace("arg, ", "'debug', ")),
+        lambda root: write(root / "mine.py", _judged(arg="").replace("arg, ", "'debug', ")),
         lambda root: _plan(root, str(root / "mine.py")),
         r"let it take one and pass it on, get_config\((?P<arg>arg)\) and presets\.get_config\(arg",
-        lambda root, match: _text(root / "mine.py", _judged(arg=match["arg"])),
+        lambda root, match: write(root / "mine.py", _judged(arg=match["arg"])),
     ),
     "a judged config of no known size": (
-        lambda root: _text(root / "mine.py", _judged("huge")),
+        lambda root: write(root / "mine.py", _judged("huge")),
         lambda root: _plan(root, str(root / "mine.py")),
         "needs one of .*(?P<size>debug)",
-        lambda root, match: _text(root / "mine.py", _judged(match["size"])),
+        lambda root, match: write(root / "mine.py", _judged(match["size"])),
     ),
     "a judged config that changes its size": (
-        lambda root: _text(root / "mine.py", _judged("huge")),
+        lambda root: write(root / "mine.py", _judged("huge")),
         lambda root: _plan(root, f"{root / 'mine.py'}:demo"),
         "needs one of .*(?P<size>debug)",
-        lambda root, match: _text(root / "mine.py", _judged(match["size"])),
+        lambda root, match: write(root / "mine.py", _judged(match["size"])),
     ),
     "a judged size without rates": (
         lambda _: None,
@@ -495,7 +490,7 @@ def test_a_script_as_the_error_advises(script: str, wrong: list[str], advice: st
 
 
 def test_a_study_script_without_an_array_as_the_error_advises(tmp_path: Path):
-    _text(tmp_path / "srun", '#!/bin/sh\necho "$@"\n')
+    write(tmp_path / "srun", '#!/bin/sh\necho "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     command = ["bash", str(support.ROOT / "launch" / "slurm_study.sbatch"), "--study=s"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}

@@ -44,7 +44,8 @@ from seqjax.training import (
     writers,
 )
 from tests import support
-from tests.remedies.support import GOLDEN, MEANT, NO_RUN, Case, Commands, _cut, _first, _run, _text, follow_case
+from tests.remedies.follow import write
+from tests.remedies.support import GOLDEN, MEANT, NO_RUN, Case, Commands, cut, first_file, follow_case, unpack_run
 
 TRAIN = "train --config=NAME:debug"
 GENERATE = "generate --workdir=DIR/none"
@@ -65,17 +66,10 @@ LONG = "x" * 256
 
 @pytest.mark.parametrize(("line", "advice", "old", "then"), COMMANDS)
 def test_a_command_as_the_error_advises(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    advice: str,
-    old: str,
-    then: str,
+    commands: Commands, tmp_path: Path, line: str, advice: str, old: str, then: str
 ):
-    commands = Commands(tmp_path, monkeypatch, capsys)
     if old == "none.txt":
-        _text(tmp_path / ".jsonl", '{"prompt": "a"}\n')
+        write(tmp_path / ".jsonl", '{"prompt": "a"}\n')
     commands.follow(line.replace("LONG", LONG), advice, old.replace("LONG", LONG), then)
 
 
@@ -136,7 +130,7 @@ def registry(monkeypatch: pytest.MonkeyPatch):
 def _users(root: Path, name: str = "", place: str = "", call: str = "pass") -> None:
     for file, text in USERS.items():
         calls = {at: call if (file, at) == (name, place) else "pass" for at in ("top", "body")}
-        _text(root / f"{file}.py", text.format(**calls))
+        write(root / f"{file}.py", text.format(**calls))
 
 
 class Left(BaseException):
@@ -147,6 +141,7 @@ class Left(BaseException):
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in BY_FILE.items() for line in lines])
 @pytest.mark.usefixtures("registry")
 def test_a_file_that_ends_the_process(
+    commands: Commands,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -161,7 +156,6 @@ def test_a_file_that_ends_the_process(
         status.append(number)
         raise Left
 
-    commands = Commands(tmp_path, monkeypatch, capsys)
     if "judge" in line:
         monkeypatch.setattr("seqjax.study.judge.__main__.dry_run", lambda plan, jobs: "")
     monkeypatch.setattr(os, "_exit", leave)
@@ -193,7 +187,7 @@ def test_a_process_that_a_file_has_started_may_end_at_once(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("place", ["top", "body"])
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in BY_FILE.items() for line in lines])
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("registry", "commands")
 def test_ctrl_c_in_a_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -203,7 +197,6 @@ def test_ctrl_c_in_a_file(
     place: str,
 ):
     """It ends as Ctrl-C anywhere else: one word, no traceback, status 130."""
-    Commands(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(command_line, "leave", sys.exit)
     _users(tmp_path, name, place, "raise KeyboardInterrupt")
     with pytest.raises(SystemExit, match="130"):
@@ -247,7 +240,7 @@ def _another_host(seconds: float) -> Callable[[Path], Any]:
 
     def spoil(root: Path) -> None:
         holder = lock.Holder("elsewhere", "", 1, "1", "today", "0")
-        _text(root / "run" / lock.FILE, json.dumps(holder._asdict()))
+        write(root / "run" / lock.FILE, json.dumps(holder._asdict()))
         at = time.time() - seconds
         os.utime(root / "run" / lock.FILE, (at, at))
 
@@ -262,17 +255,17 @@ def _edited(name: str, **values: Any) -> Callable[[Path], Any]:
     """Unpack a run, keep a copy as `root`/copy, and edit one of its files."""
 
     def spoil(root: Path) -> None:
-        shutil.copytree(_run(root), root / "copy")
+        shutil.copytree(unpack_run(root), root / "copy")
         if not (root / "run" / "run.json").is_file():
-            _text(root / "run" / "run.json", "{}")
+            write(root / "run" / "run.json", "{}")
         _edit(root / "run" / name, **values)
 
     return spoil
 
 
 def _edited_config(root: Path) -> None:
-    values = json.loads((_run(root) / "config.json").read_text())
-    _text(root / "run" / "run.json", json.dumps({"identity": "0", "settings": [identity.settings_of(values)]}))
+    values = json.loads((unpack_run(root) / "config.json").read_text())
+    write(root / "run" / "run.json", json.dumps({"identity": "0", "settings": [identity.settings_of(values)]}))
     shutil.copytree(root / "run", root / "copy")
     _edit(root / "run" / "config.json", name="other")
 
@@ -300,7 +293,7 @@ def _with_mixer(root: Path) -> None:
     config = _config("mine.py:debug")
     workdir.save_config(root / "run", config)
     hashes = mixers.source_hashes(mixer.name for mixer in config.model.mixers)
-    _text(root / "run" / "run.json", json.dumps({"mixers": hashes}))
+    write(root / "run" / "run.json", json.dumps({"mixers": hashes}))
     shutil.copytree(root / "run", root / "copy")
     _registry._registered.clear()
 
@@ -333,9 +326,9 @@ def _changed_copy(root: Path) -> None:
 
 def _two_of_one_name(root: Path, second: str = "at/own.py") -> None:
     _users(root)
-    _text(root / second, (root / "own.py").read_text().replace("class Own", "class Other"))
+    write(root / second, (root / "own.py").read_text().replace("class Own", "class Other"))
     names = f'({{"name": "own"}}, {{"name": "{second}:Other"}})'
-    _text(root / "mine.py", (root / "mine.py").read_text().replace('{"name": "own"}', names))
+    write(root / "mine.py", (root / "mine.py").read_text().replace('{"name": "own"}', names))
 
 
 def _checkpoints(root: Path) -> checkpoint.Checkpoints:
@@ -347,8 +340,8 @@ def _checkpoints(root: Path) -> checkpoint.Checkpoints:
 
 def _spoilt(name: str, spoil: Callable[[Path], Any]) -> Callable[[Path], Any]:
     def attempt(root: Path) -> None:
-        shutil.copytree(_run(root), root / "copy")
-        spoil(_first(root / "run", name))
+        shutil.copytree(unpack_run(root), root / "copy")
+        spoil(first_file(root / "run", name))
 
     return attempt
 
@@ -383,9 +376,9 @@ def _evaluated(root: Path) -> None:
 
 
 def _rows(root: Path) -> None:
-    _text(root / "run" / "metrics.jsonl", '{"step": 1}\n{"step": 2}\n')
+    write(root / "run" / "metrics.jsonl", '{"step": 1}\n{"step": 2}\n')
     shutil.copytree(root / "run", root / "copy")
-    _cut(root / "run" / "metrics.jsonl")
+    cut(root / "run" / "metrics.jsonl")
     (root / "run" / "checkpoints" / "2").mkdir(parents=True)
 
 
@@ -394,8 +387,8 @@ def _append(root: Path, position: int = 24, step: int = 2) -> None:
 
 
 def _damaged_row(root: Path) -> None:
-    _text(root / "run" / "metrics.jsonl", '{"step": 1}\nx\n{"step": 2}\n')
-    _text(root / "copy" / "metrics.jsonl", '{"step": 1}\n{"step": 2}\n')
+    write(root / "run" / "metrics.jsonl", '{"step": 1}\nx\n{"step": 2}\n')
+    write(root / "copy" / "metrics.jsonl", '{"step": 1}\n{"step": 2}\n')
 
 
 def _without_damaged_row(root: Path, _: Any) -> None:
@@ -488,7 +481,7 @@ def _without_an_end(root: Path) -> None:
 
 
 def _edited_model(root: Path) -> None:
-    shutil.copytree(_run(root), root / "copy")
+    shutil.copytree(unpack_run(root), root / "copy")
     values = json.loads((root / "run" / "config.json").read_text())
     values["model"]["mlp"]["dim"] *= 2
     (root / "run" / "config.json").write_text(json.dumps(values))
@@ -523,13 +516,13 @@ FILES: dict[str, Case] = {
         lambda root, match: (root / "run" / match["file"]).unlink(),
     ),
     "a lock below a file": (
-        lambda root: _text(root / "file", ""),
+        lambda root: write(root / "file", ""),
         _locked("file/run"),
         "another (?P<option>--workdir)",
         _new(_locked),
     ),
     "runs is a file": (
-        lambda root: _text(root / "runs", ""),
+        lambda root: write(root / "runs", ""),
         _fresh(),
         "give a (?P<option>--workdir)",
         lambda root, _: lambda: workdir.save_config(root / "new", _config()),
@@ -541,19 +534,19 @@ FILES: dict[str, Case] = {
         lambda root, _: lambda: workdir.save_config(root / "new", dataclasses.replace(_config(), name="a" * 250)),
     ),
     "a workdir below a file": (
-        lambda root: _text(root / "file", ""),
+        lambda root: write(root / "file", ""),
         lambda root: workdir.save_config(root / "file" / "run", _config()),
         "another (?P<option>--workdir)",
         lambda root, _: lambda: workdir.save_config(root / "new", _config()),
     ),
     "a run of another length": (
-        _run,
+        unpack_run,
         _check(steps=9),
         "another (?P<o>--workdir)",
         _new(lambda to: _check(to, steps=9)),
     ),
     "a run of another length, with ends": (
-        _run,
+        unpack_run,
         _check(steps=9),
         r"with (?P<key>config\.train\.ends) can be extended",
         lambda root, _: [shutil.rmtree(root / "run"), _ends(root), lambda: _check(steps=16)(root)][2],
@@ -620,7 +613,7 @@ FILES: dict[str, Case] = {
         _copy_back,
     ),
     "an end of another run": (
-        lambda root: [_text(root / "run" / place / "run.json", '{"identity": "0"}') for place in ("", "ends/3")],
+        lambda root: [write(root / "run" / place / "run.json", '{"identity": "0"}') for place in ("", "ends/3")],
         lambda root: identity.require(root / "run"),
         r"(?P<path>\S+) belongs to another run: .* move it away",
         _away,
@@ -649,16 +642,16 @@ FILES: dict[str, Case] = {
         lambda _: None,
         lambda root: checkpoint.Checkpoints(root / "run", read_only=True).restore_params({}),
         "(?P<how>Train) first",
-        lambda root, _: [_run(root), lambda: _checkpoints(root)][1],
+        lambda root, _: [unpack_run(root), lambda: _checkpoints(root)][1],
     ),
     "a checkpoint's metadata is cut": (
-        _spoilt("checkpoints/3/_CHECKPOINT_METADATA", _cut),
+        _spoilt("checkpoints/3/_CHECKPOINT_METADATA", cut),
         _checkpoints,
         r"(?P<path>\S+/checkpoints/3) is damaged[\s\S]*put back a copy of the directory",
         _copy_back,
     ),
     "a checkpoint's array is cut": (
-        _spoilt("checkpoints/3/params/d/*", _cut),
+        _spoilt("checkpoints/3/params/d/*", cut),
         _checkpoints,
         r"(?P<path>\S+/checkpoints/3)\b",
         _copy_back,
@@ -702,16 +695,16 @@ FILES: dict[str, Case] = {
         lambda root, _: lambda: [(root / "new").mkdir(), eval_losses.start(root / "new", _blocks(1), step=1)],
     ),
     "weights of another model": (
-        _run,
+        unpack_run,
         _weights(dim=999),
         r"model\.(?P<key>dim): (?P<theirs>\d+).* give this run its settings",
         lambda root, match: lambda: _weights(**{match["key"]: int(match["theirs"])})(root),
     ),
     "weights without a checkpoint": (
-        lambda root: shutil.rmtree(_run(root) / "checkpoints"),
+        lambda root: shutil.rmtree(unpack_run(root) / "checkpoints"),
         _weights(),
         "let that run reach its first (?P<what>save)",
-        lambda root, _: _run(root),
+        lambda root, _: unpack_run(root),
     ),
     "weights of another length": (
         _run_with_positions,
@@ -726,7 +719,7 @@ FILES: dict[str, Case] = {
         _new(lambda to: lambda root: _taken(root, to)),
     ),
     "a checkpoint beyond the end": (
-        _run,
+        unpack_run,
         lambda root: _resumed_at(root, 2),
         r"(?P<path>\S+/checkpoints/3) is beyond the end .*; move it away",
         lambda root, match: [_away(root, match), lambda: _resumed_at(root, 2)][1],
@@ -982,7 +975,7 @@ CALLS: dict[str, Call] = {
     "a directory as a Python file": (
         lambda: user_code.read("."),
         "give the path of a Python (?P<kind>file)",
-        lambda kind: [_text(Path("own.py"), ""), user_code.read("own.py")],
+        lambda kind: [write(Path("own.py"), ""), user_code.read("own.py")],
     ),
     "a package of a store": (
         lambda: _opened(installed=False),
@@ -1031,7 +1024,7 @@ def test_a_call_as_the_error_advises(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_empty_text_as_the_error_advises(tmp_path: Path):
-    loaded = seqjax.load(_run(tmp_path))
+    loaded = seqjax.load(unpack_run(tmp_path))
     with pytest.raises(UserError, match="at least one character"):
         loaded.loss("")
     assert loaded.loss("a") > 0
