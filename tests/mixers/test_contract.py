@@ -23,7 +23,12 @@ from tests import support
 B = 8
 T = 23  # no multiple of 4 (chunk size in the tiny configs) or 5 (window)
 # The right-hand mixers run the same code in quick tests, with other settings.
-TWINS = {"transformer": "transformer_pp", "deltanet": "gated_deltanet", "rwkv5": "rwkv6"}
+TWINS = {
+    "transformer": "transformer_pp",
+    "deltanet": "gated_deltanet",
+    "rwkv5": "rwkv6",
+    "precond_gated_deltanet": "precond_kda",
+}
 
 
 def is_quick(mixer, variant):
@@ -176,6 +181,9 @@ STATE = {
     "gla": lambda n: 4 * 4 * 8,
     "mlstm": lambda n: 4 * 4 * (8 + 1),  # values and the normaliser
     "kda": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
+    "comba": lambda n: 4 * 6 * 12 + 3 * (24 + 24 + 48),
+    "precond_gated_deltanet": lambda n: 4 * 6 * (12 + 1) + 3 * (24 + 24 + 48),  # plus the keys' curvature
+    "precond_kda": lambda n: 4 * 8 * (8 + 1) + 3 * (32 + 32 + 32),
     "mamba1": lambda n: 64 * 16 + 3 * 64,
     "mamba1/bare": lambda n: 64 * 16,
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),

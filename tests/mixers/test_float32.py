@@ -23,6 +23,7 @@ INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["log
 # Projections that enter an exponential, a sigmoid or a softplus. Mamba-1's `dt` is not listed: the public kernel also
 # reads it in the model's dtype.
 ISLANDS = {
+    "comba": ["beta", "decay"],
     "deltanet": ["beta"],
     "fox": ["forget"],
     "gated_deltanet": ["beta", "decay"],
@@ -35,6 +36,8 @@ ISLANDS = {
     "mlstm": ["forget", "input"],
     "nsa": ["gate"],
     "path": ["beta"],
+    "precond_gated_deltanet": ["beta", "decay", "precond.beta", "precond.decay"],
+    "precond_kda": ["beta", "decay_out", "precond.beta", "precond.decay"],
     "rwkv6": ["d2"],
     "rwkv7": ["a_lora", "v_lora", "w_lora"],
     "rwkv7_shell": ["v_lora"],

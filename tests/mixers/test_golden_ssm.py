@@ -62,6 +62,9 @@ SETTINGS = {
     "path": {"heads": 2, "chunk_size": 8},
     "path_fox": {"heads": 2, "chunk_size": 8, "forget_gate": True},
     "gated_deltaproduct": DELTA,
+    "comba": DELTA,
+    "precond_gated_deltanet": DELTA,
+    "precond_kda": DELTA,
 }
 MIXERS = {"path_fox": "path", "mamba3_norm": "mamba3", "kda_bounded": "kda", "gdn2": "kda"}
 

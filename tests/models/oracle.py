@@ -514,6 +514,50 @@ def kda(m, p, x):
     return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else y)
 
 
+def comba(m, p, x):
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    shrunk = sigmoid(p["inner_decay_H"])[:, None] if m.inner_decay else 1.0
+    q = q if m.correction is None else q - p["correction_H"][:, None] * shrunk * k
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    predicting = shrunk * k
+    decay = np.exp(-np.exp(p["log_rate_H"]) * softplus(linear(p["decay"], x) + p["step_bias_H"]))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            s = decay[t, h] * s + np.outer(k[t, h], beta[t, h] * (v[t, h] - predicting[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
+def preconditioned(m, p, x):
+    """Gated DeltaNet or KDA, with a second, decayed sum of squared keys."""
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    rate, own = np.exp(p["log_rate_H"])[:, None], p["precond"]
+    if m.name == "precond_kda":
+        step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
+        g = -rate * softplus(step) if m.lower_bound is None else m.lower_bound * sigmoid(rate * step)
+        gate = sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else 1.0
+    else:
+        g = -rate * softplus(linear(p["decay"], x) + p["step_bias_H"])[..., None]
+        gate = silu(linear(p["gate"], x)) if m.gate else 1.0
+    own_g = -np.exp(own["log_rate_H"]) * softplus(linear(own["decay"], x) + own["step_bias_H"])
+    own_beta = sigmoid(linear(own["beta"], x))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s, curvature = np.zeros((q.shape[-1], v.shape[-1])), np.zeros(q.shape[-1])
+        for t in range(len(x)):
+            curvature = np.exp(own_g[t, h]) * curvature + own_beta[t, h] * k[t, h] ** 2
+            u = np.log(curvature + 1e-6) - own["center_H"][h]
+            written = k[t, h] * m.precond_bound ** (-u / (1 + abs(u)))
+            s = np.diag(np.broadcast_to(np.exp(g[t, h]), k[t, h].shape)) @ s
+            s = s + np.outer(written, beta[t, h] * (v[t, h] - k[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    return linear(p["out"], rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1) * gate)
+
+
 # --------------------------------------------------------------------------------------------------------------- RWKV
 def shifted(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
@@ -610,6 +654,7 @@ MIXERS = {
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
+    "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}

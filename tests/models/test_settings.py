@@ -154,6 +154,17 @@ MIXERS = {
     "kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "channel_gates": (True, "shapes"), "gate": (False, "shapes"),
     },
+    "comba": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "inner_decay": (False, "shapes"), "correction": (0.02, "start"),
+    },
+    "precond_gated_deltanet": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "precond_bound": (1.2, "forward"),
+    },
+    "precond_kda": DELTA | {
+        "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
+    },
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
