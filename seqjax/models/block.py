@@ -105,7 +105,9 @@ class PreNormBlock(Block):
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
         del layer
-        return self._apply(lambda h_BTD, _: (self.mixer(h_BTD), None), x_BTD, None, dtype)[0], carry
+        # The carry takes the place of the mixer's cache.
+        x_BTD, state = self._apply(lambda h_BTD, _: self.apply_mixer(h_BTD, carry), x_BTD, None, dtype)
+        return x_BTD, state.mixer if self.looks_back else state
 
     def prefill(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
