@@ -304,12 +304,20 @@ class Block(nnx.Module):
         """Return an empty cache for `prefill` and `step`."""
         return self.mixer.init_cache(batch, max_len, dtype)
 
+    def input_of(self, x: Array, carry: Carry, *, layer: Array) -> Array:
+        """Return the input of the block's first norm; usually the residual stream `x`."""
+        del carry, layer
+        return x
+
     def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
-        """Return the entropy of the mixer's weights in nats, float32 [B, T, H], or None."""
+        """Return the entropy of the mixer's weights in nats, float32 [B, T, H], or None.
+
+        `x_BTD` is the result of `input_of`.
+        """
         return self.mixer.entropy(self.mixer_input(x_BTD, dtype))
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
-        """Return the normalised residual stream, [B, T, D] or [B, D].
+        """Return the mixer's input, [B, T, D] or [B, D], for the result `x` of `input_of`.
 
         It is sharded over the batch only.
         """

@@ -705,8 +705,14 @@ def weights_of(m, p, x):
     return None if inputs is None else softmax_weights(*inputs)
 
 
+def source_mix(config, p, sources):
+    """Return a sub-layer's softmax mix of earlier outputs."""
+    scores = np.stack([rms_norm(s, p["gain_D"], config.norm_eps) @ p["query_D"] for s in sources], axis=-1)
+    return np.einsum("tn,ntd->td", softmax(scores), np.stack(sources))
+
+
 def hidden(config, params, row, mixer_inputs=None):
-    """Return the residual stream after the last layer [T, D].
+    """Return the residual stream, or the last mix of attention residuals, after the last layer [T, D].
 
     Appends (settings, parameters, input) of each layer's mixer to the list `mixer_inputs`.
     """
@@ -715,8 +721,22 @@ def hidden(config, params, row, mixer_inputs=None):
         x = norm(config, params["embed_norm"], x)
     if config.learned_positions:
         x = x + params["positions"][: len(x)]
+    sources, n = [], 0
+
+    def read(mix):
+        """Return a sub-layer's input before its norm, and update the stream and the sources."""
+        nonlocal x, n
+        if config.attn_residual is None:
+            return x
+        mixed = source_mix(config, mix, [*sources, x])
+        if n % config.attn_residual == 0:
+            sources.append(x)
+            x = 0.0
+        n += 1
+        return mixed
+
     for m, p in layers(config, params):
-        h = norm(config, p["norm1"], x)
+        h = norm(config, p["norm1"], read(p.get("mix1")))
         h = canon(p["canon_a"], h) if "A" in config.canon else h
         h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h
         if mixer_inputs is not None:
@@ -730,9 +750,9 @@ def hidden(config, params, row, mixer_inputs=None):
         if m.name.startswith("rwkv"):
             x = x + channel_mix(p["mlp"], norm(config, p["norm2"], x))
         elif config.mlp.kind != "none":
-            h = norm(config, p["norm2"], x)
+            h = norm(config, p["norm2"], read(p.get("mix2")))
             x = x + mlp(config.mlp, p["mlp"], canon(p["canon_c"], h) if "C" in config.canon else h)
-    return x
+    return x if config.attn_residual is None else source_mix(config, params["mix"], [*sources, x])
 
 
 def logits(config, params, tokens_BT):

@@ -129,6 +129,8 @@ MODELS = {
     "canon_gpt": ("transformer", "model.canon=CD"),
     "canon_a": ("mamba2", "model.canon=A"),
     "shift": ("gated_deltanet", "model.token_shift=True,model.canon=D"),
+    "sources": ("transformer_pp", "model.attn_residual=3,model.n_layers=4,model.canon=AC,model.norm=layernorm"),
+    "sources_hybrid": ("based", "model.attn_residual=1,model.scan_layers=False"),
 }
 CASES = [
     (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
@@ -142,7 +144,7 @@ SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none",
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
-SLOW |= {"precond_gated_deltanet-bare"}
+SLOW |= {"precond_gated_deltanet-bare", "model-sources_hybrid"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm"}
@@ -211,6 +213,7 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("transformer_pp", "model.canon=A,model.token_shift=True"),
+    ("transformer_pp", "model.attn_residual=2,model.n_layers=3"),
     ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
     ("rwkv7_shell", "model.mixer.core=full"),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
@@ -218,7 +221,7 @@ ENTROPY = [
 ]
 
 
-QUICK = [ENTROPY[i] for i in (2, 4, 5, 7, 9)]
+QUICK = [ENTROPY[i] for i in (2, 4, 5, 8, 10)]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in QUICK, ENTROPY))
@@ -239,6 +242,7 @@ SCORED = [
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("top1_chunk", "model.mixer.conv=True"),
     ("top1_chunk", "model.canon=A,model.token_shift=True"),
+    ("top1_chunk", "model.attn_residual=1"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("rwkv7_shell", ""),

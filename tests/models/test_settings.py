@@ -32,6 +32,7 @@ MODEL = {
     "mlp.rescale_init": (False, "start"),
     "canon": ("C", "shapes"),
     "token_shift": (True, "shapes"),
+    "attn_residual": (2, "shapes"),
     "norm": ("layernorm", "shapes"),
     "norm_eps": (0.3, "forward"),
     "init": ("rwkv", "start", "model.tie_embeddings=False"),
