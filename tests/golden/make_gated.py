@@ -137,6 +137,14 @@ stub("fla.ops.path_attn.parallel", parallel_path_attn=path)
 stub("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
 stub("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
 
+stub("fla.ops.utils.constant", RCP_LN2=1 / np.log(2))
+stub("fla.ops.utils.cumsum", chunk_global_cumsum=lambda g, cu_seqlens, scale: g.cumsum(1) * scale)
+stub(
+    "fla.ops.wall_attn", build_wall_kv_cache=None, parallel_wall_attn_decode=None,
+    parallel_wall_attn=lambda q, k, v, g, **unused: load("ops/wall_attn/naive").naive_wall_attn(
+        q, k, v, g, scale=q.shape[-1] ** -0.5
+    ),
+)  # fmt: skip
 stub("fla.ops.comba", chunk_comba=comba, fused_recurrent_comba=None)
 stub(
     "fla.ops.precond_gated_delta_rule", chunk_precond_gated_delta_rule=precond_gated,
@@ -187,6 +195,10 @@ LAYERS: Any = {
     "precond_gated_deltanet": ("precond_gated_deltanet", "PrecondGatedDeltaNet", DELTA_SIZES,
         CONVOLVED | DELTA | PRECOND | {
         "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj", "precond.decay": "a_atk_proj",
+    }),
+    "wall": ("wall_attn", "WallAttention", SIZES | {"qk_norm": True, "use_output_gate": True, "num_kv_heads": 1}, {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "decay": "g_proj", "gate": "o_gate_proj",
+        "decay_bias_E": "g_proj.bias", "q_norm.g": "q_norm.weight", "k_norm.g": "k_norm.weight",
     }),
     "precond_kda": ("precond_kda", "PrecondKDA", DELTA_SIZES, KDA | PRECOND | {"precond.decay": "a_proj"}),
 }  # fmt: skip

@@ -162,6 +162,8 @@ STATE = {
     "fox/window_gqa": lambda n: 36 * min(n, 5),
     "fox/pro": lambda n: 68 * n + 64,  # plus the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
+    "wall": lambda n: 64 * n + 32 * n,  # plus the sum of each key's log decays
+    "wall/gqa": lambda n: 32 * n + 32 * n,
     "path": lambda n: 64 * n + 2 * 32,  # plus the last convolution inputs
     "path/gqa_gates": lambda n: 36 * n + 2 * 16,
     "nsa": lambda n: 32 * n + 32 * (n // 4),  # plus a mean key and value per block
@@ -209,7 +211,14 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
 SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "table_BcGPK", "forgotten_BSH"}
-SUMS |= {"states_BLHNV", "turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums, their weights, and means
+SUMS |= {
+    "states_BLHNV",
+    "turns_BHR",
+    "gamma_BH",
+    "k_mean_BcGK",
+    "v_mean_BcGK",
+    "decay_BSHK",
+}  # sums, their weights, and means
 
 
 @pytest.mark.parametrize(
@@ -244,6 +253,7 @@ FLOPS_FLOOR = {
     "fox/window_gqa": 0.6,
     "top1_chunk": 0.6,
     "path": 0.65,  # XLA multiplies queries by all chunk matrices; half are masked
+    "wall": 0.55,  # XLA also counts masked scores, and the scores within groups twice
     "nsa": 0.55,  # three branches, each with a full score matrix
     "rwkv7_shell": 0.6,
 }

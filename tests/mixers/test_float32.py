@@ -39,6 +39,7 @@ ISLANDS = {
     "precond_gated_deltanet": ["beta", "decay", "precond.beta", "precond.decay"],
     "precond_kda": ["beta", "decay_out", "precond.beta", "precond.decay"],
     "rwkv6": ["d2"],
+    "wall": ["decay"],
     "rwkv7": ["a_lora", "v_lora", "w_lora"],
     "rwkv7_shell": ["v_lora"],
 }
@@ -52,7 +53,7 @@ VARIANT_ISLANDS = {
 # Expected number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights
 # and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
-VALUES |= {"fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"wall": 3, "fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
 # Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",

@@ -314,6 +314,22 @@ def path(m, p, x):
     return linear(p["out"], np.array(o).reshape(len(x), -1))
 
 
+def wall(m, p, x):
+    """Multiply every channel of a score by its decays after the key, up to the query's."""
+    n_kv = m.kv_heads or m.heads
+    q, k, v = (heads_of(linear(p[name], x), n) for name, n in (("q", m.heads), ("k", n_kv), ("v", n_kv)))
+    if m.qk_norm:
+        q, k = (rms_norm(y, p[f"{name}_norm"]["g"].reshape(y.shape[1:]), 1e-5) for name, y in (("q", q), ("k", k)))
+    k, v = (np.repeat(y, m.heads // n_kv, axis=1) for y in (k, v))
+    kept, o = heads_of(sigmoid(linear(p["decay"], x) + p["decay_bias_E"]), m.heads), np.zeros(q.shape)
+    for i in range(len(x)):
+        for h in range(m.heads):
+            s = [(q[i, h] * k[j, h] * kept[j + 1 : i + 1, h].prod(0)).sum() for j in range(i + 1)]
+            o[i, h] = softmax(np.array(s) / math.sqrt(q.shape[-1])) @ v[: i + 1, h]
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
 # ----------------------------------------------------------------------------------------------- convolution, Taylor
 def based_conv(m, p, x):
     return linear(p["out"], short_conv(p["conv"], linear(p["enter"], x)) * linear(p["gate"], x))
@@ -654,7 +670,7 @@ MIXERS = {
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
+    "wall": wall, "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}

@@ -212,6 +212,10 @@ CASES = {
     "fox:model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT,
     },
+    # flash-linear-attention, layers/wall_attn.py
+    "wall:model.mixer.qk_norm=True,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.decay_bias_E": exactly(8.0),
+    },
     # flash-linear-attention, layers/path_attn.py
     "path:model.mixer.forget_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.w_conv\.w": around(3**-0.5),

@@ -166,6 +166,10 @@ MIXERS = {
     "precond_kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
     },
+    "wall": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
+        "gate": (True, "shapes"),
+    },
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
@@ -195,7 +199,7 @@ SIZES = {
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
 # head_dim = width / heads
-NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "path", "top1_chunk", "top1_element"}
+NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "path", "top1_chunk", "top1_element", "wall"}
 
 
 @functools.cache
