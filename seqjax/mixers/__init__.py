@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.mamba3 import Mamba3 as Mamba3
     from seqjax.mixers.mlstm import MLSTM as MLSTM
     from seqjax.mixers.nsa import NSA as NSA
+    from seqjax.mixers.parallax import Parallax as Parallax
     from seqjax.mixers.path import PaTH as PaTH
     from seqjax.mixers.precond_gated_deltanet import PrecondGatedDeltaNet as PrecondGatedDeltaNet
     from seqjax.mixers.precond_kda import PrecondKDA as PrecondKDA

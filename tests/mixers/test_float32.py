@@ -53,7 +53,7 @@ VARIANT_ISLANDS = {
 # Expected number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights
 # and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
-VALUES |= {"wall": 3, "fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"parallax": 3, "wall": 3, "fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
 # Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",

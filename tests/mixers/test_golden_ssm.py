@@ -62,6 +62,7 @@ SETTINGS = {
     "path": {"heads": 2, "chunk_size": 8},
     "path_fox": {"heads": 2, "chunk_size": 8, "forget_gate": True},
     "gated_deltaproduct": DELTA,
+    "parallax": {"heads": 2, "kv_heads": 1, "qk_norm": True},
     "wall": {"heads": 2, "kv_heads": 1, "qk_norm": True, "gate": True},
     "comba": DELTA,
     "precond_gated_deltanet": DELTA,

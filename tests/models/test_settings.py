@@ -166,6 +166,10 @@ MIXERS = {
     "precond_kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
     },
+    "parallax": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("none", "forward"),
+        "rope_base": (37.0, "forward"), "qk_norm": (True, "shapes"), "gate": (True, "shapes"),
+    },
     "wall": {
         "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
         "gate": (True, "shapes"),
@@ -199,7 +203,9 @@ SIZES = {
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
 # head_dim = width / heads
-NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "path", "top1_chunk", "top1_element", "wall"}
+NO_HEAD_DIM = {
+    *("transformer", "transformer_pp", "fox", "nsa", "parallax", "path", "top1_chunk", "top1_element", "wall"),
+}
 
 
 @functools.cache
