@@ -4,6 +4,8 @@ arXiv 2605.29157; the shape is flash-linear-attention's.
 
     seqjax train --config=parallax
     seqjax train --config=parallax:110m
+
+Results: lab/results/mixers.md
 """
 
 from seqjax import presets
@@ -12,7 +14,7 @@ from seqjax import presets
 def settings(size: presets.Size):
     """Return the differences from a Transformer++ of this size.
 
-    The second query has as many parameters as a third of the model width in the MLP's three matrices.
+    The MLP is narrower by a third of the model width: the second query has these parameters.
     """
     return {
         "model.norm_eps": 1e-6,

@@ -62,6 +62,7 @@ SETTINGS = {
     "path": {"heads": 2, "chunk_size": 8},
     "path_fox": {"heads": 2, "chunk_size": 8, "forget_gate": True},
     "gated_deltaproduct": DELTA,
+    "mesa_net": {"heads": 2, "chunk_size": 8, "norm_eps": 1e-5},
     "parallax": {"heads": 2, "kv_heads": 1, "qk_norm": True},
     "wall": {"heads": 2, "kv_heads": 1, "qk_norm": True, "gate": True},
     "comba": DELTA,
