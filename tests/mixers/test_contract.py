@@ -28,6 +28,7 @@ TWINS = {
     "deltanet": "gated_deltanet",
     "rwkv5": "rwkv6",
     "precond_gated_deltanet": "precond_kda",
+    "comba": "precond_kda",
 }
 
 

@@ -9,12 +9,13 @@ from flax import nnx
 from seqjax import mixers
 from seqjax.errors import UserError
 from seqjax.mixers._precond import CHUNK, decayed_sums
+from tests import support
 
 DIM, HEADS, T = 16, 2, 70  # chunks of 64 and of CHUNK, and partial chunks
 PLAIN = {mixers.PrecondGatedDeltaNet: mixers.GatedDeltaNet, mixers.PrecondKDA: mixers.KDA}
 
 
-@pytest.mark.parametrize("precond", PLAIN)
+@pytest.mark.parametrize("precond", support.slow_unless(lambda mixer: mixer is mixers.PrecondKDA, PLAIN))
 def test_a_bound_of_one_gives_the_plain_rule(precond):
     mixer = precond(DIM, heads=HEADS, precond_bound=1.0, rngs=nnx.Rngs(0))
     plain = PLAIN[precond](DIM, heads=HEADS, rngs=nnx.Rngs(1))

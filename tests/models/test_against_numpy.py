@@ -152,7 +152,7 @@ SLOW |= {"rwkv7_shell-window_norm", "rwkv7_shell-no_norm"}
 SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
-SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
+SLOW |= {"comba-default", "comba-bare", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
 SLOW |= {
     "mesa_net-default",
     "mesa_net-bare",

@@ -17,7 +17,7 @@ from tests import support
 from tests.mixers.test_golden_ssm import close, golden, tree
 
 CASES = {
-    "attention": ("transformer_pp", {"model__attn_residual": 3, "model__n_layers": 4}),
+    "attention": ("transformer_pp", {"model__attn_residual": 3}),
     "each": ("gated_deltanet", {"model__attn_residual": 1, "model__canon": "AC", "model__token_shift": True}),
     "no_mlp": ("mamba2", {"model__attn_residual": 2, "model__n_layers": 5}),
 }
@@ -88,9 +88,8 @@ def test_contract(name, check):
 
 def test_parameters_by_hand():
     """A query and a gain per sub-layer, and for the last mix."""
-    for name, sublayers in (("attention", 8), ("no_mlp", 5)):
-        model = case_of(name).model
-        base = case_of(name).changed(attn_residual=None)
+    for mixer, sublayers in (("transformer_pp", 4), ("mamba2", 2)):
+        model, base = (support.tiny_model(mixer, "full", model__attn_residual=size) for size in (3, None))
         assert flops.n_params(model) - flops.n_params(base) == 2 * 32 * (sublayers + 1)
 
 
