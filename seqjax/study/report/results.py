@@ -205,6 +205,7 @@ def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     if not inside or len(inside) == len(evaluated):
         raise UserError(
             f"--compare: {runs[0].label} was evaluated on {', '.join(evaluated)} and trained on {', '.join(trained)}; "
-            "a comparison needs domains of both kinds. Write a study file that names them."
+            "a comparison needs a domain of each kind. Evaluate the runs on more domains, or name the OOD domains in a "
+            "study file (`domains`)."
         )
     return inside, [name for name in evaluated if name not in trained]
