@@ -1,8 +1,8 @@
 """Sort rows by the chunk that they selected, and cut them into work items.
 
 One kernel counts and one places (sort_plan_kernels.py); XLA computes the running sums between them, over small arrays
-(tiles x chunks). An item has at most `size` rows that share a chunk. How many items a chunk gets depends on the data, but the
-total is bounded:
+(tiles x chunks). An item has at most `size` rows that share a chunk. How many items a chunk gets depends on the data,
+but the total is bounded:
 
     sum_c ceil(count_c / size) <= floor(rows / size) + number of chunks
 

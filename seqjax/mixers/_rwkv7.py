@@ -148,8 +148,8 @@ class TimeMix(base.Mixer):
         """Return the output, the first layer's values [B, T, D], and the cache.
 
         The next layer receives the first layer's values. `cache` is None in training; in decoding it comes from
-        `init_cache`, unless the sequence `continues`. `layer` counts from the first layer with an RWKV-7 block. Without `v_first_BTD` this
-        is the first layer.
+        `init_cache`, unless the sequence `continues`. `layer` counts from the first layer with an RWKV-7 block. Without
+        `v_first_BTD` this is the first layer.
         """
 
     def __call__(self, x_BTD: Array) -> Array:

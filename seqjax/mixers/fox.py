@@ -179,8 +179,8 @@ class FoX(AttentionMixer):
         """
         (log_f_BTH,) = gates
         new_T = cache.length + jnp.arange(v_BTGK.shape[1])
-        # The sums count from the last cached token: minus the log gates up to a new key. The log gates from there to the
-        # query are equal for all keys, so softmax cancels them.
+        # The sums count from the last cached token: minus the log gates up to a new key. The log gates from there to
+        # the query are equal for all keys, so softmax cancels them.
         forgotten_BTH = -jnp.cumsum(log_f_BTH, axis=1)
         k_BSGK, v_BSGK, forgotten_BSH = (
             jnp.concatenate([old, new.astype(old.dtype)], axis=1)

@@ -1,9 +1,9 @@
 """Run JAX's splash attention on batches of sequences of any length, over a mesh.
 
 The kernel (`jax.experimental.pallas.ops.tpu.splash_attention`) takes one sequence: scaled queries [H, T, K], keys and
-values [G, T, K], where each key head serves H / G query heads. T must be a multiple of its block. This module pads time to whole blocks; the causal mask hides padded keys, because they
-are later than every query. The kernel has no rule for automatic sharding, so over a mesh `jax.shard_map` gives each
-device its sequences and heads.
+values [G, T, K], where each key head serves H / G query heads. T must be a multiple of its block. This module pads time
+to whole blocks; the causal mask hides padded keys, because they are later than every query. The kernel has no rule for
+automatic sharding, so over a mesh `jax.shard_map` gives each device its sequences and heads.
 """
 
 from functools import cache
@@ -65,8 +65,8 @@ def _scaled(q_BTHK: Array, scale: float) -> Array:
 class _CheapMask(splash.LocalMask):
     """A `LocalMask` that returns uniform blocks (all masked or visible) as one entry [1, 1].
 
-    To build the kernel, splash calls `any` and `all` on every block. At 102,400 tokens there are 40,000 blocks of 512 x 512, and all but
-    a few hundred are uniform. Computing their pairs takes a minute.
+    To build the kernel, splash calls `any` and `all` on every block. At 102,400 tokens there are 40,000 blocks of 512 x
+    512, and all but a few hundred are uniform. Computing their pairs takes a minute.
     """
 
     def __getitem__(self, idx: Any) -> np.ndarray:
