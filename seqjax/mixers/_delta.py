@@ -36,7 +36,9 @@ class DeltaCache(NamedTuple):
 class DeltaMixer(base.Mixer):
     """The delta rule without decay and gate.
 
-    `key_dim` and `value_dim` are the widths of one step's keys and values, summed over heads.
+    `key_dim` and `value_dim` are the widths of one update's keys and values, summed over heads. `steps` is the number
+    of delta-rule updates per token. With several, a subclass overrides `_inputs`, which puts the updates on the time
+    axis [B, T steps, H, ...], and `_recurrence`, which returns each token's last output (`gated_deltaproduct.py`).
     """
 
     gate_activation: ClassVar[str] = "silu"
@@ -93,7 +95,7 @@ class DeltaMixer(base.Mixer):
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
         """Return the operands of the recurrence: q, k, v, beta and log_g.
 
-        The inputs are the input x and the convolved projections.
+        The projections q, k and v are convolved, and q and k normalised, [B, T, E] with the heads' channels in E.
         """
         q_BTHK, k_BTHK, v_BTHV = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)

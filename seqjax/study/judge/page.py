@@ -196,7 +196,7 @@ def _speed(plan: Plan, model_costs: Mapping[str, Cost]) -> str:
     ratio = costs.speed_ratio(model_costs[plan.model], model_costs[SAME_BLOCK])
     if ratio is None:
         return ""
-    return f"; at {plan.config.train.seq_len:,} tokens it trains {ratio:.2f} times as fast"
+    return f"; on sequences of {plan.config.train.seq_len:,} tokens it trains {ratio:.2f} times as fast"
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces

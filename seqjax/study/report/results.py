@@ -190,7 +190,10 @@ def compare_workdirs(model: str, reference: str) -> str:
     for run in runs:
         other = seen.setdefault((run.model, run.seed, run.rate), run.label)
         if other != run.label:
-            raise UserError(f"--compare: {other} and {run.label} have the same seed and learning rate.")
+            raise UserError(
+                f"--compare: {other} and {run.label} are runs of one model with the same seed and learning rate; leave "
+                "out one."
+            )
     against, domains = _domains(configs[runs[-1].label], runs)
     return compare_in_study(Study("", (reference,), domains, runs, against), None, model, reference)
 

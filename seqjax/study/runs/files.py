@@ -333,7 +333,10 @@ def _read_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
         if not end_blocks:
             return {}, {}
         if _differ(described, end_blocks):
-            raise UserError(f"{run.label}: the end after step {point.step} has other blocks than earlier ends.")
+            raise UserError(
+                f"{run.label}: the evaluation after step {point.step} used other text than the run's earlier ends. Put "
+                "back the run's files, or train it again in a new workdir."
+            )
         described |= end_blocks
         losses |= {point.step: end_losses.get(point.step, {})}
     return described, losses
