@@ -62,7 +62,10 @@ def run(
     scale: float,
     eps: float,
 ) -> Array:
-    """Return y_BTE."""
+    """Return y_BTE as defined in `short_conv/api.py`.
+
+    `last_BWE` has the W - 1 inputs before x; None means zeros. Without `l2_heads` there is no norm and no `scale`.
+    """
     (B, T, E), W = x_BTE.shape, w_EW.shape[1]
     H = E if l2_heads is None else l2_heads
     y: Any = _by_head(
@@ -144,8 +147,8 @@ def _launch(
         kernel,
         x,
         w,
-        by_name.get("b", w),
-        by_name.get("last", x),
+        by_name.get("b", w),  # not read without HAS_BIAS
+        by_name.get("last", x),  # not read without HAS_LAST
         *more,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
         grid=(B * n_tiles * -(-H * K // block),),

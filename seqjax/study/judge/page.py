@@ -37,8 +37,9 @@ class Judgement:
         rows: Comparison with each reference that has results (`seqjax.study.gaps.Row`).
         costs: Costs of the mixer and each reference.
         parameters: Parameter counts of the mixer and each reference.
-        width: MLP width that matches the parameters; None if the config keeps its width.
-        remarks: Sentences about limits of the runs, and how to remove them.
+        width: MLP width that gives the mixer's model the parameter count of attention (--match=params); None if its
+            config keeps its width.
+        remarks: Sentences about limits of the runs, and how to lift these limits.
         out: Directory with the page and the study's files.
     """
 
