@@ -153,7 +153,11 @@ def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark], rows: Ite
     handles += panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", marker="$*$", **sign)
     if any(row.copy is not None for row in rows):
         handles += panel.plot(
-            [], [], label="copies: share of the OOD difference in repeated bigrams", marker=r"$\%$", **sign
+            [],
+            [],
+            label="copies: share of the OOD difference from tokens that complete an earlier bigram",
+            marker=r"$\%$",
+            **sign,
         )
     return handles
 
