@@ -152,13 +152,8 @@ def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark], rows: Ite
     sign = {"color": "0.25", "linestyle": "none", "markersize": 5}
     handles += panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", marker="$*$", **sign)
     if any(row.copy is not None for row in rows):
-        handles += panel.plot(
-            [],
-            [],
-            label="copies: share of the OOD difference from tokens that complete an earlier bigram",
-            marker=r"$\%$",
-            **sign,
-        )
+        copies = "copies: share of the OOD difference from tokens that complete an earlier bigram"
+        handles += panel.plot([], [], label=copies, marker=r"$\%$", **sign)
     return handles
 
 
