@@ -163,6 +163,8 @@ def test_muon_without_groups_or_matrices_is_refused():
     small = support.tiny_model("transformer_pp")
     with pytest.raises(UserError, match=r"config\.optim\.name='muon'.*config\.model\.dim"):
         optimizer(SETTINGS, small.groups).init(small.shapes)
+    larger = support.tiny_model("transformer_pp", model__dim=64)
+    jax.eval_shape(optimizer(SETTINGS, larger.groups).init, larger.shapes)
 
 
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices (XLA_FLAGS sets another number)")
@@ -197,6 +199,7 @@ def test_resumed_run_is_bit_equal(blocks_dir, tmp_path, monkeypatch):
     steps = {"train__steps": 4, "checkpoint__every": 2, "eval__every": 0}
     config = support.run_config(blocks_dir, "transformer_pp", **optim, **sizes, **steps)
     assert loop.train(config, tmp_path / "whole")
+    assert "normuon, cosine" in (tmp_path / "whole" / "report.md").read_text()
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "4")
     shutil.rmtree(tmp_path / "resumed" / "eval_losses")

@@ -93,6 +93,11 @@ def remarks(runs: Sequence[Record]) -> list[str]:
                 f"Runs have different {name}s ({_groups_text(groups)}): a gap between them would include the {name}'s "
                 f"effect, so a model has a gap only to references with its {name}."
             )
+    names = {run.metadata.get("config", {}).get("optim", {}).get("name", "adam") for run in full}
+    if len(names) == 1 and "adam" not in names:
+        sentences.append(
+            f"All runs were trained with {names.pop()}; its matrices have the learning rates that are shown."
+        )
     return sentences
 
 

@@ -38,6 +38,8 @@ def test_each_difference_is_one_remark_with_models(changed, expected):
 def test_old_configs_have_the_default_optimiser_and_schedule():
     old, new = with_config(run("a")), with_config(run("b"), optim={"name": "adam", "schedule": "linear"})
     assert checks.remarks([old, new]) == []
+    muon = [with_config(one, optim={"name": "muon"}) for one in (run("a"), run("b"))]
+    assert ["muon" in remark for remark in checks.remarks(muon)] == [True]
     assert checks.training({"optim": {"schedule": "cosine"}, "train": {}}).schedule == "cosine"
 
 
@@ -48,6 +50,7 @@ def test_runs_of_one_model_need_one_optimiser_and_schedule(changed):
     checks.require_one_training([("no config", "a", {}), *configs[1:]], "study.py")
     with pytest.raises(UserError, match=rf"^study\.py: '{runs[0].label}' and '{runs[1].label}' .*`model`"):
         checks.require_one_training(configs, "study.py")
+    checks.require_one_training([(label, label, config) for label, _, config in configs], "study.py")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\tb"])
