@@ -65,7 +65,7 @@ def factor(shape: tuple[int, ...], scale: Scale) -> float:
 
 
 class MuonState(NamedTuple):
-    """The number of steps, and the momentum of each matrix."""
+    """Hold the step count and each matrix's momentum."""
 
     count: Any  # int32 scalar
     momentum: Params
@@ -96,7 +96,7 @@ def scale_by_muon(momentum: float, *, scale: Scale) -> optax.GradientTransformat
 
 
 class NorMuonState(NamedTuple):
-    """The momentum of each matrix, and the mean squares of each output [..., 1, out]."""
+    """Hold each matrix's momentum and the outputs' mean squares, [..., 1, out]."""
 
     momentum: Params
     squares: Params

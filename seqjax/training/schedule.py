@@ -25,7 +25,7 @@ from seqjax.training import muon
 from seqjax.types import Params
 
 Rule = Literal["muon", "adam"]
-NARROWEST = 64  # Muon's matrices have at least so many inputs and outputs
+NARROWEST = 64  # smallest side of a matrix that Muon updates
 NOT_MATRICES: tuple[Group, ...] = ("vector", "embedding", "convolution")
 
 
@@ -206,9 +206,9 @@ def keeps_checkpoint(config: Config, segment: Segment) -> bool:
 def rates(optim: OptimConfig, segment: Segment, steps: np.ndarray) -> np.ndarray:
     """Return the learning rates of some steps of a segment, float32 with the shape of `steps`.
 
-    It rises linearly from lr / warmup to lr in `optim.warmup_steps` steps. A decay, linear or as half a cosine period
+    It rises linearly from lr / warmup to lr in `optim.warmup_steps` steps. A decay, linear or half a cosine period
     (`optim.schedule`), reaches `final_lr` one step after the last step, so the last step still learns with `final_lr` =
-    0. With Muon it is the rate of the matrices; the rate of the other parameters is proportional.
+    0. With Muon this is the matrices' rate; Adam's rate has a constant ratio to it.
     """
     warmup = max(1, min(optim.warmup_steps, segment.end))
     peak = max(segment.begin, warmup)  # the last step at the full rate
