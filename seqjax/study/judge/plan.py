@@ -36,6 +36,7 @@ from seqjax.study.runs import identity
 from seqjax.study.runs.runner import Run
 from seqjax.study.runs.studies import ENDS, make_run
 from seqjax.training import schedule
+from seqjax.training.identity import without_added
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 REFERENCES = {
@@ -235,7 +236,7 @@ def _mismatch(plan: Plan, judged: Mapping[str, Any]) -> str:
         return "was not written by seqjax judge"
     settings = judged["settings"]
     if isinstance(settings, str):  # Earlier versions wrote a hash.
-        settings_text = json.dumps(to_dict(plan.config), sort_keys=True)
+        settings_text = json.dumps(without_added(to_dict(plan.config)), sort_keys=True)
         is_same = settings == hashlib.sha256(settings_text.encode()).hexdigest()[:16]
         settings = to_dict(plan.config if is_same else read(judged["config"]))
     changed = identity.changed(settings, plan.config, may_grow=False)
@@ -304,6 +305,11 @@ def make_plan(
     if scale is None and not rates:
         raise UserError(
             f"--config={text}: no learning rates are recorded for the size {size}; give two to try, --rates=A,B."
+        )
+    if user_config.optim.name != "adam" and not rates:
+        raise UserError(
+            f"--config={text}: no learning rates are recorded for config.optim.name={user_config.optim.name!r}; give "
+            "two to try, --rates=A,B."
         )
     rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
@@ -390,7 +396,7 @@ def workdir_name(model: str, config: Config, *, manifest: str) -> str:
 
     The hash covers all settings, the data and the version.
     """
-    hashed = {"config": to_dict(config), "manifest": manifest, "version": seqjax.__version__}
+    hashed = {"config": without_added(to_dict(config)), "manifest": manifest, "version": seqjax.__version__}
     key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     name = "".join(c if c.isalnum() else "_" for c in model.lower())
     return f"{name}-{config.size}-seed{config.train.seed}-{key}"
