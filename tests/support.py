@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": {"conv": True, "qk_norm": True},
         "conv_window_gqa": {"conv": True, "window": 5, "kv_heads": 2, "gate": True},
         "conv_alibi": {"conv": True, "position": "alibi", "bias": True},
+        "share_full_norm": {"rope_share": 0.25, "qk_norm": "full", "gate": True},
     },
     "top1_chunk": {
         "exact": {},
@@ -172,6 +173,7 @@ FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mix
 
 
 def is_first(mixer: str, variant: str, *_: Any) -> bool:
+    ("transformer_pp", "share_full_norm"),
     """Return whether this is a mixer's first variant, which nearly covers the others."""
     return (mixer, variant) in FIRST
 

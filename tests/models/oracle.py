@@ -88,7 +88,17 @@ def scaled(frequency, m):
 
 
 def rotate(x_THK, m):
-    """Rotate the pairs (i, i + K/2) by position * base^(-2i / K), with scaled frequencies if the settings have some."""
+    """Rotate the pairs (i, i + R/2) of the first R channels by position * base^(-2i / R).
+
+    R is the settings' share of the channels; frequencies are scaled if the settings have some.
+    """
+    width = round(getattr(m, "rope_share", 1) * x_THK.shape[-1])
+    if width < x_THK.shape[-1]:
+        return np.concatenate([rotate_halves(x_THK[..., :width], m), x_THK[..., width:]], -1)
+    return rotate_halves(x_THK, m)
+
+
+def rotate_halves(x_THK, m):
     half = x_THK.shape[-1] // 2
     frequencies = [float(m.rope_base) ** (-i / half) for i in range(half)]
     if getattr(m, "rope_scaling", "none") != "none":
@@ -144,7 +154,13 @@ def queries_and_keys(m, p, x_q, x_k):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
         eps = getattr(m, "qk_norm_eps", 1e-5)
-        q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
+        if m.qk_norm == "full":
+            q, k = (
+                rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
+                for name, x in (("q_norm", q), ("k_norm", k))
+            )
+        else:
+            q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
     if m.position == "rope":
         q, k = rotate(q, m), rotate(k, m)
     return q, np.repeat(k, m.heads // k.shape[1], axis=1)

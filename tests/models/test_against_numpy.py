@@ -49,6 +49,7 @@ VARIANTS = {
         "const_qk": "const=qk,kv_heads=2",
         "conv_norm": "conv=True,qk_norm=True,bias=True,window=5",
         "gate_qk": "const=qk,gate=True",
+        "share": "rope_share=0.5,head_dim=4,qk_norm=full,qk_norm_eps=0.3,kv_heads=2,gate=True,rope_base=37.0",
     },
     "top1_chunk": ATTENTION | {
         "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",

@@ -59,6 +59,7 @@ ATTENTION = {
 # With the default values, llama3 scaling changes no frequency of such a small head.
 LLAMA3 = "model.mixer.rope_scaling=llama3,model.mixer.rope_original_len=1256"
 ROPE = {
+    "rope_share": (0.5, "forward"),
     "rope_scaling": ("linear", "forward"),
     "rope_factor": (2.0, "forward", "model.mixer.rope_scaling=linear"),
     "rope_low_freq_factor": (0.5, "forward", LLAMA3),
@@ -71,6 +72,7 @@ SOFTMAX = (
     | {
         "qk_norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
         "qkv_bias": (True, "shapes"),
+        "rescale_init": (False, "start"),
         "window": (3, "forward"),
         "const": ("qk", "shapes"),
         "temperature": (0.4, "forward"),
