@@ -43,6 +43,7 @@ VARIANT_ISLANDS = {
     ("fox", "pro"): ["forget", "gate", "k_shift", "v_shift"],
     ("kda", "channel_gates"): ["beta", "decay_out", "write"],
     ("mamba1", "one"): ["decay"],
+    ("mla", "gated"): ["gate"],
     ("path", "gqa_gates"): ["beta", "forget"],
     ("transformer_pp", "conv_window_gqa"): ["gate"],
 }

@@ -242,6 +242,40 @@ def attention(m, p, x):
 
 
 # ---------------------------------------------------------------------------------------------------------------- NSA
+# ---------------------------------------------------------------------------------------------------------------- MLA
+def turned_neighbors(x_THR, base):
+    """Rotate the channel pairs (2i, 2i + 1) by position * base^(-2i / R)."""
+    pairs = x_THR[..., ::2] + 1j * x_THR[..., 1::2]
+    frequency = base ** (-np.arange(pairs.shape[-1]) / pairs.shape[-1])
+    z = pairs * np.exp(1j * np.arange(len(x_THR))[:, None] * frequency)[:, None]
+    return np.stack([z.real, z.imag], -1).reshape(x_THR.shape)
+
+
+def mla_operands(m, p, x):
+    """Return queries, keys and values, [T, H, ...]."""
+    own = m.head_dim or x.shape[1] // m.heads
+    rank = m.kv_rank or x.shape[1] // 3
+    queries = linear(p["q"], rms_norm(linear(p["q_in"], x), p["q_norm"]["g"], m.norm_eps) if m.q_rank else x)
+    q, latent = heads_of(queries, m.heads), linear(p["kv_in"], x)
+    kv = heads_of(linear(p["kv"], rms_norm(latent[:, :rank], p["kv_norm"]["g"], m.norm_eps)), m.heads)
+    shared_q, shared_k = q[..., own:], latent[:, None, rank:]
+    if m.position == "rope":
+        shared_q, shared_k = (turned_neighbors(y, m.rope_base) for y in (shared_q, shared_k))
+    k = np.concatenate([kv[..., :own], np.repeat(shared_k, m.heads, axis=1)], -1)
+    return np.concatenate([q[..., :own], shared_q], -1), k, kv[..., own:]
+
+
+def mla_weights(q, k):
+    s = np.einsum("thk,shk->ths", q, k) / math.sqrt(q.shape[-1])
+    return softmax(np.where(np.tri(len(q), dtype=bool)[:, None], s, -np.inf))
+
+
+def mla(m, p, x):
+    q, k, v = mla_operands(m, p, x)
+    y = np.einsum("ths,shv->thv", mla_weights(q, k), v).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
 def nsa(m, p, x):
     """Compute the three branches query by query; the heads in a group share a selection."""
     q, k = queries_and_keys(m, p, x, x)
@@ -626,7 +660,7 @@ MIXERS = {
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 
@@ -667,6 +701,8 @@ def attention_inputs(m, p, x):
 
 
 def weights_of(m, p, x):
+    if m.name == "mla":
+        return m, *mla_operands(m, p, x)[:2]
     """Return the softmax weights over the past [T, H, S], or None."""
     if m.name == "fox":
         return fox_weights(m, p, x)
@@ -681,6 +717,8 @@ def hidden(config, params, row, mixer_inputs=None):
 
     Appends (settings, parameters, input) of each layer's mixer to the list `mixer_inputs`.
     """
+    if m.name == "mla":
+        return mla_weights(*mla_operands(m, p, x)[:2])
     x, v_first = params["embed"][row], None
     if config.embed_norm:
         x = norm(config, params["embed_norm"], x)

@@ -98,6 +98,11 @@ VARIANTS = {
     },
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
+        "full_gate": "gate_rank=full,lower_bound=-5.0,key_dim=8,value_dim=12",
+    },
+    "mla": {
+        "default": "", "none": "position=none,gate=True",
+        "sizes": "head_dim=6,shared_dim=4,value_head_dim=12,kv_rank=5,q_rank=7,norm_eps=0.3,rope_base=37.0",
     "rwkv7": {"default": ""},
     "rwkv7_shell": {
         "default": "rope_base=37.0", "approx": "core=top1_approx,chunk_size=3", "window": "core=window",
@@ -132,7 +137,7 @@ SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none",
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
-SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm"}
+SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}
 all_cases = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
 )
@@ -234,6 +239,7 @@ SCORED = [
     ("based", "model.scan_layers=False"),
 ]
 
+    ("mla", "model.mixer.position=none"),
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in (SCORED[0], SCORED[5]), SCORED))
 def test_queries_and_keys_equal_the_equations(name, text):
