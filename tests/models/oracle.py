@@ -229,6 +229,7 @@ def top1_chunk(m, q, k, v):
 CORES = {
     "transformer": softmax_attention,
     "transformer_pp": softmax_attention,
+    "post_norm_attention": softmax_attention,
     "top1_element": top1_element,
     "top1_chunk": top1_chunk,
 }
@@ -241,7 +242,6 @@ def attention(m, p, x):
     return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
-# ---------------------------------------------------------------------------------------------------------------- NSA
 # ---------------------------------------------------------------------------------------------------------------- MLA
 def turned_neighbors(x_THR, base):
     """Rotate the channel pairs (2i, 2i + 1) by position * base^(-2i / R)."""
@@ -276,6 +276,7 @@ def mla(m, p, x):
     return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
+# ---------------------------------------------------------------------------------------------------------------- NSA
 def nsa(m, p, x):
     """Compute the three branches query by query; the heads in a group share a selection."""
     q, k = queries_and_keys(m, p, x, x)
@@ -473,11 +474,16 @@ def mamba3(m, p, u):
 
 # ---------------------------------------------------------------------------------------- delta rule, decays by channel
 def delta(m, p, x):
-    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    n_values = getattr(m, "value_heads", None) or m.heads
+    q, k, v = (
+        heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), n)
+        for name, n in (("q", m.heads), ("k", m.heads), ("v", n_values))
+    )
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    q, k = (np.repeat(y, n_values // m.heads, axis=1) for y in (q, k))
     gated = m.name == "gated_deltanet"
     y = np.zeros_like(v)
-    for h in range(m.heads):
+    for h in range(n_values):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
             if gated:
@@ -561,7 +567,10 @@ def kda(m, p, x):
             s = s + np.outer(k[t, h], v[t, h] - (erase[t, h] * k[t, h]) @ s)
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else y)
+    if not m.gate:
+        return linear(p["out"], y)
+    gate = linear(p["gate"], x) if m.gate_rank == "full" else linear(p["gate_out"], linear(p["gate_in"], x))
+    return linear(p["out"], y * sigmoid(gate))
 
 
 # --------------------------------------------------------------------------------------------------------------- RWKV
@@ -692,6 +701,8 @@ def attention_inputs(m, p, x):
     """Return attention settings, queries and keys [T, H, K], or None."""
     if m.name == "fox":
         return m, *fox_queries_keys(m, p, x)
+    if m.name == "mla":
+        return m, *mla_operands(m, p, x)[:2]
     if m.name in CORES or m.name == "nsa":
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
@@ -701,13 +712,13 @@ def attention_inputs(m, p, x):
 
 
 def weights_of(m, p, x):
-    if m.name == "mla":
-        return m, *mla_operands(m, p, x)[:2]
     """Return the softmax weights over the past [T, H, S], or None."""
     if m.name == "fox":
         return fox_weights(m, p, x)
     if m.name == "nsa" or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
+    if m.name == "mla":
+        return mla_weights(*mla_operands(m, p, x)[:2])
     inputs = attention_inputs(m, p, x)
     return None if inputs is None else softmax_weights(*inputs)
 
@@ -717,14 +728,18 @@ def hidden(config, params, row, mixer_inputs=None):
 
     Appends (settings, parameters, input) of each layer's mixer to the list `mixer_inputs`.
     """
-    if m.name == "mla":
-        return mla_weights(*mla_operands(m, p, x)[:2])
     x, v_first = params["embed"][row], None
     if config.embed_norm:
         x = norm(config, params["embed_norm"], x)
     if config.learned_positions:
         x = x + params["positions"][: len(x)]
     for m, p in layers(config, params):
+        if m.name == "post_norm_attention":
+            if mixer_inputs is not None:
+                mixer_inputs.append((m, p["mixer"], x))
+            x = x + norm(config, p["norm1"], attention(m, p["mixer"], x))
+            x = x + norm(config, p["norm2"], mlp(config.mlp, p["mlp"], x))
+            continue
         h = norm(config, p["norm1"], x)
         h = canon(p["canon_a"], h) if "A" in config.canon else h
         h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h

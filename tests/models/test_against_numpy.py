@@ -82,7 +82,10 @@ VARIANTS = {
     "deltanet": {
         "default": "", "no_conv": "conv=False", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2",
     },
-    "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False"},
+    "gated_deltanet": {
+        "default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False",
+        "value_heads": "heads=2,value_heads=6,key_dim=8,value_dim=12,norm_eps=0.3",
+    },
     "gated_deltaproduct": {
         "default": "", "one_step": "steps=1,allow_negative_eigenvalues=False,conv_width=2",
         "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3", "bare": "conv=False,gate=False",
@@ -95,14 +98,14 @@ VARIANTS = {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",
         "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3", "bare": "conv=False,gate=False",
         "channel_gates": "channel_gates=True,heads=2,key_dim=8,value_dim=12",
-    },
-    "rwkv5": {"default": ""},
-    "rwkv6": {"default": "", "head_dim": "head_dim=8"},
         "full_gate": "gate_rank=full,lower_bound=-5.0,key_dim=8,value_dim=12",
     },
     "mla": {
         "default": "", "none": "position=none,gate=True",
         "sizes": "head_dim=6,shared_dim=4,value_head_dim=12,kv_rank=5,q_rank=7,norm_eps=0.3,rope_base=37.0",
+    },
+    "rwkv5": {"default": ""},
+    "rwkv6": {"default": "", "head_dim": "head_dim=8"},
     "rwkv7": {"default": ""},
     "rwkv7_shell": {
         "default": "rope_base=37.0", "approx": "core=top1_approx,chunk_size=3", "window": "core=window",
@@ -123,6 +126,7 @@ MODELS = {
     "canon_gpt": ("transformer", "model.canon=CD"),
     "canon_a": ("mamba2", "model.canon=A"),
     "shift": ("gated_deltanet", "model.token_shift=True,model.canon=D"),
+    "post_norm": ("olmo_hybrid", "model.mixer[3].position=rope,model.mixer[3].kv_heads=2"),
 }
 CASES = [
     (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
@@ -204,13 +208,15 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("transformer_pp", "model.canon=A,model.token_shift=True"),
     ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
+    ("mla", "model.mixer.q_rank=7"),
+    ("olmo_hybrid", ""),
     ("rwkv7_shell", "model.mixer.core=full"),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("rwkv7_shell", "model.mixer.core=window,model.mixer.window=6"),
 ]
 
 
-QUICK = [ENTROPY[i] for i in (2, 4, 5, 7, 9)]
+QUICK = [ENTROPY[i] for i in (2, 4, 5, 7, 8, 11)]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in QUICK, ENTROPY))
@@ -233,13 +239,13 @@ SCORED = [
     ("top1_chunk", "model.canon=A,model.token_shift=True"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
+    ("mla", "model.mixer.position=none"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("based", ""),  # a hybrid with queries and keys in one mixer of three
     ("based", "model.scan_layers=False"),
 ]
 
-    ("mla", "model.mixer.position=none"),
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in (SCORED[0], SCORED[5]), SCORED))
 def test_queries_and_keys_equal_the_equations(name, text):
