@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from seqjax import testing
 from seqjax.config import Config, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
@@ -172,6 +173,16 @@ def test_attention_is_in_every_fourth_layer(name):
     assert [i + 1 for i, mixer in enumerate(of_layer) if mixer.name != RECURRENT[name]] == [4, 8, 12]
     assert [mixer.heads for mixer in of_layer[:4]] == [6, 6, 6, 12]
     assert flops.n_params(Model(config, max_len=2048)) == pytest.approx(109.5e6, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RECURRENT if not name.startswith("ablations")])
+def test_hybrid_step_equals_the_parallel_form(name):
+    sizes = "debug,model.dim=32,model.vocab_size=48,model.mlp.dim=48,train.seq_len=23"
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config(sizes))
+    case = testing.Case(Model(config.model, max_len=23))
+    testing.check_step(case, [5])
+    testing.check_pieces(case)
 
 
 def test_the_reference_hybrid_is_switched_one_part_at_a_time():
