@@ -47,9 +47,11 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.mamba1 import Mamba1 as Mamba1
     from seqjax.mixers.mamba2 import Mamba2 as Mamba2
     from seqjax.mixers.mamba3 import Mamba3 as Mamba3
+    from seqjax.mixers.mla import MLA as MLA
     from seqjax.mixers.mlstm import MLSTM as MLSTM
     from seqjax.mixers.nsa import NSA as NSA
     from seqjax.mixers.path import PaTH as PaTH
+    from seqjax.mixers.post_norm_attention import PostNormAttention as PostNormAttention
     from seqjax.mixers.rwkv5 import RWKV5 as RWKV5
     from seqjax.mixers.rwkv6 import RWKV6 as RWKV6
     from seqjax.mixers.rwkv7 import RWKV7 as RWKV7

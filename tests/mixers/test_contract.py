@@ -176,6 +176,9 @@ STATE = {
     "gla": lambda n: 4 * 4 * 8,
     "mlstm": lambda n: 4 * 4 * (8 + 1),  # values and the normaliser
     "kda": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
+    "gated_deltanet/value_heads": lambda n: 8 * 6 * 6 + 3 * (24 + 24 + 48),
+    "mla": lambda n: (10 + 4) * n,
+    "post_norm_attention": lambda n: 64 * n,
     "mamba1": lambda n: 64 * 16 + 3 * 64,
     "mamba1/bare": lambda n: 64 * 16,
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),

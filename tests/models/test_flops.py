@@ -36,6 +36,7 @@ MIXER_FLOPS = {
     "fox": 4 * 768 * (T + 1) / 2,
     # attention, plus per chunk six 128 x 64 triangles, three 128 x 128 triangles, its product, and 7.5 chunk products
     "path": 4 * 768 * (T + 1) / 2 + 12 * (6 * 64 * 128 + 3 * 128**2 + 2 * 64**2 + 7.5 * 2 * 64**2),
+    "mla": 2 * 12 * (64 + 32 + 64) * (T + 1) / 2,
     "nsa": 4 * 768 * (MEANS + SELECTED + 256 - 256 * 255 / (2 * T)),
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,

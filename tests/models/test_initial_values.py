@@ -201,6 +201,13 @@ CASES = {
     "path:model.mixer.forget_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.w_conv\.w": around(3**-0.5),
     },
+    # transformers, models/kimi_linear and models/olmo_hybrid
+    "mla:model.mixer.q_rank=16,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.kv_norm\.g": exactly(1.0),
+    },
+    "olmo_hybrid:model.mixer={'name':'post_norm_attention'}": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT,
+    },
     # flash-linear-attention, layers/nsa.py
     "nsa:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
     # BlinkDL/RWKV-LM, RWKV-v5/src/model.py (x052)
