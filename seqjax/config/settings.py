@@ -53,6 +53,9 @@ class ModelConfig:
     mlp: MlpConfig = MlpConfig()
     canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: mixer input (A), MLP input (C), inside the MLP (D)
     token_shift: bool = False  # mixes the mixer's input with the previous token's, by a learned share per channel
+    # Attention residuals (seqjax/models/attn_residual.py): sub-layers per block, two sub-layers a layer with an MLP;
+    # every sub-layer reads a softmax mix of the blocks' outputs. None = the usual residual stream.
+    attn_residual: PositiveOrNone = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Annotated[float, Bounds(1e-30, 1)] = 1e-5
     init: Literal["gpt", "rwkv"] = "gpt"  # initialiser of embedding and head
@@ -309,6 +312,11 @@ def _check_block(model: Any) -> None:
         )
     for name in dict.fromkeys(mixer.name for mixer in model.mixers):
         block = mixers.load(name).block
+        if block is not None and model.attn_residual is not None:
+            raise UserError(
+                f"config.model.attn_residual={model.attn_residual} needs the pre-norm block, but {name} has another "
+                "block; set config.model.attn_residual=None, or choose another mixer."
+            )
         if block is not None and not block.has_switches:
             for key, neutral in (("canon", "none"), ("token_shift", False)):
                 if getattr(model, key) != neutral:

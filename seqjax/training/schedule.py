@@ -12,7 +12,7 @@ and reads the batches that the trunk reads next. Its end therefore equals a run 
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from seqjax.config import Config, OptimConfig
 from seqjax.errors import UserError
 from seqjax.nn.params import Group
 from seqjax.training import muon
-from seqjax.types import Params
+from seqjax.types import Array, Params
 
 Rule = Literal["muon", "adam"]
 NARROWEST = 64  # smallest side of a matrix that Muon updates
@@ -37,12 +37,13 @@ def optimizer(config: OptimConfig, groups: Params | None = None) -> optax.Gradie
     `optim.lr`.
 
     Weight decay is 0 in the paper. It applies to matrices, by Muon and by Adam, and is multiplied by the parameter's
-    learning rate: W <- W - rate (update + weight_decay W). `groups` gives each parameter's group (`Model.groups`). With
-    None the rules before groups hold: decay applies to every array with more than one axis per layer.
+    learning rate: W <- W - rate (update + weight_decay W). `groups` gives each parameter's group (`Model.groups`); the
+    gradients of the group `auxiliary` are clipped separately. With None the rules before groups hold: decay applies to
+    every array with more than one axis per layer.
 
     Raises `UserError` for Muon without groups or without a matrix that is large enough.
     """
-    parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
+    parts = [clip_by_loss(config.clip_norm, groups)] if config.clip_norm is not None else []
     adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     if config.name == "adam":
         parts.append(adam)
@@ -110,6 +111,45 @@ def update_rules(groups: Params, params: Params) -> Params:
         return rule
 
     return {name: jax.tree.map(rule_of(name), groups[name], tree) for name, tree in params.items()}
+
+
+def _parts_by_loss(tree: Params, groups: Params | None) -> dict[str, list[int]]:
+    """Return the indices of the leaves that each loss trains, without empty parts.
+
+    The names are prefixes of metrics: "" for the language loss, "auxiliary_" for the mixers' auxiliary losses.
+    """
+    leaves = ["" for _ in jax.tree.leaves(tree)] if groups is None else jax.tree.leaves(groups)
+    prefixes = ["auxiliary_" if group == "auxiliary" else "" for group in leaves]
+    return {name: [i for i, other in enumerate(prefixes) if other == name] for name in sorted({*prefixes})}
+
+
+def clip_by_loss(clip_norm: float, groups: Params | None) -> optax.GradientTransformation:
+    """Clip by global norm, with a separate norm for the group `auxiliary`.
+
+    One norm over all parameters would scale the language model's gradient by the size of the auxiliary losses.
+    """
+    clip = optax.clip_by_global_norm(clip_norm)
+
+    def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
+        del params
+        leaves, tree = jax.tree.flatten(updates)
+        for part in _parts_by_loss(updates, groups).values():
+            clipped, _ = clip.update({i: leaves[i] for i in part}, optax.EmptyState())
+            for i in part:
+                leaves[i] = cast(dict[int, Array], clipped)[i]
+        return jax.tree.unflatten(tree, leaves), state
+
+    return optax.GradientTransformation(clip.init, update)
+
+
+def gradient_norms(grads: Params, groups: Params) -> dict[str, Array]:
+    """Return the global norm of the gradients of each loss, by its name in the metrics.
+
+    `grad_norm` is the norm for the language loss. A model with auxiliary losses also has `auxiliary_grad_norm`.
+    """
+    leaves = jax.tree.leaves(grads)
+    parts = _parts_by_loss(grads, groups)
+    return {f"{prefix}grad_norm": optax.tree.norm([leaves[i] for i in part]) for prefix, part in parts.items()}
 
 
 def _decay_mask(params: Params) -> Params:

@@ -23,6 +23,7 @@ from seqjax.models.entropy import mean_entropy
 from seqjax.nn.params import names
 from seqjax.sharding import replicated, shardings
 from seqjax.terminal import size
+from seqjax.training.schedule import gradient_norms
 from seqjax.types import Array, Params, PRNGKey
 
 LONGEST = 60  # characters of a path in the table
@@ -87,34 +88,38 @@ def make_train_step(
 
     It maps (state, tokens int32 [A, B, T + 1], rate float32 []) to (state, metrics). The update applies `optimizer` to
     the mean gradient over A micro-batches, times the learning rate `rate`. `metrics` has scalars: the loss in nats per
-    token, the global norms of the gradient and the new parameters, and the learning rate.
+    token, the mixers' auxiliary losses, the gradient norms (`gradient_norms`), the norm of the new parameters, and the
+    learning rate.
     """
 
-    def loss_and_grads(params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
-        def mean_loss(params: Params) -> Array:
-            total, count = model.loss(params, tokens_BT1)
-            return total / count
+    def losses_and_grads(params: Params, tokens_BT1: Array) -> tuple[dict[str, Array], Params]:
+        def objective(params: Params) -> tuple[Array, dict[str, Array]]:
+            total, count, auxiliary = model.training_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+            loss = total / count
+            return sum(auxiliary.values(), loss), {"loss": loss, **auxiliary}
 
-        return jax.value_and_grad(mean_loss)(params)
+        (_, losses), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        return losses, grads
 
     def train_step(state: TrainState, tokens_ABT1: Array, rate: Any) -> tuple[TrainState, dict[str, Array]]:
         n_micro = tokens_ABT1.shape[0]
         if n_micro == 1:
-            loss, grads = loss_and_grads(state.params, tokens_ABT1[0])
+            losses, grads = losses_and_grads(state.params, tokens_ABT1[0])
         else:
 
             def body(carry, tokens_BT1):
-                return jax.tree.map(jnp.add, carry, loss_and_grads(state.params, tokens_BT1)), None
+                return jax.tree.map(jnp.add, carry, losses_and_grads(state.params, tokens_BT1)), None
 
-            zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params))
+            no_loss = dict.fromkeys(("loss", *model.auxiliary_losses), jnp.zeros((), jnp.float32))
+            zero = (no_loss, jax.tree.map(jnp.zeros_like, state.params))
             sums, _ = jax.lax.scan(body, zero, tokens_ABT1)
-            loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
+            losses, grads = jax.tree.map(lambda x: x / n_micro, sums)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             updates = jax.tree.map(lambda u: u * jnp.asarray(rate, u.dtype), updates)
             params: Any = optax.apply_updates(state.params, updates)
         # The parameter norm is taken after the update, because a finite loss does not imply a finite update.
-        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
+        metrics = {**losses, **gradient_norms(grads, model.groups), "param_norm": optax.tree.norm(params)}
         metrics["lr"] = jnp.asarray(rate, jnp.float32)
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
 

@@ -46,6 +46,11 @@ MIXER_FLOPS = {
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,
+    "wall": 4 * 768 * (T + 1) / 2,
+    "comba": 3 * 2 * 6 * 96 * 192,
+    # decay, product and sum of each key channel's curvature
+    "precond_gated_deltanet": 3 * 2 * 6 * 96 * 192 + 3 * 576,
+    "precond_kda": 3 * 2 * 12 * 64 * 64 + 3 * 768,
     # as GLA, with the normalizer as an additional value
     "mlstm": 2 * 4 * (96 + 193) * 65 / 2 + 2 * 2 * 4 * 96 * 193,
     # nine operations per channel and state

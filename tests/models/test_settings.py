@@ -32,6 +32,7 @@ MODEL = {
     "mlp.rescale_init": (False, "start"),
     "canon": ("C", "shapes"),
     "token_shift": (True, "shapes"),
+    "attn_residual": (2, "shapes"),
     "norm": ("layernorm", "shapes"),
     "norm_eps": (0.3, "forward"),
     "init": ("rwkv", "start", "model.tie_embeddings=False"),
@@ -171,6 +172,21 @@ MIXERS = {
         "rope_share": (0.5, "forward", "model.mixer.position=rope"), "qk_norm_eps": (0.3, "forward"),
         "gate": (True, "shapes"), "window": (3, "forward"), "implementation": ("cudnn", "refused"),
     },
+    "comba": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "inner_decay": (False, "shapes"), "correction": (0.02, "start"),
+    },
+    "precond_gated_deltanet": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "precond_bound": (1.2, "forward"),
+    },
+    "precond_kda": DELTA | {
+        "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
+    },
+    "wall": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
+        "gate": (True, "shapes"),
+    },
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
@@ -203,6 +219,7 @@ SIZES = {
 # head_dim = width / heads
 NO_HEAD_DIM = {
     "transformer", "transformer_pp", "fox", "mla", "nsa", "path", "post_norm_attention", "top1_chunk", "top1_element",
+    "wall",
 }  # fmt: skip
 
 
