@@ -24,6 +24,7 @@ INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["log
 # reads it in the model's dtype.
 ISLANDS = {
     "deltanet": ["beta"],
+    "dsa": ["index.w"],
     "fox": ["forget"],
     "gated_deltanet": ["beta", "decay"],
     "gated_deltaproduct": ["beta", "decay"],
@@ -49,7 +50,7 @@ VARIANT_ISLANDS = {
 # Expected number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights
 # and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
-VALUES |= {"fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"dsa": 3, "msa": 2, "fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
 # Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",
