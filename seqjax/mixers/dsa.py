@@ -128,9 +128,8 @@ class DSA(IndexedAttention):
     def divergence(self, index: Index, q_BTHK: Array, k_BTGK: Array, choice: Array) -> Array:
         """Return the loss of the index, [], a mean over tokens."""
         q_BTIN, k_BT1N, w_BTI = index
-        n_keys = k_BTGK.shape[1]
 
-        def is_chosen(bits_Btw: Array, position_1t: Array) -> Array:
+        def is_chosen(bits_Btw: Array, position_1t: Array, n_keys: int) -> Array:
             del position_1t
             return unpack(bits_Btw, n_keys)[:, :, None]
 

@@ -150,9 +150,9 @@ class MSA(IndexedAttention):
 
     def divergence(self, index: Index, q_BTHK: Array, k_BTGK: Array, choice: Array) -> Array:
         """Return the loss of the index, [], a mean over tokens and key heads."""
-        n_keys, size = k_BTGK.shape[1], self.block_size
+        size = self.block_size
 
-        def is_chosen(sel_BtGn: Array, position_1t: Array) -> Array:
+        def is_chosen(sel_BtGn: Array, position_1t: Array, n_keys: int) -> Array:
             block_c, own_1t1 = jnp.arange(-(-n_keys // size)), position_1t[..., None] // size
             is_read_BtGc = (sel_BtGn[..., None] == block_c).any(-2) | (block_c == own_1t1)[:, :, None]
             is_past_1t1S = (jnp.arange(n_keys) <= position_1t[..., None])[:, :, None]
@@ -165,7 +165,8 @@ class MSA(IndexedAttention):
         size, n_keys = self.block_size, cache.k_BSGK.shape[1]
         block_c = jnp.arange(-(-n_keys // size))
 
-        def attend(_: None, group: tuple[Array, Array, Array]) -> tuple[None, Array]:
+        def attend(_: None, group: tuple[Array, Array, Array], n_seen: int) -> tuple[None, Array]:
+            del n_seen
             q_BtHK, index_q_BtGN, position_1t = group
             score_BtGS = dot_scores(index_q_BtGN, cache.index_k_BSN.astype(index_q_BtGN.dtype))
             padding = [(0, 0)] * 3 + [(0, -n_keys % size)]
@@ -182,7 +183,7 @@ class MSA(IndexedAttention):
 
         n_queries = q_BTHK.shape[1]
         position_1T = (cache.length - n_queries + jnp.arange(n_queries))[None]
-        return scan_groups(attend, None, (q_BTHK, index[0], position_1T))[1]
+        return scan_groups(attend, None, (q_BTHK, index[0], position_1T), n_keys)[1]
 
     def _keys_read(self, seq_len: int) -> tuple[float, float, float]:
         """Return the mean keys per query: in complete earlier blocks, in the own block, and in chosen blocks."""

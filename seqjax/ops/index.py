@@ -9,11 +9,12 @@ An index gives each query one or several score rows I over its past keys. A row 
 No gradient flows through the choice. The loss L reaches only the index: dL/dI = (softmax_{S_t} I - p) / tokens
 (DeepSeek-V3.2, arXiv 2512.02556, section 2.1).
 
-All functions process `GROUP` queries at a time, so the memory is linear in the length. A choice of single keys is
-stored as bits, 32 keys per integer.
+All functions process `GROUP` queries at a time, so the memory is linear in the length. Groups in the first part of a
+sequence compute no scores of keys in later parts (`TIERS`). A choice of single keys is stored as bits, 32 keys per
+integer.
 
 Suffix letters in addition to the usual ones: X, score rows of a query; I, index heads; N, index width; t, queries in a
-group; w, integers of 32 bits.
+group, which see the first s keys; w, integers of 32 bits.
 """
 
 import functools
@@ -31,8 +32,9 @@ from seqjax.types import Array
 
 # Index queries [B, t, ...] and index keys [B, S, N] to float32 scores [B, t, X, S].
 Score = Callable[[Any, Array], Array]
-# A group's choice and its positions [1, t] to the chosen keys, bool [B, t, X, S].
-Chosen = Callable[[Array, Array], Array]
+# A group's choice, its positions [1, t] and a number of keys S to the chosen keys, bool [B, t, X, S].
+Chosen = Callable[[Any, Array, int], Array]
+TIERS = 4  # parts of a sequence that compute the scores of increasing numbers of keys; each is compiled separately
 MASKED = -1e30  # finite, so differences of masked scores are finite
 
 
@@ -112,33 +114,45 @@ def choose_keys(
     The key at position s is in slot s, and a query at position t sees the keys up to t.
     """
     queries, k_BSN = lax.stop_gradient((queries, k_BSN))
-    position_S = jnp.arange(k_BSN.shape[1])
+    n_keys = k_BSN.shape[1]
 
-    def choose(_: None, group: tuple[Any, Array]) -> tuple[None, Array]:
-        is_visible_1tS = position_S <= group[1][..., None]
-        return None, pack(largest(score(group[0], k_BSN)[:, :, 0], is_visible_1tS, n))
+    def choose(_: None, group: tuple[Any, Array], n_seen: int) -> tuple[None, Array]:
+        is_visible_1tS = jnp.arange(n_seen) <= group[1][..., None]
+        bits_Btw = pack(largest(score(group[0], k_BSN[:, :n_seen])[:, :, 0], is_visible_1tS, n))
+        return None, jnp.pad(bits_Btw, ((0, 0), (0, 0), (0, -(-n_keys // 32) - bits_Btw.shape[2])))
 
-    return scan_groups(choose, None, (queries, positions_T[None]))[1]
+    return scan_groups(choose, None, (queries, positions_T[None]), n_keys)[1]
 
 
-def scan_groups(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
-    """Run `body(carry, group) -> (carry, outputs)` over groups of `GROUP` queries, in order.
+def scan_groups(
+    body: Callable[[Any, Any, int], tuple[Any, Any]], carry: Any, inputs: Any, n_keys: int
+) -> tuple[Any, Any]:
+    """Run `body(carry, group, n_seen) -> (carry, outputs)` over groups of `GROUP` queries, in order.
 
-    Inputs and outputs have the time on axis 1, [B, T, ...] or [1, T, ...]. The last group may be shorter.
+    Inputs and outputs have the time on axis 1, [B, T, ...] or [1, T, ...]. The last group may be shorter. The queries
+    of a group see at most the first `n_seen` of `n_keys` keys: all keys, unless there are as many queries. Such a
+    sequence is causal from its start, and each of its `TIERS` parts sees the keys up to the end of the part.
     """
     length = jax.tree.leaves(inputs)[0].shape[1]
-    whole = length // GROUP * GROUP
+    n_groups = length // GROUP
+    per_tier = -(-n_groups // TIERS) if length == n_keys else n_groups
     parts = []
-    if whole:
+    for first in range(0, n_groups, max(1, per_tier)):
+        start, end = first * GROUP, min(first + per_tier, n_groups) * GROUP
         groups = jax.tree.map(
-            lambda x: jnp.moveaxis(x[:, :whole].reshape(len(x), -1, GROUP, *x.shape[2:]), 1, 0), inputs
+            lambda x, a=start, b=end: jnp.moveaxis(x[:, a:b].reshape(len(x), -1, GROUP, *x.shape[2:]), 1, 0), inputs
         )
-        carry, outputs = lax.scan(body, carry, groups)
-        parts.append(jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], whole, *x.shape[3:]), outputs))
-    if whole < length:
-        carry, outputs = body(carry, jax.tree.map(lambda x: x[:, whole:], inputs))
+        seen = end if length == n_keys else n_keys
+        carry, outputs = lax.scan(functools.partial(_swapped, body, seen), carry, groups)
+        parts.append(jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]), outputs))
+    if n_groups * GROUP < length:
+        carry, outputs = body(carry, jax.tree.map(lambda x: x[:, n_groups * GROUP :], inputs), n_keys)
         parts.append(outputs)
     return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *parts)
+
+
+def _swapped(body: Callable[[Any, Any, int], Any], n_seen: int, carry: Any, group: Any) -> Any:
+    return body(carry, group, n_seen)
 
 
 # ----------------------------------------------------------------------------------------------------------- attention
@@ -165,16 +179,16 @@ def chosen_attention(
 
 
 def _attend(q_BTHK: Array, k_BSGK: Array, v_BSGK: Array, bits_BTw: Array) -> tuple[Array, tuple[Array, ...]]:
-    def attend(_: None, group: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+    def attend(_: None, group: tuple[Array, Array], n_seen: int) -> tuple[None, tuple[Array, Array]]:
         q_BtHK, bits_Btw = group
-        is_read_B11tS = unpack(bits_Btw, k_BSGK.shape[1])[:, None, None]
-        s_BGRtS = jnp.where(is_read_B11tS, _scores(q_BtHK, k_BSGK), -jnp.inf)
+        is_read_B11tS = unpack(bits_Btw, n_seen)[:, None, None]
+        s_BGRtS = jnp.where(is_read_B11tS, _scores(q_BtHK, k_BSGK[:, :n_seen]), -jnp.inf)
         lse_BGRt = jax.nn.logsumexp(s_BGRtS, axis=-1)
         p_BGRtS = jnp.exp(s_BGRtS - lse_BGRt[..., None]).astype(v_BSGK.dtype)
-        o_BtGRK = jnp.einsum("bgrts,bsgk->btgrk", p_BGRtS, v_BSGK)
+        o_BtGRK = jnp.einsum("bgrts,bsgk->btgrk", p_BGRtS, v_BSGK[:, :n_seen])
         return None, (o_BtGRK.reshape(q_BtHK.shape), jnp.moveaxis(lse_BGRt, 3, 1))
 
-    _, (o_BTHK, lse_BTGR) = scan_groups(attend, None, (q_BTHK, bits_BTw))
+    _, (o_BTHK, lse_BTGR) = scan_groups(attend, None, (q_BTHK, bits_BTw), k_BSGK.shape[1])
     o_BTHK = checkpoint_name(o_BTHK, "attention_out")
     lse_BTGR = checkpoint_name(lse_BTGR, "attention_lse")
     return o_BTHK, (q_BTHK, k_BSGK, v_BSGK, bits_BTw, o_BTHK, lse_BTGR)
@@ -185,24 +199,26 @@ def _attend_backward(saved: tuple[Array, ...], do_BTHK: Array) -> tuple[Array, A
     wide, n_kv = _wide(q_BTHK), k_BSGK.shape[2]
     options: Any = {"preferred_element_type": wide}
 
-    def backward(sums: tuple[Array, Array], group: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+    def backward(sums: tuple[Array, Array], group: tuple[Array, ...], n_seen: int) -> tuple[tuple[Array, Array], Array]:
         dk_BSGK, dv_BSGK = sums
+        k_BsGK, v_BsGK = k_BSGK[:, :n_seen], v_BSGK[:, :n_seen]
         q_BtHK, bits_Btw, lse_BtGR, o_BtHK, do_BtHK = group
         q_BtGRK, o_BtGRK, do_BtGRK = (x.reshape(*x.shape[:2], n_kv, -1, x.shape[-1]) for x in (q_BtHK, o_BtHK, do_BtHK))
-        is_read_B11tS = unpack(bits_Btw, k_BSGK.shape[1])[:, None, None]
-        s_BGRtS = jnp.where(is_read_B11tS, _scores(q_BtHK, k_BSGK), -jnp.inf)
-        p_BGRtS = jnp.exp(s_BGRtS - jnp.moveaxis(lse_BtGR, 1, 3)[..., None])
-        dv_BSGK += jnp.einsum("bgrts,btgrk->bsgk", p_BGRtS.astype(v_BSGK.dtype), do_BtGRK, **options)
-        dp_BGRtS = jnp.einsum("btgrk,bsgk->bgrts", do_BtGRK, v_BSGK, **options)
+        is_read_B11ts = unpack(bits_Btw, n_seen)[:, None, None]
+        s_BGRts = jnp.where(is_read_B11ts, _scores(q_BtHK, k_BsGK), -jnp.inf)
+        p_BGRts = jnp.exp(s_BGRts - jnp.moveaxis(lse_BtGR, 1, 3)[..., None])
+        dv_BsGK = jnp.einsum("bgrts,btgrk->bsgk", p_BGRts.astype(v_BSGK.dtype), do_BtGRK, **options)
+        dp_BGRts = jnp.einsum("btgrk,bsgk->bgrts", do_BtGRK, v_BsGK, **options)
         mean_BGRt = jnp.einsum("btgrk,btgrk->bgrt", do_BtGRK, o_BtGRK, **options)
-        ds_BGRtS = q_BtHK.shape[-1] ** -0.5 * p_BGRtS * (dp_BGRtS - mean_BGRt[..., None])
-        ds_BGRtS = ds_BGRtS.astype(q_BtHK.dtype)
-        dk_BSGK += jnp.einsum("bgrts,btgrk->bsgk", ds_BGRtS, q_BtGRK, **options)
-        dq_BtGRK = jnp.einsum("bgrts,bsgk->btgrk", ds_BGRtS, k_BSGK)
-        return (dk_BSGK, dv_BSGK), dq_BtGRK.reshape(q_BtHK.shape)
+        ds_BGRts = q_BtHK.shape[-1] ** -0.5 * p_BGRts * (dp_BGRts - mean_BGRt[..., None])
+        ds_BGRts = ds_BGRts.astype(q_BtHK.dtype)
+        dk_BsGK = jnp.einsum("bgrts,btgrk->bsgk", ds_BGRts, q_BtGRK, **options)
+        dq_BtGRK = jnp.einsum("bgrts,bsgk->btgrk", ds_BGRts, k_BsGK)
+        sums = dk_BSGK.at[:, :n_seen].add(dk_BsGK), dv_BSGK.at[:, :n_seen].add(dv_BsGK)
+        return sums, dq_BtGRK.reshape(q_BtHK.shape)
 
     zeros = (jnp.zeros(k_BSGK.shape, wide), jnp.zeros(v_BSGK.shape, wide))
-    sums, dq_BTHK = scan_groups(backward, zeros, (q_BTHK, bits_BTw, lse_BTGR, o_BTHK, do_BTHK))
+    sums, dq_BTHK = scan_groups(backward, zeros, (q_BTHK, bits_BTw, lse_BTGR, o_BTHK, do_BTHK), k_BSGK.shape[1])
     return dq_BTHK, sums[0].astype(k_BSGK.dtype), sums[1].astype(v_BSGK.dtype), None
 
 
@@ -226,7 +242,7 @@ def index_loss(
 
     Args:
         score: Maps index queries and keys to scores, such as `dot_scores`.
-        is_chosen: Maps a group of `choice` and its positions [1, t] to a mask [B, t, X, S].
+        is_chosen: Maps a group of `choice`, its positions [1, t] and a number of keys S to a mask [B, t, X, S].
         queries: Index queries, arrays [B, T, ...]; they and `k_BSN` alone receive gradients.
         k_BSN: Index keys.
         q_BTHK: Queries of the attention.
@@ -253,12 +269,12 @@ def _loss_forward(
     n_batch, length = q_BTHK.shape[:2]
     wide = _wide(q_BTHK)
 
-    def add(sums: tuple[Array, Array], group: tuple[Any, ...]) -> tuple[tuple[Array, Array], Any]:
+    def add(sums: tuple[Array, Array], group: tuple[Any, ...], n_seen: int) -> tuple[tuple[Array, Array], Any]:
         queries_t, q_BtHK, choice_t, position_1t = group
-        i_BtXS, pull = jax.vjp(score, queries_t, k_BSN)
+        i_BtXS, pull = jax.vjp(score, queries_t, k_BSN[:, :n_seen])
         n_rows = i_BtXS.shape[2]
-        i_BXtS, is_read_BXtS = (jnp.moveaxis(x, 2, 1) for x in (i_BtXS, is_chosen(choice_t, position_1t)))
-        s_BGRtS = _scores(q_BtHK, k_BSGK)
+        i_BXtS, is_read_BXtS = (jnp.moveaxis(x, 2, 1) for x in (i_BtXS, is_chosen(choice_t, position_1t, n_seen)))
+        s_BGRtS = _scores(q_BtHK, k_BSGK[:, :n_seen])
         s_BXRtS = s_BGRtS.reshape(n_batch, n_rows, -1, *s_BGRtS.shape[3:])
         # Exactly 0 at masked keys, because every query has a chosen key.
         p_BXtS = jax.nn.softmax(jnp.where(is_read_BXtS[:, :, None], s_BXRtS, MASKED), axis=-1).mean(2)
@@ -268,11 +284,11 @@ def _loss_forward(
         n_terms = n_batch * length * n_rows
         total = sums[0] + jnp.where(p_BXtS > 0, p_BXtS * (log_p_BXtS - log_r_BXtS), 0.0).sum() / n_terms
         d_queries_t, dk_BSN = pull(jnp.moveaxis((r_BXtS - p_BXtS) / n_terms, 1, 2).astype(i_BtXS.dtype))
-        return (total, sums[1] + dk_BSN.astype(wide)), d_queries_t
+        return (total, sums[1].at[:, :n_seen].add(dk_BSN.astype(wide))), d_queries_t
 
     zeros = (jnp.zeros((), wide), jnp.zeros(k_BSN.shape, wide))
     inputs = (queries, q_BTHK, choice, jnp.arange(length)[None])
-    (total, dk_BSN), d_queries = scan_groups(add, zeros, inputs)
+    (total, dk_BSN), d_queries = scan_groups(add, zeros, inputs, k_BSN.shape[1])
     return total, checkpoint_name((d_queries, dk_BSN.astype(k_BSN.dtype)), "index_gradients")
 
 

@@ -240,6 +240,8 @@ FLOPS_FLOOR = {
     "fox/window_gqa": 0.6,
     "top1_chunk": 0.6,
     "path": 0.65,  # XLA multiplies queries by all chunk matrices; half are masked
+    "msa": 0.6,  # all scores of the index
+    "dsa": 0.6,  # all scores of the index and of the attention
     "nsa": 0.55,  # three branches, each with a full score matrix
     "rwkv7_shell": 0.6,
 }

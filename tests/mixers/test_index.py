@@ -51,7 +51,10 @@ def test_the_contract_of_an_auxiliary_loss(name):
     testing.check_auxiliary_loss(case)
 
 
-@pytest.mark.parametrize(("name", "most"), [("msa", {"block_size": 4, "blocks": 6}), ("dsa", {"top_k": T})])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [pytest.param("msa", {"block_size": 4, "blocks": 6}, marks=pytest.mark.slow), ("dsa", {"top_k": T})],
+)
 def test_an_index_that_chooses_every_key_gives_full_attention(name, most):
     options = {"heads": 4, "kv_heads": 2}
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, T, 16)), jnp.float32)
@@ -62,6 +65,7 @@ def test_an_index_that_chooses_every_key_gives_full_attention(name, most):
     np.testing.assert_allclose(nnx.jit(mixer)(x), nnx.jit(full)(x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_msa_reads_the_blocks_of_select_chunk():
     mixer = mixers.MSA(16, heads=4, kv_heads=2, block_size=4, blocks=3, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
