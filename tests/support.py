@@ -97,6 +97,22 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
         "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
     },
+    "msa": {
+        "gqa": {"kv_heads": 2, "block_size": 4, "blocks": 3},
+        "conv_gqa": {
+            "kv_heads": 2,
+            "block_size": 5,
+            "blocks": 2,
+            "conv": True,
+            "gate": True,
+            "index_dim": 6,
+            "index_rope": 0,
+        },
+    },
+    "dsa": {
+        "full": {"top_k": 6, "index_heads": 4, "index_dim": 8, "index_rope": 4},
+        "conv_gqa": {"top_k": 3, "index_heads": 2, "kv_heads": 2, "conv": True, "gate": True, "qk_norm": True},
+    },
     "rwkv7_shell": {
         "top1_exact": {},
         "top1_approx": {"core": "top1_approx"},
@@ -161,6 +177,8 @@ SLOW = {
     ("mamba3", "softplus"),
     ("nsa", "conv_gqa"),
     ("wall", "gqa"),
+    ("msa", "conv_gqa"),
+    ("dsa", "conv_gqa"),
     ("rwkv7_shell", "bare"),
     ("rwkv7_shell", "full"),
     ("rwkv7_shell", "full_norm"),

@@ -168,6 +168,10 @@ STATE = {
     "path/gqa_gates": lambda n: 36 * n + 2 * 16,
     "nsa": lambda n: 32 * n + 32 * (n // 4),  # plus a mean key and value per block
     "nsa/conv_gqa": lambda n: 32 * n + 32 * (n // 4) + 3 * (32 + 16 + 16),
+    "msa": lambda n: 40 * n,  # plus an index key
+    "msa/conv_gqa": lambda n: 38 * n + 3 * (32 + 16 + 16),
+    "dsa": lambda n: 72 * n,
+    "dsa/conv_gqa": lambda n: 64 * n + 3 * (32 + 16 + 16),
     "rwkv7_shell": lambda n: 64 * n + 32,  # plus the previous token
     "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
     "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
@@ -257,6 +261,8 @@ FLOPS_FLOOR = {
     "top1_chunk": 0.6,
     "path": 0.65,  # XLA multiplies queries by all chunk matrices; half are masked
     "wall": 0.55,  # XLA also counts masked scores, and the scores within groups twice
+    "msa": 0.6,  # all scores of the index
+    "dsa": 0.6,  # all scores of the index and of the attention
     "nsa": 0.55,  # three branches, each with a full score matrix
     "rwkv7_shell": 0.6,
 }
@@ -273,8 +279,8 @@ ATTENTION = [
     (m, v)
     for m, v in support.CASES
     # Convolutions and the shift in FoX's Pro block read further back than the counted keys, and PaTH has additional
-    # products.
-    if m != "path"
+    # products. An index has a backward pass of its loss.
+    if m not in ("path", "msa", "dsa")
     and issubclass(mixers.load(m), AttentionMixer)
     and not {"gqa", "conv", "pro"}.intersection(v.split("_"))
 ]

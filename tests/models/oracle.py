@@ -153,7 +153,7 @@ def queries_and_keys(m, p, x_q, x_k):
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
-        eps = getattr(m, "qk_norm_eps", 1e-5)
+        eps = m.norm_eps if m.name == "msa" else getattr(m, "qk_norm_eps", 1e-5)
         if m.qk_norm == "full":
             q, k = (
                 rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
@@ -302,6 +302,47 @@ def nsa(m, p, x):
                 for branch, js in ((1, at), (2, list(range(max(0, t + 1 - m.window), t + 1)))):
                     o[t, h] += gate[t, h, branch] * (softmax(scale * k[js, h] @ q[t, h]) @ v[js, h])
     return linear(p["out"], o.reshape(len(x), -1))
+
+
+# --------------------------------------------------------------------------------------------------------- MSA and DSA
+def rotate_first(x_TIN, m):
+    n = m.index_rope if m.index_rope is not None else x_TIN.shape[-1] // 4 * 2
+    return np.concatenate([rotate(x_TIN[..., :n], m), x_TIN[..., n:]], -1) if n else x_TIN
+
+
+def index_scores(m, p, x):
+    """Return the scores of the index [T, rows, S]: a row per key head in MSA, one row in DSA."""
+    n_heads = (m.kv_heads or m.heads) if m.name == "msa" else m.index_heads
+    q, k = heads_of(linear(p["q"], x), n_heads), linear(p["k"], x)[:, None]
+    if m.name == "msa":
+        q, k = rms_norm(q, p["q_norm"]["g"], m.norm_eps), rms_norm(k, p["k_norm"]["g"], m.norm_eps)
+    else:
+        k = layer_norm(k, p["k_norm"]["g"], p["k_norm"]["b"], 1e-6)
+    s = np.einsum("tin,sn->tis", rotate_first(q, m), rotate_first(k, m)[:, 0]) / math.sqrt(q.shape[-1])
+    if m.name == "msa":
+        return s
+    w = linear(p["w"], x) / math.sqrt(n_heads)
+    return sum(w[:, i, None] * np.maximum(s[:, i], 0) for i in range(n_heads))[:, None]
+
+
+def indexed(m, p, x):
+    """Attend to the keys that the index chooses, query by query."""
+    q, k = queries_and_keys(m, p, x, x)
+    v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
+    v = np.repeat(v, m.heads // v.shape[1], axis=1)
+    scores, o = index_scores(m, p["index"], x), np.zeros(q.shape)
+    for t in range(len(x)):
+        for h in range(m.heads):
+            row = scores[t, h * scores.shape[1] // m.heads]
+            if m.name == "msa":
+                size, own = m.block_size, t // m.block_size
+                best = sorted(range(own), key=lambda c: -row[c * size : (c + 1) * size].max())[: m.blocks - 1]
+                at = [s for c in [*best, own] for s in range(c * size, (c + 1) * size) if s <= t]
+            else:
+                at = sorted(range(t + 1), key=lambda s: -row[s])[: m.top_k]
+            o[t, h] = softmax(k[at, h] @ q[t, h] / math.sqrt(q.shape[-1])) @ v[at, h]
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
 # ---------------------------------------------------------------------------------------------------------------- FoX
@@ -728,6 +769,7 @@ MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
+    "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
     "wall": wall, "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
@@ -764,7 +806,7 @@ def attention_inputs(m, p, x):
         return m, *fox_queries_keys(m, p, x)
     if m.name == "mla":
         return m, *mla_operands(m, p, x)[:2]
-    if m.name in CORES or m.name == "nsa":
+    if m.name in CORES or m.name in ("nsa", "msa", "dsa"):
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
         return None
@@ -776,7 +818,7 @@ def weights_of(m, p, x):
     """Return the softmax weights over the past [T, H, S], or None."""
     if m.name == "fox":
         return fox_weights(m, p, x)
-    if m.name == "nsa" or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
+    if m.name in ("nsa", "msa", "dsa") or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
     if m.name == "mla":
         return mla_weights(*mla_operands(m, p, x)[:2])

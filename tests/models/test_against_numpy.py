@@ -69,6 +69,15 @@ VARIANTS = {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,window=5",
         "conv": "conv=True,qk_norm=True,position=none,block_size=1,blocks=3", "alone": "kv_heads=4,window=40",
     },
+    "msa": {
+        "default": "", "conv": "conv=True,qk_norm=False,position=none,block_size=1,blocks=2,gate=True",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,blocks=3,index_dim=6,index_rope=4,"
+        "norm_eps=0.3",
+    },
+    "dsa": {
+        "default": "top_k=5", "conv": "conv=True,qk_norm=True,gate=True,position=none,top_k=1,index_rope=0",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4",
+    },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
         "no_conv": "conv=False",
@@ -156,6 +165,7 @@ SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none",
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
 SLOW |= {"wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
+SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}

@@ -127,6 +127,15 @@ MIXERS = {
     "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
     },
+    "msa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "heads": (2, "shapes"), "qk_norm": (False, "shapes"), "norm_eps": (0.3, "forward"),
+        "block_size": (3, "forward"), "blocks": (3, "forward"), "index_dim": (6, "shapes"),
+        "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
+    },
+    "dsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "top_k": (4, "forward"), "index_heads": (3, "shapes"), "index_dim": (16, "shapes"),
+        "index_rope": (8, "forward"),
+    },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
     "log_linear_mamba2": {
@@ -207,6 +216,8 @@ IN_HYBRID = {
     "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
     "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
     "post_norm_attention": ("olmo_hybrid", "model.mixer={'name':'post_norm_attention','heads':4}"),
+    # Not a hybrid, but its default does not fit the length.
+    "dsa": ("dsa", "model.mixer.top_k=5"),
 }
 SMALL = (
     "model.dim=16,model.n_layers=2,model.vocab_size=24,model.mlp.dim=12,train.seq_len=13,model.loss_chunk=8,"
@@ -214,12 +225,12 @@ SMALL = (
 )
 SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
-    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
+    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4, "blocks": 4,
 }  # fmt: skip
 # head_dim = width / heads
 NO_HEAD_DIM = {
-    "transformer", "transformer_pp", "fox", "mla", "nsa", "path", "post_norm_attention", "top1_chunk", "top1_element",
-    "wall",
+    "transformer", "transformer_pp", "fox", "mla", "nsa", "msa", "dsa", "path", "post_norm_attention", "top1_chunk",
+    "top1_element", "wall",
 }  # fmt: skip
 
 
