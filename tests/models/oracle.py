@@ -153,7 +153,7 @@ def queries_and_keys(m, p, x_q, x_k):
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
-        eps = m.norm_eps if m.name == "msa" else getattr(m, "qk_norm_eps", 1e-5)
+        eps = m.norm_eps if getattr(m, "name", "") == "msa" else getattr(m, "qk_norm_eps", 1e-5)
         if m.qk_norm == "full":
             q, k = (
                 rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
