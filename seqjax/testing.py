@@ -73,8 +73,13 @@ class Case:
 
 
 def loss_and_grads(model: Model, params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
-    """Return the summed loss in nats and its gradients."""
-    return jax.jit(jax.value_and_grad(lambda p: model.loss(p, tokens_BT1)[0]))(params)
+    """Return the summed loss in nats plus any auxiliary loss, and the gradients."""
+
+    def objective(params: Params) -> Array:
+        total, _, auxiliary = model.training_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+        return sum(auxiliary.values(), total)
+
+    return jax.jit(jax.value_and_grad(objective))(params)
 
 
 # --------------------------------------------------------------------------------------------------------------- output
@@ -292,6 +297,44 @@ def check_training(case: Case) -> None:
     )
 
 
+def check_auxiliary_loss(case: Case) -> None:
+    """Check that a mixer's auxiliary loss and the language loss train separate parameters.
+
+    The auxiliary loss is finite and trains every parameter of the group `auxiliary`, and no other parameter. The
+    language loss does not train this group, and it equals the loss of evaluation. Without an auxiliary loss the group
+    is empty.
+    """
+    model, tokens = case.model, case.tokens((BATCH, LENGTH + 1))
+    own = {name for name, group in params_lib.names(model.groups) if group == "auxiliary"}
+    if not model.auxiliary_losses:
+        assert not own, f"{min(own)} belongs to the group auxiliary, but no mixer has an auxiliary loss"
+        return
+    assert own, "the mixer has an auxiliary loss, but no parameter belongs to the group auxiliary"
+
+    def losses(params: Params) -> tuple[Array, Array]:
+        total, _, auxiliary = model.training_loss(params, tokens[:, :-1], tokens[:, 1:])
+        return total, sum(auxiliary.values(), jnp.zeros(()))
+
+    @jax.jit
+    def values_and_grads(params: Params) -> tuple[tuple[Array, Array], Params, Params]:
+        values, pull = jax.vjp(losses, params)
+        return values, *(pull((jnp.float32(a), jnp.float32(1 - a)))[0] for a in (1, 0))
+
+    (total, loss), language, auxiliary = values_and_grads(case.params)
+    assert np.isfinite(loss), f"the auxiliary loss is {loss}"
+    evaluated = float(jax.jit(model.loss)(case.params, tokens)[0])
+    assert math.isclose(total, evaluated, rel_tol=1e-5), f"the loss is {total} in training and {evaluated} otherwise"
+    for (name, x), (_, y) in zip(*map(params_lib.names, (language, auxiliary)), strict=True):
+        trained, untouched = (y, x) if name in own else (x, y)
+        kinds = ("auxiliary", "language") if name in own else ("language", "auxiliary")
+        assert np.isfinite(trained).all(), f"the gradient of {name} from the {kinds[0]} loss is not finite"
+        assert name not in own or np.abs(trained).max() > 0, f"{name} gets no gradient from the auxiliary loss"
+        assert not np.any(untouched), (
+            f"{name} gets a gradient from the {kinds[1]} loss, up to {np.abs(untouched).max():.2g}: apply "
+            "jax.lax.stop_gradient"
+        )
+
+
 # --------------------------------------------------------------------------------------------- the mixer's declarations
 def check_parameters(case: Case) -> None:
     """Check shapes, dtype, logical axes and initial values of the parameters.
@@ -375,6 +418,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "long": check_long,
     "training": check_training,
     "bfloat16": check_bfloat16,
+    "auxiliary_loss": check_auxiliary_loss,
     "sharding": check_sharding,
     "forms": check_forms,
 }

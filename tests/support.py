@@ -92,9 +92,26 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "full": {"chunk_size": 4, "path_rank": 3},
         "gqa_gates": {"chunk_size": 5, "kv_heads": 2, "forget_gate": True, "qk_norm": True},
     },
+    "wall": {"full": {}, "gqa": {"kv_heads": 2, "qk_norm": True, "gate": True}},
     "nsa": {
         "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
         "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
+    },
+    "msa": {
+        "gqa": {"kv_heads": 2, "block_size": 4, "blocks": 3},
+        "conv_gqa": {
+            "kv_heads": 2,
+            "block_size": 5,
+            "blocks": 2,
+            "conv": True,
+            "gate": True,
+            "index_dim": 6,
+            "index_rope": 0,
+        },
+    },
+    "dsa": {
+        "full": {"top_k": 6, "index_heads": 4, "index_dim": 8, "index_rope": 4},
+        "conv_gqa": {"top_k": 3, "index_heads": 2, "kv_heads": 2, "conv": True, "gate": True, "qk_norm": True},
     },
     "rwkv7_shell": {
         "top1_exact": {},
@@ -159,6 +176,9 @@ SLOW = {
     ("mamba2", "one"),
     ("mamba3", "softplus"),
     ("nsa", "conv_gqa"),
+    ("wall", "gqa"),
+    ("msa", "conv_gqa"),
+    ("dsa", "conv_gqa"),
     ("rwkv7_shell", "bare"),
     ("rwkv7_shell", "full"),
     ("rwkv7_shell", "full_norm"),

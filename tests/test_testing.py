@@ -11,7 +11,8 @@ from flax import nnx
 from seqjax import mixers, testing
 from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
-from seqjax.nn import Linear, constant, param
+from seqjax.nn import Linear, auxiliary, constant, param
+from tests.mixers.probed import Probed
 
 
 class Sum(NamedTuple):
@@ -149,6 +150,26 @@ class Unequal(Sound):
         return super().__call__(x_BTD) * (1 + 0.01 * type(self).calls)
 
 
+class Leaky(Probed):
+    """Train the sum with the auxiliary loss."""
+
+    def target(self, h):
+        return h.astype(jnp.float32).mean(-1, keepdims=True)
+
+
+class Steered(Probed):
+    """Train the probe with the language loss."""
+
+    def read(self, x, h):
+        return super().read(x, h) + self.guess(x).astype(x.dtype)
+
+
+class Untrained(Sound):
+    def __init__(self, dim, *, rngs):
+        super().__init__(dim, rngs=rngs)
+        self.unused = auxiliary(Linear(dim, 1, axes=("embed", None), rngs=rngs))
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(_registry, "_registered", {})
@@ -181,6 +202,16 @@ def test_each_check_reports_when_it_ends(capsys):
         check(Narrow, "output", "parameters", say=lines.append)
     assert [line.split()[:2] for line in lines[1:]] == [["output", "FAILED"]]
     assert capsys.readouterr().err == ""
+
+
+def test_an_auxiliary_loss_passes():
+    names = ["bfloat16", "auxiliary_loss"]
+    assert check(Probed, *names) == names
+
+
+@pytest.mark.slow
+def test_an_auxiliary_loss_has_equal_forms():
+    assert check(Probed, "sharding", "forms") == ["sharding", "forms"]
 
 
 @pytest.mark.slow
@@ -219,6 +250,9 @@ def test_a_correct_mixer_passes_all_checks():
         (Chunked, "chunk_size", r"chunk_size=1 at 23 tokens: logits differ .* by up to \d"),
         (Float32, "bfloat16", "the output is float32 for an input in bfloat16"),
         (Unused, "bfloat16", r"blocks\.0\.mixer\.unused gets no gradient"),
+        (Leaky, "auxiliary_loss", r"\w+\.w gets a gradient from the auxiliary loss, up to \d.*stop_gradient"),
+        (Steered, "auxiliary_loss", r"probe\.b gets a gradient from the language loss, up to \d"),
+        (Untrained, "auxiliary_loss", r"unused\.w belongs to the group auxiliary, but no mixer has an auxiliary loss"),
         (Boastful, "flops", r"are \d+\.\d\d of the \d+ that XLA counts; it must be 0.6 to 1"),
         pytest.param(
             Unequal, "forms", r"scan_layers=False: the loss is [\d.]+ instead of [\d.]+", marks=pytest.mark.slow

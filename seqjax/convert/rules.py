@@ -190,4 +190,5 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "model.learned_positions": (False,),
     "model.canon": ("none",),
     "model.token_shift": (False,),
+    "model.attn_residual": (None,),
 }

@@ -6,8 +6,11 @@
 Without `conv`, SiLU and the L2 norm apply to the projections directly. A subclass may decay S before the correction
 (`_log_decay`) and multiply y by an output gate (`_gate`); `GatedDeltaMixer` does both for Gated DeltaNet and Gated
 DeltaProduct. Beta, the decay and the state are float32, and so is the arithmetic of norms and output gate.
+
+`LowRankDeltaMixer` has the recurrence of mixers that decay per key channel, or predict with other keys than they write.
 """
 
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -22,6 +25,7 @@ from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from seqjax.ops.head_norm import head_norm
+from seqjax.ops.wkv7 import wkv7, wkv7_step
 from seqjax.types import Array
 
 
@@ -37,9 +41,11 @@ class DeltaCache(NamedTuple):
 class DeltaMixer(base.Mixer):
     """The delta rule without decay and gate.
 
-    `key_dim` and `value_dim` are the widths of one step's keys and values, summed over heads. With `value_heads`, a
+    `key_dim` and `value_dim` are the widths of one update's keys and values, summed over heads. With `value_heads`, a
     multiple n of `heads`, value heads n h to n h + n - 1 read the queries and keys of head h; beta, decay, state, norm
-    and gate belong to value heads.
+    and gate belong to value heads. `steps` is the number of delta-rule updates per token. With several, a subclass
+    overrides `_inputs`, which puts the updates on the time axis [B, T steps, H, ...], and `_recurrence`, which returns
+    each token's last output (`gated_deltaproduct.py`).
     """
 
     gate_activation: ClassVar[str] = "silu"
@@ -104,7 +110,7 @@ class DeltaMixer(base.Mixer):
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
         """Return the operands of the recurrence: q, k, v, beta and log_g.
 
-        The inputs are the input x and the convolved projections.
+        The projections q, k and v are convolved, and q and k normalised, [B, T, E] with the heads' channels in E.
         """
         q_BTHK, k_BTHK, v_BTHV = (
             x.reshape(*x.shape[:2], n, -1)
@@ -237,3 +243,26 @@ class GatedDeltaMixer(DeltaMixer):
 
     def _gate(self, x_BTD: Array) -> Array | None:
         return None if self.gate is None else self.gate(x_BTD)
+
+
+class LowRankDeltaMixer(DeltaMixer):
+    """A mixer with the recurrence of RWKV-7 (`ops/wkv7.py`) instead of the delta rule's.
+
+    Its `_inputs` returns r, k, v, log_w and a:  S_t = diag(e^{log_w}) S_{t-1} + k (x) (v + a^T S_{t-1});  y = r^T S_t
+    """
+
+    lower_bound: float | None = None  # of a token's log decay; None = unbounded
+
+    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
+        result: Any = wkv7(
+            *[*operands, None],
+            initial_state=s_BHKV,
+            return_state=True,
+            min_log_w=-math.inf if self.lower_bound is None else self.lower_bound,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+        )
+        return result
+
+    def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
+        return wkv7_step(*[*operands, None, s_BHKV])

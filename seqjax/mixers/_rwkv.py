@@ -150,7 +150,7 @@ class RwkvBlock(base.Block):
         """
         del layer
         if cache is None:
-            return self.mixer(h_BTD), carry, None
+            return *self.apply_mixer(h_BTD, carry), None
         y_BTD, cache = (self.mixer.prefill_next if continues else self.mixer.prefill)(h_BTD, cache)
         return y_BTD, carry, cache
 

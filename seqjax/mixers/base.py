@@ -7,7 +7,7 @@ seqjax/models/block.py. An architecture with a different block derives a class f
 
 In addition to the residual stream, blocks can pass arrays to later blocks in a dict, the `carry` (RWKV-7: the first
 layer's values). The initial carry is the union of the blocks' `init_carry` results. Every block returns the complete
-carry, changed or not.
+carry, changed or not. In training the carry also sums the layers' auxiliary losses (`Mixer.call_with_loss`).
 """
 
 import abc
@@ -29,10 +29,13 @@ from seqjax.nn.layers import NORMS, LayerNorm, Mlp, RMSNorm, residual_norm
 from seqjax.types import Array, Cache, Layer, require_array
 
 Carry = dict[str, Any]
+# The entry of `carry` that sums the layers' auxiliary losses, float32 []. Evaluation and decoding have no such entry.
+AUXILIARY_LOSS = "auxiliary_loss"
 
 
 # The methods that take an input, and its name and axes.
-_FORMS = dict.fromkeys(("__call__", "prefill", "prefill_next"), ("x_BTD", "B, T, D")) | {"step": ("x_BD", "B, D")}
+_OF_SEQUENCES = "__call__", "call_with_loss", "prefill", "prefill_next"
+_FORMS = dict.fromkeys(_OF_SEQUENCES, ("x_BTD", "B, T, D")) | {"step": ("x_BD", "B, D")}
 
 
 def _with_checked_input(method: Callable[..., Any], name: str, axes: str) -> Callable[..., Any]:
@@ -70,11 +73,28 @@ class Mixer(nnx.Module):
 
     # The block of this architecture; None means the model's pre-norm block.
     block: ClassVar[type["Block"] | None] = None
+    # A mixer with the same parameters except for the group `auxiliary`; `--init_from` accepts its runs.
+    extends: ClassVar[str | None] = None
     __signature__: ClassVar[inspect.Signature]
 
     @abc.abstractmethod
     def __call__(self, x_BTD: Array) -> Array:
         """Apply the parallel form: [B, T, D] to [B, T, D], causal in T, for any T >= 1."""
+
+    def call_with_loss(self, x_BTD: Array) -> tuple[Array, Array]:
+        """Apply the parallel form in training; return its output and an auxiliary loss.
+
+        A mixer with a second loss overrides it. The loss is a float32 scalar, a mean over tokens. The optimiser
+        minimises the sum over layers together with the language loss, and evaluation calls `__call__` instead. Only
+        parameters of the group `auxiliary` (`seqjax.nn.auxiliary`) may receive gradients from the loss, and these
+        parameters may receive no other gradient: apply `jax.lax.stop_gradient` to the other inputs of the loss.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no auxiliary loss.")
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the mixer has an auxiliary loss."""
+        return type(self).call_with_loss is not Mixer.call_with_loss
 
     @abc.abstractmethod
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
@@ -238,6 +258,21 @@ class Block(nnx.Module):
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
 
+    def apply_mixer(self, h_BTD: Array, carry: Carry) -> tuple[Array, Carry]:
+        """Apply the mixer's parallel form, and in training add its auxiliary loss to `carry`.
+
+        Raises `UserError` if the loss is not a float32 scalar.
+        """
+        if AUXILIARY_LOSS not in carry or not self.mixer.has_loss:
+            return self.mixer(h_BTD), carry
+        y_BTD, loss = self.mixer.call_with_loss(h_BTD)
+        if jnp.shape(loss) != () or jnp.result_type(loss) != jnp.float32:
+            raise UserError(
+                f"The auxiliary loss of {type(self.mixer).__name__} is {jnp.result_type(loss)}{[*jnp.shape(loss)]} "
+                "instead of a float32 scalar; return its mean over tokens from call_with_loss."
+            )
+        return y_BTD, {**carry, AUXILIARY_LOSS: carry[AUXILIARY_LOSS] + loss}
+
     @abc.abstractmethod
     def prefill(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
@@ -270,12 +305,20 @@ class Block(nnx.Module):
         """Return an empty cache for `prefill` and `step`."""
         return self.mixer.init_cache(batch, max_len, dtype)
 
+    def input_of(self, x: Array, carry: Carry, *, layer: Array) -> Array:
+        """Return the input of the block's first norm; usually the residual stream `x`."""
+        del carry, layer
+        return x
+
     def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
-        """Return the entropy of the mixer's weights in nats, float32 [B, T, H], or None."""
+        """Return the entropy of the mixer's weights in nats, float32 [B, T, H], or None.
+
+        `x_BTD` is the result of `input_of`.
+        """
         return self.mixer.entropy(self.mixer_input(x_BTD, dtype))
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
-        """Return the normalised residual stream, [B, T, D] or [B, D].
+        """Return the mixer's input, [B, T, D] or [B, D], for the result `x` of `input_of`.
 
         It is sharded over the batch only.
         """

@@ -31,15 +31,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.mixers._delta import DeltaMixer
+from seqjax.mixers._delta import LowRankDeltaMixer
 from seqjax.nn.initializers import constant, dt_bias, log_uniform
 from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
-from seqjax.ops.wkv7 import wkv7, wkv7_step
 from seqjax.types import Array
 
 
-class KDA(DeltaMixer):
+class KDA(LowRankDeltaMixer):
     """The delta rule with a decay per key channel and an output gate."""
 
     gate_activation = "sigmoid"
@@ -127,17 +126,3 @@ class KDA(DeltaMixer):
             v_BTHV = jax.nn.sigmoid(project_float32(self.write, x_BTD)).reshape(v_BTHV.shape) * v_BTHV
         dtype = q_BTHK.dtype
         return q_BTHK, k_BTHK.astype(dtype), v_BTHV.astype(dtype), log_w_BTHK, a_BTHK.astype(dtype)
-
-    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
-        result: Any = wkv7(
-            *[*operands, None],
-            initial_state=s_BHKV,
-            return_state=True,
-            min_log_w=-jnp.inf if self.lower_bound is None else self.lower_bound,
-            chunk_size=self.chunk_size,
-            implementation=self.implementation,
-        )
-        return result
-
-    def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
-        return wkv7_step(*[*operands, None, s_BHKV])

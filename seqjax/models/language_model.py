@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from seqjax import mixers
 from seqjax.config import ModelConfig
 from seqjax.errors import UserError
-from seqjax.mixers.base import Block, Carry
+from seqjax.mixers.base import AUXILIARY_LOSS, Block, Carry
+from seqjax.models.attn_residual import SOURCES, AttnResidualBlock
 from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
@@ -74,7 +75,8 @@ class Model:
         self.pattern = config.mixers
         self.repeats = config.n_layers // len(self.pattern)
 
-        kinds = [mixers.load(mixer.name).block or PreNormBlock for mixer in self.pattern]
+        usual = AttnResidualBlock if config.attn_residual else PreNormBlock
+        kinds = [mixers.load(mixer.name).block or usual for mixer in self.pattern]
         self.blocks = {
             str(i): self._block_template(block, mixer, first=0 if carry_from_zero else _first_like(block, kinds))
             for i, (block, mixer) in enumerate(zip(kinds, self.pattern, strict=True))
@@ -85,6 +87,8 @@ class Model:
         self.axes: Params = {**self.embedder.axes, "blocks": {i: stacked_axes(b.axes) for i, b in self.blocks.items()}}
         # The group of each parameter, for the optimiser (`seqjax.nn.param`).
         self.groups: Params = {**self.embedder.groups, "blocks": {i: b.groups for i, b in self.blocks.items()}}
+        # The names of the losses that training adds to the language loss.
+        self.auxiliary_losses = (AUXILIARY_LOSS,) if any(b.mixer.has_loss for b in self.abstract_blocks()) else ()
 
     def _block_template(self, block: type[Block], mixer_config: Any, *, first: int) -> Template:
         config, max_len = self.config, self.max_len
@@ -187,13 +191,43 @@ class Model:
         A target with weight 0 may be any id. With `positions_BA`, int32, targets and weights are [B, A] and belong to
         these positions; no logits are computed elsewhere.
         """
+        return self._losses(params, inputs_BT, targets_BT, weights_BT, positions_BA, training=False)[:2]
+
+    def training_loss(
+        self,
+        params: Params,
+        inputs_BT: Array,
+        targets_BT: Array,
+        weights_BT: Array | None = None,
+        *,
+        positions_BA: Array | None = None,
+    ) -> tuple[Array, Array, dict[str, Array]]:
+        """Return `target_loss` and the auxiliary losses by name, in nats.
+
+        An auxiliary loss is a mean over tokens, summed over layers (`Mixer.call_with_loss`); most models have none. The
+        training objective is the mean target loss plus the auxiliary losses.
+        """
+        return self._losses(params, inputs_BT, targets_BT, weights_BT, positions_BA, training=True)
+
+    def _losses(
+        self,
+        params: Params,
+        inputs_BT: Array,
+        targets_BT: Array,
+        weights_BT: Array | None,
+        positions_BA: Array | None,
+        *,
+        training: bool,
+    ) -> tuple[Array, Array, dict[str, Array]]:
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
         elif jnp.shape(weights_BT) != targets_BT.shape:
             raise ValueError(f"weights_BT has the shape {jnp.shape(weights_BT)} instead of {targets_BT.shape}.")
         embedder = self._embedder(params)
         embed_NOD = embedder.copies(inputs_BT) if positions_BA is None else None
-        h_BTD = self._hidden(params, self.initial_state(params, inputs_BT, embed_NOD=embed_NOD))
+        x_BTD, carry = self.initial_state(params, inputs_BT, embed_NOD=embed_NOD)
+        auxiliary = dict.fromkeys(self.auxiliary_losses if training else (), jnp.zeros((), jnp.float32))
+        h_BTD, carry = self._hidden(params, (x_BTD, carry | auxiliary))
         h_BAD, head_DO = _at(h_BTD, positions_BA), embedder.unembedding
         with jax.named_scope("loss"):
             total = cross_entropy(
@@ -205,7 +239,7 @@ class Model:
                 embed_NOD,
                 implementation=self.config.loss_implementation,
             )
-        return total, jnp.sum(weights_BT)
+        return total, jnp.sum(weights_BT), {name: carry[name] for name in auxiliary}
 
     def continuation_scores(
         self, params: Params, tokens_BT: Array, marks_BT: Array, last_B: Array, candidates_BC: Array
@@ -232,9 +266,10 @@ class Model:
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Return the final normalised hidden states [B, T, D], the head's input."""
-        return self._hidden(params, self.initial_state(params, tokens_BT))
+        return self._hidden(params, self.initial_state(params, tokens_BT))[0]
 
-    def _hidden(self, params: Params, state: State) -> Array:
+    def _hidden(self, params: Params, state: State) -> State:
+        """Return the final normalised hidden states [B, T, D] and the final carry."""
         apply = rematerialize(self._apply_block, self.config.remat, in_scan=self.config.scan_layers)
 
         def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
@@ -242,8 +277,8 @@ class Model:
                 state = apply(template, layers[slot], *state, first_layer + i)
             return state, None
 
-        (x_BTD, _), _ = self.over_layers(group, state, params["blocks"])
-        return self._normalize(params, x_BTD)
+        (x_BTD, carry), _ = self.over_layers(group, state, params["blocks"])
+        return self._normalize(params, self._final_stream(params, x_BTD, carry)), carry
 
     def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
         """Return the first block's input: embeddings [B, T, D] and initial carry."""
@@ -272,7 +307,13 @@ class Model:
         return state, jax.tree.map(lambda *xs: jnp.stack(xs), *outs)
 
     def _apply_block(self, template: Template, params: Params, x_BTD: Array, carry: Carry, layer: Array) -> State:
-        x_BTD, carry = template.bind(params)(x_BTD, carry, layer=layer, dtype=self.dtype)
+        block, before = template.bind(params), carry.get(AUXILIARY_LOSS)
+        x_BTD, carry = block(x_BTD, carry, layer=layer, dtype=self.dtype)
+        if before is not None and block.mixer.has_loss and carry.get(AUXILIARY_LOSS, before) is before:
+            raise UserError(
+                f"{type(block).__name__} drops the auxiliary loss of {type(block.mixer).__name__}. Call "
+                "self.apply_mixer(h_BTD, carry) in the block, and return its carry."
+            )
         return constrain_batch(x_BTD), carry
 
     # ------------------------------------------------------------------------------------------ the recurrent form
@@ -338,7 +379,7 @@ class Model:
                 apply = {"prefill": block.prefill, "prefill_next": block.prefill_next, "step": block.step}[form]
                 x, carry, new[-1][slot] = apply(x, carry, caches[slot], layer=jnp.int32(layer), dtype=self.dtype)
                 layer += 1
-        return x, tuple(new)
+        return self._final_stream(params, x, carry), tuple(new)
 
     # ------------------------------------------------------------------------------------------------ both ends
     def embed(
@@ -355,6 +396,11 @@ class Model:
         for block in self.abstract_blocks():
             carry |= block.init_carry(x)
         return carry
+
+    def _final_stream(self, params: Params, x: Array, carry: Carry) -> Array:
+        """Return the input of the final norm: the residual stream, or the last mix of attention residuals."""
+        mix = self._embedder(params).mix
+        return x if mix is None else mix(carry[SOURCES], x, len(carry[SOURCES]))
 
     def _embedder(self, params: Params) -> Embedder:
         if not isinstance(params, Mapping):

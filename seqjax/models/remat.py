@@ -6,7 +6,8 @@
     dots       also save every matrix product without batch dimensions; except in attention, only elementwise
                operations are recomputed
 
-All other values are recomputed. The kernels name the values that "attention" saves; for cuDNN's attention, all results
+All other values are recomputed, except the choices of an index: every policy saves them, because a recomputed choice
+could differ in a near tie. The kernels name the values that "attention" saves; for cuDNN's attention, all results
 of the primitive are saved.
 """
 
@@ -15,17 +16,18 @@ from typing import Any
 
 import jax
 
+from seqjax.nn.layers import CHOICE
 from seqjax.sharding import layer_gradients_first
 from seqjax.types import Array, Params
 
-ATTENTION_NAMES = ("attention_out", "attention_lse", "top1_selection")
+ATTENTION_NAMES = (CHOICE, "attention_out", "attention_lse", "top1_selection", "index_gradients")
 CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 KEEP_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.save_only_these_names(*ATTENTION_NAMES),
     lambda prim, *_, **__: prim.name == CUDNN_ATTENTION,
 )
 POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "full": jax.checkpoint_policies.save_only_these_names(CHOICE),
     "attention": KEEP_ATTENTION,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         KEEP_ATTENTION, jax.checkpoint_policies.dots_with_no_batch_dims_saveable

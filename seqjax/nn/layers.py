@@ -26,6 +26,7 @@ from seqjax.sharding import constrain_batch
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
+CHOICE = "index_choice"  # checkpoint name of `save_choice`
 STATISTICS = "norm_statistics"  # checkpoint name of the norm statistics: one or two numbers per token and head
 
 
@@ -38,6 +39,15 @@ def save_inputs(elements: Callable[..., Any]) -> Callable[..., Any]:
     nothing.
     """
     return jax.checkpoint(elements, policy=jax.checkpoint_policies.save_only_these_names(STATISTICS))
+
+
+def save_choice(x: Array) -> Array:
+    """Return `x`, the keys or blocks that a mixer selects, marked for rematerialisation.
+
+    Every policy of `config.model.remat` saves a marked array. The backward pass then uses the same choice; a recomputed
+    choice could differ where scores nearly tie.
+    """
+    return checkpoint_name(x, CHOICE)
 
 
 class Linear(nnx.Module):

@@ -7,7 +7,7 @@ inside a trace to call its methods. Layers that share a template are stacked alo
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from seqjax.sharding import is_axes
 from seqjax.types import Array, Params, PRNGKey
 
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
+Module = TypeVar("Module", bound=nnx.Module)
 
 
 class _ShapesOnly(nnx.Rngs):
@@ -30,7 +31,7 @@ class _ShapesOnly(nnx.Rngs):
     """
 
 
-Group = Literal["matrix", "vector", "embedding", "convolution"]
+Group = Literal["matrix", "vector", "embedding", "convolution", "auxiliary"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 # Groups by the parameter names of Flax layers, which have no logical axes.
 _GROUPS_IN_FLAX: dict[Any, Group] = {"bias": "vector", "scale": "vector", "embedding": "embedding"}
@@ -55,6 +56,17 @@ def param(
     shapes_only = isinstance(rngs, _ShapesOnly)
     value = jnp.zeros(shape, jnp.float32) if shapes_only else init(rngs.params(), shape, jnp.float32)
     return nnx.Param(value, logical_axes=axes, group=group or default_group(axes))
+
+
+def auxiliary(module: Module) -> Module:
+    """Move all parameters of a module to the group `auxiliary`, and return the module.
+
+    Only a mixer's auxiliary loss trains these parameters (`seqjax.mixers.base.Mixer.call_with_loss`). Their gradients
+    are clipped by a separate norm, and weight decay does not apply.
+    """
+    for _, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        variable.set_metadata(group="auxiliary")
+    return module
 
 
 def default_group(axes: tuple[str | None, ...]) -> Group:
@@ -144,6 +156,21 @@ def names(tree: Params) -> list[tuple[str, Any]]:
     """Return each leaf with its path, as ('blocks.0.mixer.q.w', leaf)."""
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)[0]
     return [(".".join(str(k.key) for k in path), leaf) for path, leaf in flat]
+
+
+def restricted(params: Params, names_of: Params) -> Params:
+    """Return the part of a tree with the names of another tree."""
+    return {
+        key: restricted(params[key], value) if isinstance(value, dict) else params[key]
+        for key, value in names_of.items()
+    }
+
+
+def updated(params: Params, part: Params) -> Params:
+    """Return a tree with the arrays of `part` in place of those with the same names."""
+    return params | {
+        key: updated(params[key], value) if isinstance(value, dict) else value for key, value in part.items()
+    }
 
 
 def fingerprint(params: Params) -> str:

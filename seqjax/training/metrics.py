@@ -60,9 +60,11 @@ def not_finite(
     last = checkpoints.latest
     note = f"the checkpoint of step {last} is good" if last is not None else "no checkpoint was made before"
     logging.error("not finite at step %d: %s", step, values)
+    named = {"auxiliary_loss": "auxiliary loss of the mixer", "auxiliary_grad_norm": "auxiliary gradient norm"}
+    named = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm"} | named
+    found = ", ".join(f"{text} {values[name]}" for name, text in named.items() if name in values)
     return UserError(
-        f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}, parameter norm "
-        f"{values['param_norm']}; batch {step} was written to {path}, and {note}. Lower config.optim.lr, clip harder "
+        f"Step {step}: {found}; batch {step} was written to {path}, and {note}. Lower config.optim.lr, clip harder "
         "(config.optim.clip_norm), or warm up longer, in a new --workdir."
     )
 

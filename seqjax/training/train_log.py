@@ -139,6 +139,7 @@ class TrainLog:
             "train/grad_norm": values["grad_norm"],
             "train/param_norm": values["param_norm"],
             "train/lr": values["lr"],
+            **{f"train/{name}": value for name, value in values.items() if name.startswith("auxiliary_")},
             "tokens_per_s": rate,
             "mfu": mfu,
             "seconds": self.clock.seconds,

@@ -71,6 +71,10 @@ SETTINGS = {
         "qk_norm_eps": 1e-6, "gate": True,
     },
     "qwen3_deltanet": {"heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8, "chunk_size": 8},
+    "wall": {"heads": 2, "kv_heads": 1, "qk_norm": True, "gate": True},
+    "comba": DELTA,
+    "precond_gated_deltanet": DELTA,
+    "precond_kda": DELTA,
 }  # fmt: skip
 MIXERS = {"path_fox": "path", "mamba3_norm": "mamba3", "kda_bounded": "kda", "gdn2": "kda"}
 MIXERS |= {"mla_rope": "mla", "qwen3_attention": "transformer_pp", "qwen3_deltanet": "gated_deltanet"}

@@ -153,7 +153,7 @@ def queries_and_keys(m, p, x_q, x_k):
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
-        eps = getattr(m, "qk_norm_eps", 1e-5)
+        eps = m.norm_eps if m.name == "msa" else getattr(m, "qk_norm_eps", 1e-5)
         if m.qk_norm == "full":
             q, k = (
                 rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
@@ -304,6 +304,47 @@ def nsa(m, p, x):
     return linear(p["out"], o.reshape(len(x), -1))
 
 
+# --------------------------------------------------------------------------------------------------------- MSA and DSA
+def rotate_first(x_TIN, m):
+    n = m.index_rope if m.index_rope is not None else x_TIN.shape[-1] // 4 * 2
+    return np.concatenate([rotate(x_TIN[..., :n], m), x_TIN[..., n:]], -1) if n else x_TIN
+
+
+def index_scores(m, p, x):
+    """Return the scores of the index [T, rows, S]: a row per key head in MSA, one row in DSA."""
+    n_heads = (m.kv_heads or m.heads) if m.name == "msa" else m.index_heads
+    q, k = heads_of(linear(p["q"], x), n_heads), linear(p["k"], x)[:, None]
+    if m.name == "msa":
+        q, k = rms_norm(q, p["q_norm"]["g"], m.norm_eps), rms_norm(k, p["k_norm"]["g"], m.norm_eps)
+    else:
+        k = layer_norm(k, p["k_norm"]["g"], p["k_norm"]["b"], 1e-6)
+    s = np.einsum("tin,sn->tis", rotate_first(q, m), rotate_first(k, m)[:, 0]) / math.sqrt(q.shape[-1])
+    if m.name == "msa":
+        return s
+    w = linear(p["w"], x) / math.sqrt(n_heads)
+    return sum(w[:, i, None] * np.maximum(s[:, i], 0) for i in range(n_heads))[:, None]
+
+
+def indexed(m, p, x):
+    """Attend to the keys that the index chooses, query by query."""
+    q, k = queries_and_keys(m, p, x, x)
+    v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
+    v = np.repeat(v, m.heads // v.shape[1], axis=1)
+    scores, o = index_scores(m, p["index"], x), np.zeros(q.shape)
+    for t in range(len(x)):
+        for h in range(m.heads):
+            row = scores[t, h * scores.shape[1] // m.heads]
+            if m.name == "msa":
+                size, own = m.block_size, t // m.block_size
+                best = sorted(range(own), key=lambda c: -row[c * size : (c + 1) * size].max())[: m.blocks - 1]
+                at = [s for c in [*best, own] for s in range(c * size, (c + 1) * size) if s <= t]
+            else:
+                at = sorted(range(t + 1), key=lambda s: -row[s])[: m.top_k]
+            o[t, h] = softmax(k[at, h] @ q[t, h] / math.sqrt(q.shape[-1])) @ v[at, h]
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
 # ---------------------------------------------------------------------------------------------------------------- FoX
 def mixed_with_before(p, x, y_TE, n):
     """Mix keys or values with the previous token's, with a data-dependent share per head."""
@@ -363,6 +404,22 @@ def path(m, p, x):
         weight = np.array(decay) * np.exp(score)
         o.append(np.einsum("sh,shv->hv", weight / weight.sum(0), np.repeat(v[: t + 1], repeats, 1)))
     return linear(p["out"], np.array(o).reshape(len(x), -1))
+
+
+def wall(m, p, x):
+    """Multiply every channel of a score by its decays after the key, up to the query's."""
+    n_kv = m.kv_heads or m.heads
+    q, k, v = (heads_of(linear(p[name], x), n) for name, n in (("q", m.heads), ("k", n_kv), ("v", n_kv)))
+    if m.qk_norm:
+        q, k = (rms_norm(y, p[f"{name}_norm"]["g"].reshape(y.shape[1:]), 1e-5) for name, y in (("q", q), ("k", k)))
+    k, v = (np.repeat(y, m.heads // n_kv, axis=1) for y in (k, v))
+    kept, o = heads_of(sigmoid(linear(p["decay"], x) + p["decay_bias_E"]), m.heads), np.zeros(q.shape)
+    for i in range(len(x)):
+        for h in range(m.heads):
+            s = [(q[i, h] * k[j, h] * kept[j + 1 : i + 1, h].prod(0)).sum() for j in range(i + 1)]
+            o[i, h] = softmax(np.array(s) / math.sqrt(q.shape[-1])) @ v[: i + 1, h]
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
 # ----------------------------------------------------------------------------------------------- convolution, Taylor
@@ -573,6 +630,50 @@ def kda(m, p, x):
     return linear(p["out"], y * sigmoid(gate))
 
 
+def comba(m, p, x):
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    shrunk = sigmoid(p["inner_decay_H"])[:, None] if m.inner_decay else 1.0
+    q = q if m.correction is None else q - p["correction_H"][:, None] * shrunk * k
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    predicting = shrunk * k
+    decay = np.exp(-np.exp(p["log_rate_H"]) * softplus(linear(p["decay"], x) + p["step_bias_H"]))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            s = decay[t, h] * s + np.outer(k[t, h], beta[t, h] * (v[t, h] - predicting[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
+def preconditioned(m, p, x):
+    """Gated DeltaNet or KDA, with a second, decayed sum of squared keys."""
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    rate, own = np.exp(p["log_rate_H"])[:, None], p["precond"]
+    if m.name == "precond_kda":
+        step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
+        g = -rate * softplus(step) if m.lower_bound is None else m.lower_bound * sigmoid(rate * step)
+        gate = sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else 1.0
+    else:
+        g = -rate * softplus(linear(p["decay"], x) + p["step_bias_H"])[..., None]
+        gate = silu(linear(p["gate"], x)) if m.gate else 1.0
+    own_g = -np.exp(own["log_rate_H"]) * softplus(linear(own["decay"], x) + own["step_bias_H"])
+    own_beta = sigmoid(linear(own["beta"], x))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s, curvature = np.zeros((q.shape[-1], v.shape[-1])), np.zeros(q.shape[-1])
+        for t in range(len(x)):
+            curvature = np.exp(own_g[t, h]) * curvature + own_beta[t, h] * k[t, h] ** 2
+            u = np.log(curvature + 1e-6) - own["center_H"][h]
+            written = k[t, h] * m.precond_bound ** (-u / (1 + abs(u)))
+            s = np.diag(np.broadcast_to(np.exp(g[t, h]), k[t, h].shape)) @ s
+            s = s + np.outer(written, beta[t, h] * (v[t, h] - k[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    return linear(p["out"], rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1) * gate)
+
+
 # --------------------------------------------------------------------------------------------------------------- RWKV
 def shifted(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
@@ -668,7 +769,9 @@ MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
+    "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
+    "wall": wall, "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
@@ -703,7 +806,7 @@ def attention_inputs(m, p, x):
         return m, *fox_queries_keys(m, p, x)
     if m.name == "mla":
         return m, *mla_operands(m, p, x)[:2]
-    if m.name in CORES or m.name == "nsa":
+    if m.name in CORES or m.name in ("nsa", "msa", "dsa"):
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
         return None
@@ -715,7 +818,7 @@ def weights_of(m, p, x):
     """Return the softmax weights over the past [T, H, S], or None."""
     if m.name == "fox":
         return fox_weights(m, p, x)
-    if m.name == "nsa" or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
+    if m.name in ("nsa", "msa", "dsa") or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
     if m.name == "mla":
         return mla_weights(*mla_operands(m, p, x)[:2])
@@ -723,8 +826,14 @@ def weights_of(m, p, x):
     return None if inputs is None else softmax_weights(*inputs)
 
 
+def source_mix(config, p, sources):
+    """Return a sub-layer's softmax mix of earlier outputs."""
+    scores = np.stack([rms_norm(s, p["gain_D"], config.norm_eps) @ p["query_D"] for s in sources], axis=-1)
+    return np.einsum("tn,ntd->td", softmax(scores), np.stack(sources))
+
+
 def hidden(config, params, row, mixer_inputs=None):
-    """Return the residual stream after the last layer [T, D].
+    """Return the residual stream, or the last mix of attention residuals, after the last layer [T, D].
 
     Appends (settings, parameters, input) of each layer's mixer to the list `mixer_inputs`.
     """
@@ -733,6 +842,20 @@ def hidden(config, params, row, mixer_inputs=None):
         x = norm(config, params["embed_norm"], x)
     if config.learned_positions:
         x = x + params["positions"][: len(x)]
+    sources, n = [], 0
+
+    def read(mix):
+        """Return a sub-layer's input before its norm, and update the stream and the sources."""
+        nonlocal x, n
+        if config.attn_residual is None:
+            return x
+        mixed = source_mix(config, mix, [*sources, x])
+        if n % config.attn_residual == 0:
+            sources.append(x)
+            x = 0.0
+        n += 1
+        return mixed
+
     for m, p in layers(config, params):
         if m.name == "post_norm_attention":
             if mixer_inputs is not None:
@@ -740,7 +863,7 @@ def hidden(config, params, row, mixer_inputs=None):
             x = x + norm(config, p["norm1"], attention(m, p["mixer"], x))
             x = x + norm(config, p["norm2"], mlp(config.mlp, p["mlp"], x))
             continue
-        h = norm(config, p["norm1"], x)
+        h = norm(config, p["norm1"], read(p.get("mix1")))
         h = canon(p["canon_a"], h) if "A" in config.canon else h
         h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h
         if mixer_inputs is not None:
@@ -754,9 +877,9 @@ def hidden(config, params, row, mixer_inputs=None):
         if m.name.startswith("rwkv"):
             x = x + channel_mix(p["mlp"], norm(config, p["norm2"], x))
         elif config.mlp.kind != "none":
-            h = norm(config, p["norm2"], x)
+            h = norm(config, p["norm2"], read(p.get("mix2")))
             x = x + mlp(config.mlp, p["mlp"], canon(p["canon_c"], h) if "C" in config.canon else h)
-    return x
+    return x if config.attn_residual is None else source_mix(config, params["mix"], [*sources, x])
 
 
 def logits(config, params, tokens_BT):

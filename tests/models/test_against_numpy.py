@@ -69,6 +69,15 @@ VARIANTS = {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,window=5",
         "conv": "conv=True,qk_norm=True,position=none,block_size=1,blocks=3", "alone": "kv_heads=4,window=40",
     },
+    "msa": {
+        "default": "", "conv": "conv=True,qk_norm=False,position=none,block_size=1,blocks=2,gate=True",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,blocks=3,index_dim=6,index_rope=4,"
+        "norm_eps=0.3",
+    },
+    "dsa": {
+        "default": "top_k=5", "conv": "conv=True,qk_norm=True,gate=True,position=none,top_k=1,index_rope=0",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4",
+    },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
         "no_conv": "conv=False",
@@ -104,6 +113,19 @@ VARIANTS = {
         "default": "", "none": "position=none,gate=True",
         "sizes": "head_dim=6,shared_dim=4,value_head_dim=12,kv_rank=5,q_rank=7,norm_eps=0.3,rope_base=37.0",
     },
+    "comba": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2,inner_decay=False",
+        "bare": "conv=False,gate=False,correction=None",
+    },
+    "precond_gated_deltanet": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,precond_bound=2.0",
+        "bare": "conv=False,gate=False",
+    },
+    "precond_kda": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,lower_bound=-5.0,precond_bound=2.0",
+        "bare": "conv=False,gate=False",
+    },
+    "wall": {"default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,qk_norm=True,gate=True"},
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
     "rwkv7": {"default": ""},
@@ -127,6 +149,8 @@ MODELS = {
     "canon_a": ("mamba2", "model.canon=A"),
     "shift": ("gated_deltanet", "model.token_shift=True,model.canon=D"),
     "post_norm": ("olmo_hybrid", "model.mixer[3].position=rope,model.mixer[3].kv_heads=2"),
+    "sources": ("transformer_pp", "model.attn_residual=3,model.n_layers=4,model.canon=AC,model.norm=layernorm"),
+    "sources_hybrid": ("based", "model.attn_residual=1,model.scan_layers=False"),
 }
 CASES = [
     (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
@@ -139,6 +163,9 @@ SLOW |= {"rwkv7_shell-window_norm", "rwkv7_shell-no_norm"}
 SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
+SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
+SLOW |= {"wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
+SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}
@@ -207,6 +234,7 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("transformer_pp", "model.canon=A,model.token_shift=True"),
+    ("transformer_pp", "model.attn_residual=2,model.n_layers=3"),
     ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
     ("mla", "model.mixer.q_rank=7"),
     ("olmo_hybrid", ""),
@@ -216,7 +244,7 @@ ENTROPY = [
 ]
 
 
-QUICK = [ENTROPY[i] for i in (2, 4, 5, 7, 8, 11)]
+QUICK = [ENTROPY[i] for i in (2, 4, 5, 8, 9, 12)]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in QUICK, ENTROPY))
@@ -237,6 +265,7 @@ SCORED = [
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("top1_chunk", "model.mixer.conv=True"),
     ("top1_chunk", "model.canon=A,model.token_shift=True"),
+    ("top1_chunk", "model.attn_residual=1"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("mla", "model.mixer.position=none"),

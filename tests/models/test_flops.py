@@ -46,6 +46,11 @@ MIXER_FLOPS = {
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,
+    "wall": 4 * 768 * (T + 1) / 2,
+    "comba": 3 * 2 * 6 * 96 * 192,
+    # decay, product and sum of each key channel's curvature
+    "precond_gated_deltanet": 3 * 2 * 6 * 96 * 192 + 3 * 576,
+    "precond_kda": 3 * 2 * 12 * 64 * 64 + 3 * 768,
     # as GLA, with the normalizer as an additional value
     "mlstm": 2 * 4 * (96 + 193) * 65 / 2 + 2 * 2 * 4 * 96 * 193,
     # nine operations per channel and state
@@ -60,6 +65,31 @@ MIXER_FLOPS = {
     # decay 1, a^T S 2, two updates of rank one 4, r^T S 2
     "rwkv7": 9 * 12 * 64 * 64,
 }
+
+
+# At 110m: MSA's 8 blocks of 32 and 3 index heads of 64; DSA's 256 keys and 8 index heads of 32.
+MSA_PAST, DSA_KEYS = T / 2 - 16, 256 - 256 * 255 / (2 * T)
+INDEXED = {
+    # forward: index scores of past keys, and attention; training: also index scores of the own block, and two products
+    # of the index and four of the attention for the keys that are read
+    "msa": (
+        2 * 192 * MSA_PAST + 4 * 768 * SELECTED,
+        2 * 192 * (MSA_PAST + 33 / 2) + (4 * 192 + 12 * 768) * SELECTED,
+    ),
+    "dsa": (
+        2 * 256 * (T + 1) / 2 + 4 * 768 * DSA_KEYS,
+        2 * 256 * (T + 1) / 2 + (4 * 256 + 12 * 768) * DSA_KEYS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_flops_of_an_index_by_hand(name):
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config("110m")).model
+    model = Model(config, max_len=T)
+    for train, want in zip((False, True), INDEXED[name], strict=True):
+        mixer_flops = flops.flops_per_token(model, T, train=train) - (2 + 4 * train) * flops.matmul_params(model)
+        assert mixer_flops / config.n_layers == pytest.approx(want, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", MIXER_FLOPS)

@@ -32,6 +32,7 @@ MODEL = {
     "mlp.rescale_init": (False, "start"),
     "canon": ("C", "shapes"),
     "token_shift": (True, "shapes"),
+    "attn_residual": (2, "shapes"),
     "norm": ("layernorm", "shapes"),
     "norm_eps": (0.3, "forward"),
     "init": ("rwkv", "start", "model.tie_embeddings=False"),
@@ -126,6 +127,15 @@ MIXERS = {
     "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
     },
+    "msa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "heads": (2, "shapes"), "qk_norm": (False, "shapes"), "norm_eps": (0.3, "forward"),
+        "block_size": (3, "forward"), "blocks": (3, "forward"), "index_dim": (6, "shapes"),
+        "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
+    },
+    "dsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "top_k": (4, "forward"), "index_heads": (3, "shapes"), "index_dim": (16, "shapes"),
+        "index_rope": (8, "forward"),
+    },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
     "log_linear_mamba2": {
@@ -171,6 +181,21 @@ MIXERS = {
         "rope_share": (0.5, "forward", "model.mixer.position=rope"), "qk_norm_eps": (0.3, "forward"),
         "gate": (True, "shapes"), "window": (3, "forward"), "implementation": ("cudnn", "refused"),
     },
+    "comba": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "inner_decay": (False, "shapes"), "correction": (0.02, "start"),
+    },
+    "precond_gated_deltanet": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "precond_bound": (1.2, "forward"),
+    },
+    "precond_kda": DELTA | {
+        "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
+    },
+    "wall": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
+        "gate": (True, "shapes"),
+    },
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
@@ -191,6 +216,8 @@ IN_HYBRID = {
     "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
     "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
     "post_norm_attention": ("olmo_hybrid", "model.mixer={'name':'post_norm_attention','heads':4}"),
+    # Not a hybrid, but its default does not fit the length.
+    "dsa": ("dsa", "model.mixer.top_k=5"),
 }
 SMALL = (
     "model.dim=16,model.n_layers=2,model.vocab_size=24,model.mlp.dim=12,train.seq_len=13,model.loss_chunk=8,"
@@ -198,11 +225,12 @@ SMALL = (
 )
 SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
-    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
+    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4, "blocks": 4,
 }  # fmt: skip
 # head_dim = width / heads
 NO_HEAD_DIM = {
-    "transformer", "transformer_pp", "fox", "mla", "nsa", "path", "post_norm_attention", "top1_chunk", "top1_element",
+    "transformer", "transformer_pp", "fox", "mla", "nsa", "msa", "dsa", "path", "post_norm_attention", "top1_chunk",
+    "top1_element", "wall",
 }  # fmt: skip
 
 

@@ -140,6 +140,18 @@ SETTINGS: list[Row] = [
             (r"smaller config\.(?P<key>optim\.cooldown)", "{key}", "0.02"),
         )
     ),
+    ("gla", {"optim.adam_lr": "1e-3"}, r"set config\.(?P<key>optim\.name)='(?P<n>\w+)'", {"{key}": "{n}"}),
+    ("gla", {"optim.muon_scale": "rms"}, "or leave it out", {"optim.muon_scale": "-"}),
+    ("gla", {"optim.name": "muon", "optim.adam_lr": "1e-3", "optim.lr": "0"}, "set it above 0", {"optim.lr": "0.02"}),
+    *(
+        (
+            "gla",
+            {"optim.schedule": "cosine", "optim.warmup_steps": "1", "train.ends": "0.5,1"},
+            r"Leave one of them out",
+            {key: "-"},
+        )
+        for key in ("optim.schedule", "train.ends")
+    ),
     ("gla", {"train.ends": "1"}, r"must be a list.*write (?P<n>\(.*\))", {"train.ends": "{n}"}),
     ("gla", {"n_layers": "0"}, r"at least (?P<n>\d)", {"n_layers": "{n}"}),
     ("gla", {"mlp.kind": "relu"}, r"Known: .*(?P<n>gelu)", {"mlp.kind": "{n}"}),

@@ -101,18 +101,19 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
     leading axis of N runs. It donates params and opt_state.
     """
 
-    def mean_loss(params: Params, batch: Batch) -> Array:
+    def objective(params: Params, batch: Batch) -> tuple[Array, Array]:
         inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
         weights_BA = (targets_BA != IGNORED).astype(jnp.float32)
-        total, count = model.target_loss(
+        total, count, auxiliary = model.training_loss(
             params, inputs_BT, jnp.maximum(targets_BA, 0), weights_BA, positions_BA=positions_BA
         )
-        return total / count
+        loss = total / count
+        return sum(auxiliary.values(), loss), loss
 
     def steps(params: Params, opt_state: Any, rates_K: Array, batches: Batch) -> tuple[Params, Any, Array]:
         def step(state: tuple[Params, Any], inputs: tuple[Array, Batch]) -> tuple[tuple[Params, Any], Array]:
             (params, opt_state), (rate, batch) = state, inputs
-            loss, grads = jax.value_and_grad(mean_loss)(params, batch)
+            (_, loss), grads = jax.value_and_grad(objective, has_aux=True)(params, batch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             updates = jax.tree.map(lambda update: rate * update, updates)
             new_params: Any = optax.apply_updates(params, updates)
