@@ -1,4 +1,4 @@
-"""The base of the attentions whose keys an index chooses: MSA and DSA.
+"""The shared code of MSA and DSA: softmax attention to keys that an index chooses.
 
 The index reads the mixer's input without passing a gradient to it. Its queries and keys are normed and partly rotated;
 its parameters belong to the group `auxiliary`, and only `seqjax.ops.index.index_loss` trains them. The attention learns
@@ -76,7 +76,7 @@ class IndexedAttention(AttentionMixer):
     def divergence(self, index: Index, q_BTHK: Array, k_BTGK: Array, choice: Array) -> Array:
         """Return `seqjax.ops.index.index_loss`, [].
 
-        `index` alone receives a gradient.
+        Only `index` receives a gradient.
         """
 
     @abc.abstractmethod
@@ -161,6 +161,6 @@ class IndexedAttention(AttentionMixer):
 
 
 def pairs_per_token(keys: int, seq_len: int) -> float:
-    """Return the mean number of keys that a query reads, at most `keys` of its past."""
+    """Return the mean number of keys per query, if a query reads at most `keys` keys."""
     width = min(keys, seq_len)
     return width - width * (width - 1) / (2 * seq_len)
