@@ -253,8 +253,8 @@ def _fitting(directory: Path, path: str, config: Config) -> Config:
     changed = differences({"model": to_dict(source.model)}, {"model": to_dict(_without_index(config, source).model)})
     if incompatible := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
         raise UserError(
-            f"--init_from={path} has another model than this run ({incompatible[0]}): give this run its settings, or "
-            "take the weights of a run with the same config.model."
+            f"--init_from={path} has another model than this run ({incompatible[0]}): copy its config.model, "
+            "or take the weights of a run with the same config.model."
         )
     own_shapes, source_shapes = (dict(names(_model(c).shapes)) for c in (config, source))
     for name, x in source_shapes.items():

@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": {"conv": True, "qk_norm": True},
         "conv_window_gqa": {"conv": True, "window": 5, "kv_heads": 2, "gate": True},
         "conv_alibi": {"conv": True, "position": "alibi", "bias": True},
+        "share_full_norm": {"rope_share": 0.25, "qk_norm": "full", "gate": True},
     },
     "top1_chunk": {
         "exact": {},
@@ -91,6 +92,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "full": {"chunk_size": 4, "path_rank": 3},
         "gqa_gates": {"chunk_size": 5, "kv_heads": 2, "forget_gate": True, "qk_norm": True},
     },
+    "wall": {"full": {}, "gqa": {"kv_heads": 2, "qk_norm": True, "gate": True}},
     "nsa": {
         "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
         "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
@@ -124,8 +126,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "default": {},
         "three_steps": {"steps": 3, "decay": False, "allow_negative_eigenvalues": False},
     },
-    "gated_deltanet": {"default": {}, "bare": {"conv": False, "gate": False}},
-    "kda": {"default": {}, "bounded": {"lower_bound": -5.0}, "channel_gates": {"channel_gates": True}},
+    "gated_deltanet": {"default": {}, "bare": {"conv": False, "gate": False}, "value_heads": {"value_heads": 8}},
+    "kda": {
+        "default": {},
+        "bounded": {"lower_bound": -5.0, "gate_rank": "full"},
+        "channel_gates": {"channel_gates": True},
+    },
+    "mla": {
+        "rope": {},
+        "gated": {"position": "none", "gate": True, "q_rank": 7, "value_head_dim": 14},
+    },
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
         "full": {},
@@ -158,12 +168,15 @@ SLOW = {
     ("gated_deltaproduct", "three_steps"),
     ("kda", "bounded"),
     ("kda", "channel_gates"),
+    ("gated_deltanet", "value_heads"),
+    ("mla", "gated"),
     ("fox", "conv"),
     ("mamba1", "one"),
     ("mamba1", "one_dt"),
     ("mamba2", "one"),
     ("mamba3", "softplus"),
     ("nsa", "conv_gqa"),
+    ("wall", "gqa"),
     ("msa", "conv_gqa"),
     ("dsa", "conv_gqa"),
     ("rwkv7_shell", "bare"),
@@ -180,11 +193,12 @@ SLOW = {
     ("transformer_pp", "const_k"),
     ("transformer_pp", "conv_alibi"),
     ("transformer_pp", "gqa"),
+    ("transformer_pp", "share_full_norm"),
     ("transformer_pp", "temperature"),
 }
 # One mixer of each kind. Tests that take seconds per mixer run on these; on the others they are slow tests.
 REPRESENTATIVE = ("mamba2", "rwkv7", "top1_chunk", "transformer_pp")
-IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
+IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based", "post_norm_attention": "olmo_hybrid"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
 

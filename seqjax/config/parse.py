@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from seqjax import mixers
 from seqjax.errors import UserError, nearest
-from seqjax.fields import build, checked, hints_of, is_group, optional
+from seqjax.fields import alternatives, build, checked, hints_of, is_group, optional
 
 T = TypeVar("T")
 
@@ -191,7 +191,7 @@ def read(hint: Any, text: str) -> Any:
         return _list(typing.get_args(hint)[0], text, value)
     if hint is str or typing.get_origin(hint) is typing.Literal:
         return value if isinstance(value, str) else text
-    if hint is bool:
+    if bool in alternatives(hint):
         return BOOLEANS.get(text.lower(), value)
     return value
 

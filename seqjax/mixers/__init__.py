@@ -37,6 +37,7 @@ from seqjax.mixers._registry import (
 if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports these and new ones.
     from seqjax.mixers.based_conv import BasedConv as BasedConv
     from seqjax.mixers.based_linear import BasedLinear as BasedLinear
+    from seqjax.mixers.comba import Comba as Comba
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet
     from seqjax.mixers.dsa import DSA as DSA
     from seqjax.mixers.fox import FoX as FoX
@@ -48,10 +49,14 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.mamba1 import Mamba1 as Mamba1
     from seqjax.mixers.mamba2 import Mamba2 as Mamba2
     from seqjax.mixers.mamba3 import Mamba3 as Mamba3
+    from seqjax.mixers.mla import MLA as MLA
     from seqjax.mixers.mlstm import MLSTM as MLSTM
     from seqjax.mixers.msa import MSA as MSA
     from seqjax.mixers.nsa import NSA as NSA
     from seqjax.mixers.path import PaTH as PaTH
+    from seqjax.mixers.post_norm_attention import PostNormAttention as PostNormAttention
+    from seqjax.mixers.precond_gated_deltanet import PrecondGatedDeltaNet as PrecondGatedDeltaNet
+    from seqjax.mixers.precond_kda import PrecondKDA as PrecondKDA
     from seqjax.mixers.rwkv5 import RWKV5 as RWKV5
     from seqjax.mixers.rwkv6 import RWKV6 as RWKV6
     from seqjax.mixers.rwkv7 import RWKV7 as RWKV7
@@ -60,6 +65,7 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.top1_element import Top1Element as Top1Element
     from seqjax.mixers.transformer import Transformer as Transformer
     from seqjax.mixers.transformer_pp import TransformerPP as TransformerPP
+    from seqjax.mixers.wall import Wall as Wall
 
 __all__ = [
     "as_registered",

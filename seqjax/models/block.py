@@ -20,12 +20,15 @@ from flax import nnx
 
 from seqjax.config import ModelConfig
 from seqjax.mixers._rwkv import depth, ramp
-from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
-from seqjax.nn.initializers import GPT_INIT, residual_init, values
-from seqjax.nn.layers import Mlp, residual_norm
+from seqjax.mixers.base import Block, Carry, MakeMixer, make_mlp, make_norm
+from seqjax.nn.initializers import values
+from seqjax.nn.layers import LayerNorm, RMSNorm, residual_norm
 from seqjax.nn.short_conv import Canon, ShortConv, TokenShift, extend, init_cache
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
+
+# A form of the mixer: maps inputs, carry and cache to outputs, carry and cache.
+Mix = Callable[[Array, Carry, Cache], tuple[Array, Carry, Cache]]
 
 
 class PreNormCache(NamedTuple):
@@ -51,45 +54,54 @@ class PreNormBlock(Block):
 
     def __init__(self, config: ModelConfig, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, layer, rngs=rngs)
-        has_mlp = config.mlp.kind != "none"
-        self.norm2 = make_norm(config, rngs=rngs) if has_mlp else None
-        self.mlp = _make_mlp(config, layer, rngs=rngs) if has_mlp else None
+        self.norm2 = make_norm(config, rngs=rngs) if config.mlp.kind != "none" else None
+        self.mlp = make_mlp(config, layer, rngs=rngs)
         # Drawn last, so the other parameters' initial values do not depend on these settings.
         self.canon_a = Canon(config.dim, rngs=rngs) if "A" in config.canon else None
         self.canon_c = Canon(config.dim, rngs=rngs) if "C" in config.canon else None
         self.token_shift = _token_shift(config, layer, rngs=rngs) if config.token_shift else None
         self.looks_back = config.canon != "none" or config.token_shift
 
+    def _read(
+        self, sublayer: int, norm: RMSNorm | LayerNorm, x: Array, carry: Carry, layer: Array, dtype: Any
+    ) -> tuple[Array, Array, Carry]:
+        """Return the residual stream, the normalised input of a sub-layer, and the carry.
+
+        `sublayer` is 0 for the mixer, 1 for the MLP.
+        """
+        del sublayer, layer
+        return *residual_norm(norm, x, dtype), carry
+
     def _apply(
-        self, mix: Callable[[Array, Cache], tuple[Array, Cache]], x: Array, cache: Cache, dtype: Any
-    ) -> tuple[Array, Cache]:
+        self, mix: Mix, x: Array, carry: Carry, cache: Cache, layer: Array, dtype: Any
+    ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to [B, T, D] or [B, D], with `mix` as the mixer's form.
 
         `cache` is None in training.
         """
         last = cache if isinstance(cache, PreNormCache) else PreNormCache(cache)
         with jax.named_scope("mixer"):  # these names appear in profiles (lab.benchmarks.profile_step)
-            x, h, a_BWD, shift_BWD = self._mixer_input(x, last, dtype)
-            y, mixer = mix(h, last.mixer)
+            x, h, carry = self._read(0, self.norm1, x, carry, layer, dtype)
+            h, a_BWD, shift_BWD = self._before_mixer(h, last)
+            y, carry, mixer = mix(h, carry, last.mixer)
             x = x + constrain_batch(y).astype(x.dtype)
         c_BWD, d = None, (None, None)
         if self.norm2 is not None and self.mlp is not None:
             with jax.named_scope("mlp"):
-                x, h = residual_norm(self.norm2, x, dtype)
+                x, h, carry = self._read(1, self.norm2, x, carry, layer, dtype)
                 h, c_BWD = _extend(self.canon_c, h, last.c_BWD)
                 y, d = self.mlp.extend(h, last.d)
                 x = x + constrain_batch(y).astype(x.dtype)
-        return x, PreNormCache(mixer, a_BWD, shift_BWD, c_BWD, d) if self.looks_back else mixer
+        return x, carry, PreNormCache(mixer, a_BWD, shift_BWD, c_BWD, d) if self.looks_back else mixer
 
-    def _mixer_input(self, x: Array, last: PreNormCache, dtype: Any) -> tuple[Array, Array, Any, Any]:
-        x, h = residual_norm(self.norm1, x, dtype)
+    def _before_mixer(self, h: Array, last: PreNormCache) -> tuple[Array, Any, Any]:
         h, a_BWD = _extend(self.canon_a, h, last.a_BWD)
         h, shift_BWD = _extend(self.token_shift, h, last.shift_BWD)
-        return x, h, a_BWD, shift_BWD
+        return h, a_BWD, shift_BWD
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
         """Return the mixer's input for whole sequences [B, T, D]."""
-        return self._mixer_input(x, PreNormCache(None), dtype)[1]
+        return self._before_mixer(super().mixer_input(x, dtype), PreNormCache(None))[0]
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
         """Return the mixer's empty cache.
@@ -104,32 +116,34 @@ class PreNormBlock(Block):
 
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
-        del layer
-        # The carry takes the place of the mixer's cache.
-        x_BTD, state = self._apply(lambda h_BTD, _: self.apply_mixer(h_BTD, carry), x_BTD, None, dtype)
-        return x_BTD, state.mixer if self.looks_back else state
+        x_BTD, carry, _ = self._apply(
+            lambda h_BTD, carry, _: (*self.apply_mixer(h_BTD, carry), None), x_BTD, carry, None, layer, dtype
+        )
+        return x_BTD, carry
 
     def prefill(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to a prompt and fill an empty cache."""
-        del layer
-        x_BTD, cache = self._apply(self.mixer.prefill, x_BTD, cache, dtype)
-        return x_BTD, carry, cache
+        return self._apply(_decoding(self.mixer.prefill), x_BTD, carry, cache, layer, dtype)
 
     def prefill_next(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to T tokens that continue the cached sequence."""
-        del layer
-        x_BTD, cache = self._apply(self.mixer.prefill_next, x_BTD, cache, dtype)
-        return x_BTD, carry, cache
+        return self._apply(_decoding(self.mixer.prefill_next), x_BTD, carry, cache, layer, dtype)
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
         """Apply the layer to one token."""
-        del layer
-        x_BD, cache = self._apply(self.mixer.step, x_BD, cache, dtype)
-        return x_BD, carry, cache
+        return self._apply(_decoding(self.mixer.step), x_BD, carry, cache, layer, dtype)
+
+
+def _decoding(form: Callable[[Array, Cache], tuple[Array, Cache]]) -> Mix:
+    def mix(h: Array, carry: Carry, cache: Cache) -> tuple[Array, Carry, Cache]:
+        y, cache = form(h, cache)
+        return y, carry, cache
+
+    return mix
 
 
 def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None) -> tuple[Array, Any]:
@@ -139,24 +153,3 @@ def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None) -> tuple[A
 
 def _token_shift(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> TokenShift:
     return TokenShift(config.dim, init=values(1 - ramp(config.dim, depth(layer)[1])), rngs=rngs)
-
-
-def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
-    return Mlp(
-        config.dim,
-        config.mlp.dim or default_mlp_dim(config),
-        kind=config.mlp.kind,
-        down_init=residual_init(layer.n_layers) if config.mlp.rescale_init else GPT_INIT,
-        bias=config.mlp.bias,
-        approximate_gelu=config.mlp.approximate_gelu,
-        canon="D" in config.canon,
-        rngs=rngs,
-    )
-
-
-def default_mlp_dim(config: ModelConfig) -> int:
-    """Return the default inner width: 4 D for a plain MLP, 8/3 D for a gated MLP.
-
-    Both have the same cost.
-    """
-    return 4 * config.dim if config.mlp.kind == "gelu" else 8 * config.dim // 3

@@ -9,6 +9,7 @@ from flax import nnx
 
 from seqjax.config import ModelConfig
 from seqjax.mixers.base import make_norm
+from seqjax.models.attn_residual import DepthMix
 from seqjax.nn.initializers import GPT_INIT, Init, uniform
 from seqjax.nn.params import param
 from seqjax.ops.lookup import lookup, table_copies
@@ -22,6 +23,7 @@ class Embedder(nnx.Module):
     """Embedding with norm and positions (`encode`), final norm and head (`decode`).
 
     If the config ties them, the head is the transpose of the embedding. `max_len` is the length of the position table.
+    With attention residuals, the model applies `mix` before the final norm.
     """
 
     def __init__(self, config: ModelConfig, *, max_len: int, rngs: nnx.Rngs):
@@ -33,6 +35,7 @@ class Embedder(nnx.Module):
         self.positions = param(rngs, GPT_INIT, table, ("positions", "embed")) if learned else None
         self.head = None if config.tie_embeddings else param(rngs, head, shape[::-1], ("embed", "vocab"))
         self.norm = make_norm(config, rngs=rngs)
+        self.mix = DepthMix(config.dim, eps=config.norm_eps, rngs=rngs) if config.attn_residual else None
 
     def encode(self, tokens_BT: Array, start: Array | int = 0, *, copies_NOD: Array | None = None) -> Array:
         """Return the embeddings [B, T, D] of tokens from position `start` on.

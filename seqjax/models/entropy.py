@@ -32,7 +32,7 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
         measured = {}
         for i, (slot, template) in enumerate(model.blocks.items()):
             block, (x_BTD, carry) = template.bind(layers[slot]), state
-            e_BTH = block.entropy(x_BTD, dtype=model.dtype)
+            e_BTH = block.entropy(block.input_of(x_BTD, carry, layer=first_layer + i), dtype=model.dtype)
             if e_BTH is not None:
                 e_BT = jnp.mean(e_BTH, axis=-1)[:, 1:]
                 measured[slot] = jnp.mean(e_BT, axis=1), jnp.mean(e_BT / max_entropy_T, axis=1)
@@ -67,7 +67,8 @@ def queries_and_keys(model: Model, params: Params, tokens_BT: Array) -> list[tup
         by_position = {}
         for i, (slot, template) in enumerate(model.blocks.items()):
             block, (x_BTD, carry) = template.bind(layers[slot]), state
-            pair = block.mixer.queries_and_keys(block.mixer_input(x_BTD, model.dtype))
+            read_BTD = block.input_of(x_BTD, carry, layer=first_layer + i)
+            pair = block.mixer.queries_and_keys(block.mixer_input(read_BTD, model.dtype))
             if pair is not None:
                 by_position[slot] = tuple(jnp.broadcast_to(x, (n_batch, *x.shape[1:])) for x in pair)
             state = block(x_BTD, carry, layer=first_layer + i, dtype=model.dtype)

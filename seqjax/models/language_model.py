@@ -17,6 +17,7 @@ from seqjax import mixers
 from seqjax.config import ModelConfig
 from seqjax.errors import UserError
 from seqjax.mixers.base import AUXILIARY_LOSS, Block, Carry
+from seqjax.models.attn_residual import SOURCES, AttnResidualBlock
 from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
@@ -74,7 +75,8 @@ class Model:
         self.pattern = config.mixers
         self.repeats = config.n_layers // len(self.pattern)
 
-        kinds = [mixers.load(mixer.name).block or PreNormBlock for mixer in self.pattern]
+        usual = AttnResidualBlock if config.attn_residual else PreNormBlock
+        kinds = [mixers.load(mixer.name).block or usual for mixer in self.pattern]
         self.blocks = {
             str(i): self._block_template(block, mixer, first=0 if carry_from_zero else _first_like(block, kinds))
             for i, (block, mixer) in enumerate(zip(kinds, self.pattern, strict=True))
@@ -276,7 +278,7 @@ class Model:
             return state, None
 
         (x_BTD, carry), _ = self.over_layers(group, state, params["blocks"])
-        return self._normalize(params, x_BTD), carry
+        return self._normalize(params, self._final_stream(params, x_BTD, carry)), carry
 
     def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
         """Return the first block's input: embeddings [B, T, D] and initial carry."""
@@ -377,7 +379,7 @@ class Model:
                 apply = {"prefill": block.prefill, "prefill_next": block.prefill_next, "step": block.step}[form]
                 x, carry, new[-1][slot] = apply(x, carry, caches[slot], layer=jnp.int32(layer), dtype=self.dtype)
                 layer += 1
-        return x, tuple(new)
+        return self._final_stream(params, x, carry), tuple(new)
 
     # ------------------------------------------------------------------------------------------------ both ends
     def embed(
@@ -394,6 +396,11 @@ class Model:
         for block in self.abstract_blocks():
             carry |= block.init_carry(x)
         return carry
+
+    def _final_stream(self, params: Params, x: Array, carry: Carry) -> Array:
+        """Return the input of the final norm: the residual stream, or the last mix of attention residuals."""
+        mix = self._embedder(params).mix
+        return x if mix is None else mix(carry[SOURCES], x, len(carry[SOURCES]))
 
     def _embedder(self, params: Params) -> Embedder:
         if not isinstance(params, Mapping):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax import mixers
-from seqjax.config import Config, to_dict
+from seqjax.config import Config, OptimConfig, to_dict
 from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.training.schedule import ENDS, Segment
@@ -34,6 +34,11 @@ MAY_CHANGE = (
     "eval.entropy_tokens",
 )
 LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
+# Settings that are newer than identities, and their defaults. Hashes leave a default out, so identities do not change.
+ADDED = {
+    f"optim.{key}": getattr(OptimConfig(), key)
+    for key in ("name", "adam_lr", "muon_scale", "muon_momentum", "schedule")
+}
 FORM = {"identity?": str, "settings?": [str]}  # in run.json
 NOT_CHECKED = "it began before runs had identities, so its files are not checked"
 
@@ -63,9 +68,23 @@ def _of_end(identity: str | None, step: int) -> str | None:
 
 def settings_of(values: Mapping[str, Any]) -> str:
     """Return the hash of a config.json, without the settings that a run may change."""
-    settings = dict(_flat(values, ""))
+    settings = dict(_flat(without_added(values), ""))
     changing = (*MAY_CHANGE, "version", *(LENGTH if settings.get("train.ends") else ()))
     return _digest({key: value for key, value in settings.items() if not key.startswith(changing)})
+
+
+def without_added(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config.json without the settings in `ADDED` that have their default."""
+    return {
+        group: {
+            key: value
+            for key, value in settings.items()
+            if f"{group}.{key}" not in ADDED or value != ADDED[f"{group}.{key}"]
+        }
+        if isinstance(settings, dict)
+        else settings
+        for group, settings in values.items()
+    }
 
 
 def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import seqjax
-from seqjax.config import Config
+from seqjax.config import Config, to_dict
 from seqjax.errors import UserError
 from seqjax.study.runs import collect, files
 from seqjax.study.runs.runner import Run
@@ -54,6 +54,16 @@ def trained(blocks_dir, tmp_path_factory) -> Trained:
         assert train(config, root / name) is True
     config, linear = (support.run_config(blocks_dir, "transformer_pp", **s) for s in (SETTINGS, LINEAR))
     return Trained(config, linear, *(root / name for name in ("mine", "theirs", "a", "b")))
+
+
+def test_new_settings_at_their_defaults_keep_the_identity(blocks_dir):
+    """A config.json from before they existed has the same hash; other values change it."""
+    values = to_dict(support.run_config(blocks_dir, "transformer_pp"))
+    old = values | {"optim": {k: v for k, v in values["optim"].items() if f"optim.{k}" not in identity.ADDED}}
+    assert len(old["optim"]) == len(values["optim"]) - len(identity.ADDED)
+    assert identity.settings_of(old) == identity.settings_of(values)
+    changed = values | {"optim": values["optim"] | {"schedule": "cosine"}}
+    assert identity.settings_of(changed) != identity.settings_of(values)
 
 
 def run_of(config: Config, workdir: Path) -> Run:

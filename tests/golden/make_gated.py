@@ -97,10 +97,33 @@ def path(q, k, v, w, beta, g, **unused):
     return naive(q, k, v, w, beta, g, q.shape[-1] ** -0.5, chunk_size=4), None
 
 
+def comba(q, k, v, p, g, beta, **unused):
+    """Take p = b L2(k), as in the op's docstring: the kernels normalise p = b k, which removes b."""
+    p = p * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
+    return load("ops/comba/naive").naive_chunk_comba(unit(q), unit(k), v, p, g, beta, chunk_size=8)
+
+
+def precond_gated(q, k, **others):
+    naive = load("ops/precond_gated_delta_rule/naive")
+    naive.F = types.SimpleNamespace(normalize=lambda x, **_: unit(x))  # with the kernels' eps
+    kept = {key: x for key, x in others.items() if key not in ("use_qk_l2norm_in_kernel", "cu_seqlens")}
+    return naive.naive_recurrent_precond_gated_delta_rule(q, k, **kept)
+
+
+def precond_kda(q, k, v, g, g_atk, beta_atk, beta, x, eps, log_atk_scale, **unused):
+    naive = load("ops/precond_kda/naive").naive_recurrent_precond_kda
+    return naive(unit(q), unit(k), v, g, g_atk, beta_atk, beta, x=x, eps=eps, log_atk_scale=log_atk_scale)
+
+
+def kda_gate(g, A_log, dt_bias, lower_bound):
+    assert lower_bound is None
+    return -A_log.exp()[:, None] * F.softplus(g + dt_bias.view(g.shape[-2:]))
+
+
 stub(
     "fla.layers.utils", pad_input=None, unpad_input=None, get_layer_cache=lambda *_: None,
     update_layer_cache=lambda *_, **__: None, unpad_hidden_states=lambda x, cu, *_: (x, None, cu),
-    repad_hidden_states=lambda x, *_: x,
+    repad_hidden_states=lambda x, *_: x, get_unpad_data=None, index_first_axis=None,
 )  # fmt: skip
 stub("fla.modules", ShortConvolution=ShortConvolution, FusedRMSNormGated=GatedNorm, RMSNorm=None, GroupNorm=GroupNorm)
 stub("fla.modules.activations", ACT2FN={})
@@ -114,12 +137,32 @@ stub("fla.ops.path_attn.parallel", parallel_path_attn=path)
 stub("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
 stub("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
 
+stub("fla.ops.utils.constant", RCP_LN2=1 / np.log(2))
+stub("fla.ops.utils.cumsum", chunk_global_cumsum=lambda g, cu_seqlens, scale: g.cumsum(1) * scale)
+stub(
+    "fla.ops.wall_attn", build_wall_kv_cache=None, parallel_wall_attn_decode=None,
+    parallel_wall_attn=lambda q, k, v, g, **unused: load("ops/wall_attn/naive").naive_wall_attn(
+        q, k, v, g, scale=q.shape[-1] ** -0.5
+    ),
+)  # fmt: skip
+stub("fla.ops.comba", chunk_comba=comba, fused_recurrent_comba=None)
+stub(
+    "fla.ops.precond_gated_delta_rule", chunk_precond_gated_delta_rule=precond_gated,
+    fused_recurrent_precond_gated_delta_rule=None, naive_recurrent_precond_gated_delta_rule=None,
+)  # fmt: skip
+stub("fla.ops.precond_kda", chunk_precond_kda=precond_kda, fused_recurrent_precond_kda=None)
+stub("fla.ops.kda.gate", fused_kda_gate=kda_gate)
+
 CONVOLVED = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
 CONVOLVED |= {f"{name}_conv": f"{name}_conv1d" for name in "qkv"}
 DELTA = {"beta": "b_proj", "norm.g": "o_norm.weight", "log_rate_H": "A_log"}
 KDA = CONVOLVED | DELTA | {
     "step_bias_E": "dt_bias", "decay_in": "f_proj.0", "decay_out": "f_proj.1", "gate_in": "g_proj.0",
     "gate_out": "g_proj.1", "gate_out.b": "g_proj.1.bias",
+}  # fmt: skip
+PRECOND = {
+    "precond.beta": "b_atk_proj", "precond.log_rate_H": "A_log_atk", "precond.step_bias_H": "dt_bias_atk",
+    "precond.center_H": "log_atk_scale",
 }  # fmt: skip
 PATH = {
     "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "w_in": "w_proj.0", "w_out": "w_proj.1",
@@ -146,6 +189,18 @@ LAYERS: Any = {
     "gated_deltaproduct": ("gated_deltaproduct", "GatedDeltaProduct", DELTA_SIZES, CONVOLVED | DELTA | {
         "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj",
     }),
+    "comba": ("comba", "Comba", DELTA_SIZES, CONVOLVED | DELTA | {
+        "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj", "inner_decay_H": "decay", "correction_H": "D",
+    }),
+    "precond_gated_deltanet": ("precond_gated_deltanet", "PrecondGatedDeltaNet", DELTA_SIZES,
+        CONVOLVED | DELTA | PRECOND | {
+        "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj", "precond.decay": "a_atk_proj",
+    }),
+    "wall": ("wall_attn", "WallAttention", SIZES | {"qk_norm": True, "use_output_gate": True, "num_kv_heads": 1}, {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "decay": "g_proj", "gate": "o_gate_proj",
+        "decay_bias_E": "g_proj.bias", "q_norm.g": "q_norm.weight", "k_norm.g": "k_norm.weight",
+    }),
+    "precond_kda": ("precond_kda", "PrecondKDA", DELTA_SIZES, KDA | PRECOND | {"precond.decay": "a_proj"}),
 }  # fmt: skip
 BY_STEP = ("k_proj", "v_proj", "b_proj", "k_conv1d", "v_conv1d")  # two steps: ours has a head's side by side
 

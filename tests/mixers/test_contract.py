@@ -23,7 +23,12 @@ from tests import support
 B = 8
 T = 23  # no multiple of 4 (chunk size in the tiny configs) or 5 (window)
 # The right-hand mixers run the same code in quick tests, with other settings.
-TWINS = {"transformer": "transformer_pp", "deltanet": "gated_deltanet", "rwkv5": "rwkv6"}
+TWINS = {
+    "transformer": "transformer_pp",
+    "deltanet": "gated_deltanet",
+    "rwkv5": "rwkv6",
+    "precond_gated_deltanet": "precond_kda",
+}
 
 
 def is_quick(mixer, variant):
@@ -157,6 +162,8 @@ STATE = {
     "fox/window_gqa": lambda n: 36 * min(n, 5),
     "fox/pro": lambda n: 68 * n + 64,  # plus the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
+    "wall": lambda n: 64 * n + 32 * n,  # plus the sum of each key's log decays
+    "wall/gqa": lambda n: 32 * n + 32 * n,
     "path": lambda n: 64 * n + 2 * 32,  # plus the last convolution inputs
     "path/gqa_gates": lambda n: 36 * n + 2 * 16,
     "nsa": lambda n: 32 * n + 32 * (n // 4),  # plus a mean key and value per block
@@ -180,6 +187,12 @@ STATE = {
     "gla": lambda n: 4 * 4 * 8,
     "mlstm": lambda n: 4 * 4 * (8 + 1),  # values and the normaliser
     "kda": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
+    "gated_deltanet/value_heads": lambda n: 8 * 6 * 6 + 3 * (24 + 24 + 48),
+    "mla": lambda n: (10 + 4) * n,
+    "post_norm_attention": lambda n: 64 * n,
+    "comba": lambda n: 4 * 6 * 12 + 3 * (24 + 24 + 48),
+    "precond_gated_deltanet": lambda n: 4 * 6 * (12 + 1) + 3 * (24 + 24 + 48),  # plus the keys' curvature
+    "precond_kda": lambda n: 4 * 8 * (8 + 1) + 3 * (32 + 32 + 32),
     "mamba1": lambda n: 64 * 16 + 3 * 64,
     "mamba1/bare": lambda n: 64 * 16,
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),
@@ -205,7 +218,14 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
 SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "table_BcGPK", "forgotten_BSH"}
-SUMS |= {"states_BLHNV", "turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums, their weights, and means
+SUMS |= {
+    "states_BLHNV",
+    "turns_BHR",
+    "gamma_BH",
+    "k_mean_BcGK",
+    "v_mean_BcGK",
+    "decay_BSHK",
+}  # sums, their weights, and means
 
 
 @pytest.mark.parametrize(
@@ -240,6 +260,7 @@ FLOPS_FLOOR = {
     "fox/window_gqa": 0.6,
     "top1_chunk": 0.6,
     "path": 0.65,  # XLA multiplies queries by all chunk matrices; half are masked
+    "wall": 0.55,  # XLA also counts masked scores, and the scores within groups twice
     "msa": 0.6,  # all scores of the index
     "dsa": 0.6,  # all scores of the index and of the attention
     "nsa": 0.55,  # three branches, each with a full score matrix

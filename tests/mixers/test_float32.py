@@ -23,6 +23,7 @@ INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["log
 # Projections that enter an exponential, a sigmoid or a softplus. Mamba-1's `dt` is not listed: the public kernel also
 # reads it in the model's dtype.
 ISLANDS = {
+    "comba": ["beta", "decay"],
     "deltanet": ["beta"],
     "dsa": ["index.w"],
     "fox": ["forget"],
@@ -36,7 +37,10 @@ ISLANDS = {
     "mlstm": ["forget", "input"],
     "nsa": ["gate"],
     "path": ["beta"],
+    "precond_gated_deltanet": ["beta", "decay", "precond.beta", "precond.decay"],
+    "precond_kda": ["beta", "decay_out", "precond.beta", "precond.decay"],
     "rwkv6": ["d2"],
+    "wall": ["decay"],
     "rwkv7": ["a_lora", "v_lora", "w_lora"],
     "rwkv7_shell": ["v_lora"],
 }
@@ -44,13 +48,15 @@ VARIANT_ISLANDS = {
     ("fox", "pro"): ["forget", "gate", "k_shift", "v_shift"],
     ("kda", "channel_gates"): ["beta", "decay_out", "write"],
     ("mamba1", "one"): ["decay"],
+    ("mla", "gated"): ["gate"],
     ("path", "gqa_gates"): ["beta", "forget"],
     ("transformer_pp", "conv_window_gqa"): ["gate"],
 }
 # Expected number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights
 # and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
-VALUES |= {"dsa": 3, "msa": 2, "fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"fox": 3, "mla": 3, "nsa": 8, "path": 2, "post_norm_attention": 3, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"wall": 3, "dsa": 3, "msa": 2}
 # Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",

@@ -88,7 +88,17 @@ def scaled(frequency, m):
 
 
 def rotate(x_THK, m):
-    """Rotate the pairs (i, i + K/2) by position * base^(-2i / K), with scaled frequencies if the settings have some."""
+    """Rotate the pairs (i, i + R/2) of the first R channels by position * base^(-2i / R).
+
+    R is the settings' share of the channels; frequencies are scaled if the settings have some.
+    """
+    width = round(getattr(m, "rope_share", 1) * x_THK.shape[-1])
+    if width < x_THK.shape[-1]:
+        return np.concatenate([rotate_halves(x_THK[..., :width], m), x_THK[..., width:]], -1)
+    return rotate_halves(x_THK, m)
+
+
+def rotate_halves(x_THK, m):
     half = x_THK.shape[-1] // 2
     frequencies = [float(m.rope_base) ** (-i / half) for i in range(half)]
     if getattr(m, "rope_scaling", "none") != "none":
@@ -144,7 +154,13 @@ def queries_and_keys(m, p, x_q, x_k):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
         eps = m.norm_eps if m.name == "msa" else getattr(m, "qk_norm_eps", 1e-5)
-        q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
+        if m.qk_norm == "full":
+            q, k = (
+                rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
+                for name, x in (("q_norm", q), ("k_norm", k))
+            )
+        else:
+            q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
     if m.position == "rope":
         q, k = rotate(q, m), rotate(k, m)
     return q, np.repeat(k, m.heads // k.shape[1], axis=1)
@@ -213,6 +229,7 @@ def top1_chunk(m, q, k, v):
 CORES = {
     "transformer": softmax_attention,
     "transformer_pp": softmax_attention,
+    "post_norm_attention": softmax_attention,
     "top1_element": top1_element,
     "top1_chunk": top1_chunk,
 }
@@ -222,6 +239,40 @@ def attention(m, p, x):
     q, k = queries_and_keys(m, p, x, x)
     v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
     y = CORES[m.name](m, q, k, np.repeat(v, m.heads // v.shape[1], axis=1)).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
+# ---------------------------------------------------------------------------------------------------------------- MLA
+def turned_neighbors(x_THR, base):
+    """Rotate the channel pairs (2i, 2i + 1) by position * base^(-2i / R)."""
+    pairs = x_THR[..., ::2] + 1j * x_THR[..., 1::2]
+    frequency = base ** (-np.arange(pairs.shape[-1]) / pairs.shape[-1])
+    z = pairs * np.exp(1j * np.arange(len(x_THR))[:, None] * frequency)[:, None]
+    return np.stack([z.real, z.imag], -1).reshape(x_THR.shape)
+
+
+def mla_operands(m, p, x):
+    """Return queries, keys and values, [T, H, ...]."""
+    own = m.head_dim or x.shape[1] // m.heads
+    rank = m.kv_rank or x.shape[1] // 3
+    queries = linear(p["q"], rms_norm(linear(p["q_in"], x), p["q_norm"]["g"], m.norm_eps) if m.q_rank else x)
+    q, latent = heads_of(queries, m.heads), linear(p["kv_in"], x)
+    kv = heads_of(linear(p["kv"], rms_norm(latent[:, :rank], p["kv_norm"]["g"], m.norm_eps)), m.heads)
+    shared_q, shared_k = q[..., own:], latent[:, None, rank:]
+    if m.position == "rope":
+        shared_q, shared_k = (turned_neighbors(y, m.rope_base) for y in (shared_q, shared_k))
+    k = np.concatenate([kv[..., :own], np.repeat(shared_k, m.heads, axis=1)], -1)
+    return np.concatenate([q[..., :own], shared_q], -1), k, kv[..., own:]
+
+
+def mla_weights(q, k):
+    s = np.einsum("thk,shk->ths", q, k) / math.sqrt(q.shape[-1])
+    return softmax(np.where(np.tri(len(q), dtype=bool)[:, None], s, -np.inf))
+
+
+def mla(m, p, x):
+    q, k, v = mla_operands(m, p, x)
+    y = np.einsum("ths,shv->thv", mla_weights(q, k), v).reshape(len(x), -1)
     return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
@@ -355,6 +406,22 @@ def path(m, p, x):
     return linear(p["out"], np.array(o).reshape(len(x), -1))
 
 
+def wall(m, p, x):
+    """Multiply every channel of a score by its decays after the key, up to the query's."""
+    n_kv = m.kv_heads or m.heads
+    q, k, v = (heads_of(linear(p[name], x), n) for name, n in (("q", m.heads), ("k", n_kv), ("v", n_kv)))
+    if m.qk_norm:
+        q, k = (rms_norm(y, p[f"{name}_norm"]["g"].reshape(y.shape[1:]), 1e-5) for name, y in (("q", q), ("k", k)))
+    k, v = (np.repeat(y, m.heads // n_kv, axis=1) for y in (k, v))
+    kept, o = heads_of(sigmoid(linear(p["decay"], x) + p["decay_bias_E"]), m.heads), np.zeros(q.shape)
+    for i in range(len(x)):
+        for h in range(m.heads):
+            s = [(q[i, h] * k[j, h] * kept[j + 1 : i + 1, h].prod(0)).sum() for j in range(i + 1)]
+            o[i, h] = softmax(np.array(s) / math.sqrt(q.shape[-1])) @ v[: i + 1, h]
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
 # ----------------------------------------------------------------------------------------------- convolution, Taylor
 def based_conv(m, p, x):
     return linear(p["out"], short_conv(p["conv"], linear(p["enter"], x)) * linear(p["gate"], x))
@@ -464,11 +531,16 @@ def mamba3(m, p, u):
 
 # ---------------------------------------------------------------------------------------- delta rule, decays by channel
 def delta(m, p, x):
-    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    n_values = getattr(m, "value_heads", None) or m.heads
+    q, k, v = (
+        heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), n)
+        for name, n in (("q", m.heads), ("k", m.heads), ("v", n_values))
+    )
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    q, k = (np.repeat(y, n_values // m.heads, axis=1) for y in (q, k))
     gated = m.name == "gated_deltanet"
     y = np.zeros_like(v)
-    for h in range(m.heads):
+    for h in range(n_values):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
             if gated:
@@ -552,7 +624,54 @@ def kda(m, p, x):
             s = s + np.outer(k[t, h], v[t, h] - (erase[t, h] * k[t, h]) @ s)
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else y)
+    if not m.gate:
+        return linear(p["out"], y)
+    gate = linear(p["gate"], x) if m.gate_rank == "full" else linear(p["gate_out"], linear(p["gate_in"], x))
+    return linear(p["out"], y * sigmoid(gate))
+
+
+def comba(m, p, x):
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    shrunk = sigmoid(p["inner_decay_H"])[:, None] if m.inner_decay else 1.0
+    q = q if m.correction is None else q - p["correction_H"][:, None] * shrunk * k
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    predicting = shrunk * k
+    decay = np.exp(-np.exp(p["log_rate_H"]) * softplus(linear(p["decay"], x) + p["step_bias_H"]))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            s = decay[t, h] * s + np.outer(k[t, h], beta[t, h] * (v[t, h] - predicting[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
+def preconditioned(m, p, x):
+    """Gated DeltaNet or KDA, with a second, decayed sum of squared keys."""
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    rate, own = np.exp(p["log_rate_H"])[:, None], p["precond"]
+    if m.name == "precond_kda":
+        step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
+        g = -rate * softplus(step) if m.lower_bound is None else m.lower_bound * sigmoid(rate * step)
+        gate = sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else 1.0
+    else:
+        g = -rate * softplus(linear(p["decay"], x) + p["step_bias_H"])[..., None]
+        gate = silu(linear(p["gate"], x)) if m.gate else 1.0
+    own_g = -np.exp(own["log_rate_H"]) * softplus(linear(own["decay"], x) + own["step_bias_H"])
+    own_beta = sigmoid(linear(own["beta"], x))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s, curvature = np.zeros((q.shape[-1], v.shape[-1])), np.zeros(q.shape[-1])
+        for t in range(len(x)):
+            curvature = np.exp(own_g[t, h]) * curvature + own_beta[t, h] * k[t, h] ** 2
+            u = np.log(curvature + 1e-6) - own["center_H"][h]
+            written = k[t, h] * m.precond_bound ** (-u / (1 + abs(u)))
+            s = np.diag(np.broadcast_to(np.exp(g[t, h]), k[t, h].shape)) @ s
+            s = s + np.outer(written, beta[t, h] * (v[t, h] - k[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    return linear(p["out"], rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1) * gate)
 
 
 # --------------------------------------------------------------------------------------------------------------- RWKV
@@ -652,7 +771,8 @@ MIXERS = {
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "wall": wall, "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
+    "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 
@@ -684,6 +804,8 @@ def attention_inputs(m, p, x):
     """Return attention settings, queries and keys [T, H, K], or None."""
     if m.name == "fox":
         return m, *fox_queries_keys(m, p, x)
+    if m.name == "mla":
+        return m, *mla_operands(m, p, x)[:2]
     if m.name in CORES or m.name in ("nsa", "msa", "dsa"):
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
@@ -698,12 +820,20 @@ def weights_of(m, p, x):
         return fox_weights(m, p, x)
     if m.name in ("nsa", "msa", "dsa") or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
+    if m.name == "mla":
+        return mla_weights(*mla_operands(m, p, x)[:2])
     inputs = attention_inputs(m, p, x)
     return None if inputs is None else softmax_weights(*inputs)
 
 
+def source_mix(config, p, sources):
+    """Return a sub-layer's softmax mix of earlier outputs."""
+    scores = np.stack([rms_norm(s, p["gain_D"], config.norm_eps) @ p["query_D"] for s in sources], axis=-1)
+    return np.einsum("tn,ntd->td", softmax(scores), np.stack(sources))
+
+
 def hidden(config, params, row, mixer_inputs=None):
-    """Return the residual stream after the last layer [T, D].
+    """Return the residual stream, or the last mix of attention residuals, after the last layer [T, D].
 
     Appends (settings, parameters, input) of each layer's mixer to the list `mixer_inputs`.
     """
@@ -712,8 +842,28 @@ def hidden(config, params, row, mixer_inputs=None):
         x = norm(config, params["embed_norm"], x)
     if config.learned_positions:
         x = x + params["positions"][: len(x)]
+    sources, n = [], 0
+
+    def read(mix):
+        """Return a sub-layer's input before its norm, and update the stream and the sources."""
+        nonlocal x, n
+        if config.attn_residual is None:
+            return x
+        mixed = source_mix(config, mix, [*sources, x])
+        if n % config.attn_residual == 0:
+            sources.append(x)
+            x = 0.0
+        n += 1
+        return mixed
+
     for m, p in layers(config, params):
-        h = norm(config, p["norm1"], x)
+        if m.name == "post_norm_attention":
+            if mixer_inputs is not None:
+                mixer_inputs.append((m, p["mixer"], x))
+            x = x + norm(config, p["norm1"], attention(m, p["mixer"], x))
+            x = x + norm(config, p["norm2"], mlp(config.mlp, p["mlp"], x))
+            continue
+        h = norm(config, p["norm1"], read(p.get("mix1")))
         h = canon(p["canon_a"], h) if "A" in config.canon else h
         h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h
         if mixer_inputs is not None:
@@ -727,9 +877,9 @@ def hidden(config, params, row, mixer_inputs=None):
         if m.name.startswith("rwkv"):
             x = x + channel_mix(p["mlp"], norm(config, p["norm2"], x))
         elif config.mlp.kind != "none":
-            h = norm(config, p["norm2"], x)
+            h = norm(config, p["norm2"], read(p.get("mix2")))
             x = x + mlp(config.mlp, p["mlp"], canon(p["canon_c"], h) if "C" in config.canon else h)
-    return x
+    return x if config.attn_residual is None else source_mix(config, params["mix"], [*sources, x])
 
 
 def logits(config, params, tokens_BT):

@@ -49,6 +49,7 @@ VARIANTS = {
         "const_qk": "const=qk,kv_heads=2",
         "conv_norm": "conv=True,qk_norm=True,bias=True,window=5",
         "gate_qk": "const=qk,gate=True",
+        "share": "rope_share=0.5,head_dim=4,qk_norm=full,qk_norm_eps=0.3,kv_heads=2,gate=True,rope_base=37.0",
     },
     "top1_chunk": ATTENTION | {
         "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",
@@ -90,7 +91,10 @@ VARIANTS = {
     "deltanet": {
         "default": "", "no_conv": "conv=False", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2",
     },
-    "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False"},
+    "gated_deltanet": {
+        "default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False",
+        "value_heads": "heads=2,value_heads=6,key_dim=8,value_dim=12,norm_eps=0.3",
+    },
     "gated_deltaproduct": {
         "default": "", "one_step": "steps=1,allow_negative_eigenvalues=False,conv_width=2",
         "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3", "bare": "conv=False,gate=False",
@@ -103,7 +107,25 @@ VARIANTS = {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",
         "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3", "bare": "conv=False,gate=False",
         "channel_gates": "channel_gates=True,heads=2,key_dim=8,value_dim=12",
+        "full_gate": "gate_rank=full,lower_bound=-5.0,key_dim=8,value_dim=12",
     },
+    "mla": {
+        "default": "", "none": "position=none,gate=True",
+        "sizes": "head_dim=6,shared_dim=4,value_head_dim=12,kv_rank=5,q_rank=7,norm_eps=0.3,rope_base=37.0",
+    },
+    "comba": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2,inner_decay=False",
+        "bare": "conv=False,gate=False,correction=None",
+    },
+    "precond_gated_deltanet": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,precond_bound=2.0",
+        "bare": "conv=False,gate=False",
+    },
+    "precond_kda": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,lower_bound=-5.0,precond_bound=2.0",
+        "bare": "conv=False,gate=False",
+    },
+    "wall": {"default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,qk_norm=True,gate=True"},
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
     "rwkv7": {"default": ""},
@@ -126,6 +148,9 @@ MODELS = {
     "canon_gpt": ("transformer", "model.canon=CD"),
     "canon_a": ("mamba2", "model.canon=A"),
     "shift": ("gated_deltanet", "model.token_shift=True,model.canon=D"),
+    "post_norm": ("olmo_hybrid", "model.mixer[3].position=rope,model.mixer[3].kv_heads=2"),
+    "sources": ("transformer_pp", "model.attn_residual=3,model.n_layers=4,model.canon=AC,model.norm=layernorm"),
+    "sources_hybrid": ("based", "model.attn_residual=1,model.scan_layers=False"),
 }
 CASES = [
     (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
@@ -138,10 +163,12 @@ SLOW |= {"rwkv7_shell-window_norm", "rwkv7_shell-no_norm"}
 SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
+SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
+SLOW |= {"wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
 SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
-SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm"}
+SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}
 all_cases = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
 )
@@ -207,14 +234,17 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("transformer_pp", "model.canon=A,model.token_shift=True"),
+    ("transformer_pp", "model.attn_residual=2,model.n_layers=3"),
     ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
+    ("mla", "model.mixer.q_rank=7"),
+    ("olmo_hybrid", ""),
     ("rwkv7_shell", "model.mixer.core=full"),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("rwkv7_shell", "model.mixer.core=window,model.mixer.window=6"),
 ]
 
 
-QUICK = [ENTROPY[i] for i in (2, 4, 5, 7, 9)]
+QUICK = [ENTROPY[i] for i in (2, 4, 5, 8, 9, 12)]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in QUICK, ENTROPY))
@@ -235,8 +265,10 @@ SCORED = [
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("top1_chunk", "model.mixer.conv=True"),
     ("top1_chunk", "model.canon=A,model.token_shift=True"),
+    ("top1_chunk", "model.attn_residual=1"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
+    ("mla", "model.mixer.position=none"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("based", ""),  # a hybrid with queries and keys in one mixer of three

@@ -36,6 +36,7 @@ MIXER_FLOPS = {
     "fox": 4 * 768 * (T + 1) / 2,
     # attention, plus per chunk six 128 x 64 triangles, three 128 x 128 triangles, its product, and 7.5 chunk products
     "path": 4 * 768 * (T + 1) / 2 + 12 * (6 * 64 * 128 + 3 * 128**2 + 2 * 64**2 + 7.5 * 2 * 64**2),
+    "mla": 2 * 12 * (64 + 32 + 64) * (T + 1) / 2,
     "nsa": 4 * 768 * (MEANS + SELECTED + 256 - 256 * 255 / (2 * T)),
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,
@@ -45,6 +46,11 @@ MIXER_FLOPS = {
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,
+    "wall": 4 * 768 * (T + 1) / 2,
+    "comba": 3 * 2 * 6 * 96 * 192,
+    # decay, product and sum of each key channel's curvature
+    "precond_gated_deltanet": 3 * 2 * 6 * 96 * 192 + 3 * 576,
+    "precond_kda": 3 * 2 * 12 * 64 * 64 + 3 * 768,
     # as GLA, with the normalizer as an additional value
     "mlstm": 2 * 4 * (96 + 193) * 65 / 2 + 2 * 2 * 4 * 96 * 193,
     # nine operations per channel and state

@@ -96,6 +96,10 @@ NORMS = {
 }
 OUTSIDE = {r"embed": GPT, r"positions": GPT, r"head": GPT}
 MLP = {r"mlp\.(gate|up)\.w": GPT, r"mlp\.down\.w": RESIDUAL, r"(mlp|mixer)\.\w+\.b": exactly(0.0)}
+PRECOND = {
+    r"mixer\.(precond\.)?\w+\.w|mlp\.down\.w": GPT, r"mixer\.precond\.step_bias_H": STEP,
+    r"mixer\.precond\.center_H": exactly(-0.2),
+}  # fmt: skip
 ATTENTION = {
     r"mixer\.[qkv]\.w": GPT, r"mixer\.[qk]\.table": normal(0.02 * math.sqrt(D)), r"mixer\.out\.w": RESIDUAL,
     r"mixer\.conv\.[qkv]\.w": around(0.5),
@@ -193,13 +197,35 @@ CASES = {
     "kda:model.mixer.lower_bound=-5.0": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": exactly(0.0), r"mixer\.step_bias_E": STEP,
     },
+    # flash-linear-attention, layers/comba.py, layers/precond_gated_deltanet.py and layers/precond_kda.py
+    "comba:model.mixer.heads=48": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
+        r"mixer\.(inner_decay|correction)_H": exactly(1.0),
+    },
+    "precond_gated_deltanet:model.mixer.heads=48": NORMS | OUTSIDE | MLP | PRECOND | {
+        r"mixer\.(precond\.)?log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
+    },
+    "precond_kda:model.mixer.heads=32": NORMS | OUTSIDE | MLP | PRECOND | {
+        r"mixer\.(precond\.)?log_rate_H": uniform(1, 16, np.exp), r"mixer\.step_bias_E": STEP,
+    },
     # flash-linear-attention, layers/forgetting_attn.py
     "fox:model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT,
     },
+    # flash-linear-attention, layers/wall_attn.py
+    "wall:model.mixer.qk_norm=True,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.decay_bias_E": exactly(8.0),
+    },
     # flash-linear-attention, layers/path_attn.py
     "path:model.mixer.forget_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.w_conv\.w": around(3**-0.5),
+    },
+    # transformers, models/kimi_linear and models/olmo_hybrid
+    "mla:model.mixer.q_rank=16,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.kv_norm\.g": exactly(1.0),
+    },
+    "olmo_hybrid:model.mixer={'name':'post_norm_attention'}": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT,
     },
     # flash-linear-attention, layers/nsa.py
     "nsa:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},

@@ -20,6 +20,10 @@ COUNTS = {
     ("kda", "110m"): 114.4,
     ("kda", "110m,model.mixer.heads=12"): 112.1,
     ("kda", "110m,model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536"): 112.0,
+    ("comba", "110m"): 109.8,
+    ("precond_gated_deltanet", "110m"): 109.9,
+    ("precond_kda", "110m"): 112.4,
+    ("wall", "110m"): 109.5,
     ("rwkv7", "110m"): 114.9,
     ("rwkv7", "135m_100k"): 139.5,
 }

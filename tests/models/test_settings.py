@@ -32,6 +32,7 @@ MODEL = {
     "mlp.rescale_init": (False, "start"),
     "canon": ("C", "shapes"),
     "token_shift": (True, "shapes"),
+    "attn_residual": (2, "shapes"),
     "norm": ("layernorm", "shapes"),
     "norm_eps": (0.3, "forward"),
     "init": ("rwkv", "start", "model.tie_embeddings=False"),
@@ -59,6 +60,7 @@ ATTENTION = {
 # With the default values, llama3 scaling changes no frequency of such a small head.
 LLAMA3 = "model.mixer.rope_scaling=llama3,model.mixer.rope_original_len=1256"
 ROPE = {
+    "rope_share": (0.5, "forward"),
     "rope_scaling": ("linear", "forward"),
     "rope_factor": (2.0, "forward", "model.mixer.rope_scaling=linear"),
     "rope_low_freq_factor": (0.5, "forward", LLAMA3),
@@ -71,6 +73,7 @@ SOFTMAX = (
     | {
         "qk_norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
         "qkv_bias": (True, "shapes"),
+        "rescale_init": (False, "start"),
         "window": (3, "forward"),
         "const": ("qk", "shapes"),
         "temperature": (0.4, "forward"),
@@ -145,7 +148,9 @@ MIXERS = {
         "angles": (2, "shapes", "model.mixer.state=5"),
     },
     "deltanet": DELTA,
-    "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes")},
+    "gated_deltanet": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "value_heads": (8, "shapes"), "gate": (False, "shapes"),
+    },
     "gated_deltaproduct": DELTA | {
         "key_dim": (16, "shapes"), "steps": (3, "shapes"), "decay": (False, "shapes"),
         "allow_negative_eigenvalues": (False, "forward"), "gate": (False, "shapes"),
@@ -162,6 +167,34 @@ MIXERS = {
     },
     "kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "channel_gates": (True, "shapes"), "gate": (False, "shapes"),
+        "gate_rank": ("full", "shapes"),
+    },
+    "mla": {
+        "heads": (2, "shapes"), "head_dim": (8, "shapes"), "shared_dim": (4, "shapes"), "value_head_dim": (6, "shapes"),
+        "kv_rank": (4, "shapes"), "q_rank": (4, "shapes"), "position": ("none", "forward"),
+        "rope_base": (37.0, "forward", "model.mixer.shared_dim=4"), "gate": (True, "shapes"),
+        "norm_eps": (0.3, "forward"), "implementation": ("cudnn", "refused"),
+    },
+    "post_norm_attention": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("rope", "forward"),
+        "rope_base": (37.0, "forward", "model.mixer.position=rope"), "qk_norm": (True, "shapes"),
+        "rope_share": (0.5, "forward", "model.mixer.position=rope"), "qk_norm_eps": (0.3, "forward"),
+        "gate": (True, "shapes"), "window": (3, "forward"), "implementation": ("cudnn", "refused"),
+    },
+    "comba": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "inner_decay": (False, "shapes"), "correction": (0.02, "start"),
+    },
+    "precond_gated_deltanet": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
+        "precond_bound": (1.2, "forward"),
+    },
+    "precond_kda": DELTA | {
+        "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
+    },
+    "wall": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
+        "gate": (True, "shapes"),
     },
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
@@ -182,6 +215,7 @@ MIXERS = {
 IN_HYBRID = {
     "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
     "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
+    "post_norm_attention": ("olmo_hybrid", "model.mixer={'name':'post_norm_attention','heads':4}"),
     # Not a hybrid, but its default does not fit the length.
     "dsa": ("dsa", "model.mixer.top_k=5"),
 }
@@ -194,7 +228,10 @@ SIZES = {
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4, "blocks": 4,
 }  # fmt: skip
 # head_dim = width / heads
-NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "msa", "dsa", "path", "top1_chunk", "top1_element"}
+NO_HEAD_DIM = {
+    "transformer", "transformer_pp", "fox", "mla", "nsa", "msa", "dsa", "path", "post_norm_attention", "top1_chunk",
+    "top1_element", "wall",
+}  # fmt: skip
 
 
 @functools.cache
