@@ -45,14 +45,6 @@ def check_rotation(index_rope: int, index_dim: int) -> None:
         )
 
 
-def rotate_first(x_BTIN: Array, positions_T: Array, *, n_rotated: int, rope_base: float, max_len: int) -> Array:
-    """Rotate the first `n_rotated` channels by halves, with the frequencies base^(-2m / n_rotated)."""
-    if not n_rotated:
-        return x_BTIN
-    angles = rope_angles(positions_T, head_dim=n_rotated, base=rope_base, max_len=max_len)
-    return jnp.concatenate([rope(x_BTIN[..., :n_rotated], *angles), x_BTIN[..., n_rotated:]], axis=-1)
-
-
 class IndexedAttention(AttentionMixer):
     """Softmax attention to keys that an index chooses."""
 
@@ -126,8 +118,10 @@ class IndexedAttention(AttentionMixer):
         return time_to_heads(q_BTHK), time_to_heads(k_BTGK), time_to_heads(v_BTGK), shared
 
     def _rotated(self, index: Index, positions_T: Array, max_len: int) -> Index:
-        options: Any = {"n_rotated": self.index_rope, "rope_base": self.rope_base, "max_len": max_len}
-        return *(rotate_first(x, positions_T, **options) for x in index[:2]), *index[2:]
+        if not self.index_rope:
+            return index
+        angles = rope_angles(positions_T, head_dim=self.index_rope, base=self.rope_base, max_len=max_len)
+        return *(rope(x, *angles) for x in index[:2]), *index[2:]
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
         """Attend over a whole sequence; `gates` is the rotated index."""

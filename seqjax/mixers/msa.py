@@ -12,8 +12,9 @@ index reads x without a gradient. The choice is `kernels_pallas.select_chunk` by
 block, and the attention is `kernels_pallas.selected_chunk_attention`. Source: Lai et al., MiniMax, arXiv 2606.13392;
 the public implementation, transformers' `models/minimax_m3_vl`, has no loss.
 
-Deviations: the gains of the norms start at 1 instead of 1 + w with w = 0, and the attention rotates all channels. L is
-a mean over key heads; the public code does not show its scale, and Adam's updates do not depend on it.
+Deviations: the gains of the norms start at 1 instead of 1 + w with w = 0. The attention rotates all channels by
+default, MiniMax-M3's half of them (`rope_share`). L is a mean over key heads; the public code does not show its scale,
+and Adam's updates do not depend on it.
 
 The defaults b = 128, n = 16 are MiniMax-M3's; configs/msa.py has smaller values for shorter sequences. At width 768 and
 12 layers: 12 heads of 64, 3 key heads, SwiGLU of 2432; 111.9M parameters, tied.
@@ -68,6 +69,7 @@ class MSA(IndexedAttention):
         head_dim: int | None = None,  # None = model width / heads
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,  # also of the index
+        rope_share: float = 1.0,  # of each head's channels, the first, are rotated (partial RoPE)
         qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         norm_eps: float = 1e-6,  # of qk_norm and of the index's norms
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
@@ -100,6 +102,7 @@ class MSA(IndexedAttention):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_share=rope_share,
             qk_norm=qk_norm,
             qk_norm_eps=norm_eps,
             bias=False,
