@@ -307,7 +307,7 @@ def nsa(m, p, x):
 # --------------------------------------------------------------------------------------------------------- MSA and DSA
 def rotate_first(x_TIN, m):
     n = m.index_rope if m.index_rope is not None else x_TIN.shape[-1] // 4 * 2
-    return np.concatenate([rotate(x_TIN[..., :n], m), x_TIN[..., n:]], -1) if n else x_TIN
+    return np.concatenate([rotate_halves(x_TIN[..., :n], m), x_TIN[..., n:]], -1) if n else x_TIN
 
 
 def index_scores(m, p, x):

@@ -72,11 +72,12 @@ VARIANTS = {
     "msa": {
         "default": "", "conv": "conv=True,qk_norm=False,position=none,block_size=1,blocks=2,gate=True",
         "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,blocks=3,index_dim=6,index_rope=4,"
-        "norm_eps=0.3",
+        "norm_eps=0.3,rope_share=0.5",
     },
     "dsa": {
         "default": "top_k=5", "conv": "conv=True,qk_norm=True,gate=True,position=none,top_k=1,index_rope=0",
-        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4,"
+        "rope_share=0.5,qk_norm=full",
     },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",

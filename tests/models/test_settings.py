@@ -129,12 +129,12 @@ MIXERS = {
     },
     "msa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
         "heads": (2, "shapes"), "qk_norm": (False, "shapes"), "norm_eps": (0.3, "forward"),
-        "block_size": (3, "forward"), "blocks": (3, "forward"), "index_dim": (6, "shapes"),
-        "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
+        "rope_share": ROPE["rope_share"], "block_size": (3, "forward"), "blocks": (3, "forward"),
+        "index_dim": (6, "shapes"), "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
     },
     "dsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
         "top_k": (4, "forward"), "index_heads": (3, "shapes"), "index_dim": (16, "shapes"),
-        "index_rope": (8, "forward"),
+        "rope_share": ROPE["rope_share"], "index_rope": (8, "forward"),
     },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
