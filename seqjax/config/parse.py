@@ -107,9 +107,9 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
     if isinstance(value, str):
         field_type = _hint(hint, node, name)
         if dataclasses.is_dataclass(field_type):
+            example = next(field for field, default in node[name].items() if default is not None)
             raise UserError(
-                f"{assignment}: config.{key} must be a group of settings, set one by one, as in "
-                f"{key}.{next(iter(node[name]))}=..."
+                f"{assignment}: config.{key} must be a group of settings, set one by one, as in {key}.{example}=..."
             )
         value = read(field_type, value)
     # A group inside a tuple is a plain dict, without types to ignore.

@@ -109,7 +109,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts_from_the_same_weights
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"model__dim": 32}, r"another model than this run \(model\.dim: 16 -> 32\): give"),
+        ({"model__dim": 32}, r"another model than this run \(model\.dim: 16 -> 32\): copy its config.model"),
         ({"model__mixer__heads": 4}, r"\(model\.mixer\.heads: 2 -> 4\)"),
         ({"model__norm_eps": 1e-4, "model__n_layers": 2}, r"\(model\.n_layers: 1 -> 2\)"),
     ],
