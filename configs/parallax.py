@@ -14,7 +14,7 @@ from seqjax import presets
 def settings(size: presets.Size):
     """Return the differences from a Transformer++ of this size.
 
-    The second query has as many parameters as a third of the model width in the MLP's three matrices.
+    The MLP is narrower by a third of the model width: the second query has these parameters.
     """
     return {
         "model.norm_eps": 1e-6,

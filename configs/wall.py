@@ -1,6 +1,6 @@
 """Wall attention: softmax attention with a decay per key channel in place of positions.
 
-Tilde Research, without an arXiv page; the shape is flash-linear-attention's.
+Tilde Research; the shape is flash-linear-attention's. The decay is KDA's (arXiv 2510.26692), inside the scores.
 
     seqjax train --config=wall
     seqjax train --config=wall:110m
@@ -14,7 +14,7 @@ from seqjax import presets
 def settings(size: presets.Size):
     """Return the differences from a Transformer++ of this size.
 
-    The decays' projection has as many parameters as a third of the model width in the MLP's three matrices.
+    The MLP is narrower by a third of the model width: the decays' projection has these parameters.
     """
     return {
         "model.norm_eps": 1e-6,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.mamba1 import Mamba1 as Mamba1
     from seqjax.mixers.mamba2 import Mamba2 as Mamba2
     from seqjax.mixers.mamba3 import Mamba3 as Mamba3
+    from seqjax.mixers.mesa_net import MesaNet as MesaNet
     from seqjax.mixers.mla import MLA as MLA
     from seqjax.mixers.mlstm import MLSTM as MLSTM
     from seqjax.mixers.msa import MSA as MSA

@@ -115,6 +115,10 @@ def precond_kda(q, k, v, g, g_atk, beta_atk, beta, x, eps, log_atk_scale, **unus
     return naive(unit(q), unit(k), v, g, g_atk, beta_atk, beta, x=x, eps=eps, log_atk_scale=log_atk_scale)
 
 
+def mesa(q, k, v, g, beta, lamb, **unused):
+    return load("ops/mesa_net/naive").naive_mesa_net_exact(unit(q), unit(k), v, g, lamb, beta)
+
+
 def kda_gate(g, A_log, dt_bias, lower_bound):
     assert lower_bound is None
     return -A_log.exp()[:, None] * F.softplus(g + dt_bias.view(g.shape[-2:]))
@@ -166,6 +170,7 @@ stub("fla.ops.path_attn.parallel", parallel_path_attn=path)
 stub("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
 stub("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
 
+stub("fla.ops.mesa_net", chunk_mesa_net=mesa, mesa_net_decoding_one_step=None)
 stub(
     "fla.ops.parallax",
     parallel_parallax=lambda q, r, k, v, **unused: load("ops/parallax/naive").naive_parallax(q, r, k, v),
@@ -230,6 +235,11 @@ LAYERS: Any = {
     "precond_gated_deltanet": ("precond_gated_deltanet", "PrecondGatedDeltaNet", DELTA_SIZES,
         CONVOLVED | DELTA | PRECOND | {
         "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj", "precond.decay": "a_atk_proj",
+    }),
+    "mesa_net": ("mesa_net", "MesaNet", SIZES | {"head_dim": 4, "norm_eps": EPS}, {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "q_conv": "q_conv1d", "k_conv": "k_conv1d",
+        "decay": "a_proj", "decay.b": "a_proj.bias", "beta": "b_proj", "beta.b": "b_proj.bias",
+        "ridge_E": "lambda_params", "norm.g": "o_norm.weight",
     }),
     "parallax": ("parallax", "Parallax", SIZES | {"qk_norm": True, "num_kv_heads": 1}, {
         "q.q": "q_proj", "q.r": "r_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "q_norm.g": "q_norm.weight",

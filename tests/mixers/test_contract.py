@@ -162,6 +162,7 @@ STATE = {
     "fox/window_gqa": lambda n: 36 * min(n, 5),
     "fox/pro": lambda n: 68 * n + 64,  # plus the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
+    "mesa_net": lambda n: 4 * 8 * (8 + 8) + 3 * (32 + 32),
     "parallax": lambda n: 64 * n,
     "parallax/gqa": lambda n: 32 * n,
     "wall": lambda n: 64 * n + 32 * n,  # plus the sum of each key's log decays

@@ -40,6 +40,7 @@ ISLANDS = {
     "precond_gated_deltanet": ["beta", "decay", "precond.beta", "precond.decay"],
     "precond_kda": ["beta", "decay_out", "precond.beta", "precond.decay"],
     "rwkv6": ["d2"],
+    "mesa_net": ["beta", "decay"],
     "wall": ["decay"],
     "rwkv7": ["a_lora", "v_lora", "w_lora"],
     "rwkv7_shell": ["v_lora"],

@@ -695,6 +695,22 @@ def preconditioned(m, p, x):
     return linear(p["out"], rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1) * gate)
 
 
+def mesa_net(m, p, x):
+    """Solve each token's system exactly."""
+    q, k = (unit(heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads)) for name in "qk")
+    v, beta, kept = heads_of(linear(p["v"], x), m.heads), sigmoid(linear(p["beta"], x)), sigmoid(linear(p["decay"], x))
+    ridge = (softplus(p["ridge_E"]) + m.min_ridge).reshape(m.heads, -1)
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        g, s = np.zeros((k.shape[-1], k.shape[-1])), np.zeros((k.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            g = kept[t, h] * g + beta[t, h] * np.outer(k[t, h], k[t, h])
+            s = kept[t, h] * s + beta[t, h] * np.outer(k[t, h], v[t, h])
+            y[t, h] = np.linalg.solve(g + np.diag(ridge[h]), q[t, h]) @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)
+
+
 # --------------------------------------------------------------------------------------------------------------- RWKV
 def shifted(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
@@ -792,7 +808,7 @@ MIXERS = {
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "parallax": parallax, "wall": wall, "comba": comba,
+    "mesa_net": mesa_net, "parallax": parallax, "wall": wall, "comba": comba,
     "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip

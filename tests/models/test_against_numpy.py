@@ -126,6 +126,10 @@ VARIANTS = {
         "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,lower_bound=-5.0,precond_bound=2.0",
         "bare": "conv=False,gate=False",
     },
+    "mesa_net": {
+        "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2,min_ridge=0.5,gate=True",
+        "bare": "conv=False",
+    },
     "parallax": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,qk_norm=True,gate=True",
         "none": "position=none",
@@ -171,6 +175,7 @@ SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gat
 SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
 SLOW |= {"parallax-default", "parallax-none", "wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
 SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
+SLOW |= {"mesa_net-default", "mesa_net-bare"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}

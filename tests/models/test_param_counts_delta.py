@@ -23,6 +23,7 @@ COUNTS = {
     ("comba", "110m"): 109.8,
     ("precond_gated_deltanet", "110m"): 109.9,
     ("precond_kda", "110m"): 112.4,
+    ("mesa_net", "110m"): 109.8,
     ("parallax", "110m"): 109.5,
     ("wall", "110m"): 109.5,
     ("rwkv7", "110m"): 114.9,

@@ -192,6 +192,11 @@ MIXERS = {
     "precond_kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
     },
+    "mesa_net": {
+        "heads": (2, "shapes"), "key_dim": (8, "shapes"), "value_dim": (32, "shapes"), "conv_width": (2, "shapes"),
+        "conv": (False, "shapes"), "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "steps": (3, "forward"),
+        "min_ridge": (0.5, "forward"), "gate": (True, "shapes"),
+    },
     "parallax": {
         "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("none", "forward"),
         "rope_base": (37.0, "forward"), "qk_norm": (True, "shapes"), "gate": (True, "shapes"),
