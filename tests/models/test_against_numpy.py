@@ -171,6 +171,8 @@ SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-cons
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}
 SLOW |= {"top1_element-share", "nsa-share"}
+# Slow: quick tests compare these layers with public code (tests/golden) or with another form.
+SLOW |= {"mla-none", "kda-full_gate", "gated_deltanet-value_heads", "model-post_norm"}
 all_cases = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
 )
