@@ -1,4 +1,4 @@
-"""The base of the attentions whose keys an index chooses: MSA and DSA.
+"""The shared code of MSA and DSA: softmax attention to keys that an index chooses.
 
 The index reads the mixer's input without passing a gradient to it. Its queries and keys are normed and partly rotated;
 its parameters belong to the group `auxiliary`, and only `seqjax.ops.index.index_loss` trains them. The attention learns
@@ -45,14 +45,6 @@ def check_rotation(index_rope: int, index_dim: int) -> None:
         )
 
 
-def rotate_first(x_BTIN: Array, positions_T: Array, *, n_rotated: int, rope_base: float, max_len: int) -> Array:
-    """Rotate the first `n_rotated` channels by halves, with the frequencies base^(-2m / n_rotated)."""
-    if not n_rotated:
-        return x_BTIN
-    angles = rope_angles(positions_T, head_dim=n_rotated, base=rope_base, max_len=max_len)
-    return jnp.concatenate([rope(x_BTIN[..., :n_rotated], *angles), x_BTIN[..., n_rotated:]], axis=-1)
-
-
 class IndexedAttention(AttentionMixer):
     """Softmax attention to keys that an index chooses."""
 
@@ -76,7 +68,7 @@ class IndexedAttention(AttentionMixer):
     def divergence(self, index: Index, q_BTHK: Array, k_BTGK: Array, choice: Array) -> Array:
         """Return `seqjax.ops.index.index_loss`, [].
 
-        `index` alone receives a gradient.
+        Only `index` receives a gradient.
         """
 
     @abc.abstractmethod
@@ -126,8 +118,10 @@ class IndexedAttention(AttentionMixer):
         return time_to_heads(q_BTHK), time_to_heads(k_BTGK), time_to_heads(v_BTGK), shared
 
     def _rotated(self, index: Index, positions_T: Array, max_len: int) -> Index:
-        options: Any = {"n_rotated": self.index_rope, "rope_base": self.rope_base, "max_len": max_len}
-        return *(rotate_first(x, positions_T, **options) for x in index[:2]), *index[2:]
+        if not self.index_rope:
+            return index
+        angles = rope_angles(positions_T, head_dim=self.index_rope, base=self.rope_base, max_len=max_len)
+        return *(rope(x, *angles) for x in index[:2]), *index[2:]
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
         """Attend over a whole sequence; `gates` is the rotated index."""
@@ -161,6 +155,6 @@ class IndexedAttention(AttentionMixer):
 
 
 def pairs_per_token(keys: int, seq_len: int) -> float:
-    """Return the mean number of keys that a query reads, at most `keys` of its past."""
+    """Return the mean number of keys per query, if a query reads at most `keys` keys."""
     width = min(keys, seq_len)
     return width - width * (width - 1) / (2 * seq_len)

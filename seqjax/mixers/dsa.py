@@ -74,7 +74,9 @@ class DSA(IndexedAttention):
         head_dim: int | None = None,  # None = model width / heads
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,  # also of the index
-        qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        rope_share: float = 1.0,  # of each head's channels, the first, are rotated (partial RoPE)
+        # RMSNorm with a learned gain over each head's q and k, before RoPE; "full" = over the q and k of all heads
+        qk_norm: bool | Literal["full"] = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         top_k: int = 2048,  # keys per query
@@ -94,6 +96,7 @@ class DSA(IndexedAttention):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_share=rope_share,
             qk_norm=qk_norm,
             bias=False,
             conv=conv,

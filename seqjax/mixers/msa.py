@@ -3,17 +3,18 @@
 With blocks of b keys and an index head g for each key head:
 
     q_g, k = rope(norm(x W_q)), rope(norm(x W_k))      an index query per key head, one index key; RMSNorm
-    blocks_t = the own block, and the n - 1 earlier blocks c with the largest max_{s in c} q_g . k_s
+    blocks_t = the local block, and the n - 1 earlier blocks c with the largest max_{s in c} q_g . k_s
     o_t = causal softmax attention to the keys of these blocks, per head of the group
     L = mean over tokens and key heads of KL(p || softmax(q_g . k / sqrt(N))) over these keys
 
 p is the attention weight, averaged over the group's heads. Only L trains the index, and L trains nothing else; the
-index reads x without a gradient (Lai et al., MiniMax, arXiv 2606.13392; public implementation: transformers,
-`models/minimax_m3_vl`, which has no loss). The choice is `kernels_pallas.select_chunk` by best key, with ties to the
-lowest block, and the attention is `kernels_pallas.selected_chunk_attention`.
+index reads x without a gradient. The choice is `kernels_pallas.select_chunk` by best key, with ties to the lowest
+block, and the attention is `kernels_pallas.selected_chunk_attention`. Source: Lai et al., MiniMax, arXiv 2606.13392;
+the public implementation, transformers' `models/minimax_m3_vl`, has no loss.
 
-Deviations: the gains of the norms start at 1 and are not 1 + w; the attention rotates all channels. The paper's L sums
-over layers as here; the mean over key heads is a choice that Adam's scale cancels.
+Deviations: the gains of the norms start at 1 instead of 1 + w with w = 0. The attention rotates all channels by
+default, MiniMax-M3's half of them (`rope_share`). L is a mean over key heads; the public code does not show its scale,
+and Adam's updates do not depend on it.
 
 The defaults b = 128, n = 16 are MiniMax-M3's; configs/msa.py has smaller values for shorter sequences. At width 768 and
 12 layers: 12 heads of 64, 3 key heads, SwiGLU of 2432; 111.9M parameters, tied.
@@ -68,12 +69,13 @@ class MSA(IndexedAttention):
         head_dim: int | None = None,  # None = model width / heads
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,  # also of the index
+        rope_share: float = 1.0,  # of each head's channels, the first, are rotated (partial RoPE)
         qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         norm_eps: float = 1e-6,  # of qk_norm and of the index's norms
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         block_size: int = 128,  # keys per block
-        blocks: int = 16,  # blocks per query, including its own
+        blocks: int = 16,  # blocks per query, including the local block
         index_dim: int | None = None,  # channels of the index; None = head_dim
         index_rope: int | None = None,  # channels of the index that RoPE rotates; None = half of them
         implementation: str | None = None,
@@ -87,7 +89,7 @@ class MSA(IndexedAttention):
             )
         if blocks < 2:
             raise UserError(
-                f"blocks={blocks} chooses no block, because a query's own block is one of them: choose at least 2 "
+                f"blocks={blocks} chooses no block, because the local block is one of them: choose at least 2 "
                 "(MiniMax-M3: 16). For attention to near tokens only, use transformer_pp with a window."
             )
         if not 0 < norm_eps < 1:
@@ -100,6 +102,7 @@ class MSA(IndexedAttention):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_share=rope_share,
             qk_norm=qk_norm,
             qk_norm_eps=norm_eps,
             bias=False,
@@ -143,7 +146,7 @@ class MSA(IndexedAttention):
         return sel.reshape(*index[0].shape[:3], -1)
 
     def attend_chosen(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, choice: Array) -> Array:
-        """Return `kernels_pallas.selected_chunk_attention` over the own and the chosen blocks."""
+        """Return `kernels_pallas.selected_chunk_attention` over the local and the chosen blocks."""
         sel_BTHn = jnp.repeat(choice, self.heads // self.kv_heads, axis=2)
         options: Any = {"chunk_size": self.block_size, "implementation": self.implementation}
         return kernels_pallas.selected_chunk_attention(q_BTHK, k_BTGK, v_BTGK, sel_BTHn, **options)
@@ -161,7 +164,7 @@ class MSA(IndexedAttention):
         return index_loss(dot_scores, is_chosen, index[0], index[1][:, :, 0], q_BTHK, k_BTGK, choice)
 
     def attend_last(self, q_BTHK: Array, index: Index, cache: IndexCache) -> Array:
-        """Attend from the cache's last T tokens to their own and their chosen blocks."""
+        """Attend from the cache's last T tokens to their local and their chosen blocks."""
         size, n_keys = self.block_size, cache.k_BSGK.shape[1]
         block_c = jnp.arange(-(-n_keys // size))
 
@@ -186,7 +189,7 @@ class MSA(IndexedAttention):
         return scan_groups(attend, None, (q_BTHK, index[0], position_1T), n_keys)[1]
 
     def _keys_read(self, seq_len: int) -> tuple[float, float, float]:
-        """Return the mean keys per query: in complete earlier blocks, in the own block, and in chosen blocks."""
+        """Return the mean keys per query in complete earlier blocks, the local block and the chosen blocks."""
         own_T, in_own_T = np.divmod(np.arange(seq_len), self.block_size)
         chosen_T = self.block_size * np.minimum(own_T, self.blocks - 1)
         return float(self.block_size * own_T.mean()), float(in_own_T.mean() + 1), float(chosen_T.mean())
@@ -199,8 +202,8 @@ class MSA(IndexedAttention):
     def train_flops_per_token(self, seq_len: int) -> float:
         """Return the training FLOPs per token.
 
-        The choice has no backward pass. The loss of the index also scores the own block, and its backward pass covers
-        the keys that the attention reads.
+        The choice has no backward pass. The loss also needs the index scores of the local block, and its backward pass
+        covers the keys that the attention reads.
         """
         past, own, chosen = self._keys_read(seq_len)
         index = 2 * self.kv_heads * self.index_dim * (past + own + 2 * (own + chosen))

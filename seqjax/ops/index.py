@@ -34,7 +34,7 @@ from seqjax.types import Array
 Score = Callable[[Any, Array], Array]
 # A group's choice, its positions [1, t] and a number of keys S to the chosen keys, bool [B, t, X, S].
 Chosen = Callable[[Any, Array, int], Array]
-TIERS = 4  # parts of a sequence that compute the scores of increasing numbers of keys; each is compiled separately
+TIERS = 4  # parts of a sequence; a later part computes scores of more keys, and each part is compiled separately
 MASKED = -1e30  # finite, so differences of masked scores are finite
 
 
@@ -130,8 +130,9 @@ def scan_groups(
     """Run `body(carry, group, n_seen) -> (carry, outputs)` over groups of `GROUP` queries, in order.
 
     Inputs and outputs have the time on axis 1, [B, T, ...] or [1, T, ...]. The last group may be shorter. The queries
-    of a group see at most the first `n_seen` of `n_keys` keys: all keys, unless there are as many queries. Such a
-    sequence is causal from its start, and each of its `TIERS` parts sees the keys up to the end of the part.
+    of a group see at most the first `n_seen` of `n_keys` keys. With as many queries as keys, the sequence is causal
+    from its start, and each of its `TIERS` parts sees the keys up to the end of the part. Otherwise `n_seen` is
+    `n_keys`.
     """
     length = jax.tree.leaves(inputs)[0].shape[1]
     n_groups = length // GROUP
@@ -243,7 +244,7 @@ def index_loss(
     Args:
         score: Maps index queries and keys to scores, such as `dot_scores`.
         is_chosen: Maps a group of `choice`, its positions [1, t] and a number of keys S to a mask [B, t, X, S].
-        queries: Index queries, arrays [B, T, ...]; they and `k_BSN` alone receive gradients.
+        queries: Index queries, arrays [B, T, ...]. Only these and `k_BSN` receive gradients.
         k_BSN: Index keys.
         q_BTHK: Queries of the attention.
         k_BSGK: Keys of the attention.

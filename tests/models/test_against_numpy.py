@@ -73,11 +73,12 @@ VARIANTS = {
     "msa": {
         "default": "", "conv": "conv=True,qk_norm=False,position=none,block_size=1,blocks=2,gate=True",
         "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,blocks=3,index_dim=6,index_rope=4,"
-        "norm_eps=0.3",
+        "norm_eps=0.3,rope_share=0.5",
     },
     "dsa": {
         "default": "top_k=5", "conv": "conv=True,qk_norm=True,gate=True,position=none,top_k=1,index_rope=0",
-        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4,"
+        "rope_share=0.5,qk_norm=full",
     },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
@@ -126,6 +127,10 @@ VARIANTS = {
         "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,lower_bound=-5.0,precond_bound=2.0",
         "bare": "conv=False,gate=False",
     },
+    "parallax": {
+        "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,qk_norm=True,gate=True",
+        "none": "position=none",
+    },
     "wall": {"default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,qk_norm=True,gate=True"},
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
@@ -165,7 +170,7 @@ SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none",
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
-SLOW |= {"wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
+SLOW |= {"parallax-default", "parallax-none", "wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
 SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}

@@ -128,12 +128,12 @@ MIXERS = {
     "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
     },
-    "msa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "rope_share")} | {
+    "msa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
         "heads": (2, "shapes"), "qk_norm": (False, "shapes"), "norm_eps": (0.3, "forward"),
         "block_size": (3, "forward"), "blocks": (3, "forward"), "index_dim": (6, "shapes"),
         "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
     },
-    "dsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "rope_share")} | {
+    "dsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
         "top_k": (4, "forward"), "index_heads": (3, "shapes"), "index_dim": (16, "shapes"),
         "index_rope": (8, "forward"),
     },
@@ -193,6 +193,10 @@ MIXERS = {
     "precond_kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
     },
+    "parallax": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("none", "forward"),
+        "rope_base": (37.0, "forward"), "qk_norm": (True, "shapes"), "gate": (True, "shapes"),
+    },
     "wall": {
         "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
         "gate": (True, "shapes"),
@@ -231,7 +235,7 @@ SIZES = {
 # head_dim = width / heads
 NO_HEAD_DIM = {
     "transformer", "transformer_pp", "fox", "mla", "nsa", "msa", "dsa", "path", "post_norm_attention", "top1_chunk",
-    "top1_element", "wall",
+    "top1_element", "wall", "parallax",
 }  # fmt: skip
 
 
