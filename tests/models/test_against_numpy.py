@@ -54,9 +54,9 @@ VARIANTS = {
     "top1_chunk": ATTENTION | {
         "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",
         "top_k": "chunk_size=3,top_k=2", "shortlist": "selection=shortlist,chunk_size=3,shortlist=2",
-        "no_norm": "qk_norm=False,rope_base=37.0",
+        "no_norm": "qk_norm=False,rope_base=37.0", "share": "rope_share=0.5,qk_norm=full,selection=approx,chunk_size=3",
     },
-    "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
+    "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0", "share": "rope_share=0.5,qk_norm=full"},
     "fox": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,window=5", "conv": "conv=True,qk_norm=True,norm_eps=0.3",
         "pro": "kv_shift=True,qk_norm=True,output_gate=True,kv_heads=2,norm_eps=0.3",
@@ -68,6 +68,7 @@ VARIANTS = {
     "nsa": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,window=5",
         "conv": "conv=True,qk_norm=True,position=none,block_size=1,blocks=3", "alone": "kv_heads=4,window=40",
+        "share": "rope_share=0.5,qk_norm=full,heads=4,kv_heads=2",
     },
     "msa": {
         "default": "", "conv": "conv=True,qk_norm=False,position=none,block_size=1,blocks=2,gate=True",
@@ -179,6 +180,9 @@ SLOW |= {"mesa_net-default", "mesa_net-bare"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}
+SLOW |= {"top1_element-share", "nsa-share"}
+# Slow: quick tests compare these layers with public code (tests/golden) or with another form.
+SLOW |= {"mla-none", "kda-full_gate", "gated_deltanet-value_heads", "model-post_norm"}
 all_cases = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
 )

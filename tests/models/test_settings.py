@@ -52,6 +52,7 @@ ATTENTION = {
     "head_dim": (6, "shapes"),
     "position": ("none", "forward"),
     "rope_base": (37.0, "forward"),
+    "rope_share": (0.5, "forward"),
     "qk_norm": (True, "shapes"),
     "bias": (True, "shapes"),
     "conv": (True, "shapes"),
@@ -60,7 +61,6 @@ ATTENTION = {
 # With the default values, llama3 scaling changes no frequency of such a small head.
 LLAMA3 = "model.mixer.rope_scaling=llama3,model.mixer.rope_original_len=1256"
 ROPE = {
-    "rope_share": (0.5, "forward"),
     "rope_scaling": ("linear", "forward"),
     "rope_factor": (2.0, "forward", "model.mixer.rope_scaling=linear"),
     "rope_low_freq_factor": (0.5, "forward", LLAMA3),
@@ -103,6 +103,7 @@ RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward"), "implementatio
 MIXERS = {
     "transformer": SOFTMAX | {
         "position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
+        "rope_share": (0.5, "forward", "model.mixer.position=rope"),
         "bias": (False, "shapes"), "qkv_bias": (False, "shapes"),
     } | {key: (value, kind, "model.mixer.position=rope", *also) for key, (value, kind, *also) in ROPE.items()},
     "transformer_pp": SOFTMAX,
@@ -129,12 +130,12 @@ MIXERS = {
     },
     "msa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
         "heads": (2, "shapes"), "qk_norm": (False, "shapes"), "norm_eps": (0.3, "forward"),
-        "rope_share": ROPE["rope_share"], "block_size": (3, "forward"), "blocks": (3, "forward"),
-        "index_dim": (6, "shapes"), "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
+        "block_size": (3, "forward"), "blocks": (3, "forward"), "index_dim": (6, "shapes"),
+        "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
     },
     "dsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
         "top_k": (4, "forward"), "index_heads": (3, "shapes"), "index_dim": (16, "shapes"),
-        "rope_share": ROPE["rope_share"], "index_rope": (8, "forward"),
+        "index_rope": (8, "forward"),
     },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
