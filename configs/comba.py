@@ -4,6 +4,8 @@ arXiv 2506.02475; the shape is flash-linear-attention's.
 
     seqjax train --config=comba
     seqjax train --config=comba:110m
+
+Results: lab/results/mixers.md
 """
 
 from seqjax import presets

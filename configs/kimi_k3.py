@@ -1,10 +1,11 @@
 """Kimi K3: three KDA layers with bounded decays and full-rank gates, then gated MLA.
 
 arXiv 2510.26692 (KDA); the changes follow the ports of Kimi K3 in vLLM and torchtitan. Kimi K3's MLPs are mixtures of
-experts; here each layer has a SwiGLU. Its attention residuals are left out.
+experts; here each layer has a SwiGLU. The third command adds its attention residuals.
 
     seqjax train --config=kimi_k3
     seqjax train --config=kimi_k3:110m
+    seqjax train --config=kimi_k3:110m,model.attn_residual=4
 
 Results: lab/results/mixers.md
 """

@@ -4,6 +4,8 @@ arXiv 2604.21100; the shape is flash-linear-attention's.
 
     seqjax train --config=precond_gated_deltanet
     seqjax train --config=precond_gated_deltanet:110m
+
+Results: lab/results/mixers.md
 """
 
 from seqjax import presets

@@ -4,6 +4,8 @@ arXiv 2604.21100; the shape is flash-linear-attention's.
 
     seqjax train --config=precond_kda
     seqjax train --config=precond_kda:110m
+
+Results: lab/results/mixers.md
 """
 
 from seqjax import presets

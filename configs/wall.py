@@ -1,9 +1,11 @@
 """Wall attention: softmax attention with a decay per key channel in place of positions.
 
-Tilde Research; the shape is flash-linear-attention's.
+Tilde Research, without an arXiv page; the shape is flash-linear-attention's.
 
     seqjax train --config=wall
     seqjax train --config=wall:110m
+
+Results: lab/results/mixers.md
 """
 
 from seqjax import presets

@@ -92,6 +92,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "full": {"chunk_size": 4, "path_rank": 3},
         "gqa_gates": {"chunk_size": 5, "kv_heads": 2, "forget_gate": True, "qk_norm": True},
     },
+    "parallax": {"full": {}, "gqa": {"kv_heads": 2, "qk_norm": True, "gate": True}},
     "wall": {"full": {}, "gqa": {"kv_heads": 2, "qk_norm": True, "gate": True}},
     "nsa": {
         "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
@@ -176,6 +177,7 @@ SLOW = {
     ("mamba2", "one"),
     ("mamba3", "softplus"),
     ("nsa", "conv_gqa"),
+    ("parallax", "gqa"),
     ("wall", "gqa"),
     ("msa", "conv_gqa"),
     ("dsa", "conv_gqa"),

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.mlstm import MLSTM as MLSTM
     from seqjax.mixers.msa import MSA as MSA
     from seqjax.mixers.nsa import NSA as NSA
+    from seqjax.mixers.parallax import Parallax as Parallax
     from seqjax.mixers.path import PaTH as PaTH
     from seqjax.mixers.post_norm_attention import PostNormAttention as PostNormAttention
     from seqjax.mixers.precond_gated_deltanet import PrecondGatedDeltaNet as PrecondGatedDeltaNet

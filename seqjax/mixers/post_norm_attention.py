@@ -7,7 +7,6 @@ normalised over all heads. The release has no positions; `position="rope"` gives
 stream without a norm.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -34,45 +33,44 @@ class PostNormBlock(Block):
         """Return the residual stream, the mixer's input, in `dtype`."""
         return constrain_batch(x.astype(dtype))
 
-    def _apply(
-        self, mix: Callable[[Array, Cache], tuple[Array, Cache]], x: Array, cache: Cache, dtype: Any
-    ) -> tuple[Array, Cache]:
-        """Apply the layer to [B, T, D] or [B, D], with `mix` as the mixer's form."""
+    def _add(self, x: Array, y: Array, dtype: Any) -> Array:
+        """Add the mixer's output y and then the MLP's to the residual stream, [B, T, D] or [B, D]."""
         with jax.named_scope("mixer"):
-            y, cache = mix(self.mixer_input(x, dtype), cache)
             x = x + self.norm1(constrain_batch(y)).astype(x.dtype)
         if self.norm2 is not None and self.mlp is not None:
             with jax.named_scope("mlp"):
                 y = self.mlp(constrain_batch(x.astype(dtype)))
                 x = x + self.norm2(constrain_batch(y)).astype(x.dtype)
-        return x, cache
+        return x
 
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
         del layer
-        return self._apply(lambda h_BTD, _: (self.mixer(h_BTD), None), x_BTD, None, dtype)[0], carry
+        with jax.named_scope("mixer"):
+            y_BTD, carry = self.apply_mixer(self.mixer_input(x_BTD, dtype), carry)
+        return self._add(x_BTD, y_BTD, dtype), carry
 
     def prefill(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to a prompt and fill an empty cache."""
         del layer
-        x_BTD, cache = self._apply(self.mixer.prefill, x_BTD, cache, dtype)
-        return x_BTD, carry, cache
+        y_BTD, cache = self.mixer.prefill(self.mixer_input(x_BTD, dtype), cache)
+        return self._add(x_BTD, y_BTD, dtype), carry, cache
 
     def prefill_next(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to T tokens that continue the cached sequence."""
         del layer
-        x_BTD, cache = self._apply(self.mixer.prefill_next, x_BTD, cache, dtype)
-        return x_BTD, carry, cache
+        y_BTD, cache = self.mixer.prefill_next(self.mixer_input(x_BTD, dtype), cache)
+        return self._add(x_BTD, y_BTD, dtype), carry, cache
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
         """Apply the layer to one token."""
         del layer
-        x_BD, cache = self._apply(self.mixer.step, x_BD, cache, dtype)
-        return x_BD, carry, cache
+        y_BD, cache = self.mixer.step(self.mixer_input(x_BD, dtype), cache)
+        return self._add(x_BD, y_BD, dtype), carry, cache
 
 
 class PostNormAttention(TransformerPP):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax import mixers
-from seqjax.config import Config, OptimConfig, to_dict
+from seqjax.config import Config, to_dict
 from seqjax.errors import UserError
 from seqjax.reading import read_json
 from seqjax.training.schedule import ENDS, Segment
@@ -34,10 +34,19 @@ MAY_CHANGE = (
     "eval.entropy_tokens",
 )
 LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
-# Settings that are newer than identities, and their defaults. Hashes leave a default out, so identities do not change.
+# Settings that are newer than identities, and their defaults; a mixer's setting has the mixer's name before it. Hashes
+# leave a default out, so identities do not change.
 ADDED = {
-    f"optim.{key}": getattr(OptimConfig(), key)
-    for key in ("name", "adam_lr", "muon_scale", "muon_momentum", "schedule")
+    "model.attn_residual": None,
+    **{f"model.mixer.{name}.rescale_init": True for name in ("transformer", "transformer_pp")},
+    **{f"model.mixer.{name}.rope_share": 1.0 for name in ("transformer", "transformer_pp")},
+    "model.mixer.gated_deltanet.value_heads": None,
+    "model.mixer.kda.gate_rank": None,
+    "optim.name": "adam",
+    "optim.adam_lr": None,
+    "optim.muon_scale": "spectral",
+    "optim.muon_momentum": 0.95,
+    "optim.schedule": "linear",
 }
 FORM = {"identity?": str, "settings?": [str]}  # in run.json
 NOT_CHECKED = "it began before runs had identities, so its files are not checked"
@@ -73,18 +82,28 @@ def settings_of(values: Mapping[str, Any]) -> str:
     return _digest({key: value for key, value in settings.items() if not key.startswith(changing)})
 
 
-def without_added(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config.json without the settings in `ADDED` that have their default."""
-    return {
-        group: {
-            key: value
-            for key, value in settings.items()
-            if f"{group}.{key}" not in ADDED or value != ADDED[f"{group}.{key}"]
-        }
-        if isinstance(settings, dict)
-        else settings
-        for group, settings in values.items()
-    }
+def without_added(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the settings of a config.json without the settings in `ADDED` that have their default.
+
+    `path` is the prefix of their keys.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        where = f"{path}{key}"
+        if where in ADDED and value == ADDED[where]:
+            continue
+        if isinstance(value, dict):
+            value = _group_without_added(value, where)
+        elif isinstance(value, list):
+            value = [_group_without_added(x, where) if isinstance(x, dict) else x for x in value]
+        kept[key] = value
+    return kept
+
+
+def _group_without_added(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return without_added(
+        values, f"{path}.{values['name']}." if path == "model.mixer" and "name" in values else f"{path}."
+    )
 
 
 def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import seqjax
-from seqjax.config import Config, to_dict
+from seqjax.config import Config, from_config_dict, presets, to_dict
 from seqjax.errors import UserError
 from seqjax.study.runs import collect, files
 from seqjax.study.runs.runner import Run
@@ -56,14 +56,23 @@ def trained(blocks_dir, tmp_path_factory) -> Trained:
     return Trained(config, linear, *(root / name for name in ("mine", "theirs", "a", "b")))
 
 
-def test_new_settings_at_their_defaults_keep_the_identity(blocks_dir):
-    """A config.json from before they existed has the same hash; other values change it."""
-    values = to_dict(support.run_config(blocks_dir, "transformer_pp"))
-    old = values | {"optim": {k: v for k, v in values["optim"].items() if f"optim.{k}" not in identity.ADDED}}
-    assert len(old["optim"]) == len(values["optim"]) - len(identity.ADDED)
-    assert identity.settings_of(old) == identity.settings_of(values)
+# Config -> the settings' hash in seqjax 0.1.0. A setting that is newer belongs in `identity.ADDED`.
+HASHES = {
+    "based": "bee8122e890f889127f46864703d04e05a29d56955264767dc067d49de393eca",
+    "gated_deltanet": "257933079cf4dacdbee5e23b21c94ccd71e1a9e2b652e70770ac5fdeee87716a",
+    "kda": "30329eaecad4f19e749662ca91cccef26a09b3e8790de82c47d284e331154858",
+    "rwkv7": "1fd79041ec11ad8ec5fa70d7428df99faf5474498067c29687d9d05b1250a87c",
+    "transformer_pp": "582690317f7d108205d75b2a50ca55caff68452eecaace4df6c274c3e356c385",
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_new_settings_at_their_defaults_keep_the_identity(name):
+    """Other values change it."""
+    values = to_dict(from_config_dict(presets.read_config(f"{name}:debug")))
+    assert identity.settings_of(values) == HASHES[name]
     changed = values | {"optim": values["optim"] | {"schedule": "cosine"}}
-    assert identity.settings_of(changed) != identity.settings_of(values)
+    assert identity.settings_of(changed) != HASHES[name]
 
 
 def run_of(config: Config, workdir: Path) -> Run:

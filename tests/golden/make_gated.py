@@ -125,7 +125,36 @@ stub(
     update_layer_cache=lambda *_, **__: None, unpad_hidden_states=lambda x, cu, *_: (x, None, cu),
     repad_hidden_states=lambda x, *_: x, get_unpad_data=None, index_first_axis=None,
 )  # fmt: skip
-stub("fla.modules", ShortConvolution=ShortConvolution, FusedRMSNormGated=GatedNorm, RMSNorm=None, GroupNorm=GroupNorm)
+
+
+class Rotary:
+    """Rotates the pairs (n, n + K / 2), as fla's does by default."""
+
+    def __init__(self, dim, base):
+        self.frequency = base ** (-torch.arange(0, dim, 2) / dim)
+
+    def turned(self, x):
+        angle = (torch.arange(x.shape[1])[:, None] * self.frequency)[:, None]
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+
+    def __call__(self, q, k, **unused):
+        return self.turned(q), self.turned(k)
+
+
+class Norm(nn.RMSNorm):
+    def __init__(self, hidden_size, dtype, eps=EPS):
+        super().__init__(hidden_size, eps=eps)
+
+
+stub(
+    "fla.modules",
+    ShortConvolution=ShortConvolution,
+    FusedRMSNormGated=GatedNorm,
+    RMSNorm=Norm,
+    GroupNorm=GroupNorm,
+    RotaryEmbedding=Rotary,
+)
 stub("fla.modules.activations", ACT2FN={})
 stub("fla.ops.kda", chunk_kda=kda, fused_recurrent_kda=None)
 stub("fla.ops.gdn2", chunk_gdn2=gdn2, fused_recurrent_gdn2=None)
@@ -137,6 +166,12 @@ stub("fla.ops.path_attn.parallel", parallel_path_attn=path)
 stub("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
 stub("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
 
+stub(
+    "fla.ops.parallax",
+    parallel_parallax=lambda q, r, k, v, **unused: load("ops/parallax/naive").naive_parallax(q, r, k, v),
+)
+stub("fla.ops.parallax.decode", parallax_decode=None, parallax_decode_one_step=None)
+stub("fla.ops.utils.index", prepare_lens_from_mask=None)
 stub("fla.ops.utils.constant", RCP_LN2=1 / np.log(2))
 stub("fla.ops.utils.cumsum", chunk_global_cumsum=lambda g, cu_seqlens, scale: g.cumsum(1) * scale)
 stub(
@@ -195,6 +230,10 @@ LAYERS: Any = {
     "precond_gated_deltanet": ("precond_gated_deltanet", "PrecondGatedDeltaNet", DELTA_SIZES,
         CONVOLVED | DELTA | PRECOND | {
         "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj", "precond.decay": "a_atk_proj",
+    }),
+    "parallax": ("parallax", "Parallax", SIZES | {"qk_norm": True, "num_kv_heads": 1}, {
+        "q.q": "q_proj", "q.r": "r_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "q_norm.g": "q_norm.weight",
+        "r_norm.g": "r_norm.weight", "k_norm.g": "k_norm.weight",
     }),
     "wall": ("wall_attn", "WallAttention", SIZES | {"qk_norm": True, "use_output_gate": True, "num_kv_heads": 1}, {
         "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "decay": "g_proj", "gate": "o_gate_proj",

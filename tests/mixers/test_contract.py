@@ -162,6 +162,8 @@ STATE = {
     "fox/window_gqa": lambda n: 36 * min(n, 5),
     "fox/pro": lambda n: 68 * n + 64,  # plus the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
+    "parallax": lambda n: 64 * n,
+    "parallax/gqa": lambda n: 32 * n,
     "wall": lambda n: 64 * n + 32 * n,  # plus the sum of each key's log decays
     "wall/gqa": lambda n: 32 * n + 32 * n,
     "path": lambda n: 64 * n + 2 * 32,  # plus the last convolution inputs
@@ -290,14 +292,14 @@ ATTENTION = [
 def test_flops_count_the_keys_that_are_read(mixer, variant):
     """One layer with one head: gradients reveal the keys that each query read.
 
-    QK^T and PV take 2 K FLOPs each per pair.
+    QK^T and PV take 2 K FLOPs each per pair, and so does the second score of Parallax.
     """
     model = support.tiny_model(mixer, variant, model__n_layers=1, model__mixer__heads=1)
     pairs = np.count_nonzero(testing.reach(testing.Case(model)))
     bound = model.abstract_blocks()[0].mixer
     forward = bound.flops_per_token(T)
     forward = (bound.train_flops_per_token(T) - forward) / 2  # without the selection, which has no backward pass
-    products = 1 if variant == "const_qk" else 2  # one QK^T serves all sequences in a batch
+    products = 1 if variant == "const_qk" else 3 if mixer == "parallax" else 2  # const: all sequences share QK^T
     assert forward == pytest.approx(products * 2 * 32 * pairs / T)
 
 

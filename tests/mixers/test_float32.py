@@ -56,7 +56,7 @@ VARIANT_ISLANDS = {
 # and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
 VALUES |= {"fox": 3, "mla": 3, "nsa": 8, "path": 2, "post_norm_attention": 3, "transformer": 3, "transformer_pp": 3}
-VALUES |= {"wall": 3, "dsa": 3, "msa": 2}
+VALUES |= {"wall": 3, "dsa": 3, "msa": 2, "parallax": 3}
 # Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",

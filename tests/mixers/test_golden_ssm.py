@@ -71,6 +71,7 @@ SETTINGS = {
         "qk_norm_eps": 1e-6, "gate": True,
     },
     "qwen3_deltanet": {"heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8, "chunk_size": 8},
+    "parallax": {"heads": 2, "kv_heads": 1, "qk_norm": True},
     "wall": {"heads": 2, "kv_heads": 1, "qk_norm": True, "gate": True},
     "comba": DELTA,
     "precond_gated_deltanet": DELTA,

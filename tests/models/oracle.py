@@ -153,7 +153,7 @@ def queries_and_keys(m, p, x_q, x_k):
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
-        eps = m.norm_eps if m.name == "msa" else getattr(m, "qk_norm_eps", 1e-5)
+        eps = m.norm_eps if getattr(m, "name", "") == "msa" else getattr(m, "qk_norm_eps", 1e-5)
         if m.qk_norm == "full":
             q, k = (
                 rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
@@ -404,6 +404,27 @@ def path(m, p, x):
         weight = np.array(decay) * np.exp(score)
         o.append(np.einsum("sh,shv->hv", weight / weight.sum(0), np.repeat(v[: t + 1], repeats, 1)))
     return linear(p["out"], np.array(o).reshape(len(x), -1))
+
+
+def parallax(m, p, x):
+    """Subtract the covariance of the values and a second score from their mean."""
+    n_kv = m.kv_heads or m.heads
+    q, r = (heads_of(linear(p["q"][name], x), m.heads) for name in "qr")
+    k, v = (heads_of(linear(p[name], x), n_kv) for name in "kv")
+    if m.qk_norm:
+        q, r, k = (rms_norm(y, p[f"{name}_norm"]["g"], 1e-5) for name, y in (("q", q), ("r", r), ("k", k)))
+    if m.position == "rope":
+        q, r, k = (rotate(y, m) for y in (q, r, k))
+    k, v = (np.repeat(y, m.heads // n_kv, axis=1) for y in (k, v))
+    o = np.zeros(q.shape)
+    for i in range(len(x)):
+        for h in range(m.heads):
+            keys, values = k[: i + 1, h], v[: i + 1, h]
+            weight, second = softmax(keys @ q[i, h] / math.sqrt(q.shape[-1])), keys @ r[i, h]
+            covariance = weight @ (second[:, None] * values) - (weight @ second) * (weight @ values)
+            o[i, h] = weight @ values - covariance
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
 def wall(m, p, x):
@@ -771,7 +792,8 @@ MIXERS = {
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "wall": wall, "comba": comba, "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
+    "parallax": parallax, "wall": wall, "comba": comba,
+    "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}

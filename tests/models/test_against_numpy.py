@@ -126,6 +126,10 @@ VARIANTS = {
         "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,lower_bound=-5.0,precond_bound=2.0",
         "bare": "conv=False,gate=False",
     },
+    "parallax": {
+        "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,qk_norm=True,gate=True",
+        "none": "position=none",
+    },
     "wall": {"default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,qk_norm=True,gate=True"},
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
@@ -165,7 +169,7 @@ SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none",
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
-SLOW |= {"wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
+SLOW |= {"parallax-default", "parallax-none", "wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
 SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}

@@ -212,6 +212,10 @@ CASES = {
     "fox:model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT,
     },
+    # flash-linear-attention, layers/parallax.py
+    "parallax:model.mixer.qk_norm=True,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.(q\.)?\w+\.w|mlp\.down\.w": GPT, r"mixer\.r_norm\.g": exactly(1.0),
+    },
     # flash-linear-attention, layers/wall_attn.py
     "wall:model.mixer.qk_norm=True,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.decay_bias_E": exactly(8.0),

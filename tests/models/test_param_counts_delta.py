@@ -23,6 +23,7 @@ COUNTS = {
     ("comba", "110m"): 109.8,
     ("precond_gated_deltanet", "110m"): 109.9,
     ("precond_kda", "110m"): 112.4,
+    ("parallax", "110m"): 109.5,
     ("wall", "110m"): 109.5,
     ("rwkv7", "110m"): 114.9,
     ("rwkv7", "135m_100k"): 139.5,

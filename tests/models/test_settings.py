@@ -192,6 +192,10 @@ MIXERS = {
     "precond_kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "gate": (False, "shapes"), "precond_bound": (1.2, "forward"),
     },
+    "parallax": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("none", "forward"),
+        "rope_base": (37.0, "forward"), "qk_norm": (True, "shapes"), "gate": (True, "shapes"),
+    },
     "wall": {
         "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "qk_norm": (True, "shapes"),
         "gate": (True, "shapes"),
@@ -230,7 +234,7 @@ SIZES = {
 # head_dim = width / heads
 NO_HEAD_DIM = {
     "transformer", "transformer_pp", "fox", "mla", "nsa", "msa", "dsa", "path", "post_norm_attention", "top1_chunk",
-    "top1_element", "wall",
+    "top1_element", "wall", "parallax",
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def require_one_training(configs: Iterable[tuple[str, str, Mapping[str, Any]]], 
         if not own.fits(known):
             raise UserError(
                 f"{source}: {first!r} and {label!r} are runs of {model!r} with different optimisers or schedules "
-                f"({_text(known)}; {_text(own)}). Give each its own `model`."
+                f"({_text(known)}; {_text(own)}). Give them different `model` names."
             )
         earlier[model] = first, known.known(own)
 
