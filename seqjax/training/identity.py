@@ -39,7 +39,10 @@ LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
 ADDED = {
     "model.attn_residual": None,
     **{f"model.mixer.{name}.rescale_init": True for name in ("transformer", "transformer_pp")},
-    **{f"model.mixer.{name}.rope_share": 1.0 for name in ("transformer", "transformer_pp")},
+    **{
+        f"model.mixer.{name}.rope_share": 1.0
+        for name in ("transformer", "transformer_pp", "top1_chunk", "top1_element", "nsa")
+    },
     "model.mixer.gated_deltanet.value_heads": None,
     "model.mixer.kda.gate_rank": None,
     "optim.name": "adam",
