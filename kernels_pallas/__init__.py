@@ -33,7 +33,7 @@ chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional 
     top1_chunk_decode         q [B,H,K]  caches [B,S,G,K], [B,S,G,V]  length        [B,H,V]
     top1_element_attention    q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]                 [B,T,H,V]
     top1_element_decode       q [B,H,K]  caches [B,S,G,K], [B,S,G,V]  length        [B,H,V]
-    causal_attention          q [B,T,H,K]  k, v [B,T,G,K]  (log gates [B,T,H])      [B,T,H,K]
+    causal_attention          q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]  (log gates)   [B,T,H,V]
     path_walk                 q, k [c,B,H,C,K]  v [c,B,H,C,V]  P [c,B,H,K,K]        [c,B,H,C,V]
     selective_scan            x, dt [B,T,E]  A [E,N]  B, C [B,T,N]  D [E]  state    y [B,T,E]  state [B,E,N]
     ssd                       x [B,T,H,V]  log a [B,T,H]  b, c [B,T,(G,)N]  state   y [B,T,H,V]  state [B,H,N,V]

@@ -179,7 +179,7 @@ def explained() -> Iterator[None]:
                 raise
             raise UserError(
                 f"The device is out of memory: {first_line(error)} In training, lower "
-                "config.train.per_device_batch_size (raise config.train.accumulate if that is set), raise "
+                "config.train.per_device_batch_size (or, if you set config.train.accumulate, raise it), raise "
                 "config.mesh.fsdp, or set config.model.remat=full (`seqjax train --dry_run` shows the memory); in "
                 "evaluation, lower config.eval.batch_size; in generation, lower --batch_size or --prefill_chunk."
             ) from error

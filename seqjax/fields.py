@@ -1,5 +1,6 @@
 """Check values against a frozen dataclass: keys, types, bounds, allowed values."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -50,12 +51,25 @@ def is_group(value: Any) -> bool:
 
 
 def optional(hint: Any) -> tuple[Any, bool]:
-    """Return the plain type without None, and whether None was an alternative."""
+    """Return the plain type without None, and whether None was an alternative.
+
+    The plain type is a union if several alternatives remain.
+    """
     hint = plain(hint)
-    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+    if not _is_union(hint):
         return hint, False
     options = typing.get_args(hint)
-    return next(o for o in options if o is not type(None)), type(None) in options
+    return typing.Union[tuple(o for o in options if o is not type(None))], type(None) in options  # noqa: UP007
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union without None; a tuple of one for another type."""
+    hint = optional(hint)[0]
+    return typing.get_args(hint) if _is_union(hint) else (hint,)
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def checked(hint: Any, value: Any, path: str) -> Any:
@@ -72,6 +86,8 @@ def checked(hint: Any, value: Any, path: str) -> Any:
     hint, may_be_none = optional(hint)
     if hint is Any or (value is None and may_be_none):  # A user's mixer may have settings without a type.
         return value
+    if _is_union(hint):
+        return _checked_alternative(alternatives(hint), value, path, may_be_none=may_be_none)
     origin = typing.get_origin(hint)
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -92,6 +108,15 @@ def checked(hint: Any, value: Any, path: str) -> Any:
         whole = f" Write {value:.0f}." if hint is int and isinstance(value, float) and value.is_integer() else ""
         raise UserError(f"{path} must be {kind}, not {type(value).__name__} {value!r}.{whole}")
     return value
+
+
+def _checked_alternative(hints: tuple[Any, ...], value: Any, path: str, *, may_be_none: bool) -> Any:
+    """Return `value` as a setting of the first type that it fits."""
+    for hint in hints:
+        with contextlib.suppress(UserError):
+            return checked(hint, value, path)
+    known = [name for hint in hints for name in typing.get_args(hint) or (hint.__name__,)] + [None] * may_be_none
+    raise UserError(f"{path} must be {' or '.join(map(str, known))}, not {value!r}.")
 
 
 def build(cls: type[T], values: Any, path: str, check: Callable[[Any, Any, str], Any] = checked) -> T:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,9 +26,10 @@ from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
 from seqjax.errors import UserError
 from seqjax.escape import message
-from seqjax.mixers import base, use
+from seqjax.mixers import base, settings_class, use
+from seqjax.mixers import load as load_mixer
 from seqjax.models import Model, flops
-from seqjax.nn.params import names
+from seqjax.nn.params import names, restricted
 from seqjax.sharding import make_mesh, shardings
 from seqjax.training.checkpoint import has_any
 from seqjax.training.evaluate import read_params, restore, trained
@@ -212,10 +214,16 @@ def describe_weights(path: str, config: Config) -> str:
     source = _fitting(directory, path, config)
     if not has_any(trained(source, directory)):
         raise UserError(f"--init_from={path} has no checkpoint yet; let that run reach its first save.")
-    return f"from the newest checkpoint of {path}"
+    own, theirs = ({name for name, _ in names(_model(each).shapes)} for each in (config, source))
+    new = f"; {len(own - theirs)} arrays of the group auxiliary are new" if own - theirs else ""
+    return f"from the newest checkpoint of {path}{new}"
 
 
 def _read_weights(path: str, config: Config, target: Params) -> tuple[Params, int]:
+    """Return the parameters in `path` and their step.
+
+    Auxiliary parameters that the other run does not have are missing in the result.
+    """
     directory = fetched(path)
     if is_public(directory):
         source_config, params = load_public(directory, config=config)
@@ -223,7 +231,7 @@ def _read_weights(path: str, config: Config, target: Params) -> tuple[Params, in
         return jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), params, target), 0
     source = _fitting(directory, path, config)
     _warn_of_tokenizer(path, source, config)
-    return read_params(source, directory, target)
+    return read_params(source, directory, restricted(target, _model(source).shapes))
 
 
 def _warn_of_tokenizer(path: str, source_config: Config, config: Config) -> None:
@@ -242,20 +250,45 @@ def _fitting(directory: Path, path: str, config: Config) -> Config:
     Raises `UserError` unless its model fits.
     """
     source = load_config(directory, allow_code=[mixer.name for mixer in config.model.mixers])
-    changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
+    changed = differences({"model": to_dict(source.model)}, {"model": to_dict(_without_index(config, source).model)})
     if incompatible := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
         raise UserError(
-            f"--init_from={path} has another model than this run ({incompatible[0]}): give this run its settings, or "
-            "take the weights of a run with the same config.model."
+            f"--init_from={path} has another model than this run ({incompatible[0]}): copy its config.model, "
+            "or take the weights of a run with the same config.model."
         )
-    own_shapes, source_shapes = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
-    for name, x in own_shapes.items():
-        if x.shape != source_shapes[name].shape:
+    own_shapes, source_shapes = (dict(names(_model(c).shapes)) for c in (config, source))
+    for name, x in source_shapes.items():
+        if x.shape != own_shapes[name].shape:
             raise UserError(
-                f"--init_from={path}: the parameter {name} has shape {source_shapes[name].shape}, but {x.shape} in "
+                f"--init_from={path}: the parameter {name} has shape {x.shape}, but {own_shapes[name].shape} in "
                 f"this run; set config.train.seq_len={source.train.seq_len}, on which the shape depends."
             )
     return source
+
+
+def _model(config: Config) -> Model:
+    return Model(config.model, max_len=config.train.seq_len)
+
+
+def _without_index(config: Config, source: Config) -> Config:
+    """Return the config with each mixer replaced by the mixer of `source` that it extends, if any.
+
+    The settings that both have keep their values, and the others have their defaults.
+    """
+    ours, theirs = config.model.mixers, source.model.mixers
+    if len(ours) != len(theirs):
+        return config
+    mixers = [_extended(x) if load_mixer(x.name).extends == y.name else x for x, y in zip(ours, theirs, strict=True)]
+    mixer: Any = tuple(mixers) if isinstance(config.model.mixer, tuple) else mixers[0]
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, mixer=mixer))
+
+
+def _extended(mixer: Any) -> Any:
+    extends = load_mixer(mixer.name).extends
+    assert extends is not None
+    kind = settings_class(extends)
+    shared = {field.name for field in dataclasses.fields(kind)} & {field.name for field in dataclasses.fields(mixer)}
+    return kind(**{name: getattr(mixer, name) for name in shared} | {"name": extends})
 
 
 def _public(directory: Path) -> Pretrained:

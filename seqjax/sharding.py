@@ -120,6 +120,22 @@ def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
+def whole_matrices(x: Array) -> Array:
+    """Constrain a stack of matrices [..., in, out] to whole matrices per device.
+
+    The devices share the first axis of the stack, over the mesh axes that divide it; each device holds the rest. It is
+    a no-op outside a mesh or on a single device.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    axes, left = list[str](), x.shape[0] if x.ndim > 2 else 1
+    for axis, size in mesh.shape.items():
+        if size > 1 and left % size == 0:
+            axes, left = [*axes, axis], left // size
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(tuple(axes)) if axes else PartitionSpec())
+
+
 def constrain_batch(x: Array) -> Array:
     """Constrain [B, T, D] or [B, D] to be split along B, and along T over `seq`.
 

@@ -73,7 +73,7 @@ from flax import nnx
 
 from seqjax import store
 from seqjax.training import mirrors, report
-from tests import object_servers, separation, support
+from tests import object_servers, separation, slow_cases, support
 
 # Here a small program is compiled in less time than it is written; the processes that tests start share all of theirs.
 if os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS") == "0":
@@ -137,7 +137,10 @@ def sort_files(items: list[pytest.Item]) -> None:
 
 
 def mark_items(items: list[pytest.Item]) -> None:
+    long_cases = set(slow_cases.read())
     for item in items:
+        if item.nodeid in long_cases:
+            item.add_marker(pytest.mark.slow)
         values = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if (values.get("mixer"), values.get("variant")) in support.SLOW:
             item.add_marker(pytest.mark.slow)

@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": {"conv": True, "qk_norm": True},
         "conv_window_gqa": {"conv": True, "window": 5, "kv_heads": 2, "gate": True},
         "conv_alibi": {"conv": True, "position": "alibi", "bias": True},
+        "share_full_norm": {"rope_share": 0.25, "qk_norm": "full", "gate": True},
     },
     "top1_chunk": {
         "exact": {},
@@ -97,6 +98,22 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
         "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
     },
+    "msa": {
+        "gqa": {"kv_heads": 2, "block_size": 4, "blocks": 3},
+        "conv_gqa": {
+            "kv_heads": 2,
+            "block_size": 5,
+            "blocks": 2,
+            "conv": True,
+            "gate": True,
+            "index_dim": 6,
+            "index_rope": 0,
+        },
+    },
+    "dsa": {
+        "full": {"top_k": 6, "index_heads": 4, "index_dim": 8, "index_rope": 4},
+        "conv_gqa": {"top_k": 3, "index_heads": 2, "kv_heads": 2, "conv": True, "gate": True, "qk_norm": True},
+    },
     "rwkv7_shell": {
         "top1_exact": {},
         "top1_approx": {"core": "top1_approx"},
@@ -110,8 +127,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "default": {},
         "three_steps": {"steps": 3, "decay": False, "allow_negative_eigenvalues": False},
     },
-    "gated_deltanet": {"default": {}, "bare": {"conv": False, "gate": False}},
-    "kda": {"default": {}, "bounded": {"lower_bound": -5.0}, "channel_gates": {"channel_gates": True}},
+    "gated_deltanet": {"default": {}, "bare": {"conv": False, "gate": False}, "value_heads": {"value_heads": 8}},
+    "kda": {
+        "default": {},
+        "bounded": {"lower_bound": -5.0, "gate_rank": "full"},
+        "channel_gates": {"channel_gates": True},
+    },
+    "mla": {
+        "rope": {},
+        "gated": {"position": "none", "gate": True, "q_rank": 7, "value_head_dim": 14},
+    },
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
         "full": {},
@@ -144,6 +169,8 @@ SLOW = {
     ("gated_deltaproduct", "three_steps"),
     ("kda", "bounded"),
     ("kda", "channel_gates"),
+    ("gated_deltanet", "value_heads"),
+    ("mla", "gated"),
     ("fox", "conv"),
     ("mamba1", "one"),
     ("mamba1", "one_dt"),
@@ -152,6 +179,8 @@ SLOW = {
     ("nsa", "conv_gqa"),
     ("parallax", "gqa"),
     ("wall", "gqa"),
+    ("msa", "conv_gqa"),
+    ("dsa", "conv_gqa"),
     ("rwkv7_shell", "bare"),
     ("rwkv7_shell", "full"),
     ("rwkv7_shell", "full_norm"),
@@ -166,11 +195,12 @@ SLOW = {
     ("transformer_pp", "const_k"),
     ("transformer_pp", "conv_alibi"),
     ("transformer_pp", "gqa"),
+    ("transformer_pp", "share_full_norm"),
     ("transformer_pp", "temperature"),
 }
 # One mixer of each kind. Tests that take seconds per mixer run on these; on the others they are slow tests.
 REPRESENTATIVE = ("mamba2", "rwkv7", "top1_chunk", "transformer_pp")
-IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
+IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based", "post_norm_attention": "olmo_hybrid"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
 

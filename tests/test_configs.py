@@ -51,11 +51,12 @@ def test_every_ablation_builds_and_changes_few_settings(name):
     """The contract tests cover the settings; this checks the name and which settings change."""
     config = load(f"ablations.{name}", "110m,mixed")
     assert (config.name, config.size, config.data.regime) == (name, "110m", "mixed")
-    base = name.split("_")[0] if name.startswith("mamba") else "transformer_pp"
+    bases = {"mamba1": "mamba1", "mamba2": "mamba2", "hybrid": "gated_deltanet_hybrid"}
+    base = bases.get(name.split("_")[0], "transformer_pp")
     changed = differences(to_dict(load(base, "110m,mixed")), to_dict(config))
     assert 2 <= len(changed) <= 3, changed
     assert all(
-        line.startswith(("name:", "model.mixer.", "model.learned_positions:", "eval.entropy_tokens:"))
+        line.startswith(("name:", "model.mixer", "model.learned_positions:", "eval.entropy_tokens:"))
         for line in changed
     )
 

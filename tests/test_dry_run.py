@@ -92,6 +92,26 @@ def test_groups_and_where_weight_decay_applies(report, tmp_path, monkeypatch):
     assert "\ndecay        0.1 on every array with more than one axis per layer" in out
 
 
+def test_muon_and_its_memory(report, monkeypatch):
+    """Muon keeps one moment of its matrices, Adam two of the other parameters; the table has each parameter's rule."""
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    monkeypatch.setattr(dry_run.Step, "compile", lambda step: None)
+    monkeypatch.setattr(dry_run, "_memory", lambda compiled, **given: (0, "not measured"))
+    small = f"transformer_pp:{ARGUMENT},model.dim=64,model.n_layers=2,model.vocab_size=258,model.mlp.dim=128"
+    out = report(config=f"{small},optim.name=muon,optim.lr=0.02,optim.adam_lr=1e-3,optim.schedule=cosine")
+    matrices, others = 2 * (4 * 64**2 + 3 * 64 * 128), 258 * 64 + 2 * 2 * 64 + 64
+    state = f"{matrices * 4 / 1024 + 4 / 1024:.2f} KiB"
+    assert f"optimiser    muon        14 arrays, {matrices:,} parameters, lr 0.02, state {state} on each" in out
+    state = f"{others * 8 / 1024 + 4 / 1024:.2f} KiB"
+    assert f"             adam        6 arrays, {others:,} parameters, lr 0.001, state {state} on each" in out
+    assert exact(out)[0] == 4 * (matrices + others) + 4 * matrices + 8 * others + 4 + 4 + 4 + 8
+    assert "schedule     cosine, " in out
+    rules = {line.split()[0]: line.split()[-3] for line in out.splitlines() if line.startswith(("blocks.", "embed "))}
+    assert rules["blocks.*.mixer.{k,q,v}.w"] == "muon" and rules["embed"] == rules["blocks.*.{norm1,norm2}.g"] == "adam"
+    with pytest.raises(UserError, match=r"config\.optim\.name='muon'.*config\.model\.dim"):
+        report(config=f"transformer_pp:{ARGUMENT},model.dim=32,optim.name=muon")
+
+
 def exact(out) -> tuple[int, int]:
     """The bytes of state and batch on each device."""
     state, batch = (re.search(rf"{what} +([\d,]+) bytes on each device", out)[1] for what in ("state", "batch"))

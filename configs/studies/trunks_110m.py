@@ -174,7 +174,7 @@ def get_study():
             "seed": seed,
         }
     return {
-        "title": "110M parameters, limited regime: trunks and their ends",
+        "title": "110M parameters, trained on web text only",
         "references": (PUBLISHED, SAME_BLOCK),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),

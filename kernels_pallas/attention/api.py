@@ -12,7 +12,7 @@ The backends in order of preference:
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from kernels_pallas import backend, numerics, validation
+from kernels_pallas import backend, numerics, validation, xla_tiles
 from kernels_pallas.attention import chunked, cudnn, splash, triton, xla
 
 BACKENDS = (cudnn.BACKEND, triton.BACKEND, splash.BACKEND, xla.BACKEND, chunked.BACKEND)
@@ -22,7 +22,7 @@ ORDER = tuple(one.name for one in BACKENDS)
 def causal_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BTGK: Float[Array, "B T G K"],
-    v_BTGK: Float[Array, "B T G K"],
+    v_BTGK: Float[Array, "B T G V"],
     log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
     window: int = 0,
@@ -30,7 +30,7 @@ def causal_attention(
     slopes: tuple[float, ...] = (),
     split: PartitionSpec | None = None,
     implementation: str | None = None,
-) -> Float[Array, "B T H K"]:
+) -> Float[Array, "B T H V"]:
     """Return causal softmax attention, optionally with window, ALiBi or forget gates.
 
         o_i = sum_j softmax_j(q_i . k_j * scale) v_j          over 0 <= i - j < window
@@ -38,7 +38,8 @@ def causal_attention(
     Args:
       q_BTHK: queries, fp32, bf16 or fp16; any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
-      v_BTGK: values.
+      v_BTGK: values, [B, T, G, V]. If V differs from K, the narrower operands are padded with zeros, because most
+        backends need equal widths. A backend that refuses a head dim means the larger of the two.
       log_f_BTH: logarithms of forget gates, <= 0, fp32, one per position and query head. Their sum over positions j + 1
         to i is added to the scaled score; they have a gradient. None means no gates. Only triton, xla and chunked have
         gates.
@@ -61,8 +62,13 @@ def causal_attention(
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGK.shape)
     if log_f_BTH is not None:
         validation.check_per_head("log_f", log_f_BTH.shape, q_BTHK.shape)
+    key_dim, value_dim = q_BTHK.shape[-1], v_BTGK.shape[-1]
+    if key_dim != value_dim:
+        width = max(key_dim, value_dim)
+        q_BTHK, k_BTGK, v_BTGK = (xla_tiles.pad_to(x, width, axis=3) for x in (q_BTHK, k_BTGK, v_BTGK))
     operands = q_BTHK, k_BTGK, v_BTGK
     options = {"window": window, "slopes": slopes, "has_gates": log_f_BTH is not None}
     kernels = backend.pick("causal_attention", BACKENDS, implementation, operands, options, order=ORDER)
-    factor = numerics.softmax_scale(scale, q_BTHK.shape[-1])
-    return kernels.attend(*operands, log_f_BTH, window=window, scale=factor, slopes=slopes, split=split)
+    factor = numerics.softmax_scale(scale, key_dim)
+    o_BTHV = kernels.attend(*operands, log_f_BTH, window=window, scale=factor, slopes=slopes, split=split)
+    return o_BTHV if value_dim >= key_dim else o_BTHV[..., :value_dim]

@@ -64,13 +64,13 @@ def short_conv(
     if l2_heads is not None and (l2_heads < 1 or E % l2_heads):
         raise ValueError(f"{l2_heads} heads do not divide {E} channels")
     acc = accumulation_dtype(x_BTE)
-    given = {"w": w_EW.astype(acc)}
+    by_name = {"w": w_EW.astype(acc)}
     if b_E is not None:
-        given["b"] = b_E.astype(acc)
+        by_name["b"] = b_E.astype(acc)
     if last_BWE is not None:
-        given["last"] = last_BWE.astype(x_BTE.dtype)
+        by_name["last"] = last_BWE.astype(x_BTE.dtype)
     options = {"silu": silu, "l2_heads": l2_heads}
-    kernels = backend.pick("short_conv", BACKENDS, implementation, (x_BTE, *given.values()), options)
-    x_BTE, *rest = vary_alike(x_BTE, *given.values())
-    given = dict(zip(given, rest, strict=True))
-    return kernels.run(x_BTE, given["w"], given.get("b"), given.get("last"), **options, scale=scale, eps=eps)
+    kernels = backend.pick("short_conv", BACKENDS, implementation, (x_BTE, *by_name.values()), options)
+    x_BTE, *rest = vary_alike(x_BTE, *by_name.values())
+    by_name = dict(zip(by_name, rest, strict=True))
+    return kernels.run(x_BTE, by_name["w"], by_name.get("b"), by_name.get("last"), **options, scale=scale, eps=eps)

@@ -1,13 +1,14 @@
 """Chunk-start states of linear recurrences, with interchangeable backends.
 
-Within a chunk, the caller computes matrix products for all chunks at once. Only the chunk-start states are sequential:
+The caller computes the matrix products within chunks, for all chunks at once. Only the chunk-start states are
+sequential:
 
-    state_scan      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c      S [K, V], key index first
-    state_passing   S_{c+1} = d_c * S_c + R_c                    any shape, d broadcast
+    state_scan      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c      S [K, V], key index first; chunk axis first
+    state_passing   S_{c+1} = d_c * S_c + R_c                    S of any shape; chunk axis second
 
-The first is the remaining recurrence of DeltaNet's WY form (arXiv 2406.06484, section 3) and similar forms. The second
-is the state passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan in reverse, over the
-state gradient L:
+The first is the recurrence between chunks of DeltaNet's WY form (arXiv 2406.06484, section 3) and similar forms. The
+second is the state passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan in reverse,
+over the state gradient L:
 
     L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c,   dR_c = L_{c+1}
 
@@ -69,10 +70,10 @@ def state_passing(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B c ..."], Float[Array, "B ..."]]:
-    """Return the same states as `state_scan` for an elementwise decay.
+    """Return the states at chunk starts and after the last chunk, for an elementwise decay.
 
     Args:
-      decay_Bc: decays d; same number of chunks as `update_Bc`, other axes broadcast.
+      decay_Bc: decays d, with as many axes as `update_Bc`: c entries for the chunks, all or one along other axes.
       update_Bc: update of each chunk; fp32 (fp64 under x64).
       initial_B: state before the first chunk.
       implementation: backend name; None picks the best backend that can run the call.

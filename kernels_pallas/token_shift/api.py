@@ -50,8 +50,8 @@ def token_shift(
     (B, T, D), N = x_BTD.shape, len(mus)
     if not mus:
         raise ValueError("mus is empty; pass one array [D] per branch")
-    given = {"last_BD": (last_BD, (B, D)), "moves_NBTD": (moves_NBTD, (N, B, T, D))}
-    for name, (x, shape) in ({f"mus[{n}]": (mu, (D,)) for n, mu in enumerate(mus)} | given).items():
+    optional = {"last_BD": (last_BD, (B, D)), "moves_NBTD": (moves_NBTD, (N, B, T, D))}
+    for name, (x, shape) in ({f"mus[{n}]": (mu, (D,)) for n, mu in enumerate(mus)} | optional).items():
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must be {shape} for x_BTD {x_BTD.shape}; it is {x.shape}")
     data = [x.astype(x_BTD.dtype) for x in (last_BD, moves_NBTD) if x is not None]

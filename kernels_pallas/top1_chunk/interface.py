@@ -9,7 +9,7 @@ from kernels_pallas.select_chunk.tables import Shortlist
 
 @runtime_checkable
 class ChunkAttention(Protocol):
-    """Attention to a given selection, and its gradient.
+    """Attention to a selection, and its gradient.
 
     Implementations must be hashable, because they are static arguments. sel_BTH has one chunk for every query after the
     first chunk. sel_BTHk has several chunks (which a backend may refuse; the problem's options contain `top_k`), or

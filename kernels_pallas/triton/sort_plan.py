@@ -1,13 +1,13 @@
 """Sort rows by the chunk that they selected, and cut them into work items.
 
-Two kernels count (sort_plan_kernels.py); XLA computes the running sums between them, over small arrays (tiles x
-chunks). An item has at most `size` rows that share a chunk. How many items a chunk gets depends on the data, but the
-total is bounded:
+One kernel counts and one places (sort_plan_kernels.py); XLA computes the running sums between them, over small arrays
+(tiles x chunks). An item has at most `size` rows that share a chunk. How many items a chunk gets depends on the data,
+but the total is bounded:
 
     sum_c ceil(count_c / size) <= floor(rows / size) + number of chunks
 
-Grids are therefore static, and programs after the last item return at once. A query that selects k chunks has k
-consecutive rows; T then counts rows.
+Kernels over items therefore have a static grid, and programs after the last item return at once. A query that selects
+k chunks has k consecutive rows, and `make` gets T = k * queries.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from kernels_pallas.triton.blocks import padded
 class Plan(NamedTuple):
     """Sorted rows: order[first[c]:first[c + 1]] are chunk c's rows, in time order."""
 
-    order_BHT: Array  # int32; omits rows without a selection, so the last entries are not written
+    order_BHT: Array  # int32; omits rows without a selection; entries from first[NC] on are undefined
     first_BHc: Array  # int32 [B, H, NC + 1]
 
 
@@ -88,8 +88,8 @@ def most_items(rows: int, n_chunks: int, size: int) -> int:
 
 
 def most_rows(T: int, C: int, top_k: int) -> int:
-    """Return an upper bound on the rows that select a chunk.
+    """Return an upper bound on the rows with a selection, for T queries in chunks of C.
 
-    A query in chunk n has n past chunks.
+    A query in chunk n has n past chunks, so only T - i C queries make an i-th selection.
     """
-    return sum(max(0, T - rank * C) for rank in range(1, top_k + 1))
+    return sum(max(0, T - i * C) for i in range(1, top_k + 1))

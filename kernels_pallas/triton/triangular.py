@@ -77,7 +77,7 @@ def store_row(
 ):
     """Write block row R of an inverse [C, C].
 
-    Writes the given blocks up to the diagonal, and zeros after it.
+    Writes the blocks x0 to x3 up to the diagonal, and zeros after it.
     """
     i = tl.arange(0, SOLVE)
     row += R * SOLVE

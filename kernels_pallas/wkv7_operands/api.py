@@ -95,14 +95,14 @@ def wkv7_operands(
     for name, (x, wanted) in expected.items():
         if x.shape != wanted:
             raise ValueError(f"{name} must be {wanted} for r_BTHK {shape}; it is {x.shape}")
-    given = (r_BTHK, k_BTHK, v_BTHK, *(_wide(map_, acc) for map_ in (decay, eta)))
+    operands = (r_BTHK, k_BTHK, v_BTHK, *(_wide(map_, acc) for map_ in (decay, eta)))
     if mix is not None:
         is_first = jnp.asarray(mix.is_first_layer, bool)
         mix = ValueMix(mix.first_BTHK.astype(v_BTHK.dtype), _wide(mix.share, acc), is_first)
-    given = (*given, Vectors(*(x.astype(acc) for x in vectors)), mix)
+    operands = (*operands, Vectors(*(x.astype(acc) for x in vectors)), mix)
     data = (r_BTHK, k_BTHK, v_BTHK, *(map_.hidden_BTR for map_ in maps.values()))
     kernels = backend.pick("wkv7_operands", BACKENDS, implementation, data, {})
-    leaves, structure = jax.tree.flatten(given)
+    leaves, structure = jax.tree.flatten(operands)
     # Under `jax.shard_map`, the kernel's inputs must vary over the same mesh axes.
     return kernels.run(*jax.tree.unflatten(structure, vary_alike(*leaves)))
 

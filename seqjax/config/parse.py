@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from seqjax import mixers
 from seqjax.errors import UserError, nearest
-from seqjax.fields import build, checked, hints_of, is_group, optional
+from seqjax.fields import alternatives, build, checked, hints_of, is_group, optional
 
 T = TypeVar("T")
 
@@ -107,9 +107,9 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
     if isinstance(value, str):
         field_type = _hint(hint, node, name)
         if dataclasses.is_dataclass(field_type):
+            example = next(field for field, default in node[name].items() if default is not None)
             raise UserError(
-                f"{assignment}: config.{key} must be a group of settings, set one by one, as in "
-                f"{key}.{next(iter(node[name]))}=..."
+                f"{assignment}: config.{key} must be a group of settings, set one by one, as in {key}.{example}=..."
             )
         value = read(field_type, value)
     # A group inside a tuple is a plain dict, without types to ignore.
@@ -191,7 +191,7 @@ def read(hint: Any, text: str) -> Any:
         return _list(typing.get_args(hint)[0], text, value)
     if hint is str or typing.get_origin(hint) is typing.Literal:
         return value if isinstance(value, str) else text
-    if hint is bool:
+    if bool in alternatives(hint):
         return BOOLEANS.get(text.lower(), value)
     return value
 

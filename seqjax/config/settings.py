@@ -110,14 +110,21 @@ class DataConfig:
 class OptimConfig:
     """The optimiser and its learning-rate schedule."""
 
-    lr: Annotated[float, Bounds(0)] = 2e-4
+    # muon and normuon update the matrices with both sides of at least 64, and Adam the other parameters
+    name: Literal["adam", "muon", "normuon"] = "adam"  # see docs/protocol.md
+    lr: Annotated[float, Bounds(0)] = 2e-4  # rate of Adam, or of Muon's matrices
+    adam_lr: Annotated[float | None, Bounds(0)] = None  # rate of the parameters that Muon leaves to Adam; None = lr
+    # Factor on Muon's update of a matrix [in, out]. spectral: sqrt(max(1, out / in)); rms: 0.2 sqrt(max(in, out))
+    muon_scale: Literal["spectral", "rms"] = "spectral"  # spectral is for rates near 0.02, rms for Adam's rates
+    muon_momentum: Share = 0.95
     b1: Share = 0.9
     b2: Share = 0.95
     eps: Annotated[float, Bounds(0)] = 1e-8
     weight_decay: Annotated[float, Bounds(0)] = 0.0
     clip_norm: Annotated[float | None, Bounds(0)] = 1.0  # global norm at which gradients are clipped; None = never
+    schedule: Literal["linear", "cosine"] = "linear"  # decay of lr after warmup; train.ends select a WSD schedule
     warmup_steps: NotNegative = 2500
-    final_lr: Annotated[float, Bounds(0)] = 0.0  # lr decays linearly to this, over the rest of the run or a cooldown
+    final_lr: Annotated[float, Bounds(0)] = 0.0  # lr decays to this, over the rest of the run or a cooldown
     cooldown: Share = 0.2  # lr decays over this share of the steps up to an end (train.ends); unused without ends
 
 
@@ -249,8 +256,7 @@ def check(config: Any) -> None:
             raise UserError(
                 f"config.{key}={label!r} labels the run and its directory: use a printable word without slashes."
             )
-    if config.optim.clip_norm == 0:
-        raise UserError("config.optim.clip_norm=0 would stop every step; None disables clipping.")
+    _check_optim(config)
     every, period = config.checkpoint.every, config.checkpoint.keep_period
     if period is not None and (not every or period % every):
         raise UserError(
@@ -318,6 +324,29 @@ def _check_block(model: Any) -> None:
                         f"config.model.{key}={getattr(model, key)!r} needs the pre-norm block, but {name} has another "
                         f"block; set config.model.{key}={neutral!r}, or choose another mixer."
                     )
+
+
+def _check_optim(config: Any) -> None:
+    """Raise `UserError` for optimiser settings that have no effect or exclude each other."""
+    optim, default = config.optim, OptimConfig()
+    if optim.clip_norm == 0:
+        raise UserError("config.optim.clip_norm=0 would stop every step; None disables clipping.")
+    for key in ("adam_lr", "muon_scale", "muon_momentum") if optim.name == "adam" else ():
+        if (value := getattr(optim, key)) != getattr(default, key):
+            raise UserError(
+                f"config.optim.{key}={value!r} has no effect with config.optim.name='adam'; set "
+                "config.optim.name='muon', or leave it out."
+            )
+    if optim.adam_lr is not None and not optim.lr:
+        raise UserError(
+            f"config.optim.lr=0 and config.optim.adam_lr={optim.adam_lr:g}: both rates follow the schedule of "
+            "config.optim.lr, so set it above 0."
+        )
+    if optim.schedule != "linear" and config.train.ends:
+        raise UserError(
+            f"config.optim.schedule={optim.schedule!r} decays the rate over the whole run, and config.train.ends="
+            f"{config.train.ends} keep it constant until a cooldown. Leave one of them out."
+        )
 
 
 def _check_ends(config: Any) -> None:

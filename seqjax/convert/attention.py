@@ -40,6 +40,7 @@ SCALINGS: dict[str, dict[str, str]] = {
 }
 ORDINARY: dict[str, tuple[Any, ...]] = {
     **PLAIN,
+    "model.mixer.rope_share": (1.0,),
     "model.mixer.qk_norm": (False,),
     "model.mixer.qkv_bias": (None,),
     "model.mixer.conv": (False,),

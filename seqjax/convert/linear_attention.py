@@ -268,5 +268,5 @@ GATED_DELTANET = Family(
         fixed("use_gate", True, default=True),
         fixed("output_gate_activation", "swish", "silu", default="swish"),
     ),
-    needs={**DELTA_NEEDS, "model.mixer.gate": (True,)},
+    needs={**DELTA_NEEDS, "model.mixer.gate": (True,), "model.mixer.value_heads": (None,)},
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from seqjax.config import Config
-from seqjax.models.block import default_mlp_dim
+from seqjax.mixers.base import default_mlp_dim
 
 SIZE = range(1, 1 << 31)  # forms of values in a config.json (seqjax/reading.py)
 LAYERS = range(1, 10_001)

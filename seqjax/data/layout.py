@@ -60,7 +60,7 @@ class Layout:
         if len(domain_options) > 1:
             raise UserError(f"{' and '.join(domain_options)} both set the domain; give only one of them.")
         if self.domain_from not in ("", "folder"):
-            raise UserError(f"--domain_from={self.domain_from} is not known; write --domain_from=folder.")
+            raise UserError(f"--domain_from={self.domain_from} is not known; its only value is the word folder.")
         if not self.text_field:
             raise UserError("--text_field is empty; name the field of the text, e.g. --text_field=text.")
         if self.domain and clean(self.domain) != self.domain:

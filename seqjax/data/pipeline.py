@@ -58,7 +58,7 @@ class TrainIterator(grain.DatasetIterator):
         ]
         if changed:
             raise UserError(
-                f"The checkpoint's data position has other settings ({'; '.join(changed)}), so resuming would skip "
+                f"The checkpoint was saved with other data settings ({'; '.join(changed)}), so resuming would skip "
                 "and repeat data. Restore the settings, or start a new --workdir."
             )
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.based_linear import BasedLinear as BasedLinear
     from seqjax.mixers.comba import Comba as Comba
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet
+    from seqjax.mixers.dsa import DSA as DSA
     from seqjax.mixers.fox import FoX as FoX
     from seqjax.mixers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from seqjax.mixers.gated_deltaproduct import GatedDeltaProduct as GatedDeltaProduct
@@ -49,10 +50,13 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.mamba2 import Mamba2 as Mamba2
     from seqjax.mixers.mamba3 import Mamba3 as Mamba3
     from seqjax.mixers.mesa_net import MesaNet as MesaNet
+    from seqjax.mixers.mla import MLA as MLA
     from seqjax.mixers.mlstm import MLSTM as MLSTM
+    from seqjax.mixers.msa import MSA as MSA
     from seqjax.mixers.nsa import NSA as NSA
     from seqjax.mixers.parallax import Parallax as Parallax
     from seqjax.mixers.path import PaTH as PaTH
+    from seqjax.mixers.post_norm_attention import PostNormAttention as PostNormAttention
     from seqjax.mixers.precond_gated_deltanet import PrecondGatedDeltaNet as PrecondGatedDeltaNet
     from seqjax.mixers.precond_kda import PrecondKDA as PrecondKDA
     from seqjax.mixers.rwkv5 import RWKV5 as RWKV5

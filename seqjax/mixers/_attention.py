@@ -23,7 +23,7 @@ from jax import lax
 
 from seqjax.errors import UserError
 from seqjax.mixers import base
-from seqjax.nn.initializers import residual_init
+from seqjax.nn.initializers import GPT_INIT, residual_init
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
 from seqjax.nn.short_conv import Canon
 from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
@@ -65,6 +65,20 @@ def positions_of_slots(length: Array, slots: int) -> Array:
     Slot s holds the newest position congruent to s modulo the number of slots. A negative value means an empty slot.
     """
     return length - 1 - (length - 1 - jnp.arange(slots)) % slots
+
+
+def rotated_channels(head_dim: int, rope_share: float) -> int:
+    """Return the number of channels per head that partial RoPE rotates; `rope_share` is their share of `head_dim`.
+
+    Raises `UserError` for a share that is not an even number of channels.
+    """
+    width = round(rope_share * head_dim)
+    if not 0 < rope_share <= 1 or width % 2 or abs(width - rope_share * head_dim) > 0.01:
+        raise UserError(
+            f"rope_share={rope_share} of head width {head_dim} is {rope_share * head_dim:g} channels; set a share in "
+            f"(0, 1] that gives an even number, such as {2 * max(1, head_dim // 4) / head_dim:g}."
+        )
+    return width
 
 
 class Projection(Linear):
@@ -124,16 +138,18 @@ class AttentionMixer(base.Mixer):
         head_dim: int | None,
         position: Literal["rope", "alibi", "none"],
         rope_base: float,
-        qk_norm: bool,
+        qk_norm: bool | Literal["full"],
         bias: bool,
         conv: bool,
         layer: Layer,
         rngs: nnx.Rngs,
         # Only softmax attention uses these.
+        rope_share: float = 1.0,
         rope_scaling: RopeScaling | None = None,
         qk_norm_eps: float = 1e-5,
         qkv_bias: bool | None = None,
         gate: bool = False,
+        rescale_init: bool = True,
     ):
         """Build the projections; `transformer_pp.TransformerPP` documents the settings.
 
@@ -158,18 +174,22 @@ class AttentionMixer(base.Mixer):
         if kv_heads and heads % kv_heads:
             raise UserError(f"kv_heads={kv_heads} must divide heads={heads}.")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
-        if position == "rope" and self.head_dim % 2:
+        if position == "rope" and rope_share == 1 and self.head_dim % 2:
             raise UserError(
                 f"position=rope rotates pairs, so the head width {self.head_dim} must be even; set an even head_dim."
             )
+        if position != "rope" and rope_share != 1:
+            raise UserError(f"rope_share={rope_share} needs position=rope, not {position!r}; set rope_share=1.")
         self.position, self.rope_base, self.rope_scaling = position, rope_base, rope_scaling
+        self.rope_dim = rotated_channels(self.head_dim, rope_share) if position == "rope" else 0
         self.qkv_bias = bias if qkv_bias is None else qkv_bias
         q_width, kv_width = heads * self.head_dim, self.kv_heads * self.head_dim
         self.q = self.make_q(dim, q_width, layer, rngs)
         self.k = self.make_k(dim, kv_width, layer, rngs)
         self.v = Linear(dim, kv_width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
-        init = residual_init(layer.n_layers)
+        init = residual_init(layer.n_layers) if rescale_init else GPT_INIT
         self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
+        self.norms_all_heads = qk_norm == "full"
         self.q_norm = self.make_norm(self.heads, qk_norm_eps, rngs) if qk_norm else None
         self.k_norm = self.make_norm(self.kv_heads, qk_norm_eps, rngs) if qk_norm else None
         # Drawn last: `conv` must not change the initial values of other parameters.
@@ -188,15 +208,22 @@ class AttentionMixer(base.Mixer):
         return Projection(dim, width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
 
     def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
-        """Return the RMSNorm for `heads` heads; by default all heads share one gain."""
-        del heads
+        """Return the RMSNorm for `heads` heads.
+
+        By default it normalises each head, with one gain for all, or with qk_norm="full" the channels of all heads.
+        """
+        if self.norms_all_heads:
+            return RMSNorm(heads * self.head_dim, eps=eps, axis="heads", rngs=rngs)
         return RMSNorm(self.head_dim, eps=eps, axis=None, rngs=rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
         """Return queries and keys before rotation, normalised if `qk_norm` is set."""
-        if self.q_norm is not None and self.k_norm is not None:
-            return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        return q_BTHK, k_BTGK
+        if self.q_norm is None or self.k_norm is None:
+            return q_BTHK, k_BTGK
+        if self.norms_all_heads:
+            q_BTE, k_BTE = (x.reshape(*x.shape[:2], -1) for x in (q_BTHK, k_BTGK))
+            return self.q_norm(q_BTE).reshape(q_BTHK.shape), self.k_norm(k_BTE).reshape(k_BTGK.shape)
+        return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
 
     @abc.abstractmethod
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
@@ -238,7 +265,7 @@ class AttentionMixer(base.Mixer):
         if self.position == "rope":
             angles = rope_angles(
                 positions_T,
-                head_dim=self.head_dim,
+                head_dim=self.rope_dim,
                 base=self.rope_base,
                 max_len=max_len,
                 scaling=self.rope_scaling,

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import GPT_INIT, dt_bias, log_uniform
 from seqjax.nn.layers import Linear, RMSNorm, project_float32
@@ -40,7 +41,11 @@ class DeltaCache(NamedTuple):
 class DeltaMixer(base.Mixer):
     """The delta rule without decay and gate.
 
-    `key_dim` and `value_dim` are the widths of one step's keys and values, summed over heads.
+    `key_dim` and `value_dim` are the widths of one update's keys and values, summed over heads. With `value_heads`, a
+    multiple n of `heads`, value heads n h to n h + n - 1 read the queries and keys of head h; beta, decay, state, norm
+    and gate belong to value heads. `steps` is the number of delta-rule updates per token. With several, a subclass
+    overrides `_inputs`, which puts the updates on the time axis [B, T steps, H, ...], and `_recurrence`, which returns
+    each token's last output (`gated_deltaproduct.py`).
     """
 
     gate_activation: ClassVar[str] = "silu"
@@ -50,6 +55,7 @@ class DeltaMixer(base.Mixer):
         dim: int,
         *,
         heads: int,
+        value_heads: int | None = None,
         key_dim: int,
         value_dim: int,
         steps: int = 1,
@@ -60,9 +66,16 @@ class DeltaMixer(base.Mixer):
         implementation: str | None,
         rngs: nnx.Rngs,
     ):
-        base.at_least(1, heads=heads, steps=steps, conv_width=conv_width, chunk_size=chunk_size)
-        base.divided(heads, key_dim=key_dim, value_dim=value_dim)
-        self.heads, self.key_width, self.value_width, self.steps = heads, key_dim, value_dim, steps
+        base.at_least(
+            1, heads=heads, value_heads=value_heads, steps=steps, conv_width=conv_width, chunk_size=chunk_size
+        )
+        value_heads = heads if value_heads is None else value_heads
+        if value_heads % heads:
+            raise UserError(f"value_heads={value_heads} must be a multiple of heads={heads}, such as {2 * heads}.")
+        base.divided(heads, key_dim=key_dim)
+        base.divided(value_heads, value_dim=value_dim)
+        self.heads, self.value_heads, self.steps = heads, value_heads, steps
+        self.key_width, self.value_width = key_dim, value_dim
         self.chunk_size, self.implementation = chunk_size, implementation
 
         def linear(n_in: int, n_out: int, *axes: str) -> Linear:
@@ -79,8 +92,8 @@ class DeltaMixer(base.Mixer):
         self.q_conv = short_conv(self.key_width, heads, (self.key_width // heads) ** -0.5)
         self.k_conv = short_conv(steps * self.key_width, steps * heads)
         self.v_conv = short_conv(steps * self.value_width)
-        self.beta = linear(dim, steps * heads, "embed", "heads")
-        self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
+        self.beta = linear(dim, steps * value_heads, "embed", "heads")
+        self.norm = RMSNorm(self.value_width // value_heads, eps=norm_eps, axis=None, rngs=rngs)
         # As in fla's models, and unlike GPT, the initial values of this matrix are not scaled down.
         self.out = linear(self.value_width, dim, "heads", "embed")
 
@@ -97,9 +110,14 @@ class DeltaMixer(base.Mixer):
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
         """Return the operands of the recurrence: q, k, v, beta and log_g.
 
-        The inputs are the input x and the convolved projections.
+        The projections q, k and v are convolved, and q and k normalised, [B, T, E] with the heads' channels in E.
         """
-        q_BTHK, k_BTHK, v_BTHV = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
+        q_BTHK, k_BTHK, v_BTHV = (
+            x.reshape(*x.shape[:2], n, -1)
+            for x, n in ((q_BTE, self.heads), (k_BTE, self.heads), (v_BTE, self.value_heads))
+        )
+        if (shared := self.value_heads // self.heads) > 1:
+            q_BTHK, k_BTHK = (jnp.repeat(x, shared, axis=2) for x in (q_BTHK, k_BTHK))
         return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)
 
     def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
@@ -135,7 +153,7 @@ class DeltaMixer(base.Mixer):
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
         """Return an empty cache; it does not depend on `max_len`."""
         del max_len
-        shape = (batch, self.heads, self.key_width // self.heads, self.value_width // self.heads)
+        shape = (batch, self.value_heads, self.key_width // self.heads, self.value_width // self.value_heads)
         s_BHKV = jnp.zeros(shape, jnp.float32)
         return DeltaCache(s_BHKV, *(c.init_cache(batch, dtype) for c in (self.q_conv, self.k_conv, self.v_conv)))
 
@@ -184,6 +202,7 @@ class GatedDeltaMixer(DeltaMixer):
         dim: int,
         *,
         heads: int,
+        value_heads: int | None = None,
         key_dim: int,
         value_dim: int,
         steps: int = 1,
@@ -199,6 +218,7 @@ class GatedDeltaMixer(DeltaMixer):
         super().__init__(
             dim,
             heads=heads,
+            value_heads=value_heads,
             key_dim=key_dim,
             value_dim=value_dim,
             steps=steps,
@@ -209,11 +229,11 @@ class GatedDeltaMixer(DeltaMixer):
             implementation=implementation,
             rngs=rngs,
         )
-        self.decay = Linear(dim, heads, axes=("embed", "heads"), rngs=rngs) if decay else None
+        self.decay = Linear(dim, self.value_heads, axes=("embed", "heads"), rngs=rngs) if decay else None
         self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs) if gate else None
         if decay:
-            self.log_rate_H = param(rngs, log_uniform(0.0, 16.0), (heads,), ("heads",))
-            self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",))
+            self.log_rate_H = param(rngs, log_uniform(0.0, 16.0), (self.value_heads,), ("heads",))
+            self.step_bias_H = param(rngs, dt_bias, (self.value_heads,), ("heads",))
 
     def _log_decay(self, x_BTD: Array) -> Array | None:
         if self.decay is None:

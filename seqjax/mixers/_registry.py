@@ -79,7 +79,7 @@ def is_dotted(name: str) -> bool:
 def is_foreign(name: str) -> bool:
     """Return whether loading `name` would run a file from outside seqjax.
 
-    False if this process has already run the file.
+    False for a registered name. A dotted module counts as foreign also after its import.
     """
     return not is_shipped(name) and name not in _registered
 
@@ -95,7 +95,7 @@ def register(name: str) -> Callable[[M], M]:
 
     A config then selects the class with `mixer={"name": "ema"}`. A later class with the same name replaces it, as when
     a notebook cell runs again. A file that runs again unchanged keeps its class. Raises `UserError` for an unusable
-    name, a class that breaks the contract, or two files that register the same name.
+    name, a class that breaks the contract, or two different files that register the same name.
     """
     if name in names() or not name.isidentifier():
         taken = "belongs to a mixer that ships with seqjax" if name in names() else "is not a Python identifier"
@@ -231,7 +231,7 @@ def _checked(mixer: Any, who: str) -> type[base.Mixer]:
 # --------------------------------------------------------------------------------------------------- files of the user
 @contextlib.contextmanager
 def reading(config: ModuleType) -> Iterator[None]:
-    """Return a context that also searches a config's file and directory for mixers."""
+    """Return a context in which names are also searched in a config's file and directory."""
     token = _reading.set(config)
     try:
         yield
@@ -241,7 +241,10 @@ def reading(config: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_registered() -> Iterator[None]:
-    """Return a context without file search: a registered class is used as it is."""
+    """Return a context in which a registered class is used as it is, even if its file has changed.
+
+    The file of an unregistered name is still searched and run.
+    """
     token = _searching.set(False)
     try:
         yield
@@ -307,7 +310,7 @@ def _current(called: str, file: str, where: str) -> Source | None:
 def load_copy(name: str, copy: Source) -> None:
     """Register mixer `name` of a run from the run's copy of its file.
 
-    Raises `UserError` if the file does not define the mixer.
+    A class that is registered as `name` already stays. Raises `UserError` if the file does not define the mixer.
     """
     _take(_run(copy), name, name.partition(":")[2], f"config.model.mixer.name={name!r}")
 
@@ -341,7 +344,8 @@ def _run(source: Source) -> ModuleType:
 def _take(module: ModuleType, name: str, cls: str, where: str) -> None:
     """Register a module's class `cls` as mixer `name`.
 
-    Without `cls`, register the module's only mixer, unless the module itself has registered `name`.
+    Without `cls`, register the module's only mixer, unless `name` is registered: by the module's decorator, or by a
+    module that ran earlier, if the caller has not removed its class.
     """
     if not cls:
         if name not in _registered:

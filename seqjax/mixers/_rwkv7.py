@@ -1,8 +1,9 @@
-"""The shared parts of RWKV-7 and its shell: LoRAs, token shift, value residual.
+"""LoRAs, token shift, value residual and block of the mixers rwkv7 and rwkv7_shell.
 
     v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer except the first, which computes v_first
 
-In a hybrid, "first layer" means the model's first layer with one of these two mixers. Peng et al., arXiv 2503.14456;
+`rwkv7_shell` puts another mixer's core into these parts. In a hybrid, "first layer" means the model's first layer with
+one of the two mixers. Peng et al., arXiv 2503.14456;
 public implementation BlinkDL/RWKV-LM, RWKV-v7.
 """
 
@@ -42,7 +43,7 @@ def gate_rank(dim: int) -> int:
 
 
 class Lora(nnx.Module):
-    """b + act(x A) B; A starts as zero, B as a tenth of an orthogonal matrix."""
+    """bias + act(x A) B; A starts as zero, B as a tenth of an orthogonal matrix."""
 
     def __init__(self, dim: int, n_rank: int, *, bias: Any = None, activation: Any = None, rngs: nnx.Rngs):
         self.activation = activation
@@ -51,7 +52,7 @@ class Lora(nnx.Module):
         self.bias = None if bias is None else param(rngs, values(bias), (dim,), ("heads",))
 
     def __call__(self, x: Array, *, dtype: Any = jnp.float32) -> Array:
-        """Map [..., D] to [..., D] in `dtype`.
+        """Map [..., D] to [..., D]; the product has `dtype`, and a float32 bias makes the result float32.
 
         The default is float32, because most results enter a sigmoid.
         """
@@ -64,7 +65,7 @@ class Lora(nnx.Module):
         return hidden if self.activation is None else self.activation(hidden)
 
     def factors(self, x_BTD: Array) -> kernels_pallas.LowRank:
-        """Return the map's factors, for a kernel that computes the map's result in place.
+        """Return the map's factors, for a kernel that computes the map itself.
 
         The map must have a bias.
         """
@@ -75,8 +76,8 @@ class Lora(nnx.Module):
 class ValueResidual(Lora):
     """The value residual: v + (v_first - v) sigmoid(v0 + (x_v v1) v2).
 
-    `v_first`, the first layer's values, reaches later layers through the block's `carry`. The first layer has no
-    residual.
+    `v_first`, the first layer's values, reaches later layers through the block's `carry`. The first layer has
+    the parameters but does not use them, because all layers share one structure.
     """
 
     def __init__(self, dim: int, n_rank: int, *, rngs: nnx.Rngs):
@@ -85,7 +86,7 @@ class ValueResidual(Lora):
     def mix(self, x_BTD: Array, v_BTD: Array, v_first_BTD: Array, layer: Array | int) -> Array:
         """Return the values of `layer`, mixed with the first layer's values.
 
-        The mixing ratio is computed from `x_BTD`.
+        The mixing ratio is computed from `x_BTD`, the shifted input x_v.
         """
 
         @save_inputs
@@ -102,7 +103,10 @@ def first_values(v_BTD: Array, v_first_BTD: Array | None, layer: Array | int) ->
 
 
 class TokenShift(nnx.Module):
-    """One token shift per name; mu starts as 1 - (n / D) ** (power * kappa)."""
+    """x_t + mu (x_{t-1} - x_t), one mu per name and channel.
+
+    In channel n of layer l, mu starts as 1 - (n / D) ** (power * (1 - l / L)).
+    """
 
     def __init__(self, names: str, dim: int, layer: Layer, *, rngs: nnx.Rngs):
         self.names = names
@@ -143,9 +147,9 @@ class TimeMix(base.Mixer):
     ) -> tuple[Array, Array, Any]:
         """Return the output, the first layer's values [B, T, D], and the cache.
 
-        The next layer receives the first layer's values. `cache` is None in training; in decoding it is empty, unless
-        the sequence `continues`. `layer` counts from the first layer with an RWKV-7 block. Without `v_first_BTD` this
-        is the first layer.
+        The next layer receives the first layer's values. `cache` is None in training; in decoding it comes from
+        `init_cache`, unless the sequence `continues`. `layer` counts from the first layer with an RWKV-7 block. Without
+        `v_first_BTD` this is the first layer.
         """
 
     def __call__(self, x_BTD: Array) -> Array:

@@ -24,7 +24,8 @@ from flax import nnx
 
 from seqjax.errors import UserError, nearest
 from seqjax.fields import checked
-from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm, residual_norm
+from seqjax.nn.initializers import GPT_INIT, residual_init
+from seqjax.nn.layers import NORMS, LayerNorm, Mlp, RMSNorm, residual_norm
 from seqjax.types import Array, Cache, Layer, require_array
 
 Carry = dict[str, Any]
@@ -347,6 +348,30 @@ class Block(nnx.Module):
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
     """Return a norm over the model width, of the kind set in the model's config."""
     return NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
+
+
+def make_mlp(config: Any, layer: Layer, *, rngs: nnx.Rngs) -> Mlp | None:
+    """Return the MLP set in the model's config; None if `mlp.kind` is none."""
+    if config.mlp.kind == "none":
+        return None
+    return Mlp(
+        config.dim,
+        config.mlp.dim or default_mlp_dim(config),
+        kind=config.mlp.kind,
+        down_init=residual_init(layer.n_layers) if config.mlp.rescale_init else GPT_INIT,
+        bias=config.mlp.bias,
+        approximate_gelu=config.mlp.approximate_gelu,
+        canon="D" in config.canon,
+        rngs=rngs,
+    )
+
+
+def default_mlp_dim(config: Any) -> int:
+    """Return the default inner width: 4 D for a plain MLP, 8/3 D for a gated MLP.
+
+    Both have the same cost.
+    """
+    return 4 * config.dim if config.mlp.kind == "gelu" else 8 * config.dim // 3
 
 
 # Config keys that errors use for the mixer's sizes; {} outside a model.

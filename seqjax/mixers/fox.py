@@ -3,14 +3,14 @@
     f_t = sigmoid(x_t W_f + b_f), one per head;   g_ij = sum of log f_l over j < l <= i
     o_i = sum_j softmax_j(q_i . k_j / sqrt(K) + g_ij) v_j   for j <= i, and i - j < W with a window
 
-There are no positions. The sum g_ij includes the query's gate and excludes the key's gate (Lin et al., arXiv
+There is no position encoding. The sum g_ij includes the query's gate and excludes the key's gate (Lin et al., arXiv
 2503.02130; public implementations: zhixuan-lin/forgetting-transformer and flash-linear-attention,
-`fla/layers/forgetting_attn.py`). b_f starts at 0, hence gates start at 1/2. At 768 x 12: 12 heads of 64, SwiGLU of
+`fla/layers/forgetting_attn.py`). b_f starts at 0, hence gates start near 1/2. At 768 x 12: 12 heads of 64, SwiGLU of
 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied.
 
 The paper's Pro block is `kv_shift`, `qk_norm` and `output_gate` with an MLP of 1792 (109.9M):
 
-    k_t <- a_t k_{t-1} + (1 - a_t) k_t,  a = sigmoid(x W_a) per head, k_{-1} = 0;  v likewise with separate gates
+    k'_t = a_t k_{t-1} + (1 - a_t) k_t,  a = sigmoid(x W_a) per head, k_{-1} = 0;  v likewise with separate gates
     q, k <- RMSNorm(q), RMSNorm(k) per head;   out = (RMSNorm(o) per head * sigmoid(x W_g)) W_o
 
 Its norms have separate gains for each head. Gates, their sums and norms are float32. The decoding cache keeps, for each
@@ -179,7 +179,8 @@ class FoX(AttentionMixer):
         """
         (log_f_BTH,) = gates
         new_T = cache.length + jnp.arange(v_BTGK.shape[1])
-        # The sums count from the last cached token. A new key's sum is therefore minus the log gates up to the key.
+        # The sums count from the last cached token: minus the log gates up to a new key. The log gates from there to
+        # the query are equal for all keys, so softmax cancels them.
         forgotten_BTH = -jnp.cumsum(log_f_BTH, axis=1)
         k_BSGK, v_BSGK, forgotten_BSH = (
             jnp.concatenate([old, new.astype(old.dtype)], axis=1)

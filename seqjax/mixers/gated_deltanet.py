@@ -6,6 +6,9 @@
 Yang et al., arXiv 2412.06464; public implementation: flash-linear-attention, `fla/layers/gated_deltanet.py`. At 768 x
 12: 6 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 123.9M parameters, tied. See
 `_delta.py`.
+
+With `value_heads`, several value heads share the queries and keys of a head, as in Qwen3-Next (transformers,
+`models/qwen3_next`).
 """
 
 from flax import nnx
@@ -21,6 +24,7 @@ class GatedDeltaNet(GatedDeltaMixer):
         dim: int,
         *,
         heads: int,
+        value_heads: int | None = None,  # a multiple of heads, each with a beta, decay and state; None = heads
         key_dim: int | None = None,  # summed over heads; None = 3/4 of the model width
         value_dim: int | None = None,  # summed over heads; None = twice key_dim
         gate: bool = True,  # output gate
@@ -35,6 +39,7 @@ class GatedDeltaNet(GatedDeltaMixer):
         super().__init__(
             dim,
             heads=heads,
+            value_heads=value_heads,
             key_dim=key_dim,
             value_dim=value_dim,
             gate=gate,

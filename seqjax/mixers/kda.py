@@ -11,7 +11,10 @@ parameters, tied. q, k, v and beta are DeltaNet's (`_delta.py`); the recurrence 
 
 `lower_bound` selects the public code's bounded decay, g = lower_bound sigmoid(exp(A_log) ((x F_1) F_2 + dt_bias)). Kimi
 Linear follows every three KDA layers with a full-attention layer; here all layers are KDA, and a config can build the
-hybrid.
+hybrid (configs/kimi_linear.py).
+
+`gate_rank` is the rank of G_1. With `gate_rank="full"`, the gate is sigmoid(x W_g) without bias, as in the ports of
+Kimi K3 in vLLM and torchtitan.
 
 `channel_gates` selects Gated DeltaNet-2 (arXiv 2605.22791; `fla/layers/gdn2.py`). It replaces beta by two gates per
 channel: b over key channels for erasing, w over value channels for writing.
@@ -21,7 +24,7 @@ channel: b over key channels for erasing, w over value channels for writing.
 With b = w = beta it equals KDA. At 768 x 12 with 12 heads of 64 and a SwiGLU of 1536: 112.0M parameters, tied.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +53,8 @@ class KDA(LowRankDeltaMixer):
         lower_bound: float | None = None,  # of a token's log decay, below 0 (published: -5); None = unbounded
         channel_gates: bool = False,  # Gated DeltaNet-2: erase and write gates per channel instead of beta per head
         gate: bool = True,  # output gate
+        # of the output gate; None = the value width of a head, "full" = one matrix without bias
+        gate_rank: int | Literal["full"] | None = None,
         conv_width: int = 4,
         conv: bool = True,  # False removes the convolutions; SiLU and the norm of q and k remain
         norm_eps: float = 1e-6,
@@ -72,6 +77,8 @@ class KDA(LowRankDeltaMixer):
         )
         if lower_bound is not None and lower_bound >= 0:
             raise UserError(f"lower_bound={lower_bound} must be below 0; -5 is the published one.")
+        if isinstance(gate_rank, int) and not 1 <= gate_rank <= value_dim:
+            raise UserError(f"gate_rank={gate_rank} must be 1 to {value_dim}, or 'full'.")
         self.lower_bound = lower_bound
         if channel_gates:
             self.beta = Linear(dim, key_dim, axes=("embed", "heads"), rngs=rngs)
@@ -79,8 +86,13 @@ class KDA(LowRankDeltaMixer):
         rank = value_dim // heads
         self.decay_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs)
         self.decay_out = Linear(rank, key_dim, axes=("rank", "heads"), rngs=rngs)
-        self.gate_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs) if gate else None
-        self.gate_out = Linear(rank, value_dim, axes=("rank", "heads"), bias=True, rngs=rngs) if gate else None
+        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs) if gate and gate_rank == "full" else None
+        if not gate or gate_rank == "full":
+            self.gate_in = self.gate_out = None
+        else:
+            rank = rank if gate_rank is None else gate_rank
+            self.gate_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs)
+            self.gate_out = Linear(rank, value_dim, axes=("rank", "heads"), bias=True, rngs=rngs)
         log_rate = log_uniform(1.0, 16.0) if lower_bound is None else constant(0.0)
         self.log_rate_H = param(rngs, log_rate, (heads,), ("heads",))
         self.step_bias_E = param(rngs, dt_bias, (key_dim,), ("heads",))
@@ -95,7 +107,9 @@ class KDA(LowRankDeltaMixer):
         return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)
 
     def _gate(self, x_BTD: Array) -> Array | None:
-        return None if self.gate_in is None or self.gate_out is None else self.gate_out(self.gate_in(x_BTD))
+        if self.gate_in is None or self.gate_out is None:
+            return None if self.gate is None else self.gate(x_BTD)
+        return self.gate_out(self.gate_in(x_BTD))
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, ...]:
         """Return the operands of the recurrence: r, k, v, log_w and a."""

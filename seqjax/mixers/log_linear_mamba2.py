@@ -3,13 +3,14 @@
     x, B, C, D_t, a_t, gate, norm and D as in Mamba-2 (mamba2.py)
     m_t = softplus(M * (u_t W_m))                                                 L per head, M [H, L]
     y_t = sum over levels l of m_t^(l) C_t S_t^(l) + D x_t                        S^(l) [N, V] per head
+    S_t^(l) = sum over the tokens s of the level's block of a_{s+1} ... a_t D_s B_s^T x_s
 
-Level 0 is token t itself. Level l > 0 is the state of a block of 2^(l - 1) tokens before t, and exists if bit l - 1 of
-t is set. A sequence thus has up to log2 T + 1 states, and recent tokens are in small blocks. Levels from L - 1 on share
-one state and one weight. Guo et al., arXiv 2506.04761 (Log-Linear Attention); public implementation:
-flash-linear-attention, `fla/layers/log_linear_mamba2.py`. As in the public code, M starts at 1. The public code has 15
-levels; the default here is 12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP): 120.3M parameters,
-tied.
+t counts from 0. Level 0 is token t itself. Level l > 0 is the state of a block of 2^(l - 1) tokens before t, and exists
+if bit l - 1 of t is set. A sequence thus has up to log2 T + 1 states, and recent tokens are in small blocks. Levels
+from L - 1 on share one state and one weight. Guo et al., arXiv 2506.04761 (Log-Linear Attention); public
+implementation: flash-linear-attention, `fla/layers/log_linear_mamba2.py`. As in the public code, M starts at 1. The
+public code has 15 levels; the default here is 12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP):
+120.3M parameters, tied.
 
 Only an XLA backend exists, which is slower than Mamba-2's kernels. Tokens that continue a cached sequence are processed
 one by one.

@@ -155,7 +155,9 @@ class NSA(AttentionMixer):
         head_dim: int | None = None,  # None = model width / heads
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,
-        qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        rope_share: float = 1.0,  # of each head's channels, the first, are rotated (partial RoPE)
+        # RMSNorm with a learned gain over each head's q and k, before RoPE; "full" = over the q and k of all heads
+        qk_norm: bool | Literal["full"] = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         block_size: int = 64,  # keys per block
         blocks: int = 16,  # blocks per query, including the first, the query's and the one before it
@@ -183,6 +185,7 @@ class NSA(AttentionMixer):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_share=rope_share,
             qk_norm=qk_norm,
             bias=False,
             conv=conv,

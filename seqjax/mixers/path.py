@@ -3,8 +3,8 @@
     w_t = silu(conv3(x W_1 W_2)) of unit length per head;  beta_t = 2 sigmoid(x W_b + b_b), one per head
     H_t = I - beta_t w_t w_t^T;   o_i = sum_j softmax_j(q_i^T H_i H_{i-1} ... H_{j+1} k_j / sqrt(K)) v_j   for j <= i
 
-W_1 W_2 has rank 32. Beta reaches 2, which lets H reflect; according to the paper, such products can track permutations
-and rotary positions cannot (Yang et al., arXiv 2505.16381; public implementation: flash-linear-attention,
+W_1 W_2 has rank 32. Beta reaches 2, which lets H reflect; according to the paper, such products can track permutations,
+which rotary positions cannot (Yang et al., arXiv 2505.16381; public implementation: flash-linear-attention,
 `fla/layers/path_attn.py`). `forget_gate` selects the paper's PaTH-FoX, which adds FoX's sums of log gates to the
 scores; as in the public code, they are divided by sqrt(K) too. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm
 with eps 1e-6; 110.3M parameters, tied.

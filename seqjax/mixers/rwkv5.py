@@ -1,6 +1,6 @@
 """RWKV-5 "Eagle": linear attention with a constant decay per channel.
 
-    x_i = lerp(x; mu_i);  r, k, v = x_r W_r, x_k W_k, x_v W_v;  g = silu(x_g W_g)
+    x_i = x_t + mu_i * (x_{t-1} - x_t)  for i in r, k, v, g;  r, k, v = x_r W_r, x_k W_k, x_v W_v;  g = silu(x_g W_g)
     y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),   S_t = diag(w) S_{t-1} + k_t^T v_t,   w = exp(-exp(omega))
     out = (GroupNorm_H(y) * g) W_o                                                        S [N, N] per head
 

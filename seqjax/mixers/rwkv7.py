@@ -132,6 +132,7 @@ class RWKV7(TimeMix):
     ) -> tuple[Array, Array, Any]:
         """Return the output, the first layer's values [B, T, D] and the cache.
 
+        `layer` counts from the model's first RWKV-7 block; layer 0 ignores `v_first_BTD` and returns its own values.
         `cache` is None in training.
         """
         del continues  # an empty cache is the initial state (zeros), so a prompt is processed like a continuation

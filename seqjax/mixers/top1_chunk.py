@@ -56,7 +56,9 @@ class Top1Chunk(AttentionMixer):
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,
-        qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        rope_share: float = 1.0,  # of each head's channels, the first, are rotated (partial RoPE)
+        # RMSNorm with a learned gain over each head's q and k, before RoPE; "full" = over the q and k of all heads
+        qk_norm: bool | Literal["full"] = True,
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
@@ -102,6 +104,7 @@ class Top1Chunk(AttentionMixer):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_share=rope_share,
             qk_norm=qk_norm,
             bias=bias,
             conv=conv,

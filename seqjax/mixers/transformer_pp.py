@@ -81,6 +81,7 @@ class TransformerPP(AttentionMixer):
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "alibi", "none"] = "rope",
         rope_base: float = 10_000.0,
+        rope_share: float = 1.0,  # of each head's channels, the first, are rotated (partial RoPE)
         # Lowers RoPE frequencies for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four settings are
         # its numbers, by default Llama 3.1's; "linear" uses only the factor.
         rope_scaling: Literal["none", "linear", "llama3"] = "none",
@@ -88,12 +89,14 @@ class TransformerPP(AttentionMixer):
         rope_low_freq_factor: float = 1.0,
         rope_high_freq_factor: float = 4.0,
         rope_original_len: int = 8192,
-        qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        # RMSNorm with a learned gain over each head's q and k, before RoPE; "full" = over the q and k of all heads
+        qk_norm: bool | Literal["full"] = False,
         qk_norm_eps: float = 1e-5,
         bias: bool = False,  # of q, k, v and the output projection
         qkv_bias: bool | None = None,  # of q, k and v only; None = as bias
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
+        rescale_init: bool = True,  # divides the output matrix's initial values by sqrt(2 n_layers), as in GPT-2
         window: int | None = None,  # includes the query's own position; None = the whole past
         const: Literal["none", "k", "qk"] = "none",  # keys (and queries) from a trained position table
         temperature: float | None = None,  # of unit queries and keys; None = standard scores
@@ -138,6 +141,7 @@ class TransformerPP(AttentionMixer):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_share=rope_share,
             rope_scaling=scaling,
             qk_norm=qk_norm,
             qk_norm_eps=qk_norm_eps,
@@ -145,6 +149,7 @@ class TransformerPP(AttentionMixer):
             qkv_bias=qkv_bias,
             conv=conv,
             gate=gate,
+            rescale_init=rescale_init,
             layer=layer,
             rngs=rngs,
         )

@@ -20,9 +20,9 @@ from flax import nnx
 
 from seqjax.config import ModelConfig
 from seqjax.mixers._rwkv import depth, ramp
-from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
-from seqjax.nn.initializers import GPT_INIT, residual_init, values
-from seqjax.nn.layers import LayerNorm, Mlp, RMSNorm, residual_norm
+from seqjax.mixers.base import Block, Carry, MakeMixer, make_mlp, make_norm
+from seqjax.nn.initializers import values
+from seqjax.nn.layers import LayerNorm, RMSNorm, residual_norm
 from seqjax.nn.short_conv import Canon, ShortConv, TokenShift, extend, init_cache
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
@@ -54,9 +54,8 @@ class PreNormBlock(Block):
 
     def __init__(self, config: ModelConfig, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, layer, rngs=rngs)
-        has_mlp = config.mlp.kind != "none"
-        self.norm2 = make_norm(config, rngs=rngs) if has_mlp else None
-        self.mlp = _make_mlp(config, layer, rngs=rngs) if has_mlp else None
+        self.norm2 = make_norm(config, rngs=rngs) if config.mlp.kind != "none" else None
+        self.mlp = make_mlp(config, layer, rngs=rngs)
         # Drawn last, so the other parameters' initial values do not depend on these settings.
         self.canon_a = Canon(config.dim, rngs=rngs) if "A" in config.canon else None
         self.canon_c = Canon(config.dim, rngs=rngs) if "C" in config.canon else None
@@ -154,24 +153,3 @@ def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None) -> tuple[A
 
 def _token_shift(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> TokenShift:
     return TokenShift(config.dim, init=values(1 - ramp(config.dim, depth(layer)[1])), rngs=rngs)
-
-
-def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
-    return Mlp(
-        config.dim,
-        config.mlp.dim or default_mlp_dim(config),
-        kind=config.mlp.kind,
-        down_init=residual_init(layer.n_layers) if config.mlp.rescale_init else GPT_INIT,
-        bias=config.mlp.bias,
-        approximate_gelu=config.mlp.approximate_gelu,
-        canon="D" in config.canon,
-        rngs=rngs,
-    )
-
-
-def default_mlp_dim(config: ModelConfig) -> int:
-    """Return the default inner width: 4 D for a plain MLP, 8/3 D for a gated MLP.
-
-    Both have the same cost.
-    """
-    return 4 * config.dim if config.mlp.kind == "gelu" else 8 * config.dim // 3

@@ -24,15 +24,15 @@ GROUP = 256  # queries per group; bounds the scores that exist at once
 def causal_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BSGK: Float[Array, "B T G K"],
-    v_BSGK: Float[Array, "B T G K"],
+    v_BSGV: Float[Array, "B T G V"],
     log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
     window: int = 0,
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
     implementation: str | None = None,
-) -> Float[Array, "B T H K"]:
-    """Return causal attention, [B, T, H, K].
+) -> Float[Array, "B T H V"]:
+    """Return causal attention, [B, T, H, V].
 
     `window=0` means all past keys. G key-value heads serve H query heads. `slopes`, one per query head, add ALiBi's
     -slope * (i - j) to the scaled scores in float32. `log_f_BTH`, float32 log forget gates, add their sum over
@@ -45,7 +45,7 @@ def causal_attention(
     return kernels_pallas.causal_attention(
         q_BTHK,
         k_BSGK,
-        v_BSGK,
+        v_BSGV,
         log_f_BTH,
         window=window,
         scale=scale,
@@ -58,13 +58,13 @@ def causal_attention(
 def attention_step(
     q_BHK: Float[Array, "B H K"],
     k_BSGK: Float[Array, "B S G K"],
-    v_BSGK: Float[Array, "B S G K"],
+    v_BSGV: Float[Array, "B S G V"],
     length: Int[Array, ""],
     bias_BSH: Float[Array, "B S H"] | None = None,
     *,
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
-) -> Float[Array, "B H K"]:
+) -> Float[Array, "B H V"]:
     """Return the attention of one query over the first `length` cache entries.
 
     The order of the entries matters only for ALiBi's `slopes`: position p is in slot p modulo the number of slots, and
@@ -82,14 +82,14 @@ def attention_step(
     if bias_BSH is not None:
         s_BGRS += jnp.moveaxis(bias_BSH, 1, 2).reshape(s_BGRS.shape)
     s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
-    p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
-    return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)
+    p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGV.dtype)
+    return jnp.einsum("bgrs,bsgv->bgrv", p_BGRS, v_BSGV).reshape(n_batch, n_heads, -1)
 
 
 def attention_at(
     q_BTHK: Float[Array, "B T H K"],
     k_BSGK: Float[Array, "B S G K"],
-    v_BSGK: Float[Array, "B S G K"],
+    v_BSGV: Float[Array, "B S G V"],
     positions_T: Int[Array, "T"],
     positions_S: Int[Array, "S"],
     bias_BSH: Float[Array, "B S H"] | None = None,
@@ -97,7 +97,7 @@ def attention_at(
     window: int = 0,
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
-) -> Float[Array, "B T H K"]:
+) -> Float[Array, "B T H V"]:
     """Return causal attention for queries and keys at arbitrary positions.
 
     Keys at negative positions are masked. `bias_BSH`, float32, is added to each key's scaled scores. FoX passes the sum
@@ -117,8 +117,8 @@ def attention_at(
     visible_TS = (positions_S >= 0) & (distance_TS >= 0)
     if window:
         visible_TS &= distance_TS < window
-    p_BGRTS = jax.nn.softmax(jnp.where(visible_TS, s_BGRTS, -jnp.inf), axis=-1).astype(v_BSGK.dtype)
-    return jnp.einsum("bgrts,bsgk->btgrk", p_BGRTS, v_BSGK).reshape(q_BTHK.shape)
+    p_BGRTS = jax.nn.softmax(jnp.where(visible_TS, s_BGRTS, -jnp.inf), axis=-1).astype(v_BSGV.dtype)
+    return jnp.einsum("bgrts,bsgv->btgrv", p_BGRTS, v_BSGV).reshape(n_batch, n_new, n_heads, -1)
 
 
 def in_groups(

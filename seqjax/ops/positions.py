@@ -78,10 +78,12 @@ def rope_angles(
 
 
 def rope(x_BTHK: Array, cos_TJ: Array, sin_TJ: Array) -> Array:
-    """Rotate the pairs (x_m, x_{m + K/2}) by the angles from `rope_angles`.
+    """Rotate the pairs (x_m, x_{m + R/2}) by the angles [T, R/2] from `rope_angles`.
 
-    The half-split pairing is Llama's.
+    The half-split pairing is Llama's. Channels from R on are not rotated (partial RoPE).
     """
+    if (width := 2 * cos_TJ.shape[1]) < x_BTHK.shape[-1]:
+        return jnp.concatenate([rope(x_BTHK[..., :width], cos_TJ, sin_TJ), x_BTHK[..., width:]], axis=-1)
     a_BTHJ, b_BTHJ = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
     cos_T1J, sin_T1J = cos_TJ[:, None, :], sin_TJ[:, None, :]
     rotated = [a_BTHJ * cos_T1J - b_BTHJ * sin_T1J, b_BTHJ * cos_T1J + a_BTHJ * sin_T1J]

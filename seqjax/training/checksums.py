@@ -54,7 +54,7 @@ def check(
     metadata = read_metadata(directory)
     is_resumable = tuple(metadata["item_handlers"]) != PARAMS
     if identity is not None and is_resumable and metadata["custom_metadata"].get("identity", "") != identity:
-        raise DamagedError("it belongs to another run: its identity differs from run.json")
+        raise DamagedError("another run wrote it: its identity is not the one in run.json")
     for name in names:
         if name not in metadata["item_handlers"]:
             raise DamagedError(f"it was written without the item {name!r}")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from kernels_pallas import cpu_compiler
@@ -36,7 +37,7 @@ from seqjax.training.checkpoint import has_any
 from seqjax.training.mirrors import readable
 from seqjax.training.origin import RULES
 from seqjax.training.origin import read as read_origin
-from seqjax.training.schedule import end_steps, segments
+from seqjax.training.schedule import end_steps, segments, update_rules
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.training.step import (
     bytes_per_device,
@@ -107,8 +108,9 @@ def describe(
     yield from group_table(model)
     yield f"decay        {_decay(config.optim.weight_decay, rules)}"
     step = Step(config, model, mesh, rules=rules)
+    yield from _optimiser(step)
     yield ""
-    yield from parameter_table(model, step.sharding.params)
+    yield from parameter_table(model, step.sharding.params, step.update_rules)
     yield ""
     params_bytes = bytes_per_device(step.shapes.params, step.sharding.params)
     yield (
@@ -154,6 +156,7 @@ class Step:
         train = config.train
         self.config, self.model, self.mesh = config, model, mesh
         optimizer = make_optimizer(config.optim, model.groups if rules > 1 else None)
+        self.update_rules = None if config.optim.name == "adam" else update_rules(model.groups, model.shapes)
         self._init = lambda: init_state(model, optimizer, jax.random.key(train.seed))
         self.shapes = jax.eval_shape(self._init)
         self.sharding = state_shardings(mesh, model, optimizer, self.shapes)
@@ -230,6 +233,31 @@ def group_table(model: Model) -> list[str]:
         f"{head:<12} {group:<11} {arrays[group]:,} arrays, {elements[group]:,} parameters"
         for head, group in zip(heads, filter(arrays.get, GROUPS))
     ]
+
+
+def _optimiser(step: "Step") -> Iterator[str]:
+    """Yield the schedule, and a line per rule with its rate, arrays (counted per layer) and state bytes per device."""
+    optim, model = step.config.optim, step.model
+    schedule = f"WSD, cooldowns over {optim.cooldown:.0%}" if step.config.train.ends else optim.schedule
+    yield f"schedule     {schedule}, warmup {optim.warmup_steps:,} steps, final rate {optim.final_lr:g}"
+    if step.update_rules is None:
+        yield f"optimiser    {optim.name}, lr {optim.lr:g}"
+        return
+    shapes, rules = dict(names(model.shapes)), names(step.update_rules)
+    adam_lr = optim.lr if optim.adam_lr is None else optim.adam_lr
+    of_state = [
+        {rule: inner for part in parts if isinstance(part, optax.PartitionState) for rule, inner in part[0].items()}
+        for parts in (step.shapes.opt_state, step.sharding.opt_state)
+    ]
+    for head, rule, label, lr in (("optimiser", "muon", optim.name, optim.lr), ("", "adam", "adam", adam_lr)):
+        paths = [path for path, own in rules if own == rule]
+        arrays = sum(model.repeats if path.startswith("blocks.") else 1 for path in paths)
+        elements = sum(math.prod(shapes[path].shape) for path in paths)
+        state_bytes = bytes_per_device(*(inner[rule] for inner in of_state))
+        yield (
+            f"{head:<12} {label:<11} {arrays:,} arrays, {elements:,} parameters, lr {lr:g}, state {size(state_bytes)} "
+            "on each device"
+        )
 
 
 def _decay(weight_decay: float, rules: int) -> str:

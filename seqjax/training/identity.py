@@ -34,6 +34,23 @@ MAY_CHANGE = (
     "eval.entropy_tokens",
 )
 LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
+# Settings that are newer than identities, and their defaults; a mixer's setting has the mixer's name before it. Hashes
+# leave a default out, so identities do not change.
+ADDED = {
+    "model.attn_residual": None,
+    **{f"model.mixer.{name}.rescale_init": True for name in ("transformer", "transformer_pp")},
+    **{
+        f"model.mixer.{name}.rope_share": 1.0
+        for name in ("transformer", "transformer_pp", "top1_chunk", "top1_element", "nsa")
+    },
+    "model.mixer.gated_deltanet.value_heads": None,
+    "model.mixer.kda.gate_rank": None,
+    "optim.name": "adam",
+    "optim.adam_lr": None,
+    "optim.muon_scale": "spectral",
+    "optim.muon_momentum": 0.95,
+    "optim.schedule": "linear",
+}
 FORM = {"identity?": str, "settings?": [str]}  # in run.json
 NOT_CHECKED = "it began before runs had identities, so its files are not checked"
 
@@ -63,9 +80,33 @@ def _of_end(identity: str | None, step: int) -> str | None:
 
 def settings_of(values: Mapping[str, Any]) -> str:
     """Return the hash of a config.json, without the settings that a run may change."""
-    settings = dict(_flat(values, ""))
+    settings = dict(_flat(without_added(values), ""))
     changing = (*MAY_CHANGE, "version", *(LENGTH if settings.get("train.ends") else ()))
     return _digest({key: value for key, value in settings.items() if not key.startswith(changing)})
+
+
+def without_added(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the settings of a config.json without the settings in `ADDED` that have their default.
+
+    `path` is the prefix of their keys.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        where = f"{path}{key}"
+        if where in ADDED and value == ADDED[where]:
+            continue
+        if isinstance(value, dict):
+            value = _group_without_added(value, where)
+        elif isinstance(value, list):
+            value = [_group_without_added(x, where) if isinstance(x, dict) else x for x in value]
+        kept[key] = value
+    return kept
+
+
+def _group_without_added(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return without_added(
+        values, f"{path}.{values['name']}." if path == "model.mixer" and "name" in values else f"{path}."
+    )
 
 
 def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

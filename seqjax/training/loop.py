@@ -25,7 +25,7 @@ from seqjax.data import Corpus, TrainIterator, open_corpus
 from seqjax.errors import UserError
 from seqjax.files import write_json
 from seqjax.models import Model, flops
-from seqjax.nn.params import fingerprint
+from seqjax.nn.params import fingerprint, updated
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
 from seqjax.terminal import StatusLine
 from seqjax.training import eval_losses, identity, metrics, mirrors, origin, provenance, report, schedule, train_log
@@ -265,7 +265,8 @@ def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> P
     elif weights is not None:
         params, step = weights.read(setup.config, setup.target.params)
         setup.origin["init_from"] = {"path": weights.source, "step": step, "sha256": fingerprint(params)}
-        state = setup.init()._replace(params=params)
+        state = setup.init()
+        state = state._replace(params=updated(state.params, params))  # a new index keeps its initial values
     elif init_from:
         raise UserError(
             f"{setup.mirror} began with the weights of {init_from['path']} and was stopped before its first "

@@ -94,6 +94,9 @@ def write(
         f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "
         f"manifest {corpus.manifest_hash}",
     ]
+    if config.optim.name != "adam" or config.optim.schedule != "linear":
+        schedule = "WSD" if config.train.ends else config.optim.schedule
+        summary.append(f"optimiser {config.optim.name}, {schedule} schedule")
     summary += [f"the run {line}" for line in origin.lines(metadata)]
     summary += [corpus.note] if corpus.note else []
     other_name = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seqjax.config import TrainConfig
 from seqjax.errors import UserError
@@ -58,11 +58,25 @@ def state_shardings(
 ) -> TrainState:
     """Return the sharding of each state leaf.
 
-    Moments are sharded like their parameters.
+    Moments are sharded like their parameters. An axis that a moment has reduced to 1 is not split.
     """
     by_param, unsharded = shardings(mesh, model.shapes, model.axes), replicated(mesh)
+    is_masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731 - a parameter that another rule updates
+
+    def of_moment(moment: Any, param: Any, sharding: NamedSharding) -> Any:
+        if is_masked(moment):
+            return moment
+        reduced = [of_moment < of_param for of_moment, of_param in zip(moment.shape, param.shape, strict=True)]
+        return NamedSharding(mesh, PartitionSpec(*(None if r else axis for r, axis in zip(reduced, sharding.spec))))
+
     moments = optax.tree.map_params(
-        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: unsharded
+        optimizer,
+        of_moment,
+        shapes.opt_state,
+        model.shapes,
+        by_param,
+        transform_non_params=lambda _: unsharded,
+        is_leaf=is_masked,
     )
     return TrainState(by_param, moments, unsharded, unsharded)
 
@@ -219,6 +233,7 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]  # logical
     split: tuple[str | None, ...]  # the mesh axis of each dimension
+    rule: str  # "muon" or "adam" under Muon, else ""
 
 
 def bytes_per_device(shapes: Any, by_leaf: Any) -> int:
@@ -227,14 +242,15 @@ def bytes_per_device(shapes: Any, by_leaf: Any) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def parameter_table(model: Model, by_param: Params) -> list[str]:
+def parameter_table(model: Model, by_param: Params, update_rules: Params | None = None) -> list[str]:
     """Return a parameter table.
 
-    Columns: path, shape, logical axes, mesh axes, size per device. Parameters of one kind share a row. A row covers all
-    layers ("x12" after the path is their number) and similar paths ("mixer.{q,k,v}.w"). `by_param` is the tree of
-    shardings.
+    Columns: path, shape, logical axes, mesh axes, size per device, and the optimiser's rule if `update_rules` has each
+    parameter's rule. Parameters of one kind share a row. A row covers all layers ("x12" after the path is their number)
+    and similar paths ("mixer.{q,k,v}.w"). `by_param` is the tree of shardings.
     """
     axes, shapes = dict(names(model.axes)), dict(names(model.shapes))
+    rules = {} if update_rules is None else dict(names(update_rules))
     # (path within a block, kind) -> places in the layer pattern; parameters outside blocks have place "".
     positions: dict[tuple[str, Kind], list[str]] = collections.defaultdict(list)
     n_bytes: dict[tuple[str, str], int] = {}
@@ -242,13 +258,14 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
         x, logical, split = shapes[full_path], axes[full_path], _split(sharding, len(axes[full_path]))
         stacked = int(full_path.startswith("blocks."))  # 1 if the first dimension is the layers of a place
         position, path = full_path.split(".", 2)[1:] if stacked else ("", full_path)
-        positions[path, Kind(x.shape[stacked:], logical[stacked:], split[stacked:])].append(position)
+        kind = Kind(x.shape[stacked:], logical[stacked:], split[stacked:], rules.get(full_path, ""))
+        positions[path, kind].append(position)
         n_bytes[position, path] = bytes_per_device(x, sharding)
 
     rows: dict[tuple[tuple[str, ...], Kind], list[str]] = collections.defaultdict(list)
     for (path, kind), at_positions in positions.items():
         rows[tuple(at_positions), kind].append(path)
-    cells: list[tuple[str, ...]] = [TITLES]
+    cells: list[tuple[str, ...]] = [(*TITLES[:-1], *["rule"] * bool(rules), TITLES[-1])]
     for (at_positions, kind), paths in rows.items():
         label = _joined(paths)
         if at_positions != ("",):
@@ -262,10 +279,11 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
                 " x ".join(map(str, kind.shape)),
                 ", ".join(name or "-" for name in kind.axes),
                 split_axes,
+                *[kind.rule] * bool(rules),
                 size(total),
             )
         )
-    cells.append(("all", "", "", "", size(sum(n_bytes.values()))))
+    cells.append(("all", *[""] * (len(cells[0]) - 2), size(sum(n_bytes.values()))))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join([*(text.ljust(width) for text, width in zip(row, widths[:-1])), row[-1].rjust(widths[-1])])

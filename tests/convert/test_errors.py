@@ -67,6 +67,7 @@ def test_missing_head_suggests_tied_embeddings(tmp_path):
         ("llama", {"model__mlp__kind": "geglu"}, "(model.mlp.kind=swiglu)"),
         ("llama", {"model__tie_embeddings": True}, "(model.tie_embeddings=False)"),
         ("llama", {"model__mixer__qk_norm": True}, "config.model.mixer.qk_norm must be False, not True"),
+        ("llama", {"model__mixer__rope_share": 2 / 3}, "config.model.mixer.rope_share must be 1.0, not 0.6"),
         ("llama", {"model__mixer__rope_scaling": "linear"}, "(model.mixer.rope_scaling=none)"),
         ("llama3", {"model__mixer__rope_scaling": "none"}, "(model.mixer.rope_scaling=llama3,model.mixer.rope_f"),
         ("llama3", {"model__mixer__rope_original_len": 8192}, ",model.mixer.rope_original_len=16)"),
@@ -78,6 +79,7 @@ def test_missing_head_suggests_tied_embeddings(tmp_path):
         ("mamba", {"model__mixer__dt_rank": None}, "time_step_rank is 3, this config has 1 (model.mixer.dt_rank=3)"),
         ("rwkv7", {"model__mixer__heads": 4}, "(model.mixer.heads=2)"),
         ("deltanet", {"model__mixer__value_dim": 64}, "(model.mixer.value_dim=32)"),
+        ("gated_deltanet", {"model__mixer__value_heads": 4}, "config.model.mixer.value_heads must be None, not 4"),
         ("gated_deltanet", {"model__mixer__key_dim": 16, "model__mixer__value_dim": 48}, "(model.mixer.key_dim=24)"),
     ],
 )  # fmt: skip

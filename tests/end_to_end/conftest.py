@@ -69,11 +69,11 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Train on eight devices as 2 x 2 x 2, recording the events of JAX's profiler and Orbax."""
     workdir = tmp_path_factory.mktemp("end_to_end") / "run"
     run = Run(workdir, config, [], [], {})
-    loss, block_losses, save = Model.loss, Model.weighted_sequence_losses, ocp.CheckpointManager.save
+    loss, block_losses, save = Model.training_loss, Model.weighted_sequence_losses, ocp.CheckpointManager.save
 
-    def seen_loss(self, params, tokens_BT1):
-        run.batch_shapes.append(("train", tokens_BT1.shape))
-        return loss(self, params, tokens_BT1)
+    def seen_loss(self, params, inputs_BT, targets_BT):
+        run.batch_shapes.append(("train", (inputs_BT.shape[0], inputs_BT.shape[1] + 1)))
+        return loss(self, params, inputs_BT, targets_BT)
 
     def seen_block_losses(self, params, tokens_BT1, weights_BT):
         run.batch_shapes.append(("eval", tokens_BT1.shape))
@@ -88,7 +88,7 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
         return save(self, step, args=args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "loss", seen_loss)
+        patch.setattr(Model, "training_loss", seen_loss)
         patch.setattr(Model, "weighted_sequence_losses", seen_block_losses)
         patch.setattr(ocp.CheckpointManager, "save", seen_save)
         patch.setattr(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import seqjax
-from seqjax.config import Config
+from seqjax.config import Config, from_config_dict, presets, to_dict
 from seqjax.errors import UserError
 from seqjax.study.runs import collect, files
 from seqjax.study.runs.runner import Run
@@ -54,6 +54,29 @@ def trained(blocks_dir, tmp_path_factory) -> Trained:
         assert train(config, root / name) is True
     config, linear = (support.run_config(blocks_dir, "transformer_pp", **s) for s in (SETTINGS, LINEAR))
     return Trained(config, linear, *(root / name for name in ("mine", "theirs", "a", "b")))
+
+
+# Config -> the settings' hash in seqjax 0.1.0. A setting that is newer belongs in `identity.ADDED`.
+HASHES = {
+    "based": "bee8122e890f889127f46864703d04e05a29d56955264767dc067d49de393eca",
+    "gated_deltanet": "257933079cf4dacdbee5e23b21c94ccd71e1a9e2b652e70770ac5fdeee87716a",
+    "kda": "30329eaecad4f19e749662ca91cccef26a09b3e8790de82c47d284e331154858",
+    "nsa": "5aa1f54d2c25a0e928ca9265da563a52e3fa347dc01467bdbb91428c7f094615",
+    "rwkv7": "1fd79041ec11ad8ec5fa70d7428df99faf5474498067c29687d9d05b1250a87c",
+    "top1_chunk": "3c8b27bcd4ac0dd789b8f8e2ce6b3225a68679ff1f00e30e0966f13ba6c93185",
+    "top1_element": "96ef0d6a1c6b124be6d5ff85a5ac5f80c279536113e9b02b8369271f99583350",
+    "transformer": "e71e8cfdd85626a145867ed67e872af6b3743b53e66d6f711c53c400f7a14228",
+    "transformer_pp": "582690317f7d108205d75b2a50ca55caff68452eecaace4df6c274c3e356c385",
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_new_settings_at_their_defaults_keep_the_identity(name):
+    """Other values change it."""
+    values = to_dict(from_config_dict(presets.read_config(f"{name}:debug")))
+    assert identity.settings_of(values) == HASHES[name]
+    changed = values | {"optim": values["optim"] | {"schedule": "cosine"}}
+    assert identity.settings_of(changed) != HASHES[name]
 
 
 def run_of(config: Config, workdir: Path) -> Run:

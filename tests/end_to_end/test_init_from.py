@@ -3,12 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from seqjax import pretrained
 from seqjax.commands import train as command
 from seqjax.errors import UserError
-from seqjax.nn.params import fingerprint
+from seqjax.nn.params import fingerprint, names
 from seqjax.study.report.tables import remarks
 from seqjax.study.runs.record import Record, Records
 from seqjax.training import evaluate
@@ -108,7 +109,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts_from_the_same_weights
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"model__dim": 32}, r"another model than this run \(model\.dim: 16 -> 32\): give"),
+        ({"model__dim": 32}, r"another model than this run \(model\.dim: 16 -> 32\): copy its config.model"),
         ({"model__mixer__heads": 4}, r"\(model\.mixer\.heads: 2 -> 4\)"),
         ({"model__norm_eps": 1e-4, "model__n_layers": 2}, r"\(model\.n_layers: 1 -> 2\)"),
     ],
@@ -154,6 +155,33 @@ def test_a_dry_run_and_the_help_have_the_option(source, begun, blocks_dir, tmp_p
     with pytest.raises(SystemExit):
         command.main(["--help"])
     assert "--init_from RUN" in capsys.readouterr().out
+
+
+def test_sparse_attention_continues_a_dense_run(source, blocks_dir, tmp_path):
+    """The index is new. While it chooses all 32 keys of a sequence, the model is the dense one."""
+    words = support.command(
+        blocks_dir, tmp_path / "run", "dsa", **STILL | {"train__steps": 1, "model__mixer__top_k": support.SEQ_LEN}
+    )[3:]
+    command.main([*words, f"--init_from={source}"])
+    _, dense, before, *_ = evaluate.restore(source)
+    _, sparse, after, *_ = evaluate.restore(tmp_path / "run")
+    old, new = dict(names(before)), dict(names(after))
+    assert all((old[name] == new[name]).all() for name in old)
+    assert {name.split(".")[3] for name in new.keys() - old} == {"index"}
+    assert float(new["blocks.0.mixer.index.q.w"].std()) == pytest.approx(0.02, rel=0.1)
+    tokens = support.random_tokens((2, support.SEQ_LEN), dense.config.vocab_size)
+    np.testing.assert_allclose(dense.logits(before, tokens), sparse.logits(after, tokens), atol=1e-5)
+    init_from = json.loads((tmp_path / "run" / "run.json").read_text())["init_from"]
+    assert init_from == {"path": str(source), "step": 4, "sha256": sha256(source)}
+
+
+def test_sparse_attention_needs_a_dense_run_with_its_settings(source, blocks_dir):
+    for key, value, says in (("qk_norm", True, "False -> True"), ("heads", 4, "2 -> 4")):
+        settings = SETTINGS | {"model__mixer__top_k": 8, f"model__mixer__{key}": value}
+        with pytest.raises(UserError, match=rf"another model than this run \(model\.mixer\.{key}: {says}\)"):
+            pretrained.describe_weights(str(source), support.run_config(blocks_dir, "dsa", **settings))
+    fitting = support.run_config(blocks_dir, "dsa", **SETTINGS | {"model__mixer__top_k": 8})
+    assert "5 arrays of the group auxiliary are new" in pretrained.describe_weights(str(source), fitting)
 
 
 def test_a_run_without_a_checkpoint_has_no_weights(source, blocks_dir, tmp_path):

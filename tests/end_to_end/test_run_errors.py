@@ -91,7 +91,7 @@ def test_settings_outside_the_identity_may_change(blocks_dir, workdir, tmp_path)
 
 def test_other_data_under_a_workdir_is_refused(workdir, tmp_path):
     other = support.write_blocks(tmp_path / "other", seed=1)
-    with pytest.raises(UserError, match=r"manifest|other settings"):
+    with pytest.raises(UserError, match=r"manifest|other data settings"):
         train(settings(other), workdir)
     assert support.checkpoint_steps(workdir) == [12, 15]
 

@@ -55,8 +55,9 @@ def replaced(config, **groups):
     return dataclasses.replace(config, **{g: dataclasses.replace(getattr(config, g), **v) for g, v in groups.items()})
 
 
-# Only a run with train.ends uses `cooldown`: test_ends.py.
-FIELDS = [field for field in dataclasses.fields(OptimConfig) if field.name != "cooldown"]
+# Only a run with train.ends uses `cooldown`: test_ends.py. The rest is in test_muon.py and test_schedule.py.
+ELSEWHERE = ("cooldown", "name", "adam_lr", "muon_scale", "muon_momentum", "schedule")
+FIELDS = [field for field in dataclasses.fields(OptimConfig) if field.name not in ELSEWHERE]
 DEFAULTS = [{"optim": {field.name: field.default}} for field in FIELDS]
 DEFAULTS += [{"train": {"seed": 0}}, {"data": {"seed": 0}}]
 

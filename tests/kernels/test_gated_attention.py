@@ -104,6 +104,7 @@ def test_batches_under_vmap():
         np.testing.assert_array_equal(x.reshape(y.shape), y)
 
 
+@extras.mark("torch", "triton")
 def test_fox_mixer_with_kernels_equals_xla():
     tokens = support.random_tokens((2, 41))
     models = [

@@ -131,7 +131,7 @@ def test_kernels_for_bounded_decays_equal_the_recurrence(implementation, kind) -
 
 
 def test_the_decay_bound_matches_the_kernels() -> None:
-    from kernels_pallas.linear_attention.triton import weight_kernels
+    weight_kernels = extras.triton_module("linear_attention.triton.weight_kernels")
 
     assert math.exp(scan.STRONGEST) < 2.0**weight_kernels.BOUND.value < math.exp(scan.STRONGEST + 1)
 

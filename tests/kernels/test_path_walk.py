@@ -114,6 +114,7 @@ def test_batches_under_vmap(name):
         np.testing.assert_allclose(x.reshape(y.shape), y, atol=1e-6)
 
 
+@extras.mark("torch", "triton")
 def test_path_mixer_with_kernels_equals_xla():
     tokens = support.random_tokens((2, 41))
     options = {"model__mixer__chunk_size": 16, "model__mixer__forget_gate": True, "model__n_layers": 1}
@@ -129,6 +130,7 @@ def test_one_chunk_returns_local_attention():
     assert kp.path_walk(*inputs, own=(own, lse)) is own
 
 
+@extras.mark("torch", "triton")
 def test_refusals(monkeypatch):
     (q, k, v, product, forgotten, *own), _ = operands(chunk=24)
 

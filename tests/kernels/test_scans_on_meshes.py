@@ -47,7 +47,7 @@ from kernels_pallas.token_shift import reference as token_shift_reference
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.wkv7_operands import reference as operands_reference
 from kernels_pallas.wkv7_operands.interface import Vectors
-from tests import support
+from tests import extras, support
 from tests.kernels.common import ON_GPU, assert_trees_close, fast_jit
 
 AXES = ("data", "fsdp", "tensor")
@@ -415,6 +415,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     seen: list[tuple] = []
     if ON_GPU:
         return seen
+    extras.need("triton")
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.head_norm.triton import norm as head_norm_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton

@@ -172,6 +172,10 @@ STATE = {
     "path/gqa_gates": lambda n: 36 * n + 2 * 16,
     "nsa": lambda n: 32 * n + 32 * (n // 4),  # plus a mean key and value per block
     "nsa/conv_gqa": lambda n: 32 * n + 32 * (n // 4) + 3 * (32 + 16 + 16),
+    "msa": lambda n: 40 * n,  # plus an index key
+    "msa/conv_gqa": lambda n: 38 * n + 3 * (32 + 16 + 16),
+    "dsa": lambda n: 72 * n,
+    "dsa/conv_gqa": lambda n: 64 * n + 3 * (32 + 16 + 16),
     "rwkv7_shell": lambda n: 64 * n + 32,  # plus the previous token
     "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
     "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
@@ -187,6 +191,9 @@ STATE = {
     "gla": lambda n: 4 * 4 * 8,
     "mlstm": lambda n: 4 * 4 * (8 + 1),  # values and the normaliser
     "kda": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
+    "gated_deltanet/value_heads": lambda n: 8 * 6 * 6 + 3 * (24 + 24 + 48),
+    "mla": lambda n: (10 + 4) * n,
+    "post_norm_attention": lambda n: 64 * n,
     "comba": lambda n: 4 * 6 * 12 + 3 * (24 + 24 + 48),
     "precond_gated_deltanet": lambda n: 4 * 6 * (12 + 1) + 3 * (24 + 24 + 48),  # plus the keys' curvature
     "precond_kda": lambda n: 4 * 8 * (8 + 1) + 3 * (32 + 32 + 32),
@@ -258,6 +265,8 @@ FLOPS_FLOOR = {
     "top1_chunk": 0.6,
     "path": 0.65,  # XLA multiplies queries by all chunk matrices; half are masked
     "wall": 0.55,  # XLA also counts masked scores, and the scores within groups twice
+    "msa": 0.6,  # all scores of the index
+    "dsa": 0.6,  # all scores of the index and of the attention
     "nsa": 0.55,  # three branches, each with a full score matrix
     "rwkv7_shell": 0.6,
 }
@@ -274,8 +283,8 @@ ATTENTION = [
     (m, v)
     for m, v in support.CASES
     # Convolutions and the shift in FoX's Pro block read further back than the counted keys, and PaTH has additional
-    # products.
-    if m != "path"
+    # products. An index has a backward pass of its loss.
+    if m not in ("path", "msa", "dsa")
     and issubclass(mixers.load(m), AttentionMixer)
     and not {"gqa", "conv", "pro"}.intersection(v.split("_"))
 ]

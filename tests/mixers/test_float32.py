@@ -25,6 +25,7 @@ INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["log
 ISLANDS = {
     "comba": ["beta", "decay"],
     "deltanet": ["beta"],
+    "dsa": ["index.w"],
     "fox": ["forget"],
     "gated_deltanet": ["beta", "decay"],
     "gated_deltaproduct": ["beta", "decay"],
@@ -48,13 +49,15 @@ VARIANT_ISLANDS = {
     ("fox", "pro"): ["forget", "gate", "k_shift", "v_shift"],
     ("kda", "channel_gates"): ["beta", "decay_out", "write"],
     ("mamba1", "one"): ["decay"],
+    ("mla", "gated"): ["gate"],
     ("path", "gqa_gates"): ["beta", "forget"],
     ("transformer_pp", "conv_window_gqa"): ["gate"],
 }
 # Expected number of 16-bit products without a parameter in the program of `of_mixer`. Each multiplies attention weights
 # and values; query-key products are float32.
 VALUES = dict.fromkeys([*ISLANDS, "based_conv", "based_linear", "mamba1", "rwkv5", "top1_chunk", "top1_element"], 0)
-VALUES |= {"parallax": 3, "wall": 3, "fox": 3, "nsa": 8, "path": 2, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"fox": 3, "mla": 3, "nsa": 8, "path": 2, "post_norm_attention": 3, "transformer": 3, "transformer_pp": 3}
+VALUES |= {"wall": 3, "dsa": 3, "msa": 2, "parallax": 3}
 # Operations that pass a parameter to a product.
 PASSES = {
     "convert_element_type",

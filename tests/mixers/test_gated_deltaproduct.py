@@ -182,3 +182,9 @@ def test_invalid_settings_are_refused():
         mixers.GatedDeltaProduct(DIM, heads=HEADS, steps=0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r"heads=3 .*8 .*key_dim"):
         mixers.GatedDeltaProduct(DIM, heads=3, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("value_heads", [0, 3, 5])
+def test_value_heads_that_key_heads_do_not_divide_are_refused(value_heads):
+    with pytest.raises(UserError, match=rf"^value_heads\b.*{value_heads}"):
+        mixers.GatedDeltaNet(DIM, heads=2, key_dim=8, value_dim=30, value_heads=value_heads, rngs=nnx.Rngs(0))

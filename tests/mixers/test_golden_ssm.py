@@ -62,14 +62,24 @@ SETTINGS = {
     "path": {"heads": 2, "chunk_size": 8},
     "path_fox": {"heads": 2, "chunk_size": 8, "forget_gate": True},
     "gated_deltaproduct": DELTA,
+    "mla": {"heads": 2, "head_dim": 4, "shared_dim": 2, "value_head_dim": 3, "kv_rank": 5, "position": "none"},
+    "mla_rope": {
+        "heads": 2, "head_dim": 3, "shared_dim": 4, "value_head_dim": 9, "kv_rank": 6, "q_rank": 4, "rope_base": 100.0,
+    },
+    "qwen3_attention": {
+        "heads": 2, "kv_heads": 1, "head_dim": 8, "rope_share": 0.5, "rope_base": 100.0, "qk_norm": True,
+        "qk_norm_eps": 1e-6, "gate": True,
+    },
+    "qwen3_deltanet": {"heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8, "chunk_size": 8},
     "mesa_net": {"heads": 2, "chunk_size": 8, "norm_eps": 1e-5},
     "parallax": {"heads": 2, "kv_heads": 1, "qk_norm": True},
     "wall": {"heads": 2, "kv_heads": 1, "qk_norm": True, "gate": True},
     "comba": DELTA,
     "precond_gated_deltanet": DELTA,
     "precond_kda": DELTA,
-}
+}  # fmt: skip
 MIXERS = {"path_fox": "path", "mamba3_norm": "mamba3", "kda_bounded": "kda", "gdn2": "kda"}
+MIXERS |= {"mla_rope": "mla", "qwen3_attention": "transformer_pp", "qwen3_deltanet": "gated_deltanet"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

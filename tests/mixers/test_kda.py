@@ -59,6 +59,22 @@ def test_equal_channel_gates_per_head_give_kda():
     np.testing.assert_allclose(jax.jit(gdn2)(x_BTD), want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+def test_full_gate_with_a_low_rank_matrix_is_the_default_gate():
+    """W_g = G_1 G_2, with a bias of zero."""
+    x_BTD = inputs(1, T, DIM)
+    low, full = made(), made(gate_rank="full")
+    nnx.update(full, nnx.state(low, lambda path, _: not path[0].startswith("gate")))
+    full.gate.w[...] = low.gate_in.w[...] @ low.gate_out.w[...]
+    want = jax.jit(low)(x_BTD)
+    np.testing.assert_allclose(jax.jit(full)(x_BTD), want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("rank", [0, 17, "fll"])
+def test_invalid_gate_ranks_are_refused(rank):
+    with pytest.raises(UserError, match=r"^gate_rank.*full"):
+        made(gate_rank=rank)
+
+
 def with_decays(params):
     """Set log decays near -100 and -0.001 in every head.
 

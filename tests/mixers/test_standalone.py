@@ -100,7 +100,11 @@ def test_standalone_mixers_under_nnx_jit_and_nnx_grad(name):
     assert (y_BTD.shape, y_BTD.dtype) == (x_BTD.shape, x_BTD.dtype)
     np.testing.assert_allclose(jax.jit(mixer)(x_BTD), y_BTD, rtol=1e-5, atol=1e-5)
 
-    grads = nnx.jit(nnx.grad(lambda m, x: jnp.sum(m(x) ** 2)))(mixer, x_BTD)
+    def objective(m, x):
+        y, loss = m.call_with_loss(x) if m.has_loss else (m(x), 0.0)
+        return jnp.sum(y**2) + loss
+
+    grads = nnx.jit(nnx.grad(objective))(mixer, x_BTD)
     unused = "v_lora" if name.startswith("RWKV7") else None  # a first layer has no earlier values
     flat = nnx.to_flat_state(nnx.state(grads) if isinstance(grads, nnx.Module) else grads)
     assert len(flat) == len(jax.tree.leaves(state))

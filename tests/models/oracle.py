@@ -88,7 +88,17 @@ def scaled(frequency, m):
 
 
 def rotate(x_THK, m):
-    """Rotate the pairs (i, i + K/2) by position * base^(-2i / K), with scaled frequencies if the settings have some."""
+    """Rotate the pairs (i, i + R/2) of the first R channels by position * base^(-2i / R).
+
+    R is the settings' share of the channels; frequencies are scaled if the settings have some.
+    """
+    width = round(getattr(m, "rope_share", 1) * x_THK.shape[-1])
+    if width < x_THK.shape[-1]:
+        return np.concatenate([rotate_halves(x_THK[..., :width], m), x_THK[..., width:]], -1)
+    return rotate_halves(x_THK, m)
+
+
+def rotate_halves(x_THK, m):
     half = x_THK.shape[-1] // 2
     frequencies = [float(m.rope_base) ** (-i / half) for i in range(half)]
     if getattr(m, "rope_scaling", "none") != "none":
@@ -143,8 +153,14 @@ def queries_and_keys(m, p, x_q, x_k):
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
-        eps = getattr(m, "qk_norm_eps", 1e-5)
-        q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
+        eps = m.norm_eps if getattr(m, "name", "") == "msa" else getattr(m, "qk_norm_eps", 1e-5)
+        if m.qk_norm == "full":
+            q, k = (
+                rms_norm(x.reshape(len(x), -1), p[name]["g"], eps).reshape(x.shape)
+                for name, x in (("q_norm", q), ("k_norm", k))
+            )
+        else:
+            q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
     if m.position == "rope":
         q, k = rotate(q, m), rotate(k, m)
     return q, np.repeat(k, m.heads // k.shape[1], axis=1)
@@ -213,6 +229,7 @@ def top1_chunk(m, q, k, v):
 CORES = {
     "transformer": softmax_attention,
     "transformer_pp": softmax_attention,
+    "post_norm_attention": softmax_attention,
     "top1_element": top1_element,
     "top1_chunk": top1_chunk,
 }
@@ -222,6 +239,40 @@ def attention(m, p, x):
     q, k = queries_and_keys(m, p, x, x)
     v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
     y = CORES[m.name](m, q, k, np.repeat(v, m.heads // v.shape[1], axis=1)).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
+# ---------------------------------------------------------------------------------------------------------------- MLA
+def turned_neighbors(x_THR, base):
+    """Rotate the channel pairs (2i, 2i + 1) by position * base^(-2i / R)."""
+    pairs = x_THR[..., ::2] + 1j * x_THR[..., 1::2]
+    frequency = base ** (-np.arange(pairs.shape[-1]) / pairs.shape[-1])
+    z = pairs * np.exp(1j * np.arange(len(x_THR))[:, None] * frequency)[:, None]
+    return np.stack([z.real, z.imag], -1).reshape(x_THR.shape)
+
+
+def mla_operands(m, p, x):
+    """Return queries, keys and values, [T, H, ...]."""
+    own = m.head_dim or x.shape[1] // m.heads
+    rank = m.kv_rank or x.shape[1] // 3
+    queries = linear(p["q"], rms_norm(linear(p["q_in"], x), p["q_norm"]["g"], m.norm_eps) if m.q_rank else x)
+    q, latent = heads_of(queries, m.heads), linear(p["kv_in"], x)
+    kv = heads_of(linear(p["kv"], rms_norm(latent[:, :rank], p["kv_norm"]["g"], m.norm_eps)), m.heads)
+    shared_q, shared_k = q[..., own:], latent[:, None, rank:]
+    if m.position == "rope":
+        shared_q, shared_k = (turned_neighbors(y, m.rope_base) for y in (shared_q, shared_k))
+    k = np.concatenate([kv[..., :own], np.repeat(shared_k, m.heads, axis=1)], -1)
+    return np.concatenate([q[..., :own], shared_q], -1), k, kv[..., own:]
+
+
+def mla_weights(q, k):
+    s = np.einsum("thk,shk->ths", q, k) / math.sqrt(q.shape[-1])
+    return softmax(np.where(np.tri(len(q), dtype=bool)[:, None], s, -np.inf))
+
+
+def mla(m, p, x):
+    q, k, v = mla_operands(m, p, x)
+    y = np.einsum("ths,shv->thv", mla_weights(q, k), v).reshape(len(x), -1)
     return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
@@ -251,6 +302,47 @@ def nsa(m, p, x):
                 for branch, js in ((1, at), (2, list(range(max(0, t + 1 - m.window), t + 1)))):
                     o[t, h] += gate[t, h, branch] * (softmax(scale * k[js, h] @ q[t, h]) @ v[js, h])
     return linear(p["out"], o.reshape(len(x), -1))
+
+
+# --------------------------------------------------------------------------------------------------------- MSA and DSA
+def rotate_first(x_TIN, m):
+    n = m.index_rope if m.index_rope is not None else x_TIN.shape[-1] // 4 * 2
+    return np.concatenate([rotate_halves(x_TIN[..., :n], m), x_TIN[..., n:]], -1) if n else x_TIN
+
+
+def index_scores(m, p, x):
+    """Return the scores of the index [T, rows, S]: a row per key head in MSA, one row in DSA."""
+    n_heads = (m.kv_heads or m.heads) if m.name == "msa" else m.index_heads
+    q, k = heads_of(linear(p["q"], x), n_heads), linear(p["k"], x)[:, None]
+    if m.name == "msa":
+        q, k = rms_norm(q, p["q_norm"]["g"], m.norm_eps), rms_norm(k, p["k_norm"]["g"], m.norm_eps)
+    else:
+        k = layer_norm(k, p["k_norm"]["g"], p["k_norm"]["b"], 1e-6)
+    s = np.einsum("tin,sn->tis", rotate_first(q, m), rotate_first(k, m)[:, 0]) / math.sqrt(q.shape[-1])
+    if m.name == "msa":
+        return s
+    w = linear(p["w"], x) / math.sqrt(n_heads)
+    return sum(w[:, i, None] * np.maximum(s[:, i], 0) for i in range(n_heads))[:, None]
+
+
+def indexed(m, p, x):
+    """Attend to the keys that the index chooses, query by query."""
+    q, k = queries_and_keys(m, p, x, x)
+    v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
+    v = np.repeat(v, m.heads // v.shape[1], axis=1)
+    scores, o = index_scores(m, p["index"], x), np.zeros(q.shape)
+    for t in range(len(x)):
+        for h in range(m.heads):
+            row = scores[t, h * scores.shape[1] // m.heads]
+            if m.name == "msa":
+                size, own = m.block_size, t // m.block_size
+                best = sorted(range(own), key=lambda c: -row[c * size : (c + 1) * size].max())[: m.blocks - 1]
+                at = [s for c in [*best, own] for s in range(c * size, (c + 1) * size) if s <= t]
+            else:
+                at = sorted(range(t + 1), key=lambda s: -row[s])[: m.top_k]
+            o[t, h] = softmax(k[at, h] @ q[t, h] / math.sqrt(q.shape[-1])) @ v[at, h]
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
 # ---------------------------------------------------------------------------------------------------------------- FoX
@@ -460,11 +552,16 @@ def mamba3(m, p, u):
 
 # ---------------------------------------------------------------------------------------- delta rule, decays by channel
 def delta(m, p, x):
-    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
+    n_values = getattr(m, "value_heads", None) or m.heads
+    q, k, v = (
+        heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), n)
+        for name, n in (("q", m.heads), ("k", m.heads), ("v", n_values))
+    )
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    q, k = (np.repeat(y, n_values // m.heads, axis=1) for y in (q, k))
     gated = m.name == "gated_deltanet"
     y = np.zeros_like(v)
-    for h in range(m.heads):
+    for h in range(n_values):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
             if gated:
@@ -548,7 +645,10 @@ def kda(m, p, x):
             s = s + np.outer(k[t, h], v[t, h] - (erase[t, h] * k[t, h]) @ s)
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else y)
+    if not m.gate:
+        return linear(p["out"], y)
+    gate = linear(p["gate"], x) if m.gate_rank == "full" else linear(p["gate_out"], linear(p["gate_in"], x))
+    return linear(p["out"], y * sigmoid(gate))
 
 
 def comba(m, p, x):
@@ -706,10 +806,11 @@ MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
+    "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
     "mesa_net": mesa_net, "parallax": parallax, "wall": wall, "comba": comba,
     "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
-    "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 
@@ -741,7 +842,9 @@ def attention_inputs(m, p, x):
     """Return attention settings, queries and keys [T, H, K], or None."""
     if m.name == "fox":
         return m, *fox_queries_keys(m, p, x)
-    if m.name in CORES or m.name == "nsa":
+    if m.name == "mla":
+        return m, *mla_operands(m, p, x)[:2]
+    if m.name in CORES or m.name in ("nsa", "msa", "dsa"):
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
         return None
@@ -753,8 +856,10 @@ def weights_of(m, p, x):
     """Return the softmax weights over the past [T, H, S], or None."""
     if m.name == "fox":
         return fox_weights(m, p, x)
-    if m.name == "nsa" or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
+    if m.name in ("nsa", "msa", "dsa") or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
+    if m.name == "mla":
+        return mla_weights(*mla_operands(m, p, x)[:2])
     inputs = attention_inputs(m, p, x)
     return None if inputs is None else softmax_weights(*inputs)
 
@@ -790,6 +895,12 @@ def hidden(config, params, row, mixer_inputs=None):
         return mixed
 
     for m, p in layers(config, params):
+        if m.name == "post_norm_attention":
+            if mixer_inputs is not None:
+                mixer_inputs.append((m, p["mixer"], x))
+            x = x + norm(config, p["norm1"], attention(m, p["mixer"], x))
+            x = x + norm(config, p["norm2"], mlp(config.mlp, p["mlp"], x))
+            continue
         h = norm(config, p["norm1"], read(p.get("mix1")))
         h = canon(p["canon_a"], h) if "A" in config.canon else h
         h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h

@@ -49,13 +49,14 @@ VARIANTS = {
         "const_qk": "const=qk,kv_heads=2",
         "conv_norm": "conv=True,qk_norm=True,bias=True,window=5",
         "gate_qk": "const=qk,gate=True",
+        "share": "rope_share=0.5,head_dim=4,qk_norm=full,qk_norm_eps=0.3,kv_heads=2,gate=True,rope_base=37.0",
     },
     "top1_chunk": ATTENTION | {
         "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",
         "top_k": "chunk_size=3,top_k=2", "shortlist": "selection=shortlist,chunk_size=3,shortlist=2",
-        "no_norm": "qk_norm=False,rope_base=37.0",
+        "no_norm": "qk_norm=False,rope_base=37.0", "share": "rope_share=0.5,qk_norm=full,selection=approx,chunk_size=3",
     },
-    "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
+    "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0", "share": "rope_share=0.5,qk_norm=full"},
     "fox": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,window=5", "conv": "conv=True,qk_norm=True,norm_eps=0.3",
         "pro": "kv_shift=True,qk_norm=True,output_gate=True,kv_heads=2,norm_eps=0.3",
@@ -67,6 +68,17 @@ VARIANTS = {
     "nsa": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,window=5",
         "conv": "conv=True,qk_norm=True,position=none,block_size=1,blocks=3", "alone": "kv_heads=4,window=40",
+        "share": "rope_share=0.5,qk_norm=full,heads=4,kv_heads=2",
+    },
+    "msa": {
+        "default": "", "conv": "conv=True,qk_norm=False,position=none,block_size=1,blocks=2,gate=True",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,blocks=3,index_dim=6,index_rope=4,"
+        "norm_eps=0.3,rope_share=0.5",
+    },
+    "dsa": {
+        "default": "top_k=5", "conv": "conv=True,qk_norm=True,gate=True,position=none,top_k=1,index_rope=0",
+        "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,top_k=3,index_heads=3,index_dim=6,index_rope=4,"
+        "rope_share=0.5,qk_norm=full",
     },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
@@ -81,7 +93,10 @@ VARIANTS = {
     "deltanet": {
         "default": "", "no_conv": "conv=False", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2",
     },
-    "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False"},
+    "gated_deltanet": {
+        "default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False",
+        "value_heads": "heads=2,value_heads=6,key_dim=8,value_dim=12,norm_eps=0.3",
+    },
     "gated_deltaproduct": {
         "default": "", "one_step": "steps=1,allow_negative_eigenvalues=False,conv_width=2",
         "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3", "bare": "conv=False,gate=False",
@@ -94,6 +109,11 @@ VARIANTS = {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",
         "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3", "bare": "conv=False,gate=False",
         "channel_gates": "channel_gates=True,heads=2,key_dim=8,value_dim=12",
+        "full_gate": "gate_rank=full,lower_bound=-5.0,key_dim=8,value_dim=12",
+    },
+    "mla": {
+        "default": "", "none": "position=none,gate=True",
+        "sizes": "head_dim=6,shared_dim=4,value_head_dim=12,kv_rank=5,q_rank=7,norm_eps=0.3,rope_base=37.0",
     },
     "comba": {
         "default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2,inner_decay=False",
@@ -138,6 +158,7 @@ MODELS = {
     "canon_gpt": ("transformer", "model.canon=CD"),
     "canon_a": ("mamba2", "model.canon=A"),
     "shift": ("gated_deltanet", "model.token_shift=True,model.canon=D"),
+    "post_norm": ("olmo_hybrid", "model.mixer[3].position=rope,model.mixer[3].kv_heads=2"),
     "sources": ("transformer_pp", "model.attn_residual=3,model.n_layers=4,model.canon=AC,model.norm=layernorm"),
     "sources_hybrid": ("based", "model.attn_residual=1,model.scan_layers=False"),
 }
@@ -152,19 +173,16 @@ SLOW |= {"rwkv7_shell-window_norm", "rwkv7_shell-no_norm"}
 SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
 # Slow: defaults of mixers with a more complete case, and settings that other cases include.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
-SLOW |= {"comba-default", "comba-bare", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
-SLOW |= {
-    "mesa_net-default",
-    "mesa_net-bare",
-    "parallax-default",
-    "parallax-none",
-    "wall-default",
-    "precond_gated_deltanet-bare",
-    "model-sources_hybrid",
-}
+SLOW |= {"comba-bare", "comba-default", "precond_gated_deltanet-default", "precond_kda-default", "precond_kda-bare"}
+SLOW |= {"parallax-default", "parallax-none", "wall-default", "precond_gated_deltanet-bare", "model-sources_hybrid"}
+SLOW |= {"msa-default", "msa-conv", "dsa-default", "dsa-conv"}
+SLOW |= {"mesa_net-default", "mesa_net-bare"}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
 SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
-SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm"}
+SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm", "mla-default"}
+SLOW |= {"top1_element-share", "nsa-share"}
+# Slow: quick tests compare these layers with public code (tests/golden) or with another form.
+SLOW |= {"mla-none", "kda-full_gate", "gated_deltanet-value_heads", "model-post_norm"}
 all_cases = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
 )
@@ -232,13 +250,15 @@ ENTROPY = [
     ("transformer_pp", "model.canon=A,model.token_shift=True"),
     ("transformer_pp", "model.attn_residual=2,model.n_layers=3"),
     ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
+    ("mla", "model.mixer.q_rank=7"),
+    ("olmo_hybrid", ""),
     ("rwkv7_shell", "model.mixer.core=full"),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("rwkv7_shell", "model.mixer.core=window,model.mixer.window=6"),
 ]
 
 
-QUICK = [ENTROPY[i] for i in (2, 4, 5, 8, 10)]
+QUICK = [ENTROPY[i] for i in (2, 4, 5, 8, 9, 12)]
 
 
 @pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in QUICK, ENTROPY))
@@ -262,6 +282,7 @@ SCORED = [
     ("top1_chunk", "model.attn_residual=1"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
+    ("mla", "model.mixer.position=none"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("based", ""),  # a hybrid with queries and keys in one mixer of three

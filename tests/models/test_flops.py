@@ -36,6 +36,7 @@ MIXER_FLOPS = {
     "fox": 4 * 768 * (T + 1) / 2,
     # attention, plus per chunk six 128 x 64 triangles, three 128 x 128 triangles, its product, and 7.5 chunk products
     "path": 4 * 768 * (T + 1) / 2 + 12 * (6 * 64 * 128 + 3 * 128**2 + 2 * 64**2 + 7.5 * 2 * 64**2),
+    "mla": 2 * 12 * (64 + 32 + 64) * (T + 1) / 2,
     "nsa": 4 * 768 * (MEANS + SELECTED + 256 - 256 * 255 / (2 * T)),
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,
@@ -65,6 +66,31 @@ MIXER_FLOPS = {
     # decay 1, a^T S 2, two updates of rank one 4, r^T S 2
     "rwkv7": 9 * 12 * 64 * 64,
 }
+
+
+# At 110m: MSA's 8 blocks of 32 and 3 index heads of 64; DSA's 256 keys and 8 index heads of 32.
+MSA_PAST, DSA_KEYS = T / 2 - 16, 256 - 256 * 255 / (2 * T)
+INDEXED = {
+    # forward: index scores of past keys, and attention; training: also index scores of the own block, and two products
+    # of the index and four of the attention for the keys that are read
+    "msa": (
+        2 * 192 * MSA_PAST + 4 * 768 * SELECTED,
+        2 * 192 * (MSA_PAST + 33 / 2) + (4 * 192 + 12 * 768) * SELECTED,
+    ),
+    "dsa": (
+        2 * 256 * (T + 1) / 2 + 4 * 768 * DSA_KEYS,
+        2 * 256 * (T + 1) / 2 + (4 * 256 + 12 * 768) * DSA_KEYS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_flops_of_an_index_by_hand(name):
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config("110m")).model
+    model = Model(config, max_len=T)
+    for train, want in zip((False, True), INDEXED[name], strict=True):
+        mixer_flops = flops.flops_per_token(model, T, train=train) - (2 + 4 * train) * flops.matmul_params(model)
+        assert mixer_flops / config.n_layers == pytest.approx(want, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", MIXER_FLOPS)

@@ -228,8 +228,23 @@ CASES = {
     "path:model.mixer.forget_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.w_conv\.w": around(3**-0.5),
     },
+    # transformers, models/kimi_linear and models/olmo_hybrid
+    "mla:model.mixer.q_rank=16,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.kv_norm\.g": exactly(1.0),
+    },
+    "olmo_hybrid:model.mixer={'name':'post_norm_attention'}": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT,
+    },
     # flash-linear-attention, layers/nsa.py
     "nsa:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
+    # transformers, models/minimax_m3_vl; its gains 1 + w start at 1
+    "msa:": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mixer\.index\.[qk]\.w|mlp\.down\.w": GPT, r"mixer\.index\.[qk]_norm\.g": exactly(1.0),
+    },
+    "dsa:": GPT_LIKE | {
+        r"mixer\.index\.[qkw]\.w": GPT, r"mixer\.index\.k_norm\.g": exactly(1.0),
+        r"mixer\.index\.k_norm\.b": exactly(0.0),
+    },
     # BlinkDL/RWKV-LM, RWKV-v5/src/model.py (x052)
     "rwkv5:model.mixer.head_dim=16": RWKV_56 | {
         r"mixer\.mu": exactly(1 - np.stack([FAST, SLOW, SLOW + 0.3 * RHO, FAST], axis=1)), r"mlp\.mu_[kr]": mix(KAPPA),

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from seqjax import testing
 from seqjax.config import Config, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
@@ -151,6 +152,48 @@ def test_based_layer_positions():
     assert [i for i, name in enumerate(names) if name == "transformer_pp"] == [2, 7, 12]
     assert names.count("based_conv") == 9
     assert (config.mixers[2].window, config.mixers[2].heads, config.mixers[1].heads) == (128, 12, 12)
+
+
+# ------------------------------------------------------------------------------------------------- published hybrids
+RECURRENT = {
+    "kimi_linear": "kda",
+    "kimi_k3": "kda",
+    "qwen3_next": "gated_deltanet",
+    "olmo_hybrid": "gated_deltaproduct",
+}
+RECURRENT |= {"gated_deltanet_hybrid": "gated_deltanet"}
+RECURRENT |= {f"ablations.hybrid_{part}": "gated_deltanet" for part in ("no_gate", "rope", "no_qk_norm")}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_attention_is_in_every_fourth_layer(name):
+    """Attention is in layers 4, 8 and 12; the other layers have the recurrent mixer, with half the heads."""
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config("110m")).model
+    of_layer = [config.mixers[i % len(config.mixers)] for i in range(config.n_layers)]
+    assert [i + 1 for i, mixer in enumerate(of_layer) if mixer.name != RECURRENT[name]] == [4, 8, 12]
+    assert [mixer.heads for mixer in of_layer[:4]] == [6, 6, 6, 12]
+    assert flops.n_params(Model(config, max_len=2048)) == pytest.approx(109.5e6, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RECURRENT if not name.startswith("ablations")])
+def test_hybrid_step_equals_the_parallel_form(name):
+    sizes = "debug,model.dim=32,model.vocab_size=48,model.mlp.dim=48,train.seq_len=23"
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config(sizes))
+    case = testing.Case(Model(config.model, max_len=23))
+    testing.check_step(case, [5])
+    testing.check_pieces(case)
+
+
+def test_the_reference_hybrid_is_switched_one_part_at_a_time():
+    configs = (
+        importlib.import_module("configs.gated_deltanet_hybrid"),
+        *(importlib.import_module(f"configs.ablations.hybrid_{part}") for part in ("no_gate", "rope", "no_qk_norm")),
+    )
+    reference, *others = (from_config_dict(module.get_config("110m")).model for module in configs)
+    *deltanet, attention = reference.mixers
+    changes: list[dict] = [{"gate": False}, {"position": "rope"}, {"qk_norm": False}]
+    assert others == [replace(reference, mixer=(*deltanet, replace(attention, **change))) for change in changes]
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ ATTENTION = {
     "head_dim": (6, "shapes"),
     "position": ("none", "forward"),
     "rope_base": (37.0, "forward"),
+    "rope_share": (0.5, "forward"),
     "qk_norm": (True, "shapes"),
     "bias": (True, "shapes"),
     "conv": (True, "shapes"),
@@ -72,6 +73,7 @@ SOFTMAX = (
     | {
         "qk_norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
         "qkv_bias": (True, "shapes"),
+        "rescale_init": (False, "start"),
         "window": (3, "forward"),
         "const": ("qk", "shapes"),
         "temperature": (0.4, "forward"),
@@ -101,6 +103,7 @@ RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward"), "implementatio
 MIXERS = {
     "transformer": SOFTMAX | {
         "position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
+        "rope_share": (0.5, "forward", "model.mixer.position=rope"),
         "bias": (False, "shapes"), "qkv_bias": (False, "shapes"),
     } | {key: (value, kind, "model.mixer.position=rope", *also) for key, (value, kind, *also) in ROPE.items()},
     "transformer_pp": SOFTMAX,
@@ -125,6 +128,15 @@ MIXERS = {
     "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
     },
+    "msa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "heads": (2, "shapes"), "qk_norm": (False, "shapes"), "norm_eps": (0.3, "forward"),
+        "block_size": (3, "forward"), "blocks": (3, "forward"), "index_dim": (6, "shapes"),
+        "index_rope": (4, "forward"), "implementation": ("nowhere", "refused"),
+    },
+    "dsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "top_k": (4, "forward"), "index_heads": (3, "shapes"), "index_dim": (16, "shapes"),
+        "index_rope": (8, "forward"),
+    },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
     "log_linear_mamba2": {
@@ -137,7 +149,9 @@ MIXERS = {
         "angles": (2, "shapes", "model.mixer.state=5"),
     },
     "deltanet": DELTA,
-    "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes")},
+    "gated_deltanet": DELTA | {
+        "heads": (3, "shapes"), "value_dim": (12, "shapes"), "value_heads": (8, "shapes"), "gate": (False, "shapes"),
+    },
     "gated_deltaproduct": DELTA | {
         "key_dim": (16, "shapes"), "steps": (3, "shapes"), "decay": (False, "shapes"),
         "allow_negative_eigenvalues": (False, "forward"), "gate": (False, "shapes"),
@@ -154,6 +168,19 @@ MIXERS = {
     },
     "kda": DELTA | {
         "lower_bound": (-5.0, "forward"), "channel_gates": (True, "shapes"), "gate": (False, "shapes"),
+        "gate_rank": ("full", "shapes"),
+    },
+    "mla": {
+        "heads": (2, "shapes"), "head_dim": (8, "shapes"), "shared_dim": (4, "shapes"), "value_head_dim": (6, "shapes"),
+        "kv_rank": (4, "shapes"), "q_rank": (4, "shapes"), "position": ("none", "forward"),
+        "rope_base": (37.0, "forward", "model.mixer.shared_dim=4"), "gate": (True, "shapes"),
+        "norm_eps": (0.3, "forward"), "implementation": ("cudnn", "refused"),
+    },
+    "post_norm_attention": {
+        "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("rope", "forward"),
+        "rope_base": (37.0, "forward", "model.mixer.position=rope"), "qk_norm": (True, "shapes"),
+        "rope_share": (0.5, "forward", "model.mixer.position=rope"), "qk_norm_eps": (0.3, "forward"),
+        "gate": (True, "shapes"), "window": (3, "forward"), "implementation": ("cudnn", "refused"),
     },
     "comba": DELTA | {
         "heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes"),
@@ -198,6 +225,9 @@ MIXERS = {
 IN_HYBRID = {
     "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
     "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
+    "post_norm_attention": ("olmo_hybrid", "model.mixer={'name':'post_norm_attention','heads':4}"),
+    # Not a hybrid, but its default does not fit the length.
+    "dsa": ("dsa", "model.mixer.top_k=5"),
 }
 SMALL = (
     "model.dim=16,model.n_layers=2,model.vocab_size=24,model.mlp.dim=12,train.seq_len=13,model.loss_chunk=8,"
@@ -205,12 +235,13 @@ SMALL = (
 )
 SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
-    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
+    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4, "blocks": 4,
 }  # fmt: skip
 # head_dim = width / heads
 NO_HEAD_DIM = {
-    *("transformer", "transformer_pp", "fox", "nsa", "parallax", "path", "top1_chunk", "top1_element", "wall"),
-}
+    "transformer", "transformer_pp", "fox", "mla", "nsa", "msa", "dsa", "path", "post_norm_attention", "top1_chunk",
+    "top1_element", "wall", "parallax",
+}  # fmt: skip
 
 
 @functools.cache

@@ -61,6 +61,32 @@ def test_attention_and_decoding_match_numpy(window, n_kv):
     np.testing.assert_allclose(piece, want[:, 4:], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("implementation", [None, "xla", "chunked"])
+@pytest.mark.parametrize("value_dim", [5, 12])
+def test_values_may_be_narrower_or_wider_than_keys(value_dim, implementation):
+    """The scale depends on the keys' width; gradients have the shapes of the operands."""
+    q, k = rng.standard_normal((2, 13, 4, 8), np.float32), rng.standard_normal((2, 13, 2, 8), np.float32)
+    v, do = (jnp.asarray(rng.standard_normal((2, 13, n, value_dim), np.float32)) for n in (2, 4))
+    want, seen = dense_attention(q, k, v, 0)
+
+    @fast_jit
+    def outputs(q, k, v):
+        o, pull = jax.vjp(partial(causal_attention, implementation=implementation), q, k, v)
+        positions = jnp.arange(13)
+        others = attention_at(q, k, v, positions, positions), attention_step(q[:, -1], k, v, jnp.asarray(13))
+        return o, pull(do), others
+
+    o, grads, (at, step) = outputs(q, k, v)
+    assert [x.shape for x in grads] == [q.shape, k.shape, v.shape]
+    np.testing.assert_allclose(o, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(at, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
+    s = np.einsum("bthk,bshk->bhts", q, np.repeat(k, 2, axis=2)) / np.sqrt(8)
+    p = np.exp(s - s.max(-1, keepdims=True)) * seen
+    dv = np.einsum("bhts,bthk->bshk", p / p.sum(-1, keepdims=True), do)
+    np.testing.assert_allclose(grads[2], dv.reshape(2, 13, 2, 2, value_dim).sum(3), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("window", "slopes"), [(0, ()), (5, ()), (0, (0.5, 0.25, 2.0, 1.0)), (5, (0.5, 0.25, 2.0, 1.0))]
 )

@@ -56,6 +56,14 @@ def test_llama_3_frequencies(factor, low, high, length):
         assert ((ratio < 1 - 1e-9) & (ratio > 1 / factor + 1e-9)).sum() >= 3, "some are mixed"
 
 
+def test_partial_rope_rotates_the_first_channels_with_their_frequencies():
+    x_BTHK = jnp.asarray(rng.standard_normal((1, 50, 2, 16), np.float32))
+    angles = rope_angles(jnp.arange(50), head_dim=4, base=1e4, max_len=50)
+    got = rope(x_BTHK, *angles)
+    np.testing.assert_array_equal(got[..., :4], rope(x_BTHK[..., :4], *angles))
+    np.testing.assert_array_equal(got[..., 4:], x_BTHK[..., 4:])
+
+
 def test_linear_scaling_divides_positions():
     scaling = RopeScaling("linear", 4.0, 1.0, 4.0, 8192)
     got = rope_angles(jnp.arange(0, 4000, 4), head_dim=64, base=1e4, max_len=4000, scaling=scaling)

@@ -34,6 +34,33 @@ SETTINGS: list[Row] = [
     ("transformer_pp", {"mixer.heads": "4", "mixer.kv_heads": "3"}, "must divide heads", {"mixer.kv_heads": "2"}),
     ("transformer_pp", {"mixer.heads": "64"}, "set an even head_dim", {"mixer.head_dim": "2"}),
     ("path", {"mixer.heads": "5"}, "or set head_dim", {"mixer.head_dim": "8"}),
+    ("transformer_pp", {"mixer.rope_share": "0.3"}, r"such as (?P<n>0\.\d+)", {"mixer.rope_share": "{n}"}),
+    *(
+        ("transformer_pp", {"mixer.rope_share": "0.5", "mixer.position": "none"}, advice, {key: "{n}"})
+        for advice, key in (
+            (r"needs position=(?P<n>\w+)", "mixer.position"),
+            (r"set rope_share=(?P<n>\d)", "mixer.rope_share"),
+        )
+    ),
+    ("mla", {"mixer.heads": "5"}, "or set head_dim", {"mixer.head_dim": "8"}),
+    *(
+        ("mla", {"mixer.shared_dim": "3"}, advice, {key: value})
+        for advice, key, value in (
+            ("set an even shared_dim", "mixer.shared_dim", "4"),
+            (r"or position=(?P<n>\w+)", "mixer.position", "{n}"),
+        )
+    ),
+    ("mla", {"mixer.norm_eps": "2"}, "between 0 and 1", {"mixer.norm_eps": "0.5"}),
+    (
+        "gated_deltanet",
+        {"mixer.heads": "2", "mixer.value_heads": "3"},
+        r"such as (?P<n>\d+)",
+        {"mixer.value_heads": "{n}"},
+    ),
+    *(
+        ("kda", {"mixer.gate_rank": "0"}, advice, {"mixer.gate_rank": "{n}"})
+        for advice in (r"1 to (?P<n>\d+)", "or '(?P<n>full)'")
+    ),
     (
         "transformer_pp",
         {"mixer.rope_scaling": "llama3", "mixer.rope_factor": "0.5"},
@@ -69,6 +96,11 @@ SETTINGS: list[Row] = [
     ("mlstm", {"mixer.gate_cap": "40"}, r"at most (?P<n>\d+)", {"mixer.gate_cap": "{n}"}),
     ("nsa", {"mixer.block_size": "999"}, r"1 to (?P<n>\d+) tokens", {"mixer.block_size": "{n}"}),
     ("nsa", {"mixer.block_size": "999"}, r"train\.(?P<key>seq_len).* or longer sequences", {"train.{key}": "999"}),
+    ("msa", {"mixer.blocks": "1"}, r"at least (?P<n>\d)", {"mixer.blocks": "{n}"}),
+    ("msa", {"mixer.blocks": "99"}, r"choose at most (?P<n>\d+)", {"mixer.blocks": "{n}"}),
+    ("msa", {"mixer.blocks": "99"}, "or smaller blocks", {"mixer.block_size": "1"}),
+    ("dsa", {"mixer.top_k": "999"}, r"choose at most (?P<n>\d+)", {"mixer.top_k": "{n}"}),
+    ("dsa", {"mixer.index_rope": "3"}, r"Set (?P<n>\d) for an index", {"mixer.index_rope": "{n}"}),
     ("rwkv5", {"mixer.head_dim": "7"}, r"divide \S+dim=(?P<n>\d+)", {"mixer.head_dim": "{n}"}),
     ("rwkv7", {"mixer.heads": "5"}, r"not divide \S+dim=(?P<n>\d+); choose heads", {"mixer.heads": "{n}"}),
     ("rwkv7", {"mixer.chunk_size": "500"}, r"1 to (?P<n>\d+)", {"mixer.chunk_size": "{n}"}),
@@ -112,6 +144,18 @@ SETTINGS: list[Row] = [
             ("shorter warmup", "optim.warmup_steps", "9"),
             (r"smaller config\.(?P<key>optim\.cooldown)", "{key}", "0.02"),
         )
+    ),
+    ("gla", {"optim.adam_lr": "1e-3"}, r"set config\.(?P<key>optim\.name)='(?P<n>\w+)'", {"{key}": "{n}"}),
+    ("gla", {"optim.muon_scale": "rms"}, "or leave it out", {"optim.muon_scale": "-"}),
+    ("gla", {"optim.name": "muon", "optim.adam_lr": "1e-3", "optim.lr": "0"}, "set it above 0", {"optim.lr": "0.02"}),
+    *(
+        (
+            "gla",
+            {"optim.schedule": "cosine", "optim.warmup_steps": "1", "train.ends": "0.5,1"},
+            r"Leave one of them out",
+            {key: "-"},
+        )
+        for key in ("optim.schedule", "train.ends")
     ),
     ("gla", {"train.ends": "1"}, r"must be a list.*write (?P<n>\(.*\))", {"train.ends": "{n}"}),
     ("gla", {"n_layers": "0"}, r"at least (?P<n>\d)", {"n_layers": "{n}"}),

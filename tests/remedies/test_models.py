@@ -216,7 +216,7 @@ INIT_FROM: dict[str, Remedy] = {
     "another model": Remedy(
         _init_from,
         {"dim": 64},
-        r"another model than this run \(model\.(?P<key>dim): (?P<to>\d+) -> 64\): give this run its settings",
+        r"another model than this run \(model\.(?P<key>dim): (?P<to>\d+) -> 64\): copy its config.model",
         _number(),
         _with_checkpoints,
     ),

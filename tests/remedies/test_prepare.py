@@ -116,7 +116,7 @@ OPTIONS: dict[str, Remedy] = {
     "a layout of another kind": Remedy(
         lambda _, **arguments: Layout(**arguments),
         {"domain_from": "file"},
-        r"write --(?P<key>domain_from)=(?P<to>\w+)\.",
+        r"--(?P<key>domain_from)=file .* the word (?P<to>\w+)\.",
         _to,
     ),
     "an unknown domain": Remedy(
@@ -526,7 +526,7 @@ OUTPUT: dict[str, Remedy] = {
         lambda _, match: {"seq_len": int(match["old"]) - 1},
         _begun,
     ),
-    "tokens that were cut": Remedy(_prepare, {}, f"000000.bin .*; {SAME} again", lambda *_: None, _cut_once),
+    "tokens that were cut": Remedy(_prepare, {}, f"000000.bin, .*; {SAME} again", lambda *_: None, _cut_once),
     "text that changes while it is read": Remedy(
         _prepare, {}, f"was changed while it was read; {SAME} again", lambda *_: None, _change_once
     ),

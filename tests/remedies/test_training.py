@@ -460,7 +460,7 @@ def _resumed_at(root: Path, steps: int) -> Any:
 
 
 def _begun(weights: Any = None, **origin: Any) -> Any:
-    state = types.SimpleNamespace(_replace=lambda **_: None)
+    state = types.SimpleNamespace(_replace=lambda **_: None, params={})
     setup = _setup(origin={"rules": 2, "identity": "0"} | origin, init=lambda: state)
     setup.target, setup.corpus.test_sets = types.SimpleNamespace(params={}), {}
     with pytest.MonkeyPatch.context() as patch:
@@ -697,7 +697,7 @@ FILES: dict[str, Case] = {
     "weights of another model": (
         unpack_run,
         _weights(dim=999),
-        r"model\.(?P<key>dim): (?P<theirs>\d+).* give this run its settings",
+        r"model\.(?P<key>dim): (?P<theirs>\d+).* copy its config.model",
         lambda root, match: lambda: _weights(**{match["key"]: int(match["theirs"])})(root),
     ),
     "weights without a checkpoint": (

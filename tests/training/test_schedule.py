@@ -1,4 +1,4 @@
-"""Learning-rate schedule, clipping, Adam, weight decay and gradient accumulation."""
+"""Learning-rate schedules, clipping, Adam, weight decay and gradient accumulation; Muon is in test_muon.py."""
 
 import dataclasses
 import inspect
@@ -34,6 +34,18 @@ def test_linear_decay_endpoints(warmup, steps, final):
     assert (np.diff(values[: peak + 1]) > 0).all()
     assert (np.diff(values[peak:]) < 0).all()
     assert (values[peak:] > final).all() and (values > 0).all(), "each step learns"
+
+
+def test_cosine_decay():
+    """Warmup and the rate at half of the decay equal the linear schedule's."""
+    optim, steps = OptimConfig(lr=1e-3, warmup_steps=10, final_lr=1e-4, schedule="cosine"), np.arange(109) + 1
+    segment = Segment(0, 109, is_end=True)
+    values = rates(optim, segment, steps)
+    linear = rates(dataclasses.replace(optim, schedule="linear"), segment, steps)
+    np.testing.assert_array_equal(values[:10], linear[:10])
+    angles = np.pi * np.arange(100) / 100
+    np.testing.assert_allclose(values[9:], 1e-4 + 9e-4 * (1 + np.cos(angles)) / 2, rtol=1e-6)
+    assert values[59] == pytest.approx(linear[59]) and (values[10:59] > linear[10:59]).all()
 
 
 def test_warmup_longer_than_the_run_only_rises():

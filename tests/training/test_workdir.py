@@ -164,7 +164,8 @@ def test_changeable_settings_can_change_and_are_saved(config, tmp_path, key):
 
 
 def test_every_other_changed_setting_is_rejected(config, tmp_path):
-    """Change each number of the config in turn; the error names the setting."""
+    """Change each number of the config in turn; the error names the setting. Only Muon has all numbers."""
+    config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, name="muon"))
     workdirs.save_config(tmp_path, config)
     tried = 0
     for group, settings in to_dict(config).items():

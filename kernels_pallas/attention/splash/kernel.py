@@ -1,9 +1,9 @@
-"""Run JAX's splash attention on batches of any length, over a mesh.
+"""Run JAX's splash attention on batches of sequences of any length, over a mesh.
 
-The kernel (`jax.experimental.pallas.ops.tpu.splash_attention`) takes one sequence [H, T, K] with scaled queries, and T
-must be a multiple of its block. This module pads time to whole blocks; the causal mask hides padded keys, because they
-are later than every query. The kernel has no rule for automatic sharding, so over a mesh `jax.shard_map` gives each
-device its sequences and heads.
+The kernel (`jax.experimental.pallas.ops.tpu.splash_attention`) takes one sequence: scaled queries [H, T, K], keys and
+values [G, T, K], where each key head serves H / G query heads. T must be a multiple of its block. This module pads time
+to whole blocks; the causal mask hides padded keys, because they are later than every query. The kernel has no rule for
+automatic sharding, so over a mesh `jax.shard_map` gives each device its sequences and heads.
 """
 
 from functools import cache
@@ -35,13 +35,14 @@ def attend(
     split: PartitionSpec | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Return o_BTHK in the dtype of q; `refusal` excludes slopes and gates.
+    """Return o_BTHK in the dtype of q.
 
-    `interpret` runs the kernel in Pallas' interpreter, on any device.
+    `window` includes the query; 0 means none. `split` may divide B and the heads, not T. The caller has refused slopes
+    and gates. `interpret` runs the kernel in Pallas' interpreter, on any device.
     """
     del log_f_BTH, slopes
 
-    def share(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+    def local(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         seq_len, n_heads = q_BTHK.shape[1:3]
         block = min(BLOCK, -(-seq_len // LANES) * LANES)
         padded = -(-seq_len // block) * block
@@ -52,8 +53,8 @@ def attend(
         return jnp.moveaxis(o_BHTK, 1, 2)[:, :seq_len]
 
     if not is_automatic(split):
-        return share(q_BTHK, k_BTGK, v_BTGK)
-    sharded = jax.shard_map(share, in_specs=(split,) * 3, out_specs=split, check_vma=False)
+        return local(q_BTHK, k_BTGK, v_BTGK)
+    sharded = jax.shard_map(local, in_specs=(split,) * 3, out_specs=split, check_vma=False)
     return sharded(q_BTHK, k_BTGK, v_BTGK)
 
 
@@ -62,10 +63,10 @@ def _scaled(q_BTHK: Array, scale: float) -> Array:
 
 
 class _CheapMask(splash.LocalMask):
-    """A `LocalMask` that does not compute uniform blocks (all masked or visible).
+    """A `LocalMask` that returns uniform blocks (all masked or visible) as one entry [1, 1].
 
-    The kernel calls `any` and `all` on every block. At 102,400 tokens there are 40,000 blocks of 512 x 512, and all but
-    a few hundred are uniform. Computing their pairs takes a minute.
+    To build the kernel, splash calls `any` and `all` on every block. At 102,400 tokens there are 40,000 blocks of 512 x
+    512, and all but a few hundred are uniform. Computing their pairs takes a minute.
     """
 
     def __getitem__(self, idx: Any) -> np.ndarray:
@@ -83,7 +84,7 @@ class _CheapMask(splash.LocalMask):
 def _kernel(n_heads: int, padded: int, window: int, block: int, interpret: bool) -> Any:
     """Return the kernel for [H, T, K].
 
-    The cache avoids building the slow mask again in every layer.
+    The cache avoids building the mask again in every layer.
     """
     mask = _CheapMask((padded, padded), (window - 1 if window else None, 0), offset=0)
     sizes = splash.BlockSizes(
@@ -96,7 +97,7 @@ def _kernel(n_heads: int, padded: int, window: int, block: int, interpret: bool)
         block_q_dq=block,
         block_kv_dq=block,
     )
-    # As numpy arrays the tables are constants in any trace; JAX arrays would belong to the first trace.
+    # As numpy arrays the kernel's mask tables are constants in any trace; JAX arrays would belong to the first trace.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         kernel = splash.make_splash_mha_single_device(
             splash.MultiHeadMask([mask] * n_heads),

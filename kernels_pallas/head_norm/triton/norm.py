@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Tile settings for given head dims.
+    """Tile settings for head dims.
 
     heads, tokens: heads and tokens per tile; steps: tiles per program; stages: tiles in flight; warps: warps per
     program.
@@ -98,22 +98,22 @@ def _normed(call: Call, x, gate, skip, gain, bias) -> Any:
     return forward(call, x, gate, skip, gain, bias)[0]
 
 
-def forward(call: Call, *given: Any) -> tuple[Any, tuple]:
+def forward(call: Call, *operands: Any) -> tuple[Any, tuple]:
     """Return y, or (x, y), and the operands that the backward pass keeps.
 
-    `given` is x, gate, skip, gain and bias; gain and bias are [B, H, V].
+    `operands` is x, gate, skip, gain and bias; gain and bias are [B, H, V].
     """
-    run, leaves, dims = _with_rules(_run_forward, call, given)
+    run, leaves, dims = _with_rules(_run_forward, call, operands)
     y = run(f"{dims} -> {_DATA}")(*leaves)
-    return (given[0], y) if call.with_input else y, given
+    return (operands[0], y) if call.with_input else y, operands
 
 
-def backward(call: Call, given: tuple, dy: Any) -> tuple:
+def backward(call: Call, operands: tuple, dy: Any) -> tuple:
     """Return the gradients of `forward`'s operands."""
-    run, leaves, dims = _with_rules(_run_backward, call, given)
+    run, leaves, dims = _with_rules(_run_backward, call, operands)
     of_results = dy if call.with_input else (dy,)
     gradients = run(f"{dims}{f', {_DATA}' * len(of_results)} -> {dims}")(*leaves, *of_results)
-    return jax.tree.unflatten(jax.tree.structure(given), gradients)
+    return jax.tree.unflatten(jax.tree.structure(operands), gradients)
 
 
 _normed.defvjp(forward, backward)
@@ -123,27 +123,27 @@ _normed.defvjp(forward, backward)
 _DATA, _FACTORS, _PARAMETERS = "b t g v", "b t g", "b g v"
 
 
-def _with_rules(f: Any, call: Call, given: tuple) -> tuple[Any, list[Array], str]:
+def _with_rules(f: Any, call: Call, operands: tuple) -> tuple[Any, list[Array], str]:
     """Return (rule -> `f` under that rule, present operands, operand dims)."""
-    _, gate, skip, _, bias = given
+    _, gate, skip, _, bias = operands
     dims = [_DATA] * (1 if gate is None else 2) + ([] if skip is None else [_DATA, _FACTORS])
     dims += [_PARAMETERS] * (1 if bias is None else 2)
-    leaves, structure = jax.tree.flatten(given)
+    leaves, structure = jax.tree.flatten(operands)
     split = ("b", "t") if call.gate_first else ("b", "t", "g")
     run = partial(fold_vmap, partial(f, call=call, structure=structure), split=split)
     return run, leaves, ", ".join(dims)
 
 
 def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
-    given = jax.tree.unflatten(structure, leaves)
-    out = jax.ShapeDtypeStruct(given[0].shape, call.dtype or given[0].dtype)
-    (y,) = _launch(kind_of("forward", call), kernels.forward_kernel, given, (), out=(out,), call=call)
+    operands = jax.tree.unflatten(structure, leaves)
+    out = jax.ShapeDtypeStruct(operands[0].shape, call.dtype or operands[0].dtype)
+    (y,) = _launch(kind_of("forward", call), kernels.forward_kernel, operands, (), out=(out,), call=call)
     return y
 
 
 def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     n_results = 1 + call.with_input
-    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-n_results])
+    x, gate, skip, gain, bias = operands = jax.tree.unflatten(structure, leaves[:-n_results])
     B, T, H, V = x.shape
     kind = kind_of("backward", call)
     entry = rows(kind, x)
@@ -152,19 +152,19 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
     more = (leaves[-1], leaves[-n_results])  # dy, and the residual gradient (dy again without one)
-    gradients = _launch(kind, kernels.backward_kernel, given, more, out=out, call=call, PASSED=call.with_input)
+    gradients = _launch(kind, kernels.backward_kernel, operands, more, out=out, call=call, PASSED=call.with_input)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
 
 
 def _launch(
-    kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call, **constants: Any
+    kind: str, kernel: Any, operands: tuple, more: tuple, *, out: tuple, call: Call, **constants: Any
 ) -> tuple[Array, ...]:
     """Launch a kernel over the tokens and head groups of x.
 
     A placeholder, which the kernel does not read, replaces an absent operand.
     """
-    x, gate, skip, gain, bias = given
+    x, gate, skip, gain, bias = operands
     B, T, H, V = x.shape
     entry = rows(kind, x)
     return runtime.launch(

@@ -1,23 +1,30 @@
 """Triton kernels for linear attention's gradients dr, dk, da, db, dg and du.
 
     kernel     one program per batch entry and    writes
-    d_scores   chunk and head                     pairs [B, c, H, N, C, C] input, own [B, c, H, 1 or 2, C] fp32
-    keys       chunk, head and KEYS keys          dr, dk, da, db [B, T, H, K] input, dg [B, c C, H, K], du [B, c, H, K]
+    d_scores   chunk and head                     pairs [B, c, H, N, C, C] input dtype, own [B, c, H, 1 or 2, C] fp32
+    keys       chunk, head, KEYS key channels     dr, dk, da, db [B, T, H, K], dg [B, c * C, H, K], du [B, c, H, K]
 
     pairs   d(r|k) (N = 1), with LOW_RANK also d(a|k) (N = 2), unless TIED also d(r|b) and d(a|b) (N = 4)
     own     the diagonals of d(r|k) and d(r|b), which are not in pairs
 
 Each score gradient contributes to one reader and one writer, and both need the same weights. One program therefore
-computes all four gradients of its keys, and `d_scores` computes the score gradients once for all keys. With
+computes all four gradients of its key channels, and `d_scores` computes the score gradients once for all keys. With
 exponentials to base 2, this cut RWKV-7's instructions by 67% and the time of `keys` from 1.18 to 0.65 ms per layer on
-one H200 (lab/log/kernels.md). TIED means that b is k, as in KDA: z = V + U replaces v, and there is no b. Other
-operands and flags: kernels.py. Equations: `linear_attention/api.py`.
+one H200 (lab/log/kernels.md). TIED means that b is k, as in KDA: the caller passes V + U as v, and b and z are not
+read; otherwise z is U. g has base 2, dg is the gradient of the sums to base e. Other operands and flags: kernels.py.
+Equations: `linear_attention/api.py`.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.linear_attention.triton.weight_kernels import BOUND, from_middle, from_start, load_sums, near
+from kernels_pallas.linear_attention.triton.weight_kernels import (
+    BOUND,
+    from_middle,
+    from_start,
+    in_same_block,
+    load_sums,
+)
 from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
 
 
@@ -29,7 +36,7 @@ def d_scores_kernel(
 ):  # fmt: skip
     """Compute a chunk's score gradients below the diagonal, and the diagonals.
 
-    z is U. Readers before their own decay have their rows in the order 1, ..., C - 1, 0, as `keys_kernel` expects.
+    Readers before their own decay have their rows in the order 1, ..., C - 1, 0, as `keys_kernel` expects.
     """
     N: tl.constexpr = (1 + LOW_RANK) * (1 + (LOW_RANK and not TIED))
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
@@ -160,14 +167,14 @@ def keys_of(
     by_last_CK = tl.where(is_last, 1.0, by_CK)
     before_CK = tl.where(is_last, 0.0, g_CK)
     r_sums_CK, by_r_CK = before_CK if BONUS else g_CK, by_last_CK if BONUS else by_CK
-    near_k_CK, near_r_CK = (k_CK * writes_CK).to(dtype), (r_CK * by_r_CK).to(dtype)
-    a_CK, b_CK, near_a_CK, near_b_CK = r_CK, k_CK, near_r_CK, near_k_CK
+    start_k_CK, start_r_CK = (k_CK * writes_CK).to(dtype), (r_CK * by_r_CK).to(dtype)
+    a_CK, b_CK, start_a_CK, start_b_CK = r_CK, k_CK, start_r_CK, start_k_CK
     if LOW_RANK:
         a_CK = load_tile(a_ptr, start + next_C, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-        near_a_CK = (a_CK * by_last_CK).to(dtype)
+        start_a_CK = (a_CK * by_last_CK).to(dtype)
     if HAS_B:
         b_CK = load_tile(b_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-        near_b_CK = (b_CK * writes_CK).to(dtype)
+        start_b_CK = (b_CK * writes_CK).to(dtype)
     own_r_CK, own_k_CK, u_K = r_CK, k_CK, tl.zeros([KEYS], tl.float32) + 1
     if BONUS:
         own_r_CK = load_tile(r_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
@@ -176,7 +183,7 @@ def keys_of(
 
     dx_CK = from_state(do_ptr, states_ptr, start + place, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES)
     dx_CK, _ = gradient(
-        dx_CK, by_r_CK, r_sums_CK, end_K, place, rk_ptr, k_CK, near_k_CK, g_CK, i, rb_ptr, b_CK, near_b_CK, g_CK, i,
+        dx_CK, by_r_CK, r_sums_CK, end_K, place, rk_ptr, k_CK, start_k_CK, g_CK, i, rb_ptr, b_CK, start_b_CK, g_CK, i,
         g_ptr, at_K, H * K, K, C, True, HAS_B, FAR, PRECISION,
     )  # fmt: skip
     dg_CK = tl.where(is_last, 0.0, r_CK * dx_CK) if BONUS else r_CK * dx_CK
@@ -192,7 +199,7 @@ def keys_of(
             dy_ptr, states_ptr, start + next_C, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES
         )
         dx_CK, _ = gradient(
-            dx_CK, by_last_CK, before_CK, end_K, next_C, ak_ptr, k_CK, near_k_CK, g_CK, i, ab_ptr, b_CK, near_b_CK,
+            dx_CK, by_last_CK, before_CK, end_K, next_C, ak_ptr, k_CK, start_k_CK, g_CK, i, ab_ptr, b_CK, start_b_CK,
             g_CK, i, g_ptr, at_K, H * K, K, C, True, HAS_B, FAR, PRECISION,
         )  # fmt: skip
         store_tile(da_ptr, start + next_C, at_K, H * K, 1, T, K, dx_CK)
@@ -200,8 +207,8 @@ def keys_of(
 
     dx_CK = from_state(v_ptr, d_states_ptr, start + i, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES)
     dx_CK, through_CK = gradient(
-        dx_CK, writes_CK, g_CK, end_K, i, rk_ptr, r_CK, near_r_CK, r_sums_CK, place, ak_ptr, a_CK, near_a_CK, before_CK,
-        next_C, g_ptr, at_K, H * K, K, C, False, LOW_RANK, FAR, PRECISION,
+        dx_CK, writes_CK, g_CK, end_K, i, rk_ptr, r_CK, start_r_CK, r_sums_CK, place, ak_ptr, a_CK, start_a_CK,
+        before_CK, next_C, g_ptr, at_K, H * K, K, C, False, LOW_RANK, FAR, PRECISION,
     )  # fmt: skip
     through_CK *= k_CK
     dg_CK -= k_CK * dx_CK
@@ -212,7 +219,7 @@ def keys_of(
     if HAS_B:
         dx_CK = from_state(z_ptr, d_states_ptr, start + i, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES)
         dx_CK, through_b_CK = gradient(
-            dx_CK, writes_CK, g_CK, end_K, i, rb_ptr, r_CK, near_r_CK, g_CK, i, ab_ptr, a_CK, near_a_CK, before_CK,
+            dx_CK, writes_CK, g_CK, end_K, i, rb_ptr, r_CK, start_r_CK, g_CK, i, ab_ptr, a_CK, start_a_CK, before_CK,
             next_C, g_ptr, at_K, H * K, K, C, False, True, FAR, PRECISION,
         )  # fmt: skip
         through_CK += b_CK * through_b_CK
@@ -252,7 +259,7 @@ def from_state(
 
 @triton.jit
 def gradient(
-    state_CK, by_CK, x_sums_CK, end_K, x_place, p_ptr, y_CK, near_y_CK, y_sums_CK, y_place, q_ptr, z_CK, near_z_CK,
+    state_CK, by_CK, x_sums_CK, end_K, x_place, p_ptr, y_CK, start_y_CK, y_sums_CK, y_place, q_ptr, z_CK, start_z_CK,
     z_sums_CK, z_place, g_ptr, at_K,
     stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, TWO: tl.constexpr, FAR: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -260,32 +267,35 @@ def gradient(
     """Return the gradient of x and its part that comes from the state.
 
     x is a reader with READS, otherwise a writer. state_CK is the state's part without decays. p [C, C] (rows: readers,
-    columns: earlier writers) is the gradient of the scores of x and y; with TWO, q is the same for x and z. by, near_y
-    and near_z carry `from_start` weights, and *_place are the positions of the rows. FAR as in `keys_of`.
+    columns: earlier writers) is the gradient of the scores of x and y; with TWO, q is the same for x and z. by is x's
+    `from_start` weight, start_y and start_z are y and z times theirs, and *_place are the positions of the rows. FAR as
+    in `keys_of`.
     """
     if FAR:
         state_CK *= tl.exp2(x_sums_CK if READS else end_K[None, :] - x_sums_CK)
-        dx_CK = tl.dot(pairs(p_ptr, C, READS), near_y_CK, input_precision=PRECISION)
+        dx_CK = tl.dot(pairs(p_ptr, C, READS), start_y_CK, input_precision=PRECISION)
     else:
         if not READS:
             state_CK *= tl.exp2(end_K)[None, :]
-        dx_CK = tl.dot(pairs(p_ptr, C, READS), near_y_CK, state_CK, input_precision=PRECISION)
+        dx_CK = tl.dot(pairs(p_ptr, C, READS), start_y_CK, state_CK, input_precision=PRECISION)
         state_CK *= by_CK
     if TWO:
-        dx_CK = tl.dot(pairs(q_ptr, C, READS), near_z_CK, dx_CK, input_precision=PRECISION)
+        dx_CK = tl.dot(pairs(q_ptr, C, READS), start_z_CK, dx_CK, input_precision=PRECISION)
     dx_CK *= by_CK
     if FAR:
         dx_CK = state_CK + tl.where(by_CK > 0, dx_CK, 0.0)  # a product whose weight is 0 may be infinite
         key = at_K[None, :]
         half = C // 2
         for _ in range(6 if C == 64 else 5 if C == 32 else 4):
-            near_CC = tl.where(near(x_place[:, None], y_place[None, :], half), pairs(p_ptr, C, READS), 0.0)
+            block_CC = tl.where(in_same_block(x_place[:, None], y_place[None, :], half), pairs(p_ptr, C, READS), 0.0)
             by_y_CK = from_middle(g_ptr, y_sums_CK, y_place[:, None], key, half, stride, K, not READS)
-            far_CK = tl.dot(near_CC.to(y_CK.dtype), (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
+            far_CK = tl.dot(block_CC.to(y_CK.dtype), (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
             if TWO:
-                near_CC = tl.where(near(x_place[:, None], z_place[None, :], half), pairs(q_ptr, C, READS), 0.0)
+                block_CC = tl.where(
+                    in_same_block(x_place[:, None], z_place[None, :], half), pairs(q_ptr, C, READS), 0.0
+                )
                 by_y_CK = from_middle(g_ptr, z_sums_CK, z_place[:, None], key, half, stride, K, not READS)
-                far_CK += tl.dot(near_CC.to(y_CK.dtype), (z_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
+                far_CK += tl.dot(block_CC.to(y_CK.dtype), (z_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
             dx_CK += from_middle(g_ptr, x_sums_CK, x_place[:, None], key, half, stride, K, READS) * far_CK
             half = half >> 1
     return dx_CK, state_CK

@@ -1,9 +1,11 @@
 """Device functions for key-channel decays: sums of log w, weights and scores.
 
+    S_t = diag(w_t) S_{t-1} + k_t v_t^T,  0 < w <= 1;   keys k write, queries q read
+
 Let g be the running sum of log2 w from the chunk start. Base 2 is used because exp2 is one instruction and exp is five.
 
     writer at position j    weight 2^{-g_j}
-    reader at position i    weight 2^{g_i}, or 2^{g_{i-1}} if it reads BEFORE its decay
+    reader at position i    weight 2^{g_i}, or 2^{g_{i-1}} if it reads BEFORE its decay (never set for a writer)
 
 Only the product of both weights is bounded. Each reader channel therefore takes one of two paths:
 
@@ -13,7 +15,7 @@ Only the product of both weights is bounded. Each reader channel therefore takes
 
 Blocks of equal size share one masked product. A reader channel has weight 0 on the path that it does not take, and
 scores need no mask for this. A reader's result does not depend on later positions, bit for bit. Positions are [C, 1] or
-[1, C] and keys the other way round, so weights have the orientation that a product needs.
+[1, C] and key channels the other way round, so weights have the orientation that a product needs.
 """
 
 import triton
@@ -21,6 +23,7 @@ import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_tile
 
+# In float32, 2^-86 is far above the smallest normal number (2^-126), and 2^86 leaves 2^41 for values and sums.
 BOUND = tl.constexpr(86.0)
 
 
@@ -28,7 +31,7 @@ BOUND = tl.constexpr(86.0)
 def load_sums(g_ptr, position, key, stride: tl.constexpr, K: tl.constexpr, BEFORE: tl.constexpr):
     """Return the sums g at (or BEFORE) positions of the chunk at `g_ptr`.
 
-    Zero before the chunk and for keys from K on.
+    Zero before the chunk and for key channels from K on. g is padded to whole chunks.
     """
     if BEFORE:
         position -= 1
@@ -52,7 +55,7 @@ def from_start(sums, READS: tl.constexpr, FAR: tl.constexpr):
 def from_middle(g_ptr, sums, position, key, half, stride: tl.constexpr, K: tl.constexpr, READS: tl.constexpr):
     """Return weights relative to the middle of blocks of 2 * half positions.
 
-    Zero for writers after the middle, for readers before it, and for reader channels that `from_start` covers.
+    Zero for writers after the middle, for readers up to it, and for reader channels that `from_start` covers.
     """
     middle = (position | (2 * half - 1)) - half
     distance = sums - load_sums(g_ptr, middle, key, stride, K, False)
@@ -63,14 +66,14 @@ def from_middle(g_ptr, sums, position, key, half, stride: tl.constexpr, K: tl.co
 
 
 @triton.jit
-def near(row, column, half):
+def in_same_block(row, column, half):
     """Return whether row and column lie in the same block of 2 * half positions."""
     return (row | (2 * half - 1)) == (column | (2 * half - 1))
 
 
 @triton.jit
 def halvings_of(sums, C: tl.constexpr):
-    """Return how often a chunk with these reader sums must be halved."""
+    """Return how often a chunk with these reader sums must be halved; C is 16, 32 or 64."""
     return tl.where(tl.min(tl.min(sums, 1), 0) >= -BOUND, 0, 6 if C == 64 else 5 if C == 32 else 4)
 
 
@@ -81,10 +84,11 @@ def scores(
     READS: tl.constexpr, X_BEFORE: tl.constexpr, Y_BEFORE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return sum_n x_in y_jn 2^{...} of a chunk, [C, C], without the diagonal.
+    """Return sum_n x_in y_jn 2^{g_reader,n - g_writer,n} of a chunk, [C, C], without the diagonal.
 
-    With READS x is the reader and y the writer, otherwise the reverse. Keys are read in blocks of KEYS. x_ptr and y_ptr
-    point to the head, g_ptr to the chunk.
+    With READS x is the reader and y the writer, otherwise the reverse. Key channels are read in blocks of KEYS. MILD
+    means that no sum is below -BOUND, BOUNDED that the last chunk is incomplete. x_ptr and y_ptr point to the head,
+    g_ptr to the chunk.
     """
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
@@ -107,7 +111,7 @@ def scores(
             by_KC = from_middle(g_ptr, y_sums_KC, i[None, :], at_K[:, None], half, H * K, K, not READS)
             left_CK, right_KC = (x_CK * by_CK).to(x_CK.dtype), (y_KC * by_KC).to(x_CK.dtype)
             product_CC = tl.dot(left_CK, right_KC, input_precision=PRECISION)
-            a_CC += tl.where(near(i[:, None], i[None, :], half), product_CC, 0.0)
+            a_CC += tl.where(in_same_block(i[:, None], i[None, :], half), product_CC, 0.0)
             half = half >> 1
     return a_CC
 

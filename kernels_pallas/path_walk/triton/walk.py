@@ -1,4 +1,12 @@
-"""Launch the Triton kernels of PaTH's walk; gradients for `own` and the gates."""
+"""Launch the Triton kernels of PaTH's walk over earlier chunks, with a custom VJP.
+
+Equations and operands: `path_walk/api.py`; kernels: kernels.py. The kernels return the gradients of q, k, v and the
+products. This file adds the gradients of `own`, its logsumexp and the gates, which are sums over rows or columns.
+
+A pair p is a query chunk and an earlier chunk. The backward pass saves for each pair the queries as they meet the
+earlier chunk, and `behind`, the gradient of the queries after they have passed it. Its memory therefore grows with the
+square of the number of chunks.
+"""
 
 from functools import partial
 from typing import Any
@@ -13,7 +21,7 @@ from kernels_pallas.path_walk.triton import kernels
 from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import padded, precision
 
-TILE = 64  # most queries or keys per tile
+TILE = 64  # most queries or keys per tile; chunks are powers of two (path_walk/triton/__init__.py)
 ROWS = "c b h t"
 OPERANDS = "c b h t k, c b h t k, c b h t v, c b h k l, c b h t, c b h t v, c b h t"
 
@@ -27,7 +35,7 @@ def run(
     own_cBHCV: Array,
     lse_cBHC: Array,
 ) -> Array:
-    """Return o_cBHCV; supports reverse mode once."""
+    """Return o_cBHCV; it has first derivatives, in reverse mode."""
     gates = forgotten_cBHC is not None
     # Kernels take no null pointer: without gates, pass an array that they do not read.
     forgotten_cBHC = lse_cBHC if forgotten_cBHC is None else forgotten_cBHC
@@ -145,7 +153,7 @@ def _run_backward(
         *(queries_pBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
         out_shape=[_like(q_cBHCK), of_pairs, _like(D_cBHC)],
         grid=tiles,
-        num_stages=1,  # with 2 stages, 144 KiB of an H100's shared memory leave room for one program
+        num_stages=1,  # with 2 stages a program takes 144 KiB of an H100's shared memory, and only one fits
         name="path_walk_dq",
         **constants,
     )

@@ -1,12 +1,14 @@
-"""Loop of one warpgroup over its past chunks, and the scores that it compares.
+"""Select the past chunk with the largest softmax mass: the loop of one warpgroup over its chunks.
 
-    bounded      |x| <= BOUND: chunks are compared by sum_j 2^x, without maximum or logarithm
-    otherwise    by log-sum-exp, with one maximum per block of keys
+    sel = argmax over past chunks c of sum_{j in c} 2^x_j,  x_j = log2_scale q . k_j;  the earliest of equal chunks
 
-When bounded, `poly` of every 8 exponentials run on the multiply-add units, with the polynomial in
-select_chunk/triton/kernels.py.
+    bounded      |x| <= BOUND (select.py checks it): chunks are compared by the sum, without maximum or logarithm
+    otherwise    by log-sum-exp, with one running maximum per row
 
-There is one accumulator: a product, then its exponentials. The product never stays in flight across loop iterations,
+When bounded, `poly` of every 8 slices of columns are exponentiated on the multiply-add units, with the coefficients in
+select_chunk/triton/kernels.py. Blocks of keys are multiples of 8 and at least 16.
+
+One accumulator holds a product and then its exponentials. The product never stays in flight across loop iterations,
 because the assembler would then serialise every product. While one warpgroup waits for its product, another computes.
 """
 
@@ -23,7 +25,7 @@ from kernels_pallas.numerics import LOG2_E
 
 SLICE = 8  # accumulator columns that can be separated without moving registers
 MAGIC = 1.5 * 2**23  # adding it rounds to an integer in the low bits
-POLYNOMIAL = (0.055171669, 0.24261113, 0.69326097, 0.99992806)  # coefficients for 2^n, |n| <= 1/2, highest power first
+POLYNOMIAL = (0.055171669, 0.24261113, 0.69326097, 0.99992806)  # coefficients for 2^r, |r| <= 1/2, highest power first
 
 
 class Sizes(NamedTuple):
@@ -68,9 +70,10 @@ def _keys(k_smem: Any, slot: Any) -> Any:
 
 
 def best_chunks(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *, n: Sizes) -> Array:
-    """Return the past chunk that each row of a warpgroup selects.
+    """Return the past chunk that each row of a warpgroup selects, fp32 [rows]; -1 if there is none.
 
-    Reads q and the ring of keys.
+    q is [rows, K] and the ring of keys [stages, block, K], filled by another warpgroup. All rows are in chunk `own`, so
+    the past chunks are 0 to own - 1.
     """
     per_chunk = n.C // n.block
 

@@ -62,7 +62,10 @@ def run(
     scale: float,
     eps: float,
 ) -> Array:
-    """Return y_BTE."""
+    """Return y_BTE as defined in `short_conv/api.py`.
+
+    `last_BWE` has the W - 1 inputs before x; None means zeros. Without `l2_heads` there is no norm and no `scale`.
+    """
     (B, T, E), W = x_BTE.shape, w_EW.shape[1]
     H = E if l2_heads is None else l2_heads
     y: Any = _by_head(
@@ -100,26 +103,26 @@ _RULES = {"x": "b t g k", "w": "b g k w", "b": "b g k", "last": "b n g k"}
 
 def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str]:
     """Return names, arrays and sharding rule of the present operands."""
-    found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
-    return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found)
+    present = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
+    return tuple(present), list(present.values()), ", ".join(_RULES[name] for name in present)
 
 
 def _run_forward(*operands: Array, call: Call, names: tuple[str, ...]) -> Array:
-    given = dict(zip(names, operands, strict=True))
-    (y,) = _launch("conv", kernels.conv_kernel, given, call=call, out=lambda n_tiles: [given["x"]])
+    by_name = dict(zip(names, operands, strict=True))
+    (y,) = _launch("conv", kernels.conv_kernel, by_name, call=call, out=lambda n_tiles: [by_name["x"]])
     return y
 
 
 def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple[Array, ...]:
-    given, dy = dict(zip(names, operands[:-1], strict=True)), operands[-1]
-    (B, _, H, K), W = dy.shape, given["w"].shape[-1]
+    by_name, dy = dict(zip(names, operands[:-1], strict=True)), operands[-1]
+    (B, _, H, K), W = dy.shape, by_name["w"].shape[-1]
 
     def out(n_tiles: int) -> list:
-        parts = jax.ShapeDtypeStruct((B, n_tiles, W + ("b" in given), H * K), given["w"].dtype)
+        parts = jax.ShapeDtypeStruct((B, n_tiles, W + ("b" in by_name), H * K), by_name["w"].dtype)
         # Outputs that the kernel does not write have one entry.
-        return [dy, parts, given.get("last", jax.ShapeDtypeStruct((1,), dy.dtype))]
+        return [dy, parts, by_name.get("last", jax.ShapeDtypeStruct((1,), dy.dtype))]
 
-    dx, parts, dlast = _launch("conv_bwd", kernels.conv_bwd_kernel, given, dy, call=call, out=out)
+    dx, parts, dlast = _launch("conv_bwd", kernels.conv_bwd_kernel, by_name, dy, call=call, out=out)
     sums_BEN = jnp.moveaxis(jnp.sum(parts, axis=1), 1, 2)
     dw, db = sums_BEN[..., :W].reshape(B, H, K, W), sums_BEN[..., W:].reshape(B, H, -1)
     gradients = {"x": dx, "w": dw, "b": db, "last": dlast}
@@ -127,13 +130,13 @@ def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple
 
 
 def _launch(
-    name: str, kernel: Any, given: dict[str, Array], *more: Array, call: Call, out: Callable[[int], list]
+    name: str, kernel: Any, by_name: dict[str, Array], *more: Array, call: Call, out: Callable[[int], list]
 ) -> tuple[Array, ...]:
     """Launch `kernel` over channel blocks and time tiles.
 
     `out` maps the tile count to the result shapes.
     """
-    x, w = given["x"], given["w"]
+    x, w = by_name["x"], by_name["w"]
     (B, T, H, K), W, entry = x.shape, w.shape[-1], tile(name)
     block = K if call.norm else block_of(entry.block, H * K)
     # Short sequences have fewer pieces than a program could take.
@@ -144,8 +147,8 @@ def _launch(
         kernel,
         x,
         w,
-        given.get("b", w),
-        given.get("last", x),
+        by_name.get("b", w),  # not read without HAS_BIAS
+        by_name.get("last", x),  # not read without HAS_LAST
         *more,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
         grid=(B * n_tiles * -(-H * K // block),),
@@ -163,6 +166,6 @@ def _launch(
         NORM=call.norm,
         SCALE=call.scale,
         EPS=call.eps,
-        HAS_BIAS="b" in given,
-        HAS_LAST="last" in given,
+        HAS_BIAS="b" in by_name,
+        HAS_LAST="last" in by_name,
     )

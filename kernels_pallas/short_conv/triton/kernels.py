@@ -91,10 +91,10 @@ def widened(rows, U: tl.constexpr):
 @triton.jit
 def part(rows, at: tl.constexpr, n: tl.constexpr):
     """Return `n` of the rows, from `at` on."""
-    found = ()
+    tiles = ()
     for i in tl.static_range(n):
-        found += (rows[at + i],)
-    return found
+        tiles += (rows[at + i],)
+    return tiles
 
 
 @triton.jit

@@ -7,11 +7,16 @@
     operand          shape              dtype    meaning
     x, y, dy, dx     [B, T, H, V]       input    inputs, outputs and gradients
     b, c             [B, T, BC, N]      input    input and output weights; BC is 1, or H if each head has its own
-    g, dt            [B, c, H, Q]       fp32     log decays summed from the chunk start; factors of x (WITH_DT)
+    g, dt            [B, c, H, Q]       fp32     log decays summed from the chunk start (after T: the last sum, because
+                                                 g_end is g at Q - 1); factors of x (WITH_DT)
     states, other    [B, c, H, N, V]    input    states before each chunk; with REVERSE L after each chunk, and S
-    start, last      [B, H, N, V]       fp32     first and last state
+    start, last      [B, H, N, V]       fp32     first and last state; with REVERSE gradients of the last and first
 
     S <- e^{g_end} S + (B * e^{g_end - g} dt)^T X,   Y = ((C B^T) * G * dt) X + e^g * (C S)
+    G_ij = e^{g_i - g_j} for j <= i, otherwise 0
+
+BOUNDED: loads are masked, because T is not a multiple of Q or Q not a power of two. NP, VP and QP are N, V and Q,
+padded to powers of two.
 
 Only `state_passing` is sequential over time. A tile holds all Q positions of a chunk on one axis, padded to QP, so the
 causal half is a mask and needs no loop. Heads share B and C: `chunk_scan` computes their scores once and loops over
@@ -30,7 +35,7 @@ from kernels_pallas.triton.tile_io import load_rows, store_rows
 def rows_of(chunk, i, Q: tl.constexpr, T: tl.constexpr):
     """Return the positions of a chunk's entries `i`; T after the chunk's end.
 
-    Row T reads as zero and is not written.
+    Rows from T on read as zero and are not written.
     """
     return tl.where(i < Q, chunk * Q + i, T)
 
@@ -52,7 +57,7 @@ def state_passing_kernel(
 
     S <- e^{g_end} S + U^T (w V). Forward: v is x, u is B, w_j = e^{g_end - g_j} dt_j. REVERSE computes the state
     gradient: v is dy, u is C, w_i = e^{g_i}. `states` stores each state before its chunk is added. In REVERSE, overlap
-    [B, c, H, N / BLOCK] is e^{g_end} <S, other>. Without KEEP only `last` is written.
+    [B, c, H, blocks of N] is e^{g_end} <L, S>, a part of the gradient of g_end. Without KEEP only `last` is written.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK

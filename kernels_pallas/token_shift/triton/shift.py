@@ -52,9 +52,9 @@ _RULES = {"x": "o b t g", "mu": "n b g", "moves": "n b t g", "last": "o b g"}
 
 def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str, str]:
     """Return names, arrays and sharding rule of present operands, and results' rule."""
-    found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
-    results = ", ".join([_RULES["x"]] * len(found["mu"]))
-    return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found), results
+    present = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
+    results = ", ".join([_RULES["x"]] * len(present["mu"]))
+    return tuple(present), list(present.values()), ", ".join(_RULES[name] for name in present), results
 
 
 def _forward(*operands):
@@ -74,36 +74,36 @@ _shifted.defvjp(_forward, _backward)
 
 
 def _run_forward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
-    given = dict(zip(names, operands, strict=True))
-    x, N = given["x"], len(given["mu"])
+    by_name = dict(zip(names, operands, strict=True))
+    x, N = by_name["x"], len(by_name["mu"])
     nothing = jax.ShapeDtypeStruct((1,), x.dtype)  # outputs that the kernel does not write have one entry
     out = [x] * N + [nothing] * (MAX_BRANCHES - N)
-    return _launch("shift", kernels.shift_kernel, given, out=lambda n_tiles: out)[:N]
+    return _launch("shift", kernels.shift_kernel, by_name, out=lambda n_tiles: out)[:N]
 
 
 def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
-    given, dy = dict(zip(names, operands, strict=False)), operands[len(names) :]
-    x, mu = given["x"], given["mu"]
+    by_name, dy = dict(zip(names, operands, strict=False)), operands[len(names) :]
+    x, mu = by_name["x"], by_name["mu"]
     dy += (x,) * (MAX_BRANCHES - len(dy))
 
     def out(n_tiles: int) -> list:
         parts = jax.ShapeDtypeStruct((x.shape[1], n_tiles, len(mu), x.shape[3]), mu.dtype)
         nothing = jax.ShapeDtypeStruct((1,), x.dtype)
-        return [x, parts, given.get("moves", nothing), given.get("last", nothing)]
+        return [x, parts, by_name.get("moves", nothing), by_name.get("last", nothing)]
 
-    dx, parts, dmoves, dlast = _launch("shift_bwd", kernels.shift_bwd_kernel, given, *dy, out=out)
+    dx, parts, dmoves, dlast = _launch("shift_bwd", kernels.shift_bwd_kernel, by_name, *dy, out=out)
     gradients = {"x": dx, "mu": jnp.moveaxis(jnp.sum(parts, axis=1), 0, 1), "moves": dmoves, "last": dlast}
     return tuple(gradients[name] for name in names)
 
 
 def _launch(
-    name: str, kernel: Any, given: dict[str, Array], *more: Array, out: Callable[[int], list]
+    name: str, kernel: Any, by_name: dict[str, Array], *more: Array, out: Callable[[int], list]
 ) -> tuple[Array, ...]:
     """Launch `kernel` over channel blocks and time tiles.
 
     `out` maps the tile count to the result shapes. A placeholder replaces an absent operand.
     """
-    x, entry = given["x"], tile(f"{name}_moved" if "moves" in given else name)
+    x, entry = by_name["x"], tile(f"{name}_moved" if "moves" in by_name else name)
     _, B, T, D = x.shape
     block = block_of(entry.block, D)
     # Short sequences have fewer pieces than a program could take.
@@ -112,9 +112,9 @@ def _launch(
     return runtime.launch(
         kernel,
         x,
-        given["mu"],
-        given.get("moves", x),
-        given.get("last", x),
+        by_name["mu"],
+        by_name.get("moves", x),
+        by_name.get("last", x),
         *more,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
         grid=(B * n_tiles * -(-D // block),),
@@ -123,12 +123,12 @@ def _launch(
         B=B,
         T=T,
         D=D,
-        N=len(given["mu"]),
+        N=len(by_name["mu"]),
         K=block,
         KP=padded(block),
         R=pieces,
         STEPS=entry.steps,
         U=entry.unroll,
-        HAS_MOVES="moves" in given,
-        HAS_LAST="last" in given,
+        HAS_MOVES="moves" in by_name,
+        HAS_LAST="last" in by_name,
     )

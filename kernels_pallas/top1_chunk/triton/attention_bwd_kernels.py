@@ -1,4 +1,4 @@
-"""Triton kernels of attention to given chunks, backward.
+"""Triton kernels of attention to selected chunks, backward.
 
 A remote pass covers the selected chunks; a local pass covers the local chunk and adds the remote results.
 

@@ -1,4 +1,4 @@
-"""Triton kernels of attention to given chunks, forward.
+"""Triton kernels of attention to selected chunks, forward.
 
 A remote pass attends to the selected chunks; a local pass then adds the local chunk.
 

@@ -1,4 +1,4 @@
-"""Attention to given chunks in plain XLA, with two schedules for the same result.
+"""Attention to selected chunks in plain XLA, with two schedules for the same result.
 
     masked   masked attention over the causal half (masked.py): T^2 K work, no sort; short sequences
     sorted   queries sorted by selected chunk, multiplied with that chunk (sorted.py): k T C K work
@@ -21,7 +21,7 @@ SCHEDULES = {"masked": masked, "sorted": sorted_rows}
 
 
 class Attention(NamedTuple):
-    """Attention to a given selection, and its gradient.
+    """Attention to a selection, and its gradient.
 
     `schedule` None means that the length chooses. Hashable, hence static.
     """

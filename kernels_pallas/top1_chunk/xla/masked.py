@@ -1,4 +1,4 @@
-"""Attention to given chunks as masked attention, for short sequences.
+"""Attention to selected chunks as masked attention, for short sequences.
 
 A scan visits the tiles of the causal half with an online softmax. A query sees a key if the key's chunk is selected, or
 if the key is in the local chunk and not later. This does the work of full attention, T^2 K, but needs no sort and no

@@ -1,4 +1,4 @@
-"""Attention to given chunks with queries sorted by chunk, for long sequences.
+"""Attention to selected chunks with queries sorted by chunk, for long sequences.
 
 The work is T C K (remote: k times that) instead of T^2 K. Two passes and a merge give one joint softmax:
 

@@ -17,12 +17,17 @@
     lse          [B, T, H]     fp32, base e
     soft, o      [B, T, H, V]  v's dtype
 
+The layer's output is o. Its gradient needs soft and lse (top1_element/api.py). Training runs forward_kernel,
+best_key_kernel and take_values_kernel; evaluation runs evaluate_kernel instead of the first. BLOCK_M is a multiple of
+BLOCK_N, because tiles before the diagonal are not masked, and best_key_kernel has the BLOCK_N that wrote `tile`.
+
 The search costs one select per row and tile, and no extra instruction per score: the loop keeps only the best tile.
 best_key_kernel then scores this tile again and takes the first key with the largest score. Tiles ascend and only a
 strictly greater score replaces the best, so ties between tiles go to the first. Equal keys have equal scores in both
-kernels, so all ties go to the earliest key. The scale enters in the exponent, as one multiply-add before the
-special-function unit. Only tiles on the diagonal need a mask. Programs with the same head run together, so its keys and
-values stay in the L2 cache; the longest start first. Source: arXiv 2505.18522, Top-1 Element.
+kernels, so the earliest of equal keys wins; the kernels may rank keys with nearly equal scores differently. The scale
+enters in the exponent, as one multiply-add before the special-function unit. Only tiles on the diagonal need a mask.
+Programs with the same head run together, so its keys and values stay in the L2 cache; the longest start first. Source:
+arXiv 2505.18522, Top-1 Element.
 """
 
 import triton

@@ -83,13 +83,13 @@ def forward(data: tuple[Array, ...], vectors: Array) -> tuple[tuple[Array, ...],
     """
     has_mix = len(data) == _N_ALL
     rule = _rule([_DATA] * len(data) + [_VECTORS], [_DATA] * 4 + [_FACTORS] + [_DATA] * has_mix)
-    made = fold_vmap(_run_forward, **rule)(*data, vectors)
-    return (data[0], *made, *((made[-1], data[5]) if has_mix else ())), (data, vectors)
+    results = fold_vmap(_run_forward, **rule)(*data, vectors)
+    return (data[0], *results, *((results[-1], data[5]) if has_mix else ())), (data, vectors)
 
 
-def backward(given: tuple, gradients: tuple[Array, ...]) -> tuple:
+def backward(kept: tuple, gradients: tuple[Array, ...]) -> tuple:
     """Return the gradients of data and vectors."""
-    data, vectors = given
+    data, vectors = kept
     operands = [_DATA] * len(data) + [_VECTORS]
     rule = _rule([*operands, *[_FACTORS if x.ndim == 3 else _DATA for x in gradients]], operands)
     *ddata, dvectors = fold_vmap(partial(_run_backward, n=len(data)), **rule)(*data, vectors, *gradients)
@@ -104,8 +104,8 @@ def _run_forward(*operands: Array) -> list[Array]:
     wide, bonus = jax.ShapeDtypeStruct(r.shape, jnp.float32), jax.ShapeDtypeStruct(r.shape[:3], jnp.float32)
     nothing = jax.ShapeDtypeStruct((1,), r.dtype)  # one entry: not written
     out = [r, wide, r, r, bonus, r if has_mix else nothing]
-    made = _launch("forward", kernels.forward_kernel, operands[:-1], operands[-1], (), out=out)
-    return list(made) if has_mix else list(made[:-1])
+    results = _launch("forward", kernels.forward_kernel, operands[:-1], operands[-1], (), out=out)
+    return list(results) if has_mix else list(results[:-1])
 
 
 def _run_backward(*arrays: Array, n: int) -> list[Array]:
@@ -116,8 +116,8 @@ def _run_backward(*arrays: Array, n: int) -> list[Array]:
     parts = jax.ShapeDtypeStruct((len(r), n_chunks, *vectors.shape[1:]), vectors.dtype)
     out = [r] * 4 + [r if has_mix else jax.ShapeDtypeStruct((1,), r.dtype)] * 3 + [parts]
     gradients = gradients if has_mix else (*gradients, r, r, r)
-    made = _launch("backward", kernels.backward_kernel, data, vectors, gradients, out=out)
-    return [*made[:n], jnp.sum(made[-1], axis=1)]
+    results = _launch("backward", kernels.backward_kernel, data, vectors, gradients, out=out)
+    return [*results[:n], jnp.sum(results[-1], axis=1)]
 
 
 def _launch(

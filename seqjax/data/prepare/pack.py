@@ -241,7 +241,7 @@ def _rows(job: FileJob) -> Iterator[np.ndarray]:
             size = min(READ_TOKENS, first + tokens - start)
             ids = np.fromfile(path, job.dtype, size, offset=start * job.dtype.itemsize)
             if len(ids) != size:
-                raise UserError(f"{path} was truncated while it was read; run the same command again to rebuild it.")
+                raise UserError(f"{path}, a temporary file, was truncated; run the same command again to rebuild it.")
             buffer = np.concatenate([buffer, ids])
             n_complete = len(buffer) // job.block * job.block
             yield buffer[:n_complete].reshape(-1, job.block)

@@ -139,7 +139,9 @@ class SeqjaxLM(TemplateLM):
             )
         except ValueError as error:
             longer = "" if self.pretrained.model.longest else " A larger max_length is possible with this model."
-            raise UserError(f"The task has a request that cannot be scored: {error}.{longer}") from None
+            raise UserError(
+                f"An example of the task cannot be scored: {error}. Lower --num_fewshot, or leave out the task.{longer}"
+            ) from None
         for (texts, _, _), result in zip(requests, scores, strict=True):
             if texts is not None:  # None for a window of a longer text
                 self.cache_hook.add_partial("loglikelihood", texts, tuple(result))

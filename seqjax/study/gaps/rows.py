@@ -9,6 +9,9 @@ distance past the reference's ends at which the runs were read. k is the standar
 slope over the last two ends. V_text is the variance over text draws. s^2 is a seed variance, shrunk towards all models'
 pooled variance but never below the model's sample variance. Intervals use Satterthwaite's degrees of freedom.
 
+Only models with the reference's optimiser and schedule are measured. Other models have a row without a gap, and their
+runs enter no slope, variance or family of tests.
+
 A model with one seed has a gap without an interval. Only for its verdict, s_m^2 is the largest variance among models
 with three seeds. With fewer than `ENOUGH` such models, the verdict stays undecided.
 """
@@ -27,6 +30,8 @@ from seqjax.study.gaps.rates import rates, shown_runs
 from seqjax.study.gaps.statistics import Estimate, Part, Spread
 from seqjax.study.gaps.tokens import Difference, SpeedUp
 from seqjax.study.gaps.verdicts import Candidate, Verdict
+from seqjax.study.runs import checks
+from seqjax.study.runs.checks import Training
 from seqjax.study.runs.record import Record, Records
 
 ENOUGH, SEEDS = 5, 3  # a verdict on one seed needs 5 models with 3 seeds, which show how much seeds vary
@@ -35,6 +40,8 @@ WHY = {
     heights.NO_REACH: "no end lies within reach of the reference's in-domain losses",
     heights.NO_RATE: "fewer than three models have two near-best rates, and both sides share none",
 }
+OTHER_TRAINING = "it has another optimiser or schedule than the reference"
+NEEDS_SAME_TRAINING = "the reference's optimiser and schedule"
 NOT_REACHED = Verdict(verdicts.UNDECIDED, heights.NO_REACH)
 ONE_END = "the reference has one end per run; give its runs ends from 50% (train.ends=(0.5,0.65,0.8,1.0))"
 
@@ -171,8 +178,36 @@ def _copy(row: Row, records: Records, sums: Mapping[str, ClassSums]) -> float | 
     return classes.copy_share(*sides, domains=records.domains) if all(sides) else None
 
 
+@functools.lru_cache(maxsize=16)
+def comparable(records: Records, reference: str) -> Records:
+    """Return the study without models that have another optimiser or schedule than the reference."""
+    trained: dict[str, Training] = {}
+    for run in records.runs:
+        own = checks.training(run.metadata.get("config", {}))
+        trained[run.model] = trained.get(run.model, own).known(own)
+    models = {model for model, how in trained.items() if how.fits(trained[reference])}
+    if len(models) == len(trained):
+        return records
+    return dataclasses.replace(records, runs=[run for run in records.runs if run.model in models])
+
+
 @functools.lru_cache(maxsize=16)  # tables and every picture use the same rows
 def _compare(records: Records, reference: str) -> tuple[Row, ...]:
+    same = comparable(records, reference)
+    others = [
+        dataclasses.replace(
+            _plain(records, model, reference, None),
+            next_rates={},
+            why=OTHER_TRAINING,
+            verdict=Verdict(verdicts.UNDECIDED, NEEDS_SAME_TRAINING),
+        )
+        for model in records.models
+        if model not in same.models
+    ]
+    return (*_measured(same, reference), *others)
+
+
+def _measured(records: Records, reference: str) -> tuple[Row, ...]:
     differences = tokens.equal_tokens(records, reference)
     others = [model for model in records.models if model != reference]
     plain = {model: _plain(records, model, reference, differences.get(model)) for model in others}

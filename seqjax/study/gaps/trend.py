@@ -2,11 +2,16 @@
 
 Per run, the gap at its ends is regressed on log2(tokens). Only ends within reach of the reference count. Each run's
 weight is its sum of squares in log2(tokens). The effect of the learning rate itself changes with tokens, so slopes are
-compared at matched rates: slope = a_m + e rho is fitted to all runs, with an intercept per model and one rate effect e.
-A trend is a_m minus the reference's intercept. The slope variance is pooled over all models, so it needs a model with
-two runs. With w the summed weights on a side and d the distance of the sides' mean rates in octaves, a trend's error is
-sqrt(s^2 / w + s^2 / min(w, w_R) + d^2 var(e)). The second term is needed because the reference's curve has an error,
-too. Its runs with many ends say little about losses where only some runs have ends, so w_R is capped at w.
+compared at matched rates: slope = a_m + e rho is fitted to all runs, with an intercept per model, one rate effect e,
+and rho the log2 learning rate. A trend is a_m minus the reference's intercept. Its error is
+
+    sqrt(s^2 / w + s^2 / min(w, w_R) + d^2 var(e))
+
+s^2 is the slope variance, pooled over all models except the reference, whose runs define the level. Without a degree of
+freedom (runs minus models, minus one for e) trends have no error. w and w_R are the summed weights of the model's and
+the reference's runs, w_R times the share of runs that effectively count in the reference's level. d is the distance of
+the mean rates in octaves. The second term is the error of the reference's level. The reference's ends may lie at other
+losses than the model's, so its slope is never taken as better known than the model's: w_R is capped at w.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +73,8 @@ def per_doubling(
     residuals = [(x, x.values - x.mean - effect * (x.rho - x.mean_rho)) for x in by_model.values()]
     freedom = sum(len(values) - 1 for _, values in residuals) - any(x.information > 0 for x, _ in residuals)
     variance = sum(float(x.weights @ values**2) for x, values in residuals) / freedom if freedom > 0 else None
-    # R averages over rates, then over seeds, so a run has more weight if its seed has few rates.
+    # The reference's level averages each seed's rates, then the seeds, so a run counts more if its seed has few rates.
+    # `effective` is the effective number of runs, divided by the number of runs.
     seeds = [len(seed_runs) for seed_runs in heights.by_seed(models[reference]).values()]
     effective = len(seeds) ** 2 / sum(1 / n for n in seeds) / sum(seeds)
     trends = {}
@@ -104,6 +110,8 @@ def _slopes(runs: Sequence[Ends], reference_runs: Sequence[Ends], curve: Curve, 
         inside = (run.x[0] >= curve.low[0] - reach) & (run.x[0] <= curve.high[0] + reach)
         z = np.log2(run.tokens[inside])
         if len(np.unique(z)) > 1:
+            # Sample 0 is the whole test text, column 0 the mean of the OOD domains. The level has no rate effect
+            # (zeros), because `per_doubling` fits it.
             at = run.x[:1, inside]
             level, _ = heights.reference_levels(reference_runs, curve, at, np.zeros_like(curve.linear))
             gap = (run.y[:1, inside] - curve.at(at) - level)[0, :, 0]

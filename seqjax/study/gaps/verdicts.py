@@ -1,11 +1,12 @@
 """Decide verdicts on gaps, tested together per reference, and what an undecided gap needs.
 
-    costs               above zero (Holm over the models, two-sided, 5%)
-    gains               below zero (the same family)
-    no cost above 0.05  below 0.05 nats (Holm, one-sided, 2.5%), for remaining models with at least two seeds
-    undecided           needs: more seeds, another rate, or ends from 50%
+    costs                  above zero (Holm over the models, two-sided, 5%), even if the gap is small
+    gains                  below zero (the same family)
+    "no cost above 0.05"   below 0.05 nats (Holm, one-sided, 2.5%), for remaining models with at least two seeds
+    undecided              with the further seeds that it needs
 
-A verdict must hold both at matched learning rates and as tuned: the less favourable gap is tested.
+A verdict must hold both at matched learning rates and as tuned. Each test therefore takes the gap that makes the
+verdict harder: the gap nearer to zero for costs and gains, the larger gap for "no cost".
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from seqjax.study.gaps import statistics
 from seqjax.study.gaps.statistics import Part
 
-LIMIT = 0.05  # nats: the largest gap that is not called a cost
+LIMIT = 0.05  # nats: "no cost" needs evidence that the gap is smaller
 TWO_SIDED, ONE_SIDED = 0.05, 0.025
 POWER, MOST_SEEDS = 0.8, 9  # probability that the needed seeds decide; the most further seeds that are suggested
 COSTS, GAINS, UNDECIDED = "costs", "gains", "undecided"
@@ -29,7 +30,8 @@ class Candidate(NamedTuple):
         seeds: Single-seed variance: model, reference.
         counts: Seed counts: model, reference.
         rest: Variances that further seeds do not lower; the learning-rate part is first.
-        planned: The same for a further seed; differs from `seeds` only for a model with one seed.
+        planned: Single-seed variances to plan further seeds with. They differ from `seeds` only for a model with one
+            seed: the test takes the widest variance of a model with three seeds, the plan the usual one.
     """
 
     gap: float
@@ -64,7 +66,11 @@ class Candidate(NamedTuple):
         return max(low, -high)
 
     def needs(self, *, level: float, limit: float) -> str:
-        """Return the fewest further seeds that would decide the estimated gap."""
+        """Return the first plan with a power of 80% if the estimated gap is true.
+
+        Plans: further seeds of the model; of the model and the reference; of both, with all their seeds at one learning
+        rate, so that the variance between rates does not count.
+        """
         distance = max(self._from_zero, limit - max(self.gap, self.as_tuned))
         for both_sides, rest, suffix in (
             (False, self.rest, ""),
@@ -117,10 +123,9 @@ def decide(gaps: Sequence[Candidate], several: Sequence[bool], *, limit: float) 
     p_values = [tested.p() for tested in gaps]
     rejected = statistics.holm(p_values, level=TWO_SIDED)
     words = [
-        COSTS if tested.gap > 0 else GAINS if is_rejected else ""
+        (COSTS if tested.gap > 0 else GAINS) if is_rejected else ""
         for tested, is_rejected in zip(gaps, rejected, strict=True)
     ]
-    words = [word if is_rejected else "" for word, is_rejected in zip(words, rejected, strict=True)]
     remaining = [i for i, word in enumerate(words) if not word and several[i]]
     below = statistics.holm([gaps[i].p_above(limit) for i in remaining], level=ONE_SIDED)
     for i, is_below in zip(remaining, below, strict=True):

@@ -18,7 +18,7 @@ from seqjax.reading import read_json
 from seqjax.study.judge.plan import Plan
 from seqjax.study.runs.runner import Run
 
-JOBS = "judge.json"  # in a workdir: the number of concurrent runs
+JOBS = "judge.json"  # in a workdir: how many runs trained at the same time on this host, this run included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +31,23 @@ class Cost:
         state_bytes: Sequence length -> decoding state bytes for one sequence, at half the training length and at the
             full length.
         devices: The runs' devices.
-        shared: Largest number of concurrent runs on one device.
+        concurrent: Most runs that trained at the same time on one host. Each had its own GPU, but they share a CPU.
     """
 
     tokens_per_s: float | None
     peak_gib: float | None
     state_bytes: dict[int, int]
     devices: frozenset[str]
-    shared: int
+    concurrent: int
+
+    @property
+    def shared_cpu(self) -> bool:
+        """Whether concurrent runs made each other slower."""
+        return self.concurrent > 1 and self.devices <= {"cpu"}
 
 
 def note_jobs(run: Run, *, jobs: int) -> None:
-    """Record the number of concurrent runs in a run's workdir; keep the maximum."""
+    """Record in a run's workdir how many runs train at the same time; keep the maximum."""
     path = Path(run.workdir) / JOBS
     recorded = _jobs(path) if path.is_file() else 1
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +60,7 @@ def _jobs(path: Path) -> int:
 
 def cost(config: Config, runs: Iterable[Run]) -> Cost:
     """Return a model's cost from its runs so far."""
-    speeds, peaks, devices, shared = list[float](), list[float](), set[str](), 1
+    speeds, peaks, devices, concurrent = list[float](), list[float](), set[str](), 1
     for run in runs:
         workdir = run.files
         rows = run.rows()
@@ -64,13 +69,13 @@ def cost(config: Config, runs: Iterable[Run]) -> Cost:
         if rows and (workdir / "run.json").is_file():
             devices.add(read_json(workdir / "run.json", {"device?": str}).get("device", ""))
         if rows and (workdir / JOBS).is_file():
-            shared = max(shared, _jobs(workdir / JOBS))
+            concurrent = max(concurrent, _jobs(workdir / JOBS))
     return Cost(
         tokens_per_s=float(np.median(speeds)) if speeds else None,
         peak_gib=max(peaks, default=None),
         state_bytes=state_bytes(config, on_cpu=devices <= {"cpu"}),
         devices=frozenset(devices),
-        shared=shared,
+        concurrent=concurrent,
     )
 
 
@@ -98,14 +103,14 @@ def by_model(plan: Plan, runs: Sequence[Run]) -> dict[str, Cost]:
 def speeds(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
     """Return the study's speed table.
 
-    It is {} unless all runs used the same device, one run at a time.
+    It is {} unless at least two models have a speed, all runs used the same kind of device, and none shared a CPU.
     """
     costs = by_model(plan, runs)
     measured = {
         name: model_cost.tokens_per_s for name, model_cost in costs.items() if model_cost.tokens_per_s is not None
     }
     devices = frozenset().union(*(model_cost.devices for model_cost in costs.values()))
-    if len(measured) < 2 or len(devices) != 1 or any(model_cost.shared > 1 for model_cost in costs.values()):
+    if len(measured) < 2 or len(devices) != 1 or any(model_cost.shared_cpu for model_cost in costs.values()):
         return {}
     (card,) = devices
     table = {"card": card, "length": plan.config.train.seq_len, "tokens_per_s": measured}
@@ -130,12 +135,10 @@ def remarks(costs: Mapping[str, Cost]) -> list[str]:
         len(model_cost.devices) > 1 for model_cost in measured.values()
     ):
         named = "; ".join(f"{model}: {', '.join(sorted(model_cost.devices))}" for model, model_cost in measured.items())
-        sentences.append(f"Runs on different devices do not compare in speed ({named}).")
+        sentences.append(f"Speeds of runs on different devices cannot be compared ({named}).")
     if without := [name for name in costs if name not in measured]:
         sentences.append(f"The speed of {' and '.join(without)} was not measured here.")
-    if shared := [
-        model for model, model_cost in costs.items() if model_cost.shared > 1 and model_cost.devices <= {"cpu"}
-    ]:
+    if shared := [model for model, model_cost in costs.items() if model_cost.shared_cpu]:
         sentences.append(
             f"Concurrent runs shared one CPU ({', '.join(shared)}), so their speeds are lower than for a single run."
         )

@@ -15,6 +15,7 @@ from seqjax.study import gaps
 from seqjax.study.gaps.heights import FEWEST
 from seqjax.study.runs import files, identity
 from seqjax.study.runs.record import NATS, Record, Records
+from seqjax.training.identity import ADDED
 
 DATA = (
     *("train.steps", "train.batch_size", "train.seq_len", "model.vocab_size"),
@@ -187,7 +188,8 @@ def _mismatch(run: Record, config: Config, domains: Sequence[str], manifest: str
         value = recorded.get(group, {}).get(field, expected[group][field])
         if value != expected[group][field]:
             return f"{run.label} has {key}={value}, here {expected[group][field]}, {only}"
-    optimiser = {key: value for key, value in recorded["optim"].items() if key != "lr" and key in expected["optim"]}
+    recorded_optim = {key.removeprefix("optim."): default for key, default in ADDED.items()} | recorded["optim"]
+    optimiser = {key: value for key, value in recorded_optim.items() if key != "lr" and key in expected["optim"]}
     if changed := differences(optimiser, {key: expected["optim"][key] for key in optimiser}, "optim."):
         return f"{run.label} has another optimiser ({changed[0]} here), so a gap would include the optimiser's effect."
     return ""

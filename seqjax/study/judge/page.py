@@ -37,8 +37,9 @@ class Judgement:
         rows: Comparison with each reference that has results (`seqjax.study.gaps.Row`).
         costs: Costs of the mixer and each reference.
         parameters: Parameter counts of the mixer and each reference.
-        width: MLP width that matches the parameters; None if the config keeps its width.
-        remarks: Sentences about limits of the runs, and how to remove them.
+        width: MLP width that gives the mixer's model the parameter count of attention (--match=params); None if its
+            config keeps its width.
+        remarks: Sentences about limits of the runs, and how to lift these limits.
         out: Directory with the page and the study's files.
     """
 
@@ -196,7 +197,7 @@ def _speed(plan: Plan, model_costs: Mapping[str, Cost]) -> str:
     ratio = costs.speed_ratio(model_costs[plan.model], model_costs[SAME_BLOCK])
     if ratio is None:
         return ""
-    return f"; at {plan.config.train.seq_len:,} tokens it trains {ratio:.2f} times as fast"
+    return f"; on sequences of {plan.config.train.seq_len:,} tokens it trains {ratio:.2f} times as fast"
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces

@@ -2,7 +2,11 @@
 
 The references are Transformer++ with QK norm (attention as published), and the same model with the short convolution
 from recurrent mixers (attention with the same block). Both have the size and the data, training, evaluation and
-optimiser settings of the mixer's config.
+optimiser settings of the mixer's config. Their norms and MLP are the defaults of the size; changes of them in the
+mixer's config are not copied.
+
+A run trains at a constant learning rate. At each step in `train.ends` a copy of it decays the rate to zero and is
+evaluated; this is an end.
 
 The runs are in a study file, DIR/study.py. New runs are appended, so a run's index never changes.
 """
@@ -32,6 +36,7 @@ from seqjax.study.runs import identity
 from seqjax.study.runs.runner import Run
 from seqjax.study.runs.studies import ENDS, make_run
 from seqjax.training import schedule
+from seqjax.training.identity import without_added
 
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 REFERENCES = {
@@ -39,7 +44,7 @@ REFERENCES = {
     PUBLISHED: "model.mixer.qk_norm=True",
 }
 IN_WORDS = {SAME_BLOCK: "attention with the same block", PUBLISHED: "attention as published"}
-# A comparison reads only the ends, so there are no evaluations between them. The newest checkpoint at the constant rate
+# A comparison reads only the ends, so the constant rate has no evaluations. The newest checkpoint at the constant rate
 # suffices to resume, so ends keep none.
 COMMON = "eval.every=0,checkpoint.keep=1,checkpoint.ends=none,log.sample_tokens=0,log.tensorboard=False"
 SHARED = ("data", "train", "eval", "optim")  # groups of settings that the references take from the mixer's config
@@ -51,7 +56,7 @@ class Scale:
     """Hold a size's recorded learning rates, and the judgement's shorter settings.
 
     Args:
-        rates: Two learning rates, for the mixer and the references.
+        rates: The two learning rates at which the mixer and the references are trained.
         batch_tokens: Tokens per step at which the rates were recorded.
         steps, eval_tokens: Settings that a judgement uses instead of the size's; None keeps the size's setting.
     """
@@ -68,7 +73,7 @@ SCALES: dict[str, Scale] = {
     "110m": Scale(rates=(1e-3, 2e-3), batch_tokens=65_536),
     # Measured with Transformer++ and QK norm, one seed, a WSD run with 150 steps and one end: in-domain loss 2.185 at
     # 2e-3, 2.056 at 4e-3 and 2.261 at 8e-3. A judgement uses 150 steps and 16,384 tokens per domain, half the size's
-    # settings, because a first mixer needs 21 times a run's steps on two CPU cores.
+    # settings, because the runs of a first mixer and its references take 21 times a run's steps on two CPU cores.
     "demo": Scale(rates=(2e-3, 4e-3), batch_tokens=4_096, steps=150, eval_tokens=16_384),
     # As above, with the size's 20 steps: 3.699 at 2e-3, 3.570 at 4e-3, 3.526 at 8e-3 and 3.615 at 1.6e-2.
     "debug": Scale(rates=(4e-3, 8e-3), batch_tokens=512),
@@ -231,7 +236,7 @@ def _mismatch(plan: Plan, judged: Mapping[str, Any]) -> str:
         return "was not written by seqjax judge"
     settings = judged["settings"]
     if isinstance(settings, str):  # Earlier versions wrote a hash.
-        settings_text = json.dumps(to_dict(plan.config), sort_keys=True)
+        settings_text = json.dumps(without_added(to_dict(plan.config)), sort_keys=True)
         is_same = settings == hashlib.sha256(settings_text.encode()).hexdigest()[:16]
         settings = to_dict(plan.config if is_same else read(judged["config"]))
     changed = identity.changed(settings, plan.config, may_grow=False)
@@ -301,6 +306,11 @@ def make_plan(
         raise UserError(
             f"--config={text}: no learning rates are recorded for the size {size}; give two to try, --rates=A,B."
         )
+    if user_config.optim.name != "adam" and not rates:
+        raise UserError(
+            f"--config={text}: no learning rates are recorded for config.optim.name={user_config.optim.name!r}; give "
+            "two to try, --rates=A,B."
+        )
     rates = tuple(rounded(rate) for rate in rates or (scale.rates if scale is not None else ()))
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
         raise UserError("--rates must be learning rates above 0, each named once.")
@@ -315,7 +325,7 @@ def make_plan(
         full_text += f",eval.tokens={scale.eval_tokens}"
     config = read(_text(full_text, rate=UNIT, seed=0))
     study_path = Path(out) / "study.py"
-    # A judgement keeps its built-in text when other packages are installed.
+    # The built-in corpus is made from installed packages. A judgement continues with the corpus that it began with.
     recorded = _judged(presets.load_file(study_path)).get("manifest", "") if study_path.is_file() else ""
     remarks = []
     try:
@@ -386,7 +396,7 @@ def workdir_name(model: str, config: Config, *, manifest: str) -> str:
 
     The hash covers all settings, the data and the version.
     """
-    hashed = {"config": to_dict(config), "manifest": manifest, "version": seqjax.__version__}
+    hashed = {"config": without_added(to_dict(config)), "manifest": manifest, "version": seqjax.__version__}
     key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     name = "".join(c if c.isalnum() else "_" for c in model.lower())
     return f"{name}-{config.size}-seed{config.train.seed}-{key}"

@@ -16,11 +16,11 @@ from seqjax.terminal import tell
 # Skipped, because a sound mixer may fail them: XLA cannot count FLOPs in loops, and a chunk may be part of the model.
 UNCHECKED = ("flops", "chunk_size")
 LENGTHS = ("chunk_size", "window")  # settings in tokens
-SHORT = 8  # replaces a longer setting
+SHORT = 8  # replaces a length above testing.LENGTH
 
 
-# In another process, on a CPU, so that this process takes no GPU memory from the runs.
 PASSED = "all checks passed\n"  # needed besides status 0, which a mixer can cause with `sys.exit(0)`
+# Runs in another process, on a CPU, so that this process takes no GPU memory from the runs.
 CHECK = "import sys; from seqjax.study.judge import soundness; soundness.check(sys.argv[1])"
 
 
@@ -67,7 +67,9 @@ def checked_mixer(mixer: Any) -> list[str]:
     """Run the contract tests on a mixer with its config's settings.
 
     Returns the test names. The tests use small models, mostly with sequences of 23 tokens. Therefore a longer chunk or
-    window is shortened, and settings that do not fit a small model keep their defaults.
+    window is shortened. If a small model refuses the settings, they return to their defaults one by one, from the last
+    on, until it accepts; some settings that fit are then tested at their defaults. `heads` and `rope_base` come from
+    the size, so the small model has its own.
     """
     cls: type[base.Mixer] = mixers.load(mixer.name)
     settings = {key: value for key, value in vars(mixer).items() if key not in ("name", "heads", "rope_base")}

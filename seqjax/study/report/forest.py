@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from seqjax.pictures import COLORS, End, label_ends, shortened
+from seqjax.pictures import COLORS, End, label_ends, log_ticks, shortened
 from seqjax.study import gaps as statistic
 from seqjax.study.gaps import Row, documents, heights
 from seqjax.study.gaps.statistics import Estimate
@@ -152,9 +152,8 @@ def _handles(panel: Axes, records: Records, all_marks: Sequence[Mark], rows: Ite
     sign = {"color": "0.25", "linestyle": "none", "markersize": 5}
     handles += panel.plot([], [], label="edge: the best learning rate is at the edge of its grid", marker="$*$", **sign)
     if any(row.copy is not None for row in rows):
-        handles += panel.plot(
-            [], [], label="copies: share of the OOD difference in repeated bigrams", marker=r"$\%$", **sign
-        )
+        copies = "copies: share of the OOD difference from tokens that complete an earlier bigram"
+        handles += panel.plot([], [], label=copies, marker=r"$\%$", **sign)
     return handles
 
 
@@ -287,9 +286,7 @@ def _draw_along(panel: Axes, records: Records, rows: Sequence[Row], along: Mappi
     panel.set_xscale("log")
     all_tokens = np.concatenate([points[:, 0] for points in along.values()]) / 1e6
     panel.set_xlim(all_tokens.min() * 0.97, all_tokens.max() * 1.03)
-    ticks = [
-        tick for tick in MaxNLocator(5).tick_values(*panel.get_xlim()) if all_tokens.min() <= tick <= all_tokens.max()
-    ]
+    ticks = log_ticks(all_tokens.min(), all_tokens.max())
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
     grey = "" if chosen.issuperset(along) else "; grey lines: no significant trend"

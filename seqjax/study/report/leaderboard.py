@@ -1,6 +1,8 @@
 """Write leaderboard.csv, with all numbers per reference and model, and a LaTeX table.
 
-Losses are in the study's unit; positive gaps are worse. An empty cell means unknown. `se_*` are the gap's standard
+Losses are in the study's unit; positive gaps are worse. An empty number means unknown; an empty `edge`, `next_rate` or
+`needs` means none. `seqjax.study.gaps.Row` describes the columns with the names of its fields. `tokens_in` and
+`tokens_out` are the differences of the in-domain and the OOD loss at equal tokens. `se_*` are the gap's standard
 error components, which add in squares. `*_half` is half the width of a 95% interval. `speedup` is empty if only a bound
 is known: `speedup_lo` is a lower and `speedup_hi` an upper bound. The last columns are the gaps per OOD domain.
 """

@@ -190,7 +190,10 @@ def compare_workdirs(model: str, reference: str) -> str:
     for run in runs:
         other = seen.setdefault((run.model, run.seed, run.rate), run.label)
         if other != run.label:
-            raise UserError(f"--compare: {other} and {run.label} have the same seed and learning rate.")
+            raise UserError(
+                f"--compare: {other} and {run.label} are runs of one model with the same seed and learning rate; leave "
+                "out one."
+            )
     against, domains = _domains(configs[runs[-1].label], runs)
     return compare_in_study(Study("", (reference,), domains, runs, against), None, model, reference)
 
@@ -205,6 +208,7 @@ def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     if not inside or len(inside) == len(evaluated):
         raise UserError(
             f"--compare: {runs[0].label} was evaluated on {', '.join(evaluated)} and trained on {', '.join(trained)}; "
-            "a comparison needs domains of both kinds. Write a study file that names them."
+            "a comparison needs a domain of each kind. Evaluate the runs on more domains, or name the OOD domains in a "
+            "study file (`domains`)."
         )
     return inside, [name for name in evaluated if name not in trained]

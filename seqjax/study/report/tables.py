@@ -253,6 +253,7 @@ def class_section(records: Records, sums: Mapping[str, ClassSums], reference: st
     It is "" if no model and the reference both have sums. Raises `UserError` if the study has no model with that name.
     """
     gaps.require_model(records, reference)
+    records = gaps.comparable(records, reference)
     sides = {
         model: [sums[run.label] for run in gaps.shown_runs(records, model) if run.label in sums]
         for model in records.models

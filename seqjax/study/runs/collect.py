@@ -71,8 +71,9 @@ def _ends_text(ends: Sequence[int]) -> str:
 def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
     """Return the records of runs: evaluations and metadata.
 
-    Raises `UserError` if a run has no evaluation (at every end, if it has several) or lacks a loss in `domains`. In
-    nats per token, it also raises `UserError` if runs have different tokenizers or data.
+    Raises `UserError` if a run has no evaluation, if any end of a run with `train.ends` has none, or if an evaluation
+    lacks one of `domains`. In nats per token, it also raises `UserError` if the known tokenizers, training data or test
+    sets differ. In bits per byte these may differ; the study file then answers for equal test text.
     """
     records = [_collect(run, unit) for run in runs]
     for record in records:

@@ -3,9 +3,9 @@
 A run's speed comes from the first source that has it:
 
     1. the study's runs with the same model so far (median)
-    2. the recorded speed of the same model (`seqjax train --dry_run`)
-    3. the recorded speed of its mixer with other settings
-    4. a few steps timed on this machine, if they take seconds
+    2. seqjax/training/recorded_speeds.json, on the device named there: a model with equal parameters and FLOPs
+    3. the same file: a model with the same mixer, and parameters and FLOPs within 5%
+    4. a few steps timed on this machine, if this takes only seconds
 
 An evaluation takes a third of the training time for the same number of tokens, because it has no backward pass.
 """
@@ -28,7 +28,8 @@ EXACTLY, ALIKE = 0.0, 0.05  # largest relative differences in parameters and FLO
 class Estimate(NamedTuple):
     """Hold a run's remaining steps, tokens, training FLOPs and seconds.
 
-    The seconds are for one device; None if no speed is known. `source` names the speed's source.
+    The seconds are for a run on the devices of its source; None if no speed is known. `source` names the speed's
+    source.
     """
 
     steps: int
@@ -68,6 +69,7 @@ def estimate_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measur
         timed = (measured or {}).get(run.model)
         if speed is None and timed is not None and timed.tokens_per_s is not None:
             speed, source = timed.tokens_per_s, dry_run.TIMED
+    # At each end of a run with `train.ends`; ends that the run has passed count too, so this is an upper bound.
     n_evaluations = max(1, len(train.ends)) + (tokens // config.eval.every if config.eval.every else 0)
     domains = config.data.eval_domains or regimes.REGIMES[config.data.regime].eval
     evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0
@@ -78,8 +80,8 @@ def estimate_run(run: Run, runs: Sequence[Run], *, measured: Mapping[str, Measur
 def report(runs: Sequence[Run], *, jobs: int) -> str:
     """Return a table with the remaining work per run and in total.
 
-    It also lists models that do not fit on this machine. A model without a recorded speed is timed for a few steps, if
-    they take seconds.
+    `jobs` runs train at the same time. It also lists models that do not fit on this machine. A model without a recorded
+    speed is timed for a few steps, if they take seconds.
     """
     width = max(len(run.label) for run in runs)
     measured = _measured(runs)

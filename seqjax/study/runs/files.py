@@ -141,6 +141,7 @@ def united(records: Records, others: Sequence[Records]) -> Records:
     }
     asks = records.asks or tuple(model for model in records.models if model not in records.references)
     blocks = Blocks(parts[0].units, losses) if same else None
+    _require_one_training(runs, " and ".join(dict.fromkeys(study.name for study in (records, *others))))
     return dataclasses.replace(records, runs=runs, blocks=blocks, asks=asks, remarks=tuple(checks.remarks(runs)))
 
 
@@ -333,7 +334,10 @@ def _read_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
         if not end_blocks:
             return {}, {}
         if _differ(described, end_blocks):
-            raise UserError(f"{run.label}: the end after step {point.step} has other blocks than earlier ends.")
+            raise UserError(
+                f"{run.label}: the evaluation after step {point.step} used other text than the run's earlier ends. Put "
+                "back the run's files, or train it again in a new workdir."
+            )
         described |= end_blocks
         losses |= {point.step: end_losses.get(point.step, {})}
     return described, losses
@@ -359,6 +363,7 @@ def read(directory: str | Path) -> Records:
         lacking = [d for d in required if not run.points or any(d not in p.domains for p in run.points)]
         if lacking:
             raise UserError(f"{directory}/points.csv lacks losses of {run.label!r} on {', '.join(lacking)}; {FIX}.")
+    _require_one_training(runs, f"{directory}/runs.json")
     arrays = _read_arrays(directory / "blocks.npz", n_rows)
     if arrays is not None:
         _require_equal(directory, runs, arrays[1])
@@ -379,6 +384,10 @@ def read(directory: str | Path) -> Records:
         remarks=tuple(checks.remarks(runs)),
         name=directory.resolve().name,
     )
+
+
+def _require_one_training(runs: Sequence[Record], source: str) -> None:
+    checks.require_one_training(((run.label, run.model, run.metadata.get("config", {})) for run in runs), source)
 
 
 def read_runs(directory: str | Path) -> list[Record]:

@@ -9,6 +9,7 @@ from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.reading import read_json
+from seqjax.study.runs import checks
 from seqjax.study.runs.runner import Run
 from seqjax.training import identity, mirrors, workdir
 
@@ -69,11 +70,14 @@ def require(run: Run) -> bool:
 def require_distinct(runs: Sequence[Run], source: str) -> None:
     """Raise `UserError` if two runs are the same run.
 
-    Seeds and rates must also agree with the configs.
+    Seeds and rates must also agree with the configs, and a model's runs must have one optimiser and schedule.
     """
     _require_one({run.label: _workdir_key(run) for run in runs}, "the same workdir", source)
     configs = {run.label: run.config for run in runs if run.config is not None}
     _require_one({label: _settings(config) for label, config in configs.items()}, "the same settings", source)
+    checks.require_one_training(
+        ((run.label, run.model, to_dict(configs[run.label])) for run in runs if run.label in configs), source
+    )
     orders: dict[int, tuple[int, str]] = {}
     scales: dict[str, tuple[float, str]] = {}
     for run in runs:

@@ -17,12 +17,15 @@ dict:
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without a config is only read
     model       architecture name, default: the label; a model's runs differ only in seed, rate and schedule
     seed        default 0; two models' runs with the same seed read the same data in the same order
-    rate        learning rate as a multiple of the study's common rate, default 1
-    schedule    number of steps, with a decay to zero, as a share of the study's full number, default 1
+    rate        default 1; the learning rate, absolute or as a multiple of one rate for all runs
+    schedule    default 1; for linear decays: the run's steps as a share of the longest run's steps
 
-A run with `train.ends` has a WSD schedule and is read at its ends, each after a separate cooldown; it has no
-`schedule`. A run with a linear schedule has one end. Give new runs `train.ends=(0.5,0.65,0.8,1.0)`: gaps at equal
-in-domain loss need ends whose losses reach up to the reference's (docs/protocol.md).
+`model`, `seed`, `rate` and `schedule` label a run for the comparison. They do not change its training: set the same
+values in `config` (train.seed, data.seed, optim.lr, train.steps).
+
+A run with `train.ends` has a warmup-stable-decay (WSD) schedule and is read at its ends, each after a separate
+cooldown; leave out `schedule`. A run with a linear decay has one end. Give new runs `train.ends=(0.5,0.65,0.8,1.0)`:
+a better model has the reference's in-domain loss earlier in training, so it needs early ends (docs/protocol.md).
 """
 
 import dataclasses
@@ -41,7 +44,7 @@ from seqjax.study.runs.record import SPEEDS, UNITS, speed_tables
 from seqjax.study.runs.runner import Run
 from seqjax.user_code import naming_the_line
 
-# End positions as shares of the steps. The early ends let a better model reach the reference's in-domain loss.
+# End positions as shares of the steps. A better model has the reference's in-domain loss at an early end.
 ENDS = (0.5, 0.65, 0.8, 1.0)
 OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
@@ -69,7 +72,7 @@ Edit it, and run it: seqjax study --study=FILE --out=DIR
 
 WORKDIRS = {runs!r}
 CONFIGS = {configs}  # the first model is the reference
-SEEDS = {seeds}  # of the parameters and of the order of the data, the same order for all models
+SEEDS = {seeds}  # of the parameters and the data order; all models read the data in the same order
 
 
 def get_study():

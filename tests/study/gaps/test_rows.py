@@ -126,6 +126,27 @@ def test_missing_gap_has_a_reason():
     assert by_name["rate"].gap is None and by_name["rate"].verdict.needs == "another rate" and by_name["rate"].why
 
 
+@pytest.mark.parametrize("changed", [{"optim": {"name": "muon"}}, {"optim": {"schedule": "cosine"}}])
+def test_other_optimisers_and_schedules_are_separate(changed):
+    """Models with another optimiser or schedule have no gap and change no number of the others, and conversely."""
+    adam = {"config": {"optim": {"b1": 0.9}, "train": {}}}
+    other = {"config": {"optim": adam["config"]["optim"] | changed["optim"], "train": {}}}
+    ours = [dataclasses.replace(r, metadata=adam) for r in study().runs]
+    theirs = [
+        dataclasses.replace(r, model=f"other {r.model}", label=f"other {r.label}", metadata=other)
+        for r in [*several("reference", index=8), *several("m1", index=9, rates=(1, 4)), *several("m2", index=10)]
+    ]
+    both = records([*ours, *theirs], references=("reference", "other reference"), blocks=4)
+    rows_ours, rows_theirs = by_model(both), by_model(both, "other reference")
+    separate = by_model(records(ours, blocks=4))
+    assert {name for name, row in rows_ours.items() if row.gap is None} == {r.model for r in theirs}
+    assert {name for name, row in rows_theirs.items() if row.gap is None} == {r.model for r in ours}
+    assert rows_ours["other m1"].why and rows_ours["other m1"].at_equal_tokens is None
+    for name, row in separate.items():
+        assert rows_ours[name].gap.value == pytest.approx(row.gap.value, abs=1e-12)
+        assert rows_ours[name].parts["rate"] == row.parts["rate"] and rows_ours[name].verdict.word == row.verdict.word
+
+
 def test_thresholds_scale_with_the_loss_unit():
     bits = by_model(study(unit=UNITS["bits_per_byte"]))
     assert bits["m4"].verdict.word == "costs" and bits["m4"].gap == by_model(study())["m4"].gap

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import pytest
+
 from seqjax.study.judge import costs, plan
 from seqjax.study.judge.costs import Cost
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK
@@ -17,15 +19,15 @@ def test_remarks_name_devices_and_shared_cpus():
 
     assert remarks() == ""
     assert "ema: NVIDIA H200, cpu" in remarks(devices=frozenset({"cpu", "NVIDIA H200"}))
-    assert "CPU (ema)" in remarks(shared=2)
+    assert "CPU (ema)" in remarks(concurrent=2)
     assert "speed of ema " in remarks(tokens_per_s=None)
 
 
-def workdir(path, speeds, peak):
+def workdir(path, speeds, peak, *, device="NVIDIA H200"):
     path.mkdir()
     rows = [{"step": n, "tokens_per_s": speed, "device_peak_gib": peak} for n, speed in enumerate(speeds)]
     (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    (path / "run.json").write_text('{"device": "NVIDIA H200"}')
+    (path / "run.json").write_text(json.dumps({"device": device}))
     return path
 
 
@@ -43,13 +45,27 @@ def test_cost_has_median_speed_and_peak_memory(tmp_path):
     assert unmeasured == Cost(None, None, costs.state_bytes(config, on_cpu=True), frozenset(), 1)
 
 
-def test_speed_table_needs_one_device_and_single_runs(tmp_path):
+@pytest.mark.parametrize("device", ["NVIDIA H200", "cpu"])
+def test_speed_table_leaves_out_runs_that_shared_a_cpu(tmp_path, device):
     judged_plan = example_plan()
     names = (judged_plan.model, SAME_BLOCK)
-    runs = [Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0), None, model=name) for i, name in enumerate(names)]
+    runs = [
+        Run(i, name, workdir(tmp_path / f"{i}", (i + 1.0,), 1.0, device=device), None, model=name)
+        for i, name in enumerate(names)
+    ]
     (table,) = costs.speeds(judged_plan, runs).values()
-    assert table == {"card": "NVIDIA H200", "length": 128, "tokens_per_s": {"ema": 1.0, SAME_BLOCK: 2.0}}
+    assert table == {"card": device, "length": 128, "tokens_per_s": {"ema": 1.0, SAME_BLOCK: 2.0}}
     costs.note_jobs(runs[0], jobs=2)
+    assert (costs.speeds(judged_plan, runs) == {}) == (device == "cpu")
+
+
+def test_speed_table_needs_one_device(tmp_path):
+    judged_plan = example_plan()
+    names, devices = (judged_plan.model, SAME_BLOCK), ("NVIDIA H200", "NVIDIA H100")
+    runs = [
+        Run(i, name, workdir(tmp_path / name, (1.0,), 1.0, device=device), None, model=name)
+        for i, (name, device) in enumerate(zip(names, devices, strict=True))
+    ]
     assert costs.speeds(judged_plan, runs) == {}
 
 

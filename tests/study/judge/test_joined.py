@@ -64,6 +64,7 @@ def test_missing_settings_count_as_defaults(read, lab):
         (",train.steps=40", {}, "train.steps=40, here 20"),
         (",train.batch_size=2", {}, "train.batch_size=2, here 4"),
         (",eval.seed=1", {}, "eval.seed=1, here 0"),
+        (",optim.name=muon", {}, "optim.name: 'muon' -> 'adam' here"),
         (",optim.b2=0.9", {}, "optim.b2: 0.9 -> 0.95 here"),
         (",optim.warmup_steps=3", {}, "optim.warmup_steps: 3 -> "),
     ],

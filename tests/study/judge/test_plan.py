@@ -14,6 +14,7 @@ from seqjax.mixers import _registry
 from seqjax.study.judge import plan
 from seqjax.study.judge.plan import PUBLISHED, SAME_BLOCK, Runs
 from seqjax.study.runs.studies import ENDS
+from seqjax.training.identity import without_added
 from tests import support
 from tests.study.judge.conftest import HIGH, LOW
 
@@ -60,6 +61,19 @@ def test_reference_workdirs_depend_on_data_and_settings(trainer, tmp_path):
     assert not names("mamba2:debug", LOW) & usual
     trainer.corpus.manifest_hash = "other"
     assert not names("mamba2:debug") & usual
+
+
+def test_muon_needs_learning_rates_and_is_the_references_optimiser(trainer, tmp_path):
+    """The recorded rates are Adam's."""
+    text = "mamba2:debug,optim.name=muon,optim.adam_lr=1e-3"
+    with pytest.raises(UserError, match=r"config\.optim\.name='muon'.*--rates=A,B"):
+        plan_for(tmp_path, text)
+    judged_plan = plan_for(tmp_path, text, rates=(0.01, 0.02))
+    for config in judged_plan.references.values():
+        assert config.optim == judged_plan.config.optim and config.optim.name == "muon"
+    adam = plan_for(tmp_path).references[SAME_BLOCK]
+    workdirs = [plan.workdir_name("m", c, manifest="m") for c in (adam, judged_plan.references[SAME_BLOCK])]
+    assert workdirs[0] != workdirs[1]
 
 
 def test_edited_mixer_file_is_refused(trainer, tmp_path, monkeypatch):
@@ -151,7 +165,8 @@ def test_judgement_of_earlier_version_resumes(trainer, tmp_path):
     study = judged_plan.study.read_text()
     assert study.count(repr(to_dict(reference.config))) == 1
     judged_plan.study.write_text(study.replace(repr(to_dict(reference.config)), repr(text)))
-    settings = hashlib.sha256(json.dumps(to_dict(judged_plan.config), sort_keys=True).encode()).hexdigest()[:16]
+    values = without_added(to_dict(judged_plan.config))
+    settings = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
     text, judged = (
         judged_plan.study.read_text(),
         {"config": judged_plan.text, "settings": settings, "manifest": judged_plan.manifest},

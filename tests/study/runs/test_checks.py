@@ -26,12 +26,31 @@ def test_equal_runs_have_no_remark():
     [
         (with_config(run("other", tokens=TOKENS // 2)), f"{TOKENS // 2:,}: other"),
         (with_config(run("other"), optim={"b1": 0.95}), "b1 0.95: other"),
+        (with_config(run("other"), optim={"name": "muon"}), "name muon: other"),
         (with_config(run("other"), train={"ends": []}), "linear: other"),
     ],
 )
 def test_each_difference_is_one_remark_with_models(changed, expected):
     (remark,) = checks.remarks([with_config(run("a")), changed])
     assert expected in remark and remark.count(". ") == 0
+
+
+def test_old_configs_have_the_default_optimiser_and_schedule():
+    old, new = with_config(run("a")), with_config(run("b"), optim={"name": "adam", "schedule": "linear"})
+    assert checks.remarks([old, new]) == []
+    muon = [with_config(one, optim={"name": "muon"}) for one in (run("a"), run("b"))]
+    assert ["muon" in remark for remark in checks.remarks(muon)] == [True]
+    assert checks.training({"optim": {"schedule": "cosine"}, "train": {}}).schedule == "cosine"
+
+
+@pytest.mark.parametrize("changed", [{"optim": {"name": "muon"}}, {"train": {"ends": []}}])
+def test_runs_of_one_model_need_one_optimiser_and_schedule(changed):
+    runs = [with_config(run("a")), with_config(run("a", seed=1), **changed), with_config(run("b"), **changed)]
+    configs = [(r.label, r.model, r.metadata["config"]) for r in runs]
+    checks.require_one_training([("no config", "a", {}), *configs[1:]], "study.py")
+    with pytest.raises(UserError, match=rf"^study\.py: '{runs[0].label}' and '{runs[1].label}' .*`model`"):
+        checks.require_one_training(configs, "study.py")
+    checks.require_one_training([(label, label, config) for label, _, config in configs], "study.py")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\tb"])

@@ -1,0 +1,21 @@
+"""The reference hybrid without the output gate of its attention.
+
+arXiv 2412.06464 and 2505.06708; the other parts are as in configs/gated_deltanet_hybrid.py.
+
+    seqjax train --config=ablations/hybrid_no_gate
+    seqjax train --config=ablations/hybrid_no_gate:110m
+
+Results: lab/results/mixers.md
+"""
+
+from seqjax import presets
+
+
+def get_config(arg: str = ""):
+    """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
+    return presets.get_config(
+        arg,
+        name="hybrid_no_gate",
+        base="gated_deltanet_hybrid",
+        settings={"model.mixer[3].gate": False},
+    )
