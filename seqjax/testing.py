@@ -72,14 +72,15 @@ class Case:
         return tokens, *loss_and_grads(self.model, self.params, tokens)
 
 
+def objective(model: Model, params: Params, tokens_BT1: Array) -> Array:
+    """Return the summed loss in nats plus any auxiliary loss."""
+    total, _, auxiliary = model.training_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+    return sum(auxiliary.values(), total)
+
+
 def loss_and_grads(model: Model, params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
-    """Return the summed loss in nats plus any auxiliary loss, and the gradients."""
-
-    def objective(params: Params) -> Array:
-        total, _, auxiliary = model.training_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:])
-        return sum(auxiliary.values(), total)
-
-    return jax.jit(jax.value_and_grad(objective))(params)
+    """Return the `objective` and its gradients."""
+    return jax.jit(jax.value_and_grad(lambda p: objective(model, p, tokens_BT1)))(params)
 
 
 # --------------------------------------------------------------------------------------------------------------- output

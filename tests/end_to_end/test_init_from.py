@@ -3,13 +3,16 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from seqjax import pretrained
 from seqjax.commands import train as command
 from seqjax.errors import UserError
+from seqjax.models import Model
 from seqjax.nn.params import fingerprint, names
+from seqjax.sharding import make_mesh, shardings
 from seqjax.study.report.tables import remarks
 from seqjax.study.runs.record import Record, Records
 from seqjax.training import evaluate
@@ -157,6 +160,7 @@ def test_a_dry_run_and_the_help_have_the_option(source, begun, blocks_dir, tmp_p
     assert "--init_from RUN" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_sparse_attention_continues_a_dense_run(source, blocks_dir, tmp_path):
     """The index is new. While it chooses all 32 keys of a sequence, the model is the dense one."""
     words = support.command(
@@ -182,6 +186,11 @@ def test_sparse_attention_needs_a_dense_run_with_its_settings(source, blocks_dir
             pretrained.describe_weights(str(source), support.run_config(blocks_dir, "dsa", **settings))
     fitting = support.run_config(blocks_dir, "dsa", **SETTINGS | {"model__mixer__top_k": 8})
     assert "5 arrays of the group auxiliary are new" in pretrained.describe_weights(str(source), fitting)
+    model, mesh = Model(fitting.model, max_len=support.SEQ_LEN), make_mesh(devices=jax.devices()[:1])
+    by_param = shardings(mesh, model.shapes, model.axes)
+    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model.shapes, by_param)
+    params, step = pretrained.weights_of(str(source)).read(fitting, target)
+    assert (step, fingerprint(params)) == (4, sha256(source))
 
 
 def test_a_run_without_a_checkpoint_has_no_weights(source, blocks_dir, tmp_path):
