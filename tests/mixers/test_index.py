@@ -77,8 +77,12 @@ def test_msa_reads_the_blocks_of_select_chunk():
     np.testing.assert_array_equal(nnx.jit(lambda mixer, *x: mixer.attend(*x))(mixer, q, k, v, *index), want)
 
 
-@both
-@pytest.mark.parametrize("remat", support.slow_unless(lambda remat: remat == "full", ["full", "attention", "dots"]))
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    support.slow_unless(
+        lambda *case: case == ("dsa", "full"), [(n, r) for n in SETTINGS for r in ("full", "attention", "dots")]
+    ),
+)
 def test_rematerialisation_does_not_choose_again(name, remat):
     """The choice of DSA has a loop over the bits of a score, and the choice of MSA an argmax."""
     primitive = {"msa": "argmax", "dsa": "cumsum"}[name]

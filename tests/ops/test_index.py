@@ -131,6 +131,7 @@ def test_the_loss_and_its_gradients_match_autodiff(rows):
     assert not np.any(dq) and not np.any(dk)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_scores_is_a_difference_of_weights():
     """dL/dI = (softmax(I) - p) / tokens, exactly 0 at masked keys."""
     q, k, v, *_ = (x.astype(jnp.float32) for x in operands())
