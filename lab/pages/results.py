@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lab.pages import all_mixers, parts
 from seqjax.study import gaps
-from seqjax.study.report import leaderboard
+from seqjax.study.report import forest, leaderboard
 from seqjax.study.report.tables import markdown
 from seqjax.study.runs import files
 
@@ -34,6 +36,8 @@ SHORT = {
     "Mamba-3": "Mamba-3",
 }
 NAMES = {BEST_KEY: "Top-1 Chunk with the best key", EXACT: "Top-1 Chunk with exact selection"}  # in sentences
+MAP = "size_map_256x6"
+MAPPED = {PUBLISHED: "attention (Transformer++, QK norm)"}  # names in the table of the map
 WORDS = {3: "three", 8: "eight", 9: "nine"}
 # Model -> model with a recorded speed. Attention was timed without QK norm.
 TIMED = {PUBLISHED: "Transformer++"}
@@ -256,6 +260,26 @@ def length() -> str:
     )
 
 
+def tokens() -> str:
+    """Return the gaps at 12.9M parameters after one, five and twenty tokens per parameter."""
+    records = files.read(RESULTS / MAP)
+    along = forest.over_tokens(records, SAME_BLOCK, gaps.compare(records, SAME_BLOCK))
+    per_parameter = 258e6 / 20
+    shown = {model: [float(points[i, 1]) for i in (0, 1, -1)] for model, points in along.items()}
+    for points in along.values():
+        require(np.allclose(points[[0, 1, -1], 0] / per_parameter, (1, 5, 20), rtol=0.02), "ends at 1, 5 and 20")
+    shares = [last / first for first, _, last in shown.values()]
+    require(all(0.3 < share < 0.6 for share in shares), "a third to a half of each gap remains")
+    rows = [[MAPPED.get(model, model), *(f"{gap:+.2f}" for gap in of_model)] for model, of_model in shown.items()]
+    table = markdown(["gap to attention with the same block", "1 token per parameter", "5", "20"], rows)
+    about = (
+        f"At 12.9M parameters, {min(shares):.0%} to {max(shares):.0%} of each gap after one token per parameter "
+        f"remains after twenty ([map of sizes and tokens](../lab/results/{MAP}/README.md), one or two seeds, one "
+        "learning rate):"
+    )
+    return f"{_wrapped(about)}\n\n{table.rstrip()}"
+
+
 def _last(study: str, model: str) -> tuple[float, float]:
     """Return the last in-domain and OOD losses of a model at the rate that is shown."""
     rates = gaps.rates(files.read(RESULTS / study), model)
@@ -321,7 +345,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"results": results},
     "docs/results.md": {
         "answer": answer, "leaderboard": all_gaps, "speed": speed, "speeds": speeds, "claims": claims,
-        "blocks": blocks, "length": length, "questions": questions,
+        "blocks": blocks, "tokens": tokens, "length": length, "questions": questions,
     },
 }  # fmt: skip
 
