@@ -24,7 +24,7 @@ SETTINGS |= {"train__seed": 2, "log__every": 3, "eval__tokens": support.SEQ_LEN}
 SETTINGS |= {"train__batch_size": 12}  # for two processes and for three
 # The exit of a process that lost another one: by seqjax's check, or aborted by JAX.
 LOST_STATUSES = (LOST, -signal.SIGABRT)
-LOST_WORDS = "another process of the run is lost|another task died"
+LOST_WORDS = "Another process of the run was probably lost|another task died"
 PATIENCE = 150.0  # seconds; a run needs far less
 
 
