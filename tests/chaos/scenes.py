@@ -6,6 +6,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -133,9 +134,9 @@ class Scenes:
         return self.all[draw.choices(list(chosen), list(chosen.values()))[0]]
 
     # ------------------------------------------------------------------------------------------------------------ made
-    def _run_command(self, argv: Sequence[str], name: str, **options: Any) -> None:
+    def _run_command(self, argv: Sequence[str], name: str, *, status: int = 0, **options: Any) -> None:
         ended = start(list(argv), self.root / f"log-{name}", **options).wait()
-        assert ended.status == 0, f"{name}: {ended}"
+        assert ended.status == status, f"{name}: {ended}"
 
     def train(self, workdir: Path, blocks: Path | None = None, **settings: Any) -> list[str]:
         """Return the arguments of `seqjax train`."""
@@ -178,13 +179,15 @@ class Scenes:
     def _prepared(self) -> None:
         self._run_command(self.prepare(self.root / "prepared"), "prepared")
 
-        def exit_before_blocks() -> None:
-            """End the process before it writes blocks."""
+        def killed_before_blocks() -> None:
+            """Kill the process before it writes blocks."""
             from seqjax.data.prepare import run
 
-            run._write = lambda *args, **options: os._exit(0)
+            run._write = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
 
-        self._run_command(self.prepare(self.root / "parts"), "parts", setup=exit_before_blocks)
+        self._run_command(
+            self.prepare(self.root / "parts"), "parts", setup=killed_before_blocks, status=-signal.SIGKILL
+        )
 
     def _study(self) -> None:
         text = """
