@@ -37,15 +37,18 @@ def write(directory: Path, runs: dict[str, dict[str, Any]]) -> None:
 
 @pytest.fixture
 def collected(tmp_path: Path) -> dict[str, list[dict[str, str]]]:
-    """Rows of both files for a large study, and a small study that shares one run and adds another."""
+    """Rows of both files for a large study, and a small study with another schedule."""
     runs = {
         f"{model}, seed {seed}": {"model": model, "seed": seed, "gap": gap, "wsd": True, "seconds": 60.0 + seed}
         for model, gap in {"A": 0.0, "B": 0.2}.items()
         for seed in range(2)
     }
     write(tmp_path / "large", runs)
-    linear = {"linear": {"model": "C", "seed": 0, "gap": 0.1, "wsd": False, "seconds": 30.0}}
-    write(tmp_path / "small", {"A, seed 0": runs["A, seed 0"]} | linear)
+    linear = {
+        label: {"model": model, "seed": 0, "gap": gap, "wsd": False, "seconds": 30.0}
+        for label, model, gap in (("A, linear", "A", 0.0), ("linear", "C", 0.1))
+    }
+    write(tmp_path / "small", linear)
     out = tmp_path / "out"
     out.mkdir()
     collect.main([f"--place={tmp_path}", f"--out={out}"])
@@ -59,7 +62,7 @@ def table(text: str) -> list[dict[str, str]]:
 def test_shared_run_is_listed_once_with_the_largest_study(collected) -> None:
     rows = {(row["study"], row["run"]): row for row in collected["runs.csv"]}
     large = [("large", f"{model}, seed {seed}") for model in "AB" for seed in range(2)]
-    assert list(rows) == [*large, ("small", "linear")]
+    assert list(rows) == [*large, ("small", "A, linear"), ("small", "linear")]
     first, linear = rows[large[0]], rows["small", "linear"]
     assert (first["schedule"], first["ends"]) == ("WSD", "0.5 0.8 1")
     assert (linear["schedule"], linear["ends"]) == ("linear", "1")

@@ -94,8 +94,10 @@ def test_parts_page_is_current():
 def test_each_mixer_has_a_row_with_measured_numbers_only(all_mixers):
     script, known = all_mixers
     models = [config.model for config in known.configs.values()]
+    speeds = json.loads((support.ROOT / "benchmarks" / "results" / "train_step.json").read_text())["results"]
     for name in presets.names():
-        assert from_config_dict(presets.read_config(f"{name}:110m")).model in models, name
+        if name in speeds:  # a config without any measurement has no row
+            assert from_config_dict(presets.read_config(f"{name}:110m")).model in models, name
     gaps, costs, tasks = tables(script["page"](known))
     trained = {run.model for run in known.study.runs}
     for label in known.configs:
