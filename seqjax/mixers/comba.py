@@ -70,8 +70,8 @@ class Comba(LowRankDeltaMixer, GatedDeltaNet):
         return save_inputs(self._operands)(x_BTD, q_BTE, k_BTE, v_BTE)
 
     def _operands(self, x_BTD: Array, *convolved: Array) -> tuple[Array, ...]:
-        made: Any = super()._inputs(x_BTD, *convolved)
-        q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH = made
+        operands: Any = super()._inputs(x_BTD, *convolved)
+        q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH = operands
         dtype = v_BTHV.dtype
         inner_H1 = 1.0 if self.inner_decay_H is None else jax.nn.sigmoid(self.inner_decay_H[...])[:, None]
         if self.correction_H is not None:

@@ -188,7 +188,8 @@ def _mismatch(run: Record, config: Config, domains: Sequence[str], manifest: str
         value = recorded.get(group, {}).get(field, expected[group][field])
         if value != expected[group][field]:
             return f"{run.label} has {key}={value}, here {expected[group][field]}, {only}"
-    recorded_optim = {key.removeprefix("optim."): default for key, default in ADDED.items()} | recorded["optim"]
+    defaults = {key.removeprefix("optim."): value for key, value in ADDED.items() if key.startswith("optim.")}
+    recorded_optim = defaults | recorded["optim"]
     optimiser = {key: value for key, value in recorded_optim.items() if key != "lr" and key in expected["optim"]}
     if changed := differences(optimiser, {key: expected["optim"][key] for key in optimiser}, "optim."):
         return f"{run.label} has another optimiser ({changed[0]} here), so a gap would include the optimiser's effect."
