@@ -38,7 +38,7 @@ def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=1800,  # a kind compiles for up to ten minutes on a busy machine
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
