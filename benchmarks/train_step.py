@@ -3,6 +3,7 @@
     python -m benchmarks.train_step [--mixers=a,b] [--quick] [--against=benchmarks/results/train_step.json]
     python -m benchmarks.train_step --devices=4 [--layouts=data,fsdp] [--size=1b3 --batch=4]
     python -m benchmarks.train_step --devices=4 --layouts=seq --batch=1 --seq_len=102400
+    python -m benchmarks.train_step --mixers=kimi_linear,qwen3_next --parts
 
 A step is forward, backward and optimiser, compiled and sharded like the steps of `seqjax.training.loop`
 (`step.jit_train_step`) over all devices. Defaults: shipped configs at size 110m, 16 sequences of 2,048 random tokens,
@@ -16,11 +17,15 @@ differ between runs.
 over N devices (mesh.seq=N). "scaling" is throughput on N devices / (N x throughput on one device), in the same run.
 
 Memory is per device: XLA's reservation for the compiled step (arguments and temporaries; outputs reuse the arguments)
-and, if the device reports it, the peak when this architecture raised it. "kernels" and "moved GB" count a step's
-kernels per device and the bytes they read and write (benchmarks/harness/program.py). "exch. MB" is the output size of a
-step's collective operations per device. Results go to benchmarks/results/train_step.json (--devices=N:
-train_step_N_devices.json), written after every architecture, with a plot at the end. A quick or partial run, or a run
-with --against, writes to runs/benchmarks/.
+and, if the device reports it, the peak when this architecture raised it. "state MB" is the decode cache of one sequence
+of the training length. "kernels" and "moved GB" count a step's kernels per device and the bytes they read and write
+(benchmarks/harness/program.py). "exch. MB" is the output size of a step's collective operations per device.
+
+--parts also measures, for each mixer of a hybrid, a model in which all layers have this mixer. "/ layers" is the
+hybrid's time divided by the mean of these times, weighted by the layers.
+
+Results go to benchmarks/results/train_step.json (--devices=N: train_step_N_devices.json), written after every
+architecture, with a plot at the end. A quick or partial run, or a run with --against, writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -29,12 +34,14 @@ FLAGS = options.flags(__doc__, quick="the debug size, as on a CPU")
 options.add_models(FLAGS)
 FLAGS.add_argument("--devices", type=int, default=0, help="on one device and on so many; without it on all, once")
 FLAGS.add_argument("--layouts", type=options.words, default=["data", "fsdp"], help="with --devices (data,fsdp)")
+FLAGS.add_argument("--parts", action="store_true", help="also models with one of a hybrid's mixers")
 FLAGS.add_argument("--repeats", type=int, default=5, help="timed runs, whose median counts (5)")
 FLAGS.add_argument("--steps", type=int, default=4, help="steps per timed run (4)")
 FLAGS.add_argument("--seconds", type=float, default=480, help="begin no further architecture after so many (480)")
 FLAGS.add_argument("--against", default="", help="a recorded report to show speeds relative to")
 options.parse_early(FLAGS, __name__)
 
+import argparse
 import dataclasses
 import statistics
 import time
@@ -68,11 +75,13 @@ TABLE = report.Table(
         report.Column("mfu", "MFU", ">8.1%"),
         report.Column("compiled_bytes", "GiB", ">8.2f", 2**-30),
         report.Column("device_peak_bytes", "device", ">8.2f", 2**-30),
+        report.Column("cache_bytes", "state MB", ">10.2f", 1e-6),
         report.Column("kernels", "kernels", ">9.0f"),
         report.Column("moved_bytes", "moved GB", ">10.1f", 1e-9),
         report.Column("exchanged_bytes", "exch. MB", ">10.1f", 1e-6),
         report.Column("compile_s", "compile s", ">11.1f"),
         report.Column("scaling", "scaling", ">9.3f"),
+        report.Column("of_layers", "/ layers", ">10.3f"),
         report.Column("of_recorded", "/ recorded", ">12.3f"),
     ),
 )
@@ -146,11 +155,17 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
         "devices": n_devices,
         "flops_per_token": per_token,
         "params": flops.n_params(stepper.model),
+        "cache_bytes": cache_bytes(stepper.model, train.seq_len),
         **of_program(stepper.compiled),
         "device_peak_bytes": after if after is not None and after > (before or 0) else None,
         "compile_s": stepper.compile_s,
         "loss": float(stepper()["loss"]),
     }
+
+
+def cache_bytes(model: Model, seq_len: int) -> int:
+    """Return the bytes of one sequence's decode cache."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(lambda: model.init_cache(1, seq_len))))
 
 
 def of_program(compiled: Any) -> dict[str, int]:
@@ -175,6 +190,42 @@ def layouts(config: Config, n_devices: int, axes: list[str]) -> dict[str, Config
         return dataclasses.replace(config, train=train, mesh=mesh)
 
     return {"": on(1, "data")} | {f"{axis}={n_devices}": on(n_devices, axis) for axis in axes}
+
+
+class Part(NamedTuple):
+    """One mixer's share of a hybrid's layers, and a config in which all layers have it."""
+
+    share: float
+    config: Config
+
+
+def parts(config: Config) -> dict[str, Part]:
+    """Return a hybrid's parts by name, "layers=0" and so on; empty for one mixer."""
+    pattern, replace = config.model.mixer, dataclasses.replace
+    kinds = list(dict.fromkeys(pattern)) if isinstance(pattern, tuple) else []
+    configs = [replace(config, model=replace(config.model, mixer=kind)) for kind in kinds]
+    shares = [pattern.count(kind) / len(pattern) for kind in kinds]
+    return {f"layers={i}": Part(*part) for i, part in enumerate(zip(shares, configs, strict=True)) if len(kinds) > 1}
+
+
+def variants_of(name: str, size: str, args: argparse.Namespace) -> list[str]:
+    """Return what to measure of a config: its layouts, or its parts and then the config."""
+    if args.devices:
+        return ["", *(f"{axis}={args.devices}" for axis in args.layouts)]
+    return [*parts(configured(name, size, batch=0, seq_len=0)), ""] if args.parts else [""]
+
+
+def add_ratio(results: dict[str, Any], name: str, variant: str, result: dict[str, Any]) -> None:
+    """Add "scaling" to a layout's result and "of_layers" to a hybrid's; `results` has the earlier results by name."""
+    if "error" in result:
+        return
+    one = results.get(name, {})
+    if variant and "tokens_per_s" in one:
+        result["scaling"] = result["tokens_per_s"] / (result["devices"] * one["tokens_per_s"])
+    layers = [other for key, other in results.items() if key.startswith(f"{name} layers=")]
+    if not variant and layers and all("tokens_per_s" in other for other in layers):
+        predicted = sum(other["share"] / other["tokens_per_s"] for other in layers)
+        result["of_layers"] = 1 / result["tokens_per_s"] / predicted
 
 
 def row(title: str, result: dict[str, Any], recorded: dict[str, Any]) -> str:
@@ -235,10 +286,9 @@ def main(argv: list[str]) -> None:
     file = f"train_step_{args.devices}_devices" if args.devices else "train_step"
     path = options.destination(args.json, file, recorded=not (quick or args.mixers or args.against))
     print(TABLE.header())
-    wanted = ["", *(f"{axis}={args.devices}" for axis in args.layouts if args.devices)]
     start = time.monotonic()
-    for name, layout in [(name, layout) for name in names for layout in wanted]:
-        key = f"{name} {layout}".rstrip()
+    for name, variant in [(stem, kind) for stem in names for kind in variants_of(stem, size, args)]:
+        key = f"{name} {variant}".rstrip()
         if time.monotonic() - start > args.seconds:
             result: dict[str, Any] = {"error": f"not measured: --seconds={args.seconds} reached"}
         else:
@@ -246,16 +296,15 @@ def main(argv: list[str]) -> None:
                 config = configured(name, size, batch=batch, seq_len=seq_len, remat=args.remat)
                 devices = None
                 if args.devices:
-                    config = layouts(config, args.devices, args.layouts)[layout]
-                    devices = jax.devices()[: args.devices if layout else 1]
-                result = measure(config, repeats=repeats, steps=steps, devices=devices)
+                    config = layouts(config, args.devices, args.layouts)[variant]
+                    devices = jax.devices()[: args.devices if variant else 1]
+                share, config = parts(config)[variant] if variant and not args.devices else (1.0, config)
+                result = measure(config, repeats=repeats, steps=steps, devices=devices) | {"share": share}
             except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
                 result = {"error": f"{type(error).__name__}: {error}"}
-        one = written["results"].get(name, {})
-        if layout and "error" not in result and "error" not in one:
-            result["scaling"] = result["tokens_per_s"] / (args.devices * one["tokens_per_s"])
+        add_ratio(written["results"], name, variant, result)
         written["results"][key] = result
-        print(row(title_of(name, layout), result, recorded["results"].get(key, {}) if recorded else {}), flush=True)
+        print(row(title_of(name, variant), result, recorded["results"].get(key, {}) if recorded else {}), flush=True)
         report.save(path, written)
     if any("error" not in result for result in written["results"].values()):
         plot_report(written, path.with_suffix(".png"))

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -102,3 +103,32 @@ def test_too_many_devices_are_refused() -> None:
 def test_exceeded_budget_is_reported(tmp_path, capsys) -> None:
     train_step.main(["--mixers=mamba2", "--seconds=-1", f"--json={tmp_path}/x.json"])
     assert "--seconds=-1.0" in capsys.readouterr().out
+
+
+def test_parts_of_a_hybrid_have_one_mixer_each() -> None:
+    config = train_step.configured("gated_deltanet_hybrid", "debug", batch=0, seq_len=0)
+    of = train_step.parts(config)
+    assert {key: part.share for key, part in of.items()} == {"layers=0": 0.75, "layers=1": 0.25}
+    assert [part.config.model.mixer for part in of.values()] == list(dict.fromkeys(config.model.mixer))
+    assert train_step.parts(train_step.configured("transformer_pp", "debug", batch=0, seq_len=0)) == {}
+
+
+def test_a_hybrid_is_compared_with_the_weighted_mean_of_its_layers() -> None:
+    results = {
+        "h layers=0": {"tokens_per_s": 10.0, "share": 0.75},
+        "h layers=1": {"tokens_per_s": 5.0, "share": 0.25},
+    }
+    result = {"tokens_per_s": 4.0, "devices": 1}
+    train_step.add_ratio(results, "h", "", result)
+    assert result["of_layers"] == pytest.approx((1 / 4) / (0.75 / 10 + 0.25 / 5))
+    failed = {"tokens_per_s": 4.0, "devices": 1}
+    train_step.add_ratio(results | {"h layers=1": {"error": "x"}}, "h", "", failed)
+    assert "of_layers" not in failed
+
+
+def test_cache_bytes_of_attention() -> None:
+    config = train_step.configured("transformer_pp", "debug", batch=0, seq_len=0)
+    model = Model(config.model, max_len=64)
+    got = train_step.cache_bytes(model, 64)
+    keys_and_values = 2 * 64 * config.model.dim * jnp.dtype(model.dtype).itemsize
+    assert got == config.model.n_layers * (keys_and_values + 4), "4 bytes: the cache's length"
