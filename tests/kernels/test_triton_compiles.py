@@ -72,6 +72,7 @@ def test_kernels_of_the_common_case(capability) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on an idle machine, and slow tests run beside each other
 @pytest.mark.parametrize("kind", [kind_name(kind) for kind in KINDS])
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_of_every_dtype_and_dim(capability, kind) -> None:
