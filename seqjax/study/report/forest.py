@@ -191,7 +191,7 @@ def draw_marks(panel: Axes, chosen: Sequence[Mark], lines: Sequence[str], record
             at, side, text = (low, "left", f"← {value:+.2f}") if value < low else (high, "right", f"{value:+.2f} →")
             panel.text(at, y, text, ha=side, va="center", fontsize=SMALL, color=look["color"])
     panel.set_ylim(len(lines) - 0.4, -0.6)
-    panel.xaxis.set_major_locator(MaxNLocator(5))
+    panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     clean(panel)
     panel.grid(visible=False, axis="y")
     panel.spines["left"].set_visible(False)
