@@ -18,6 +18,7 @@ The package needs only jax and jaxtyping.
     short_conv                short causal convolution before a recurrence, with SiLU and an L2 norm per head
     token_shift               RWKV: interpolate every input with the previous input
     wkv7_operands             RWKV-7: operands of linear_attention from the layer's projections
+    mamba3_operands           Mamba-3: operands of ssd, biased and rotated per head
     head_norm                 post-recurrence: per-head norm and output gate
     residual_norm             the norm of a block, for a residual stream x + f(norm(x))
     cross_entropy             token losses, and their gradient with respect to the logits as a result
@@ -44,6 +45,7 @@ chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional 
     short_conv                x [B,T,E]  taps [E,W]  (bias [E])                     [B,T,E]
     token_shift               x [B,T,D]  (last [B,D])  N shares [D]                 N arrays [B,T,D]
     wkv7_operands             r, k, v [B,T,H,K]  low-rank maps, vectors             operands of linear_attention
+    mamba3_operands           b, c [B,T,N]  turn [B,T,R]  dt [B,T,H]  biases [H,N]  k, q [B,T,H,N]
     head_norm                 x [B,T,H,V]  (gate [B,T,H,V])  gain [H,V]             [B,T,H,V]
     residual_norm             x [B,T,D]  gain [D]                                   x and norm(x), [B,T,D] each
     cross_entropy             logits [B,C,O]  targets, weights [B,C]                losses [B,C]  gradient [B,C,O]
@@ -63,6 +65,7 @@ from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.head_norm.api import head_norm, residual_norm
 from kernels_pallas.linear_attention.api import linear_attention
+from kernels_pallas.mamba3_operands.api import mamba3_operands
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
 from kernels_pallas.path_walk.api import path_walk
@@ -102,6 +105,7 @@ __all__ = [
     "head_norm",
     "join_chunks",
     "linear_attention",
+    "mamba3_operands",
     "path_walk",
     "register_backend",
     "residual_norm",

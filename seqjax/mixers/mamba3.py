@@ -24,13 +24,13 @@ subtracts it again, which leaves a rounding error that depends on the future. Th
 token that the next token needs. Step sizes, decays, angles (in turns) and the state are float32.
 """
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import kernels_pallas
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._ssm import n_heads, out_init
@@ -140,26 +140,30 @@ class Mamba3(base.RecurrentMixer):
         log_a_BTH, own_BTH = -jnp.maximum(act(rate_BTH), LEAST_RATE) * dt_BTH, jax.nn.sigmoid(trap_BTH)
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
         b_BTN, c_BTN = gather_time(self.b_norm(b_BTN)), gather_time(self.c_norm(c_BTN))
-        turn_BT1R = gather_time(jnp.tanh(angle_BTR) / 2)[:, :, None]
+        turn_BTR = gather_time(jnp.tanh(angle_BTR) / 2)
         x_BTHV, log_a_BTH, dt_BTH, own_BTH = (time_to_heads(x) for x in (x_BTHV, log_a_BTH, dt_BTH, own_BTH))
         gamma_BTH = own_BTH * dt_BTH
-        turns_BTHR = _sum_of_turns(turn_BT1R * dt_BTH[..., None], cache.turns_BHR)
-        # Concatenated with the previous token so that each bias is added only once: devices then sum its gradient once.
-        b_BSHN, c_BTHN = _biased(_after(cache.b_BN, b_BTN), self.b_bias), _biased(c_BTN, self.c_bias)
-        skip_BTH = gamma_BTH * jnp.sum(c_BTHN * b_BSHN[:, 1:], axis=-1) + self.skip[...]
-        k_BTHN = _rotated(b_BSHN[:, :-1], _after(cache.turns_BHR, turns_BTHR)[:, :-1])
-        q_BTHN = _rotated(c_BTHN, turns_BTHR)
+        made = kernels_pallas.mamba3_operands(
+            b_BTN,
+            c_BTN,
+            turn_BTR,
+            dt_BTH,
+            b_bias_HN=self.b_bias[...],
+            c_bias_HN=self.c_bias[...],
+            before_BN=cache.b_BN,
+            start_BHR=cache.turns_BHR,
+        )
+        skip_BTH = gamma_BTH * made.own_BTH + self.skip[...]
         past_BTHV = _after(cache.x_BE.reshape(-1, *x_BTHV.shape[2:]), x_BTHV)[:, :-1]
         before_BTH = _after(cache.gamma_BH, gamma_BTH)[:, :-1]
         weight_BTH = jnp.exp(log_a_BTH) * (before_BTH + (1 - own_BTH) * dt_BTH)
         last = cache._replace(
             x_BE=x_BTHV[:, -1].reshape(cache.x_BE.shape).astype(cache.x_BE.dtype),
             b_BN=b_BTN[:, -1].astype(cache.b_BN.dtype),
-            turns_BHR=turns_BTHR[:, -1],
+            turns_BHR=made.turns_BHR,
             gamma_BH=gamma_BTH[:, -1],
         )
-        k_BTHN, q_BTHN = k_BTHN.astype(x_BTHV.dtype), q_BTHN.astype(x_BTHV.dtype)
-        return (past_BTHV, log_a_BTH, k_BTHN, q_BTHN, weight_BTH), heads_to_time(skip_BTH), last
+        return (past_BTHV, log_a_BTH, made.k_BTHN, made.q_BTHN, weight_BTH), heads_to_time(skip_BTH), last
 
     def _gated(self, y_BTHV: Array, x_BTHV: Array, skip_BTH: Array, z_BTE: Array) -> Array:
         """Return (y + skip x) * silu(z); with `norm`, the sum is normed per head."""
@@ -196,36 +200,9 @@ def _heavy_tail(a: Array) -> Array:
     return jnp.where(a >= 0, 1 + a, 1 / (1 - jnp.minimum(a, 0)))
 
 
-def _biased(x_BTN: Array, bias: nnx.Param) -> Array:
-    """Return x plus a bias per head, float32 [B, T, H, N]."""
-    return x_BTN.astype(jnp.float32)[:, :, None] + bias[...]
-
-
 def _after(first: Array, x: Array) -> Array:
     """Return x [B, T, ...] preceded by the previous token's `first` [B, ...].
 
     The result is [B, 1 + T, ...].
     """
     return jnp.concatenate([first.astype(x.dtype)[:, None], x], axis=1)
-
-
-def _sum_of_turns(turn_BTHR: Array, start_BHR: Array) -> Array:
-    """Return `start_BHR` plus all turns up to each token, modulo 1.
-
-    Partial sums drop their integer part, which keeps float32 precision over thousands of tokens.
-    """
-
-    def add(a: Array, b: Array) -> Array:
-        return a + b - jnp.floor(a + b)
-
-    return add(jax.lax.associative_scan(add, turn_BTHR, axis=1), start_BHR[:, None])
-
-
-def _rotated(x_BTHN: Array, turns_BTHR: Array) -> Array:
-    """Rotate the channel pairs (2m, 2m + 1), m < R, and keep the other channels."""
-    n_rotated = 2 * turns_BTHR.shape[-1]
-    radians = 2 * math.pi * turns_BTHR
-    cos, sin = jnp.cos(radians), jnp.sin(radians)
-    even, odd = x_BTHN[..., :n_rotated:2], x_BTHN[..., 1:n_rotated:2]
-    pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-    return jnp.concatenate([pairs.reshape(*x_BTHN.shape[:-1], n_rotated), x_BTHN[..., n_rotated:]], axis=-1)

@@ -297,6 +297,20 @@ def wkv7_operands(*, dim: int, dtype: str, mix: bool = True) -> None:
     arrays(call, data, data, data, data, vector, *hidden, *matrices)
 
 
+def mamba3_operands(*, dim: int, dtype: str, angles: int = 32) -> None:
+    from kernels_pallas.mamba3_operands.triton import operands as backend
+
+    B, T, H, N = 2, 1024, 24, 2 * dim  # 128 states with heads of 64
+    data, wide = ((B, T, N), dtype), lambda *shape: (shape, "float32")
+
+    def call(*operands):
+        out, pull = jax.vjp(backend.run, *operands)
+        return out, pull(out)
+
+    bias, before, start = wide(H, N), ((B, N), dtype), wide(B, H, angles)
+    arrays(call, data, data, wide(B, T, angles), wide(B, T, H), bias, bias, before, start)
+
+
 def linear_attention(
     kind: str, *, dim: int, dtype: str, mild: bool = False, batch: int = 2, seq_len: int = 1024
 ) -> None:
@@ -343,6 +357,8 @@ CASES = [
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
     Case("wkv7-operands", wkv7_operands),
     Case("wkv7-operands-first-layer", partial(wkv7_operands, mix=False), again=True),
+    Case("mamba3-operands", mamba3_operands),
+    Case("mamba3-operands-64", partial(mamba3_operands, angles=64), again=True),  # all channels rotated
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),

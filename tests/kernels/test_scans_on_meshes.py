@@ -24,6 +24,7 @@ from kernels_pallas import (
     delta_rule,
     head_norm,
     linear_attention,
+    mamba3_operands,
     path_walk,
     selective_scan,
     short_conv,
@@ -36,6 +37,7 @@ from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.head_norm import reference as head_norm_reference
 from kernels_pallas.linear_attention import reference as linear_attention_reference
+from kernels_pallas.mamba3_operands import reference as rotated_reference
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.path_walk import reference as walk_reference
 from kernels_pallas.selective_scan import xla as selective_scan_xla
@@ -195,7 +197,23 @@ def prepared() -> Case:
     return Case(f, tuple(arrays), specs, out, over_batch=(4, 8, 9, 10), over_heads=(5, 6, 7))
 
 
+def rotated() -> Case:
+    """Pass both biases as one array, as XLA sums their gradients."""
+    shapes = ((B, T, K), (B, T, K), (B, T, N), (B, T, H), (2, H, K), (B, K), (B, H, N))
+    b, c, turn, dt, biases, before, start = arrays_of(*shapes)
+
+    def f(b, c, turn, dt, biases, before, start):
+        options: Any = {"before_BN": before, "start_BHR": start, "implementation": "triton"}
+        return tuple(mamba3_operands(b, c, turn, dt, b_bias_HN=biases[0], c_bias_HN=biases[1], **options))
+
+    specs = ("B T k", "B T k", "B T n", "B T H", "two H k", "B k", "B H n")
+    out = ("B T H k", "B T H k", "B T H", "B H n")
+    arrays = (b, c, jnp.tanh(turn) / 2, jax.nn.softplus(dt - 3), biases, before, start)
+    return Case(f, arrays, specs, out, over_batch=(4,), over_heads=(0, 1, 2, 5))
+
+
 CASES = {
+    "mamba3_operands": rotated,
     "wkv7_operands": prepared,
     "short_conv": partial(convolution, l2_heads=None),
     "short_conv_norm": partial(convolution, l2_heads=H),
@@ -370,6 +388,19 @@ def plain_operands_backward(*arrays, n):
     return [dr + d_r, dk, dz_w, dz_a, dv, dfirst + d_first, dz_v, dvectors]
 
 
+def plain_rotated(b, c, turn, dt, biases, before, start):
+    def one(b, c, turn, dt, biases, before, start):
+        rows = [x[None] for x in (b, c, turn, dt)]
+        options: Any = (*rows, *biases, before[None], start[None])
+        return [x[0] for x in rotated_reference.mamba3_operands(*options)]
+
+    return jax.vmap(one)(b, c, turn, dt, biases, before, start)
+
+
+def plain_rotated_backward(*arrays):
+    return jax.vjp(plain_rotated, *arrays[:7])[1](list(arrays[7:]))
+
+
 def plain_norm(*leaves, call, structure):
     x, gate, skip, gain, bias = jax.tree.unflatten(structure, leaves)
     return head_norm_reference.head_norm(x, gate, skip, gain[:, None], bias[:, None], **call._asdict())
@@ -419,6 +450,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.head_norm.triton import norm as head_norm_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
+    from kernels_pallas.mamba3_operands.triton import operands as rotated_triton
     from kernels_pallas.path_walk.triton import walk as path_walk_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
     from kernels_pallas.short_conv.triton import conv as short_conv_triton
@@ -447,6 +479,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (ssd_triton, "_run_backward", plain_duality_backward),
         (token_shift_triton, "_run_forward", plain_shift),
         (token_shift_triton, "_run_backward", plain_shift_backward),
+        (rotated_triton, "_run_forward", plain_rotated),
+        (rotated_triton, "_run_backward", plain_rotated_backward),
         (operands_triton, "_run_forward", plain_operands),
         (operands_triton, "_run_backward", plain_operands_backward),
         (head_norm_triton, "_run_forward", plain_norm),
@@ -505,6 +539,7 @@ QUICK = {
         "head_norm",
         "path_walk",
         "wkv7_operands",
+        "mamba3_operands",
     )
 }
 

@@ -151,6 +151,40 @@ def test_b_and_c_per_head(implementation, shape) -> None:
     assert_trees_close(run(x, log_a, *copies, *rest), run(x, log_a, b, c, *rest), "float32")
 
 
+# Decays that forget within a position, or never; one position; padded chunks, states and heads; several segments.
+PER_HEAD = [
+    ((1, 70, 2, 8, 20), 64, 20.0),
+    ((1, 70, 2, 8, 20), 64, 1e-4),
+    ((2, 1, 2, 5, 6), 16, 0.3),
+    ((1, 45, 3, 20, 40), 24, 0.3),
+    ((1, 48, 2, 5, 20), 8, 0.3),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk", "decay"), support.slow_unless(lambda *case: case == PER_HEAD[0], PER_HEAD), ids=str
+)
+def test_b_and_c_per_head_for_weak_and_strong_decays(implementation, shape, chunk, decay) -> None:
+    arrays = draw(*shape, decay=decay, per_head=True)
+    got = with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays)
+    assert_trees_close(got, with_gradients(oracle, arrays, wide=True), "float32")
+
+
+def test_gradients_per_head_stay_in_the_kernel() -> None:
+    """In the backward pass, no float32 array is as large as B, and XLA multiplies no matrices."""
+    arrays = draw(2, 64, 3, 8, 16, dtype="bfloat16", per_head=True)
+    x, log_a, b, c, _, state = arrays
+    g = jnp.cumsum(jnp.moveaxis(log_a.reshape(2, 4, 16, 3), 2, 3), axis=-1)
+    states = jnp.zeros((2, 4, 3, 16, 8), x.dtype)
+    run = partial(scan._run_backward, has_dt=True)
+    program = jax.make_jaxpr(run)(x, g, jnp.ones_like(g), b, c, states, x, state)
+    made = [(eqn.primitive.name, var.aval) for eqn in program.eqns for var in eqn.outvars]
+    assert not [aval for _, aval in made if aval.dtype == jnp.float32 and aval.size >= b.size]
+    assert "dot_general" not in {name for name, _ in made}
+    dx, _, db, dc, *_ = program.out_avals
+    assert [dx.dtype, db.dtype, dc.dtype] == [jnp.bfloat16] * 3
+
+
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_token_updates_the_state_without_a_kernel(dtype, per_head) -> None:

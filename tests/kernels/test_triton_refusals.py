@@ -150,6 +150,14 @@ def wkv7(T: int) -> Any:
     return call, (low(T, 16, 128), low(T, 32), wide(32, 2048), wide(2048))
 
 
+def mamba3(T: int) -> Any:
+    def call(x, turn, dt, bias, before, start):
+        options = {"b_bias_HN": bias, "c_bias_HN": bias, "before_BN": before, "start_BHR": start}
+        return kp.mamba3_operands(x, x, turn, dt, **options)
+
+    return call, (low(T, 128), wide(3, T, 32), wide(3, T, 16), wide(16, 128), low(128), wide(3, 16, 32))
+
+
 def shift(T: int) -> Any:
     moves = jax.ShapeDtypeStruct((2, 3, T, 2048), jnp.bfloat16)
     return lambda x, mu, moves: kp.token_shift(x, None, (mu, mu), moves), (low(T, 2048), wide(2048), moves)
@@ -191,6 +199,7 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         lambda T: (partial(kp.linear_attention, chunk_size=64), (*[low(T, 16, 16)] * 3, wide(3, T, 16, 16))),
         2 * M,
     ),
+    "mamba3_operands": (mamba3, M),
     "path_walk": (walk, None),
     "select_chunk": (lambda T: (kp.select_chunk, (low(T, 16, 128), low(T, 2, 128))), M),
     "selective_scan": (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kernels_pallas.mamba3_operands.xla import sum_of_turns
 from seqjax import mixers
 from seqjax.errors import UserError
 from seqjax.mixers import mamba3
@@ -167,7 +168,7 @@ def test_angle_sums_stay_accurate_over_long_sequences():
     def off(got):
         return np.abs((np.asarray(got, np.float64) - want + 0.5) % 1 - 0.5).max()
 
-    got = jax.jit(mamba3._sum_of_turns)(turn, start)
+    got = jax.jit(sum_of_turns)(turn, start)
     assert got.min() >= 0
     assert got.max() <= 1
     assert off(got) < 1e-5

@@ -193,6 +193,8 @@ RKV = {"r_BTHK": (1, 4, 2, 4), "k_BTHK": (1, 4, 2, 4), "v_BTHV": (1, 4, 2, 4), "
 NORM = {"x_BTHV": (2, 4, 2, 8), "gain_HV": (2, 8)}
 OF_7 = {"r_BTHK": (1, 4, 2, 4), "k_BTHK": (1, 4, 2, 4), "v_BTHK": (1, 4, 2, 4)}
 OF_7 |= {key: [(1, 4, 3), (3, 8), (8,)] for key in ("decay", "eta")} | dict.fromkeys(("k_k_D", "k_a_D", "r_k_D"), (8,))
+OF_MAMBA3 = {"b_BTN": (1, 4, 8), "c_BTN": (1, 4, 8), "turn_BTR": (1, 4, 2), "dt_BTH": (1, 4, 2), "before_BN": (1, 8)}
+OF_MAMBA3 |= {"b_bias_HN": (2, 8), "c_bias_HN": (2, 8), "start_BHR": (1, 2, 2)}
 KERNELS: list[tuple[Callable[..., Any], dict[str, Any], str, dict[str, Any]]] = [
     (
         kp.causal_attention,
@@ -267,6 +269,13 @@ KERNELS: list[tuple[Callable[..., Any], dict[str, Any], str, dict[str, Any]]] = 
             {drop: None},
         )
         for drop in ("u_HK", "low_rank")
+    ),
+    (kp.mamba3_operands, OF_MAMBA3 | {"b_bias_HN": (3, 8)}, r"b_bias_HN must be \(2, 8\)", {"b_bias_HN": (2, 8)}),
+    (
+        kp.mamba3_operands,
+        OF_MAMBA3 | {"turn_BTR": (1, 4, 5), "start_BHR": (1, 2, 5)},
+        r"have at most (?P<n>\d)",
+        {"turn_BTR": (1, 4, 4), "start_BHR": (1, 2, 4)},
     ),
     (kp.wkv7_operands, OF_7 | {"k_k_D": (7,)}, r"k_k_D must be \(8,\)", {"k_k_D": (8,)}),
     (

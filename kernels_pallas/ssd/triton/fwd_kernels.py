@@ -51,13 +51,15 @@ def state_passing_kernel(
     v_ptr, g_ptr, dt_ptr, u_ptr, start_ptr, other_ptr, states_ptr, last_ptr, overlap_ptr,
     T: tl.constexpr, H: tl.constexpr, BC: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr,
     VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, WITH_DT: tl.constexpr,
-    BOUNDED: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BOUNDED: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pass BLOCK of the N rows of a head's state through all chunks.
 
     S <- e^{g_end} S + U^T (w V). Forward: v is x, u is B, w_j = e^{g_end - g_j} dt_j. REVERSE computes the state
-    gradient: v is dy, u is C, w_i = e^{g_i}. `states` stores each state before its chunk is added. In REVERSE, overlap
-    [B, c, H, blocks of N] is e^{g_end} <L, S>, a part of the gradient of g_end. Without KEEP only `last` is written.
+    gradient: v is dy, u is C, w_i = e^{g_i}. `states` stores each state before its chunk is added. With OVERLAP,
+    overlap [B, c, H, blocks of N] is e^{g_end} <L, S>, a part of the gradient of g_end. Without KEEP only `last` is
+    written.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
@@ -85,7 +87,7 @@ def state_passing_kernel(
             tl.store(states_ptr + head * (N * V) + at_NV, s_NV.to(states_ptr.dtype.element_ty), mask=is_NV)
         if REVERSE:
             w_Q = tl.exp(g_Q)
-            if KEEP:
+            if OVERLAP:
                 other_NV = tl.load(other_ptr + head * (N * V) + at_NV, mask=is_NV, other=0.0).to(tl.float32)
                 tl.store(overlap_ptr + head * n_blocks + block, tl.exp(end) * tl.sum(s_NV * other_NV))
         else:

@@ -2,7 +2,9 @@
 
 Forward: one pass over the chunks stores the states at their starts, [B, c, H, N, V] in the dtype of x; then all chunks
 compute their outputs. The backward pass keeps the inputs and these states, N / Q times the size of x. It computes the
-state gradients back over the chunks, then dx and the score gradient, then dC and dB. Equations: `api.py`.
+state gradients back over the chunks, then all other gradients. If heads share B and C, dx, the score gradient, dC and
+dB are separate launches, which sum over heads. If each head has its own B and C, one launch
+writes each gradient once, in the dtype of its operand. Equations: `api.py`.
 """
 
 from functools import partial
@@ -19,15 +21,17 @@ from kernels_pallas.state_scan.triton.segments import PROGRAMS, SHORTEST
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision
 
-# Most positions per chunk, by whether inputs have 16 bits: a tile holds a whole chunk on one axis.
-CHUNKS = {True: 128, False: 64}
+# Most positions per chunk, by input bits: a tile holds a whole chunk on one axis. With B and C per head the backward
+# kernel also holds a chunk's scores and a score gradient: (head dims up to 64, wider ones).
+CHUNKS = {16: 128, 32: 64}
+CHUNKS_PER_HEAD = {16: (64, 64), 32: (32, 16)}
 
 
 class Tile(NamedTuple):
     """Tile settings for a kernel.
 
-    block: rows per program (state rows for "state_passing"); heads: heads per program; warps: warps per program;
-    stages: chunks or heads in flight.
+    block: rows per program (state rows for "state_passing"; for "per_head_bwd", columns of B and C per step); heads:
+    heads per program; warps: warps per program; stages: chunks, heads or steps in flight.
     """
 
     block: int
@@ -36,24 +40,26 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Keyed by kernel and input bits: (head dims up to 64, wider ones). 16-bit entries spill at most 20 bytes on sm80 and
-# sm90. fp32, with three TF32 products each and operands in registers, spills in "chunk_scan" and if V is 128.
+# Keyed by kernel and input bits: (head dims up to 64, wider ones). 16-bit entries spill at most 56 bytes on sm80 and
+# sm90. fp32, with three TF32 products each and operands in registers, spills in "chunk_scan" and "per_head_bwd", and if
+# V is 128.
 TILES = {
     ("state_passing", 16): (Tile(64, 1, 4, 2), Tile(64, 1, 8, 2)),
     ("chunk_scan", 16): (Tile(64, 12, 4, 2), Tile(64, 12, 4, 2)),
     ("scores_bwd", 16): (Tile(32, 6, 4, 2), Tile(32, 6, 4, 2)),
     ("states_bwd", 16): (Tile(64, 12, 4, 3), Tile(64, 12, 8, 2)),
+    ("per_head_bwd", 16): (Tile(32, 1, 4, 2), Tile(32, 1, 8, 2)),
     ("state_passing", 32): (Tile(16, 1, 8, 1), Tile(16, 1, 8, 1)),
     ("chunk_scan", 32): (Tile(32, 4, 8, 1), Tile(32, 4, 8, 1)),
     ("scores_bwd", 32): (Tile(32, 6, 8, 1), Tile(32, 6, 8, 1)),
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
+    ("per_head_bwd", 32): (Tile(32, 1, 8, 1), Tile(32, 1, 4, 1)),
 }
 
 
 def tile(kernel: str, x: Array) -> Tile:
     """Return the kernel's tile; the interpreter's small tile gives several programs."""
-    bits = 16 if _is_16_bit(x) else 32
-    return Tile(16, 2, 4, 1) if interpreter.is_chosen() else TILES[kernel, bits][padded(x.shape[-1]) > 64]
+    return Tile(16, 2, 4, 1) if interpreter.is_chosen() else TILES[kernel, _bits(x)][_is_wide(x)]
 
 
 def _heads(kernel: str, x: Array, b: Array) -> int:
@@ -61,8 +67,12 @@ def _heads(kernel: str, x: Array, b: Array) -> int:
     return tile(kernel, x).heads if b.ndim == 3 else 1
 
 
-def _is_16_bit(x: Array) -> bool:
-    return jnp.finfo(x.dtype).bits == 16
+def _bits(x: Array) -> int:
+    return jnp.finfo(x.dtype).bits
+
+
+def _is_wide(x: Array) -> bool:
+    return padded(x.shape[-1]) > 64
 
 
 def run(
@@ -76,7 +86,8 @@ def run(
     chunk_size: int,
 ) -> tuple[Array, Array]:
     """Return (y [B, T, H, V], last state)."""
-    chunk = min(chunk_size, CHUNKS[_is_16_bit(x_BTHV)])
+    bits = _bits(x_BTHV)
+    chunk = min(chunk_size, CHUNKS[bits] if b_BTN.ndim == 3 else CHUNKS_PER_HEAD[bits][_is_wide(x_BTHV)])
     g_BcHQ = jnp.cumsum(jnp.moveaxis(split_chunks(log_a_BTH, chunk), 2, 3), axis=-1)
     dt_BcHQ = None if dt_BTH is None else jnp.moveaxis(split_chunks(dt_BTH, chunk), 2, 3)
     out: Any = _chunked(x_BTHV, g_BcHQ, dt_BcHQ, b_BTN, c_BTN, initial_BHNV)
@@ -126,10 +137,25 @@ def _run_forward(x, g, dt, b, c, initial, *, has_dt: bool) -> tuple[Array, Array
 
 
 def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
+    shared = b.ndim == 3
+    passed = _pass_states(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True, overlap=shared)
+    d_states, d_initial, overlap = passed
+    operands = (x, dy, g, dt, b, c, states, d_states)
+    if shared:
+        dx, dg, db, dc, *ddt = _gradients_of_shared(*operands, overlap, has_dt=has_dt)
+    else:
+        kernel = bwd_kernels.per_head_bwd_kernel
+        ddt = g if has_dt else jax.ShapeDtypeStruct((1,), g.dtype)  # one entry: not written
+        out = [x, b, c, g, ddt]
+        dx, db, dc, dg, *ddt = _launch("per_head_bwd", kernel, *operands, out=out, x=x, g=g, n=b, has_dt=has_dt)
+    return dx, dg, db, dc, d_initial, *(ddt if has_dt else [])
+
+
+def _gradients_of_shared(x, dy, g, dt, b, c, states, d_states, overlap, *, has_dt: bool) -> tuple[Array, ...]:
+    """Return dx, dg, db, dc and, with dt, ddt for a B and C that heads share."""
     (B, T, H, _), N, (_, n_chunks, _, Q) = x.shape, b.shape[-1], g.shape
     launch = partial(_launch, x=x, g=g, n=b, has_dt=has_dt)
     f32 = partial(jax.ShapeDtypeStruct, dtype=g.dtype)
-    d_states, d_initial, overlap = _pass_states(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True)
     (dx,) = launch("chunk_scan", fwd_kernels.chunk_scan_kernel, dy, g, dt, b, c, d_states, out=[x], REVERSE=True)
     ddt = g if has_dt else f32((1,))  # one entry: not written
     n_groups, n_blocks = -(-H // _heads("scores_bwd", x, b)), -(-Q // tile("scores_bwd", x).block)
@@ -146,22 +172,23 @@ def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[
     dg = jnp.sum(as_query, axis=2) + read - as_key - taken
     dg = dg.at[..., -1].add(jnp.sum(taken, axis=-1) + jnp.sum(overlap, axis=-1))
     product = partial(jnp.einsum, preferred_element_type=g.dtype, precision=jax.lax.Precision.HIGHEST)
-    # Groups of heads: summed if heads share B and C, else one per head.
-    h, joined = ("", lambda parts: jnp.sum(parts, 2)) if b.ndim == 3 else ("h", lambda parts: jnp.moveaxis(parts, 2, 3))
-    ds = (ds if h else jnp.sum(ds, axis=2)).astype(x.dtype)  # keys first
-    dc = joined(dc) + product(f"bc{h}ji,bcj{h}n->bci{h}n", ds, split_chunks(b, Q))
-    db = joined(db) + product(f"bc{h}ji,bci{h}n->bcj{h}n", ds, split_chunks(c, Q))
+    ds = jnp.sum(ds, axis=2).astype(x.dtype)  # keys first
+    dc = jnp.sum(dc, axis=2) + product("bcji,bcjn->bcin", ds, split_chunks(b, Q))
+    db = jnp.sum(db, axis=2) + product("bcji,bcin->bcjn", ds, split_chunks(c, Q))
     db, dc = join_chunks(db, T), join_chunks(dc, T)  # float32: heads on other devices may have to be added
-    return dx, dg, db, dc, d_initial, *([ddt_intra + ddt_inter] if has_dt else [])
+    return dx, dg, db, dc, *([ddt_intra + ddt_inter] if has_dt else [])
 
 
-def _pass_states(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = False) -> tuple[Array, ...]:
-    """Return (states, last, overlap) of `state_passing_kernel`.
+def _pass_states(
+    v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = False, overlap: bool = False
+) -> tuple[Array, ...]:
+    """Return (states, last, overlaps) of `state_passing_kernel`.
 
-    overlap is valid only in reverse. The kernel has one program per batch entry, head and row block, which leaves a GPU
-    mostly idle for a single long sequence. Time is then cut into segments: a first pass computes each segment's end
-    state from zero, these give the states between segments, and a second pass starts from them. For one sequence of
-    102,400 tokens with 24 heads, a layer's forward and backward fell from 5.8 to 3.8 ms (lab/log/kernels.md).
+    The overlaps are valid only with `overlap`, in reverse. The kernel has one program per batch entry, head and row
+    block, which leaves a GPU mostly idle for a single long sequence. Time is then cut into segments: a first pass
+    computes each segment's end state from zero, these give the states between segments, and a second pass starts from
+    them. For one sequence of 102,400 tokens with 24 heads, a layer's forward and backward fell from 5.8 to 3.8 ms
+    (lab/log/kernels.md).
     """
     (B, T, H, V), N, (_, n_chunks, _, Q) = v.shape, u.shape[-1], g.shape
     n_blocks = -(-N // min(tile("state_passing", v).block, padded(N)))
@@ -176,21 +203,22 @@ def _pass_states(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = Fal
         out = [
             jax.ShapeDtypeStruct((rows, chunks, H, N, V), v.dtype) if keep else nothing,
             start_BHNV,
-            jax.ShapeDtypeStruct((rows, chunks, H, n_blocks), g.dtype) if keep and reverse else nothing,
+            jax.ShapeDtypeStruct((rows, chunks, H, n_blocks), g.dtype) if keep and overlap else nothing,
         ]
-        operands = [cut(v), cut(g), cut(dt), cut(u), start_BHNV, cut(other) if reverse else other]
+        operands = [cut(v), cut(g), cut(dt), cut(u), start_BHNV, cut(other) if overlap else other]
         run = partial(_launch, "state_passing", fwd_kernels.state_passing_kernel, x=operands[0], g=operands[1])
-        return run(*operands, n=operands[3], has_dt=has_dt, out=out, REVERSE=reverse, KEEP=keep)
+        modes = {"REVERSE": reverse, "KEEP": keep, "OVERLAP": keep and overlap}
+        return run(*operands, n=operands[3], has_dt=has_dt, out=out, **modes)
 
     if n_segments == 1:
         return launch(start, keep=True)
     _, lasts, _ = launch(jnp.zeros((B * n_segments, *start.shape[1:]), start.dtype), keep=False)
     log_decay_BsH = jnp.sum(g[..., -1].reshape(B, n_segments, -1, H), axis=2)
     starts = _between_segments(lasts.reshape(B, n_segments, H, N, V), log_decay_BsH, start, reverse=reverse)
-    states, lasts, overlap = launch(starts.reshape(-1, H, N, V), keep=True)
+    states, lasts, overlaps = launch(starts.reshape(-1, H, N, V), keep=True)
     last = lasts.reshape(B, n_segments, H, N, V)[:, 0 if reverse else -1]
     states = states.reshape(B, n_chunks, H, N, V)
-    return states, last, overlap.reshape(B, n_chunks, H, n_blocks) if reverse else overlap
+    return states, last, overlaps.reshape(B, n_chunks, H, n_blocks) if overlap else overlaps
 
 
 def segments(n_programs: int, n_chunks: int) -> int:
@@ -223,8 +251,10 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, *
     """
     (B, T, H, V), N, (_, n_chunks, _, Q) = x.shape, n.shape[-1], g.shape
     entry = tile(kind, x)
-    block = min(entry.block, padded(N if kind == "state_passing" else Q))
-    if kind == "state_passing":
+    block = min(entry.block, padded(N if kind in ("state_passing", "per_head_bwd") else Q))
+    if kind == "per_head_bwd":
+        programs = B * n_chunks * H
+    elif kind == "state_passing":
         programs = B * H * -(-N // block)
     else:
         constants["HEADS"] = _heads(kind, x, n)

@@ -1,0 +1,1 @@
+"""Mamba-3's recurrence operands: biased and rotated keys and queries per head."""
