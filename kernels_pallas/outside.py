@@ -13,6 +13,7 @@ OPS = (
     "delta_rule",
     "head_norm",
     "linear_attention",
+    "path_attention",
     "path_walk",
     "select_chunk",
     "selective_scan",
