@@ -119,30 +119,18 @@ def forward_kernel(
     row, later, earlier = first + i, i[:, None], i[None, :]
     tokens = b * T * H * K + h * K
     w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    k_CK = load_rows(k_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
+    q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     x_CC = load_rows(x_ptr + (b * T * H + h) * C, row, H * C, T, C, C, BOUNDED)
     beta_C = tl.load(beta_ptr + place * C + i)
-    wide_k_CK = k_CK.to(tl.float32)
-
-    lt_CC = tl.dot(wide_k_CK, tl.trans(w_CK), input_precision=PRECISION)
-    lt_CC = tl.where(later < earlier, lt_CC, 0.0)
-    u_CK = beta_C[:, None] * tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
-    end_CK = wide_k_CK - tl.dot(lt_CC, u_CK, input_precision=PRECISION)
-    store_rows(end_ptr + chunk * C * K, i, K, C, end_CK, K, KP)
-    tw_CK = tl.dot(x_CC, beta_C[:, None] * w_CK, input_precision=PRECISION)
-    product_KK = tl.dot(tl.trans(w_CK), tw_CK, input_precision=PRECISION)
-    store_rows(product_ptr + chunk * K * K, at_K, K, K, product_KK, K, KP)
-
-    q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     wide_q_CK = q_CK.to(tl.float32) * SCALE
-    q_CK = wide_q_CK.to(k_CK.dtype)
     n_CC = tl.where(later >= earlier, tl.dot(wide_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
     g_CC = tl.dot(n_CC, x_CC, input_precision=PRECISION) * beta_C[None, :]
     start_CK = wide_q_CK - tl.dot(g_CC, w_CK, input_precision=PRECISION)
     store_rows(start_ptr + chunk * C * K, i, K, C, start_CK, K, KP)
-    l_CC = tl.dot(w_CK, tl.trans(wide_k_CK), input_precision=PRECISION)
+    k_CK = load_rows(k_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
+    l_CC = tl.dot(w_CK, tl.trans(k_CK.to(tl.float32)), input_precision=PRECISION)
     l_CC = tl.where(later > earlier, l_CC, 0.0)
-    s_CC = tl.dot(q_CK, tl.trans(k_CK), input_precision=PRECISION)
+    s_CC = tl.dot(wide_q_CK.to(k_CK.dtype), tl.trans(k_CK), input_precision=PRECISION)
     s_CC -= tl.dot(g_CC, l_CC, input_precision=PRECISION)
     if GATES:
         gates_C = tl.load(gates_ptr + chunk * C + i)
@@ -151,10 +139,19 @@ def forward_kernel(
     most_C = tl.max(s_CC, 1)
     p_CC = tl.exp2((s_CC - most_C[:, None]) * LOG2_E)
     sum_C = tl.sum(p_CC, 1)
+    tl.store(lse_ptr + chunk * C + i, most_C + tl.log(sum_C))
     v_CV = load_rows(v_ptr + b * T * H * V + h * V, row, H * V, T, V, VP, BOUNDED)
     own_CV = tl.dot(p_CC.to(v_CV.dtype), v_CV, input_precision=PRECISION) / sum_C[:, None]
     store_rows(own_ptr + chunk * C * V, i, V, C, own_CV, V, VP)
-    tl.store(lse_ptr + chunk * C + i, most_C + tl.log(sum_C))
+
+    tw_CK = tl.dot(x_CC, beta_C[:, None] * w_CK, input_precision=PRECISION)
+    product_KK = tl.dot(tl.trans(w_CK), tw_CK, input_precision=PRECISION)
+    store_rows(product_ptr + chunk * K * K, at_K, K, K, product_KK, K, KP)
+    u_CK = beta_C[:, None] * tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
+    lt_CC = tl.dot(k_CK.to(tl.float32), tl.trans(w_CK), input_precision=PRECISION)
+    lt_CC = tl.where(later < earlier, lt_CC, 0.0)
+    end_CK = k_CK.to(tl.float32) - tl.dot(lt_CC, u_CK, input_precision=PRECISION)
+    store_rows(end_ptr + chunk * C * K, i, K, C, end_CK, K, KP)
 
 
 @triton.jit
