@@ -8,6 +8,7 @@ The package needs only jax and jaxtyping.
     top1_element_attention    the value of each query's best key; softmax gradient (straight-through)
     *_decode                  one new token against a cache
     causal_attention          softmax attention, optionally with a window, ALiBi or forget gates
+    path_attention            PaTH: each key is multiplied by the later tokens' matrices before it is scored
     path_walk                 PaTH: attention to earlier chunks, with a linear map of the query per chunk
     selective_scan            Mamba-1: a decay per channel and state
     ssd                       Mamba-2 and Mamba-3: a decay per head
@@ -35,6 +36,7 @@ chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional 
     top1_element_attention    q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]                 [B,T,H,V]
     top1_element_decode       q [B,H,K]  caches [B,S,G,K], [B,S,G,V]  length        [B,H,V]
     causal_attention          q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]  (log gates)   [B,T,H,V]
+    path_attention            q [B,T,H,K]  k, w [B,T,G,K]  v [B,T,G,V]  beta        [B,T,H,V]
     path_walk                 q, k [c,B,H,C,K]  v [c,B,H,C,V]  P [c,B,H,K,K]        [c,B,H,C,V]
     selective_scan            x, dt [B,T,E]  A [E,N]  B, C [B,T,N]  D [E]  state    y [B,T,E]  state [B,E,N]
     ssd                       x [B,T,H,V]  log a [B,T,H]  b, c [B,T,(G,)N]  state   y [B,T,H,V]  state [B,H,N,V]
@@ -68,6 +70,7 @@ from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.mamba3_operands.api import mamba3_operands
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
+from kernels_pallas.path_attention.api import path_attention
 from kernels_pallas.path_walk.api import path_walk
 from kernels_pallas.select_chunk.api import select_chunk
 from kernels_pallas.selective_scan.api import selective_scan
@@ -106,6 +109,7 @@ __all__ = [
     "join_chunks",
     "linear_attention",
     "mamba3_operands",
+    "path_attention",
     "path_walk",
     "register_backend",
     "residual_norm",

@@ -29,22 +29,25 @@ from kernels_pallas.triton import interpreter
 
 
 def fold_vmap(
-    f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g"), axis: int = 0
+    f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g"), axis: int | None = 0
 ) -> Callable:
     """Return `f(*arrays)` with rules for vmap and sharding.
 
-    Arrays and results have the batch on `axis`. `rule`, `g`, `r` and `split` are as in `partitioned`. Derivatives are
-    not covered. Bind static arguments with a `partial`.
+    Arrays and results have the batch on `axis`; with None, where `rule` has "b". `rule`, `g`, `r` and `split` are as in
+    `partitioned`. Derivatives are not covered. Bind static arguments with a `partial`.
     """
     folded = jax.custom_batching.custom_vmap(_split_over_mesh(f, rule, g=g, r=r, split=split))
 
-    def fold(x: Array) -> Array:
+    def axes(side: str, count: int) -> list[int]:
+        return [dims.split().index("b") for dims in side.split(",")] if axis is None else [axis] * count
+
+    def fold(x: Array, axis: int) -> Array:
         x = jnp.moveaxis(x, 0, axis)
         return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
     @folded.def_vmap
     def batched(axis_size: int, in_batched: list[bool], *arrays: Array) -> tuple[Any, Any]:
-        def unfold(x: Array) -> Array:
+        def unfold(x: Array, axis: int) -> Array:
             x = x.reshape(*x.shape[:axis], axis_size, -1, *x.shape[axis + 1 :])
             return jnp.moveaxis(x, axis, 0)
 
@@ -52,7 +55,11 @@ def fold_vmap(
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arrays, in_batched, strict=True)
         ]
-        out = jax.tree.map(unfold, folded(*(fold(x) for x in full)))  # `folded`, not `f`: supports vmap of vmap
+        operands, results = rule.split("->")
+        # `folded`, not `f`: supports vmap of vmap
+        out = folded(*map(fold, full, axes(operands, len(full))))
+        leaves, structure = jax.tree.flatten(out)
+        out = jax.tree.unflatten(structure, map(unfold, leaves, axes(results, len(leaves))))
         return out, jax.tree.map(lambda _: True, out)
 
     def call(*arrays: Array) -> Any:

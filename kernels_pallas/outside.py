@@ -14,6 +14,7 @@ OPS = (
     "head_norm",
     "linear_attention",
     "mamba3_operands",
+    "path_attention",
     "path_walk",
     "select_chunk",
     "selective_scan",

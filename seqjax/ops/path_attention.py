@@ -1,26 +1,11 @@
 """PaTH attention: later tokens' matrices multiply each key before it is scored.
 
-    H_t = I - beta_t w_t w_t^T,  |w_t| = 1;   s_ij = q_i^T H_i H_{i-1} ... H_{j+1} k_j * scale + c_i - c_j
-    o_i = sum_j softmax_j(s_ij) v_j   for j <= i
-
-Yang et al., arXiv 2505.16381; flash-linear-attention, `fla/ops/path_attn/naive.py`, uses the same chunks. c is the
-running sum of log forget gates, if any (FoX, arXiv 2503.02130).
-
-For a chunk with rows W, let B = diag(beta) and S the strictly lower part of W W^T. The product of the chunk's matrices
-is
-
-    H_C ... H_1 = I - W^T T W,   T = (I + B S)^{-1} B
-
-T also gives partial products: the matrices up to query row i contribute lower(Q W^T)_i T W, and the rows of W below row
-j belong to the matrices after key j. Queries are multiplied by the matrices back to the start of their chunk, keys by
-the matrices up to the end of their chunk. All queries then step back over the earlier chunks, one K x K matrix per
-chunk (`kernels_pallas.path_walk`). All arithmetic is float32, except the products of queries, keys and values.
+The equations are in `kernels_pallas/path_attention/api.py`. This module also updates cached keys for decoding.
 """
 
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float
@@ -56,53 +41,10 @@ def path_attention(
     """Return PaTH attention with scores scaled by 1 / sqrt(K), [B, T, H, V].
 
     w has unit length and beta is in (0, 2), both float32. G key-value heads, each with a separate path, serve H query
-    heads. The backward pass recomputes the scores. `implementation` selects the backend of `kernels_pallas.path_walk`,
-    which attends to earlier chunks.
+    heads. `implementation` selects the backend of `kernels_pallas.path_attention`; `chunk_size` affects only the speed.
     """
-    options = {"chunk_size": min(chunk_size, q_BTHK.shape[1]), "implementation": implementation}
-    attend = jax.checkpoint(functools.partial(_attend, **options))
-    return attend(q_BTHK, k_BTGK, v_BTGK, w_BTGK, beta_BTG, log_f_BTH)
-
-
-def _attend(
-    q_BTHK: Array,
-    k_BTGK: Array,
-    v_BTGK: Array,
-    w_BTGK: Array,
-    beta_BTG: Array,
-    log_f_BTH: Array | None,
-    *,
-    chunk_size: int,
-    implementation: str | None,
-) -> Array:
-    seq_len, heads, width = q_BTHK.shape[1:]
-    dtype = k_BTGK.dtype
-    repeats = heads // k_BTGK.shape[2]
-    k_BTGK, v_BTGK, w_BTGK, beta_BTG = (jnp.repeat(x, repeats, axis=2) for x in (k_BTGK, v_BTGK, w_BTGK, beta_BTG))
-    chunks = functools.partial(_chunks, size=chunk_size)
-    q_cBHCK, k_cBHCK, v_cBHCV = chunks(q_BTHK * width**-0.5), chunks(k_BTGK), chunks(v_BTGK)
-    chunk = _chunk(k_cBHCK, chunks(w_BTGK), chunks(beta_BTG[..., None]))
-    forgotten_cBHC1 = None if log_f_BTH is None else chunks(jnp.cumsum(log_f_BTH, axis=1)[..., None])
-
-    # Keys of the query's chunk.
-    qw_cBHCC, tw_cBHCK = jnp.tril(_float32(q_cBHCK, chunk.w_CK.mT)), _float32(chunk.t_CC, chunk.w_CK)
-    s_cBHCC = _float32(q_cBHCK.astype(dtype), k_cBHCK.mT.astype(dtype)) - _float32(qw_cBHCC, chunk.twk_CC)
-    if forgotten_cBHC1 is not None:
-        s_cBHCC = s_cBHCC + forgotten_cBHC1 - forgotten_cBHC1.mT
-    s_cBHCC = jnp.where(jnp.tri(chunk_size, dtype=bool), s_cBHCC, -jnp.inf)
-    lse_cBHC = jax.nn.logsumexp(s_cBHCC, axis=-1)
-    own_cBHCV = _float32(jnp.exp(s_cBHCC - lse_cBHC[..., None]).astype(dtype), v_cBHCV)
-    # Keys of earlier chunks, nearest chunk first.
-    o_cBHCV = kernels_pallas.path_walk(
-        q_cBHCK.astype(jnp.float32) - _float32(qw_cBHCC, tw_cBHCK),
-        _at_end(k_cBHCK, chunk).astype(dtype),
-        v_cBHCV,
-        _float32(chunk.w_CK.mT, tw_cBHCK),
-        None if forgotten_cBHC1 is None else forgotten_cBHC1[..., 0],
-        own=(own_cBHCV, lse_cBHC),
-        implementation=implementation,
-    )
-    return _tokens(o_cBHCV)[:, :seq_len].astype(q_BTHK.dtype)
+    options = {"chunk_size": chunk_size, "implementation": implementation}
+    return kernels_pallas.path_attention(q_BTHK, k_BTGK, v_BTGK, w_BTGK, beta_BTG, log_f_BTH, **options)
 
 
 def path_keys(

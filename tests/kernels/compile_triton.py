@@ -93,6 +93,22 @@ def path_walk(*, dim: int, dtype: str, gates: bool = False) -> None:
     arrays(call, wide, data, data, (product, "float32"), (row, "float32"), wide, (row, "float32"), wide)
 
 
+def path_attention(*, dim: int, dtype: str, gates: bool = False) -> None:
+    from kernels_pallas.path_attention.triton import attention as backend
+
+    dim = dim // 2 if dim > 64 else dim  # at most 64
+    B, T, H = 2, 1000, 4
+    data, wide, row = ((B, T, H, dim), dtype), ((B, T, H, dim), "float32"), ((B, T, H), "float32")
+
+    def call(q, k, v, w, beta, log_f, do):
+        o, pull = jax.vjp(
+            lambda *x: backend.run(*x[:5], x[5] if gates else None, chunk_size=128), *(q, k, v, w, beta, log_f)
+        )
+        return o, pull(do)
+
+    arrays(call, data, data, data, wide, row, row, data)
+
+
 def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     from kernels_pallas.select_chunk.triton import select as selection_backend
     from kernels_pallas.top1_chunk.triton import attention as backend
@@ -362,6 +378,8 @@ CASES = [
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),
+    Case("path-attention", path_attention, only="path_attention"),
+    Case("path-attention-gates", partial(path_attention, gates=True), again=True),
     Case("path-walk", path_walk),
     Case("path-walk-gates", partial(path_walk, gates=True), again=True),
     Case("ssd", ssd),

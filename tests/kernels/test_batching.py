@@ -77,6 +77,17 @@ def test_the_batch_may_be_a_later_dimension():
     assert_equal(jax.vmap(folded, in_axes=(0, None))(x, y[0]), loop(of_columns, x, y[0], (0, None)))
 
 
+def test_the_batch_may_be_where_the_rule_has_b():
+    def f(x_BTH, y_HB):
+        z_BTH = x_BTH * y_HB.T[:, None]
+        return z_BTH, jnp.swapaxes(z_BTH, 0, 1)
+
+    x, y = drawn(N, B, T, H), drawn(N, H, B)
+    folded = fold_vmap(f, "b t g, g b -> b t g, t b g", g=H, axis=None)
+    for got, want in zip(jax.vmap(folded)(x, y), jax.vmap(f)(x, y), strict=True):
+        assert_equal(got, want)
+
+
 def test_results_without_a_batch_dimension_use_a_loop():
     """Test a function that JAX cannot vmap."""
     x, y = drawn(N, B, T, H), drawn(N, B, H)

@@ -25,6 +25,7 @@ from kernels_pallas import (
     head_norm,
     linear_attention,
     mamba3_operands,
+    path_attention,
     path_walk,
     selective_scan,
     short_conv,
@@ -33,12 +34,13 @@ from kernels_pallas import (
     token_shift,
     wkv7_operands,
 )
-from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.chunks import from_chunks, join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.head_norm import reference as head_norm_reference
 from kernels_pallas.linear_attention import reference as linear_attention_reference
 from kernels_pallas.mamba3_operands import reference as rotated_reference
 from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.path_attention import reference as path_reference
 from kernels_pallas.path_walk import reference as walk_reference
 from kernels_pallas.selective_scan import xla as selective_scan_xla
 from kernels_pallas.short_conv import xla as short_conv_xla
@@ -180,6 +182,18 @@ def walking() -> Case:
     return Case(f, (q / 4, k, v, product / 16, *rest), specs, specs[5:6])
 
 
+def paths() -> Case:
+    data = (B, T, H, K)
+    q, k, v, w, beta, log_f = arrays_of(data, data, (B, T, H, V), data, (B, T, H), (B, T, H))
+    w, beta, log_f = w / jnp.linalg.norm(w, axis=-1, keepdims=True), 2 * jax.nn.sigmoid(beta), -jnp.abs(log_f) / 4
+
+    def f(*arrays):
+        return (path_attention(*arrays, chunk_size=16, implementation="triton"),)
+
+    specs = ("B T H k", "B T H k", "B T H v", "B T H k", "B T H", "B T H")
+    return Case(f, (q, k, v, w, beta, log_f), specs, specs[2:3])
+
+
 def prepared() -> Case:
     """Pass vectors as one array and transposed matrices, as XLA sums their gradients."""
     data = (B, T, H, K)
@@ -219,6 +233,7 @@ CASES = {
     "short_conv_norm": partial(convolution, l2_heads=H),
     "token_shift": shift,
     "head_norm": norm,
+    "path_attention": paths,
     "path_walk": walking,
     "linear_attention": partial(channel_decays, "plain"),
     "linear_attention_bonus": partial(channel_decays, "bonus"),
@@ -411,6 +426,21 @@ def plain_norm_backward(*leaves, **options):
     return jax.vjp(lambda *xs: plain_norm(*xs, **options), *leaves)[1](dy)
 
 
+def plain_path(q, k, v, w, beta, forgotten, *, sizes):
+    """Return the output, and arrays of zeros for the kept results."""
+    (B, T, H, K), C = q.shape, sizes.chunk
+    c_BTH = from_chunks(forgotten[..., None], T)[..., 0]
+    beta_BTH = join_chunks(jnp.moveaxis(beta, 2, 3), T)
+    o = path_reference.path_attention(q, k, v, w, beta_BTH, jnp.diff(c_BTH, axis=1, prepend=0))
+    of_chunks = (beta.shape[1], B, H)
+    kept = ((B, T, H, C), (*of_chunks, C, K), (*of_chunks, C, K), (*of_chunks, K, K), (*of_chunks, C))
+    return (o, *(jnp.zeros(shape) for shape in kept))
+
+
+def plain_path_backward(*arrays, sizes):
+    return jax.vjp(lambda *xs: plain_path(*xs, sizes=sizes)[0], *arrays[:6])[1](arrays[-1])
+
+
 def plain_walk(*arrays, gates: bool):
     del gates
     *rest, own, lse = arrays
@@ -451,6 +481,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.head_norm.triton import norm as head_norm_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
     from kernels_pallas.mamba3_operands.triton import operands as rotated_triton
+    from kernels_pallas.path_attention.triton import attention as path_attention_triton
     from kernels_pallas.path_walk.triton import walk as path_walk_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
     from kernels_pallas.short_conv.triton import conv as short_conv_triton
@@ -485,8 +516,10 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (operands_triton, "_run_backward", plain_operands_backward),
         (head_norm_triton, "_run_forward", plain_norm),
         (head_norm_triton, "_run_backward", plain_norm_backward),
-        (path_walk_triton, "_run_forward", plain_walk),
-        (path_walk_triton, "_run_backward", plain_walk_backward),
+        (path_attention_triton, "_run_forward", plain_path),
+        (path_attention_triton, "_run_backward", plain_path_backward),
+        (path_walk_triton, "forward", plain_walk),
+        (path_walk_triton, "backward", plain_walk_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
         (delta_rule_triton, "_run_backward", plain_correction_backward),
         (linear_attention_triton, "_run_forward", plain_channel_decays),
@@ -537,6 +570,7 @@ QUICK = {
         "gated_delta_rule",
         "linear_attention_low_rank",
         "head_norm",
+        "path_attention",
         "path_walk",
         "wkv7_operands",
         "mamba3_operands",

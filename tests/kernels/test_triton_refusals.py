@@ -200,6 +200,10 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         2 * M,
     ),
     "mamba3_operands": (mamba3, M),
+    "path_attention": (
+        lambda T: (kp.path_attention, (*[low(T, 16, 64)] * 3, wide(3, T, 16, 64), wide(3, T, 16))),
+        2 * M,
+    ),
     "path_walk": (walk, None),
     "select_chunk": (lambda T: (kp.select_chunk, (low(T, 16, 128), low(T, 2, 128))), M),
     "selective_scan": (

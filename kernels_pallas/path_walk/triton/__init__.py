@@ -26,9 +26,15 @@ def refusal(problem: Problem) -> str | None:
     chunk = k.shape[-2]
     if chunk < LEAST or chunk & (chunk - 1):
         return f"chunks of {chunk} tokens are no power of two from {LEAST} on"
-    chunks = problem.options["chunks"]
-    # Queries and their gradients for each pair of chunks.
-    gib = 2 * (chunks * (chunks - 1) // 2) * math.prod(k.shape[1:]) * k.dtype.itemsize / 2**30
+    return too_large(problem.options["chunks"], chunk, math.prod(k.shape[1:3]) * k.shape[-1] * k.dtype.itemsize)
+
+
+def too_large(chunks: int, chunk: int, row: int) -> str | None:
+    """Return why the backward pass of `chunks` chunks takes too much memory, or None.
+
+    It keeps queries and their gradients for each pair of chunks; `row` is their bytes per token position.
+    """
+    gib = 2 * (chunks * (chunks - 1) // 2) * chunk * row / 2**30
     if gib > MOST_GIB:
         return (
             f"its backward pass would take {gib:.0f} GiB at {chunks} chunks of {chunk} tokens, more than {MOST_GIB:.0f}"

@@ -63,7 +63,7 @@ def _walk(
 
 def _forward(*operands: Any) -> tuple[Array, tuple[Array, ...]]:
     *arrays, gates = operands
-    launch = _fold(partial(_run_forward, gates=gates), f"{OPERANDS} -> c b h t v, {ROWS}")
+    launch = _fold(partial(forward, gates=gates), f"{OPERANDS} -> c b h t v, {ROWS}")
     o_cBHCV, total_cBHC = launch(*arrays)
     return o_cBHCV, (*arrays, o_cBHCV, total_cBHC)
 
@@ -75,7 +75,7 @@ def _backward(gates: bool, saved: tuple[Array, ...], do_cBHCV: Array) -> tuple[A
     dlse_cBHC = share_cBHC * (jnp.einsum("...v,...v->...", do_cBHCV, own_cBHCV) - D_cBHC)
     rule = f"c b h t k, c b h t k, c b h t v, c b h k l, {ROWS}, c b h t v, {ROWS}, {ROWS}"
     rule += f" -> c b h t k, c b h t k, c b h t v, c b h k l, {ROWS}, {ROWS}"
-    launch = _fold(partial(_run_backward, gates=gates), rule)
+    launch = _fold(partial(backward, gates=gates), rule)
     operands = q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, do_cBHCV.astype(v_cBHCV.dtype)
     *of_operands, of_query_cBHC, of_key_cBHC = launch(*operands, total_cBHC, D_cBHC)
     dgates_cBHC = of_query_cBHC - of_key_cBHC if gates else jnp.zeros_like(forgotten_cBHC)
@@ -100,7 +100,7 @@ def _like(x: Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
 
 
-def _run_forward(
+def forward(
     q_cBHCK: Array,
     k_cBHCK: Array,
     v_cBHCV: Array,
@@ -111,6 +111,7 @@ def _run_forward(
     *,
     gates: bool,
 ) -> tuple[Array, Array]:
+    """Return o_cBHCV and the logsumexp of all scores, to base 2."""
     constants = _with_values(v_cBHCV, _constants(q_cBHCK, v_cBHCV), gates=gates)
     o_cBHCV, total_cBHC = runtime.launch(
         kernels.forward_kernel,
@@ -123,7 +124,7 @@ def _run_forward(
     return o_cBHCV, total_cBHC
 
 
-def _run_backward(
+def backward(
     q_cBHCK: Array,
     k_cBHCK: Array,
     v_cBHCV: Array,
@@ -135,6 +136,7 @@ def _run_backward(
     *,
     gates: bool,
 ) -> tuple[Array, ...]:
+    """Return the gradients of q, k, v and P, and the score gradients summed over keys and over queries."""
     of_chunk = _constants(q_cBHCK, v_cBHCV)
     constants = _with_values(v_cBHCV, of_chunk, gates=gates)
     chunks, heads = of_chunk["CHUNKS"], of_chunk["BH"]

@@ -1,0 +1,1 @@
+"""PaTH attention: later tokens' matrices multiply each key before it is scored."""
