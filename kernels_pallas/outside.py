@@ -13,6 +13,7 @@ OPS = (
     "delta_rule",
     "head_norm",
     "linear_attention",
+    "log_linear",
     "path_walk",
     "select_chunk",
     "selective_scan",

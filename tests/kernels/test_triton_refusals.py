@@ -191,6 +191,13 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         lambda T: (partial(kp.linear_attention, chunk_size=64), (*[low(T, 16, 16)] * 3, wide(3, T, 16, 16))),
         2 * M,
     ),
+    "log_linear": (
+        lambda T: (
+            partial(kp.log_linear, chunk_size=64),
+            (low(T, 16, 128), wide(3, T, 16), *[low(T, 64)] * 2, wide(3, T, 16, 12)),
+        ),
+        M,
+    ),
     "path_walk": (walk, None),
     "select_chunk": (lambda T: (kp.select_chunk, (low(T, 16, 128), low(T, 2, 128))), M),
     "selective_scan": (
