@@ -22,13 +22,18 @@ import numpy as np
 from jaxtyping import Float
 
 import kernels_pallas
-from kernels_pallas.log_linear.levels import level
 from seqjax.ops.ssd import FLOOR
 from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def level(later: np.ndarray | int, earlier: np.ndarray | int, n_levels: int) -> np.ndarray | np.integer:
+    """Return l(t, s) for positions s <= t, with `n_levels` levels."""
+    _, exponent = np.frexp(np.bitwise_xor(later, earlier).astype(np.float64))  # 0 for 0, i + 1 for 2^i
+    return np.minimum(exponent, n_levels - 1)
 
 
 def log_linear(
