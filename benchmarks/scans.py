@@ -3,6 +3,7 @@
     python -m benchmarks.scans [--quick] [--cases=delta_rule,gated_delta_rule] [--batch=16] [--seq_len=2048]
 
     ssd                                Mamba-2's recurrence: 24 heads of 64, state 128
+    log_linear                         log-linear Mamba-2: 24 heads of 64, state 128, 12 levels
     selective_scan                     Mamba-1's recurrence: 1,536 channels, state 16
     selective_scan_softplus            the same, with the step size's softplus inside
     state_scan                         RWKV-7's states at chunk starts: 12 heads of 64 x 64, chunks of 64
@@ -52,6 +53,7 @@ from kernels_pallas import (
     delta_rule,
     head_norm,
     linear_attention,
+    log_linear,
     residual_norm,
     selective_scan,
     short_conv,
@@ -75,7 +77,7 @@ NORMS = {
     "norm_residual": (1, 768),
 }
 SELECTIVE = ("selective_scan", "selective_scan_softplus")
-RECURRENCES = ("ssd", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
+RECURRENCES = ("ssd", "log_linear", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
 BEFORE = "wkv7_operands"
 CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, BEFORE, *NORMS, "path")
 TABLE = report.Table(
@@ -103,6 +105,10 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         H, V, N = (2, 8, 16) if small else (24, 64, 128)
         dt = jax.nn.softplus(normal(0, B, T, H) - 3)
         return half(1, B, T, H, V), -8 * dt, half(2, B, T, N), half(3, B, T, N), normal(4, B, H, N, V), dt
+    if case == "log_linear":
+        H, V, N, L = (2, 8, 16, 6) if small else (24, 64, 128, 12)
+        log_a, m = -jax.nn.softplus(normal(0, B, T, H) - 3), jax.nn.softplus(normal(4, B, T, H, L))
+        return half(1, B, T, H, V), log_a, half(2, B, T, N), half(3, B, T, N), m
     if case in SELECTIVE:
         E, N = (32, 4) if small else (1536, 16)
         has_bias, decay = case == "selective_scan_softplus", -jnp.exp(normal(1, E, N))
@@ -191,6 +197,8 @@ def function(case: str, implementation: str) -> Callable:
         return lambda x, gate, gain, bias=None, *skip: norm(x, gate, skip or None, gain_HV=gain, bias_HV=bias)
     if case == "ssd":
         return partial(ssd, chunk_size=128, implementation=implementation)
+    if case == "log_linear":
+        return partial(log_linear, chunk_size=64, implementation=implementation)
     if case in SELECTIVE:
         scan = partial(selective_scan, implementation=implementation)
         return lambda *inputs: scan(*inputs[:7], dt_bias_E=inputs[7] if len(inputs) > 7 else None)

@@ -14,6 +14,7 @@ The package needs only jax and jaxtyping.
     ssd                       Mamba-2 and Mamba-3: a decay per head
     delta_rule                DeltaNet and Gated DeltaNet
     linear_attention          RWKV-5, 6 and 7, GLA, KDA, mLSTM: a decay per key channel
+    log_linear                log-linear Mamba-2: states of a Fenwick tree's blocks, a weight per level
     state_scan                states at the chunk starts of a chunked recurrence (delta rules, RWKV-7)
     state_passing             the same with an elementwise decay (Mamba-2, RWKV-5 and 6, Based)
     short_conv                short causal convolution before a recurrence, with SiLU and an L2 norm per head
@@ -42,6 +43,7 @@ chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional 
     ssd                       x [B,T,H,V]  log a [B,T,H]  b, c [B,T,(G,)N]  state   y [B,T,H,V]  state [B,H,N,V]
     delta_rule                q, k [B,T,H,K]  v [B,T,H,V]  beta, (log g) [B,T,H]    o [B,T,H,V]  state [B,H,K,V]
     linear_attention          r, k, log w [B,T,H,K]  v [B,T,H,V]  (u [H,K])         o [B,T,H,V]  state [B,H,K,V]
+    log_linear                x [B,T,H,V]  log a [B,T,H]  b, c [B,T,N]  m [B,T,H,L]  [B,T,H,V]
     state_scan                d [c,B,H,k]  P [c,B,H,K,K]  R [c,B,H,K,V]  state      [c,B,H,K,V]  state [B,H,K,V]
     state_passing             decay, update [B,c,...]  state [B,...]                [B,c,...]  state [B,...]
     short_conv                x [B,T,E]  taps [E,W]  (bias [E])                     [B,T,E]
@@ -67,6 +69,7 @@ from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.head_norm.api import head_norm, residual_norm
 from kernels_pallas.linear_attention.api import linear_attention
+from kernels_pallas.log_linear.api import log_linear
 from kernels_pallas.mamba3_operands.api import mamba3_operands
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
@@ -108,6 +111,7 @@ __all__ = [
     "head_norm",
     "join_chunks",
     "linear_attention",
+    "log_linear",
     "mamba3_operands",
     "path_attention",
     "path_walk",

@@ -13,6 +13,7 @@ OPS = (
     "delta_rule",
     "head_norm",
     "linear_attention",
+    "log_linear",
     "mamba3_operands",
     "path_attention",
     "path_walk",

@@ -12,8 +12,7 @@ implementation: flash-linear-attention, `fla/layers/log_linear_mamba2.py`. As in
 public code has 15 levels; the default here is 12, enough for 2,048 tokens. At 768 x 24 (Mamba-2's layers have no MLP):
 120.3M parameters, tied.
 
-Only an XLA backend exists, which is slower than Mamba-2's kernels. Tokens that continue a cached sequence are processed
-one by one.
+Tokens that continue a cached sequence are processed one by one.
 """
 
 from typing import Any, NamedTuple

@@ -216,6 +216,19 @@ def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024, per_head: 
     arrays(call, x, row, bc, bc, state, row, x, state)
 
 
+def log_linear(*, dim: int, dtype: str, seq_len: int = 2048) -> None:
+    from kernels_pallas.log_linear.triton import scan as backend
+
+    B, T, H, N = 2, seq_len, 24, 128
+    x, row, bc = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, T, N), dtype)
+
+    def call(x, log_a, b, c, m, dy):
+        y, pull = jax.vjp(partial(backend.run, chunk_size=64), x, log_a, b, c, m)
+        return y, pull(dy)
+
+    arrays(call, x, row, bc, bc, ((B, T, H, 12), "float32"), x)
+
+
 def delta_rule(*, dim: int, dtype: str, gated: bool, batch: int = 2, seq_len: int = 1024) -> None:
     from kernels_pallas.delta_rule.triton import scan as backend
 
@@ -385,6 +398,8 @@ CASES = [
     Case("ssd", ssd),
     Case("ssd-per-head", partial(ssd, per_head=True), again=True),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
+    Case("log-linear", log_linear),
+    Case("log-linear-long", partial(log_linear, seq_len=32768), again=True),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan, again=True),
     Case("selective-scan-1", partial(selective_scan, batch=1, bias=True)),

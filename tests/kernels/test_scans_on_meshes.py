@@ -24,6 +24,7 @@ from kernels_pallas import (
     delta_rule,
     head_norm,
     linear_attention,
+    log_linear,
     mamba3_operands,
     path_attention,
     path_walk,
@@ -111,6 +112,14 @@ def duality(*, has_dt: bool, per_head: bool = False) -> Case:
     specs = ("B T H v", "B T H", dims, dims, "B H n v", "B T H")
     f, n = partial(ssd, chunk_size=16, implementation="triton"), 6 if has_dt else 5
     return Case(f, arrays[:n], specs[:n], ("B T H v", "B H n v"), over_heads=() if per_head else (2, 3))
+
+
+def tree() -> Case:
+    x, log_a, b, c, m = arrays_of((B, T, H, V), (B, T, H), (B, T, N), (B, T, N), (B, T, H, 6))
+    arrays = (x / 4, -jax.nn.softplus(log_a), b / 4, c / 4, jax.nn.softplus(m))
+    specs = ("B T H v", "B T H", "B T n", "B T n", "B T H l")
+    f = partial(log_linear, chunk_size=16, implementation="triton")
+    return Case(lambda *arrays: (f(*arrays),), arrays, specs, specs[:1], over_heads=(2, 3))
 
 
 def correction(*, has_gate: bool) -> Case:
@@ -245,6 +254,7 @@ CASES = {
     "state_passing": passing,
     "selective_scan": channels,
     "selective_scan_bias": partial(channels, has_bias=True),
+    "log_linear": tree,
     "ssd": partial(duality, has_dt=True),
     "ssd_without_dt": partial(duality, has_dt=False),
     "ssd_per_head": partial(duality, has_dt=True, per_head=True),
@@ -303,6 +313,28 @@ def plain_duality_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool):
     _, vjp = jax.vjp(lambda *xs: plain_duality(*xs, has_dt=has_dt)[:2], x, g, dt, b, c, states[:, 0])
     dx, dg, ddt, db, dc, d_initial = vjp((dy, d_last))
     return dx, dg, db, dc, d_initial, *([ddt] if has_dt else [])
+
+
+def plain_tree(x, g, reads, m, b, c):
+    """Sum over all pairs, without constant arrays, which a partitioned function may not have.
+
+    Returns zeros as states: the plain backward pass does not need them.
+    """
+    del reads
+    t = jnp.arange(x.shape[1])
+    log_a = join_chunks(jnp.moveaxis(jnp.diff(g, axis=-1, prepend=0), 2, 3), len(t))
+    m = join_chunks(jnp.moveaxis(m, 4, 2), len(t))
+    levels = jnp.minimum(32 - jax.lax.clz(t[:, None] ^ t), m.shape[-1] - 1)
+    factor = jnp.take_along_axis(m, jnp.broadcast_to(levels[:, None], (*m.shape[:3], len(t))), axis=-1)
+    sums = jnp.moveaxis(jnp.cumsum(log_a, axis=1), 1, 2)
+    decay = jnp.exp(jnp.where(t[:, None] >= t, sums[..., None] - sums[..., None, :], -jnp.inf))
+    y = jnp.einsum("btn,bsn,bhts,bths,bshv->bthv", c, b, decay, factor, x)
+    return y, jnp.zeros((*g.shape[:3], b.shape[-1], x.shape[-1]), x.dtype)
+
+
+def plain_tree_backward(*arrays):
+    *operands, _, dy = arrays
+    return jax.vjp(lambda *xs: plain_tree(*xs)[0], *operands)[1](dy)
 
 
 def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool):
@@ -480,6 +512,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.head_norm.triton import norm as head_norm_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
+    from kernels_pallas.log_linear.triton import scan as log_linear_triton
     from kernels_pallas.mamba3_operands.triton import operands as rotated_triton
     from kernels_pallas.path_attention.triton import attention as path_attention_triton
     from kernels_pallas.path_walk.triton import walk as path_walk_triton
@@ -506,6 +539,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (selective_scan_triton, "_backward", plain_channels_backward),
         (short_conv_triton, "_run_forward", plain_convolution),
         (short_conv_triton, "_run_backward", plain_convolution_backward),
+        (log_linear_triton, "_run_forward", plain_tree),
+        (log_linear_triton, "_run_backward", plain_tree_backward),
         (ssd_triton, "_run_forward", plain_duality),
         (ssd_triton, "_run_backward", plain_duality_backward),
         (token_shift_triton, "_run_forward", plain_shift),
@@ -566,6 +601,7 @@ QUICK = {
         "state_passing",
         "selective_scan_bias",
         "short_conv_norm",
+        "log_linear",
         "ssd_per_head",
         "gated_delta_rule",
         "linear_attention_low_rank",

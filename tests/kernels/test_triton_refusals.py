@@ -199,6 +199,13 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         lambda T: (partial(kp.linear_attention, chunk_size=64), (*[low(T, 16, 16)] * 3, wide(3, T, 16, 16))),
         2 * M,
     ),
+    "log_linear": (
+        lambda T: (
+            partial(kp.log_linear, chunk_size=64),
+            (low(T, 16, 128), wide(3, T, 16), *[low(T, 64)] * 2, wide(3, T, 16, 12)),
+        ),
+        M,
+    ),
     "mamba3_operands": (mamba3, M),
     "path_attention": (
         lambda T: (kp.path_attention, (*[low(T, 16, 64)] * 3, wide(3, T, 16, 64), wide(3, T, 16))),

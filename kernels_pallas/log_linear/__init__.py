@@ -1,0 +1,1 @@
+"""Log-linear attention with one decay per head (log-linear Mamba-2)."""
