@@ -126,6 +126,15 @@ def several_selected(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128)
         arrays(partial(backend.select, selection=selection, chunk_size=chunk_size, top_k=top_k, scale=0.1), q, k)
 
 
+def index_loss(*, dim: int, dtype: str, block_size: int = 32, read: int = 8) -> None:
+    from kernels_pallas.index_loss.triton import loss as backend
+
+    B, T, H, G = 2, 2048, 12, 3
+    index = ((B, T, G, dim), dtype), ((B, T, dim), dtype)
+    call = partial(backend.run, block_size=block_size, with_gradients=True)
+    arrays(call, *index, ((B, T, H, dim), dtype), ((B, T, G, dim), dtype), ((B, T, G, read - 1), "int32"))
+
+
 def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: int = 128) -> None:
     from kernels_pallas.select_chunk.tables import Shortlist
     from kernels_pallas.select_chunk.triton import select as backend
@@ -364,6 +373,8 @@ CASES = [
     Case("select-top-4", partial(several_selected, 4), again=True),
     Case("select-top-8", partial(several_selected, 8), again=True),
     Case("select-top-16", partial(several_selected, 16, chunk_size=64), again=True),
+    Case("index-loss", index_loss),  # as in MSA up to 2,048 tokens
+    Case("index-loss-128", partial(index_loss, block_size=128, read=16), again=True),
     Case("shortlist", partial(shortlist, "mean")),
     Case("shortlist-sub-means", partial(shortlist, "sub_means"), again=True),
     Case("shortlist-mean-eigen", partial(shortlist, "mean_eigen"), again=True),

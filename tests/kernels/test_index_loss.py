@@ -1,0 +1,94 @@
+"""The index loss: both backends against float64, gradients, and limits."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas.index_loss import reference
+from tests import support
+from tests.kernels.common import TOLERANCE, assert_close, fast_jit
+
+
+class Case(NamedTuple):
+    """Sizes; `n` chosen blocks of `C` keys."""
+
+    T: int
+    C: int = 8
+    n: int = 2
+    G: int = 2
+    R: int = 2
+    K: int = 8
+    N: int = 6
+    B: int = 2
+    gain: float = 1.0  # of the queries
+
+
+# The interpreter has tiles of 16 rows and 16 keys, and segments of 32 rows.
+CASES = [
+    Case(37),
+    Case(50, C=20, n=1, G=1, R=3, N=16),  # two pieces of a block
+    Case(5, n=1),  # one block
+    Case(21, C=3, n=6, R=1, B=1, gain=8.0),
+    Case(40, C=5, n=4, G=3, K=20, N=24, B=1),
+]
+
+
+def draw(case: Case, dtype: str = "float32", seed: int = 0) -> tuple[jax.Array, ...]:
+    """Draw the operands; chosen blocks are in any order, and a twelfth of them is missing."""
+    rng = np.random.default_rng(seed)
+    B, T, G = case.B, case.T, case.G
+    sizes = [(G, case.N), (case.N,), (G * case.R, case.K), (G, case.K)]
+    arrays = [rng.normal(size=(B, T, *size)) for size in sizes]
+    arrays = [jnp.asarray(x * (case.gain if i in (0, 2) else 1), dtype) for i, x in enumerate(arrays)]
+    sel = np.full((B, T, G, case.n), -1, np.int32)
+    for b, t, g in np.ndindex(B, T, G):
+        past = rng.permutation(t // case.C)[: case.n]
+        sel[b, t, g, : len(past)] = np.where(rng.random(len(past)) < 1 / 12, -1, past)
+    return *arrays, jnp.asarray(sel)
+
+
+def results(f: Any, operands: Any, wide: bool = False) -> tuple[np.ndarray, ...]:
+    """Return the loss and the gradients of index queries, index keys, queries and keys, times 7."""
+    with jax.enable_x64(wide):
+        if wide:
+            operands = [x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands]
+
+        @fast_jit
+        def run(*operands):
+            loss, pull = jax.vjp(lambda *x: f(*x, operands[4]), *operands[:4])
+            return loss, *pull(jnp.asarray(7, loss.dtype))
+
+        return tuple(np.asarray(x, np.float64) for x in run(*operands))
+
+
+def assert_right(got: tuple[np.ndarray, ...], want: tuple[np.ndarray, ...], dtype: str) -> None:
+    """Compare the loss, and gradients at their scales; the attention receives none."""
+    assert abs(got[0] - want[0]) <= TOLERANCE[dtype] * max(1, abs(want[0]))
+    for name, g, w in zip(("dq", "dk"), got[1:3], want[1:3], strict=True):
+        size = np.abs(w).max()
+        assert_close(g / size, w / size, dtype, name)
+    assert not got[3].any() and not got[4].any()
+
+
+def both(case: Case, implementation: str, dtype: str = "float32") -> tuple[Any, Any]:
+    operands = draw(case, dtype)
+    options = {"block_size": case.C}
+    got = results(partial(kp.index_loss, implementation=implementation, **options), operands)
+    return got, results(partial(reference.index_loss, **options), operands, wide=True)
+
+
+@pytest.mark.parametrize(
+    "case", support.slow_unless(lambda case: case in CASES[:2], [(case,) for case in CASES]), ids=str
+)
+def test_equals_double_precision(implementation, case) -> None:
+    assert_right(*both(case, implementation), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(implementation, dtype) -> None:
+    assert_right(*both(CASES[0], implementation, dtype), dtype)
