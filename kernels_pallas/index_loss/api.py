@@ -1,7 +1,7 @@
 """The loss that trains an index of key blocks, with interchangeable backends.
 
-A query t of key head g reads the past keys of its local block and of n chosen earlier blocks, S_tg. With the index
-scores I_ts = q^I_tg . k^I_s / sqrt(N), and p_t the mean of the attention weights over S_tg of the R = H / G query heads:
+A query t of key head g reads the past keys of its local block and of n chosen earlier blocks, S_tg. Index scores are
+I_ts = q^I_tg . k^I_s / sqrt(N), and p_t is the mean of the R = H / G query heads' attention weights over S_tg:
 
     L = mean over t and g of KL(p_t || softmax_{S_tg} I_t)
     dI = (softmax I - p) / (B T G),   dq^I_t = sum_s dI_ts k^I_s / sqrt(N),   dk^I_s = sum_{t, g} dI_ts q^I_tg / sqrt(N)

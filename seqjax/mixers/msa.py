@@ -147,9 +147,8 @@ class MSA(IndexedAttention):
 
     def attend_chosen(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, choice: Array) -> Array:
         """Return `kernels_pallas.selected_chunk_attention` over the local and the chosen blocks."""
-        sel_BTHn = jnp.repeat(choice, self.heads // self.kv_heads, axis=2)
         options: Any = {"chunk_size": self.block_size, "implementation": self.implementation}
-        return kernels_pallas.selected_chunk_attention(q_BTHK, k_BTGK, v_BTGK, sel_BTHn, **options)
+        return kernels_pallas.selected_chunk_attention(q_BTHK, k_BTGK, v_BTGK, choice, **options)
 
     def divergence(self, index: Index, q_BTHK: Array, k_BTGK: Array, choice: Array) -> Array:
         """Return the loss of the index, [], a mean over tokens and key heads."""

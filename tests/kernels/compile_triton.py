@@ -106,13 +106,15 @@ def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
 
 
-def several_chunks(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128, groups: int = 4) -> None:
+def several_chunks(
+    top_k: int, *, dim: int, dtype: str, chunk_size: int = 128, groups: int = 4, shared: bool = False
+) -> None:
     from kernels_pallas.select_chunk.triton import select as selection_backend
     from kernels_pallas.top1_chunk.triton import attention as backend
 
     T, H = 3000, 4
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, groups, dim), dtype), ((1, T, H), "float32")
-    sel, options = ((1, T, H, top_k), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
+    sel, options = ((1, T, groups if shared else H, top_k), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
     arrays(partial(selection_backend.select, selection="approx", top_k=top_k, **options), q, kv)
     arrays(partial(backend.forward, **options), q, kv, kv, sel)
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
@@ -368,6 +370,7 @@ CASES = [
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-top-2", partial(several_chunks, 2), again=True),  # as in MoBA
     Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA
+    Case("chunk-top-7-shared", partial(several_chunks, 7, chunk_size=32, groups=1, shared=True), again=True),  # MSA
     Case("chunk-top-16", partial(several_chunks, 16, chunk_size=64), again=True),
     Case("select-top-2", partial(several_selected, 2), again=True),
     Case("select-top-4", partial(several_selected, 4), again=True),

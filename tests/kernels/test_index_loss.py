@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import kernels_pallas as kp
-from kernels_pallas.index_loss import reference
+from kernels_pallas.index_loss import api, reference, xla
 from tests import support
-from tests.kernels.common import TOLERANCE, assert_close, fast_jit
+from tests.kernels.common import TOLERANCE, assert_close, count_primitive, fast_jit
 
 
 class Case(NamedTuple):
@@ -92,3 +92,70 @@ def test_equals_double_precision(implementation, case) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(implementation, dtype) -> None:
     assert_right(*both(CASES[0], implementation, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+def test_xla_in_groups_of_queries(monkeypatch, dtype) -> None:
+    """37 queries are nine groups in parts of three, and a shorter group."""
+    monkeypatch.setattr(xla, "GROUP", 4)
+    operands, options = draw(CASES[0]), {"block_size": CASES[0].C}
+    wide = dtype == "float64"
+    got = results(partial(kp.index_loss, implementation="xla", **options), operands, wide=wide)
+    assert_right(got, results(partial(reference.index_loss, **options), operands, wide=True), dtype)
+
+
+@pytest.mark.slow
+def test_under_vmap_equals_a_loop(implementation) -> None:
+    case = CASES[0]
+    each = [draw(case, seed=seed) for seed in range(2)]
+    stacked = [jnp.stack(x) for x in zip(*each, strict=True)]
+    f = partial(kp.index_loss, block_size=case.C, implementation=implementation)
+    run = jax.value_and_grad(f, (0, 1))
+    want = jax.tree.map(lambda *x: jnp.stack(x), *(fast_jit(run)(*operands) for operands in each))
+    jax.tree.map(partial(assert_close, dtype="float32"), fast_jit(jax.vmap(run))(*stacked), want)
+
+
+def test_rematerialisation_computes_the_gradients_once(implementation) -> None:
+    """The value without a gradient writes none."""
+    operands = draw(CASES[2])
+    calls, kernels = [], next(b for b in api.BACKENDS if b.name == implementation).load()
+
+    class Counted(NamedTuple):
+        @staticmethod
+        def run(*operands, block_size, with_gradients):
+            calls.append(with_gradients)
+            return kernels.run(*operands, block_size=block_size, with_gradients=with_gradients)
+
+    def loss(index_q, index_k):
+        return api._loss(*(2 * index_q, index_k, *operands[2:]), Counted(), CASES[2].C)
+
+    saved = jax.checkpoint_policies.save_only_these_names("index_gradients")
+    jaxpr = jax.make_jaxpr(jax.grad(jax.checkpoint(loss, policy=saved)))(*operands[:2])
+    assert count_primitive(jaxpr.jaxpr, "log") == count_primitive(
+        jax.make_jaxpr(jax.grad(loss))(*operands[:2]).jaxpr, "log"
+    )
+    calls.clear()
+    jax.eval_shape(loss, *operands[:2])
+    assert calls == [False]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        # With the tests' import hook, annotations reject a bad shape before the function does.
+        ({0: jnp.zeros((2, 5, 3, 6))}, r"index_q_BTGN must begin with \(2, 5, 2\)|Type-check"),
+        ({1: jnp.zeros((2, 5, 7))}, r"index_k_BTN must begin with \(2, 5, 6\)|Type-check"),
+        ({4: jnp.zeros((2, 4, 2, 1), jnp.int32)}, r"sel_BTGn must begin with \(2, 5, 2\)|Type-check"),
+    ],
+)
+def test_mismatched_shapes_are_named(wrong, match) -> None:
+    operands = [wrong.get(i, x) for i, x in enumerate(draw(CASES[2]))]
+    with pytest.raises(Exception, match=match):
+        kp.index_loss(*operands, block_size=8)
+
+
+def test_double_precision_is_refused_by_triton() -> None:
+    with jax.enable_x64(True):
+        operands = [x.astype(jnp.float64) for x in draw(CASES[2])[:4]]
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+            kp.index_loss(*operands, draw(CASES[2])[4], block_size=8, implementation="triton")

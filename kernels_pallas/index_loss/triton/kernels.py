@@ -160,8 +160,7 @@ def loss_kernel(
     part = (b * G + g) * SEGMENTS + segment
     tl.store(loss_ptr + part * PIECES + piece, tl.sum(loss_M, 0) * LN2)
     if GRADIENTS:
-        if chunk < NC:
-            store_rows(dk_ptr + part * C * N, n_S, N, C, dk_SN, N, NP)
+        store_rows(dk_ptr + part * C * N, n_S, N, tl.where(chunk < NC, C, 0), dk_SN, N, NP)
 
 
 @triton.jit
