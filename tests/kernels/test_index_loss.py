@@ -1,5 +1,6 @@
 """The index loss: both backends against float64, gradients, and limits."""
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import kernels_pallas as kp
 from kernels_pallas.index_loss import api, reference, xla
-from tests import support
-from tests.kernels.common import TOLERANCE, assert_close, count_primitive, fast_jit
+from kernels_pallas.triton import interpreter, runtime
+from tests import extras, support
+from tests.kernels.common import TOLERANCE, assert_close, assert_trees_close, count_primitive, fast_jit
 
 
 class Case(NamedTuple):
@@ -118,7 +122,8 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 def test_rematerialisation_computes_the_gradients_once(implementation) -> None:
     """The value without a gradient writes none."""
     operands = draw(CASES[2])
-    calls, kernels = [], next(b for b in api.BACKENDS if b.name == implementation).load()
+    calls: list[bool] = []
+    kernels: Any = next(b for b in api.BACKENDS if b.name == implementation).load()
 
     class Counted(NamedTuple):
         @staticmethod
@@ -156,6 +161,49 @@ def test_mismatched_shapes_are_named(wrong, match) -> None:
 
 def test_double_precision_is_refused_by_triton() -> None:
     with jax.enable_x64(True):
-        operands = [x.astype(jnp.float64) for x in draw(CASES[2])[:4]]
+        *operands, sel = draw(CASES[2])
+        operands = [*(x.astype(jnp.float64) for x in operands), sel]
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
-            kp.index_loss(*operands, draw(CASES[2])[4], block_size=8, implementation="triton")
+            kp.index_loss(*operands, block_size=8, implementation="triton")
+
+
+def plain(index_q, index_k, q, k, sel, *, C, n_terms, with_gradients):
+    """Return the results of the kernels for a device's share."""
+
+    def one(*operands):
+        *operands, sel = (x[None] for x in operands)
+        share = math.prod(operands[0].shape[:3]) / n_terms
+        return share * reference.index_loss(*operands, sel, block_size=C)
+
+    if not with_gradients:
+        return (jax.vmap(one)(index_q, index_k, q, k, sel),)
+    loss_B, gradients = jax.vmap(jax.value_and_grad(one, (0, 1)))(index_q, index_k, q, k, sel)
+    return loss_B, *gradients
+
+
+@pytest.mark.parametrize("axes", [("data", "tensor"), pytest.param(("data", None), marks=pytest.mark.slow)])
+def test_every_device_works_on_its_share(monkeypatch, axes) -> None:
+    """On two axes of devices, array code replaces the kernels; the only collectives are sums."""
+    launches = extras.triton_module("index_loss.triton.loss")
+    if jax.device_count() < 4:
+        pytest.skip(f"needs 4 devices, here are {jax.device_count()}")
+    shapes = []
+    monkeypatch.setattr(launches, "_run", lambda *x, **y: shapes.append([a.shape for a in x]) or plain(*x, **y))
+    monkeypatch.setattr(interpreter, "is_chosen", lambda: False)
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    operands = draw(Case(21, G=2, R=2, B=4))
+    f = jax.value_and_grad(partial(kp.index_loss, block_size=8, implementation="triton"), (0, 1))
+    want = fast_jit(f)(*operands)
+    batch, heads = axes
+    specs = [P(batch, None, heads), P(batch), P(batch, None, heads), P(batch, None, heads), P(batch, None, heads)]
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    split = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(operands, specs, strict=True)]
+    shapes.clear()
+    with jax.set_mesh(mesh):
+        compiled = fast_jit(lambda *x: f(*x)).lower(*split).compile()
+    assert_trees_close(compiled(*split), want, atol=1e-6)
+    assert [shape[0] for shape in shapes[-1]] == [2] * 5
+    assert shapes[-1][0][2] == (1 if heads else 2)
+    program = str(compiled.as_text())
+    assert "all-reduce" in program
+    assert not [kind for kind in ("all-gather", "all-to-all", "collective-permute") if kind in program]
