@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 import kernels_pallas as kp
 from kernels_pallas.index_loss import api, reference, xla
 from kernels_pallas.triton import interpreter, runtime
+from seqjax import mixers
+from seqjax.nn.params import Template
 from tests import extras, support
 from tests.kernels.common import TOLERANCE, assert_close, assert_trees_close, count_primitive, fast_jit
 
@@ -207,3 +209,25 @@ def test_every_device_works_on_its_share(monkeypatch, axes) -> None:
     program = str(compiled.as_text())
     assert "all-reduce" in program
     assert not [kind for kind in ("all-gather", "all-to-all", "collective-permute") if kind in program]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_mixer_and_its_loss_match_xla(implementation) -> None:
+    """Choice, attention with a shared selection, and loss."""
+    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 23, 16)), jnp.float32)
+
+    def values_and_gradients(implementation):
+        options = {"heads": 4, "kv_heads": 2, "block_size": 4, "blocks": 3, "implementation": implementation}
+        template = Template(lambda rngs, _: mixers.MSA(16, **options, rngs=rngs))
+
+        def objective(params, x_BTD):
+            y_BTD, loss = template.bind(params).call_with_loss(x_BTD)
+            return jnp.sum(jnp.sin(y_BTD)) + loss, loss
+
+        run = jax.value_and_grad(objective, (0, 1), has_aux=True)
+        return fast_jit(run)(template.init(jax.random.key(0)), x_BTD)
+
+    got = values_and_gradients(implementation)
+    assert kp.backends_used()["index_loss"] == implementation
+    jax.tree.map(partial(assert_close, dtype="float32"), got, values_and_gradients("xla"))
