@@ -12,6 +12,7 @@ OPS = (
     "cross_entropy",
     "delta_rule",
     "head_norm",
+    "index_loss",
     "linear_attention",
     "log_linear",
     "mamba3_operands",

@@ -97,13 +97,13 @@ def selected_chunk_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BTGK: Float[Array, "B T G K"],
     v_BTGV: Float[Array, "B T G V"],
-    sel_BTHk: Int32[Array, "B T H k"],
+    sel_BTSk: Int32[Array, "B T S k"],
     *,
     chunk_size: int,
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return causal attention over the local chunk and the past chunks `sel_BTHk`.
+    """Return causal attention over the local chunk and the past chunks `sel_BTSk`.
 
     One softmax covers all keys. `top1_chunk_attention` does the same with its selection; use this op for another
     selection rule, such as NSA's (arXiv 2502.11089).
@@ -112,7 +112,8 @@ def selected_chunk_attention(
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
-      sel_BTHk: chunks for each query and head: all different, before the local chunk, padded with -1. Not checked.
+      sel_BTSk: chunks for each query: all different, before the local chunk, padded with -1. Not checked. Each head has
+        a selection, S = H, or the query heads of a key-value head share it, S = G.
       chunk_size: keys per chunk.
       scale: factor of the scores; 1 / sqrt(K) when None.
       implementation: as in `top1_chunk_attention`.
@@ -127,11 +128,14 @@ def selected_chunk_attention(
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
     validation.check_chunk_size(chunk_size)
-    validation.check_per_head("sel, without its last axis,", sel_BTHk.shape[:3], q_BTHK.shape)
+    is_shared = sel_BTSk.shape[2] == k_BTGK.shape[2]
+    validation.check_per_head(
+        "sel, without its last axis,", sel_BTSk.shape[:3], k_BTGK.shape if is_shared else q_BTHK.shape
+    )
     operands = q_BTHK, k_BTGK, v_BTGV
-    options = {"chunk_size": chunk_size, "top_k": sel_BTHk.shape[3]}
+    options = {"chunk_size": chunk_size, "top_k": sel_BTSk.shape[3]}
     attention = backend.pick("top1_chunk_attention", BACKENDS, implementation, operands, options)
-    return _attend_selected(*operands, sel_BTHk, attention, chunk_size, numerics.softmax_scale(scale, q_BTHK.shape[-1]))
+    return _attend_selected(*operands, sel_BTSk, attention, chunk_size, numerics.softmax_scale(scale, q_BTHK.shape[-1]))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

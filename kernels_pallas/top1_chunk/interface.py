@@ -13,7 +13,8 @@ class ChunkAttention(Protocol):
 
     Implementations must be hashable, because they are static arguments. sel_BTH has one chunk for every query after the
     first chunk. sel_BTHk has several chunks (which a backend may refuse; the problem's options contain `top_k`), or
-    chunks that the caller passes: all different, padded with -1.
+    chunks that the caller passes: all different, padded with -1. A selection that the heads of a key-value head share
+    has the shape [B, T, G, k]: G instead of H heads.
     """
 
     def forward(

@@ -9,8 +9,8 @@ With blocks of b keys and an index head g for each key head:
 
 p is the attention weight, averaged over the group's heads. Only L trains the index, and L trains nothing else; the
 index reads x without a gradient. The choice is `kernels_pallas.select_chunk` by best key, with ties to the lowest
-block, and the attention is `kernels_pallas.selected_chunk_attention`. Source: Lai et al., MiniMax, arXiv 2606.13392;
-the public implementation, transformers' `models/minimax_m3_vl`, has no loss.
+block, the attention is `kernels_pallas.selected_chunk_attention`, and L is `kernels_pallas.index_loss`. Source: Lai et
+al., MiniMax, arXiv 2606.13392; the public implementation, transformers' `models/minimax_m3_vl`, has no loss.
 
 Deviations: the gains of the norms start at 1 instead of 1 + w with w = 0. The attention rotates all channels by
 default, MiniMax-M3's half of them (`rope_share`). L is a mean over key heads; the public code does not show its scale,
@@ -36,7 +36,7 @@ from seqjax.mixers._index import Index, IndexCache, IndexedAttention, check_rota
 from seqjax.mixers.nsa import selected_attention_at
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.params import auxiliary
-from seqjax.ops.index import dot_scores, index_loss, scan_groups
+from seqjax.ops.index import dot_scores, scan_groups
 from seqjax.sharding import gather_time, time_to_heads
 from seqjax.types import Array, Layer
 
@@ -147,21 +147,13 @@ class MSA(IndexedAttention):
 
     def attend_chosen(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, choice: Array) -> Array:
         """Return `kernels_pallas.selected_chunk_attention` over the local and the chosen blocks."""
-        sel_BTHn = jnp.repeat(choice, self.heads // self.kv_heads, axis=2)
         options: Any = {"chunk_size": self.block_size, "implementation": self.implementation}
-        return kernels_pallas.selected_chunk_attention(q_BTHK, k_BTGK, v_BTGK, sel_BTHn, **options)
+        return kernels_pallas.selected_chunk_attention(q_BTHK, k_BTGK, v_BTGK, choice, **options)
 
     def divergence(self, index: Index, q_BTHK: Array, k_BTGK: Array, choice: Array) -> Array:
         """Return the loss of the index, [], a mean over tokens and key heads."""
-        size = self.block_size
-
-        def is_chosen(sel_BtGn: Array, position_1t: Array, n_keys: int) -> Array:
-            block_c, own_1t1 = jnp.arange(-(-n_keys // size)), position_1t[..., None] // size
-            is_read_BtGc = (sel_BtGn[..., None] == block_c).any(-2) | (block_c == own_1t1)[:, :, None]
-            is_past_1t1S = (jnp.arange(n_keys) <= position_1t[..., None])[:, :, None]
-            return jnp.repeat(is_read_BtGc, size, axis=-1)[..., :n_keys] & is_past_1t1S
-
-        return index_loss(dot_scores, is_chosen, index[0], index[1][:, :, 0], q_BTHK, k_BTGK, choice)
+        operands = index[0], index[1][:, :, 0], q_BTHK, k_BTGK, choice
+        return kernels_pallas.index_loss(*operands, block_size=self.block_size, implementation=self.implementation)
 
     def attend_last(self, q_BTHK: Array, index: Index, cache: IndexCache) -> Array:
         """Attend from the cache's last T tokens to their local and their chosen blocks."""

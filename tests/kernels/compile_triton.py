@@ -122,13 +122,15 @@ def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
 
 
-def several_chunks(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128, groups: int = 4) -> None:
+def several_chunks(
+    top_k: int, *, dim: int, dtype: str, chunk_size: int = 128, groups: int = 4, shared: bool = False
+) -> None:
     from kernels_pallas.select_chunk.triton import select as selection_backend
     from kernels_pallas.top1_chunk.triton import attention as backend
 
     T, H = 3000, 4
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, groups, dim), dtype), ((1, T, H), "float32")
-    sel, options = ((1, T, H, top_k), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
+    sel, options = ((1, T, groups if shared else H, top_k), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
     arrays(partial(selection_backend.select, selection="approx", top_k=top_k, **options), q, kv)
     arrays(partial(backend.forward, **options), q, kv, kv, sel)
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
@@ -140,6 +142,15 @@ def several_selected(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128)
     q, k = ((1, 3000, 4, dim), dtype), ((1, 3000, 2, dim), dtype)
     for selection in ("exact", "best_key", "best_key_int8"):
         arrays(partial(backend.select, selection=selection, chunk_size=chunk_size, top_k=top_k, scale=0.1), q, k)
+
+
+def index_loss(*, dim: int, dtype: str, block_size: int = 32, read: int = 8) -> None:
+    from kernels_pallas.index_loss.triton import loss as backend
+
+    B, T, H, G = 2, 2048, 12, 3
+    index = ((B, T, G, dim), dtype), ((B, T, dim), dtype)
+    call = partial(backend.run, block_size=block_size, with_gradients=True)
+    arrays(call, *index, ((B, T, H, dim), dtype), ((B, T, G, dim), dtype), ((B, T, G, read - 1), "int32"))
 
 
 def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: int = 128) -> None:
@@ -408,11 +419,14 @@ CASES = [
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-top-2", partial(several_chunks, 2), again=True),  # as in MoBA
     Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA
+    Case("chunk-top-7-shared", partial(several_chunks, 7, chunk_size=32, groups=1, shared=True), again=True),  # MSA
     Case("chunk-top-16", partial(several_chunks, 16, chunk_size=64), again=True),
     Case("select-top-2", partial(several_selected, 2), again=True),
     Case("select-top-4", partial(several_selected, 4), again=True),
     Case("select-top-8", partial(several_selected, 8), again=True),
     Case("select-top-16", partial(several_selected, 16, chunk_size=64), again=True),
+    Case("index-loss", index_loss),  # as in MSA up to 2,048 tokens
+    Case("index-loss-128", partial(index_loss, block_size=128, read=16), again=True),
     Case("shortlist", partial(shortlist, "mean")),
     Case("shortlist-sub-means", partial(shortlist, "sub_means"), again=True),
     Case("shortlist-mean-eigen", partial(shortlist, "mean_eigen"), again=True),

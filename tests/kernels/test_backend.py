@@ -259,7 +259,7 @@ def test_backends_and_pick_are_independent() -> None:
     ops = {path.name for path in root.iterdir() if (path / "api.py").is_file()}
     attentions = {"attention", "select_chunk", "top1_chunk", "top1_element"}
     recurrences = {"state_scan", "selective_scan", "ssd", "log_linear", "delta_rule", "linear_attention"}
-    around = {"cross_entropy", "head_norm", "path_attention", "path_walk", "short_conv", "token_shift"}
+    around = {"cross_entropy", "head_norm", "index_loss", "path_attention", "path_walk", "short_conv", "token_shift"}
     before = {"mamba3_operands", "wkv7_operands"}
     assert ops == attentions | recurrences | around | before
     text = (root / "backend.py").read_text()

@@ -170,6 +170,21 @@ def test_kernels_attend_to_chunks_of_the_caller(shape, n_chunks, dtype, implemen
     jax.tree.map(np.testing.assert_array_equal, again, got)
 
 
+@pytest.mark.parametrize("shape", [Shape(B=1, T=45, C=8, R=3), Shape(B=2, T=90, C=40, R=2, G=1)])
+def test_heads_share_a_selection(shape, implementation) -> None:
+    """A selection per key-value head equals its copies per head."""
+    sel = past_chunks(shape, 2)[:, :, :: shape.R]
+    q, k, v = qkv(shape)
+    options = {"chunk_size": shape.C, "implementation": implementation}
+
+    def attend(q, k, v, copies):
+        return kp.selected_chunk_attention(q, k, v, jnp.repeat(sel, copies, axis=2), **options)
+
+    got, want = (value_and_grads(partial(attend, copies=copies), q, k, v) for copies in (1, shape.R))
+    np.testing.assert_array_equal(got[0], want[0])
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
+
+
 @pytest.mark.parametrize("implementation", ["triton"])
 @pytest.mark.parametrize(
     ("selection", "shape", "dtype", "top_k"),

@@ -195,6 +195,13 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         M // 2,
     ),
     "head_norm": (lambda T: (lambda x, g: kp.head_norm(x, gain_HV=g, eps=1e-5), (low(T, 16, 128), wide(16, 128))), M),
+    "index_loss": (
+        lambda T: (
+            partial(kp.index_loss, block_size=128),
+            (low(T, 2, 64), low(T, 64), low(T, 16, 128), low(T, 2, 128), jax.ShapeDtypeStruct((3, T, 2, 7), jnp.int32)),
+        ),
+        M,
+    ),
     "linear_attention": (
         lambda T: (partial(kp.linear_attention, chunk_size=64), (*[low(T, 16, 16)] * 3, wide(3, T, 16, 16))),
         2 * M,

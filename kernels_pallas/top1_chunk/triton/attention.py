@@ -1,10 +1,10 @@
 """Launch the Triton kernels of attention to selected chunks.
 
-`sel` is [B, T, H], one past chunk per query and head, or [B, T, H, k] for k different past chunks; -1 selects none
-(`top1_chunk/api.py`). A query that selects k chunks has k rows, and rows are sorted by selected chunk (sort_plan.py). A
-remote pass attends to the selected chunks (k T C K work), then a local pass attends to the local chunk (T C K work).
-The remote pass gives each row a partial softmax result, and the local pass joins them. Partial results use v's dtype,
-or fp32 for k = 1.
+`sel` is [B, T, S], one past chunk per query and selection, or [B, T, S, k] for k different past chunks; -1 selects none
+(`top1_chunk/api.py`). Each head has a selection, S = H, or the heads of a key-value head share one, S = G. A query that
+selects k chunks has k rows, and rows are sorted by selected chunk (sort_plan.py). A remote pass attends to the selected
+chunks (k T C K work), then a local pass attends to the local chunk (T C K work). The remote pass gives each row a
+partial softmax result, and the local pass joins them. Partial results use v's dtype, or fp32 for k = 1.
 
 Arrays stay [B, T, H, D], and the kernels read them with strides. fp32 inputs use three TF32 products, with an error
 near fp32's. bf16 and fp16 products are exact, sums are fp32. Two runs give the same bits.
@@ -29,7 +29,7 @@ def forward(
 ) -> tuple[Array, Array]:
     """Return (o_BTHV in v's dtype, lse_BTH fp32)."""
     f = partial(_forward, C=chunk_size, scale=scale)
-    rule = f"b t (g r) k, b t g k, b t g v, {_names(sel_BTH)} -> b t (g r) v, b t (g r)"
+    rule = f"b t (g r) k, b t g k, b t g v, {_names(sel_BTH, k_BTGK)} -> b t (g r) v, b t (g r)"
     return fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV, sel_BTH)
 
 
@@ -46,30 +46,31 @@ def backward(
     scale: float,
 ) -> tuple[Array, Array, Array]:
     """Return (dq, dk, dv), each in the layout and dtype of its primal."""
-    rows = f"b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), {_names(sel_BTH)}, b t (g r) v"
+    rows = f"b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), {_names(sel_BTH, k_BTGK)}, b t (g r) v"
     rule = f"{rows} -> b t (g r) k, b t g k, b t g v"
     f = fold_vmap(partial(_backward, C=chunk_size, scale=scale), rule, **heads(q_BTHK, k_BTGK))
     return f(q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
 
 
-def _names(sel_BTH: Array) -> str:
-    """Return the einops dims of a selection with one chunk or several chunks."""
-    return "b t (g r)" if sel_BTH.ndim == 3 else "b t (g r) n"
+def _names(sel_BTS: Array, k_BTGK: Array) -> str:
+    """Return the einops dims of a selection, per key-value head or per head, with one chunk or several chunks."""
+    names = "b t g" if sel_BTS.shape[2] == k_BTGK.shape[2] else "b t (g r)"
+    return names if sel_BTS.ndim == 3 else f"{names} n"
 
 
 def _rows(sel_BTH: Array) -> tuple[Array, int]:
-    """Return the selection as rows [B, T k, H] (consecutive for a query), and k."""
+    """Return the selection as rows [B, T k, S] (consecutive for a query), and k."""
     if sel_BTH.ndim == 3:
         return sel_BTH, 1
-    B, T, H, top_k = sel_BTH.shape
-    return sel_BTH.swapaxes(2, 3).reshape(B, T * top_k, H), top_k
+    B, T, S, top_k = sel_BTH.shape
+    return sel_BTH.swapaxes(2, 3).reshape(B, T * top_k, S), top_k
 
 
-def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int) -> dict:
+def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int, S: int) -> dict:
     """Return the constants of all attention kernels."""
     (_, T, H, K), (G, V) = q_BTHK.shape, v_BTGV.shape[2:]
     sizes = {"T": T, "H": H, "G": G, "K": K, "V": V, "KP": padded(K), "VP": padded(V), "C": C}
-    sizes["TOP_K"] = top_k
+    sizes |= {"TOP_K": top_k, "EACH": H // S}
     return sizes | {"LOG2_SCALE": scale * LOG2_E, "PRECISION": precision(q_BTHK.dtype)}
 
 
@@ -77,21 +78,22 @@ def _forward(
     q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, C: int, scale: float
 ) -> tuple[Array, Array]:
     B, T, H, K = q_BTHK.shape
-    sel_BNH, top_k = _rows(sel_BTH)
-    n_chunks, sizes = -(-T // C), _sizes(q_BTHK, v_BTGV, C, scale, top_k)
+    sel_BNS, top_k = _rows(sel_BTH)
+    S = sel_BNS.shape[2]
+    n_chunks, sizes = -(-T // C), _sizes(q_BTHK, v_BTGV, C, scale, top_k, S)
     dim, V = max(K, v_BTGV.shape[-1]), v_BTGV.shape[-1]
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     remote = (q_BTHK, q_BTHK)  # placeholder, not read if there is only one chunk
     if n_chunks > 1:
         NC, tile = n_chunks - 1, tiles("remote", dim, C, q_BTHK.dtype)
-        plan = sort_plan.make(sel_BNH, NC)
+        plan = sort_plan.make(sel_BNS, NC)
         blocks = sort_plan.most_items(sort_plan.most_rows(T, C, top_k), NC, tile.m)
         part_dtype = jnp.float32 if sel_BTH.ndim == 3 else v_BTGV.dtype
         remote = runtime.launch(
             attention_kernels.remote_kernel,
             *(q_BTHK, k_BTGK, v_BTGV, *plan, sort_plan.item_ends(plan, tile.m)),
             out_shape=[jax.ShapeDtypeStruct((B, T * top_k, H, V), part_dtype), fp32((B, T * top_k, H))],
-            grid=(blocks * B * H,),
+            grid=(blocks * B * S,),
             num_warps=tile.warps,
             num_stages=tile.stages,
             name="top1_chunk_remote",
@@ -105,7 +107,7 @@ def _forward(
     tile = tiles("local", dim, C, q_BTHK.dtype)
     o_BTHV, lse_BTH = runtime.launch(
         attention_kernels.local_kernel,
-        *(q_BTHK, k_BTGK, v_BTGV, sel_BNH, *remote),
+        *(q_BTHK, k_BTGK, v_BTGV, sel_BNS, *remote),
         out_shape=[jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype), fp32((B, T, H))],
         grid=(n_chunks * -(-C // tile.m) * B * H,),
         num_warps=tile.warps,
@@ -136,16 +138,17 @@ def _backward(
     dim, NC = max(K, V), n_chunks - 1
     keys = bwd_keys(dim, C, q_BTHK.dtype)
     pieces = -(-C // keys)
-    sel_BNH, top_k = _rows(sel_BTH)
-    sizes = _sizes(q_BTHK, v_BTGV, C, scale, top_k) | {"SCALE": scale, "NC": NC, "BLOCK_N": keys, "PIECES": pieces}
+    sel_BNS, top_k = _rows(sel_BTH)
+    S = sel_BNS.shape[2]
+    sizes = _sizes(q_BTHK, v_BTGV, C, scale, top_k, S) | {"SCALE": scale, "NC": NC, "BLOCK_N": keys, "PIECES": pieces}
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     D_BTH = jnp.einsum("bthv,bthv->bth", do_BTHV.astype(jnp.float32), o_BTHV.astype(jnp.float32))
     operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, LOG2_E * lse_BTH, D_BTH)
-    ends_BHc, remote, segments = sel_BNH, (D_BTH, D_BTH, D_BTH), 0  # placeholders for a single chunk, not read
+    ends_BHc, remote, segments = sel_BNS, (D_BTH, D_BTH, D_BTH), 0  # placeholders for a single chunk, not read
     if n_chunks > 1:
         tile = tiles("remote_bwd", dim, C, q_BTHK.dtype)
         segment = tile.m * tile.n
-        plan = sort_plan.make(sel_BNH, NC)
+        plan = sort_plan.make(sel_BNS, NC)
         ends_BHc = sort_plan.item_ends(plan, segment)
         segments = sort_plan.most_items(sort_plan.most_rows(T, C, top_k), NC, segment)
         part_dtype = jnp.float32 if sel_BTH.ndim == 3 else q_BTHK.dtype
@@ -154,9 +157,9 @@ def _backward(
             *(*operands, *plan, ends_BHc),
             out_shape=[
                 jax.ShapeDtypeStruct((pieces, B, T * top_k, H, K), part_dtype),
-                *(fp32((B, H, segments, C, dim)) for dim in (K, V)),
+                *(fp32((B, S, segments, C, dim)) for dim in (K, V)),
             ],
-            grid=(segments * pieces * B * H,),
+            grid=(segments * pieces * B * S,),
             num_warps=tile.warps,
             num_stages=tile.stages,
             name="top1_chunk_remote_bwd",
@@ -170,7 +173,7 @@ def _backward(
     dq_dtype = q_BTHK.dtype if pieces == 1 else jnp.float32
     dq_pBTHK, dk_BTGK, dv_BTGV = runtime.launch(
         attention_bwd_kernels.local_bwd_kernel,
-        *(*operands, sel_BNH, ends_BHc, *remote),
+        *(*operands, sel_BNS, ends_BHc, *remote),
         out_shape=[
             jax.ShapeDtypeStruct((pieces, B, T, H, K), dq_dtype),
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BTGK, v_BTGV)),

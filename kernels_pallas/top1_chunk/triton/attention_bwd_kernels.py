@@ -11,10 +11,10 @@ A remote pass covers the selected chunks; a local pass covers the local chunk an
     operand                shape                   dtype
     q, k, v, do            [B, T, H or G, .]       as in attention_kernels.py
     lse, D                 [B, T, H]               fp32, lse in base 2
-    sel, order, first      [B, N, H], ...          as in attention_kernels.py
-    ends                   [B, H, NC]              int32, number of segments up to each chunk's last
+    sel, order, first      [B, N, S], ...          as in attention_kernels.py
+    ends                   [B, S, NC]              int32, number of segments up to each chunk's last
     remote dq              [PIECES, B, N, H, K]    fp32 with one chunk per query, else q's dtype
-    remote dk, remote dv   [B, H, SEGMENTS, C, .]  fp32
+    remote dk, remote dv   [B, S, SEGMENTS, C, .]  fp32, summed over the EACH heads of a selection
     dq                     [PIECES, B, T, H, K]    q's dtype if PIECES = 1, else fp32
     dk, dv                 [B, T, G, .]            as k and v
 
@@ -57,44 +57,47 @@ def remote_bwd_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
-    NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr,
-    SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    EACH: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write dq of the N = T TOP_K rows that have a chunk, and dk, dv of each segment.
 
-    Shapes: dq [PIECES, B, N, H, K]; dk, dv [B, H, SEGMENTS, C, .] fp32, only segments that exist.
+    Shapes: dq [PIECES, B, N, H, K]; dk, dv [B, S, SEGMENTS, C, .] fp32, only segments that exist.
     """
     N: tl.constexpr = T * TOP_K
+    S: tl.constexpr = H // EACH
     pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
-    bh, segment = pid // SEGMENTS, pid % SEGMENTS
+    bs, segment = pid // SEGMENTS, pid % SEGMENTS
     # dq has a leading axis of pieces; the number of programs gives the number of batch entries and heads
-    dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * N * K
-    b, h = (bh // H).to(tl.int64), bh % H
-    g = h // (H // G)
-    chunk, nth = block_of(ends_ptr + bh * NC, segment, NC, NCP)
+    dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * EACH * N * K
+    b, s = (bs // S).to(tl.int64), bs % S
+    g = s // (S // G)
+    chunk, nth = block_of(ends_ptr + bs * NC, segment, NC, NCP)
     if chunk < NC:
-        begin = tl.load(first_ptr + bh * (NC + 1) + chunk) + nth * SEGMENT
-        end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bh * (NC + 1) + chunk + 1))
+        begin = tl.load(first_ptr + bs * (NC + 1) + chunk) + nth * SEGMENT
+        end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bs * (NC + 1) + chunk + 1))
         n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
         key_N = chunk * C + n
         k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, chunk * C + C, K, KP, C != PIECES * BLOCK_N)
         v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, chunk * C + C, V, VP, C != PIECES * BLOCK_N)
         dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
         dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
-        for start in tl.range(begin, end, BLOCK_M):
-            place_M = start + tl.arange(0, BLOCK_M)
-            part_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
-            row_M = part_M // TOP_K
-            q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
-            do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
-            lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
-            D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
-            is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
-            dq_MK, dk_NK, dv_NV = _row_grads(
-                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
-            )  # fmt: skip
-            store_rows(dq_ptr + b * N * H * K + h * K, at_stride(part_M, N * H * K), H * K, N, dq_MK, K, KP)
-        part = (bh.to(tl.int64) * SEGMENTS + segment) * C
+        for i in tl.range(0, EACH):
+            h = s * EACH + i
+            for start in tl.range(begin, end, BLOCK_M):
+                place_M = start + tl.arange(0, BLOCK_M)
+                part_M = tl.load(order_ptr + bs.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
+                row_M = part_M // TOP_K
+                q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+                do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
+                lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+                D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+                is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
+                dq_MK, dk_NK, dv_NV = _row_grads(
+                    q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
+                )  # fmt: skip
+                store_rows(dq_ptr + b * N * H * K + h * K, at_stride(part_M, N * H * K), H * K, N, dq_MK, K, KP)
+        part = (bs.to(tl.int64) * SEGMENTS + segment) * C
         store_rows(dk_ptr + part * K, n, K, C, dk_NK, K, KP)
         store_rows(dv_ptr + part * V, n, V, C, dv_NV, V, VP)
 
@@ -104,9 +107,9 @@ def local_bwd_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
     dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, ALL_SELECT: tl.constexpr, BLOCK_N: tl.constexpr,
-    PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
-    LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
+    BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write dq [PIECES, B, T, H, K], and dk, dv in their final layout.
 
@@ -115,6 +118,7 @@ def local_bwd_kernel(
     N: tl.constexpr = T * TOP_K
     n_chunks: tl.constexpr = (T + C - 1) // C
     R: tl.constexpr = H // G
+    S: tl.constexpr = H // EACH
     pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
     n_entries = tl.num_programs(0) // (n_chunks * G * PIECES)
     dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
@@ -129,13 +133,13 @@ def local_bwd_kernel(
     dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
     for r in range(R):
         h = g * R + r
-        bh = b * H + h
-        if chunk < NC:  # no query selects the last chunk
+        bs = b * S + h // EACH
+        if (chunk < NC) & (r % EACH == 0):  # no query selects the last chunk
             begin = 0
             if chunk > 0:
-                begin = tl.load(ends_ptr + bh * NC + chunk - 1)
-            for segment in tl.range(begin, tl.load(ends_ptr + bh * NC + chunk)):
-                part = (bh * SEGMENTS + segment) * C
+                begin = tl.load(ends_ptr + bs * NC + chunk - 1)
+            for segment in tl.range(begin, tl.load(ends_ptr + bs * NC + chunk)):
+                part = (bs * SEGMENTS + segment) * C
                 dk_NK += load_rows(remote_dk_ptr + part * K, n, K, C, K, KP, True).to(tl.float32)
                 dv_NV += load_rows(remote_dv_ptr + part * V, n, V, C, V, VP, True).to(tl.float32)
         for start in tl.range(chunk * C, stop, BLOCK_M):
@@ -155,7 +159,7 @@ def local_bwd_kernel(
                     dq_MK += load_rows(rows_ptr, row_M, H * K, T, K, KP, True).to(tl.float32)
                 else:
                     for j in tl.range(0, TOP_K):
-                        part_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
+                        part_M = row_of(sel_ptr + b * N * S + h // EACH, row_M, j, T, S, TOP_K)
                         rows_ptr = remote_dq_ptr + b * N * H * K + h * K
                         part_MK = load_rows(rows_ptr, at_stride(part_M, N * H * K), H * K, N, K, KP, True)
                         dq_MK += part_MK.to(tl.float32)

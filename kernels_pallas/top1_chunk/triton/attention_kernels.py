@@ -5,23 +5,24 @@ A remote pass attends to the selected chunks; a local pass then adds the local c
     x = scale log2(e) q . k,  p = 2^(x - lse),  o = p v,  lse in base 2 (the local kernel returns it in base e)
 
     kernel         one program per                                     writes
-    remote_kernel  block of BLOCK_M rows that selected the same chunk  remote o, lse: normalised, per row
+    remote_kernel  block of BLOCK_M rows that selected the same chunk  remote o, lse: normalised, per row and head
     local_kernel   tile of BLOCK_M queries in the same chunk           o, lse: per query
 
     operand      shape            dtype
     q            [B, T, H, K]     bf16, fp16 or fp32
     k            [B, T, G, K]     as q
     v            [B, T, G, V]     as q
-    sel          [B, N, H]        int32, the selected chunk, or -1
-    order        [B, H, N]        int32, the sorted rows (sort_plan.py)
-    first        [B, H, NC + 1]   int32, place of each chunk's first row in order
-    ends         [B, H, NC]       int32, number of blocks up to each chunk's last
+    sel          [B, N, S]        int32, the selected chunk, or -1
+    order        [B, S, N]        int32, the sorted rows (sort_plan.py)
+    first        [B, S, NC + 1]   int32, place of each chunk's first row in order
+    ends         [B, S, NC]       int32, number of blocks up to each chunk's last
     remote o     [B, N, H, V]     fp32 with one chunk per query, else v's dtype
     remote lse   [B, N, H]        fp32, base 2
     o            [B, T, H, V]     v's dtype
     lse          [B, T, H]        fp32, base e
 
-N = T TOP_K rows: row t TOP_K + j is the j-th selection of query t, possibly none (-1).
+N = T TOP_K rows: row t TOP_K + j is the j-th selection of query t, possibly none (-1). EACH consecutive heads of a
+key-value head share a selection: S = H / EACH.
 
 The rows of a block share a chunk, so the remote pass gathers queries and reads keys once per block. Each row belongs to
 one block, so no atomics are needed. The local pass starts its running softmax from the row results: one softmax covers
@@ -75,7 +76,7 @@ def at_stride(row_M, SIZE: tl.constexpr):
 def remote_kernel(
     q_ptr, k_ptr, v_ptr, order_ptr, first_ptr, ends_ptr, o_ptr, lse_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr,
     BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -84,38 +85,41 @@ def remote_kernel(
     Other rows are not written.
     """
     N: tl.constexpr = T * TOP_K
+    S: tl.constexpr = H // EACH
     pid = tl.program_id(0)
-    bh = pid // BLOCKS
-    b, h = (bh // H).to(tl.int64), bh % H
-    g = h // (H // G)
-    chunk, nth = block_of(ends_ptr + bh * NC, pid % BLOCKS, NC, NCP)
+    bs = pid // BLOCKS
+    b, s = (bs // S).to(tl.int64), bs % S
+    g = s // (S // G)
+    chunk, nth = block_of(ends_ptr + bs * NC, pid % BLOCKS, NC, NCP)
     if chunk < NC:
-        place_M = tl.load(first_ptr + bh * (NC + 1) + chunk) + nth * BLOCK_M + tl.arange(0, BLOCK_M)
-        is_row_M = place_M < tl.load(first_ptr + bh * (NC + 1) + chunk + 1)
-        row_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=is_row_M, other=N)
-        q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M // TOP_K, H * K, T, K, KP, True)
+        place_M = tl.load(first_ptr + bs * (NC + 1) + chunk) + nth * BLOCK_M + tl.arange(0, BLOCK_M)
+        is_row_M = place_M < tl.load(first_ptr + bs * (NC + 1) + chunk + 1)
+        row_M = tl.load(order_ptr + bs.to(tl.int64) * N + place_M, mask=is_row_M, other=N)
         k_ptr += b * T * G * K + g * K
         v_ptr += b * T * G * V + g * V
-        m_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        l_M = tl.zeros([BLOCK_M], tl.float32)
-        o_MV = tl.zeros([BLOCK_M, VP], tl.float32)
-        for piece in tl.static_range(0, C, BLOCK_N):
-            m_M, l_M, o_MV = _attend(
-                q_MK, k_ptr, v_ptr, chunk * C + piece, chunk * C + C, row_M, m_M, l_M, o_MV,
-                G, K, V, KP, VP, BLOCK_N, LOG2_SCALE, piece + BLOCK_N > C, False, PRECISION,
-            )  # fmt: skip
-        store_rows(o_ptr + b * N * H * V + h * V, at_stride(row_M, N * H * V), H * V, N, o_MV / l_M[:, None], V, VP)
-        tl.store(lse_ptr + (b * N + row_M) * H + h, m_M + tl.log2(l_M), mask=row_M < N)
+        for i in tl.range(0, EACH):
+            h = s * EACH + i
+            q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M // TOP_K, H * K, T, K, KP, True)
+            m_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            l_M = tl.zeros([BLOCK_M], tl.float32)
+            o_MV = tl.zeros([BLOCK_M, VP], tl.float32)
+            for piece in tl.static_range(0, C, BLOCK_N):
+                m_M, l_M, o_MV = _attend(
+                    q_MK, k_ptr, v_ptr, chunk * C + piece, chunk * C + C, row_M, m_M, l_M, o_MV,
+                    G, K, V, KP, VP, BLOCK_N, LOG2_SCALE, piece + BLOCK_N > C, False, PRECISION,
+                )  # fmt: skip
+            store_rows(o_ptr + b * N * H * V + h * V, at_stride(row_M, N * H * V), H * V, N, o_MV / l_M[:, None], V, VP)
+            tl.store(lse_ptr + (b * N + row_M) * H + h, m_M + tl.log2(l_M), mask=row_M < N)
 
 
 @triton.jit
-def row_of(sel_ptr, query_M, j, T: tl.constexpr, H: tl.constexpr, TOP_K: tl.constexpr):
+def row_of(sel_ptr, query_M, j, T: tl.constexpr, S: tl.constexpr, TOP_K: tl.constexpr):
     """Return the j-th row of each query, or T TOP_K if it has no chunk.
 
-    sel [T TOP_K, H] is the selection of one head.
+    sel [T TOP_K, S] points to one of S selections.
     """
     row_M = query_M * TOP_K + j
-    sel_M = tl.load(sel_ptr + row_M * H, mask=query_M < T, other=-1)
+    sel_M = tl.load(sel_ptr + row_M * S, mask=query_M < T, other=-1)
     return tl.where(sel_M >= 0, row_M, T * TOP_K)
 
 
@@ -123,14 +127,15 @@ def row_of(sel_ptr, query_M, j, T: tl.constexpr, H: tl.constexpr, TOP_K: tl.cons
 def local_kernel(
     q_ptr, k_ptr, v_ptr, sel_ptr, remote_o_ptr, remote_lse_ptr, o_ptr, lse_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, ALL_SELECT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write o [B, T, H, V] and lse [B, T, H] of both passes.
 
-    When ALL_SELECT, every query after the first chunk has one row with a chunk. Otherwise sel [B, N, H] is read.
+    When ALL_SELECT, every query after the first chunk has one row with a chunk. Otherwise sel [B, N, S] is read.
     """
     N: tl.constexpr = T * TOP_K
+    S: tl.constexpr = H // EACH
     tiles_each: tl.constexpr = (C + BLOCK_M - 1) // BLOCK_M
     n_tiles: tl.constexpr = (T + C - 1) // C * tiles_each
     pid = tl.program_id(0)
@@ -153,7 +158,7 @@ def local_kernel(
             o_MV = load_rows(remote_o_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True).to(tl.float32)
         else:
             for j in tl.range(0, TOP_K):
-                part_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
+                part_M = row_of(sel_ptr + b * N * S + h // EACH, row_M, j, T, S, TOP_K)
                 lse_M = tl.load(remote_lse_ptr + (b * N + part_M) * H + h, mask=part_M < N, other=float("-inf"))
                 parts_ptr = remote_o_ptr + b * N * H * V + h * V
                 part_MV = load_rows(parts_ptr, at_stride(part_M, N * H * V), H * V, N, V, VP, True).to(tl.float32)

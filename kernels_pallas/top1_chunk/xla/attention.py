@@ -37,7 +37,7 @@ class Attention(NamedTuple):
             xla_tiles.to_rows(q_BTHK, G),
             k_BTGK.transpose(0, 2, 1, 3),
             v_BTGV.transpose(0, 2, 1, 3),
-            _selection_to_rows(sel_BTH, G),
+            _selection_to_rows(sel_BTH, H, G),
             chunk_size=chunk_size,
             heads_per_group=H // G,
             scale=scale,
@@ -64,7 +64,7 @@ class Attention(NamedTuple):
             xla_tiles.to_rows(q_BTHK, G),
             k_BTGK.transpose(0, 2, 1, 3),
             v_BTGV.transpose(0, 2, 1, 3),
-            _selection_to_rows(sel_BTH, G),
+            _selection_to_rows(sel_BTH, H, G),
             xla_tiles.scalar_to_rows(lse_BTH, G),
             xla_tiles.scalar_to_rows(D_BTH, G),
             xla_tiles.to_rows(do_BTHV, G),
@@ -90,12 +90,14 @@ def is_short(length: int, chunk_size: int, top_k: int) -> bool:
     return length <= (MASKED_UP_TO if top_k == 1 else max(MASKED_UP_TO, 2 * (top_k + 1) * chunk_size))
 
 
-def _selection_to_rows(sel_BTH: Array, groups: int) -> Array:
-    """Rearrange [B, T, H], or [B, T, H, k], to [B, G, T * R, k].
+def _selection_to_rows(sel_BTS: Array, heads: int, groups: int) -> Array:
+    """Rearrange [B, T, S], or [B, T, S, k], to [B, G, T * R, k].
 
-    One chunk is k = 1.
+    One chunk is k = 1. If the heads of a group share a selection, it is repeated.
     """
-    return xla_tiles.to_rows(sel_BTH if sel_BTH.ndim == 4 else sel_BTH[..., None], groups)
+    sel_BTSk = sel_BTS if sel_BTS.ndim == 4 else sel_BTS[..., None]
+    each = heads // sel_BTS.shape[2]
+    return xla_tiles.to_rows(sel_BTSk if each == 1 else jnp.repeat(sel_BTSk, each, axis=2), groups)
 
 
 BY_LENGTH, MASKED, SORTED = Attention(None), Attention("masked"), Attention("sorted")
