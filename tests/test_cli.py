@@ -139,7 +139,7 @@ def test_a_bare_assignment_suggests_its_option(word):
     ("line", "says"),
     [
         ("arg = nonsense", r"mine\.py, line 5: NameError: .*'nonsense'"),
-        ("arg = = 1", r"mine\.py, line 5: invalid syntax"),
+        ("arg = = 1", r"mine\.py, line 5: .*syntax"),
         ("return presets.get_config(arg)", r"mine\.py, line 5: TypeError: .*'name'"),
     ],
 )
@@ -205,7 +205,7 @@ def test_studies_are_selected_by_name(capsys):
             ["--source=a", "--out=b", "--tokenizer=bite"],
             r"^--tokenizer=bite .*'byte'",
         ),
-        ("convert", [], "required: import|export"),
+        ("convert", [], r" import\|export\b"),
     ],
 )
 def test_errors_name_the_option_as_typed(command, argv, says):
