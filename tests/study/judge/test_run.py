@@ -268,7 +268,7 @@ def test_mixer_diverging_at_every_rate_has_a_page(judged, trainer, tmp_path):
 
 def test_failed_run_stops_the_judgement_and_is_retried(judged, trainer):
     trainer.broken = {*labels(LOW, 0)}
-    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 failed: see .*log\.txt"):
+    with pytest.raises(UserError, match=r"rate 0\.004, seed 0 .*/log\.txt"):
         judged(seeds=1)
     trainer.broken = set()
     assert judged(seeds=1).rows[SAME_BLOCK].gap.value == pytest.approx(0.3, abs=0.01)
@@ -297,10 +297,10 @@ def test_bad_input_is_refused(judged, trainer, tmp_path):
     with pytest.raises(UserError, match=r"nowhere .*runs\.json"):
         judged(runs=tmp_path / "nowhere")
     trainer.corpus.in_domain = DOMAINS
-    with pytest.raises(UserError, match=r"on commoncrawl, c4, arxiv, github; .*regime limited"):
+    with pytest.raises(UserError, match=r" commoncrawl, c4, arxiv, github; .*regime limited"):
         judged(out=tmp_path / "new")
     trainer.corpus.in_domain = trainer.corpus.eval_domains = ("c4",)
-    with pytest.raises(UserError, match=r"on c4; .*regime limited"):
+    with pytest.raises(UserError, match=r"on c4; .*limited"):
         judged(out=tmp_path / "new")
     assert not trainer.trained
 
@@ -351,7 +351,7 @@ def test_non_causal_mixer_is_refused_before_training(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(CONFIG.replace("NAME", "'pack.leaky'"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match=r"Leaky fails .* causality: "):
+    with pytest.raises(UserError, match=r"Leaky .* causality: "):
         seqjax.judge("mine.py:debug", out=tmp_path / "out", references=tmp_path / "cache")
     assert not (tmp_path / "out" / "study.py").exists()
     sys.modules.pop("pack.leaky", None)
