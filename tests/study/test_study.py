@@ -116,7 +116,7 @@ def test_configs_write_a_study_file(blocks_dir, tmp_path, capsys):
     for args, message in (
         (["--configs=transformer_pp"], "--configs=transformer_pp: "),
         (["--configs=transformer_pp,transformer_pp"], "--configs=transformer_pp;transformer_pp: "),
-        (["--configs=transformer_pp,absent"], "Python file absent"),
+        (["--configs=transformer_pp,absent"], "file absent"),
         (study_arguments(blocks_dir, tmp_path, seeds=0), "--seeds "),
         (study_arguments(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "--configs: top1_chunk"),
         ([f"--configs=transformer_pp:debug,{inside};mamba2:debug,{inside}"], "regime limited"),
