@@ -235,7 +235,7 @@ def test_commands_refuse_a_directory_without_a_run(command, workdir, tmp_path):
         command([f"--workdir={workdir}"])
     (workdir / "checkpoints").mkdir()
     (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # files of a killed save
-    with pytest.raises(UserError, match="no complete"):
+    with pytest.raises(UserError, match=r"no complete .*config\.checkpoint\.every"):
         command([f"--workdir={workdir}"])
     (workdir / "config.json").write_text('{"name": "tor')
     with pytest.raises(UserError, match=r"config\.json is not JSON"):
