@@ -17,6 +17,7 @@ Training computes all tokens of a mini-batch in matrix products (the dual form) 
 only. The inner model and its products are float32.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -166,7 +167,7 @@ class TTTLinear(base.Mixer):
             z_BHMK = q_BHMK @ w_BHKK + b_BH1K - c_M1[: q_BHMK.shape[2]] * (scores_BHMM @ d_BHMK)
             return z_BHMK, (k_BHMK.mT @ d_BHMK, jnp.sum(d_BHMK, axis=2, keepdims=True))
 
-        @jax.checkpoint  # saves only the weights of each mini-batch, not its intermediate results
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # saves only the weights of each mini-batch
         def complete(weights: tuple[Array, Array], inputs: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
             z_BHMK, (dw_BHKK, db_BH1K) = mini_batch(weights, inputs)
             return (weights[0] - c_M1[-1] * dw_BHKK, weights[1] - c_M1[-1] * db_BH1K), z_BHMK
