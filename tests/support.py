@@ -92,6 +92,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "full": {"chunk_size": 4, "path_rank": 3},
         "gqa_gates": {"chunk_size": 5, "kv_heads": 2, "forget_gate": True, "qk_norm": True},
     },
+    "ttt_linear": {"default": {"mini_batch": 4}, "base": {"mini_batch": 5, "conv": False, "gate": False}},
     "parallax": {"full": {}, "gqa": {"kv_heads": 2, "qk_norm": True, "gate": True}},
     "wall": {"full": {}, "gqa": {"kv_heads": 2, "qk_norm": True, "gate": True}},
     "nsa": {
@@ -177,6 +178,7 @@ SLOW = {
     ("mamba2", "one"),
     ("mamba3", "softplus"),
     ("nsa", "conv_gqa"),
+    ("ttt_linear", "base"),
     ("parallax", "gqa"),
     ("wall", "gqa"),
     ("msa", "conv_gqa"),

@@ -86,9 +86,9 @@ def test_help_lists_every_setting():
         assert any(line.startswith(f"  --config.{key}=") for line in lines), key
     text = " ".join(" ".join(lines).split())
     assert "--config.data.corpus=auto|builtin|blocks|stream|tfds ('builtin')" in text
-    assert "--config.optim.clip_norm=FLOAT or None (1.0) global norm at which" in text
+    assert "--config.optim.clip_norm=FLOAT or None (1.0) global norm" in text
     assert "--config.train.steps=INT (no default)" in text
-    assert "--config.data.weights=(FLOAT, ...) (()) share of tokens" in text
+    assert "--config.data.weights=(FLOAT, ...) (()) share of" in text
     start = lines.index("  settings of the mixer top1_chunk (--config.model.mixer.KEY):")
     for name in support.fields("top1_chunk") - {"name"}:
         assert any(line.startswith(f"  --config.model.mixer.{name}=") for line in lines[start:]), name
@@ -139,7 +139,7 @@ def test_a_bare_assignment_suggests_its_option(word):
     ("line", "says"),
     [
         ("arg = nonsense", r"mine\.py, line 5: NameError: .*'nonsense'"),
-        ("arg = = 1", r"mine\.py, line 5: invalid syntax"),
+        ("arg = = 1", r"mine\.py, line 5: .*syntax"),
         ("return presets.get_config(arg)", r"mine\.py, line 5: TypeError: .*'name'"),
     ],
 )
@@ -205,7 +205,7 @@ def test_studies_are_selected_by_name(capsys):
             ["--source=a", "--out=b", "--tokenizer=bite"],
             r"^--tokenizer=bite .*'byte'",
         ),
-        ("convert", [], "required: import|export"),
+        ("convert", [], r" import\|export\b"),
     ],
 )
 def test_errors_name_the_option_as_typed(command, argv, says):

@@ -105,7 +105,7 @@ def test_training_without_compilation(tmp_path):
 
 
 def test_more_steps_than_can_be_counted():
-    with pytest.raises(UserError, match=r"train\.steps must be .* less than 2147483648"):
+    with pytest.raises(UserError, match=r"train\.steps .* 2147483648,"):
         from_config_dict(CONFIG_DICT | {"train": CONFIG_DICT["train"] | {"steps": 2**63}})
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_beyond_the_end(tmp_path, monkeypatch, step: int):
     setup, checkpoints = tuple.__new__(loop.Setup, (CONFIG, *nothing)), object.__new__(Checkpoints)
     monkeypatch.setattr(Checkpoints, "latest", step)
     monkeypatch.setattr(Checkpoints, "params_only", False)
-    with pytest.raises(UserError, match=rf"checkpoints/{step} is beyond the end of the run, config\.train\.steps=20"):
+    with pytest.raises(UserError, match=rf"checkpoints/{step} .*config\.train\.steps=20"):
         loop._restored(setup, checkpoints, Mirror(tmp_path))
 
 
@@ -126,7 +126,7 @@ def test_a_lock_from_the_future(tmp_path):
     os.utime(tmp_path / lock.FILE, (later, later))
     for wait in (False, True):  # which would wait until then
         with (
-            pytest.raises(UserError, match=r"run\.lock is dated \d+ s from now: if it is dead, delete that file"),
+            pytest.raises(UserError, match=r"run\.lock .* \d{6,} s .*delete"),
             lock.locked(tmp_path, wait=wait),
         ):
             pass
@@ -139,5 +139,5 @@ def test_a_path_that_the_locale_does_not_know():
 
 @pytest.mark.parametrize("argument", ["--prompt=\udcff", "--stop=\udcff", f"--max_new_tokens={10**12}"])
 def test_arguments_of_generate(tmp_path, argument: str):
-    with pytest.raises(UserError, match=r"UTF-8|less than 2147483648"):
+    with pytest.raises(UserError, match=r"UTF-8|2147483648"):
         generate.main([f"--workdir={tmp_path}", argument])

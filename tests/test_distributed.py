@@ -67,18 +67,18 @@ def test_flags_come_before_variables_and_the_cluster_after_them(initialize, caps
     assert initialize(SLURM | JAX) == ("10.0.0.1:99", 4, 2, settings)
     assert initialize(JAX, "[::1]:7", 3, 0, start_seconds=1.5)[:3] == ("[::1]:7", 3, 0)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "Waiting at [::1]:7 for all processes, 1.5 s at most (--start_timeout=SECONDS)"
+    assert re.search(r" \[::1\]:7 .* 1\.5 s .*\(--start_timeout=SECONDS\)$", last)
 
 
 REFUSED = (
     ((), r"--distributed: .*Start under SLURM.*JAX_COORDINATOR_ADDRESS=HOST:PORT"),
     (("a:1", 2), r"--distributed: .*process id .*--process_id=I"),
-    (("a:1", None, 0), r"--distributed: Number of processes .*--num_processes=N"),
+    (("a:1", None, 0), r"--distributed: Number .*--num_processes=N"),
     ((None, 2, 0), r"--distributed: coordinator_address .*--coordinator_address=HOST:PORT"),
     (("somewhere", 2, 0), "'somewhere' is not HOST:PORT"),
     (("a:b", 2, 0), "'a:b' is not HOST:PORT"),
-    (("a:1", 2, 2), "Process 2 of 2: processes are numbered from 0 to 1"),
-    (("a:1", 2, -1), "Process -1 of 2: processes are numbered from 0 to 1"),
+    (("a:1", 2, 2), r"Process 2 of 2: .* 0 .* 1\b"),
+    (("a:1", 2, -1), r"Process -1 of 2: .* 0 .* 1\b"),
 )
 REFUSE = f"""
 from seqjax.training.processes import initialize
@@ -103,13 +103,13 @@ def test_what_is_missing_or_impossible_is_said():
 
 
 def test_a_variable_that_is_no_number_is_named(initialize):
-    with pytest.raises(UserError, match="JAX_PROCESS_ID=two is not a number"):
+    with pytest.raises(UserError, match=r"JAX_PROCESS_ID=two .*number"):
         initialize(JAX | {"JAX_PROCESS_ID": "two"})
 
 
 def test_several_processes_need_a_directory_that_they_share():
     words = ["--coordinator_address=127.0.0.1:1", "--num_processes=1", "--process_id=0", "--config=transformer_pp"]
-    with pytest.raises(UserError, match="--distributed needs --workdir: a directory that all processes share"):
+    with pytest.raises(UserError, match=r"--distributed .*--workdir: .*directory"):
         train.main(words)
     with pytest.raises(UserError, match=r"--devices .* --dry_run"):
         train.main([*words, "--dry_run", "--devices=3"])
@@ -208,7 +208,7 @@ run_command(main)
 def test_a_port_that_is_taken_is_named(initialize):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"cannot listen on port {port}.*in use.*another port in --coordinator"):
+        with pytest.raises(UserError, match=f" listen .* {port},.*--coordinator_address"):
             initialize({}, f"127.0.0.1:{port}", 2, 0)
     assert initialize({}, f"127.0.0.1:{port}", 2, 0)[0] == f"127.0.0.1:{port}"
 
@@ -225,7 +225,7 @@ def test_who_waits_in_vain_ends(tmp_path):
     assert statuses == [-signal.SIGABRT] * 2
     for log, port in zip(logs, ports, strict=True):
         text = log.read_text()
-        assert f"Waiting at 127.0.0.1:{port} for all processes, 1 s at most" in text
+        assert re.search(rf"Waiting at 127\.0\.0\.1:{port} .* 1 s ", text)
         assert "DEADLINE_EXCEEDED" in text
 
 

@@ -51,7 +51,7 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert "steps        20 of 8 x 128 = 1,024 tokens" in out
     assert "tokens       20,480, " in out
     assert f"FLOPs        {flops.flops_per_token(model, 128):,.0f} per token" in out
-    assert "workdir      runs/x, which holds no run yet" in out
+    assert re.search("workdir +runs/x, .*no run", out)
     assert "data         builtin" in out
     assert f"devices      {jax.device_count()} x cpu" in out
     assert "mesh         data=8 x fsdp=1 x" in out
@@ -129,21 +129,21 @@ def test_simulated_devices(mesh, report, monkeypatch):
     monkeypatch.setattr(dry_run, "_memory", lambda step, **given: seen.append(step) or memory(step, **given))
     sizes = [f"--config.mesh.{axis}={n}" for axis, n in mesh.items()]
     out = report(f"--devices={count}", *sizes)
-    assert f"devices      {count} x simulated CPU devices, not this machine's" in out
-    assert "(XLA's analysis of the CPU program; other devices have another program)" in out
-    assert "time         unknown: the devices are simulated" in out
+    assert f"devices      {count} x simulated CPU" in out
+    assert "(XLA's analysis" in out
+    assert re.search("time +unknown: .*simulated", out)
     arguments = seen[0].memory_analysis().argument_size_in_bytes
     assert sum(exact(out)) + 4 == arguments, "but for the learning rate"
 
 
 def test_devices_that_cannot_be_simulated(report):
-    with pytest.raises(UserError, match="--devices=0: give the number"):
+    with pytest.raises(UserError, match=r"--devices=0: .*number"):
         report("--devices=0")
-    with pytest.raises(UserError, match="JAX has started with 8 CPU"):
+    with pytest.raises(UserError, match=r"JAX .* 8 CPU .* 9 "):
         report("--devices=9")
     with pytest.raises(UserError, match=r"batch_size=8 .*data=3.* 6 and 9\."):
         report("--devices=3")
-    with pytest.raises(UserError, match="Training takes every device"):
+    with pytest.raises(UserError, match=r"--devices .*--dry_run.*CUDA_VISIBLE_DEVICES"):
         train.main(["--config=top1_chunk:debug", "--devices=4"])
 
 
@@ -152,7 +152,7 @@ def test_more_devices_than_this_machine_has(tmp_path):
     flags = support.environment("--xla_force_host_platform_device_count=2")
     command = [sys.executable, "-m", "seqjax", "train", "--dry_run", "--devices=16", "--config.mesh.fsdp=4"]
     done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=8", f"--workdir={tmp_path}"], env=flags)
-    assert "batch_size=8 sequences cannot be split evenly over data=4 x fsdp=4 devices" in done.stderr
+    assert re.search("batch_size=8 .*data=4 x fsdp=4 ", done.stderr)
     done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=32", f"--workdir={tmp_path}"], env=flags)
     assert done.returncode == 0, done.stderr
     assert "devices      16 x simulated" in done.stdout
@@ -162,8 +162,8 @@ def test_more_devices_than_this_machine_has(tmp_path):
 
 def test_time_of_a_few_steps(report):
     out = report()
-    assert re.search(r"time +\d.* at [\d,]+ tokens/s \(3 steps timed here\), without evaluations", out), out
-    assert "workdir      a new one under runs/" in out
+    assert re.search(r"time +\d.* at [\d,]+ tokens/s \(3 steps ", out), out
+    assert re.search("workdir +a new .*runs/", out)
 
 
 def test_time_that_was_recorded(report, tmp_path, monkeypatch):
@@ -182,13 +182,13 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
     path.write_text(json.dumps({"speeds": entries}))
     out = report()
     speed = 64 * jax.device_count()
-    assert f"at {speed:,} tokens/s (5.json, batch 16, remat none; of one device, times" in out
+    assert f"at {speed:,} tokens/s (5.json, batch 16, remat none;" in out
 
 
 def test_a_run_that_does_not_fit(report, monkeypatch):
     monkeypatch.setattr(dry_run, "_limit", lambda device: 1000)
     out = report()
-    assert "MORE than the 1000 B of this machine: lower config.train.per_device_batch_size" in out
+    assert re.search("MORE .* 1000 B .*config.train.per_device_batch_size", out)
     assert "time         unknown" in out, "it is not tried"
     assert "raise config.train.accumulate," in report("--config.train.accumulate=1")
 
@@ -256,11 +256,11 @@ def test_prepared_blocks_are_looked_at(blocks_dir, report, monkeypatch):
     settings = support.run_settings(blocks_dir, train__steps=100)
     argument = ",".join(["debug", *(f"{key}={value}" for key, value in settings.items())])
     out = report(config=f"transformer_pp:{argument}")
-    assert re.search(rf"data +{blocks_dir}: [\d,]+ training tokens in commoncrawl, c4, read [\d.]+ times", out), out
+    assert re.search(rf"data +{blocks_dir}: [\d,]+ .*commoncrawl, c4, .*[\d.]+ times", out), out
     out = report(f"--config.data.path={blocks_dir / 'absent'}", config=f"transformer_pp:{argument}")
     assert "data         NOT READY: config.data.path: no directory" in out
 
 
 def test_what_cannot_be_trained_is_refused(report):
-    with pytest.raises(UserError, match="cannot be split evenly over data=8"):
+    with pytest.raises(UserError, match=r"batch_size=4 .*data=8"):
         report(config="top1_chunk:debug")

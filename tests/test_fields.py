@@ -40,12 +40,12 @@ def test_a_value_may_have_any_of_its_types(hint: Any, text: str, value: Any):
     ],
 )
 def test_another_value_is_refused_with_all_types(hint: Any, value: Any, known: str):
-    with pytest.raises(UserError, match=f"^key must be {known}"):
+    with pytest.raises(UserError, match=f"^key .*{known}"):
         checked(hint, value, "key")
 
 
 def test_bounds_hold_for_a_number_or_none():
     hint = Annotated[int | None, Bounds(1)]
     assert checked(hint, None, "key") is None
-    with pytest.raises(UserError, match=r"^key must be at least 1, or None"):
+    with pytest.raises(UserError, match=r"^key .* 1, or None"):
         checked(hint, 0, "key")

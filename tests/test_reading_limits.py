@@ -36,7 +36,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, reader: str, kind: str):
         "directory": path.mkdir,
         "loop": lambda: path.symlink_to(path),
     }[kind]()
-    with pytest.raises(UserError, match=r"/x (is not a file|cannot be read)"):
+    with pytest.raises(UserError, match=r"/x (.* device;|cannot .*\()"):
         READERS[reader](path)
 
 
@@ -50,7 +50,7 @@ def sparse(path: Path, size: int) -> None:
 def test_text_size_is_limited(tmp_path: Path, reader: str, size: int):
     sparse(tmp_path / "x", size + 1)
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"/x has \d\S* (GiB|MiB), more than"):
+    with pytest.raises(UserError, match=r"/x .* \d\S* (GiB|MiB), .*limit"):
         READERS[reader](tmp_path / "x")
     assert tracemalloc.get_traced_memory()[1] < REFUSAL_BYTES
     tracemalloc.stop()
@@ -85,7 +85,7 @@ def test_unpacked_array_size_is_limited(tmp_path: Path):
 def test_other_compression_methods_are_refused(tmp_path: Path, method: int):
     """They can unpack to 10,000 times their size, and not in small pieces."""
     packed(tmp_path / "x.npz", {"a.npy": npy((1 << 20,), bytes(8 << 20))}, method)
-    with pytest.raises(UserError, match=r"'a' is packed by method"):
+    with pytest.raises(UserError, match=rf"'a' .*packed .* {method}\)"):
         read_arrays(tmp_path / "x.npz")
 
 
@@ -123,5 +123,5 @@ def test_files_of_runs_are_within_the_limits(tmp_path: Path):
 def test_check_refuses_integers_out_of_range():
     reading.check(3, range(1, 4), "f")
     for value in (0, 4, 1.0, True, "3", None):
-        with pytest.raises(UserError, match="not an integer from 1 to 3"):
+        with pytest.raises(UserError, match=r"f: a .*integer .* 1 to 3"):
             reading.check({"a": value}, {"a": range(1, 4)}, "f")

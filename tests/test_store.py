@@ -23,7 +23,7 @@ def test_missing_package_is_named(url, how, monkeypatch):
         raise ImportError("Install s3fs to access S3")  # as fsspec says
 
     monkeypatch.setattr(store.fsspec.core, "url_to_fs", missing)
-    with pytest.raises(UserError, match=rf"{url} needs a package .*{how}"):
+    with pytest.raises(UserError, match=rf"{url} .*{how}"):
         store.read(url)
 
 
@@ -170,7 +170,7 @@ def check_objects(root: str, tmp_path: Path) -> None:
         assert opened.read(3) == b"\0\1\2"
     store.download(f"{root}/e", tmp_path / "new" / "copy")
     assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
-    with pytest.raises(store.StoreError, match="/none does not exist"):
+    with pytest.raises(store.StoreError, match=r"/none .*not exist"):
         store.download(f"{root}/none", tmp_path / "new" / "none")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
     store.remove(f"{root}/a")
@@ -189,7 +189,7 @@ def test_server_store(server, tmp_path):
     assert store.create(f"{server.url}/once", b"1")
     assert not store.create(f"{server.url}/once", b"2")
     assert store.read(f"{server.url}/once") == b"1"
-    with pytest.raises(store.StoreError, match=r"another-bucket.* does not exist"):
+    with pytest.raises(store.StoreError, match=r"another-bucket.* not exist"):
         store.sizes(server.url.replace(object_servers.BUCKET, "another-bucket"))
 
 
@@ -244,7 +244,7 @@ def test_failing_store_is_retried_and_named(memory, monkeypatch):
     assert store.read(f"{memory}/x") == b"1"
     calls.clear()
     successful_call = 4
-    with pytest.raises(store.StoreError, match=r"/x cannot be reached \(ConnectionResetError: connection lost\)"):
+    with pytest.raises(store.StoreError, match=r"/x cannot .*\(ConnectionResetError: "):
         store.write(f"{memory}/x", b"1")
     assert len(calls) == 3
 
@@ -256,6 +256,6 @@ def test_unreachable_server_is_named(server, monkeypatch):
         monkeypatch.setenv(name, value.replace(str(server.port), str(object_servers.free_port())))
     object_servers.clear()
     begin = time.monotonic()
-    with pytest.raises(store.StoreError, match=r"/x cannot be reached .*STORAGE_EMULATOR_HOST"):
+    with pytest.raises(store.StoreError, match=r"/x cannot .*STORAGE_EMULATOR_HOST"):
         store.write(f"{server.url}/x", b"")
     assert time.monotonic() - begin < 120

@@ -223,40 +223,38 @@ def test_a_correct_mixer_passes_all_checks():
 @pytest.mark.parametrize(
     ("mixer", "name", "says"),
     [
-        (Anticausal, "causality", r"changing token 1 moved the logits at position 0, before it, by up to \d"),
+        (Anticausal, "causality", r"token 1 .* position 0, .*\d"),
         pytest.param(
             Anticausal,
             "gradient_causality",
-            r"output \d+ depends on the later input \d+: gradient \d",
+            r"output \d+ .* input \d+: .* \d",
             marks=pytest.mark.slow,
         ),
-        (Forgetful, "step", r"step at position 1 after a prompt of 0 tokens: logits differ .* by up to \d"),
-        (NewestLast, "long_cache", r"step at position 20, after a cache of 20 tokens grew to 64: logits differ"),
-        (LateLeak, "long", r"changing token 129 moved the logits at position 128, before it"),
+        (Forgetful, "step", r"position 1 .* 0 tokens: .* \d"),
+        (NewestLast, "long_cache", r"position 20, .* 20 tokens .* 64:"),
+        (LateLeak, "long", r"token 129 .* position 128,"),
         pytest.param(
             LateGradientLeak,
             "long",
-            r"an output before position \d+ depends on the later input \d+: gradient \d",
+            r"position \d+ .* input \d+: .* \d",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             LateForgetful,
             "long",
-            r"step at position 250 after a prompt of 237 tokens: logits differ",
+            r"position 250 .* 237 tokens:",
             marks=pytest.mark.slow,
         ),
-        (Nothing, "output", r"the output of __call__ is NoneType for an input of the shape \(8, 1, 16\)"),
-        (Narrow, "output", r"the output of __call__ is \(8, 1, 15\) for an input of the shape \(8, 1, 16\)"),
-        (Chunked, "chunk_size", r"chunk_size=1 at 23 tokens: logits differ .* by up to \d"),
-        (Float32, "bfloat16", "the output is float32 for an input in bfloat16"),
-        (Unused, "bfloat16", r"blocks\.0\.mixer\.unused gets no gradient"),
-        (Leaky, "auxiliary_loss", r"\w+\.w gets a gradient from the auxiliary loss, up to \d.*stop_gradient"),
-        (Steered, "auxiliary_loss", r"probe\.b gets a gradient from the language loss, up to \d"),
-        (Untrained, "auxiliary_loss", r"unused\.w belongs to the group auxiliary, but no mixer has an auxiliary loss"),
-        (Boastful, "flops", r"are \d+\.\d\d of the \d+ that XLA counts; it must be 0.6 to 1"),
-        pytest.param(
-            Unequal, "forms", r"scan_layers=False: the loss is [\d.]+ instead of [\d.]+", marks=pytest.mark.slow
-        ),
+        (Nothing, "output", r"__call__ .*NoneType .*\(8, 1, 16\)"),
+        (Narrow, "output", r"__call__ .*\(8, 1, 15\) .*\(8, 1, 16\)"),
+        (Chunked, "chunk_size", r"chunk_size=1 .* 23 tokens: .* \d"),
+        (Float32, "bfloat16", "output is float32 .*bfloat16"),
+        (Unused, "bfloat16", r"blocks\.0\.mixer\.unused .*no gradient"),
+        (Leaky, "auxiliary_loss", r"\w+\.w .*auxiliary loss, .*\d.*stop_gradient"),
+        (Steered, "auxiliary_loss", r"probe\.b .*language loss, .*\d"),
+        (Untrained, "auxiliary_loss", r"unused\.w .*group auxiliary,"),
+        (Boastful, "flops", r" \d+\.\d\d .* \d+ .*XLA .* 0\.6 to 1"),
+        pytest.param(Unequal, "forms", r"scan_layers=False: .*loss is [\d.]+ .*[\d.]+", marks=pytest.mark.slow),
     ],
 )
 def test_violations_name_the_check_and_the_size(mixer, name, says):
@@ -280,7 +278,7 @@ def test_an_exception_in_a_mixer_names_the_check():
 
 
 def test_a_wrong_output_ends_the_checks():
-    with pytest.raises(AssertionError, match=r"^Nothing fails 1 of 1 checks\.\noutput: [^\n]*$"):
+    with pytest.raises(AssertionError, match=r"^Nothing .* 1 of 1 .*\noutput: [^\n]*$"):
         check(Nothing, "output", "causality", "step")
 
 

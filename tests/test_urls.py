@@ -31,21 +31,21 @@ def test_what_is_a_url(path, url):
 
 @pytest.mark.parametrize("workdir", ["s3://bucket/run", "https://host/run", Path("gcs://bucket/x")])
 def test_a_run_is_kept_in_no_other_store(workdir):
-    with pytest.raises(UserError, match=r"--workdir=\w+:/.* gs://BUCKET/PATH.*, mount the bucket.*or train.* sync it"):
+    with pytest.raises(UserError, match=r"--workdir=\w+:/.* gs://BUCKET/PATH.*, mount .*sync "):
         Mirror(workdir)
 
 
 def test_a_bucket_is_named():
-    with pytest.raises(UserError, match="names no bucket: write gs://BUCKET/PATH"):
+    with pytest.raises(UserError, match=r"no bucket: .*gs://BUCKET/PATH"):
         Mirror("gs://")
 
 
 def test_the_commands_refuse_what_cannot_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--workdir=ftp://host/run: a run is kept in"):
+    with pytest.raises(UserError, match=r"--workdir=ftp://host/run: .*kept in"):
         main(["--config=transformer_pp:debug", "--workdir=ftp://host/run"])
-    with pytest.raises(UserError, match=r"--out=s3://bucket/blocks: this is written to a path of this machine"):
+    with pytest.raises(UserError, match=r"--out=s3://bucket/blocks: .*this machine"):
         prepare(tmp_path, "s3://bucket/blocks", tokenizer="byte")
-    with pytest.raises(UserError, match="nonsense://x: Protocol not known: nonsense"):
+    with pytest.raises(UserError, match=r"nonsense://x: Protocol .*nonsense"):
         find_shards("nonsense://x")
     assert list(tmp_path.iterdir()) == []  # no directory called "ftp:"

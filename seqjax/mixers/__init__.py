@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # The shipped classes, for editors; `__getattr__` imports the
     from seqjax.mixers.top1_element import Top1Element as Top1Element
     from seqjax.mixers.transformer import Transformer as Transformer
     from seqjax.mixers.transformer_pp import TransformerPP as TransformerPP
+    from seqjax.mixers.ttt_linear import TTTLinear as TTTLinear
     from seqjax.mixers.wall import Wall as Wall
 
 __all__ = [

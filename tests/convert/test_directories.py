@@ -105,7 +105,7 @@ def test_incomplete_directories_are_refused(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(UserError, match=r"no .*config\.json .*model_type; give --config"):
         command.main(["import", f"--weights={tmp_path}", f"--workdir={tmp_path / 'run'}"])
-    with pytest.raises(UserError, match="is not a run"):
+    with pytest.raises(UserError, match=r"no config\.json\b.*--workdir"):
         seqjax.load(tmp_path)
     with pytest.raises(UserError, match=r"--weights: .*nowhere.*hf://OWNER/NAME"):
         command.main(["import", "--weights=nowhere", f"--workdir={tmp_path / 'run'}"])
@@ -174,7 +174,7 @@ def test_non_finite_weights_are_refused(bad, tmp_path):
     config = config_of("llama")
     params = import_weights(GOLDEN / "llama", config)
     params["blocks"]["0"]["mlp"]["up"]["w"][1, 4, 3] = bad
-    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in the checkpoint.* 1 of 960"):
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight .*checkpoint: 1 of 960"):
         export_weights(params, config, tmp_path / "out" / "model.safetensors")
 
 
@@ -250,7 +250,7 @@ def test_import_without_config_and_export_round_trip(exported, tmp_path, capsys)
     old, new = read_json(exported / "config.json"), read_json(tmp_path / "again" / "config.json")
     assert {key for key in old | new if old.get(key) != new.get(key)} == set()
     assert (new["bos_token_id"], new["eos_token_id"], new["vocab_size"]) == (256, 257, 264)
-    with pytest.raises(UserError, match=r"run holds a run.*--workdir"):
+    with pytest.raises(UserError, match=r"/run holds .*--workdir"):
         command.main(args)
 
 
@@ -311,7 +311,7 @@ def test_export_does_not_overwrite_other_files(exported, tmp_path):
         directory.export(params, config, exported, dtype="float16")
     gpt2 = config_of("gpt2")
     too_small = dataclasses.replace(gpt2, model=dataclasses.replace(gpt2.model, vocab_size=257))
-    with pytest.raises(UserError, match=r"byte tokenizer has 258 ids.*config\.model\.vocab_size=257.*--weights_only"):
+    with pytest.raises(UserError, match=r" 258 .*config\.model\.vocab_size=257.*--weights_only"):
         directory.export(import_weights(GOLDEN / "gpt2", gpt2), too_small, tmp_path / "gpt2")
 
 

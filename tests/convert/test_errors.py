@@ -32,8 +32,8 @@ def test_wrong_tensors_are_named(tmp_path):
         import_weights(path, config_of("llama"))
     text = str(error.value)
     up = "model.layers.1.mlp.up_proj"
-    assert f"missing: {up}.weight [40, 24] (nearest in the file: {up}ection.weight)" in text
-    assert f"not expected: {up}ection.weight [40, 24] (nearest expected: {up}.weight)" in text
+    assert re.search(rf"missing: {up}\.weight \[40, 24\] \(nearest[^)]*{up}ection\.weight\)", text)
+    assert re.search(rf"not expected: {up}ection\.weight \[40, 24\] \([^)]*{up}\.weight\)", text)
     assert "model.norm.weight [25], expected [24]" in text
 
 
@@ -60,34 +60,32 @@ def test_missing_head_suggests_tied_embeddings(tmp_path):
 @pytest.mark.parametrize(
     ("family", "overrides", "fix"),
     [
-        ("llama", {"model__dim": 32}, "hidden_size is 24, this config has 32 (model.dim=24)"),
-        ("llama", {"model__norm_eps": 1e-5}, "rms_norm_eps is 1e-06, this config has 1e-05 (model.norm_eps=1e-06)"),
-        ("llama", {"model__mixer__rope_base": 1e4}, "(model.mixer.rope_base=50000.0)"),
-        ("llama", {"model__mixer__kv_heads": None}, "(model.mixer.kv_heads=2)"),
-        ("llama", {"model__mlp__kind": "geglu"}, "(model.mlp.kind=swiglu)"),
-        ("llama", {"model__tie_embeddings": True}, "(model.tie_embeddings=False)"),
-        ("llama", {"model__mixer__qk_norm": True}, "config.model.mixer.qk_norm must be False, not True"),
-        ("llama", {"model__mixer__rope_share": 2 / 3}, "config.model.mixer.rope_share must be 1.0, not 0.6"),
-        ("llama", {"model__mixer__rope_scaling": "linear"}, "(model.mixer.rope_scaling=none)"),
-        ("llama3", {"model__mixer__rope_scaling": "none"}, "(model.mixer.rope_scaling=llama3,model.mixer.rope_f"),
-        ("llama3", {"model__mixer__rope_original_len": 8192}, ",model.mixer.rope_original_len=16)"),
-        ("qwen2", {"model__mixer__qkv_bias": None}, "config.model.mixer.qkv_bias must be True, not None"),
-        ("qwen3", {"model__mixer__qk_norm_eps": 1e-5}, "1e-05 (model.mixer.qk_norm_eps=1e-06)"),
-        ("qwen3", {"model__mixer__bias": True}, "attention_bias is False, this config has True (model."),
-        ("gpt2", {"train__seq_len": 64}, "(train.seq_len=32)"),
-        ("gpt2", {"model__mlp__approximate_gelu": False}, "(model.mlp.approximate_gelu=True)"),
-        ("mamba", {"model__mixer__dt_rank": None}, "time_step_rank is 3, this config has 1 (model.mixer.dt_rank=3)"),
-        ("rwkv7", {"model__mixer__heads": 4}, "(model.mixer.heads=2)"),
-        ("deltanet", {"model__mixer__value_dim": 64}, "(model.mixer.value_dim=32)"),
-        ("gated_deltanet", {"model__mixer__value_heads": 4}, "config.model.mixer.value_heads must be None, not 4"),
-        ("gated_deltanet", {"model__mixer__key_dim": 16, "model__mixer__value_dim": 48}, "(model.mixer.key_dim=24)"),
+        ("llama", {"model__dim": 32}, r"hidden_size .*24.*32 \(model\.dim=24\)"),
+        ("llama", {"model__norm_eps": 1e-5}, r"rms_norm_eps .*1e-06.*1e-05 \(model\.norm_eps=1e-06\)"),
+        ("llama", {"model__mixer__rope_base": 1e4}, r"\(model\.mixer\.rope_base=50000\.0\)"),
+        ("llama", {"model__mixer__kv_heads": None}, r"\(model\.mixer\.kv_heads=2\)"),
+        ("llama", {"model__mlp__kind": "geglu"}, r"\(model\.mlp\.kind=swiglu\)"),
+        ("llama", {"model__tie_embeddings": True}, r"\(model\.tie_embeddings=False\)"),
+        ("llama", {"model__mixer__qk_norm": True}, r"config\.model\.mixer\.qk_norm .*False.*True"),
+        ("llama", {"model__mixer__rope_share": 2 / 3}, r"config\.model\.mixer\.rope_share .*1\.0.*0\.6"),
+        ("llama", {"model__mixer__rope_scaling": "linear"}, r"\(model\.mixer\.rope_scaling=none\)"),
+        ("llama3", {"model__mixer__rope_scaling": "none"}, r"\(model\.mixer\.rope_scaling=llama3,model\.mixer\.rope_f"),
+        ("llama3", {"model__mixer__rope_original_len": 8192}, r",model\.mixer\.rope_original_len=16\)"),
+        ("qwen2", {"model__mixer__qkv_bias": None}, r"config\.model\.mixer\.qkv_bias .*True.*None"),
+        ("qwen3", {"model__mixer__qk_norm_eps": 1e-5}, r"1e-05 \(model\.mixer\.qk_norm_eps=1e-06\)"),
+        ("qwen3", {"model__mixer__bias": True}, r"attention_bias .*False.*True \(model\."),
+        ("gpt2", {"train__seq_len": 64}, r"\(train\.seq_len=32\)"),
+        ("gpt2", {"model__mlp__approximate_gelu": False}, r"\(model\.mlp\.approximate_gelu=True\)"),
+        ("mamba", {"model__mixer__dt_rank": None}, r"time_step_rank .*3.*1 \(model\.mixer\.dt_rank=3\)"),
+        ("rwkv7", {"model__mixer__heads": 4}, r"\(model\.mixer\.heads=2\)"),
+        ("deltanet", {"model__mixer__value_dim": 64}, r"\(model\.mixer\.value_dim=32\)"),
+        ("gated_deltanet", {"model__mixer__value_heads": 4}, r"config\.model\.mixer\.value_heads .*None.*4"),
+        ("gated_deltanet", {"model__mixer__key_dim": 16, "model__mixer__value_dim": 48}, r"\(model\.mixer\.key_dim=24"),
     ],
 )  # fmt: skip
 def test_config_mismatch_lists_overrides(family, overrides, fix):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"{fix}(?s:.*)Add to --config: "):
         import_weights(GOLDEN / family, config_of(family, **overrides))
-    assert fix in str(error.value)
-    assert "Add to --config: " in str(error.value)
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -129,7 +127,7 @@ def test_unsupported_features_are_refused(family, key, changes, tmp_path):
 def test_wrong_architecture_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"'llama', .*config\.model\.mixer\.name='mamba1'"):
         import_weights(GOLDEN / "llama", config_of("mamba"))
-    with pytest.raises(UserError, match=r"config\.model\.mixer\.qk_norm must be False, not True"):
+    with pytest.raises(UserError, match=r"config\.model\.mixer\.qk_norm .*False.*True"):
         import_weights(GOLDEN / "llama", config_of("llama", model__mixer__qk_norm=True))
     for family, key in (
         ("llama", "mixer.conv"),
@@ -138,15 +136,15 @@ def test_wrong_architecture_is_refused(tmp_path):
         ("mamba", "token_shift"),
     ):
         config = config_of(family, **{f"model.{key}".replace(".", "__"): True})
-        with pytest.raises(UserError, match=rf"config\.model\.{key} must be False, not True"):
+        with pytest.raises(UserError, match=rf"config\.model\.{key} .*False.*True"):
             import_weights(GOLDEN / family, config)
-        with pytest.raises(UserError, match=rf"config\.model\.{key} must be False, not True"):
+        with pytest.raises(UserError, match=rf"config\.model\.{key} .*False.*True"):
             export_weights({}, config, tmp_path / family / "model.safetensors")
     with pytest.raises(UserError, match=r"mixer\.name='top1_chunk'"):
         import_weights(GOLDEN / "llama", support.tiny("top1_chunk"))
     with pytest.raises(UserError, match=r"mixer\.name='based_conv, based_linear, transformer_pp'"):
         import_weights(GOLDEN / "llama", from_config_dict(importlib.import_module("configs.based").get_config("debug")))
-    with pytest.raises(UserError, match=r"heads of 16 it is 4e-05, not config\.model\.norm_eps=1e-05"):
+    with pytest.raises(UserError, match=r"4e-05, not config\.model\.norm_eps=1e-05"):
         import_weights(copied("rwkv7", tmp_path)[0], config_of("rwkv7", model__norm_eps=1e-5))
     config = config_of("deltanet", model__mixer__norm_eps=1e-5)
     params = import_weights(copied("deltanet", tmp_path)[0], config)
@@ -165,7 +163,7 @@ def test_non_safetensors_files_are_refused(tmp_path):
             import_weights(tmp_path / name, config)
     with pytest.raises(UserError, match=r"no file .*nowhere\.safetensors"):
         import_weights(tmp_path / "nowhere.safetensors", config)
-    with pytest.raises(UserError, match=r"empty .*0 \.safetensors files"):
+    with pytest.raises(UserError, match=r"/empty .*\b0 \.safetensors"):
         (tmp_path / "empty").mkdir()
         import_weights(tmp_path / "empty", config)
 
@@ -238,7 +236,7 @@ def test_training_starts_from_imported_weights(imported):
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), after, before)
     assert all(0 < x < 2 * config.optim.lr for x in jax.tree.leaves(moved))
     assert model.config == config.model
-    with pytest.raises(UserError, match=r"imported holds a run.*--workdir"):
+    with pytest.raises(UserError, match=r"imported holds .*--workdir"):
         command.main(args)
 
 

@@ -140,7 +140,7 @@ def test_sharded_weights(tmp_path):
     want = import_weights(GOLDEN / "mamba2", config)
     assert_equal_trees(import_weights(tmp_path, config), want)
     assert_equal_trees(import_weights(index, config), want)
-    with pytest.raises(UserError, match=r"missing: .* and .* more"):
+    with pytest.raises(UserError, match=r"missing: .* \d+ more"):
         import_weights(tmp_path / next(iter(shards)), config)
     (tmp_path / next(iter(shards))).unlink()
     with pytest.raises(UserError, match=r"no file .*00001-of-00003"):

@@ -276,12 +276,12 @@ def test_damaged_blocks_are_refused(tmp_path: Path, blocks_dir: Path, kind: str)
         blocks.write_records(copy / "train" / "c4-00000.array_record", iter([rows]))
         measured(copy)
     corpus = open_blocks(copy, train_domains=("commoncrawl", "c4"))
-    with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: "):
+    with pytest.raises(UserError, match=r"train/c4-00000\.array_record .*damaged, block \d+: "):
         iterator = corpus.train_iterator(batch_size=8)
         for _ in range(200):
             next(iterator)
     corpus = open_blocks(copy, train_domains=("commoncrawl",), eval_domains=("c4",))
-    with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: "):
+    with pytest.raises(UserError, match=r"train/c4-00000\.array_record .*damaged, block \d+: "):
         corpus.eval_blocks("c4", count=10**6)
 
 
@@ -308,7 +308,7 @@ def test_out_of_range_ids_are_refused(tmp_path: Path, blocks_dir: Path):
     del entry["sampled"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
     iterator = open_blocks(copy).train_iterator(batch_size=8)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: id 258 "):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record .*block 7: id 258 "):
         for _ in range(200):
             next(iterator)
 
@@ -350,7 +350,7 @@ def test_absent_domains_are_refused(tmp_path: Path):
     prepare.prepare(str(tmp_path / "source"), out, tokenizer="byte", seq_len=T, workers=1)
     with pytest.raises(UserError, match=r"arxiv, github, stackexchange.*config\.data\.eval_domains"):
         open_blocks(out)
-    with pytest.raises(UserError, match=r"no train blocks of .*book.*config\.data\.train_domains.*c4, commoncrawl"):
+    with pytest.raises(UserError, match=r"no train .*book.*config\.data\.train_domains.*c4, commoncrawl"):
         open_blocks(out, regime="mixed")
     assert open_blocks(out, eval_domains=("c4",)).in_domain == {"c4"}
 

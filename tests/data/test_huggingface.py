@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_invalid_files_are_refused_without_the_package(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=r"config\.data\.tokenizer_path=.*tokenizer\.json"):
             load_tokenizer("huggingface", path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json: model is missing"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: model .*missing"):
         load_tokenizer("huggingface", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer\.json is not JSON"):
@@ -235,7 +236,7 @@ def test_byte_count_mismatch_is_reported(tokenizers, tmp_path, capsys):
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "a</s>b" * 10)])
     flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=8", "--workers=1"]
     prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={tmp_path / 'out'}", *flags])
-    assert "30 bytes, the text has 60 (-50%)" in capsys.readouterr().out
+    assert re.search(r"\b30 bytes.* 60 \(-50%\)", capsys.readouterr().out)
 
 
 def test_panic_while_loading_names_the_file(tokenizers, tmp_path):
@@ -244,7 +245,7 @@ def test_panic_while_loading_names_the_file(tokenizers, tmp_path):
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     spec["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot .*tokenizers \("):
         huggingface.HuggingFaceTokenizer(tmp_path)
 
 
@@ -259,12 +260,12 @@ def test_panic_in_use_names_the_file(tokenizers, call, tmp_path, monkeypatch):
 
     class Broken:
         def panic(self, *args, **kwargs):
-            raise Panic("index out of range\nstack")
+            raise Panic("E17\nstack")
 
         encode = encode_batch = decode = panic
 
     monkeypatch.setattr(tokenizer, "_tokenizer", Broken())
-    with pytest.raises(UserError, match=r"tokenizer\.json .*index out of range\)"):
+    with pytest.raises(UserError, match=r"tokenizer\.json .*\(E17\)"):
         getattr(tokenizer, call)({"encode": "a", "encode_batch": ["a"], "decode": [1]}[call])
 
 

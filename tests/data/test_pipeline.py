@@ -105,16 +105,16 @@ def test_token_shares_are_exact(numbered, weights):
 
 
 def test_zero_weight_is_refused():
-    with pytest.raises(UserError, match=r"config\.data\.weights: the weight of 'b'"):
+    with pytest.raises(UserError, match=r"config\.data\.weights: .*'b' .*not 0\.0"):
         pipeline.token_shares((1.0, 0.0), ["a", "b"])
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ((1.0, math.nan), "config.data.weights: the weight of 'b' .*not nan"),
-        ((math.inf, 1.0), "config.data.weights: the weight of 'a' .*not inf"),
-        ((1.0, 1e-30), "config.data.weights: the weight of 'a', 1.0, .*1,000,000,000 .*1e-30"),
+        ((1.0, math.nan), "config.data.weights: .*'b' .*not nan"),
+        ((math.inf, 1.0), "config.data.weights: .*'a' .*not inf"),
+        ((1.0, 1e-30), "config.data.weights: .*'a', 1.0, .*1,000,000,000 .*1e-30"),
     ],
 )
 def test_extreme_weights_are_refused(weights, message):

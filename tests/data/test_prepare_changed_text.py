@@ -141,7 +141,7 @@ def test_blocks_of_another_preparation_are_refused(two: tuple[Path, Path]):
     name = "train/c4-00000.array_record"
     assert (one / name).stat().st_size == (other / name).stat().st_size
     shutil.copy(other / name, one / name)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record .*damaged, block"):
         opened(one)
 
 
@@ -162,7 +162,7 @@ def test_block_file_is_compared_at_its_first_read(two: tuple[Path, Path], monkey
     name = "train/c4-00000.array_record"
     shutil.copy(other / name, one / name)
     iterator = opened(one).train_iterator(batch_size=2)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record .*damaged, block"):
         next(iterator)
     iterator.close()
 

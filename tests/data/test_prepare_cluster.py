@@ -163,8 +163,8 @@ def test_interrupt_cancels_pending_jobs(tmp_path: Path, in_process: Any):
         ("dask:", 0, "--executor=dask: "),
         ("dask:10.0.0.1:8786", 2, "--workers .*--executor"),
         ("dask:localhost", 0, "'localhost'; .*dask:HOST:PORT"),
-        ("dask:127.0.0.1:1", 0, "--executor=dask:127.0.0.1:1: no Dask scheduler"),
-        ("dask:WORKER", 0, " is a worker"),
+        ("dask:127.0.0.1:1", 0, "--executor=dask:127.0.0.1:1: .*`dask scheduler`"),
+        ("dask:WORKER", 0, "--executor=dask:tcp://.* a worker"),
     ],
 )
 def test_invalid_executor_is_refused(
@@ -187,7 +187,7 @@ def test_cluster_without_workers_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
     with (
         distributed.LocalCluster(n_workers=0, processes=False, **LOOPBACK) as empty,
-        pytest.raises(UserError, match=r"has no workers.*`dask worker tcp://.* --nthreads=1`"),
+        pytest.raises(UserError, match=r"no workers.*`dask worker tcp://.* --nthreads=1`"),
         cluster.connected(empty.scheduler_address, needs(tmp_path)),
     ):
         pass
@@ -202,9 +202,9 @@ def test_losing_all_workers_ends_the_command(tmp_path: Path, monkeypatch: pytest
         cluster.connected(leaving.scheduler_address, needs(tmp_path)) as pool,
     ):
         leaving.scale(0)
-        with pytest.raises(UserError, match="no worker for "):
+        with pytest.raises(UserError, match=r"no worker .*tcp://"):
             pool.run(touch, [Touch(tmp_path / "never")], display)
-    assert "has no workers left" in capsys.readouterr().err
+    assert "workers left" in capsys.readouterr().err
 
 
 def test_missing_dask_names_the_extra(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -226,12 +226,12 @@ def test_dask_is_imported_only_for_a_cluster():
     [
         (
             {"versions": {"python": "2.7", "seqjax": "x"}},
-            r"has python \d.* \(here 2.7\), seqjax .* \(here x\)",
+            r"python \d.* \(here 2.7\), seqjax .* \(here x\)",
         ),
-        ({"versions": {"nosuchpackage": "1.0"}}, r"has nosuchpackage not installed \(here 1.0\)"),
+        ({"versions": {"nosuchpackage": "1.0"}}, r"nosuchpackage not .*\(here 1.0\)"),
         ({"sources": [["file:///nowhere/a.jsonl", 5]]}, r"cannot read file:///nowhere/a.jsonl \(FileNotFoundError"),
         ({"sources": [["s5://bucket/a.jsonl", 5]]}, r"cannot read s5://bucket/a.jsonl \(ValueError"),
-        ({"sources": [[f"file://{__file__}", 5]]}, r"sees \d+ bytes in .* 5: .*--source"),
+        ({"sources": [[f"file://{__file__}", 5]]}, r"sees \d+ bytes .* 5: .*--source"),
         ({"tokenizer_sha256": "f" * 64}, r"another tokenizer .*here ffffffffffff\)"),
         ({"tokenizer": "huggingface", "tokenizer_path": "/nowhere"}, "tokenizer: .*/nowhere"),
     ],
@@ -243,7 +243,7 @@ def test_worker_fault_names_the_requirement(tmp_path: Path, corpus_dir: Path, ch
     assert len(written["sources"]) == 4
     assert {"python", "seqjax", "dask", "distributed", "array_record"} == written["versions"].keys()
     write_json(marker, written | change)
-    with pytest.raises(UserError, match=f"The worker process {os.getpid()} on .* {message}"):
+    with pytest.raises(UserError, match=f"process {os.getpid()} .* {message}"):
         cluster.run_job(Touch(tmp_path / "done"), function=touch, marker=str(marker))
     assert not (tmp_path / "done").exists()
     write_json(marker, written)
@@ -255,7 +255,7 @@ def test_workers_without_shared_storage_are_refused(tmp_path: Path, in_process: 
     write = cluster.write_marker
     monkeypatch.setattr(cluster, "write_marker", lambda path, needs: write(tmp_path / "elsewhere", needs))
     with (
-        pytest.raises(UserError, match=r"1 of 1 workers .*The worker process .* does not see .*--out"),
+        pytest.raises(UserError, match=f"1 of 1 .* {os.getpid()} .* see .*--out"),
         cluster.connected(in_process.scheduler_address, needs(tmp_path / "out" / ".parts")),
     ):
         pass

@@ -127,14 +127,14 @@ def test_worker_without_seqjax_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     source = write_corpus(tmp_path / "source", documents=1, shards=1)
     broken = tmp_path / "other" / "seqjax"
     broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("raise ImportError('this machine has no seqjax')")
+    (broken / "__init__.py").write_text("raise ImportError('absent.so')")
     monkeypatch.setattr(seqjax, "__file__", str(broken / "__init__.py"))
     with running(tmp_path / "cluster") as cluster:
         arguments = command(source, tmp_path / "out", f"--executor=dask:{cluster.address}")
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "2 of 2 workers" in done.stderr and "The worker tcp://" in done.stderr
-    assert "this machine has no seqjax" in done.stderr
+    assert "absent.so" in done.stderr
     assert f"install seqjax {seqjax.__version__}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

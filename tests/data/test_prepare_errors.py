@@ -298,7 +298,7 @@ def test_full_disk_at_close_raises_oserror(tmp_path: Path, monkeypatch: pytest.M
 
 def test_missing_disk_space_is_reported(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    with pytest.raises(UserError, match=r"blocks need .*free"):
+    with pytest.raises(UserError, match=r"need 0\.0 GB in .*/out\b"):
         prepared(corpus_dir, tmp_path / "out")
 
 
@@ -457,6 +457,6 @@ def test_linked_lock_file_is_not_overwritten(tmp_path: Path):
     out.mkdir()
     (tmp_path / "mine").write_text("mine")
     (out / lock.FILE).symlink_to(tmp_path / "mine")
-    with pytest.raises(UserError, match="Cannot write to "):
+    with pytest.raises(UserError, match=r"Cannot write .*/out: .*--out"):
         prepared(source, out)
     assert (tmp_path / "mine").read_text() == "mine"

@@ -111,7 +111,7 @@ def test_parent_folder_called_test_is_ignored(tmp_path: Path):
 
 
 def test_missing_files_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"file or directory .*absent"):
+    with pytest.raises(UserError, match=r"/absent; .*shards"):
         shards.find_shards(str(tmp_path / "absent"))
     with pytest.raises(UserError, match=r"holds no .*\.jsonl"):
         shards.find_shards(str(tmp_path))
@@ -200,7 +200,7 @@ def test_broken_links_are_refused(tmp_path: Path):
     write_shard(tmp_path / "a.jsonl.zst", [row("c4", "one")])
     (tmp_path / "b.jsonl.zst").symlink_to(tmp_path / "blob")
     for source in (tmp_path, f"{tmp_path}/*.zst"):
-        with pytest.raises(UserError, match=r"b\.jsonl\.zst is a link"):
+        with pytest.raises(UserError, match=r"b\.jsonl\.zst .*link"):
             names(source)
 
 

@@ -216,7 +216,7 @@ def test_datasets_are_prepared(datasets: Path, tmp_path: Path):
     assert manifest["skipped"]["by_reason"] == {"empty document": 1, "not UTF-8": 1}
     one = prepared(datasets / "news_items" / "1.2.0", tmp_path / "one", layout=Layout("title", domain="news"))
     assert {domain for of in one["splits"].values() for domain in of} == {"news"}
-    with pytest.raises(UserError, match="file format tfrecord"):
+    with pytest.raises(UserError, match=r"news_old/2\.0\.0 .*tfrecord"):
         prepared(datasets / "news_old", tmp_path / "old")
 
 
@@ -280,13 +280,17 @@ def test_named_datasets_are_mixed(datasets: Path, cache: str):
         (("slim_pyjama",), {}, "slim_pyjama in .*'slim_pajama'.*download_and_prepare"),
         (("slim_pajama/arxive",), {}, "slim_pajama/arxive .*'arxiv'.*corpus=stream"),
         (("slim_pajama/arxiv:3.0.0",), {}, r"3\.0\.0 of slim_pajama/arxiv.*1\.0\.0"),
-        (("news_items/en",), {}, "news_items has no configs"),
+        (("news_items/en",), {}, "news_items .*no configs"),
         (("empty",), {}, "empty .*dataset_info.json"),
         (("two words",), {}, r"'two words' is not \[DOMAIN=\]NAME"),
         (("A b=news_items",), {}, r"'A b=news_items' is not \[DOMAIN=\]NAME"),
         (("slim_pajama/c4", "c4=news_items"), {}, "config.data.tfds: .*'c4'"),
-        (("slim_pajama",), {"train_domains": ("c4",), "eval_domains": ("github",)}, "validation or train .* github"),
-        (("slim_pajama",), {}, "validation or train .* github, stackexchange"),
+        (
+            ("slim_pajama",),
+            {"train_domains": ("c4",), "eval_domains": ("github",)},
+            "of github, which config.data.regime='limited'",
+        ),
+        (("slim_pajama",), {}, "of github, stackexchange, which config.data.regime='limited'"),
         (("slim_pajama/c4", "x=slim_pajama/arxiv"), {}, "c4, x.*config.data.train_domains"),
         (("slim_pajama/c4",), {"tfds_feature": "body"}, "config.data.tfds_feature='body': slim_pajama/c4/1.0.0 "),
         (
@@ -294,10 +298,10 @@ def test_named_datasets_are_mixed(datasets: Path, cache: str):
             {},
             r"1\.10\.0 .*body\.en, title.*config.data.tfds_feature",
         ),
-        (("slim_pajama/c4",), {"tfds_train_split": "dev"}, "tfds_train_split='dev': .* the splits train, validation"),
+        (("slim_pajama/c4",), {"tfds_train_split": "dev"}, "tfds_train_split='dev': .* train, validation"),
         (("slim_pajama/c4",), {"tfds_validation_split": "train[90%"}, "tfds_validation_split='train.90%'"),
         (("slim_pajama/c4",), {"tfds_train_split": "train[:0]"}, r"tfds_train_split='train\[:0\]': .*no document"),
-        (("news_old",), {}, "file format tfrecord instead of array_record.*download_and_prepare"),
+        (("news_old",), {}, "news_old/2.0.0 .*tfrecord .*array_record.*download_and_prepare"),
         (("slim_pajama/c4",), {"seq_len": 10**6}, "1000001 tokens"),
         (("slim_pajama/c4",), {"path": "gs://bucket/data"}, "config.data.path='gs://bucket/data'"),
         (("slim_pajama/c4",), {"path": "/nowhere"}, "config.data.path: no directory /nowhere"),
@@ -323,7 +327,7 @@ def test_damaged_dataset_is_refused(datasets: Path, cache: str, tmp_path: Path):
     with pytest.raises(UserError, match=r"array_record.* is missing"):
         news(tmp_path, cache)
     (directory / "features.json").write_text("{")
-    with pytest.raises(UserError, match=r"news_items/1\.2\.0 cannot be read"):
+    with pytest.raises(UserError, match=r"news_items/1\.2\.0 cannot .*JSONDecodeError"):
         news(tmp_path, cache)
 
 

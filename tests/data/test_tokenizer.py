@@ -131,14 +131,14 @@ class TestMixtral:
             assert tokenizer.with_specials(made, ids_of_text).tolist() == [made.bos, *ids_of_text, made.eos]
             assert made.decode([made.bos, *ids_of_text, made.eos]) == "the cat" and made.n_bytes[0] == 0
         sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "none"), bos_id=-1, eos_id=1, **options)
-        with pytest.raises(UserError, match="bos -1 and eos 1"):
+        with pytest.raises(UserError, match=r"bos -1 .*eos 1"):
             MixtralTokenizer(str(tmp_path / "none.model"))
 
     def test_invalid_model_file_is_refused(self, tmp_path: Path):
         with pytest.raises(UserError, match=r"config\.data\.tokenizer_path: no file .*absent"):
             MixtralTokenizer(str(tmp_path / "absent"))
         (tmp_path / "m").write_text("no model")
-        with pytest.raises(UserError, match="/m is not a sentencepiece model"):
+        with pytest.raises(UserError, match=r"/m .*not .*sentencepiece"):
             MixtralTokenizer(str(tmp_path / "m"))
 
     def test_changed_shipped_model_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -97,9 +97,9 @@ def test_an_extended_run_equals_a_run_with_all_ends_from_the_start(one_device, s
         assert status == -signal.SIGKILL, f"the run was faster: {stderr}"
     ended = support.run(command(blocks_dir, workdir))
     assert ended.returncode == 0, ended.stderr
-    said = "was extended after step 6 of its trunk; until then it had ends after step 12"
-    assert f"This run {said}" in ended.stderr
-    assert f"* the run {said}" in (workdir / "report.md").read_text()
+    said = r"extended .* 6 .* 12\b"
+    assert re.search(said, ended.stderr)
+    assert re.search(said, (workdir / "report.md").read_text())
     assert contents(workdir) == contents(one_device)
     for directory in (workdir, workdir / "ends" / "18", workdir / "ends" / "24"):
         assert json.loads((directory / "run.json").read_text())["extended"] == [{"step": 6, "steps": 12, "ends": [12]}]
@@ -116,17 +116,17 @@ def test_refused_extensions_leave_the_run_unchanged(one_device, short, blocks_di
     def extended(**settings):
         return train(support.run_config(blocks_dir, "transformer_pp", **ENDS | settings), workdir)
 
-    with pytest.raises(UserError, match=r"to step 12, .*end after step 15 begins after step 7\. Ends that") as caught:
+    with pytest.raises(UserError, match=r"step 12, .* 15 .* 7\. .*--config\.train\.ends=") as caught:
         extended(train__steps=30)
     shares = tuple(map(float, re.findall(r"[\d.]+(?=[,)])", str(caught.value).partition("ends=")[2])))
     assert end_steps(
         support.run_config(blocks_dir, "transformer_pp", **ENDS | {"train__steps": 30, "train__ends": shares})
     ) == [12, 18, 24, 30]
-    with pytest.raises(UserError, match=r"another config: train\.steps: 24 -> 20\. Give the old values"):
+    with pytest.raises(UserError, match=r"another config: train\.steps: 24 -> 20\. "):
         extended(train__steps=20)
-    with pytest.raises(UserError, match=r"another config: train\.ends: \[0\.5, 0\.75, 1\.0\] -> \[\]\. Give the old"):
+    with pytest.raises(UserError, match=r"another config: train\.ends: \[0\.5, 0\.75, 1\.0\] -> \[\]\. "):
         extended(train__ends=())
-    with pytest.raises(UserError, match=r"another config: optim\.lr: .*; train\.steps: 24 -> 30\. Give the old"):
+    with pytest.raises(UserError, match=r"another config: optim\.lr: .*; train\.steps: 24 -> 30\. "):
         extended(train__steps=30, optim__lr=0.02)
     assert (contents(workdir), (workdir / "config.json").read_bytes(), sorted(workdir.rglob("*"))) == before
 
@@ -190,10 +190,10 @@ def test_a_finished_run_changes_nothing_and_reports_a_lost_end(one_device, block
     losses = eval_losses.path(workdir / "ends" / "12", 12)
     losses.write_bytes(b"PK but no zip")
     shutil.rmtree(workdir / "ends" / "12" / "checkpoints")
-    with pytest.raises(UserError, match=r"ends/12 lacks the results of this end \(00000012\.npz is damaged\)"):
+    with pytest.raises(UserError, match=r"ends/12 .*\(00000012\.npz .*damaged\)"):
         train(support.run_config(blocks_dir, "transformer_pp", **ENDS | {"checkpoint__ends": "last"}), workdir)
     shutil.rmtree(workdir / "ends" / "12")
-    with pytest.raises(UserError, match=r"ends/12 lacks the results of this end.*from step 6.*to step 12"):
+    with pytest.raises(UserError, match=r"ends/12 .*missing\).* 6, .* 12\."):
         train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)
 
 
@@ -216,7 +216,7 @@ def test_a_branch_compiles_nothing(blocks_dir, tmp_path, monkeypatch):
         ({"train__ends": (0.5, 0.75)}, r"config\.train\.ends=.*ascend to 1"),
         ({"train__ends": (0.5, 0.51, 1)}, r"config\.train\.ends=.*distinct steps"),
         ({"optim__cooldown": 0.0}, r"config\.optim\.cooldown=0"),
-        ({"optim__cooldown": 0.8}, r"begins after step 2, which overlaps with the warmup"),
+        ({"optim__cooldown": 0.8}, r"config\.train\.ends=.* 2, .*config\.optim\.warmup_steps=3"),
     ],
 )
 def test_impossible_schedules_are_refused(blocks_dir, settings, named):
@@ -225,7 +225,7 @@ def test_impossible_schedules_are_refused(blocks_dir, settings, named):
 
 
 def test_a_store_is_refused(blocks_dir):
-    with pytest.raises(UserError, match=r"config\.train\.ends.*a directory of this machine"):
+    with pytest.raises(UserError, match=r"--workdir=gs://bucket/run: .*config\.train\.ends .*this machine"):
         train(support.run_config(blocks_dir, "transformer_pp", **ENDS), "gs://bucket/run")
 
 

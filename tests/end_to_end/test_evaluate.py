@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 
 import jax
@@ -66,12 +67,12 @@ def test_a_read_only_workdir_is_evaluated(run: Run, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_command, "write_json", read_only)
     evaluate_command.main([f"--workdir={run.workdir}", "--tokens=64"])
     out, err = capsys.readouterr()
-    assert "in domain, domains count equally" in out
-    assert f"{run.workdir}/evaluation.json was not written (Read-only file system)." in err
+    assert "domains count" in out
+    assert re.search(rf"{run.workdir}/evaluation\.json .*not .*\(Read-only", err)
 
 
 def test_negative_tokens_are_refused(run: Run):
-    with pytest.raises(UserError, match="--tokens must be at least 0, not -5"):
+    with pytest.raises(UserError, match=r"^--tokens .*-5"):
         evaluate_command.main([f"--workdir={run.workdir}", "--tokens=-5"])
 
 
@@ -146,7 +147,7 @@ def test_test_sets_replace_the_run_data(run: Run, blocks: Blocks, tmp_path, caps
     )
     assert not written["mean"]
     assert "again.arxiv" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"^--data: there is no directory nowhere; give one of prepared blocks"):
+    with pytest.raises(UserError, match=r"^--data: .*no directory nowhere; "):
         evaluate_command.main([f"--workdir={run.workdir}", "--data=nowhere"])
 
 

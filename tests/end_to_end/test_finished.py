@@ -1,6 +1,7 @@
 """A finished run with damaged results: the same command recomputes what it can, bit-equal, and names the rest."""
 
 import os
+import re
 import shutil
 
 import pytest
@@ -48,7 +49,7 @@ def test_losses_of_the_last_evaluation_are_recomputed(damaged, capsys, name, how
     else:
         path.unlink()
     assert train(config, workdir)
-    assert f"{path} was {how}; it was recomputed" in capsys.readouterr().err
+    assert re.search(f"{path} .*{how}; .*recomputed", capsys.readouterr().err)
     assert content(workdir) == before
     assert train(config, workdir)
     assert "recomputed" not in capsys.readouterr().err
@@ -62,9 +63,7 @@ def test_losses_that_differ_from_the_rows_are_not_written(damaged):
     at = text.rindex('"eval/arxiv/loss": ') + len('"eval/arxiv/loss": ')
     digit = text[at + 4]
     rows.write_text(text[: at + 4] + ("1" if digit == "2" else "2") + text[at + 5 :])
-    with pytest.raises(
-        UserError, match=r"00000004\.npz is missing, and the checkpoint of step 4 now gives other losses"
-    ):
+    with pytest.raises(UserError, match=r"00000004\.npz .* 4 .*other losses .*metrics\.jsonl"):
         train(config, workdir)
     assert not path.exists()
 
@@ -72,7 +71,7 @@ def test_losses_that_differ_from_the_rows_are_not_written(damaged):
 def test_an_earlier_evaluation_cannot_be_recomputed(damaged):
     config, workdir = damaged
     eval_losses.path(workdir, 2).write_bytes(os.urandom(200))
-    with pytest.raises(UserError, match=r"00000002\.npz is damaged .*; put back a copy of it, or train the run again"):
+    with pytest.raises(UserError, match=r"/00000002\.npz .*damaged .*again\."):
         train(config, workdir)
 
 
@@ -81,7 +80,7 @@ def test_missing_results_of_an_earlier_evaluation_are_named(damaged, capsys):
     path = eval_losses.path(workdir, 2)
     path.unlink()
     assert train(config, workdir)
-    assert f"{path} is missing. Put back a copy of it" in capsys.readouterr().err
+    assert f"{path} is missing. " in capsys.readouterr().err
 
 
 def test_block_descriptions_are_written_again(damaged, capsys):
@@ -103,9 +102,9 @@ def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsy
     before = content(tmp_path / "ends" / "4")
     path.write_bytes(b"")
     assert train(config, tmp_path)
-    assert f"{path} was damaged; it was recomputed" in capsys.readouterr().err
+    assert re.search(f"{path} .*damaged; .*recomputed", capsys.readouterr().err)
     assert content(tmp_path / "ends" / "4") == before
     kept = tmp_path / "ends" / "4" / "checkpoints" / "4"
     next((kept / "params").glob("manifest*")).write_bytes(b"other")
-    with pytest.raises(UserError, match=rf"^The checkpoint {kept} is damaged: params/manifest"):
+    with pytest.raises(UserError, match=f"{kept} is damaged: params/manifest"):
         train(config, tmp_path)

@@ -82,12 +82,12 @@ def test_without_its_name_no_code_of_a_workdir_runs(moved, monkeypatch):
         lambda: evaluate.main([f"--workdir={moved}"]),
         lambda: workdirs.save_config(moved, from_config_dict(presets.read_config("mamba2:debug"))),
     ):
-        with pytest.raises(UserError, match=r"names the mixer 'gema'.*--allow-code=gema.*allow_code='gema'"):
+        with pytest.raises(UserError, match=r"'gema'.*--allow-code=gema.*allow_code='gema'"):
             command()
-    with pytest.raises(UserError, match=r"mixers/gema\.py is not the file that .* was trained with"):
+    with pytest.raises(UserError, match=r"mixers/gema\.py .*SHA-256 .*run\.json"):
         seqjax.load(moved, allow_code="gema")
     (moved / "mixers" / "gema.py").unlink()
-    with pytest.raises(UserError, match=r"gema\.py.*give the path"):
+    with pytest.raises(UserError, match=r"/gema\.py cannot .*path"):
         seqjax.load(moved, allow_code="gema")
 
 
@@ -101,7 +101,7 @@ def test_a_name_in_a_workdir_never_opens_a_file_elsewhere(moved, name):
     values["model"]["mixer"]["name"] = name
     (moved / "config.json").write_text(json.dumps(values))
     for allow_code in ((), name):
-        with pytest.raises(UserError, match=r"has no copy|--allow-code=gema|is not the file"):
+        with pytest.raises(UserError, match=r"no copy|--allow-code=gema|SHA-256"):
             seqjax.load(moved, allow_code=allow_code)
 
 
@@ -124,7 +124,7 @@ def test_an_allowed_mixer_evaluates_generates_loads_and_is_checked(moved, capsys
 
 
 def test_a_name_missing_from_the_run_is_refused(moved):
-    with pytest.raises(UserError, match=r"--allow-code=gmea: .* has no such mixer. Did you mean 'gema'"):
+    with pytest.raises(UserError, match=r"--allow-code=gmea: .*'gema'"):
         generate.main([f"--workdir={moved}", "--allow-code=gema", "--allow-code=gmea"])
 
 
@@ -132,7 +132,7 @@ def test_a_changed_file_cannot_resume_the_run(trained, corpus_cache, moved, monk
     Path("gema.py").write_text(EXAMPLE + "# other\n")
     config = from_config_dict(presets.read_config(f"gema.py:debug,{small(corpus_cache)}"))
     for command in (lambda: workdirs.save_config(moved, config), lambda: seqjax.load(moved)):
-        with pytest.raises(UserError, match=r"trained with another version of the mixer 'gema'.*another --workdir"):
+        with pytest.raises(UserError, match=r"another version .*'gema'.*--workdir"):
             command()
     forget(monkeypatch)
     Path("gema.py").write_text(EXAMPLE)
@@ -143,7 +143,7 @@ def test_a_link_for_the_copies_is_not_followed(trained, corpus_cache, moved, tmp
     shutil.move(moved / "mixers", tmp_path / "elsewhere")
     (moved / "mixers").symlink_to(tmp_path / "elsewhere")
     config = from_config_dict(presets.read_config(f"{trained}/gema.py:debug,{small(corpus_cache)}"))
-    with pytest.raises(UserError, match="is a link"):
+    with pytest.raises(UserError, match=r"/mixers .*link .*/elsewhere"):
         workdirs.save_config(moved, config)
 
 
@@ -155,7 +155,7 @@ def test_two_files_with_one_name_cannot_share_a_copy(tmp_path, monkeypatch):
     presets.load_file(tmp_path / "one.py")
     pattern = "({'name':'gema'},{'name':'gema.py:GatedEma'})"
     config = from_config_dict(presets.read_config("transformer_pp:debug", [("model.mixer", pattern)]))
-    with pytest.raises(UserError, match=r"would have the same copy mixers/gema\.py"):
+    with pytest.raises(UserError, match=r"same copy mixers/gema\.py"):
         workdirs.save_config(tmp_path / "run", config)
 
 

@@ -147,13 +147,13 @@ def test_prompts_from_a_file_are_independent(rough: Run, continuation: Continuat
 
 def test_a_file_without_prompts_is_refused(tmp_path):
     bad = {
-        "empty.txt": ("\n \n", "holds no prompt"),
+        "empty.txt": ("\n \n", r"empty\.txt .*no prompt"),
         "a.jsonl": (
             '{"prompt": "a"}\n{"text": "b"}\n',
-            r'a\.jsonl, line 2: prompt is missing; write \{"prompt": "\.\.\."\}',
+            r'a\.jsonl, line 2: prompt .*missing; .*\{"prompt": "\.\.\."\}',
         ),
-        "b.jsonl": ("just text\n", "line 1 is not JSON"),
-        "c.jsonl": ('{"prompt": 3}\n', "line 1: prompt is 3, not a text; write"),
+        "b.jsonl": ("just text\n", r"b\.jsonl, line 1 .*JSON"),
+        "c.jsonl": ('{"prompt": 3}\n', r"c\.jsonl, line 1: prompt is 3, "),
     }
     for name, (content, message) in bad.items():
         (tmp_path / name).write_text(content)
@@ -162,9 +162,9 @@ def test_a_file_without_prompts_is_refused(tmp_path):
     (tmp_path / "d.txt").write_bytes(b"a\xff")
     with pytest.raises(UserError, match="not UTF-8"):
         generate.main(["--workdir=unused", f"--prompts={tmp_path / 'd.txt'}"])
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match=r"e\.txt: no such"):
         generate.main(["--workdir=unused", f"--prompts={tmp_path / 'e.txt'}"])
-    with pytest.raises(UserError, match="--prompt and --prompts: give one"):
+    with pytest.raises(UserError, match="--prompt and --prompts: "):
         generate.main(["--workdir=unused", "--prompt=a", "--prompts=b"])
 
 
@@ -214,10 +214,10 @@ def test_python_takes_the_same_arguments(rough: Run, continuation: Continuation)
 def test_weights_with_nan_are_an_error(config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(support, "random_params", lambda model: jax.tree.map(lambda x: x * np.nan, params_of(model)))
     run = write_checkpoint(tmp_path / "run", config, 1)
-    with pytest.raises(UserError, match=r"logits after .* are NaN"):
+    with pytest.raises(UserError, match=r"logits .*NaN"):
         command(run, capsys, temperature=0)
     assert capsys.readouterr().out == PROMPT
-    with pytest.raises(UserError, match=r"logits after .* are NaN"):
+    with pytest.raises(UserError, match=r"logits .*NaN"):
         seqjax.load(run.workdir).generate(PROMPT, max_new_tokens=3)
 
 

@@ -18,7 +18,7 @@ NAMES = [name for name in make_losses.cases() if name in GOLDEN]  # a new config
 def test_every_recorded_case_still_exists():
     """A removed config or case fails here."""
     assert not GOLDEN.keys() - make_losses.cases().keys()
-    assert len(NAMES) == len(GOLDEN) >= 45
+    assert len(NAMES) == len(GOLDEN) >= 63
 
 
 # test_golden_workdirs.py has a quick comparison of losses.

@@ -244,7 +244,7 @@ def test_checkpoints_of_another_run_are_refused(change, trained, tmp_path):
     shutil.copytree(trained.other_linear, theirs)
     change(mine, theirs)
     for command in (lambda: train(trained.linear_config, mine), lambda: seqjax.load(mine)):
-        with pytest.raises(UserError, match=r"checkpoints/6 is damaged: .*step 4, delete"):
+        with pytest.raises(UserError, match=r"checkpoints/6 .*damaged: .* 4, delete"):
             command()
     shutil.rmtree(mine / "checkpoints/6")  # the remedy in the error
     assert train(trained.linear_config, mine) is True

@@ -100,9 +100,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts_from_the_same_weights
     for step in ("2", "4"):
         shutil.rmtree(workdir / "checkpoints" / step)
     (workdir / "report.md").unlink()
-    with pytest.raises(
-        UserError, match=f"began with the weights of {source} and was stopped .* give --init_from={source}"
-    ):
+    with pytest.raises(UserError, match=f"weights of {source} .* --init_from={source}"):
         begin(blocks_dir, workdir, **STILL)
     begin(blocks_dir, workdir, f"--init_from={source}", **STILL)
     assert sha256(workdir) == sha256(source)
@@ -112,13 +110,13 @@ def test_a_run_killed_before_its_first_checkpoint_restarts_from_the_same_weights
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"model__dim": 32}, r"another model than this run \(model\.dim: 16 -> 32\): copy its config.model"),
+        ({"model__dim": 32}, r"\(model\.dim: 16 -> 32\)"),
         ({"model__mixer__heads": 4}, r"\(model\.mixer\.heads: 2 -> 4\)"),
         ({"model__norm_eps": 1e-4, "model__n_layers": 2}, r"\(model\.n_layers: 1 -> 2\)"),
     ],
 )
 def test_another_model_is_refused_with_its_first_different_setting(source, blocks_dir, tmp_path, settings, says):
-    with pytest.raises(UserError, match=f"--init_from={source} has {says}" if "another" in says else says):
+    with pytest.raises(UserError, match=f"--init_from={source} .*{says}"):
         begin(blocks_dir, tmp_path / "run", f"--init_from={source}", **SETTINGS | settings)
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -149,11 +147,11 @@ def test_a_parameter_of_another_shape_is_named(blocks_dir, tmp_path):
 
 def test_a_dry_run_and_the_help_have_the_option(source, begun, blocks_dir, tmp_path, capsys):
     begin(blocks_dir, tmp_path / "run", f"--init_from={source}", "--dry_run", "--devices=8", **SETTINGS)
-    assert f"weights      from the newest checkpoint of {source}\n" in capsys.readouterr().out
+    assert f"checkpoint of {source}\n" in capsys.readouterr().out
     begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path}", "--dry_run", "--devices=8", **SETTINGS)
-    assert f"weights      NOT READY: {tmp_path} is not a run" in capsys.readouterr().out
+    assert f"weights      NOT READY: {tmp_path} " in capsys.readouterr().out
     begin(blocks_dir, begun, f"--init_from={tmp_path}", "--dry_run", "--devices=8", **STILL)
-    assert "weights      from the run in the workdir; --init_from would be ignored" in capsys.readouterr().out
+    assert "--init_from would be" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
     with pytest.raises(SystemExit):
         command.main(["--help"])
@@ -182,7 +180,7 @@ def test_sparse_attention_continues_a_dense_run(source, blocks_dir, tmp_path):
 def test_sparse_attention_needs_a_dense_run_with_its_settings(source, blocks_dir):
     for key, value, says in (("qk_norm", True, "False -> True"), ("heads", 4, "2 -> 4")):
         settings = SETTINGS | {"model__mixer__top_k": 8, f"model__mixer__{key}": value}
-        with pytest.raises(UserError, match=rf"another model than this run \(model\.mixer\.{key}: {says}\)"):
+        with pytest.raises(UserError, match=rf"another model .*\(model\.mixer\.{key}: {says}\)"):
             pretrained.describe_weights(str(source), support.run_config(blocks_dir, "dsa", **settings))
     fitting = support.run_config(blocks_dir, "dsa", **SETTINGS | {"model__mixer__top_k": 8})
     assert "5 arrays of the group auxiliary are new" in pretrained.describe_weights(str(source), fitting)
@@ -196,7 +194,7 @@ def test_sparse_attention_needs_a_dense_run_with_its_settings(source, blocks_dir
 def test_a_run_without_a_checkpoint_has_no_weights(source, blocks_dir, tmp_path):
     shutil.copytree(source, tmp_path / "source")
     shutil.rmtree(tmp_path / "source" / "checkpoints")
-    with pytest.raises(UserError, match="holds no complete checkpoint"):
+    with pytest.raises(UserError, match=r"no complete .*config\.checkpoint\.every"):
         begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path / 'source'}", **SETTINGS)
 
 

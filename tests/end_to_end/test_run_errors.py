@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -91,7 +92,7 @@ def test_settings_outside_the_identity_may_change(blocks_dir, workdir, tmp_path)
 
 def test_other_data_under_a_workdir_is_refused(workdir, tmp_path):
     other = support.write_blocks(tmp_path / "other", seed=1)
-    with pytest.raises(UserError, match=r"manifest|other data settings"):
+    with pytest.raises(UserError, match=r"manifest|data: '\w+' -> '\w+'"):
         train(settings(other), workdir)
     assert support.checkpoint_steps(workdir) == [12, 15]
 
@@ -106,7 +107,7 @@ def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
 
 
 def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*None.*config\.train\.batch_size"):
+    with pytest.raises(UserError, match=r"train\.accumulate=2: .* 4 .*data=8.*None.*config\.train\.batch_size"):
         train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
     with pytest.raises(UserError, match=r"config\.train\.batch_size=12 .*data=8.* 8 and 16\."):
         train(settings(blocks_dir, train__batch_size=12), tmp_path / "run")
@@ -148,11 +149,11 @@ def test_a_refused_run_blocks_no_later_command(blocks_dir, tmp_path, monkeypatch
 def test_a_second_run_in_one_workdir_is_refused_and_readers_are_not(blocks_dir, workdir, capsys):
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     with locked(workdir):
-        with pytest.raises(UserError, match=rf"{workdir} is in use by process {os.getpid()} on "):
+        with pytest.raises(UserError, match=f"{workdir} .*in use .* {os.getpid()} "):
             train(settings(blocks_dir, log__every=10), workdir)
         evaluate.main([f"--workdir={workdir}", "--tokens=64"])
         generate.main([f"--workdir={workdir}", "--max_new_tokens=1"])
-    assert "step 15, nats per token" in capsys.readouterr().out
+    assert "step 15, nats" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in before} == before
     assert not (workdir / "run.lock").exists()
 
@@ -162,7 +163,7 @@ def test_a_checkpoint_without_its_optimiser_state_is_refused(blocks_dir, workdir
     """It is not a parameter checkpoint, from which a run would start with a fresh optimiser."""
     before = (workdir / "metrics.jsonl").read_bytes()
     shutil.rmtree(workdir / "checkpoints" / "15" / "rest")
-    with pytest.raises(UserError, match=r"checkpoints/15 is damaged: the item 'rest' .*step 12, delete"):
+    with pytest.raises(UserError, match=r"checkpoints/15 .*'rest' .* 12, delete"):
         train(settings(blocks_dir), workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
@@ -171,7 +172,7 @@ def test_lost_rows_stop_the_run(blocks_dir, workdir):
     path = workdir / "metrics.jsonl"
     torn = path.read_bytes()[:-100]
     path.write_bytes(torn)
-    with pytest.raises(UserError, match=r"checkpoint of step 15 .*delete \S+/checkpoints/15 to resume"):
+    with pytest.raises(UserError, match=r"step 15 .*delete \S+/checkpoints/15 "):
         train(settings(blocks_dir), workdir)
     assert path.read_bytes() == torn
 
@@ -181,7 +182,7 @@ def test_damaged_blocks_of_a_finished_run_are_reported(blocks_dir, workdir):
     config = settings(blocks_dir)
     assert train(config, workdir) is True
     (workdir / "eval_losses" / "blocks.npz").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"eval_losses/blocks\.npz is damaged.*put back a copy of it"):
+    with pytest.raises(UserError, match=r"eval_losses/blocks\.npz .*damaged.*again\."):
         train(config, workdir)
 
 
@@ -220,22 +221,21 @@ def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatc
 
 
 def test_a_run_that_diverges_at_once_reports_that_nothing_was_saved(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"Step [12]: .*no checkpoint") as caught:
+    with pytest.raises(UserError, match=r" [12]: .*no checkpoint .*config\.optim\.lr"):
         train(settings(blocks_dir, optim__lr=1e30, optim__warmup_steps=0), tmp_path / "run")
-    assert "Lower config.optim.lr" in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------- broken workdirs
 @pytest.mark.parametrize("command", [evaluate.main, generate.main])
 def test_commands_refuse_a_directory_without_a_run(command, workdir, tmp_path):
-    with pytest.raises(UserError, match=r"is not a run: it has no config\.json"):
+    with pytest.raises(UserError, match=r"/nothing .*no config\.json\..*--workdir"):
         command([f"--workdir={tmp_path / 'nothing'}"])
     shutil.rmtree(workdir / "checkpoints")
-    with pytest.raises(UserError, match=r"no complete checkpoint.*config\.checkpoint\.every"):
+    with pytest.raises(UserError, match=r"no complete .*config\.checkpoint\.every"):
         command([f"--workdir={workdir}"])
     (workdir / "checkpoints").mkdir()
     (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # files of a killed save
-    with pytest.raises(UserError, match=r"no complete checkpoint"):
+    with pytest.raises(UserError, match=r"no complete .*config\.checkpoint\.every"):
         command([f"--workdir={workdir}"])
     (workdir / "config.json").write_text('{"name": "tor')
     with pytest.raises(UserError, match=r"config\.json is not JSON"):
@@ -263,7 +263,7 @@ def test_a_run_without_its_checkpoints_is_not_overwritten(blocks_dir, workdir, l
         text = (workdir / "config.json").read_text()
         (workdir / "config.json").write_text(text.replace('"every": 4', '"every": 0'))
     before = (workdir / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match=r"results up to step 15 and no checkpoint.*Put back .*another --workdir"):
+    with pytest.raises(UserError, match=r" 15 .*no checkpoint .*/checkpoints, .*--workdir"):
         train(config, workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == before
     (workdir / "metrics.jsonl").rename(workdir / "before.jsonl")
@@ -275,11 +275,11 @@ def test_a_corrupt_config_is_not_overwritten(blocks_dir, workdir):
     with pytest.raises(UserError, match=r"config\.json is not JSON"):
         train(settings(blocks_dir), workdir)
     (workdir / "config.json").unlink()
-    with pytest.raises(UserError, match=r"checkpoints but no config\.json"):
+    with pytest.raises(UserError, match=r"/run .*checkpoints .*no config\.json"):
         train(settings(blocks_dir), workdir)
     file = workdir / "file"
     file.write_text("")
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(UserError, match=r"/file .*a directory"):
         train(settings(blocks_dir), file)
 
 
@@ -291,7 +291,7 @@ def test_generate_refuses_meaningless_options(workdir):
 
 def test_generate_refuses_invalid_seeds_and_temperatures(workdir):
     for option in ("--temperature=nan", "--seed=-1", "--seed=99999999999999999999999"):
-        with pytest.raises(UserError, match=r"^(temperature|seed) must be at least 0"):
+        with pytest.raises(UserError, match=r"^(temperature|seed) .*least 0"):
             generate.main([f"--workdir={workdir}", option])
 
 
@@ -304,7 +304,7 @@ def test_a_run_with_a_moved_workdir_stops_and_resumes_there(blocks_dir, workdir,
             workdir.rename(elsewhere)
         return False
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"was moved or deleted.*--workdir=DIR"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"was moved .*--workdir=DIR"):
         patch.setattr(train_module.StopRequest, "agreed", moved)
         train(settings(blocks_dir), workdir)
     # A save in progress creates its directory again at the old path; it never counts as a checkpoint.
@@ -327,8 +327,8 @@ def test_a_deleted_workdir_is_reported(blocks_dir, workdir, monkeypatch):
             train(settings(blocks_dir), workdir)
 
     refused(workdir.with_name("elsewhere") / "x", FileNotFoundError, "elsewhere")
-    refused(workdir / "ends" / "12" / "x", UserError, r"ends/12/x cannot be reached: its directory was deleted while")
-    refused(workdir / "metrics.jsonl", UserError, r"was moved or deleted.*--workdir=DIR", deleted=True)
+    refused(workdir / "ends" / "12" / "x", UserError, r"ends/12/x .*deleted while")
+    refused(workdir / "metrics.jsonl", UserError, r"was moved .*--workdir=DIR", deleted=True)
 
 
 # ------------------------------------------------------------------------------------- the command line
@@ -337,7 +337,7 @@ def test_overrides_are_distinguished_from_flags():
     rest, overrides = train_command.split_overrides(argv)
     assert rest == ["--workdir=a", "--config=b.py:debug", "-v=1"]
     assert overrides == [("train.steps", "3"), ("data.path", "c=d")]
-    with pytest.raises(UserError, match=r"--config\.train\.steps has no value"):
+    with pytest.raises(UserError, match=r"--config\.train\.steps .*=VALUE"):
         train_command.split_overrides(["--config.train.steps"])
 
 
@@ -345,10 +345,11 @@ def test_overrides_are_distinguished_from_flags():
 def test_exit_status_and_no_traceback(blocks_dir, workdir):
     """In real processes: a message on stderr, status 2, no traceback."""
     said = {
-        ("--config=configs/top1_chunk.py:debug,trian.steps=3",): "Did you mean 'train'",
-        ("--config=top1_chunk:debug", "--config.model.mixer.selection=exactly"): (
-            "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"
-        ),
+        ("--config=configs/top1_chunk.py:debug,trian.steps=3",): "'train'",
+        (
+            "--config=top1_chunk:debug",
+            "--config.model.mixer.selection=exactly",
+        ): "config.model.mixer.selection='exactly' .*'exact'",
         (): "--config=top1_chunk. Shipped: based, ",
         ("top1_chunk",): "top1_chunk: write --config=top1_chunk.",
         tuple(support.command(blocks_dir, workdir, "transformer_pp", train__seed=5)[3:]): "train.seed: 0 -> 5",
@@ -357,7 +358,7 @@ def test_exit_status_and_no_traceback(blocks_dir, workdir):
     for result, says in zip(results, said.values(), strict=True):
         assert result.status == 2, result.stderr
         assert "error: " in result.stderr
-        assert says in result.stderr
+        assert re.search(says, result.stderr)
         assert "Traceback" not in result.stderr
 
 
@@ -367,7 +368,7 @@ def test_a_shipped_config_is_known_elsewhere(workdir):
     environment = {**support.environment(), "PYTHONPATH": str(support.ROOT)}
     result = support.run([sys.executable, "-m", "seqjax.main", *args], cwd=workdir, env=environment)
     assert result.returncode == 2
-    assert "Did you mean 'exact'" in result.stderr
+    assert "'exact'" in result.stderr
 
 
 LIMITED = """

@@ -4,6 +4,7 @@ Their results equal, bit by bit, an uninterrupted run in a local workdir.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -141,18 +142,18 @@ def test_a_stopped_run_finishes_on_another_machine(server, machine, blocks_dir, 
     process.send_signal(signal.SIGSTOP)  # so it lives until the other one has started
     refused = b.run(command(blocks_dir, url))
     assert refused.returncode == 2
-    assert f"{url} is in use by process {process.pid} on " in refused.stderr
+    assert re.search(f"{url} .*in use .* {process.pid} ", refused.stderr)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
-    assert f"everything is saved. To resume, run the same command with --workdir={url}" in stderr
+    assert f" --workdir={url}" in stderr
     stopped = max(steps(url))
     assert "run.lock" not in run_files(url)
     assert 0 < stopped < STEPS
     last = b.run(command(blocks_dir, url))
     assert last.returncode == 0, last.stderr
-    assert f"Resuming from step {stopped} of {STEPS} in {url}" in last.stderr
+    assert f" {stopped} of {STEPS} in {url}" in last.stderr
     assert f"Report: {url}/report.md" in last.stderr
     assert run_files(url) == FILES
     assert any(name.startswith("tensorboard/") for name in store.sizes(url))
@@ -162,7 +163,7 @@ def test_a_stopped_run_finishes_on_another_machine(server, machine, blocks_dir, 
     # Commands that read it, on a third machine.
     c = machine("c", server)
     evaluated = c.run([sys.executable, "-m", "seqjax.evaluate", f"--workdir={url}"])
-    assert f"{url}, step {STEPS}, nats per token" in evaluated.stdout, evaluated.stderr
+    assert f"{url}, step {STEPS}, nats" in evaluated.stdout, evaluated.stderr
     assert "evaluation.json" in run_files(url)
     made = [c.run([sys.executable, "-m", "seqjax.generate", f"--workdir={d}", "--prompt=ab"]) for d in (url, local_run)]
     assert made[0].stdout == made[1].stdout != ""
@@ -171,7 +172,7 @@ def test_a_stopped_run_finishes_on_another_machine(server, machine, blocks_dir, 
     assert run.complete
     assert run.last_row()["step"] == STEPS
     dry = c.run([*command(blocks_dir, url), "--dry_run"])
-    assert f"{url}, which holds a run: it would be resumed" in dry.stdout, dry.stderr
+    assert re.search(f"{url}, .*resumed", dry.stdout), dry.stderr
 
 
 @pytest.mark.slow
@@ -189,7 +190,7 @@ def test_killed_in_the_middle_of_a_save(server, machine, blocks_dir, local_run, 
     # The same host knows that the lock's process has ended.
     last = machine("b", server).run(command(blocks_dir, url))
     assert last.returncode == 0, last.stderr
-    assert f"Resuming from step 5 of {STEPS}" in last.stderr
+    assert re.search(f"Resuming .* 5 of {STEPS}", last.stderr)
     assert_equal_runs(url, local_run)
     assert steps(url) == [35, 40]
 
@@ -204,18 +205,18 @@ def test_a_short_run(server, blocks_dir, monkeypatch, tmp_path):
 
     def dies(name, content):
         if name.endswith("report.md"):
-            raise store.StoreError("the line is dead.")
+            raise store.StoreError("E17.")
         write(name, content)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "write", dies)
-        with pytest.raises(UserError, match=r"the line is dead\. The same command resumes from the last checkpoint"):
+        with pytest.raises(UserError, match=r"E17\. .*last checkpoint"):
             train(config, url)
     assert steps(url) == [2]
     assert "report.md" not in run_files(url)
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-        with pytest.raises(UserError, match=f"{url} holds a run with another config: train.steps: 2 -> 3"):
+        with pytest.raises(UserError, match=f"{url} .*another config: train.steps: 2 -> 3"):
             train(support.run_config(blocks_dir, "transformer_pp", **settings | {"train__steps": 3}), url)
     assert train(config, url)
     assert [row["step"] for row in support.rows(url)] == [2, 2]
@@ -251,5 +252,5 @@ def test_several_processes_without_a_shared_disk(server, machine, blocks_dir):
     assert names == {"process_0-of-2.json", "process_1-of-2.json"}
     assert not list(machines[1].cache.rglob("metrics.jsonl"))
     again = machine("c", server).run([*command(blocks_dir, url), "--config.train.batch_size=12"])
-    assert f"Resuming from step {STEPS} of {STEPS} in {url}" in again.stderr
+    assert f" {STEPS} of {STEPS} in {url}" in again.stderr
     assert again.returncode == 0, again.stderr

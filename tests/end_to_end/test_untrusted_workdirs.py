@@ -86,7 +86,7 @@ def change(workdir: Path, **values) -> None:
 def test_a_config_that_blocks_is_refused(workdir, command, what):
     (workdir / "config.json").unlink()
     what(workdir / "config.json")
-    with in_time(), pytest.raises(UserError, match=r"config\.json is not a file"):
+    with in_time(), pytest.raises(UserError, match=r"config\.json .*pipe .*device"):
         commands(workdir)[command]()
 
 
@@ -95,11 +95,11 @@ def test_a_checkpoint_with_a_pipe_or_a_link(workdir, outside, name):
     path = workdir / "checkpoints" / "7" / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    with in_time(), pytest.raises(UserError, match=f"{name} is not a file but a link, a pipe"):
+    with in_time(), pytest.raises(UserError, match=f"{name} .*link, .*pipe"):
         seqjax.load(workdir)
     path.unlink()
     path.symlink_to(outside / "a.txt")
-    with pytest.raises(UserError, match=f"{name} is not a file but a link, a pipe"):
+    with pytest.raises(UserError, match=f"{name} .*link, .*pipe"):
         seqjax.load(workdir)
 
 
@@ -120,7 +120,7 @@ def test_chunks_are_not_larger_than_their_array(workdir):
     described = json.loads(stored.read(name).result().value)
     stored.write(name, json.dumps(described | {"chunks": [1, 1 << 12, 1 << 12]}).encode()).result()
     checksums.write_checksums(step)
-    with pytest.raises(UserError, match=r"mlp\.gate\.w \[.*\] is stored in chunks of \[1, 4096, 4096\]"):
+    with pytest.raises(UserError, match=r"mlp\.gate\.w \[.*\] .*chunks of \[1, 4096, 4096\]"):
         seqjax.load(workdir)
 
 
@@ -138,14 +138,14 @@ def test_results_do_not_follow_links(workdir, outside):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"data__path": "reference://::/tmp/x.json"}, "the scheme reference may run code"),
-        ({"data__path": "zip://a::dask://host:1"}, "the scheme dask may run code"),
+        ({"data__path": "reference://::/tmp/x.json"}, "scheme reference "),
+        ({"data__path": "zip://a::dask://host:1"}, "scheme dask "),
         ({"data__path": "/dev"}, r"/dev has no manifest\.json"),
         ({"data__path": "https://user:pw@localhost:1/x"}, r"https://\*\*\*@localhost:1/x"),
         ({"eval__batch_size": 10**9}, "268,435,456 tokens"),
-        ({"model__n_layers": 10**9}, r"config\.model\.n_layers must be at least 1 and less than 10001"),
+        ({"model__n_layers": 10**9}, r"config\.model\.n_layers .* 10001, "),
         ({"model__vocab_size": 10**12}, r"config\.model\.vocab_size must be"),
-        ({"model__mixer": {"name": "evil_module.mixer"}}, "is code from outside seqjax and has not been run"),
+        ({"model__mixer": {"name": "evil_module.mixer"}}, r"--allow-code=evil_module\.mixer\b"),
     ],
     ids=str,
 )
@@ -172,7 +172,7 @@ def test_training_writes_only_in_its_workdir(config, workdir, outside, name):
     if (workdir / name).exists():
         shutil.rmtree(workdir / name)
     (workdir / name).symlink_to(outside / ("a.txt" if "." in name else ""))
-    with pytest.raises(UserError, match=f"{name} is a link"):
+    with pytest.raises(UserError, match=f"/{name} .*link .*/outside"):
         loop.train(config, workdir)
     assert not (workdir / "run.lock").exists()
 
@@ -213,7 +213,7 @@ def test_a_refused_run_deletes_nothing(workdir):
     with pytest.raises(UserError, match="another config"):
         train.main(argv)
     (workdir / "config.json").unlink()
-    with pytest.raises(UserError, match=r"has checkpoints but no config\.json"):
+    with pytest.raises(UserError, match=r"/run .*checkpoints .*no config\.json"):
         train.main(argv)
     assert all(path.exists() for path in kept)
 

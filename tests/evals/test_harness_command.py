@@ -43,7 +43,7 @@ def test_missing_lm_eval_is_an_error(monkeypatch, tmp_path):
     for name in ("seqjax.evals.lm_eval.lm", "seqjax.evals.lm_eval.tasks", "seqjax.evals.lm_eval.table"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UserError, match=r"seqjax harness needs lm_eval: pip install 'seqjax\[harness\]'"):
+    with pytest.raises(UserError, match=r"lm_eval: pip install 'seqjax\[harness\]'"):
         command.main([f"--workdir={tmp_path}", "--tasks=local"])
 
 
@@ -84,7 +84,7 @@ def test_paper_tasks_exist_in_the_harness(tasks):
     """An unknown name is refused."""
     known = {*tasks.manager(tasks.GROUPS["paper"], []).all_tasks}
     assert {*tasks.GROUPS["paper"]} <= known
-    with pytest.raises(UserError, match=r"'arc_esy'\. Did you mean 'arc_easy'"):
+    with pytest.raises(UserError, match=r"'arc_esy'.*'arc_easy'"):
         tasks.manager(["arc_esy"], [])
 
 
@@ -112,12 +112,10 @@ def test_results_are_reused_and_never_mixed(tasks, tmp_path):
     changed = {name: one | {"parameters_sha256": "cd" * 32, "step": 9} for name, one in identities.items()}
     for names in (["copa", "piqa"], ["piqa"]):
         requested = {name: changed[name] for name in names}
-        with pytest.raises(
-            UserError, match=r"copa\.json .*checkpoint: .*parameters_sha256 abababababab, now cdcd.*--out, or --again"
-        ):
+        with pytest.raises(UserError, match=r"copa\.json .*parameters_sha256 abababababab, now cdcd.*--again"):
             results.to_measure(saved, requested, again=(), out=tmp_path)
     limited = {name: one | {"limit": 5} for name, one in identities.items()}
-    with pytest.raises(UserError, match=r"copa\.json .*settings: limit 0, now 5\."):
+    with pytest.raises(UserError, match=r"copa\.json .*limit 0, now 5\."):
         results.to_measure(saved, limited, again=(), out=tmp_path)
     assert results.to_measure(saved, {"piqa": limited["piqa"]}, again=(), out=tmp_path) == ["piqa"]
 
@@ -205,6 +203,6 @@ def test_local_tasks_on_a_run(blocks_dir, corpus_cache, tmp_path, capsys):
     command.main(argv)
     assert capsys.readouterr().out == first.replace("of 6\n", "of 6  (measured before)\n")
     write_checkpoint(tmp_path, config, 4)
-    with pytest.raises(UserError, match="checkpoint: step 3, now 4"):
+    with pytest.raises(UserError, match="step 3, now 4"):
         command.main(argv)
     command.main([*argv, "--again", "--tasks=local_last_word", f"--out={tmp_path / 'other'}"])

@@ -286,7 +286,7 @@ def test_runs_are_claimed_once_and_not_after_the_deadline(tiny, tmp_path, monkey
     (tmp_path / command._claim(runs[0])).touch()  # claimed by another process
     command._train(tiny, runs, tmp_path, until=math.inf, claims=tmp_path)
     assert trained == [[(2e-3, 0)]]
-    assert "(1 of 2 left, about " in capsys.readouterr().out
+    assert "(1 of 2 left," in capsys.readouterr().out
     command._train(tiny, runs, tmp_path, until=math.inf)
     assert trained == [[(2e-3, 0)], [(1e-3, 0)]]  # finished runs are not repeated
     trained.clear()

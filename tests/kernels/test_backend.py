@@ -61,7 +61,7 @@ def test_an_unknown_implementation_is_an_error(fresh, op) -> None:
     with pytest.raises(kp.BackendError, match="unknown implementation 'cuda'"):
         all_calls("cuda")[op]()
     if op != "select_chunk" and not op.startswith("top1_chunk_attention"):
-        with pytest.raises(kp.BackendError, match=f"{op} .*no pallas kernel"):
+        with pytest.raises(kp.BackendError, match=f"{op} .*no pallas"):
             all_calls("pallas")[op]()
     assert kp.backends_used().get(op) is None
     assert issubclass(kp.BackendError, ValueError)
@@ -88,11 +88,10 @@ def test_the_first_backend_that_accepts_runs(fresh, monkeypatch) -> None:
     assert backend.pick("op", backends, None, (x,), {"chunk_size": 8}) == "xla"
     assert kp.backends_used() == {"op": "xla"}
     assert seen == [backend.Problem("cpu", (jax.ShapeDtypeStruct(x.shape, x.dtype),), {"chunk_size": 8}, False)]
-    with pytest.raises(kp.BackendError) as error:
+    refused = r"^op .*implementation='triton' .*cpu\. triton: .*GPU.*; pallas: op .*; xla: can run"
+    with pytest.raises(kp.BackendError, match=refused):
         backend.pick("op", backends, "triton", (x,), {})
     assert seen[-1].is_named
-    reasons = "triton: needs a GPU, this is a cpu; pallas: op has no pallas kernel; xla: can run this."
-    assert str(error.value) == f"op cannot run with implementation='triton' on cpu. {reasons}"
     assert kp.backends_used() == {"op": "xla"}, "a refusal is no use"
 
 
@@ -147,9 +146,9 @@ def test_external_backends_come_first(fresh, monkeypatch) -> None:
     longer = qkv(Shape(T=21))
     kp.top1_element_attention(*longer)
     assert kp.backends_used() == {"top1_element_attention": "xla"}, "it refused"
-    with pytest.raises(kp.BackendError, match="mine: only for up to 20 tokens; "):
+    with pytest.raises(kp.BackendError, match=r"mine: .* 20 tokens; "):
         kp.top1_element_attention(*longer, implementation="mine")
-    with pytest.raises(kp.BackendError, match="unknown implementation 'mine' for select_chunk"):
+    with pytest.raises(kp.BackendError, match="implementation 'mine' for select_chunk"):
         kp.select_chunk(q, k, implementation="mine")
 
 
@@ -195,12 +194,12 @@ def test_platform_follows_the_default_device() -> None:
 @pytest.mark.parametrize(
     ("shapes", "match"),
     [
-        (((2, 8, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)), "share batch, time and key dim"),
-        (((2, 8, 4, 8), (2, 8, 2, 4), (2, 8, 2, 8)), "share batch, time and key dim"),
-        (((2, 8, 4, 8), (2, 8, 2, 8), (2, 8, 1, 8)), "share batch, time and heads"),
+        (((2, 8, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)), r"^k .*key dim .*\(2, 9, 2, 8\)"),
+        (((2, 8, 4, 8), (2, 8, 2, 4), (2, 8, 2, 8)), r"^k .*key dim .*\(2, 8, 2, 4\)"),
+        (((2, 8, 4, 8), (2, 8, 2, 8), (2, 8, 1, 8)), "^v .*and heads "),
         (((2, 8, 4, 8), (2, 8, 3, 8), (2, 8, 3, 8)), "must divide"),
         (((8, 4, 8), (2, 8, 2, 8), (2, 8, 2, 8)), "got 3 axes"),
-        (((2, 0, 4, 8), (2, 0, 2, 8), (2, 0, 2, 8)), "no time step"),
+        (((2, 0, 4, 8), (2, 0, 2, 8), (2, 0, 2, 8)), "^q .*no time "),
     ],
 )
 def test_mismatched_shapes_are_named(shapes, match) -> None:
@@ -215,10 +214,10 @@ def test_mismatched_shapes_are_named(shapes, match) -> None:
 @pytest.mark.parametrize(
     ("shapes", "match"),
     [
-        (((2, 4, 8), (3, 9, 2, 8), (3, 9, 2, 8)), "share batch and key dim"),
+        (((2, 4, 8), (3, 9, 2, 8), (3, 9, 2, 8)), r"k cache .*\(3, 9, 2, 8\)"),
         (((2, 4, 8), (2, 9, 2, 8), (2, 8, 2, 8)), "caches disagree"),
         (((2, 4, 8), (2, 9, 3, 8), (2, 9, 3, 8)), "must divide"),
-        (((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)), "one decoding step takes"),
+        (((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)), "decoding step"),
     ],
 )
 def test_mismatched_decode_shapes_are_named(shapes, match) -> None:

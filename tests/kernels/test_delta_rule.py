@@ -4,6 +4,7 @@ Gradients are compared as well.
 """
 
 import math
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -258,8 +259,8 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(dtype="float32", K=5, V=3)) is None
-    assert "key dim 160 is larger than 128" in str(refusal(problem(K=160)))
-    assert "value dim 320 is larger than 256" in str(refusal(problem(V=320)))
+    assert re.search("key dim 160 .* 128", str(refusal(problem(K=160))))
+    assert re.search("value dim 320 .* 256", str(refusal(problem(V=320))))
     assert "operands are bfloat16" in str(refusal(problem(wide="bfloat16")))
     with jax.enable_x64(True):
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
@@ -268,7 +269,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = [x.astype(jnp.float64) for x in draw(20, 4, 4, decay=0.3)]
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             op(*arrays, implementation="triton")
         assert [x.dtype for x in jax.eval_shape(op, *arrays)] == [jnp.float64] * 2
     assert kp.backends_used()["delta_rule"] == "xla"

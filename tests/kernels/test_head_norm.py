@@ -3,6 +3,7 @@
 Gradients are compared as well, with the options of each mixer.
 """
 
+import re
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -390,17 +391,17 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(problem(dtype="float32", H=128)) is None
     assert refusal(problem(H=1000, gate_first=False)) is None
     assert refusal(problem(gate_first=False, is_split=True)) is None
-    assert "16384 channels (dims padded to powers of two) is wider than 8192" in str(refusal(problem(H=129)))
-    assert "devices share the channels" in str(refusal(problem(is_split=True)))
-    assert "gain, bias and factors float32" in str(refusal(problem(wide="bfloat16")))
-    assert "operands are float32 and float8_e4m3fn" in str(refusal(problem(dtype="float8_e4m3fn")))
+    assert re.search("16384 channels .* 8192", str(refusal(problem(H=129))))
+    assert "devices share" in str(refusal(problem(is_split=True)))
+    assert "factors float32" in str(refusal(problem(wide="bfloat16")))
+    assert "are float32 and float8_e4m3fn" in str(refusal(problem(dtype="float8_e4m3fn")))
 
 
 def test_double_precision_uses_xla() -> None:
     kind = KINDS["rwkv7"]
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(kind))
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             op(kind, *arrays, implementation="triton")
         dy = cotangent(kind, arrays)
         got = with_gradients(partial(op, kind), arrays, dy)

@@ -4,6 +4,7 @@ Kinds: `bonus` is RWKV-5 and 6, `plain` is GLA, `low_rank` is RWKV-7, and `corre
 """
 
 import math
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -326,16 +327,16 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(dtype="float32", K=5, V=3)) is None
-    assert "key dim 160 is larger than 128" in str(refusal(problem(K=160)))
-    assert "value dim 320 is larger than 256" in str(refusal(problem(V=320)))
+    assert re.search("key dim 160 .* 128", str(refusal(problem(K=160))))
+    assert re.search("value dim 320 .* 256", str(refusal(problem(V=320))))
     assert "operands are bfloat16" in str(refusal(problem(wide="bfloat16")))
-    assert "operands are float16 and float32; v may be bfloat16, float32" in str(refusal(problem(dtype="float16")))
+    assert re.search("float16 and float32; v .*bfloat16, float32", str(refusal(problem(dtype="float16"))))
 
 
 def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw("bonus", 20, 4, 4, decay=0.3))
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             op(*arrays, implementation="triton")
         assert [x.dtype for x in jax.eval_shape(op, *arrays)] == [jnp.float64] * 2
     assert kp.backends_used()["linear_attention"] == "xla"

@@ -144,7 +144,7 @@ def test_refusals(monkeypatch):
         walked()
     (q, k, v, product, forgotten, *own), _ = operands()
     monkeypatch.setattr(triton, "MOST_GIB", 0.0)
-    with pytest.raises(kp.BackendError, match=r"backward pass .*3 chunks of 16"):
+    with pytest.raises(kp.BackendError, match="3 chunks of 16"):
         walked()
 
 

@@ -1,5 +1,6 @@
 """The short convolution: both backends against float64, values and all gradients."""
 
+import re
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -205,8 +206,8 @@ def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
         ({"w_EW": jnp.zeros((5, 4))}, r"w_EW must be \(6, 4\)|Type-check"),
         ({"b_E": jnp.zeros(5)}, r"b_E must be \(6,\)|Type-check"),
         ({"last_BWE": jnp.zeros((2, 4, 6))}, r"last_BWE must be \(2, 3, 6\)"),
-        ({"l2_heads": 4}, "4 heads do not divide 6 channels"),
-        ({"l2_heads": 0}, "0 heads do not divide"),
+        ({"l2_heads": 4}, "4 heads .* 6 channels"),
+        ({"l2_heads": 0}, "0 heads "),
         ({"scale": 0.5}, "set l2_heads"),
     ],
 )
@@ -225,19 +226,19 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(heads=6, dtype="float32", W=8)) is None
-    assert "9 taps are more than 8" in str(refusal(problem(W=9)))
-    assert "heads of 576 channels are larger than 256" in str(refusal(problem(heads=1)))
-    assert "1 positions are less than 16" in str(refusal(problem(T=1)))
+    assert re.search("9 taps .* 8", str(refusal(problem(W=9))))
+    assert re.search("heads of 576 .* 256", str(refusal(problem(heads=1))))
+    assert re.search("1 positions .* 16", str(refusal(problem(T=1))))
     assert refusal(problem(T=1, is_named=True)) is None
-    assert "operands are float32 and int8" in str(refusal(problem(dtype="int8")))
-    assert "taps and bias float32" in str(refusal(problem(taps="bfloat16")))
+    assert "are float32 and int8" in str(refusal(problem(dtype="int8")))
+    assert "and bias float32" in str(refusal(problem(taps="bfloat16")))
 
 
 def test_double_precision_uses_xla() -> None:
     case = CASES[0]
     with jax.enable_x64(True):
         arrays = [x.astype(jnp.float64) for x in draw(case)]
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             op(*arrays, case=case, implementation="triton")
         got = op(*arrays, case=case)
         np.testing.assert_allclose(got, reference.short_conv(*arrays, **case.options), rtol=1e-12, atol=1e-13)

@@ -4,6 +4,7 @@ The tests cover chunk tables and the choice of the best listed key.
 """
 
 import math
+import re
 from functools import partial
 
 import jax
@@ -351,7 +352,7 @@ def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> 
     for backend in (select_triton.BACKEND, chunk_triton.DECODE_BACKEND):
         assert backend.refusal(listed) is None
         refusal = backend.refusal(long(shortlist=tables.Shortlist(17, "mean")))
-        assert refusal == "it lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
+        assert re.search(" 16 .*shortlist=17; implementation='xla'", str(refusal))
         # The best key of all chunks needs no list.
         assert backend.refusal(long(shortlist=tables.Shortlist(31, "mean"))) is None
     # Attention does not select; it uses another backend's selection.
@@ -361,10 +362,10 @@ def test_refusals_name_a_supporting_backend(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"shortlist": 0}, "shortlist=0 .* set shortlist to 1 or more"),
-        ({"shortlist": 2, "top_k": 3}, "shortlist=2 .* set shortlist to 3 or more"),
-        ({"table": "means"}, "unknown table 'means'.*Did you mean 'mean'"),
-        ({"table": "sub_means", "chunk_size": 12}, "chunk_size=12 must be a multiple of 8"),
+        ({"shortlist": 0}, "shortlist=0 .*top_k=1: .* 1 or more"),
+        ({"shortlist": 2, "top_k": 3}, "shortlist=2 .*top_k=3: .* 3 or more"),
+        ({"table": "means"}, "table 'means'.*'mean'"),
+        ({"table": "sub_means", "chunk_size": 12}, "chunk_size=12 .* 8, .*table='mean'"),
     ],
 )
 def test_wrong_settings_name_the_fix(settings, match) -> None:
@@ -382,5 +383,5 @@ def test_a_table_of_another_shape_is_named() -> None:
     q, k, v = qkv(Shape(T=40))
     table = kp.chunk_table(k, chunk_size=8, table="mean")
     options = {"chunk_size": 8, "selection": "shortlist", "table": "mean_eigen", "shortlist": 1}
-    with pytest.raises(ValueError, match=r"chunk_table must be \[2, at least 5, 2, 2, 8\]"):
+    with pytest.raises(ValueError, match=r"chunk_table .*\[2, at least 5, 2, 2, 8\]"):
         kp.top1_chunk_decode(q[:, 0], k, v, 3, chunk_table_BcGPK=table, **options)

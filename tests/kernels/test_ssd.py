@@ -3,6 +3,7 @@
 Gradients are compared as well.
 """
 
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -254,9 +255,9 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(dtype="float32", V=5, N=3)) is None
-    assert "head dim 160 or state 128 is larger than 128" in str(refusal(problem(V=160)))
-    assert "head dim 64 or state 256 is larger than 128" in str(refusal(problem(N=256)))
-    assert "1 positions per chunk are less than" in str(refusal(problem(chunk=1)))
+    assert re.search("dim 160 .*state 128 .* 128", str(refusal(problem(V=160))))
+    assert re.search("dim 64 .*state 256 .* 128", str(refusal(problem(N=256))))
+    assert "1 positions per" in str(refusal(problem(chunk=1)))
     assert refusal(problem(chunk=1, is_named=True)) is None
     with jax.enable_x64(True):
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
@@ -272,7 +273,7 @@ def test_meshes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         x, log_a, b, c, dt, state = (t.astype(jnp.float64) for t in draw(1, 20, 1, 4, 4))
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             kp.ssd(x, log_a, b, c, state, dt, chunk_size=16, implementation="triton")
         jax.eval_shape(partial(kp.ssd, chunk_size=16), x, log_a, b, c, state, dt)
     assert kp.backends_used()["ssd"] == "xla"

@@ -3,6 +3,7 @@
 The tests cover values, all gradients, and the calls of the mixers.
 """
 
+import re
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -172,7 +173,7 @@ def test_the_backward_pass_keeps_only_inputs(implementation) -> None:
     ("wrong", "match"),
     [
         # With the tests' import hook, annotations reject a bad shape before the function does.
-        ({"mus": ()}, "mus is empty"),
+        ({"mus": ()}, "^mus .*empty"),
         ({"mus": (jnp.zeros(6), jnp.zeros(5))}, r"mus\[1\] must be \(6,\)|Type-check"),
         ({"last_BD": jnp.zeros((2, 5))}, r"last_BD must be \(2, 6\)|Type-check"),
         ({"moves_NBTD": jnp.zeros((2, 2, 9, 6))}, r"moves_NBTD must be \(1, 2, 9, 6\)"),
@@ -193,16 +194,16 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(dtype="float32")) is None
-    assert "7 branches are more than 6" in str(refusal(problem(N=7)))
-    assert "1 positions are less than 16" in str(refusal(problem(T=1)))
+    assert re.search("7 branches .* 6", str(refusal(problem(N=7))))
+    assert re.search("1 positions .* 16", str(refusal(problem(T=1))))
     assert refusal(problem(T=1, is_named=True)) is None
-    assert "x is int8; it may be bfloat16, float16, float32" in str(refusal(problem(dtype="int8")))
+    assert re.search("x is int8; .*bfloat16, float16, float32", str(refusal(problem(dtype="int8"))))
 
 
 def test_double_precision_uses_xla() -> None:
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(CASES[1]))
-        with pytest.raises(kp.BackendError, match=r"triton: (x is float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (x is float64|Triton)"):
             kp.token_shift(*arrays, implementation="triton")
         for y, want in zip(kp.token_shift(*arrays), reference.token_shift(*arrays), strict=True):
             np.testing.assert_allclose(y, want, rtol=1e-12, atol=1e-13)

@@ -5,6 +5,7 @@ It never falls back silently.
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,17 +34,17 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_name_the_limits(anywhere) -> None:
     assert limits.attention(problem()) is None
     assert limits.attention(problem(dtype="float32", dim=5)) is None
-    assert "float64; it takes one dtype for all" in str(limits.attention(problem(dtype="float64")))
-    assert "head dim 160 is larger than 128" in str(limits.attention(problem(dim=160)))
+    assert re.search("float64; .*one dtype", str(limits.attention(problem(dtype="float64"))))
+    assert re.search("head dim 160 .* 128", str(limits.attention(problem(dim=160))))
     mixed = problem()._replace(operands=(problem().operands[0], problem(dtype="float32").operands[0]))
-    assert "bfloat16 and float32; it takes one dtype" in str(limits.attention(mixed))
+    assert re.search("bfloat16 and float32; .*dtype", str(limits.attention(mixed)))
     assert decode_refusal(problem(chunk_size=256)) is None
-    assert "chunk_size 512 is larger than 256" in str(decode_refusal(problem(chunk_size=512)))
-    assert "selected by name" in str(limits.attention(problem(platform="cpu", is_named=False)))
+    assert re.search("chunk_size 512 .* 256", str(decode_refusal(problem(chunk_size=512))))
+    assert "by name" in str(limits.attention(problem(platform="cpu", is_named=False)))
 
 
 def test_other_accelerators_refuse() -> None:
-    assert runtime.refusal("tpu") == "Triton kernels need an NVIDIA GPU, this is a tpu"
+    assert re.search("NVIDIA GPU, .*tpu$", str(runtime.refusal("tpu")))
 
 
 def test_a_cpu_without_the_interpreter_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,17 +52,17 @@ def test_a_cpu_without_the_interpreter_refuses(monkeypatch: pytest.MonkeyPatch) 
     assert "with TRITON_INTERPRET=1 set" in str(runtime.refusal("cpu"))
     if device.platform() == "cpu":
         q, k, v = qkv(Shape(T=10))
-        with pytest.raises(kp.BackendError, match=r"triton: Triton kernels need a GPU.*xla: can run this"):
+        with pytest.raises(kp.BackendError, match=r"triton: .*TRITON_INTERPRET=1.*xla: can run"):
             kp.top1_element_attention(q, k, v, implementation="triton")
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "needs triton and torch: pip install 'seqjax[interpret]'" in str(runtime.refusal("cpu"))
-    assert "the interpreter runs on a CPU only" in str(runtime.refusal("gpu"))
+    assert "triton and torch: pip install 'seqjax[interpret]'" in str(runtime.refusal("cpu"))
+    assert "CPU only" in str(runtime.refusal("gpu"))
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert "triton is not installed" in str(runtime.refusal("gpu"))
+    assert "not installed" in str(runtime.refusal("gpu"))
 
 
 def test_a_gpu_without_jax_triton_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +70,11 @@ def test_a_gpu_without_jax_triton_refuses(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
     def fails(name):
-        raise ImportError("jax-triton requires JAX to be installed with GPU support.\nMore.")
+        raise ImportError("E17.\nMore.")
 
     monkeypatch.setattr(importlib, "import_module", fails)
     refusal = str(runtime.refusal("gpu"))
-    assert "jax_triton does not import (jax-triton requires JAX to be installed with GPU support.)" in refusal
+    assert re.search(r"jax_triton .*\(E17\.\)", refusal)
     monkeypatch.setattr(importlib, "import_module", lambda name: object())
 
 
@@ -91,7 +92,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 
 @pytest.mark.parametrize(
     ("capability", "reason"),
-    [(None, "no compute capability"), (75, "7.5"), (80, None), (89, None), (90, None), (100, "10821"), (120, "10821")],
+    [(None, "no compute"), (75, "7.5"), (80, None), (89, None), (90, None), (100, "10821"), (120, "10821")],
 )
 def test_tested_gpus_are_accepted(on_gpu, capability, reason) -> None:
     on_gpu(capability)
@@ -130,7 +131,7 @@ def test_the_interpreter_runs_by_name_only(name) -> None:
 def test_double_precision_is_refused_by_name() -> None:
     with jax.enable_x64(True):
         q, k, v = qkv(Shape(T=10), dtype="float64")
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             kp.top1_element_attention(q, k, v, implementation="triton")
 
 
@@ -292,6 +293,6 @@ def test_sizes_beyond_32_bit_offsets_are_refused(name, anywhere, monkeypatch) ->
             jax.eval_shape(function, *operands)
         refusal = picked.value.args[0]
         if most is None or n_tokens <= most:
-            assert refusal is None or "its backward pass would take" in refusal, n_tokens
+            assert refusal is None or "backward pass" in refusal, n_tokens
         else:
-            assert "elements, and 32-bit offsets reach 2,147,483,648" in refusal
+            assert "32-bit offsets reach 2,147,483,648" in refusal

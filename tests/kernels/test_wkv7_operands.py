@@ -3,6 +3,7 @@
 The tests cover values, all gradients, and the call of the mixer.
 """
 
+import re
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -286,19 +287,17 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     assert refusal(problem()) is None
     assert refusal(problem(dtypes=("float32",), K=384)) is None
-    assert "a head of 1025 channels is wider than 1024" in str(refusal(problem(K=1025)))
-    assert "1 positions are less than 16" in str(refusal(problem(T=1)))
+    assert re.search("1025 channels .* 1024", str(refusal(problem(K=1025))))
+    assert re.search("1 positions .* 16", str(refusal(problem(T=1))))
     assert refusal(problem(T=1, is_named=True)) is None
-    assert "operands are bfloat16 and float32; it takes one dtype" in str(
-        refusal(problem(dtypes=("bfloat16", "float32")))
-    )
+    assert re.search("bfloat16 and float32; .*dtype", str(refusal(problem(dtypes=("bfloat16", "float32")))))
 
 
 def test_double_precision_uses_xla() -> None:
     case = Case(5)
     with jax.enable_x64(True):
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(case))
-        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton)"):
             op(case, *arrays, implementation="triton")
         got, want = op(case, *arrays), op(case, *arrays, implementation="reference")
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-13), got, want)

@@ -116,11 +116,11 @@ def test_gke_requests_tpus_or_gpus(device, kind):
 @pytest.mark.parametrize(
     ("script", "args", "word"),
     [
-        ("local.sh", (), "say what to train"),
-        ("local.sh", ("--gpus=two", *RUN), "--gpus=two is not a number"),
+        ("local.sh", (), "launch/local.sh --config="),
+        ("local.sh", ("--gpus=two", *RUN), "--gpus=two is"),
         ("slurm.sbatch", RUN[1:], "--config= is missing"),
-        ("slurm_study.sbatch", (), "say which study"),
-        ("slurm_study.sbatch", ("--study=my.py",), "submit an array"),
+        ("slurm_study.sbatch", (), "--study=configs/studies/limited_110m.py"),
+        ("slurm_study.sbatch", ("--study=my.py",), "sbatch --array=0-60"),
         ("tpu_vm.sh", ("--name=n", "--", *RUN), "--zone= is missing"),
         ("tpu_vm.sh", ("--config=a",), "--config=a is unknown"),
         ("gke.sh", ("--cluster=c", "--workload=w", "--device=d", "--image=i"), "after --"),

@@ -164,6 +164,9 @@ STATE = {
     "fox/pro": lambda n: 68 * n + 64,  # plus the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
     "mesa_net": lambda n: 4 * 8 * (8 + 8) + 3 * (32 + 32),
+    # changes of W and b and their gradient sums; the convolutions' last inputs
+    "ttt_linear": lambda n: 2 * 4 * (8 * 8 + 8) + 3 * 32,
+    "ttt_linear/base": lambda n: 2 * 4 * (8 * 8 + 8),
     "parallax": lambda n: 64 * n,
     "parallax/gqa": lambda n: 32 * n,
     "wall": lambda n: 64 * n + 32 * n,  # plus the sum of each key's log decays
@@ -229,6 +232,10 @@ SUMS |= {
     "k_mean_BcGK",
     "v_mean_BcGK",
     "decay_BSHK",
+    "w_BHKK",
+    "b_BH1K",
+    "dw_BHKK",
+    "db_BH1K",
 }  # sums, their weights, and means
 
 

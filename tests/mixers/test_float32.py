@@ -41,6 +41,7 @@ ISLANDS = {
     "precond_kda": ["beta", "decay_out", "precond.beta", "precond.decay"],
     "rwkv6": ["d2"],
     "mesa_net": ["beta", "decay"],
+    "ttt_linear": ["rate"],
     "wall": ["decay"],
     "rwkv7": ["a_lora", "v_lora", "w_lora"],
     "rwkv7_shell": ["v_lora"],

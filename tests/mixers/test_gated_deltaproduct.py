@@ -178,7 +178,7 @@ def test_steps_count_modulo_one_more(steps):
 
 
 def test_invalid_settings_are_refused():
-    with pytest.raises(UserError, match=r"steps must be .*0"):
+    with pytest.raises(UserError, match=r"^steps .*0"):
         mixers.GatedDeltaProduct(DIM, heads=HEADS, steps=0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r"heads=3 .*8 .*key_dim"):
         mixers.GatedDeltaProduct(DIM, heads=3, rngs=nnx.Rngs(0))

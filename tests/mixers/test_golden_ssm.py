@@ -72,6 +72,7 @@ SETTINGS = {
     },
     "qwen3_deltanet": {"heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8, "chunk_size": 8},
     "mesa_net": {"heads": 2, "chunk_size": 8, "norm_eps": 1e-5},
+    "ttt_linear": {"heads": 2},
     "parallax": {"heads": 2, "kv_heads": 1, "qk_norm": True},
     "wall": {"heads": 2, "kv_heads": 1, "qk_norm": True, "gate": True},
     "comba": DELTA,

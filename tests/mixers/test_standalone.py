@@ -128,7 +128,7 @@ def test_standalone_and_model_mixers_start_equal():
             standalone = mixers.load(file)(model.config.dim, **own, layer=layer, rngs=nnx.Rngs(0))
             described = mixers.build(model.config.mixer, model.config.dim, layer=layer, rngs=nnx.Rngs(0))
             jax.tree.map(np.testing.assert_array_equal, nnx.state(standalone), nnx.state(described))
-    with pytest.raises(UserError, match="chunk_size=8 does not fit max_len=4"):
+    with pytest.raises(UserError, match=r"^chunk_size=8 .*max_len=4"):
         made("Top1Chunk", layer=base.Layer(max_len=4))
 
 
@@ -166,7 +166,7 @@ def test_wrong_settings_are_named_as_in_the_call(name, wrong, match):
 
 
 def test_missing_required_settings_are_named():
-    with pytest.raises(UserError, match=r"^heads is missing"):
+    with pytest.raises(UserError, match=r"^heads .*missing"):
         mixers.Top1Chunk(dim=32, rngs=nnx.Rngs(0))
 
 

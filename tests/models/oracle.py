@@ -243,12 +243,13 @@ def attention(m, p, x):
 
 
 # ---------------------------------------------------------------------------------------------------------------- MLA
-def turned_neighbors(x_THR, base):
+def turned_neighbors(x_THR, base, positions_T=None):
     """Rotate the channel pairs (2i, 2i + 1) by position * base^(-2i / R)."""
-    pairs = x_THR[..., ::2] + 1j * x_THR[..., 1::2]
-    frequency = base ** (-np.arange(pairs.shape[-1]) / pairs.shape[-1])
-    z = pairs * np.exp(1j * np.arange(len(x_THR))[:, None] * frequency)[:, None]
-    return np.stack([z.real, z.imag], -1).reshape(x_THR.shape)
+    positions_T = np.arange(len(x_THR)) if positions_T is None else positions_T
+    first, second = x_THR[..., ::2], x_THR[..., 1::2]
+    angle = (positions_T[:, None] * base ** (-np.arange(first.shape[-1]) / first.shape[-1]))[:, None]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack([first * cos - second * sin, second * cos + first * sin], -1).reshape(x_THR.shape)
 
 
 def mla_operands(m, p, x):
@@ -711,6 +712,38 @@ def mesa_net(m, p, x):
     return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)
 
 
+def ttt_linear(m, p, x):
+    """Take gradient steps token by token, with the Jacobian of the normalised prediction.
+
+    Parameters and inputs may be complex, for derivatives by complex steps.
+    """
+    q = k = linear(p["q"], x)
+    q, k = (causal_conv(p["q_conv"], q), causal_conv(p["k_conv"], k)) if m.conv else (q, linear(p["k"], x))
+    q, k = (turned_neighbors(heads_of(y, m.heads), 1e4, np.arange(len(x)) % m.mini_batch) for y in (q, k))
+    v, y, n = heads_of(linear(p["v"], x), m.heads), np.zeros_like(q), q.shape[-1]
+    rate = m.base_lr * sigmoid(linear(p["rate"], x)) / n
+    gains, biases, starts = (z.reshape(m.heads, n) for z in (p["inner_norm"]["g"], p["inner_norm"]["b"], p["b_E"]))
+    for h, (gain, bias) in enumerate(zip(gains, biases, strict=True)):
+        w, b = p["w_HKK"][h], starts[h]
+        for t in range(len(x)):
+            i = t % m.mini_batch
+            if i == 0:
+                dw, db = np.zeros_like(w), np.zeros_like(b)
+            z = k[t, h] @ w + b
+            unit = layer_norm(z, 1.0, 0.0, m.norm_eps)
+            jacobian = np.eye(n) - 1 / n - np.outer(unit, unit) / n  # symmetric
+            jacobian = jacobian / np.sqrt(((z - z.mean()) ** 2).mean() + m.norm_eps)
+            d = rate[t, h] * jacobian @ (gain * (gain * unit + bias - (v[t, h] - k[t, h])))
+            dw, db = dw + np.outer(k[t, h], d), db + d
+            share = np.maximum(1 / (i + 1) + p["token_M"][i], 0)
+            now_w, now_b = w - share * dw, b - share * db
+            y[t, h] = q[t, h] + layer_norm(q[t, h] @ now_w + now_b, gain, bias, m.norm_eps)
+            if i == m.mini_batch - 1:
+                w, b = now_w, now_b
+    y = layer_norm(y.reshape(len(x), -1), p["norm"]["g"], p["norm"]["b"], m.norm_eps)
+    return linear(p["out"], y * gelu_tanh(linear(p["gate"], x)) if m.gate else y)
+
+
 # --------------------------------------------------------------------------------------------------------------- RWKV
 def shifted(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
@@ -808,7 +841,7 @@ MIXERS = {
     "log_linear_mamba2": log_linear_mamba2, "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
     "msa": indexed, "dsa": indexed,
     "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "mesa_net": mesa_net, "parallax": parallax, "wall": wall, "comba": comba,
+    "mesa_net": mesa_net, "ttt_linear": ttt_linear, "parallax": parallax, "wall": wall, "comba": comba,
     "precond_gated_deltanet": preconditioned, "precond_kda": preconditioned,
     "kda": kda, "mla": mla, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip

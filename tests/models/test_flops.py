@@ -46,6 +46,8 @@ MIXER_FLOPS = {
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,
+    # scores and their product with gradients in mini-batches of 16; k W, q W and k^T d, of which one counts as a matrix
+    "ttt_linear": 4 * 768 * 17 / 2 + 2 * 2 * 768 * 64,
     "parallax": 6 * 768 * (T + 1) / 2,
     "wall": 4 * 768 * (T + 1) / 2,
     "comba": 3 * 2 * 6 * 96 * 192,

@@ -216,6 +216,11 @@ CASES = {
     "mesa_net:model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.ridge_E": exactly(math.log(math.exp(0.75) - 1)),
     },
+    # test-time-training/ttt-lm-pytorch, ttt.py
+    "ttt_linear:": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mixer\.w_HKK|mlp\.down\.w": GPT, r"mixer\.[qk]_conv\.[wb]": around(4**-0.5),
+        r"mixer\.(token_M|b_E)": exactly(0.0), r"mixer\.inner_norm\.g": exactly(1.0),
+    },
     # flash-linear-attention, layers/parallax.py
     "parallax:model.mixer.qk_norm=True,model.mixer.gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.(q\.)?\w+\.w|mlp\.down\.w": GPT, r"mixer\.r_norm\.g": exactly(1.0),

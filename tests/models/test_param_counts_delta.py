@@ -24,6 +24,7 @@ COUNTS = {
     ("precond_gated_deltanet", "110m"): 109.9,
     ("precond_kda", "110m"): 112.4,
     ("mesa_net", "110m"): 109.8,
+    ("ttt_linear", "110m"): 110.4,
     ("parallax", "110m"): 109.5,
     ("wall", "110m"): 109.5,
     ("rwkv7", "110m"): 114.9,

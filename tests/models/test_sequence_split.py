@@ -135,6 +135,7 @@ def test_attention_is_split_over_time_or_heads(conv):
 RECURRENT = (
     "comba", "deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "log_linear_mamba2", "mamba1", "mamba2",
     "mamba3", "mesa_net", "mlstm", "precond_gated_deltanet", "precond_kda", "rwkv5", "rwkv6", "rwkv7",
+    "ttt_linear",
 )  # fmt: skip
 
 

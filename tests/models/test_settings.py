@@ -198,6 +198,10 @@ MIXERS = {
         "conv": (False, "shapes"), "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "steps": (3, "forward"),
         "min_ridge": (0.5, "forward"), "gate": (True, "shapes"),
     },
+    "ttt_linear": {
+        "heads": (2, "shapes"), "mini_batch": (5, "shapes"), "base_lr": (0.5, "forward"), "conv": (False, "shapes"),
+        "conv_width": (2, "shapes"), "gate": (False, "shapes"), "norm_eps": (0.3, "forward"),
+    },
     "parallax": {
         "heads": (2, "forward"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "position": ("none", "forward"),
         "rope_base": (37.0, "forward"), "qk_norm": (True, "shapes"), "gate": (True, "shapes"),

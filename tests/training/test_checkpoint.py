@@ -148,7 +148,7 @@ DAMAGE = {
         r"data/process_0-of-1\.json (was changed|has \d+ bytes)",
     ),
     "truncated array": (lambda d: shorten(largest(d / "params")), r"params/\S+ has 500 bytes"),
-    "missing file": (lambda d: largest(d / "rest").unlink(), r"rest/\S+ cannot be read \(No such file"),
+    "missing file": (lambda d: largest(d / "rest").unlink(), r"rest/\S+ .*\(No such "),
     "empty directory": (lambda d: [shutil.rmtree(d), d.mkdir()], r"_CHECKPOINT_METADATA is missing"),
     "truncated metadata": (
         lambda d: (d / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {"par'),
@@ -182,7 +182,7 @@ def test_damage_error_leads_to_newest_intact_checkpoint(workdir, kind):
     flip(largest(middle / "params"))
     with pytest.raises(UserError, match=pattern) as caught:
         restored(workdir)
-    assert f"step 3, delete {newest} and {middle} " in str(caught.value)
+    assert f" 3, delete {newest} and {middle} " in str(caught.value)
     shutil.rmtree(newest)
     shutil.rmtree(middle)
     run_state, meta, item = restored(workdir)
@@ -201,7 +201,7 @@ def test_reader_accepts_damaged_optimiser_state(workdir):
 def test_metadata_rejected_by_orbax_names_the_file(workdir):
     path = workdir / "checkpoints" / "9" / "_CHECKPOINT_METADATA"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"commit_timestamp_nsecs": "noon"}))
-    with pytest.raises(UserError, match=r"checkpoints is damaged: its _CHECKPOINT_METADATA .*(noon|int)"):
+    with pytest.raises(UserError, match=r"/checkpoints is damaged: .*_CHECKPOINT_METADATA .*(noon|int)"):
         restored(workdir)
 
 
@@ -225,10 +225,10 @@ def test_checkpoint_without_checksums_still_checks_items(workdir):
     without_checksums(newest)
     assert restored(workdir)[0].step == 9
     shorten(largest(newest / "params"))
-    with pytest.raises(UserError, match=r"checkpoints/9 is damaged: it cannot be read \(.*step 6, delete"):
+    with pytest.raises(UserError, match=r"checkpoints/9 .*cannot .*\(.* 6, delete"):
         restored(workdir)
     shutil.rmtree(newest / "rest")
-    with pytest.raises(UserError, match="checkpoints/9 is damaged: the item 'rest'"):
+    with pytest.raises(UserError, match=r"checkpoints/9 .*item 'rest'"):
         restored(workdir)
 
 
@@ -305,7 +305,7 @@ def test_stream_rejects_different_process_count(workdir):
         shutil.copy(position, position.with_name(f"process_{index}-of-3.json"))
     position.unlink()
     checkpoints = Checkpoints(workdir)
-    with pytest.raises(UserError, match=r"number of processes 3 -> 1\b.*seqjax prepare"):
+    with pytest.raises(UserError, match=r"processes 3 -> 1\b.*seqjax prepare"):
         checkpoints.restore(state(0), batches())
     checkpoints.close()
 

@@ -60,7 +60,7 @@ def other_process(tmp_path):
 
 def test_lock_is_exclusive_and_released(tmp_path):
     with locked(str(tmp_path / "new" / "run")):
-        with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}, since 2"):
+        with pytest.raises(UserError, match=f" {os.getpid()} on {socket.gethostname()}, since 2"):
             locked(tmp_path / "new" / "run").__enter__()
         assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == [lock.FILE]
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "new" / "run"):
@@ -71,7 +71,7 @@ def test_lock_is_exclusive_and_released(tmp_path):
 
 
 def test_killed_process_loses_lock_immediately(tmp_path, other_process):
-    with pytest.raises(UserError, match=f"process {other_process.pid} on {socket.gethostname()}.*another --workdir"):
+    with pytest.raises(UserError, match=f" {other_process.pid} on {socket.gethostname()}.* --workdir"):
         locked(tmp_path / "run").__enter__()
     other_process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -86,7 +86,7 @@ def test_reused_pid_is_another_process(tmp_path):
     """In a restarted container, the new run can have the killed run's pid."""
     this_process = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
     write_lock(tmp_path, **this_process, started=lock.start_time_of(os.getpid()))
-    with pytest.raises(UserError, match="in use by process"):
+    with pytest.raises(UserError, match=f"in use .* {os.getpid()} "):
         locked(tmp_path).__enter__()
     write_lock(tmp_path, **this_process, started="12345")
     with locked(tmp_path):
@@ -96,7 +96,7 @@ def test_reused_pid_is_another_process(tmp_path):
 @pytest.mark.parametrize("changes", [{}, {"host": socket.gethostname(), "space": "another container"}])
 def test_lock_from_another_host_expires_by_age(tmp_path, changes):
     write_lock(tmp_path, age=60, **changes)
-    with pytest.raises(UserError, match=r"process 7 on .*, since yesterday.* 6\d s .* 1[12]\d s.*--workdir"):
+    with pytest.raises(UserError, match=r" 7 on .* yesterday; .* 6\d s .* 1[12]\d s.*--workdir"):
         locked(tmp_path).__enter__()
     assert [path.name for path in tmp_path.iterdir()] == [lock.FILE], "the refused run leaves no file"
     write_lock(tmp_path, age=lock.STALE_SECONDS + 10, **changes)
@@ -113,13 +113,13 @@ def test_restarted_job_waits_for_its_first_start(tmp_path, monkeypatch, capsys, 
     if ends != "dead":
         threading.Timer(0.2, path.unlink if ends == "released" else path.touch).start()
     if ends == "alive":
-        with pytest.raises(UserError, match="in use by process 7 on elsewhere"):
+        with pytest.raises(UserError, match=r"in use .* 7 \w+ elsewhere"):
             locked(tmp_path, wait=True).__enter__()
     else:
         with locked(tmp_path, wait=True):
             assert json.loads(path.read_text())["pid"] == os.getpid()
     seconds = "1|0" if ends == "dead" else "90|89"
-    assert re.search(rf"left in use by process 7 on elsewhere; waiting up to ({seconds}) s", capsys.readouterr().err)
+    assert re.search(rf" 7 on elsewhere; waiting .* ({seconds}) s", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("restarts", "processes"), [(None, 1), ("1", 1), (None, 2)])
@@ -142,7 +142,7 @@ def test_training_waits_after_a_scheduler_restart(blocks_dir, monkeypatch, resta
 
 def test_incomplete_lock_is_respected_until_stale(tmp_path):
     (tmp_path / lock.FILE).touch()
-    with pytest.raises(UserError, match="in use by another process"):
+    with pytest.raises(UserError, match=" another process;"):
         locked(tmp_path).__enter__()
     write_lock(tmp_path, age=lock.STALE_SECONDS + 10)
     os.truncate(tmp_path / lock.FILE, 5)
@@ -213,7 +213,7 @@ def test_heartbeat_alone_protects_a_run_on_another_host(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "pid_space", lambda: next(spaces))
     with locked(tmp_path):
         time.sleep(1.2)
-        with pytest.raises(UserError, match="in use by process"):
+        with pytest.raises(UserError, match=f"in use .* {os.getpid()} "):
             locked(tmp_path).__enter__()
     write_lock(tmp_path, age=1.2)
     with locked(tmp_path):
@@ -225,7 +225,7 @@ def test_running_local_process_keeps_a_stale_lock(tmp_path, other_process):
     path = tmp_path / "run" / lock.FILE
     then = time.time() - 10 * lock.STALE_SECONDS
     os.utime(path, (then, then))
-    with pytest.raises(UserError, match=f"in use by process {other_process.pid}"):
+    with pytest.raises(UserError, match=f"in use .* {other_process.pid} "):
         locked(tmp_path / "run").__enter__()
 
 
@@ -233,7 +233,7 @@ def test_same_pid_with_another_token_is_another_run(tmp_path):
     """Two containers can have the same pid."""
     with locked(tmp_path) as held:
         write_lock(tmp_path, pid=os.getpid(), host=socket.gethostname())
-        with pytest.raises(UserError, match="was taken by process"):
+        with pytest.raises(UserError, match=f"was taken .* {os.getpid()} "):
             held.check(reread=True)
 
 
@@ -242,7 +242,7 @@ def test_run_stops_after_another_run_took_its_lock(tmp_path, monkeypatch):
     with locked(tmp_path) as held:
         write_lock(tmp_path)
         wait_until(lambda: not held._thread.is_alive())
-        with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere.* 3 minutes"):
+        with pytest.raises(UserError, match=r"taken .* 7 \w+ elsewhere.* 3 minutes"):
             held.check()
     assert json.loads((tmp_path / lock.FILE).read_text())["token"] == "other", "the other run's lock stays"
 
@@ -260,7 +260,7 @@ def test_missing_or_replaced_lock_counts_as_taken(tmp_path, left):
         held.check()  # does not reread the lock
         held._last_seen -= 1000  # as if this process had been suspended
         for _ in range(2):
-            with pytest.raises(UserError, match=r"was taken by"):
+            with pytest.raises(UserError, match="was taken"):
                 held.check()
             write_lock(tmp_path) if left != "nothing" else None
     assert sorted(tmp_path.iterdir()) == files_before, "the other run's lock stays"
@@ -313,7 +313,7 @@ def test_run_without_its_lock_writes_nothing(blocks_dir, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(target, name, take_lock_first)
     config = support.run_config(blocks_dir, "transformer_pp", train__steps=4, checkpoint__every=2, eval__every=256 * 2)
-    with pytest.raises(UserError, match="was taken by"):
+    with pytest.raises(UserError, match="was taken"):
         train_module.train(config, tmp_path)
     assert {path: path.read_bytes() for path in snapshots[0] if path.exists()} == snapshots[0]
     assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
@@ -321,7 +321,7 @@ def test_run_without_its_lock_writes_nothing(blocks_dir, tmp_path, monkeypatch, 
 
 def test_unwritable_workdir_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"--workdir={tmp_path}/file is a file"):
+    with pytest.raises(UserError, match=f"--workdir={tmp_path}/file .*a directory"):
         locked(tmp_path / "file").__enter__()
     with pytest.raises(UserError, match=rf"{tmp_path}/file/below \({os.strerror(errno.ENOTDIR)}\).*--workdir"):
         locked(tmp_path / "file" / "below").__enter__()
@@ -343,7 +343,7 @@ def test_full_disk_leaves_no_lock(tmp_path, monkeypatch):
         return Full()
 
     monkeypatch.setattr(lock, "start_time_of", lambda pid: "running")  # the real function opens files too
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left on device"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=os.strerror(errno.ENOSPC)):
         patch.setattr(lock.Path, "open", open_on_full_disk)
         patch.setattr(lock, "pid_space", str)
         with locked(tmp_path):
@@ -362,7 +362,7 @@ def test_moved_workdir_is_detected(tmp_path):
         for recreated in (False, True):
             if recreated:
                 workdir.mkdir()
-            with pytest.raises(UserError, match=rf"{workdir} was moved or deleted .*--workdir=DIR"):
+            with pytest.raises(UserError, match=rf"{workdir} was moved .*--workdir=DIR"):
                 held.check(reread=True)
         held.check()
     assert list(workdir.iterdir()) == []
@@ -379,7 +379,7 @@ def test_store_lock_is_exclusive_and_released(memory):
     url = f"{memory}/run"
     with locked(url) as held:
         held.check(reread=True)
-        with pytest.raises(UserError, match=rf"^{url} is in use by process {os.getpid()} on "):
+        with pytest.raises(UserError, match=rf"^{url} .*in use .* {os.getpid()} "):
             locked(url).__enter__()
         assert store.sizes(url).keys() == {lock.FILE}
     assert store.sizes(url) == {}
@@ -395,7 +395,7 @@ def test_store_lock_expires_by_age(memory, monkeypatch, age, refused):
     older = datetime.timedelta(seconds=age)
     monkeypatch.setattr(store, "modified", lambda name: modified(name) - older * name.endswith(lock.FILE))
     if refused:
-        with pytest.raises(UserError, match=r"in use by process 7 on elsewhere.* 1[78]\d s"):
+        with pytest.raises(UserError, match=r"in use .* 7 \w+ elsewhere.* 1[78]\d s"):
             locked(url).__enter__()
         assert store.sizes(url).keys() == {lock.FILE}, "the probe object is removed"
     else:
@@ -417,10 +417,10 @@ def test_store_run_stops_after_losing_its_lock(memory):
         held.check()
         write_object(url)
         held.check()  # does not reread the lock
-        with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
+        with pytest.raises(UserError, match=r"was taken .* 7 \w+ elsewhere"):
             held.check(reread=True)
         store.remove(f"{url}/{lock.FILE}")  # The other run has ended; this run must not resume its files.
-        with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
+        with pytest.raises(UserError, match=r"was taken .* 7 \w+ elsewhere"):
             held.check(reread=True)
         write_object(url)
     assert store.sizes(url).keys() == {lock.FILE}, "the other run's lock stays"
@@ -435,5 +435,5 @@ def test_store_heartbeat_rewrites_the_lock_and_detects_a_takeover(memory, monkey
         held.check()
         write_object(url)
         wait_until(lambda: not held._thread.is_alive())
-        with pytest.raises(UserError, match="was taken by process 7"):
+        with pytest.raises(UserError, match=r"was taken .* 7 "):
             held.check()

@@ -118,7 +118,7 @@ def test_run_deleted_in_the_store_stays_deleted(memory):
 
 def test_checkpoints_without_config_are_rejected(memory):
     store.write(f"{memory}/run/checkpoints/5/params/w", b"1")
-    with pytest.raises(store.UserError, match=f"{memory}/run has checkpoints but no config.json"):
+    with pytest.raises(store.UserError, match=f"{memory}/run .*checkpoints .*no config.json"):
         Mirror(f"{memory}/run").pull()
 
 

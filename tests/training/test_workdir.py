@@ -86,7 +86,7 @@ def test_links_out_of_the_workdir_are_rejected(config, tmp_path, name):
     link = tmp_path / "run" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match=rf"{link} is a link to .*outside"):
+    with pytest.raises(UserError, match=rf"{link} .*link .*/outside"):
         workdirs.check_config(tmp_path / "run", config)
     link.unlink()
     (tmp_path / "run" / "inside").mkdir()
@@ -137,7 +137,7 @@ def test_empty_workdir_is_rejected():
 def test_default_workdir_fails_if_runs_is_a_file(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()
-    with pytest.raises(UserError, match=r"runs is a file.*--workdir"):
+    with pytest.raises(UserError, match=r"^runs is a .*--workdir"):
         workdirs.fresh(config)
 
 
@@ -198,7 +198,7 @@ def test_run_from_an_unreleased_version_is_rejected(config, tmp_path, version):
 def test_run_from_a_later_version_is_rejected(config, tmp_path):
     later = workdirs.VERSION + 1
     (tmp_path / "config.json").write_text(json.dumps({"version": later} | to_dict(config)))
-    with pytest.raises(UserError, match=rf"config\.json .*version is {later}\b.*Update seqjax"):
+    with pytest.raises(UserError, match=rf"config\.json .*version .*\b{later}\b.*Update"):
         workdirs.load_config(tmp_path)
 
 
@@ -246,14 +246,14 @@ def test_unwritable_path_is_named(capsys, number):
     with pytest.raises(SystemExit) as caught:
         run_command(command_that_raises(OSError(number, os.strerror(number), "a/b")), [])
     assert caught.value.code == 2
-    assert "'a/b'. Give another path" in capsys.readouterr().err
+    assert "'a/b'. Give another" in capsys.readouterr().err
 
 
 def test_read_only_file_system_is_not_a_full_disk(capsys):
     with pytest.raises(SystemExit) as caught:
         run_command(command_that_raises(OSError(errno.EROFS, "Read-only file system", "a/b")), [])
     assert caught.value.code == 2
-    assert "'a/b'. Give another path" in capsys.readouterr().err
+    assert "'a/b'. Give another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file")])

@@ -37,7 +37,7 @@ def test_checks_are_printed_and_a_failure_raises(tmp_path, monkeypatch, capsys):
     child = "import sys; print(f'output passed of {sys.argv[1]}', flush=True)\n"
     child += "sys.stderr.write('a warning\\nMine fails 1 of 2 checks. step: differs'); sys.exit(1)"
     monkeypatch.setattr(soundness, "CHECK", child)
-    with pytest.raises(UserError, match=r"check_mixer: Mine fails 1 of 2 checks\. step: differs$"):
+    with pytest.raises(UserError, match=r"check_mixer: Mine .*step: differs$"):
         soundness.require_sound(plan)
     assert f"  output passed of {plan.text}\n" in capsys.readouterr().out
     monkeypatch.setattr(soundness, "CHECK", "import os; os.kill(os.getpid(), 9)")

@@ -25,10 +25,10 @@ def entry(workdir, settings="", **fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"workdir": "same"}, "the same workdir"),
-        ({"workdir": "./same/"}, "the same workdir"),
-        ({"config": CONFIG, "model": "other"}, "the same settings"),
-        ({"seed": 1}, "the same settings"),
+        ({"workdir": "same"}, "same workdir"),
+        ({"workdir": "./same/"}, "same workdir"),
+        ({"config": CONFIG, "model": "other"}, "same settings"),
+        ({"seed": 1}, "same settings"),
         ({"config": f"{CONFIG},train.seed=1", "seed": 1, "model": "slow"}, ""),
         ({"config": f"{CONFIG},data.seed=1", "model": "other"}, "data.seed"),
         ({"config": f"{CONFIG},optim.lr=0.5", "rate": 2.0, "model": "slow"}, "`rate`"),
