@@ -402,7 +402,7 @@ CASES = [
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),
-    Case("path-attention", path_attention, only="path_attention"),
+    Case("path-attention", path_attention),
     Case("path-attention-gates", partial(path_attention, gates=True), again=True),
     Case("path-walk", path_walk),
     Case("path-walk-gates", partial(path_walk, gates=True), again=True),

@@ -4,8 +4,8 @@
     forward    head, chunk, M queries                     o, lse
     queries    head, chunk, M queries                     queries
     dq         head, chunk, M queries                     dq, behind, ds summed over keys
-    dkv        head, chunk, N keys                        dk, dv, ds summed over queries
-    dproduct   head, chunk                                dP
+    dkv        head, chunk, N keys                        dk, dv, ds summed over queries, dP if N is the chunk
+    dproduct   head, chunk                                dP, in longer chunks
 
     operand               shape                   dtype    meaning
     q, dq                 [c, B, H, C, K]         fp32     queries at the start of their chunk
@@ -154,11 +154,15 @@ def dq_kernel(
 
 @triton.jit
 def dkv_kernel(
-    queries_ptr, k_ptr, v_ptr, gates_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dv_ptr, sum_ptr,
+    queries_ptr, behind_ptr, k_ptr, v_ptr, gates_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dv_ptr, sum_ptr, dproduct_ptr,
     BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
+    VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRODUCTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv [c, B, H, C, .] and ds summed over the queries [c, B, H, C]."""
+    """Compute dk and dv [c, B, H, C, .] and ds summed over the queries [c, B, H, C].
+
+    With PRODUCTS, where a tile has all keys of the chunk, the kernel also computes dP [c, B, H, K, K].
+    """
     pid = tl.program_id(0)
     tile, head, before = pid % (C // N), pid // (C // N) % BH, pid // (C // N * BH)
     own = (before * BH + head).to(tl.int64)
@@ -169,6 +173,7 @@ def dkv_kernel(
     dk_NK = tl.zeros([N, KP], tl.float32)
     dv_NV = tl.zeros([N, VP], tl.float32)
     sum_N = tl.zeros([N], tl.float32)
+    dproduct_KK = tl.zeros([KP, KP], tl.float32)
     for chunk in tl.range(before + 1, CHUNKS):
         at = (chunk * BH + head).to(tl.int64)
         pair = (_pair(chunk, before) * BH + head).to(tl.int64)
@@ -188,9 +193,14 @@ def dkv_kernel(
             ds_NM = p_NM * (dp_NM - D_M[None, :])
             sum_N += tl.sum(ds_NM, 1)
             dk_NK = tl.dot(ds_NM.to(q_MK.dtype), q_MK, dk_NK, input_precision=PRECISION)
+            if PRODUCTS:
+                g_MK = load_rows(behind_ptr + pair * C * K, row_M, K, C, K, KP, False)
+                dproduct_KK = tl.dot(tl.trans(q_MK), g_MK, dproduct_KK, input_precision=PRECISION)
     store_rows(dk_ptr + own * C * K, col_N, K, C, dk_NK, K, KP)
     store_rows(dv_ptr + own * C * V, col_N, V, C, dv_NV, V, VP)
     tl.store(sum_ptr + own * C + col_N, sum_N)
+    if PRODUCTS:
+        store_rows(dproduct_ptr + own * K * K, tl.arange(0, KP), K, K, -dproduct_KK, K, KP)
 
 
 @triton.jit

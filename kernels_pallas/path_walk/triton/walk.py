@@ -159,20 +159,24 @@ def backward(
         name="path_walk_dq",
         **constants,
     )
-    dk_cBHCK, dv_cBHCV, of_key_cBHC = runtime.launch(
+    products = constants["N"] == constants["C"]
+    nothing = jax.ShapeDtypeStruct((1,), product_cBHKK.dtype)  # one entry: not written
+    dk_cBHCK, dv_cBHCV, of_key_cBHC, dproduct_cBHKK = runtime.launch(
         kernels.dkv_kernel,
-        *(queries_pBHCK, k_cBHCK, v_cBHCV, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
-        out_shape=[_like(k_cBHCK), _like(v_cBHCV), _like(D_cBHC)],
+        *(queries_pBHCK, behind_pBHCK, k_cBHCK, v_cBHCV, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
+        out_shape=[_like(k_cBHCK), _like(v_cBHCV), _like(D_cBHC), _like(product_cBHKK) if products else nothing],
         grid=tiles,
         name="path_walk_dkv",
+        PRODUCTS=products,
         **constants,
     )
-    (dproduct_cBHKK,) = runtime.launch(
-        kernels.dproduct_kernel,
-        *(queries_pBHCK, behind_pBHCK),
-        out_shape=[_like(product_cBHKK)],
-        grid=(chunks * heads,),
-        name="path_walk_dproduct",
-        **of_chunk,
-    )
+    if not products:
+        (dproduct_cBHKK,) = runtime.launch(
+            kernels.dproduct_kernel,
+            *(queries_pBHCK, behind_pBHCK),
+            out_shape=[_like(product_cBHKK)],
+            grid=(chunks * heads,),
+            name="path_walk_dproduct",
+            **of_chunk,
+        )
     return dq_cBHCK, dk_cBHCK, dv_cBHCV, dproduct_cBHKK, of_query_cBHC, of_key_cBHC
