@@ -29,13 +29,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 import kernels_pallas
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._ssm import n_heads, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
-from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
+from seqjax.nn.layers import STATISTICS, Linear, RMSNorm, project_float32, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.ssd import ssd_of_heads
 from seqjax.sharding import gather_time, heads_to_time, time_to_heads
@@ -153,7 +154,8 @@ class Mamba3(base.RecurrentMixer):
             before_BN=cache.b_BN,
             start_BHR=cache.turns_BHR,
         )
-        skip_BTH = gamma_BTH * made.own_BTH + self.skip[...]
+        # Saved, so that the backward pass does not make k and q again for these products.
+        skip_BTH = gamma_BTH * checkpoint_name(made.own_BTH, STATISTICS) + self.skip[...]
         past_BTHV = _after(cache.x_BE.reshape(-1, *x_BTHV.shape[2:]), x_BTHV)[:, :-1]
         before_BTH = _after(cache.gamma_BH, gamma_BTH)[:, :-1]
         weight_BTH = jnp.exp(log_a_BTH) * (before_BTH + (1 - own_BTH) * dt_BTH)

@@ -133,7 +133,7 @@ def _sums(x_BcHR: Array, start_BHR: Array, *, reverse: bool) -> tuple[Array, Arr
     """
     (B, c, H, R) = x_BcHR.shape
     most = 4 if interpreter.is_chosen() else 64
-    return runtime.launch(
+    sums, last = runtime.launch(
         kernels.sums_kernel,
         x_BcHR,
         start_BHR,
@@ -148,6 +148,7 @@ def _sums(x_BcHR: Array, start_BHR: Array, *, reverse: bool) -> tuple[Array, Arr
         BLOCK=min(most, _power(c)),
         REVERSE=reverse,
     )
+    return sums, last
 
 
 def _power(n: int) -> int:

@@ -138,7 +138,8 @@ def _run_forward(x, g, dt, b, c, initial, *, has_dt: bool) -> tuple[Array, Array
 
 def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
     shared = b.ndim == 3
-    passed = _pass_states(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True, overlap=shared)
+    other = states if shared else d_last  # a placeholder, not read
+    passed = _pass_states(dy, g, dt, c, d_last, other, has_dt=has_dt, reverse=True, overlap=shared)
     d_states, d_initial, overlap = passed
     operands = (x, dy, g, dt, b, c, states, d_states)
     if shared:
