@@ -23,6 +23,8 @@ from kernels_pallas.top1_chunk.triton.tile_sizes import bwd_keys, tiles
 from kernels_pallas.triton import runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
 
+MOST_AT_ONCE = 8  # loads in one step of a loop wait together; more of them need more registers
+
 
 def forward(
     q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
@@ -64,6 +66,11 @@ def _rows(sel_BTH: Array) -> tuple[Array, int]:
         return sel_BTH, 1
     B, T, S, top_k = sel_BTH.shape
     return sel_BTH.swapaxes(2, 3).reshape(B, T * top_k, S), top_k
+
+
+def at_once(top_k: int) -> int:
+    """Return how many results of a query the local passes load at a time."""
+    return min(top_k, MOST_AT_ONCE)
 
 
 def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int, S: int) -> dict:
@@ -115,6 +122,7 @@ def _forward(
         name="top1_chunk_local",
         **sizes,
         ALL_SELECT=sel_BTH.ndim == 3,
+        AT_ONCE=at_once(top_k),
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
     )
@@ -184,6 +192,7 @@ def _backward(
         name="top1_chunk_local_bwd",
         **sizes,
         ALL_SELECT=sel_BTH.ndim == 3,
+        AT_ONCE=at_once(top_k),
         SEGMENTS=segments,
         BLOCK_M=tile.m,
     )

@@ -108,7 +108,7 @@ def local_bwd_kernel(
     dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
-    BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr,
     SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write dq [PIECES, B, T, H, K], and dk, dv in their final layout.
@@ -158,11 +158,14 @@ def local_bwd_kernel(
                     rows_ptr = remote_dq_ptr + b * T * H * K + h * K
                     dq_MK += load_rows(rows_ptr, row_M, H * K, T, K, KP, True).to(tl.float32)
                 else:
-                    for j in tl.range(0, TOP_K):
+                    # with zeros first, the loop has no change of layout; the order of sums is kept where EACH is 1
+                    sum_MK = tl.zeros([BLOCK_M, KP], tl.float32) if EACH > 1 else dq_MK
+                    for j in tl.range(0, TOP_K, loop_unroll_factor=AT_ONCE):
                         part_M = row_of(sel_ptr + b * N * S + h // EACH, row_M, j, T, S, TOP_K)
                         rows_ptr = remote_dq_ptr + b * N * H * K + h * K
                         part_MK = load_rows(rows_ptr, at_stride(part_M, N * H * K), H * K, N, K, KP, True)
-                        dq_MK += part_MK.to(tl.float32)
+                        sum_MK += part_MK.to(tl.float32)
+                    dq_MK = dq_MK + sum_MK if EACH > 1 else sum_MK
             store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
     store_rows(dk_ptr + b * T * G * K + g * K, key_N, G * K, T, dk_NK, K, KP)
     store_rows(dv_ptr + b * T * G * V + g * V, key_N, G * V, T, dv_NV, V, VP)

@@ -128,7 +128,8 @@ def local_kernel(
     q_ptr, k_ptr, v_ptr, sel_ptr, remote_o_ptr, remote_lse_ptr, o_ptr, lse_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write o [B, T, H, V] and lse [B, T, H] of both passes.
 
@@ -157,7 +158,7 @@ def local_kernel(
             l_M = tl.full([BLOCK_M], 1.0, tl.float32)
             o_MV = load_rows(remote_o_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True).to(tl.float32)
         else:
-            for j in tl.range(0, TOP_K):
+            for j in tl.range(0, TOP_K, loop_unroll_factor=AT_ONCE):
                 part_M = row_of(sel_ptr + b * N * S + h // EACH, row_M, j, T, S, TOP_K)
                 lse_M = tl.load(remote_lse_ptr + (b * N + part_M) * H + h, mask=part_M < N, other=float("-inf"))
                 parts_ptr = remote_o_ptr + b * N * H * V + h * V
