@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 # The interpreter has tiles of 16 rows and 16 keys, and segments of 32 rows.
 CASES = [
-    Case(37),
+    Case(37, B=1),
     Case(50, C=20, n=1, G=1, R=3, N=16),  # two pieces of a block
     Case(5, n=1),  # one block
     Case(21, C=3, n=6, R=1, B=1, gain=8.0),

@@ -79,7 +79,7 @@ def lse_kernel(
     index_q_ptr, index_k_ptr, q_ptr, k_ptr, order_ptr, first_ptr, ends_ptr, lse_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, N: tl.constexpr, KP: tl.constexpr,
     NP: tl.constexpr, C: tl.constexpr, READ: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr,
-    SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, PIECES: tl.constexpr, BLOCK_M: tl.constexpr,
+    SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, PIECES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, INDEX_LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the lse parts [B, T, G, READ, PIECES, R + 1] of the segment's rows."""
@@ -104,7 +104,7 @@ def lse_kernel(
         index_q_MN = load_rows(index_q_ptr + b * T * G * N + g * N, t_M, G * N, T, N, NP, True)
         lse_M = _logsumexp(_scores(index_q_MN, index_k_SN, is_seen_MS, INDEX_LOG2_SCALE, PRECISION))
         tl.store(lse_ptr + part_M * (R + 1) + R, lse_M, mask=is_row_M)
-        for r in tl.range(0, R):
+        for r in tl.range(0, R, loop_unroll_factor=AT_ONCE):
             q_MK = load_rows(q_ptr + b * T * H * K + (g * R + r) * K, t_M, H * K, T, K, KP, True)
             lse_M = _logsumexp(_scores(q_MK, k_SK, is_seen_MS, LOG2_SCALE, PRECISION))
             tl.store(lse_ptr + part_M * (R + 1) + r, lse_M, mask=is_row_M)
@@ -115,7 +115,7 @@ def loss_kernel(
     index_q_ptr, index_k_ptr, q_ptr, k_ptr, order_ptr, first_ptr, ends_ptr, lse_ptr, loss_ptr, dq_ptr, dk_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, N: tl.constexpr, KP: tl.constexpr,
     NP: tl.constexpr, C: tl.constexpr, READ: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr,
-    SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, PIECES: tl.constexpr, BLOCK_M: tl.constexpr,
+    SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, PIECES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, INDEX_LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def loss_kernel(
         is_seen_MS = (key_S[None, :] <= t_M[:, None]) & (key_S < T)[None, :]
         at_M = (t_M * G + g) * (R + 1)
         p_MS = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for r in tl.range(0, R):
+        for r in tl.range(0, R, loop_unroll_factor=AT_ONCE):
             q_MK = load_rows(q_ptr + b * T * H * K + (g * R + r) * K, t_M, H * K, T, K, KP, True)
             lse_M = tl.load(lse_ptr + at_M + r, mask=is_row_M, other=0.0)
             p_MS += tl.exp2(_scores(q_MK, k_SK, is_seen_MS, LOG2_SCALE, PRECISION) - lse_M[:, None])

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas import device
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.index_loss.triton import kernels
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.triton import interpreter, runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
+
+AT_ONCE = 4  # heads whose queries are loaded together
 
 
 class Tile(NamedTuple):
@@ -36,12 +37,11 @@ def tile_of(dim: int, block_size: int, dtype: Any) -> Tile:
     if interpreter.is_chosen():  # small: tests then cover several tiles
         return Tile(16, 16, 2, 4, 1)
     is_half = jnp.dtype(dtype).itemsize == 2
-    is_ampere = (device.compute_capability() or device.AMPERE) < device.HOPPER
     if not is_half:
         return Tile(32, min(block, 32), 16, 4, 1)
-    if padded(dim) > 64:
-        return Tile(32 if is_ampere else 64, min(block, 32), 8, 4, 2)
-    return Tile(64, min(block, 64), 8, 4, 2)
+    # Small tiles: the next tile's queries are loaded ahead, and several programs share a multiprocessor.
+    keys = min(block, 32 if padded(dim) > 64 else 64)
+    return Tile(32, keys, 16, 8 if keys > 32 else 4, 2)
 
 
 def run(
@@ -91,7 +91,12 @@ def _run(
     sizes |= {"SEGMENTS": segments, "PIECES": pieces, "BLOCK_N": tile.n}
     passes: Any = {"grid": (segments * pieces * B * G,), "num_warps": tile.warps, "num_stages": tile.stages}
     passes |= sizes | {"H": H, "K": K, "KP": padded(K), "READ": read, "NCP": padded(NC), "SEGMENT": segment}
-    passes |= {"BLOCK_M": tile.m, "LOG2_SCALE": LOG2_E * K**-0.5, "INDEX_LOG2_SCALE": LOG2_E * N**-0.5}
+    passes |= {
+        "BLOCK_M": tile.m,
+        "AT_ONCE": min(R, AT_ONCE),
+        "LOG2_SCALE": LOG2_E * K**-0.5,
+        "INDEX_LOG2_SCALE": LOG2_E * N**-0.5,
+    }
     passes |= {"PRECISION": precision(q_BTHK.dtype)}
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     operands = (index_q_BTGN, index_k_BTN, q_BTHK, k_BTGK, *plan, ends_BGc)

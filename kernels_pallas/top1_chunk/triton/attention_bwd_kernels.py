@@ -108,8 +108,8 @@ def local_bwd_kernel(
     dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
-    AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write dq [PIECES, B, T, H, K], and dk, dv in their final layout.
 
