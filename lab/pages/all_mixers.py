@@ -36,16 +36,37 @@ RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
-SPEEDS = {"train_step": "", "train_step_rest": "¹", "train_step_before": "²"}
+SPEEDS = {
+    "train_step": "",
+    "train_step_kernels": "¹",
+    "train_step_blocks": "²",
+    "train_step_blocks_rest": "³",
+    "train_step_rest": "⁴",
+    "train_step_before": "⁵",
+}
 # Mixers with current kernels that were only measured on another GPU. The last file is the oldest; newer files have all
 # of its mixers.
-SPEEDS |= {
-    "train_step_h100_fox": "³",
-    "train_step_h100_path": "⁴",
-    "train_step_h100_rest": "⁵",
-    "train_step_older": "⁶",
-}
+SPEEDS |= {"train_step_h100_fox": "⁶", "train_step_h100_rest": "⁷", "train_step_older": "⁸"}
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
+# Labels of configs that no study has.
+TITLES = {
+    "comba": "Comba",
+    "dsa": "DSA",
+    "gated_attention": "Gated attention",
+    "gated_deltanet_hybrid": "Gated DeltaNet, gated attention 1 in 4",
+    "kimi_k3": "Kimi K3",
+    "kimi_linear": "Kimi Linear",
+    "mesa_net": "MesaNet",
+    "mla": "MLA",
+    "msa": "MSA",
+    "olmo_hybrid": "Olmo Hybrid",
+    "parallax": "Parallax",
+    "precond_gated_deltanet": "Preconditioned Gated DeltaNet",
+    "precond_kda": "Preconditioned KDA",
+    "qwen3_next": "Qwen3-Next",
+    "ttt_linear": "TTT-Linear",
+    "wall": "Wall attention",
+}
 YARDSTICK = "Transformer++"  # in all files, to compare speeds across GPUs
 SETUP = SETUPS["small"]
 WIDTH = SETUP.rounds[0][0]
@@ -130,7 +151,7 @@ def _configs() -> dict[str, Config]:
     for name in presets.names():
         shipped = _config(name)
         if all(shipped.model != config.model for config in configs.values()):
-            label = next((label for label, config in named if config.model == shipped.model), name)
+            label = next((label for label, config in named if config.model == shipped.model), TITLES.get(name, name))
             configs[label] = shipped
     return configs
 
@@ -152,7 +173,7 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
     """
     speeds: dict[str, Speed] = {}
     for file in files:
-        results = recorded(file)["results"]
+        results = {name: result for name, result in recorded(file)["results"].items() if " " not in name}
         models = {name: _config(re.sub("[,:]model.mixer.implementation=[^,]*", "", name)).model for name in results}
         of_label = {
             label: results[name]

@@ -44,11 +44,13 @@ TIMED = {PUBLISHED: "Transformer++"}
 # Speed record -> day: date of the measured commit, or of the file if it names no commit.
 DAYS = {
     "train_step": "2026-11-25",
+    "train_step_kernels": "2026-11-29",
+    "train_step_blocks": "2026-11-29",
+    "train_step_blocks_rest": "2026-11-29",
     "train_step_rest": "2026-11-25",
     "train_step_before": "2026-11-25",
     "train_step_older": "2026-11-25",
     "train_step_h100_fox": "2026-11-26",
-    "train_step_h100_path": "2026-11-28",
     "train_step_h100_rest": "2026-11-28",
     "train_step_135m_100k_selection": "2026-11-25",
     "train_step_135m_100k_recurrent": "2026-11-25",
