@@ -3,7 +3,8 @@
     python -m benchmarks.record
 
 The entries come from all benchmarks/results/train_step*.json; do not edit the file. It has one entry per model, device
-kind and sequence length: the fastest result, because kernels get faster. Multi-device runs are left out.
+kind and sequence length: the fastest result, because kernels get faster. Multi-device runs and parts of hybrids are
+left out.
 """
 
 from benchmarks.harness import options
@@ -32,7 +33,11 @@ def speeds() -> list[dict[str, Any]]:
         settings = {key: recorded["settings"][key] for key in ("size", "seq_len", "batch", "remat")}
         of_file = {"file": f"benchmarks/results/{path.name}", "device": recorded["machine"]["device"], **settings}
         for name, result in recorded["results"].items():
-            if result.get("devices", 1) != 1 or any(key not in result for key in (*MODEL, "tokens_per_s")):
+            if (
+                result.get("devices", 1) != 1
+                or result.get("share", 1) != 1
+                or any(key not in result for key in (*MODEL, "tokens_per_s"))
+            ):
                 continue
             entry = {**of_file, "name": name, **{key: result[key] for key in (*MODEL, "tokens_per_s")}}
             same = tuple(entry[key] for key in ("device", "size", "seq_len", "name", *MODEL))

@@ -44,9 +44,14 @@ SPEEDS = {
     "train_step_rest": "⁴",
     "train_step_before": "⁵",
 }
-# Mixers with current kernels that were only measured on another GPU. The last file is the oldest; newer files have all
-# of its mixers.
-SPEEDS |= {"train_step_h100_fox": "⁶", "train_step_h100_rest": "⁷", "train_step_older": "⁸"}
+# Mixers with current kernels that were only measured on another GPU; then older kernels, whose mixers are in the files
+# above.
+SPEEDS |= {
+    "train_step_h100_fox": "⁶",
+    "train_step_h100_rest": "⁷",
+    "train_step_older": "⁸",
+    "train_step_kernels_before": "",
+}
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
 # Labels of configs that no study has.
 TITLES = {
@@ -399,7 +404,7 @@ def draw(path: Path, known: Known) -> None:
     """Draw gap and costs, one row per mixer. Writes a PNG at `path`, and an SVG next to it."""
     lines, reference = list(known.configs), known.study.references[-1]
     widths = (3.0, 1.8, 1.4, 1.8)
-    figure = Figure(figsize=(9.6, 0.24 * len(lines) + 1.8), layout="constrained")
+    figure = Figure(figsize=(9.6, 0.22 * len(lines) + 1.8), layout="constrained")
     panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
     for panel, heading in zip(panels, ("OOD gap", "training speed", "memory of a step", "state"), strict=True):
         panel.set_title(heading, loc="left", fontsize=9)
