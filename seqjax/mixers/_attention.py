@@ -192,7 +192,7 @@ class AttentionMixer(base.Mixer):
         self.norms_all_heads = qk_norm == "full"
         self.q_norm = self.make_norm(self.heads, qk_norm_eps, rngs) if qk_norm else None
         self.k_norm = self.make_norm(self.kv_heads, qk_norm_eps, rngs) if qk_norm else None
-        # Drawn last: `conv` must not change the initial values of other parameters.
+        # Drawn after q, k, v and out, so that `conv` does not change their initial values. It does change the gate's.
         self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
         if gate:
             self.gate = Linear(dim, q_width, axes=("embed", "heads"), rngs=rngs)

@@ -114,9 +114,9 @@ class Top1Chunk(AttentionMixer):
         )
 
     def check_length(self, seq_len: int) -> None:
-        """Raise `UserError` if `top_k` exceeds the sequence's number of past chunks.
+        """Raise `UserError` if `top_k` exceeds the last query's number of past chunks, or 1.
 
-        Every query would then read all of its past chunks, and nothing would be selected.
+        From that number on, every query reads all of its past chunks, and nothing is selected.
         """
         past = max(1, (seq_len - 1) // self.chunk_size)  # complete chunks before the last query's chunk
         if self.top_k > past:

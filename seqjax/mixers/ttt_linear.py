@@ -208,7 +208,10 @@ class TTTLinear(base.Mixer):
         return y_BTD[:, 0], TTTCache(w_BHKK, b_BH1K, kept * dw_BHKK, kept * db_BH1K, last_BWE, cache.length + 1)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the update, the scores and their product; one product with W counts as parameters."""
+        """Return the FLOPs of the update k^T d, the second product with W, the scores q k^T and their product with d.
+
+        The first product with W is counted with the parameters.
+        """
         pairs = (min(self.mini_batch, seq_len) + 1) / 2
         return 4 * self.width * (self.head_dim + pairs)
 

@@ -11,7 +11,8 @@
     reads            [B, c, H, LEVELS]  fp32     summed log decays of the earlier chunks in the aligned block of 2^k
                                                  chunks, i.e. from the state that is read for bit k to the chunk
     m                [B, c, H, L, Q]    fp32     weights of the levels
-    states           [B, c, H, N, V]    input    states of blocks, by last chunk; with REVERSE L after each chunk
+    states           [B, c, H, N, V]    input    state of each block, at its last chunk; with REVERSE dS,
+                                                 the state's gradient after each chunk
 
 `states` is a Fenwick tree: the block that ends with chunk i has 2^k chunks, where k is the number of trailing ones of
 i. Chunk i reads, for each set bit k of i, the block that ends before chunk (i >> k) << k. So there is one state per
@@ -103,7 +104,7 @@ def chunk_scan_kernel(
     """Compute BLOCK rows of a chunk's output for HEADS heads.
 
     Y = ((C B^T) * G * M) X + sum_k m_k e^{r_k + g} * (C S_k): v is x, rows C, columns B. REVERSE computes dX = ((B C^T)
-    * G^T * M^T) dY + e^{g_end - g} * (B L): v is dy, rows B, columns C, `states` the gradients L after the chunks.
+    * G^T * M^T) dY + e^{g_end - g} * (B dS): v is dy, rows B, columns C, `states` the gradients dS after the chunks.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = Q // BLOCK

@@ -3,7 +3,7 @@
     kernel     one program per             writes
     solve      batch entry, chunk, head    x
     forward    batch entry, chunk, head    start, end, product, own, lse
-    scores     batch entry, chunk, head    dq, dv, ds, dn, dgates, a part of dbeta
+    scores     batch entry, chunk, head    dq, dv, ds, dn, parts of dgates and dbeta
     matrices   batch entry, chunk, head    dbeta, a part of dw
     keys       batch entry, chunk, head    dk, dw
 
@@ -19,7 +19,9 @@
     total, D                [c, B, H, C]      fp32     logsumexp over all keys to base 2; do . o
     ds; dn                  [c, B, H, C, C]   input; fp32   gradients of s and N, transposed
 
-`path_walk`'s kernels run between forward and scores. With X = (I + stril(beta W W^T))^{-1}, L = stril(W K^T), T = X
+The score of query i and key j is q_i^T H_i ... H_{j+1} k_j with H_s = I - beta_s w_s w_s^T, and I - P is the product of
+a chunk's H (`path_attention/reference.py`). `path_walk`'s kernels, for earlier chunks, run between forward and scores;
+they give the other part of dgates. With Q = SCALE q, X = (I + stril(beta W W^T))^{-1}, L = stril(W K^T), T = X
 diag(beta) and N = tril(Q W^T):
 
     G = N T,   U = T^T W,   start = Q - G W,   end = K - L^T U,   P = W^T T W,   s = Q K^T - G L
@@ -162,7 +164,7 @@ def scores_kernel(
     VP: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, BOUNDED: tl.constexpr, GATES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, dv, the gradients of s and N, transposed, the gates' gradient, and a part of dbeta."""
+    """Compute dq, dv, the gradients of s and N, transposed, and parts of dgates and dbeta."""
     b, h, first, place = place_of(tl.program_id(0), T, H, C)
     chunk = ((first // C) * B + b) * H + h
     i, at_K = tl.arange(0, C), tl.arange(0, KP)

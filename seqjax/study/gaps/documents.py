@@ -67,7 +67,7 @@ def _drawn(records: Records) -> dict[str, np.ndarray]:
         _, unit_index = np.unique(records.blocks.units[domain], return_inverse=True)
         n = int(unit_index.max()) + 1
         counts = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
-        weights = counts[:, unit_index] + 1e-12  # avoids a division by zero for a draw without text
+        weights = counts[:, unit_index]
         by_domain[domain] = records.blocks.losses[domain] @ (weights / weights.sum(1, keepdims=True)).T
     return by_domain
 

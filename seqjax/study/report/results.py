@@ -73,7 +73,7 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
     Raises `UserError` if a record has other settings than the study.
     """
     if not labels or not all((out / name).is_file() for name in ("runs.json", "points.csv")):
-        return {}  # without reading damaged files, which are then replaced
+        return {}  # incomplete results are not read, but replaced
     stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
         if run.label not in stored or run.config is None:
@@ -184,8 +184,8 @@ def compare_workdirs(model: str, reference: str) -> str:
             configs[workdir] = config = read_json(path, FORM)
             seed, lr = config.get("train", {}).get("seed", i), config.get("optim", {}).get("lr", 1.0)
             runs.append(dataclasses.replace(run, seed=seed, rate=float(lr)))
-    first = next(run.rate for run in reversed(runs))
-    runs = [dataclasses.replace(run, rate=run.rate / first) for run in runs]
+    unit = runs[-1].rate  # any common unit: only ratios of rates are compared
+    runs = [dataclasses.replace(run, rate=run.rate / unit) for run in runs]
     seen: dict[tuple[str, int, float], str] = {}
     for run in runs:
         other = seen.setdefault((run.model, run.seed, run.rate), run.label)
@@ -199,7 +199,7 @@ def compare_workdirs(model: str, reference: str) -> str:
 
 
 def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """Return the training domains and the OOD domains in the first run's evaluations."""
+    """Split the domains of the first run's evaluations: domains on which `config` trained, and the others."""
     data = config.get("data", {})
     known = builtin.REGIMES if data.get("corpus") == "builtin" else regimes.REGIMES
     trained = data.get("train_domains") or known[data.get("regime", "limited")].train
@@ -207,7 +207,8 @@ def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     inside = [name for name in evaluated if name in trained]
     if not inside or len(inside) == len(evaluated):
         raise UserError(
-            f"--compare: {runs[0].label} was evaluated on {', '.join(evaluated)} and trained on {', '.join(trained)}; "
+            f"--compare: {runs[0].label} was evaluated on {', '.join(evaluated)}, and {runs[-1].label} trained on "
+            f"{', '.join(trained)}; "
             "a comparison needs a domain of each kind. Evaluate the runs on more domains, or name the OOD domains in a "
             "study file (`domains`)."
         )

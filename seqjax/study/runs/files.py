@@ -335,8 +335,9 @@ def _read_ends(run: Record, workdir: str | Path) -> tuple[Described, Losses]:
             return {}, {}
         if _differ(described, end_blocks):
             raise UserError(
-                f"{run.label}: the evaluation after step {point.step} used other text than the run's earlier ends. Put "
-                "back the run's files, or train it again in a new workdir."
+                f"{run.label}: the evaluation after step {point.step} used other test text than the evaluations after "
+                "earlier steps of this run, so its directory has files of another run. Put back the run's own "
+                "files, or train it again in a new workdir."
             )
         described |= end_blocks
         losses |= {point.step: end_losses.get(point.step, {})}

@@ -57,7 +57,10 @@ def require(run: Run) -> bool:
     path = files / "config.json"
     if not path.is_file():
         if identity.recorded(files):
-            raise UserError(f"{run.label}: {called}/config.json is missing; put back a copy of it.")
+            raise UserError(
+                f"{run.label}: {called}/config.json is missing; put back this run's file, or train again in a new "
+                "workdir."
+            )
         return False
     if run.config is not None and (changes := changed(read_json(path), run.config)):
         raise UserError(

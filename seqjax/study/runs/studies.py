@@ -245,7 +245,9 @@ def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
         if run.schedule != 1 and run.config is not None and run.config.train.ends:
             raise UserError(f"{path}: {run.label!r}: leave out schedule, which a run with train.ends does not have.")
     if unknown := set(references) - {run.model for run in runs}:
-        raise UserError(f"{path}: no run has the model of the references {sorted(unknown)}.")
+        raise UserError(
+            f"{path}: no run trains the references {sorted(unknown)}. Add runs of them, or name models of the runs."
+        )
     seen: dict[tuple[str, int, float, float], str] = {}
     for run in runs:
         key = (run.model, run.seed, run.rate, run.schedule)
