@@ -68,9 +68,9 @@ def _rows(sel_BTH: Array) -> tuple[Array, int]:
     return sel_BTH.swapaxes(2, 3).reshape(B, T * top_k, S), top_k
 
 
-def at_once(top_k: int) -> int:
-    """Return how many results of a query the local passes load at a time."""
-    return min(top_k, MOST_AT_ONCE)
+def at_once(top_k: int, width: int) -> int:
+    """Return how many results of a query, `width` channels each, the local passes load at a time."""
+    return min(top_k, MOST_AT_ONCE if padded(width) <= 64 else MOST_AT_ONCE // 4)
 
 
 def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int, S: int) -> dict:
@@ -122,7 +122,7 @@ def _forward(
         name="top1_chunk_local",
         **sizes,
         ALL_SELECT=sel_BTH.ndim == 3,
-        AT_ONCE=at_once(top_k),
+        AT_ONCE=at_once(top_k, v_BTGV.shape[-1]),
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
     )
@@ -192,7 +192,7 @@ def _backward(
         name="top1_chunk_local_bwd",
         **sizes,
         ALL_SELECT=sel_BTH.ndim == 3,
-        AT_ONCE=at_once(top_k),
+        AT_ONCE=at_once(top_k, q_BTHK.shape[-1]),
         SEGMENTS=segments,
         BLOCK_M=tile.m,
     )
