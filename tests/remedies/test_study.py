@@ -60,7 +60,7 @@ STUDIES: dict[str, tuple[Edit, str, Edit]] = {
         ('run("fox")', 'run("fox", {field}=1)'),
     ),
     "references as a text": (('("gla",)', '"gla"'), "must be a (?P<kind>tuple)", ('("gla",)', '{kind}(["gla"])')),
-    "a reference without a run": (('("gla",)', '("gal",)'), "no run has the model", ('("gla",)', '("gla",)')),
+    "a reference without a run": (('("gla",)', '("gal",)'), "no run trains the references", ('("gla",)', '("gla",)')),
     "a schedule of a run with ends": (
         ('run("fox")', 'run("fox", settings=",train.ends=(0.5,1.0)", schedule=0.5)'),
         r"'fox': leave out (?P<field>schedule)",
@@ -306,7 +306,7 @@ FILES: dict[str, Case] = {
     "a run without its config": (
         _without_config,
         lambda root: identity.require(_of_run(root)),
-        r"(?P<path>\S+/config\.json) is missing; put back a copy",
+        r"(?P<path>\S+/config\.json) is missing; put back this run",
         _copy_back,
     ),
     "ends without their config": (
