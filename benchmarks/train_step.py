@@ -202,10 +202,14 @@ class Part(NamedTuple):
 def parts(config: Config) -> dict[str, Part]:
     """Return a hybrid's parts by name, "layers=0" and so on; empty for one mixer."""
     pattern, replace = config.model.mixer, dataclasses.replace
-    kinds = list(dict.fromkeys(pattern)) if isinstance(pattern, tuple) else []
-    configs = [replace(config, model=replace(config.model, mixer=kind)) for kind in kinds]
-    shares = [pattern.count(kind) / len(pattern) for kind in kinds]
-    return {f"layers={i}": Part(*part) for i, part in enumerate(zip(shares, configs, strict=True)) if len(kinds) > 1}
+    if not isinstance(pattern, tuple) or len(set(pattern)) == 1:
+        return {}
+    return {
+        f"layers={i}": Part(
+            pattern.count(kind) / len(pattern), replace(config, model=replace(config.model, mixer=kind))
+        )
+        for i, kind in enumerate(dict.fromkeys(pattern))
+    }
 
 
 def variants_of(name: str, size: str, args: argparse.Namespace) -> list[str]:
@@ -270,6 +274,8 @@ def main(argv: list[str]) -> None:
     """Measure all architectures; print and write after each."""
     args = FLAGS.parse_args(argv)
     check_devices(args.devices, args.layouts)
+    if args.devices and args.parts:
+        raise UserError("--parts measures on all devices at once: leave out --devices, or leave out --parts.")
     quick = args.quick or jax.default_backend() == "cpu"
     names = chosen(args.mixers)
     size, batch, seq_len = ("debug", 0, 0) if quick else (args.size, args.batch, args.seq_len)
@@ -298,8 +304,9 @@ def main(argv: list[str]) -> None:
                 if args.devices:
                     config = layouts(config, args.devices, args.layouts)[variant]
                     devices = jax.devices()[: args.devices if variant else 1]
-                share, config = parts(config)[variant] if variant and not args.devices else (1.0, config)
-                result = measure(config, repeats=repeats, steps=steps, devices=devices) | {"share": share}
+                part = parts(config)[variant] if variant and not args.devices else None
+                result = measure(part.config if part else config, repeats=repeats, steps=steps, devices=devices)
+                result |= {"share": part.share} if part else {}
             except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
                 result = {"error": f"{type(error).__name__}: {error}"}
         add_ratio(written["results"], name, variant, result)

@@ -9,14 +9,14 @@ its state at its end, r_k the summed log decay from there to the start of chunk 
 
     Y = ((C B^T) * G * M) X + sum over k of m_k e^{r_k + g} * (C S_k),   G_ij = e^{g_i - g_j} for j <= i, else 0
 
-Let L be the gradient of all later outputs with respect to the state at the end of chunk i, dP = dY X^T, and
-W = dP * G * M * (C B^T). One L per chunk suffices, because decays do not depend on the level:
+Let dS be the gradient of all later outputs with respect to the state at the end of chunk i, dP = dY X^T, and
+W = dP * G * M * (C B^T). One dS per chunk suffices, because decays do not depend on the level:
 
-    dX = ((C B^T) * G * M)^T dY + e^{g_end - g} * (B L)
+    dX = ((C B^T) * G * M)^T dY + e^{g_end - g} * (B dS)
     dC = (dP * G * M) B + sum over k of m_k e^{r_k + g} * (dY S_k^T)
-    dB = (dP * G * M)^T C + e^{g_end - g} * (X L^T)
+    dB = (dP * G * M)^T C + e^{g_end - g} * (X dS^T)
     dm_k = e^{r_k + g} rowsum(C * (dY S_k^T)), and within chunks the row sums of dP * G * (C B^T) over each level
-    L = sum over clear bits k of i of A_k e^{decay from i to the block's end}
+    dS = sum over clear bits k of i of A_k e^{decay from i to the block's end}
     A_k = sum over the chunks that read the block of (m_k e^{r_k + g} * C)^T dY
 
 The xla backend is array code that JAX differentiates. The triton backend defines these gradients itself, in reverse

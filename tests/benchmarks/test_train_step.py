@@ -132,3 +132,8 @@ def test_cache_bytes_of_attention() -> None:
     got = train_step.cache_bytes(model, 64)
     keys_and_values = 2 * 64 * config.model.dim * jnp.dtype(model.dtype).itemsize
     assert got == config.model.n_layers * (keys_and_values + 4), "4 bytes: the cache's length"
+
+
+def test_parts_are_not_measured_on_several_devices() -> None:
+    with pytest.raises(UserError, match="--parts"):
+        train_step.main(["--quick", "--devices=2", "--parts", "--mixers=transformer_pp"])

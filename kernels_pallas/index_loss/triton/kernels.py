@@ -37,9 +37,8 @@ from kernels_pallas.top1_chunk.triton.attention_kernels import at_stride
 from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
 
-LOWEST = tl.constexpr(
-    -1e30
-)  # not -inf: a query without a key in a piece gets exp2(-inf) = 0, not NaN from -inf - (-inf)
+# Not -inf: a query without a key in a piece gets exp2(-inf) = 0, not NaN from -inf - (-inf).
+LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
     kernel         one program per batch entry and           writes
     gradients      head, bit, BLOCK rows of S                gradients of the states, as they are read
-    combine        chunk, head, BLOCK entries of L           state gradients L, parts of the decays' gradients
+    combine        chunk, head, BLOCK entries of dS          state gradients dS, parts of the decays' gradients
     scores_bwd     chunk, BLOCK queries of it, HEADS heads   ds; dm and parts of dg from inside the chunk
     reads_bwd      chunk, BLOCK rows of it, HEADS heads      parts of dC and dm through the states
 

@@ -20,9 +20,8 @@ chunk, as in SSD, and a chunk reads half of the LEVELS on average. LEVELS = ceil
 
 BOUNDED: rows are masked, because T is not a multiple of Q. Q is a power of two and at least 16. NP and VP are N and V,
 padded to powers of two. Pairs within a chunk have levels 0 to INTRA - 1, and bit k has level FIRST + k, at most L - 1.
-Exponents are masked differences of g, because unmasked
-ones overflow above the diagonal. Sums are float32 and products use the input dtype. Equations and source:
-`log_linear/api.py`.
+Exponents are masked differences of g, because unmasked ones overflow above the diagonal. Sums are float32 and products
+use the input dtype. Equations and source: `log_linear/api.py`.
 """
 
 import triton

@@ -23,7 +23,7 @@ from kernels_pallas.top1_chunk.triton.tile_sizes import bwd_keys, tiles
 from kernels_pallas.triton import runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
 
-MOST_AT_ONCE = 8  # loads in one step of a loop wait together; more of them need more registers
+MOST_AT_ONCE = 8  # loads in one step of a loop wait together; 8 of heads wider than 64 spill registers
 
 
 def forward(
@@ -70,7 +70,7 @@ def _rows(sel_BTH: Array) -> tuple[Array, int]:
 
 def at_once(top_k: int, width: int) -> int:
     """Return how many results of a query, `width` channels each, the local passes load at a time."""
-    return min(top_k, MOST_AT_ONCE if padded(width) <= 64 else MOST_AT_ONCE // 4)
+    return min(top_k, MOST_AT_ONCE if padded(width) <= 64 else 2)
 
 
 def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int, S: int) -> dict:

@@ -73,7 +73,7 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
     Raises `UserError` if a record has other settings than the study.
     """
     if not labels or not all((out / name).is_file() for name in ("runs.json", "points.csv")):
-        return {}  # incomplete results are not read, but replaced
+        return {}  # incomplete results are replaced, so damage in them does not matter
     stored = {record.label: record for record in files.read_runs(out) if record.label in labels}
     for run in study.runs:
         if run.label not in stored or run.config is None:
@@ -208,8 +208,7 @@ def _domains(config: dict, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     if not inside or len(inside) == len(evaluated):
         raise UserError(
             f"--compare: {runs[0].label} was evaluated on {', '.join(evaluated)}, and {runs[-1].label} trained on "
-            f"{', '.join(trained)}; "
-            "a comparison needs a domain of each kind. Evaluate the runs on more domains, or name the OOD domains in a "
-            "study file (`domains`)."
+            f"{', '.join(trained)}; a comparison needs a domain of each kind. Evaluate the runs on more domains, or "
+            "name the OOD domains in a study file (`domains`)."
         )
     return inside, [name for name in evaluated if name not in trained]
