@@ -12,14 +12,8 @@ Results: lab/results/all_mixers.md
 from seqjax import presets
 
 
-def settings(size: presets.Size):
-    """Return the differences from Transformer++.
-
-    They are Mamba-2's and a scan over layers, which keeps only one layer's backward pass in memory.
-    """
-    return presets.load("mamba2").settings(size) | {"model.scan_layers": True}
-
-
 def get_config(arg: str = ""):
     """Return the config for `SIZE[,REGIME][,key=value ...]` (see seqjax.presets)."""
-    return presets.get_config(arg, name="log_linear_mamba2", mixer={"name": "log_linear_mamba2"}, settings=settings)
+    return presets.get_config(
+        arg, name="log_linear_mamba2", mixer={"name": "log_linear_mamba2"}, settings=presets.load("mamba2").settings
+    )

@@ -24,7 +24,5 @@ def get_config(arg: str = ""):
             "model.norm_eps": 1e-6,
             "model.mlp.kind": "swiglu",
             "model.mlp.rescale_init": False,
-            # A layer's backward pass holds its queries at every chunk; the scan limits this to one layer at a time.
-            "model.scan_layers": True,
         },
     )

@@ -41,15 +41,16 @@ SPEEDS = {
     "train_step_kernels": "¹",
     "train_step_blocks": "²",
     "train_step_blocks_rest": "³",
-    "train_step_rest": "⁴",
-    "train_step_before": "⁵",
+    "train_step_ttt": "⁴",
+    "train_step_rest": "⁵",
+    "train_step_before": "⁶",
 }
 # Mixers with current kernels that were only measured on another GPU; then older kernels, whose mixers are in the files
 # above.
 SPEEDS |= {
-    "train_step_h100_fox": "⁶",
-    "train_step_h100_rest": "⁷",
-    "train_step_older": "⁸",
+    "train_step_h100_fox": "⁷",
+    "train_step_h100_rest": "⁸",
+    "train_step_older": "⁹",
     "train_step_kernels_before": "",
 }
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")

@@ -47,6 +47,7 @@ DAYS = {
     "train_step_kernels": "2026-11-29",
     "train_step_blocks": "2026-11-29",
     "train_step_blocks_rest": "2026-11-29",
+    "train_step_ttt": "2026-11-29",
     "train_step_rest": "2026-11-25",
     "train_step_before": "2026-11-25",
     "train_step_older": "2026-11-25",
