@@ -14,6 +14,7 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas.delta_rule import reference as delta_reference
 from kernels_pallas.linear_attention import reference as linear_reference
+from kernels_pallas.log_linear import reference as log_linear_reference
 from kernels_pallas.selective_scan import reference as selective_reference
 from kernels_pallas.ssd import reference as ssd_reference
 from tests import support
@@ -108,6 +109,31 @@ def run_ssd(x, log_a, b, c, state, dt, **options):
     return kp.ssd(x, log_a, b, c, state, dt, chunk_size=CHUNK, **options)
 
 
+def draw_ssd_per_head(d: Draws) -> dict[str, np.ndarray]:
+    """Draw operands with B and C per head, as in Mamba-3."""
+    return draw_ssd(d) | {"b": d.normal(T, H, K), "c": d.normal(T, H, K)}
+
+
+def draw_log_linear(d: Draws) -> dict[str, np.ndarray]:
+    return {
+        "x": d.normal(T, H, V),
+        "log_a": d.log_decay(T, H),
+        "b": d.normal(T, K),
+        "c": d.normal(T, K),
+        "m": d.share(T, H, 7),  # one level fewer than 70 tokens could use
+    }
+
+
+def run_log_linear(x, log_a, b, c, m, **options):
+    y = kp.log_linear(x, log_a, b, c, m, chunk_size=CHUNK, **options)
+    return y, y[:, -1]  # there is no state
+
+
+def log_linear_sum(x, log_a, b, c, m):
+    y = log_linear_reference.log_linear(x, log_a, b, c, m)
+    return y, y[:, -1]
+
+
 def draw_selective_scan(d: Draws) -> dict[str, np.ndarray]:
     """Draw A with different scales per channel, because all sequences share it."""
     return {
@@ -125,12 +151,14 @@ def run_selective_scan(x, dt, A, B, C, D, state, **options):
     return kp.selective_scan(x, dt, A, B, C, D, state, **options)
 
 
-WIDE = ("log_g", "log_w", "log_a", "beta", "dt", "A", "D", "state")  # these operands are float32 for all dtypes
+WIDE = ("log_g", "log_w", "log_a", "beta", "dt", "m", "A", "D", "state")  # these operands are float32 for all dtypes
 OPS = {
     "delta_rule": (run_delta_rule, delta_reference.delta_rule, draw_delta_rule),
     "linear_attention": (run_linear_attention, linear_recurrence, draw_plain),
     "low_rank": (run_linear_attention, linear_recurrence, draw_low_rank),
     "ssd": (run_ssd, ssd_reference.ssd, draw_ssd),
+    "ssd_per_head": (run_ssd, ssd_reference.ssd, draw_ssd_per_head),
+    "log_linear": (run_log_linear, log_linear_sum, draw_log_linear),
     "selective_scan": (run_selective_scan, selective_reference.selective_scan, draw_selective_scan),
 }
 
