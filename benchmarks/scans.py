@@ -20,11 +20,11 @@
 
 Each case is one layer, with 16-bit inputs where the mixer has them. Times are medians in ms for forward and for forward
 with backward, all in one run. "difference" compares results and gradients with xla in float32 at full precision:
-largest absolute difference / largest absolute entry. With flash-linear-attention and a torch with CUDA, fla's kernels
-are timed too (`fla`), also without host pauses; their difference covers results only. `--dim` uses 768 / dim heads of
-that dimension and omits xla's times. `--batch=1 --seq_len=102400` is one long sequence. Triton cuts its time axis into
-segments; use it with `--cases`. Results go to benchmarks/results/scans.json; a quick or partial run writes to
-runs/benchmarks/.
+largest absolute difference / largest absolute entry. With a torch with CUDA, the kernels of flash-linear-attention
+(`fla`) and FlashQLA (`flash_qla`, with --dim=128) are timed too, if installed, also without host pauses; their
+difference covers results only. `--dim` uses 768 / dim heads of that dimension and omits xla's times. `--batch=1
+--seq_len=102400` is one long sequence. Triton cuts its time axis into segments; use it with `--cases`. Results go to
+benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -268,16 +268,16 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
             "compiled_bytes": training["compiled_bytes"],
             "difference": difference(both(f)(cotangent, *inputs), want),
         }
-    if case in torch_fla.CALLS and torch_fla.is_available():
-        rows["fla"] = torch_fla.measure(case, inputs, cotangent, repeats=repeats, seconds=call_s)
-        rows["fla"]["difference"] = difference(rows["fla"].pop("out"), want[0])
+    for package in torch_fla.available(case, dim):
+        row = torch_fla.measure(package, case, inputs, cotangent, repeats=repeats, seconds=call_s)
+        rows[package] = row | {"difference": difference(row.pop("out"), want[0])}
     return rows
 
 
 def main(argv: list[str]) -> None:
     """Measure all cases; print and write after each."""
     args = FLAGS.parse_args(argv)
-    cases = args.cases or (tuple(torch_fla.CALLS) if args.dim else CASES)
+    cases = args.cases or (tuple(torch_fla.FLA) if args.dim else CASES)
     options.check_known("cases", cases, CASES)
     small = args.quick or jax.default_backend() == "cpu"
     B, T = (2, 256) if small else (args.batch, args.seq_len)

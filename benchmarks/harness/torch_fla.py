@@ -1,10 +1,11 @@
-"""Times flash-linear-attention's Triton kernels on torch with CUDA events, for benchmarks.scans.
+"""Time the kernels of flash-linear-attention and FlashQLA on torch, for benchmarks.scans.
 
-They get the operands that ours get, with beta in the dtype of the keys, as its layers give it. Checked with versions
-0.6.0 of flash-linear-attention and fla-core.
+They receive our operands, with beta in the dtype of the keys, as fla's layers do. Checked with versions 0.6.0 of
+flash-linear-attention and fla-core, and 0.1.3 of flash-qla.
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import statistics
@@ -18,8 +19,8 @@ import numpy as np
 
 from benchmarks.harness import torch_flash
 
-# Case of benchmarks.scans -> operand names in order, and fla's function.
-CALLS = {
+# Case of benchmarks.scans -> operand names in order, and the function in `ops`.
+FLA = {
     "delta_rule": (("q", "k", "v", "beta", "initial_state"), "delta_rule.chunk_delta_rule"),
     "gated_delta_rule": (("q", "k", "v", "beta", "initial_state", "g"), "gated_delta_rule.chunk_gated_delta_rule"),
     "gla": (("q", "k", "v", "g", "initial_state"), "gla.chunk_gla"),
@@ -27,17 +28,24 @@ CALLS = {
     "wkv7": (("r", "k", "v", "w", "initial_state", "a", "b"), "rwkv7.chunk_rwkv7"),
     "kda": (("q", "k", "v", "g", "initial_state", "beta"), "kda.chunk_kda"),
 }
+CALLS = {"fla": FLA, "flash_qla": {"gated_delta_rule": FLA["gated_delta_rule"]}}  # by package
+DISTRIBUTIONS = {"fla": "flash-linear-attention", "flash_qla": "flash-qla"}
 
 
-def is_available() -> bool:
-    """Return whether fla and a torch with CUDA and a visible device are installed."""
-    return importlib.util.find_spec("fla") is not None and torch_flash.is_available()
+def available(case: str, dim: int) -> list[str]:
+    """Return the installed packages with a kernel for a case and a head dimension; none without torch on a CUDA device.
+
+    FlashQLA has only heads of 128.
+    """
+    having = [package for package, calls in CALLS.items() if case in calls and (package == "fla" or dim == 128)]
+    installed = [package for package in having if importlib.util.find_spec(package) is not None]
+    return installed if torch_flash.is_available() else []
 
 
-def function(case: str) -> Callable[..., Any]:
-    """Return fla's function for a case."""
-    module, _, name = CALLS[case][1].partition(".")
-    return getattr(importlib.import_module(f"fla.ops.{module}"), name)
+def function(package: str, case: str) -> Callable[..., Any]:
+    """Return a package's function for a case."""
+    module, _, name = CALLS[package][case][1].partition(".")
+    return getattr(importlib.import_module(f"{package}.ops.{module}"), name)
 
 
 def operands(case: str, arrays: Sequence[jax.Array], device: str) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def operands(case: str, arrays: Sequence[jax.Array], device: str) -> dict[str, A
         k = -a.astype(jnp.float32) * jnp.exp(-log_w)
         arrays = (r, k.astype(r.dtype), v, log_w, initial, (scaled * k).sum(-1))
     tensors = {}
-    for name, x in zip(CALLS[case][0], arrays, strict=True):
+    for name, x in zip(FLA[case][0], arrays, strict=True):
         dtype = jnp.dtype(arrays[1].dtype if name == "beta" else x.dtype).name
         wide = torch.from_numpy(np.array(x.astype(jnp.float32)))
         tensors[name] = wide.to(device, getattr(torch, dtype))
@@ -57,7 +65,7 @@ def operands(case: str, arrays: Sequence[jax.Array], device: str) -> dict[str, A
 
 
 def measure(
-    case: str, arrays: Sequence[jax.Array], cotangent: Sequence[jax.Array], *, repeats: int, seconds: float
+    package: str, case: str, arrays: Sequence[jax.Array], cotangent: Any, *, repeats: int, seconds: float
 ) -> dict[str, Any]:
     """Return the times in ms (forward, and forward with backward) and the outputs as float32 arrays.
 
@@ -65,13 +73,16 @@ def measure(
     """
     with mock.patch.dict(os.environ):
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it to "", and Triton then cannot build its driver
-        return _measure(case, arrays, cotangent, repeats=repeats, seconds=seconds)
+        return _measure(function(package, case), operands(case, arrays, "cuda"), cotangent, repeats, seconds) | {
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", DISTRIBUTIONS[package])}
+        }
 
 
-def _measure(case: str, arrays: Sequence[jax.Array], cotangent: Any, *, repeats: int, seconds: float) -> dict[str, Any]:
+def _measure(
+    f: Callable[..., Any], tensors: dict[str, Any], cotangent: Any, repeats: int, seconds: float
+) -> dict[str, Any]:
     import torch
 
-    f, tensors = function(case), operands(case, arrays, "cuda")
     run = {"scale": 1.0, "output_final_state": True}
 
     def forward() -> Any:
@@ -95,7 +106,7 @@ def _measure(case: str, arrays: Sequence[jax.Array], cotangent: Any, *, repeats:
         measured |= {"training_ms": median(training), "device_training_ms": _device_ms(training)}
     except RuntimeError as error:  # fla's gated_delta_rule refuses some Triton versions on Hopper
         measured["training_error"] = str(error)
-    return measured | {"versions": {"torch": torch.__version__, "fla": importlib.import_module("fla").__version__}}
+    return measured
 
 
 def _device_ms(call: Callable[[], Any], *, calls: int = 10) -> float:

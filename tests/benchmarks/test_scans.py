@@ -30,10 +30,21 @@ def test_dim_sets_keys_and_values() -> None:
         assert q.shape == v.shape == (1, 8, 768 // dim, dim)
 
 
+def test_packages_are_timed_where_they_are_installed(monkeypatch) -> None:
+    installed = {"fla", "flash_qla"}
+    monkeypatch.setattr(torch_fla.importlib.util, "find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr(torch_fla.torch_flash, "is_available", lambda: True)
+    assert torch_fla.available("gated_delta_rule", 128) == ["fla", "flash_qla"]
+    assert torch_fla.available("gated_delta_rule", 96) == ["fla"]
+    assert torch_fla.available("ssd", 128) == []
+    installed.remove("fla")
+    assert torch_fla.available("gated_delta_rule", 128) == ["flash_qla"]
+
+
 def test_fla_gets_equal_operands() -> None:
     """fla takes operands by name. For KDA it takes keys and beta separately."""
     torch = extras.package("torch")
-    for case, (names, _) in torch_fla.CALLS.items():
+    for case, (names, _) in torch_fla.FLA.items():
         arrays = scans.operands(case, 1, 8, small=True)
         tensors = torch_fla.operands(
             case, [x.astype(jnp.bfloat16) if i < 3 else x for i, x in enumerate(arrays)], "cpu"
