@@ -210,9 +210,8 @@ class NSA(AttentionMixer):
         """Return the three branches, compressed, selected and window: [B, T, H, 3 K]."""
         positions_T = jnp.arange(q_BTHK.shape[1])
         compressed_BTHK, sel_BTGn = self.compress(q_BTHK, *self.means(k_BTGK, v_BTGK), positions_T)
-        sel_BTHn = jnp.repeat(sel_BTGn, self.heads // self.kv_heads, axis=2)
         selected_BTHK = kernels_pallas.selected_chunk_attention(
-            q_BTHK, k_BTGK, v_BTGK, sel_BTHn, chunk_size=self.block_size
+            q_BTHK, k_BTGK, v_BTGK, sel_BTGn, chunk_size=self.block_size
         )
         window_BTHK = causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.window_size)
         return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
