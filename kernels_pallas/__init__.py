@@ -5,6 +5,7 @@ The package needs only jax and jaxtyping.
     top1_chunk_attention      softmax over the local chunk and the past chunk (or k chunks) that each query selects
     selected_chunk_attention  the same attention, to past chunks that the caller selects
     select_chunk              the selection without the attention
+    compressed_attention      NSA: attention to the means of past chunks, and the chunks that it selects
     index_loss                MSA: the loss of an index that selects chunks for this attention
     top1_element_attention    the value of each query's best key; softmax gradient (straight-through)
     *_decode                  one new token against a cache
@@ -33,6 +34,7 @@ chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional 
     op                        operands                                              result
     top1_chunk_attention      q [B,T,H,K]  k [B,T,G,K]  v [B,T,G,V]                 [B,T,H,V]
     selected_chunk_attention  q, k, v as above, chunks [B,T,H,k] int32              [B,T,H,V]
+    compressed_attention      q [B,T,H,K]  mean k [B,c,G,K]  mean v [B,c,G,V]       [B,T,H,V]  chunks [B,T,G,n]
     select_chunk              q [B,T,H,K]  k [B,T,G,K]                              chunks [B,T,H] or [B,T,H,k] int32
     index_loss                index q [B,T,G,N], k [B,T,N]  q, k  chunks [B,T,G,n]  scalar
     top1_chunk_decode         q [B,H,K]  caches [B,S,G,K], [B,S,G,V]  length        [B,H,V]
@@ -67,6 +69,7 @@ from kernels_pallas.attention.api import causal_attention
 from kernels_pallas.backend import Backend, BackendError, Problem
 from kernels_pallas.backend import used as backends_used
 from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.compressed_attention.api import compressed_attention
 from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.head_norm.api import head_norm, residual_norm
@@ -109,6 +112,7 @@ __all__ = [
     "causal_attention",
     "chunk_means",
     "chunk_table",
+    "compressed_attention",
     "cross_entropy",
     "delta_rule",
     "head_norm",

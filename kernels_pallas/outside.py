@@ -9,6 +9,7 @@ from kernels_pallas.validation import check_choice
 # Op names as passed to `backend.pick`.
 OPS = (
     "causal_attention",
+    "compressed_attention",
     "cross_entropy",
     "delta_rule",
     "head_norm",

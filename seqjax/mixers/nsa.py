@@ -19,13 +19,12 @@ The defaults b = 64, n = 16, w = 512 come from the paper, for sequences of 8,192
 smaller values for shorter sequences. At width 768 and 12 layers: 12 heads of 64, 3 key heads, SwiGLU of 2432; 109.9M
 parameters, tied.
 
-The means, their scores and p are float32. The compressed branch has T^2 / b scores per head. It processes `PIECE`
-queries at a time and recomputes the scores in the backward pass, so at most `PIECE` T / b exist at once. The selected
-branch is `kernels_pallas.selected_chunk_attention`.
+The compressed branch, with the selection, is `kernels_pallas.compressed_attention`. Its means, scores and p are
+float32, and the backward pass recomputes the scores. The selected branch is `kernels_pallas.selected_chunk_attention`.
 
 Suffix letters in addition to the usual ones: c, blocks; n, selected blocks; R, query heads per key head; t, queries of
-one piece or group; P, pieces; M, gathered keys, (n + 1) b; W, cache slots that the window branch reads; J, the three
-branches; X, their concatenated channels, 3 K.
+one group; M, gathered keys, (n + 1) b; W, cache slots that the window branch reads; J, the three branches; X, their
+concatenated channels, 3 K.
 """
 
 import functools
@@ -41,12 +40,9 @@ import kernels_pallas
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._attention import Attend, AttentionMixer
-from seqjax.nn.layers import Linear, project_float32, save_inputs
+from seqjax.nn.layers import Linear, project_float32, save_choice, save_inputs
 from seqjax.ops.attention import attention_at, causal_attention, in_groups
 from seqjax.types import Array, Layer
-
-PIECE = 1024  # queries per piece of the compressed branch
-ALWAYS = 2.0  # the score of a block that is always read; the mean of probabilities is at most 1
 
 
 class NSACache(NamedTuple):
@@ -57,58 +53,6 @@ class NSACache(NamedTuple):
     length: Array
     k_mean_BcGK: Array
     v_mean_BcGK: Array
-
-
-def compressed_attention(
-    q_BTHK: Array,
-    k_mean_BcGK: Array,
-    v_mean_BcGK: Array,
-    positions_T: Array,
-    *,
-    block_size: int,
-    n_past: int,
-    piece: int = PIECE,
-) -> tuple[Array, Array]:
-    """Return attention to the means of complete blocks, and the block selection.
-
-    The attention is [B, T, H, K]. The selection, int32 [B, T, G, n] with n at most `n_past`, holds distinct blocks
-    before the query's block: first the blocks that are always read, and -1 as padding at the end. The means are the
-    output of `kernels_pallas.chunk_means`. The scan over pieces of `piece` queries bounds the score memory.
-    """
-    n_batch, n_queries, n_heads, head_dim = q_BTHK.shape
-    n_blocks, n_kv = k_mean_BcGK.shape[1:3]
-    if not n_blocks:
-        return jnp.zeros_like(q_BTHK), jnp.full((n_batch, n_queries, n_kv, 1), -1, jnp.int32)
-    block_c = jnp.arange(n_blocks)
-    v_BcGK = v_mean_BcGK.astype(q_BTHK.dtype)
-
-    def attend_piece(_: None, inputs: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        q_BtHK, position_t1 = inputs[0], inputs[1][:, None]
-        q_BtGRK = q_BtHK.reshape(n_batch, -1, n_kv, n_heads // n_kv, head_dim).astype(k_mean_BcGK.dtype)
-        # Full precision, as in `select_chunk`: there are few products, and a near tie decides which keys are read.
-        s_BtGRc = head_dim**-0.5 * jnp.einsum("btgrk,bcgk->btgrc", q_BtGRK, k_mean_BcGK, precision="highest")
-        is_complete_tGRc = (((block_c + 1) * block_size) <= position_t1 + 1)[:, None, None]
-        # -1e30 is finite, which keeps softmax and gradient finite for a query without a complete block.
-        p_BtGRc = jax.nn.softmax(jnp.where(is_complete_tGRc, s_BtGRc, -1e30), axis=-1)
-        p_BtGRc = jnp.where(is_complete_tGRc, p_BtGRc, 0.0)
-        o_BtGRK = jnp.einsum("btgrc,bcgk->btgrk", p_BtGRc.astype(v_BcGK.dtype), v_BcGK)
-        own_t1 = position_t1 // block_size
-        is_always_t1c = ((block_c == 0) | (block_c == own_t1 - 1))[:, None]
-        score_BtGc = jnp.where(is_always_t1c, ALWAYS, lax.stop_gradient(p_BtGRc).mean(3))
-        score_BtGc = jnp.where((block_c < own_t1)[:, None], score_BtGc, -1.0)
-        sel_nBtG = []
-        for _rank in range(min(n_past, n_blocks)):  # XLA cannot split `lax.top_k` over a batch on several devices
-            best_BtG = jnp.argmax(score_BtGc, axis=-1).astype(jnp.int32)
-            sel_nBtG.append(jnp.where(score_BtGc.max(-1) < 0, -1, best_BtG))
-            score_BtGc = jnp.where(block_c == best_BtG[..., None], -1.0, score_BtGc)
-        return None, (o_BtGRK.reshape(q_BtHK.shape), jnp.stack(sel_nBtG, axis=-1))
-
-    piece = min(piece, n_queries)
-    q_PBtHK = jnp.moveaxis(kernels_pallas.split_chunks(q_BTHK, piece), 1, 0)
-    position_Pt = jnp.pad(positions_T, (0, q_PBtHK.shape[0] * piece - n_queries)).reshape(-1, piece)
-    _, pieces = lax.scan(jax.checkpoint(attend_piece, prevent_cse=False), None, (q_PBtHK, position_Pt))
-    o_BTHK, sel_BTGn = (kernels_pallas.join_chunks(jnp.moveaxis(x, 0, 1), n_queries) for x in pieces)
-    return o_BTHK, sel_BTGn
 
 
 def selected_attention_at(
@@ -137,8 +81,10 @@ def selected_attention_at(
 
 
 @save_inputs
-def _gated_sum(gate_BTHJ: Array, o_BTHJK: Array) -> Array:
-    return (jax.nn.sigmoid(gate_BTHJ)[..., None] * o_BTHJK).sum(3).astype(o_BTHJK.dtype)
+def _gated_sum(gate_BTHJ: Array, *branches_BTHK: Array) -> Array:
+    gate_BTHJ = jax.nn.sigmoid(gate_BTHJ)
+    y_BTHK = sum(gate_BTHJ[..., j, None] * o_BTHK for j, o_BTHK in enumerate(branches_BTHK))
+    return jnp.asarray(y_BTHK, branches_BTHK[0].dtype)
 
 
 class NSA(AttentionMixer):
@@ -202,16 +148,16 @@ class NSA(AttentionMixer):
         `attend` is `attend_sequence` (no cache) or `attend_next`; both return the three branches, [B, T, H, 3 K].
         """
         o_BTHX, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
-        o_BTHJK = o_BTHX.reshape(*o_BTHX.shape[:3], 3, -1)
-        y_BTHK = _gated_sum(project_float32(self.gate, x_BTD).reshape(o_BTHJK.shape[:4]), o_BTHJK)
+        branches_BTHK = jnp.split(o_BTHX, 3, axis=-1)  # XLA removes the concatenation
+        gate_BTHJ = project_float32(self.gate, x_BTD).reshape(*o_BTHX.shape[:3], 3)
+        y_BTHK = _gated_sum(gate_BTHJ, *branches_BTHK)
         return self.out(y_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """Return the three branches, compressed, selected and window: [B, T, H, 3 K]."""
-        positions_T = jnp.arange(q_BTHK.shape[1])
-        compressed_BTHK, sel_BTGn = self.compress(q_BTHK, *self.means(k_BTGK, v_BTGK), positions_T)
+        compressed_BTHK, sel_BTGn = self.compress(q_BTHK, *self.means(k_BTGK, v_BTGK))
         selected_BTHK = kernels_pallas.selected_chunk_attention(
-            q_BTHK, k_BTGK, v_BTGK, sel_BTGn, chunk_size=self.block_size
+            q_BTHK, k_BTGK, v_BTGK, save_choice(sel_BTGn), chunk_size=self.block_size
         )
         window_BTHK = causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.window_size)
         return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
@@ -221,10 +167,12 @@ class NSA(AttentionMixer):
         k_mean_BcGK, v_mean_BcGK = (kernels_pallas.chunk_means(x, chunk_size=self.block_size) for x in (k_BSGK, v_BSGK))
         return k_mean_BcGK, v_mean_BcGK
 
-    def compress(self, q_BTHK: Array, k_mean_BcGK: Array, v_mean_BcGK: Array, positions_T: Array):
-        """Return `compressed_attention` with the mixer's settings."""
-        options: Any = {"block_size": self.block_size, "n_past": self.blocks - 1}
-        return compressed_attention(q_BTHK, k_mean_BcGK, v_mean_BcGK, positions_T, **options)
+    def compress(
+        self, q_BTHK: Array, k_mean_BcGK: Array, v_mean_BcGK: Array, positions_T: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Return `kernels_pallas.compressed_attention`: [B, T, H, K], and the selection, [B, T, G, n]."""
+        options: Any = {"block_size": self.block_size, "top_k": self.blocks - 1}
+        return kernels_pallas.compressed_attention(q_BTHK, k_mean_BcGK, v_mean_BcGK, positions_T, **options)
 
     def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> NSACache:
         """Return an empty cache of `max_len` entries."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels_pallas import device
 from kernels_pallas.triton import runtime
@@ -151,6 +152,20 @@ def index_loss(*, dim: int, dtype: str, block_size: int = 32, read: int = 8) -> 
     index = ((B, T, G, dim), dtype), ((B, T, dim), dtype)
     call = partial(backend.run, block_size=block_size, with_gradients=True)
     arrays(call, *index, ((B, T, H, dim), dtype), ((B, T, G, dim), dtype), ((B, T, G, read - 1), "int32"))
+
+
+def compressed_attention(*, dim: int, dtype: str, T: int = 2048, block_size: int = 32, top_k: int = 7) -> None:
+    from kernels_pallas.compressed_attention.triton import attention as backend
+
+    B, H, G = 2, 12, 3
+    q, mean = ((B, T, H, dim), dtype), ((B, T // block_size, G, dim), "float32")
+
+    def call(q, k, v):
+        options: Any = {"block_size": block_size, "top_k": top_k}
+        (o, sel), pull = jax.vjp(lambda q, k, v: backend.run(q, k, v, None, **options), q, k, v)
+        return pull((o, np.zeros(sel.shape, jax.dtypes.float0)))
+
+    arrays(call, q, mean, mean)
 
 
 def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: int = 128) -> None:
@@ -427,6 +442,8 @@ CASES = [
     Case("select-top-16", partial(several_selected, 16, chunk_size=64), again=True),
     Case("index-loss", index_loss),  # as in MSA up to 2,048 tokens
     Case("index-loss-128", partial(index_loss, block_size=128, read=16), again=True),
+    Case("compressed-attention", compressed_attention),  # as in NSA up to 2,048 tokens, and above
+    Case("compressed-attention-long", partial(compressed_attention, T=8192, block_size=64, top_k=15)),
     Case("shortlist", partial(shortlist, "mean")),
     Case("shortlist-sub-means", partial(shortlist, "sub_means"), again=True),
     Case("shortlist-mean-eigen", partial(shortlist, "mean_eigen"), again=True),

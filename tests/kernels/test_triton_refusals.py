@@ -182,6 +182,13 @@ M = 2**20  # tokens; 16 heads of 128 then give exactly 2^31 elements
 # 64-bit, without a limit.
 ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
     "causal_attention": (lambda T: (kp.causal_attention, (low(T, 16, 128), *[low(T, 2, 128)] * 2, wide(3, T, 16))), M),
+    "compressed_attention": (
+        lambda T: (
+            partial(kp.compressed_attention, block_size=64, top_k=15),
+            (low(T, 16, 128), *[wide(3, T // 64, 2, 128)] * 2),
+        ),
+        M,
+    ),
     "cross_entropy": (
         lambda T: (
             partial(kp.cross_entropy, dtype=jnp.dtype("bfloat16")),

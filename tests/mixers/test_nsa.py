@@ -1,4 +1,4 @@
-"""NSA: branches, chunked queries, memory, and empty compressed attention.
+"""NSA: branches, memory, and empty compressed attention.
 
 The branches are compared with float64 masks.
 """
@@ -15,7 +15,6 @@ from flax import nnx
 
 from seqjax import mixers
 from seqjax.errors import UserError
-from seqjax.mixers.nsa import compressed_attention
 from seqjax.ops.attention import causal_attention
 from tests import support
 
@@ -141,17 +140,6 @@ def test_maximal_blocks_and_window_equal_full_attention():
     want = causal_attention(*operands)
     np.testing.assert_allclose(selected, want, rtol=0, atol=1e-5)
     np.testing.assert_allclose(window, want, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("piece", support.slow_unless(lambda piece: piece == 5, [1, 5, 53]))
-def test_piece_size_does_not_change_the_result(piece):
-    made = layer()
-    q, k, v = qkv(53, "float32")
-    args = (q, *made.means(k, v), jnp.arange(53))
-    want = compressed_attention(*args, block_size=4, n_past=4)
-    got = compressed_attention(*args, block_size=4, n_past=4, piece=piece)
-    np.testing.assert_allclose(got[0], want[0], rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(got[1], want[1])
 
 
 def test_queries_without_a_complete_block_get_zero_from_means():
