@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from kernels_pallas import device
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.compressed_attention.triton import kernels
 from kernels_pallas.numerics import LOG2_E
@@ -34,10 +35,14 @@ def tile_of(kernel: str, dim: int, n_blocks: int, dtype: Any) -> Tile:
     blocks = padded(n_blocks)
     if interpreter.is_chosen():  # small: tests then cover several tiles
         return Tile(16, 16, 4, 1)
-    if jnp.dtype(dtype).itemsize > 2:
-        return Tile(32, min(blocks, 32), 4, 1)
     is_wide = padded(dim) > 64
-    return Tile(64, min(blocks, 64), 8 if is_wide or kernel == "dk" else 4, 1 if is_wide else 2)
+    if jnp.dtype(dtype).itemsize > 2:
+        return Tile(32, min(blocks, 32), 8 if is_wide else 4, 1)
+    # Before Hopper, operands lie in registers: less fits.
+    is_ampere = (device.compute_capability() or device.AMPERE) < device.HOPPER
+    rows = 32 if is_ampere and kernel != "forward" else 64
+    warps = 8 if is_wide or (is_ampere and kernel == "dk") else 4
+    return Tile(rows, min(blocks, 64), warps, 1 if is_wide else 2)
 
 
 def run(

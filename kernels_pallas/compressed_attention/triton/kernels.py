@@ -39,12 +39,14 @@ def _key_parts(
 ):
     """Return mean keys as three bf16 parts with this sum for bf16 queries, otherwise three times in fp32."""
     k_NK = load_rows(ptr, col_N, stride, NC, K, KP, True)
-    if dtype != tl.bfloat16:
-        return k_NK, k_NK, k_NK
-    high_NK = k_NK.to(tl.bfloat16)
-    rest_NK = k_NK - high_NK.to(tl.float32)
-    middle_NK = rest_NK.to(tl.bfloat16)
-    return high_NK, middle_NK, (rest_NK - middle_NK.to(tl.float32)).to(tl.bfloat16)
+    if dtype == tl.bfloat16:
+        high_NK = k_NK.to(tl.bfloat16)
+        rest_NK = k_NK - high_NK.to(tl.float32)
+        middle_NK = rest_NK.to(tl.bfloat16)
+        parts = high_NK, middle_NK, (rest_NK - middle_NK.to(tl.float32)).to(tl.bfloat16)
+    else:
+        parts = k_NK, k_NK, k_NK
+    return parts
 
 
 @triton.jit
