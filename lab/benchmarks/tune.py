@@ -3,7 +3,8 @@
     python -m lab.benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m lab.benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
     python -m lab.benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
-    python -m lab.benchmarks.tune --kernels=channel_state,channel_out,channel_d_scores,channel_keys [--kda]
+    python -m lab.benchmarks.tune --kernels=channel_state,channel_out,channel_d_scores,channel_keys
+    python -m lab.benchmarks.tune --kernels=channel_weights,channel_pass,channel_d_scores,channel_keys --kda
     python -m lab.benchmarks.tune --kernels=selective,selective_bwd
     python -m lab.benchmarks.tune --kernels=conv,conv_bwd
     python -m lab.benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
@@ -67,6 +68,7 @@ KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
 CHANNELS = ("sums", "pairs", "solve", "mix", "state", "out", "d_scores", "keys")
 CHANNEL_KERNELS = tuple(f"channel_{name}" for name in CHANNELS)
+TIED_KERNELS = tuple(f"channel_{name}" for name in ("weights", "solve", "pass", "d_scores", "keys", "sums"))  # KDA's
 SELECTIVE_KERNELS = {"selective": "scan", "selective_bwd": "scan_bwd"}
 CONV_KERNELS = ("conv", "conv_bwd")
 SHIFT_KERNELS = ("shift", "shift_bwd", "shift_moved", "shift_bwd_moved")
@@ -347,7 +349,7 @@ def main(argv: list[str]) -> None:
     known = (
         *KERNELS,
         *DELTA_KERNELS,
-        *CHANNEL_KERNELS,
+        *(TIED_KERNELS if args.kda else CHANNEL_KERNELS),
         *SELECTIVE_KERNELS,
         *CONV_KERNELS,
         *SHIFT_KERNELS,
@@ -364,7 +366,7 @@ def main(argv: list[str]) -> None:
         arrays = operands(limits.Sizes(1, args.length, 12, args.dim), "bfloat16")
     if set(args.kernels) & set(DELTA_KERNELS):
         calls |= delta_calls()
-    if set(args.kernels) & set(CHANNEL_KERNELS):
+    if any(kernel.startswith("channel_") for kernel in args.kernels):
         calls |= channel_calls(H=6, K=128, V=128, tied=True) if args.kda else channel_calls()
     end = time.monotonic() + args.seconds
     for kernel in args.kernels:
@@ -372,7 +374,7 @@ def main(argv: list[str]) -> None:
             from kernels_pallas.delta_rule.triton import scan as delta
             from kernels_pallas.linear_attention.triton import scan as channel
 
-            table: Any = (channel if kernel in CHANNEL_KERNELS else delta).TILES
+            table: Any = (channel if kernel.startswith("channel_") else delta).TILES
             key = (kernel.removeprefix("channel_"), 16)
             tiles = (keys_candidates if kernel == "channel_keys" else scan_candidates)(table[key])
             fastest(kernel, table, key, tiles, calls[kernel], end)

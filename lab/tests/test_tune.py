@@ -1,6 +1,7 @@
 """Test the parts of lab.benchmarks.tune that need no GPU."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import pytest
@@ -16,6 +17,7 @@ extras.need("torch", "triton")
     [
         pytest.param(tune.delta_calls, tune.DELTA_KERNELS, id="delta"),
         pytest.param(tune.channel_calls, tune.CHANNEL_KERNELS, id="channel", marks=pytest.mark.slow),
+        pytest.param(partial(tune.channel_calls, tied=True), tune.TIED_KERNELS, id="tied", marks=pytest.mark.slow),
     ],
 )
 def test_each_kernel_of_a_recurrence_runs(make: Callable, names: tuple[str, ...]) -> None:

@@ -389,12 +389,14 @@ PASSES: Any = {"again": True, "only": "state_kernel"}
 CASES = [
     Case("linear-attention-low-rank", partial(linear_attention, "low_rank", mild=True)),  # RWKV-7
     Case("linear-attention-any-decay", partial(linear_attention, "low_rank"), again=True),
-    Case("linear-attention-correction", partial(linear_attention, "correction"), again=True),  # KDA
+    Case("linear-attention-correction", partial(linear_attention, "correction")),  # KDA
     Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
     Case("linear-attention", partial(linear_attention, "gla"), again=True),
     Case("linear-attention-in-segments", partial(linear_attention, "low_rank", mild=True, **LONG), **PASSES),
     Case("linear-attention-bonus-in-segments", partial(linear_attention, "bonus", **LONG), **PASSES),
-    Case("linear-attention-correction-in-segments", partial(linear_attention, "correction", **LONG), **PASSES),
+    Case(
+        "linear-attention-correction-in-segments", partial(linear_attention, "correction", **LONG), True, "pass_kernel"
+    ),
     Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba
     Case("short-conv-96", partial(short_conv, heads=6, E=576), again=True),  # as q and k in Gated DeltaNet
     Case("short-conv-192", partial(short_conv, heads=6, E=1152), again=True),

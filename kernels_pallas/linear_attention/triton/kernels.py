@@ -9,11 +9,13 @@
     out        chunk                                     O; dV
     d_scores   chunk                                     gradients of the scores                keys_kernels.py
     keys       chunk, KEYS keys                          dr, dk, da, db, dg, du                 keys_kernels.py
+    weights    chunk                (TIED)               g, r~, a~, k^; a|k, r|k                tied_kernels.py
+    pass       time segment, BLOCK columns of S  (TIED)  S, V + U and O; L and dY               tied_kernels.py
 
     operand            shape              dtype    meaning
     r, a, k, b         [B, T, H, K]       input    readers r and a, writers k and b
     v, o, do, dv       [B, T, H, V]       input    values, outputs and their gradients
-    z                  [B, T, H, V]       input    U, or with TIED V + U; in REVERSE dY
+    z                  [B, T, H, V]       input    U; in REVERSE dY
     x_mixed, z_mixed   as r, v            input    results of `mix`
     g                  [B, c C, H, K]     fp32     sum of log2 w from the chunk start, constant after T
     u                  [B, H, K]          fp32     bonus (BONUS)
@@ -26,7 +28,8 @@
 Readers and writers mirror each other: V reaches O through the readers, and dO reaches dV through the writers. One
 kernel therefore computes each result and, in REVERSE, its gradient. A tile holds all C positions of a chunk on one
 axis, values in blocks of BLOCK, and keys in blocks of KEYS (`state`: all keys, padded to KP). MILD means that no g is
-below -BOUND (weight_kernels.py). TIED means that b is k, as in KDA (low_rank_kernels.py). Sums are float32, products
+below -BOUND (weight_kernels.py). TIED means that b is k, as in KDA: `weights` and `pass` then take the place of
+`sums`, `pairs`, `mix`, `state` and `out`, except the reverse `sums`. Sums are float32, products
 use the input dtype, and rows after T read as zero. No computed tile is transposed for a product, because compilers got
 that wrong on Hopper. No atomics are used: two runs give equal bits. Equations and sources: `linear_attention/api.py`.
 """
@@ -62,14 +65,14 @@ def state_kernel(
     x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, z_ptr, last_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr,
-    TIED: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pass BLOCK columns of a head's state through SEGMENT chunks.
 
-    S <- e^{g_C} S + K^^T V + B^^T U. With LOW_RANK the kernel also computes U from the results of `mix`; with TIED, z
-    is V + U and is all that the chunk adds. In REVERSE, L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk back.
-    `states` are the states before each chunk is added. ENDS writes only `last`, from S = 0, and with LOW_RANK also K
-    columns that start from the identity (see state_scan/triton/segments.py).
+    S <- e^{g_C} S + K^^T V + B^^T U. With LOW_RANK the kernel also computes U from the results of `mix`. In REVERSE,
+    L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk back. `states` are the states before each chunk is added.
+    ENDS writes only `last`, from S = 0, and with LOW_RANK also K columns that start from the identity (see
+    state_scan/triton/segments.py).
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -77,7 +80,6 @@ def state_kernel(
     n_blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0 or COLUMNS != V
     BEFORE: tl.constexpr = REVERSE and BONUS
-    HAS_Y: tl.constexpr = REVERSE or not TIED
     pid = tl.program_id(0)
     block, h, bs = pid % n_blocks, pid // n_blocks % H, pid // (n_blocks * H)
     b, first, n_steps = (bs // n_segments).to(tl.int64), bs % n_segments * SEGMENT, SEGMENT
@@ -94,9 +96,8 @@ def state_kernel(
         chunk = first + (n_steps - 1 - step if REVERSE else step)
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
         in_g = g_ptr + (b * n_chunks + chunk) * (C * H * K) + h * K
-        if HAS_Y:
-            x_KC = load_tile(x_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
-            y_CV = load_tile(y_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        x_KC = load_tile(x_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
+        y_CV = load_tile(y_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         sums_KC = load_sums(in_g, i[None, :], at_K[:, None], H * K, K, BEFORE)
         end_K = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
         if not ENDS:
@@ -109,8 +110,7 @@ def state_kernel(
             if not ENDS:
                 store_tile(z_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, z_CV)
         s_KV *= tl.exp2(end_K)[:, None]
-        if HAS_Y:
-            s_KV = tl.dot((x_KC * by_KC).to(dtype), y_CV, s_KV, input_precision=PRECISION)
+        s_KV = tl.dot((x_KC * by_KC).to(dtype), y_CV, s_KV, input_precision=PRECISION)
         if LOW_RANK:
             low_KC = load_tile(low_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
             if REVERSE:

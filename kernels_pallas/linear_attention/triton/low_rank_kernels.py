@@ -10,9 +10,8 @@
 
 One program handles one chunk of one head, and all chunks run in parallel. Only one product per chunk must then wait for
 the state, in `state` (kernels.py). `pairs` and `solve` are separate, because `solve` inverts blocks of 16 with one
-warp: together they took 0.32 ms for an RWKV-7 layer on one H200, a single kernel 0.69 ms (lab/log/kernels.md). TIED
-means that b is k, as in KDA. Then V + U = X (V + a~ S) replaces both V and U, and dY is also dV. Operands and flags:
-kernels.py.
+warp: together they took 0.32 ms for an RWKV-7 layer on one H200, a single kernel 0.69 ms (lab/log/kernels.md). If b is
+k, as in KDA, only `solve` is used (tied_kernels.py). Operands and flags: kernels.py.
 """
 
 import triton
@@ -86,10 +85,10 @@ def block(in_pairs, row, r: tl.constexpr, c: tl.constexpr, T: tl.constexpr, H: t
 def mix_kernel(
     inverse_ptr, x_ptr, y_ptr, z_ptr, g_ptr, z_mixed_ptr, x_mixed_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, TIED: tl.constexpr, REVERSE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
+    BLOCK: tl.constexpr, REVERSE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute X (a|k) V (TIED: X V) and X a~ for a chunk and head.
+    """Compute X (a|k) V and X a~ for a chunk and head.
 
     x is a, y is k, z is v. In REVERSE, X^T (r|b)^T dO and X^T b^: x is b, y is r, z is do.
     """
@@ -107,20 +106,17 @@ def mix_kernel(
         inverse_CC = load_tile(inverse_ptr + (b * T * H + h) * C, i, row, 1, H * C, C, T, False, BOUNDED)
     else:
         inverse_CC = load_tile(inverse_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, BOUNDED, False)
-    m_CC = inverse_CC
-    if REVERSE or not TIED:
-        m_CC = scores(
-            x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, not REVERSE, False, MILD,
-            BOUNDED, PRECISION,
-        )  # fmt: skip
-        if REVERSE:
-            m_CC = with_diagonal(m_CC, x_ptr + in_K, y_ptr + in_K, x_ptr, start, T, H, K, KEYS, C, False, BOUNDED)
-        m_CC = m_CC.to(dtype)
+    m_CC = scores(
+        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, not REVERSE, False, MILD, BOUNDED,
+        PRECISION,
+    )  # fmt: skip
+    if REVERSE:
+        m_CC = with_diagonal(m_CC, x_ptr + in_K, y_ptr + in_K, x_ptr, start, T, H, K, KEYS, C, False, BOUNDED)
+    m_CC = m_CC.to(dtype)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_V = block * BLOCK + tl.arange(0, BLOCK)
         z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        if REVERSE or not TIED:
-            z_CV = tl.dot(m_CC, z_CV, input_precision=PRECISION).to(dtype)
+        z_CV = tl.dot(m_CC, z_CV, input_precision=PRECISION).to(dtype)
         z_CV = tl.dot(inverse_CC, z_CV, input_precision=PRECISION)
         store_tile(z_mixed_ptr + in_V, row, at_V, H * V, 1, T, V, z_CV)
     for keys in tl.range(0, n_keys, num_stages=STAGES):

@@ -9,9 +9,14 @@ The recurrence and the letters (g, X, U, dY, a~) are defined in `linear_attentio
     backward   sums, mix, state: g again, the state gradients and dY
                out, d_scores, keys, sums: the input gradients
 
-If there are too few sequences to fill the GPU, time is cut into segments, and `state` is launched twice
-(state_scan/triton/segments.py). The backward pass keeps the inputs, the states, X and U. If b is k, V + U = X (V + a~
-S) replaces both V and U, its gradient dY is also dV, and nothing is computed for b.
+If b is k, as in KDA, V + U = X (V + a~ S) replaces both V and U, and its gradient dY is also dV (tied_kernels.py):
+
+    forward    weights, solve, pass: g, the operands with their decays and N = r|k; X; the states, V + U and the outputs
+    backward   weights, pass: g and these operands again, the state gradients and dY
+               d_scores, keys, sums: the other gradients
+
+If there are too few sequences to fill the GPU, time is cut into segments, and `state` or `pass` is launched twice
+(state_scan/triton/segments.py). The backward pass keeps the inputs, the states, X and U, or X, V + U and N.
 """
 
 from functools import partial
@@ -24,7 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.linear_attention.interface import every_decay
-from kernels_pallas.linear_attention.triton import kernels, keys_kernels, low_rank_kernels
+from kernels_pallas.linear_attention.triton import kernels, keys_kernels, low_rank_kernels, tied_kernels
 from kernels_pallas.state_scan.triton import segments
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
@@ -45,14 +50,17 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Keyed by kernel and input bits. `sums` and `state` hold all keys in a tile. 16-bit entries are the fastest of 24 on
-# one H200 at RWKV-7's sizes (lab/log/kernels.md). Exceptions: `state` and `out` are the fastest over heads of 64, 96
-# and 128 on one H100, and `d_scores` is not measured. 32-bit entries spill little, except `keys`.
+# Keyed by kernel and input bits. `sums`, `state` and `pass` hold all keys in a tile. 16-bit entries are the fastest of
+# 24 on one H200 at RWKV-7's sizes (lab/log/kernels.md). Exceptions: `state` and `out` are the fastest over heads of 64,
+# 96 and 128 on one H100, and `d_scores`, `weights` and `pass` are not measured. 32-bit entries spill little, except
+# `keys` and `pass`.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("pairs", 16): Tile(16, 64, 4, 1),
     ("solve", 16): Tile(16, 16, 1, 1),
     ("mix", 16): Tile(64, 64, 4, 1),
+    ("weights", 16): Tile(16, 32, 4, 1),
+    ("pass", 16): Tile(64, 128, 4, 1),
     ("state", 16): Tile(64, 128, 4, 2),
     ("out", 16): Tile(128, 64, 4, 2),
     ("d_scores", 16): Tile(128, 16, 4, 1),
@@ -61,6 +69,8 @@ TILES = {
     ("pairs", 32): Tile(16, 32, 4, 1),
     ("solve", 32): Tile(16, 16, 1, 1),
     ("mix", 32): Tile(16, 32, 4, 1),
+    ("weights", 32): Tile(16, 32, 4, 1),
+    ("pass", 32): Tile(16, 128, 4, 1),
     ("state", 32): Tile(16, 128, 4, 1),
     ("out", 32): Tile(16, 32, 4, 1),
     ("d_scores", 32): Tile(16, 16, 4, 1),
@@ -120,9 +130,12 @@ def run(
     return out
 
 
-# Parts of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part; X and U. `g` names the heads.
+# Parts of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part. `g` names the heads.
 _INPUTS = "b t g k, b t g k, b t g v, b t g k"
-_BONUS, _LOW, _SOLVED, _STATES = ", b g k", ", b t g k", ", b t g q, b t g v", "b c g k v"
+_BONUS, _LOW, _STATES = ", b g k", ", b t g k", "b c g k v"
+# Saved in addition to the states, by the number of low-rank operands: X, V + U and r|k; X and U.
+_SOLVED = ("", ", b t g q, b t g v, b t g q", ", b t g q, b t g v")
+_SOLVED_NAMES = ("chunk_inverse", "chunk_states", "chunk_inverse")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -132,19 +145,19 @@ def _chunked(way: Way, r, k, v, log_w, bonus, low, initial) -> tuple[Array, Arra
 
 def _forward(way: Way, r, k, v, log_w, bonus, low, initial):
     rule = _INPUTS + _BONUS * len(bonus) + _LOW * len(low)
-    rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED * bool(low)
+    rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED[len(low)]
     body = partial(_run_forward, way=way, has_bonus=bool(bonus), n_low=len(low))
     o, last, states, *solved = fold_vmap(body, rule)(r, k, v, log_w, *bonus, *low, initial)
     # Same names as in other recurrences: one remat policy keeps them all.
     states = checkpoint_name(states, "chunk_states")
-    solved = [checkpoint_name(x, name) for x, name in zip(solved, ("chunk_inverse", "chunk_states"), strict=False)]
+    solved = [checkpoint_name(x, name) for x, name in zip(solved, _SOLVED_NAMES, strict=False)]
     return (o, last), (r, k, v, log_w, bonus, low, states, solved)
 
 
 def _backward(way: Way, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
     r, k, v, log_w, bonus, low, states, solved = saved
     more = _BONUS * len(bonus) + _LOW * len(low)
-    rule = f"{_INPUTS}{more}, {_STATES}{_SOLVED * bool(low)}, b t g v, b g k v -> {_INPUTS}{more}, b g k v"
+    rule = f"{_INPUTS}{more}, {_STATES}{_SOLVED[len(low)]}, b t g v, b g k v -> {_INPUTS}{more}, b g k v"
     body = partial(_run_backward, way=way, has_bonus=bool(bonus), n_low=len(low))
     dr, dk, dv, dlog_w, *rest, d_initial = fold_vmap(body, rule)(
         r, k, v, log_w, *bonus, *low, states, *solved, *cotangents
@@ -157,7 +170,10 @@ _chunked.defvjp(_forward, _backward)
 
 def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -> tuple[Array, ...]:
     *rest, initial = rest
-    bonus, (a, b) = rest[:has_bonus], (*rest[has_bonus:], *(r, k)[n_low:])
+    bonus, low = rest[:has_bonus], rest[has_bonus:]
+    if n_low == 1:
+        return _run_tied_forward(r, k, v, log_w, low[0], initial, way=way)
+    a, b = low or (r, k)
     (B, T, H, K), V = r.shape, v.shape[-1]
     launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
@@ -168,37 +184,58 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
         (inverse,) = launch("solve", pairs, out=[jax.ShapeDtypeStruct((B, T, H, way.chunk), v.dtype)])
         z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
     states = jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype)
-    pass_states = partial(_pass_states, g=g, like=[states, v if n_low else _none(v)], way=way, n_low=n_low)
-    states, z, last = pass_states(partial(launch, "state", k, v, b, z, x, g), initial)
-    if n_low == 1:  # z is then V + U
-        (o,) = launch("out", r, k, z, b, z, u, g, states, out=[v], n_low=0)
-    else:
-        (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
+    decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
+    like = [states, v if n_low else _none(v)]
+    states, z, last = _pass_states("state", partial(launch, "state", k, v, b, z, x, g), initial, like, decays=decays)
+    (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
     return o, last, states, *((inverse, z) if n_low else ())
+
+
+def _run_tied_forward(r, k, v, log_w, a, initial, *, way: Way) -> tuple[Array, ...]:
+    """Compute `_run_forward` with b = k."""
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    launch = partial(_launch, shapes=(r, v), way=way, has_bonus=False, n_low=1)
+    square = partial(jax.ShapeDtypeStruct, (B, T, H, way.chunk))
+    sizes = [_sums_of(log_w, way.chunk), r, r, k, square(log_w.dtype), square(v.dtype)]
+    g, r_in, a_in, k_out, pairs, n = launch("weights", r, a, k, log_w, out=sizes, has_scores=True)
+    (inverse,) = launch("solve", pairs, out=[square(v.dtype)])
+    like = [jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype), v, v]
+    states, z, o, last = _pass_states(
+        "pass", partial(launch, "pass", r_in, a_in, k_out, v, inverse, n, g), initial, like
+    )
+    return o, last, states, inverse, z, n
 
 
 def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -> tuple[Array, ...]:
     *rest, do, d_last = rest
-    bonus, rest = rest[:has_bonus], rest[has_bonus:]
-    a, b, states, inverse, z = (*rest[:n_low], *(r, k)[n_low:], *rest[n_low:], *(v, v)[: 0 if n_low else 2])
+    bonus, low, (states, *solved) = rest[:has_bonus], rest[has_bonus : has_bonus + n_low], rest[has_bonus + n_low :]
     launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     reverse = partial(launch, is_reverse=True)
-    (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
-    u, no = bonus[0] if has_bonus else g, _none(g)
-    by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
-    dz, x = do, r
-    if n_low:
-        dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
-    pass_states = partial(_pass_states, g=g, like=[states, v if n_low else _none(v)], way=way, n_low=n_low)
-    d_states, dz, d_initial = pass_states(partial(reverse, "state", r, do, a, dz, x, g), d_last, is_reverse=True)
+    no = jax.ShapeDtypeStruct((1,), log_w.dtype)
     if n_low == 1:
-        v, dv = z, dz
+        a, b, (inverse, v, n) = low[0], k, solved  # V + U as v
+        sizes = [_sums_of(log_w, way.chunk), r, r, k, no, _none(v)]
+        g, r_in, a_in, k_out, *_ = launch("weights", r, a, k, log_w, out=sizes)
+        one_pass = partial(reverse, "pass", r_in, a_in, k_out, do, inverse, n, g)
+        d_states, dv, _, d_initial = _pass_states("pass", one_pass, d_last, [states, v, _none(v)], is_reverse=True)
+        u, z, dz = g, v, dv
     else:
+        a, b, inverse, z = *(low or (r, k)), *(solved or (v, v))
+        (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
+        u = bonus[0] if has_bonus else g
+        dz, x = do, r
+        if n_low:
+            dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
+        decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
+        one_pass = partial(reverse, "state", r, do, a, dz, x, g)
+        like = [states, v if n_low else _none(v)]
+        d_states, dz, d_initial = _pass_states("state", one_pass, d_last, like, decays=decays, is_reverse=True)
         (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
     B, c, H, *_ = states.shape
     pairs = jax.ShapeDtypeStruct((B, c, H, (1, 2, 4)[n_low], way.chunk, way.chunk), v.dtype)
     own = jax.ShapeDtypeStruct((B, c, H, (1, 1, 2)[n_low], way.chunk), g.dtype)
     pairs, own = launch("d_scores", do, dz, v, z, out=[pairs, own])
+    by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
     like = [r, r if n_low else no, k, r if n_low == 2 else no]
     dr, da, dk, db, dg, du = launch(
         "keys", r, do, a, dz, k, v, b, z, u, g, states, d_states, pairs, own, out=[*like, g, by_chunk]
@@ -209,11 +246,13 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
 
 
 def _pass_states(
-    launch: Any, start: Array, *, g: Array, like: list, way: Way, n_low: int, is_reverse: bool = False
+    kind: str, launch: Any, start: Array, like: list, *, decays: Array | None = None, is_reverse: bool = False
 ) -> tuple[Array, ...]:
-    """Return the results of `state`: states, U (or dY) and the last state."""
-    decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
-    block = block_of(tile("state", like[0].dtype).block, start.shape[-1])
+    """Return the results of the kernel `kind`, `state` or `pass`, the last state last.
+
+    `decays` are log2 of each chunk's decay, without a low-rank part.
+    """
+    block = block_of(tile(kind, like[0].dtype).block, start.shape[-1])
     return segments.pass_states(launch, start, like, block=block, reverse=is_reverse, log2_decays_BcHK=decays)
 
 
@@ -233,6 +272,8 @@ KERNELS = {
     "pairs": low_rank_kernels.pairs_kernel,
     "solve": low_rank_kernels.solve_kernel,
     "mix": low_rank_kernels.mix_kernel,
+    "weights": tied_kernels.weights_kernel,
+    "pass": tied_kernels.pass_kernel,
     "state": kernels.state_kernel,
     "out": kernels.out_kernel,
     "d_scores": keys_kernels.d_scores_kernel,
@@ -251,11 +292,12 @@ def _launch(
     is_reverse: bool = False,
     segment: int = 1,
     ends: bool = False,
+    has_scores: bool = False,
 ) -> Any:
     """Launch a kernel over all chunks of all heads, or over segments of chunks.
 
-    `shapes` are r and v. Only `state` uses `segment`, the chunks per time segment, and `ends`
-    (state_scan/triton/segments.py).
+    `shapes` are r and v. Only `state` and `pass` use `segment`, the chunks per time segment, and `ends`
+    (state_scan/triton/segments.py). Only `weights` uses `has_scores`.
     """
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype
@@ -263,14 +305,14 @@ def _launch(
     block, keys = block_of(entry.block, V), block_of(entry.keys, K)
     stages = stages_of(kind, entry, block, V, is_crowded=is_reverse and n_low > 0)
     programs = -(-T // chunk)
-    if kind == "state":
+    if kind in ("state", "pass"):
         programs = -(-programs // segment) * -(-(V + K if ends and n_low else V) // block)
     elif kind == "keys":
         programs *= -(-K // keys)
     constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
     constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": n_low > 0, "TIED": n_low == 1}
     constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "MILD": way.is_mild, "STAGES": stages}
-    constants |= {"SEGMENT": segment, "ENDS": ends, "PRECISION": precision(dtype)}
+    constants |= {"SEGMENT": segment, "ENDS": ends, "SCORES": has_scores, "PRECISION": precision(dtype)}
     kernel = KERNELS[kind]
     return runtime.launch(
         kernel,
