@@ -29,7 +29,7 @@ Readers and writers mirror each other: V reaches O through the readers, and dO r
 kernel therefore computes each result and, in REVERSE, its gradient. A tile holds all C positions of a chunk on one
 axis, values in blocks of BLOCK, and keys in blocks of KEYS (`state`: all keys, padded to KP). MILD means that no g is
 below -BOUND (weight_kernels.py). TIED means that b is k, as in KDA: `weights` and `pass` then take the place of
-`sums`, `pairs`, `mix`, `state` and `out`, except the reverse `sums`. Sums are float32, products
+`sums`, `pairs`, `mix`, `state` and `out`, and `keys` sums dg itself. Sums are float32, products
 use the input dtype, and rows after T read as zero. No computed tile is transposed for a product, because compilers got
 that wrong on Hopper. No atomics are used: two runs give equal bits. Equations and sources: `linear_attention/api.py`.
 """

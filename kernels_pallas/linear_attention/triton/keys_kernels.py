@@ -3,6 +3,7 @@
     kernel     one program per batch entry and    writes
     d_scores   chunk and head                     pairs [B, c, H, N, C, C] input dtype, own [B, c, H, 1 or 2, C] fp32
     keys       chunk, head, KEYS key channels     dr, dk, da, db [B, T, H, K], dg [B, c * C, H, K], du [B, c, H, K]
+                                                  with TIED the gradient of log w, [B, T, H, K], instead of dg
 
     pairs   d(r|k) (N = 1), with LOW_RANK also d(a|k) (N = 2), unless TIED also d(r|b) and d(a|b) (N = 4)
     own     the diagonals of d(r|k) and d(r|b), which are not in pairs
@@ -116,36 +117,41 @@ def keys_kernel(
     z_ptr += in_V
     u_ptr += (b * H + h) * K
     g_ptr += in_g
-    dg_ptr += in_g
+    dg_ptr += in_K if TIED else in_g
     du_ptr += head * K
     states_ptr += head * (K * V)
     d_states_ptr += head * (K * V)
     pairs_ptr += head * (N * C * C)
     own_ptr += head * ((N + 2) // 3 * C)
-    g_CK = load_sums(g_ptr, tl.arange(0, C)[:, None], at_K[None, :], H * K, K, False)
+    i = tl.arange(0, C)
+    g_CK = load_sums(g_ptr, i[:, None], at_K[None, :], H * K, K, False)
     if (tl.min(tl.min(g_CK, 1), 0) >= -BOUND) | MILD:
-        keys_of(
+        dg_CK = keys_of(
             r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, pairs_ptr,
-            own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK,
+            own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, du_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK,
             BONUS, LOW_RANK, TIED, False, BOUNDED, PRECISION, STAGES,
         )  # fmt: skip
     else:
-        keys_of(
+        dg_CK = keys_of(
             r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, pairs_ptr,
-            own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK,
+            own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, du_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK,
             BONUS, LOW_RANK, TIED, True, BOUNDED, PRECISION, STAGES,
         )  # fmt: skip
+    if TIED:
+        store_tile(dg_ptr, start + i, at_K, H * K, 1, T, K, tl.cumsum(dg_CK, 0, reverse=True))
+    else:
+        store_tile(dg_ptr, i, at_K, H * K, 1, C, K, dg_CK)
 
 
 @triton.jit
 def keys_of(
     r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, rk_ptr, own_ptr,
-    dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr, g_CK, start, at_K,
+    dr_ptr, da_ptr, dk_ptr, db_ptr, du_ptr, g_CK, start, at_K,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, FAR: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute `keys_kernel` for one chunk; FAR if some sum is below -BOUND.
+    """Compute `keys_kernel` for one chunk, and return dg; FAR if some sum is below -BOUND.
 
     Pointers point to the head and chunk. Readers before their own decay have their rows in the order 1, ..., C - 1, 0.
     Row i then contributes to dg_i, and its sum is g_i, except in the last row, where it is 0.
@@ -235,7 +241,7 @@ def keys_of(
         overlap_K += tl.sum(s_VK * ds_VK.to(tl.float32), 0)
     end_K = overlap_K * tl.exp2(end_K) + tl.sum(through_CK, 0)
     dg_CK += tl.where(is_last, end_K[None, :], 0.0)
-    tl.store(dg_ptr + i[:, None] * (H * K) + at_K[None, :], dg_CK, mask=(at_K < K)[None, :])
+    return dg_CK
 
 
 @triton.jit

@@ -13,7 +13,7 @@ If b is k, as in KDA, V + U = X (V + a~ S) replaces both V and U, and its gradie
 
     forward    weights, solve, pass: g, the operands with their decays and N = r|k; X; the states, V + U and the outputs
     backward   weights, pass: g and these operands again, the state gradients and dY
-               d_scores, keys, sums: the other gradients
+               d_scores, keys: the other gradients
 
 If there are too few sequences to fill the GPU, time is cut into segments, and `state` or `pass` is launched twice
 (state_scan/triton/segments.py). The backward pass keeps the inputs, the states, X and U, or X, V + U and N.
@@ -236,12 +236,11 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
     own = jax.ShapeDtypeStruct((B, c, H, (1, 1, 2)[n_low], way.chunk), g.dtype)
     pairs, own = launch("d_scores", do, dz, v, z, out=[pairs, own])
     by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
-    like = [r, r if n_low else no, k, r if n_low == 2 else no]
-    dr, da, dk, db, dg, du = launch(
-        "keys", r, do, a, dz, k, v, b, z, u, g, states, d_states, pairs, own, out=[*like, g, by_chunk]
-    )
+    like = [r, r if n_low else no, k, r if n_low == 2 else no, log_w if n_low == 1 else g, by_chunk]
+    dr, da, dk, db, dlog_w, du = launch("keys", r, do, a, dz, k, v, b, z, u, g, states, d_states, pairs, own, out=like)
     d_low = (da, db)[:n_low]
-    (dlog_w,) = reverse("sums", dg, out=[log_w])
+    if n_low != 1:
+        (dlog_w,) = reverse("sums", dlog_w, out=[log_w])
     return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
 
 
