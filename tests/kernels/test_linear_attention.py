@@ -205,12 +205,29 @@ def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, kind, K
     assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
 
 
-# Five chunks of 16 give three segments, the last with one chunk; four chunks give two. Values and keys have several
-# blocks, including a partial block. Some decays forget within a position; some hardly forget.
+@pytest.mark.gpu
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (128, 128)])
+@pytest.mark.parametrize("decay", [0.1, 3.0])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_loading_ahead_changes_no_bit(monkeypatch, implementation, K, V, decay) -> None:
+    """`weights` reads sums that other threads of the program wrote before."""
+    arrays = draw("correction", 200, K, V, decay=decay, dtype="bfloat16", H=1)
+    run = partial(op, implementation=implementation)
+    got = with_gradients(run, arrays)
+    for stages in (1, 2):
+        tiles = {key: tile._replace(stages=stages) for key, tile in scan.TILES.items() if key[0] in ("weights", "pass")}
+        monkeypatch.setattr(scan, "TILES", scan.TILES | tiles)
+        jax.clear_caches()
+        jax.tree.map(np.testing.assert_array_equal, got, with_gradients(run, arrays))
+
+
+# Five chunks of 16 give three segments, the last with one chunk; three or four chunks give two. Values and keys have
+# several blocks, including a partial block. Some decays forget within a position; some hardly forget.
 SEGMENTS = [
     ("low_rank", (70, 8, 20), 0.3),
     ("bonus", (70, 8, 20), 0.3),
     ("plain", (70, 8, 20), 1e-3),
+    ("correction", (40, 8, 20), 0.3),
     ("correction", (70, 20, 24), 0.3),
     ("low_rank", (70, 24, 20), 1e-3),
     ("low_rank", (64, 8, 8), 30.0),
@@ -220,7 +237,9 @@ SEGMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "decay"), support.slow_unless(lambda *case: case in SEGMENTS[:2], SEGMENTS), ids=str
+    ("kind", "shape", "decay"),
+    support.slow_unless(lambda *case: case in SEGMENTS[:2], SEGMENTS),
+    ids=str,
 )
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_segments_of_time_equal_the_recurrence(short_segments, implementation, kind, shape, decay) -> None:
@@ -230,7 +249,9 @@ def test_segments_of_time_equal_the_recurrence(short_segments, implementation, k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "decay"), [("low_rank", 0.3), ("low_rank", 0.01), ("bonus", 0.01)])
+@pytest.mark.parametrize(
+    ("kind", "decay"), [("low_rank", 0.3), ("low_rank", 0.01), ("bonus", 0.01), ("correction", 0.3)]
+)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_segments_of_16_bit_inputs_round_operands_only(short_segments, implementation, kind, decay) -> None:
     """M has rounded operands, like the state."""
@@ -240,7 +261,7 @@ def test_segments_of_16_bit_inputs_round_operands_only(short_segments, implement
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bonus", "low_rank"])
+@pytest.mark.parametrize("kind", ["bonus", "low_rank", "correction"])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_segments_are_causal_and_under_vmap_equal_a_loop(short_segments, implementation, kind) -> None:
     each = [draw(kind, 70, 6, 4, decay=0.3, seed=seed) for seed in range(2)]
@@ -266,7 +287,7 @@ def test_a_constant_decay_and_no_state(implementation) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS[:3]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_is_causal_and_deterministic(implementation, kind) -> None:
     arrays = draw(kind, 70, 6, 4, decay=0.3)
     run = partial(op, implementation=implementation)
@@ -289,7 +310,7 @@ def test_chunk_size_changes_nothing(implementation, kind) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bonus", "low_rank"])
+@pytest.mark.parametrize("kind", ["bonus", "low_rank", "correction"])
 def test_under_vmap_and_checkpoint_equals_a_loop(implementation, kind) -> None:
     each = [draw(kind, 19, 4, 6, decay=0.3, seed=seed) for seed in range(2)]
     run = partial(op, implementation=implementation)
@@ -301,7 +322,9 @@ def test_under_vmap_and_checkpoint_equals_a_loop(implementation, kind) -> None:
     assert_close(fast_jit(jax.vmap(grad))(*stacked)[1], fast_jit(grad)(*each[1]), "float32")
 
 
-@pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", ("bonus", "low_rank")))
+@pytest.mark.parametrize(
+    "kind", support.slow_unless(lambda kind: kind == "low_rank", ("bonus", "low_rank", "correction"))
+)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementation, kind) -> None:
     arrays = draw(kind, 20, 4, 4, decay=0.3)
