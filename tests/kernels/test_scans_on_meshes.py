@@ -371,14 +371,18 @@ def plain_channel_decays(r, k, v, log_w, *rest, way: Any, has_bonus: bool, n_low
 
     xs = tuple(jnp.moveaxis(split_chunks(t, chunk), 1, 0) for t in (r, k, v, log_w, *low))
     last, (o, states) = jax.lax.scan(one, initial, xs)
-    square = jnp.zeros((*v.shape[:3], chunk))  # this and the other saved results are not read below
-    solved = ((), (square, jnp.zeros_like(v), square), (square, jnp.zeros_like(v)))[n_low]
+    square = jnp.zeros((*v.shape[:3], chunk))  # the saved results are not read below, except log w in place of g
+    sums = jnp.pad(log_w, ((0, 0), (0, -log_w.shape[1] % chunk), (0, 0), (0, 0)))
+    solved = ((), (square, jnp.zeros_like(v), square, sums), (square, jnp.zeros_like(v)))[n_low]
     return join_chunks(jnp.moveaxis(o, 0, 1), v.shape[1]), last, jnp.moveaxis(states, 0, 1), *solved
 
 
 def plain_channel_decays_backward(*arrays, n_low: int, **options):
     *arrays, do, d_last = arrays
-    *inputs, states = arrays[: len(arrays) - (0, 3, 2)[n_low]]
+    if n_low == 1:
+        r, k, v, low, states, *_, log_w = arrays
+        arrays = [r, k, v, log_w[:, : r.shape[1]], low, states]
+    *inputs, states = arrays[: len(arrays) - (0, 0, 2)[n_low]]
     f = partial(plain_channel_decays, n_low=n_low, **options)
     _, vjp = jax.vjp(lambda *xs: f(*xs)[:2], *inputs, states[:, 0])
     return vjp((do, d_last))

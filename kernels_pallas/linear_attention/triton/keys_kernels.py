@@ -19,6 +19,7 @@ Equations: `linear_attention/api.py`.
 import triton
 import triton.language as tl
 
+from kernels_pallas.linear_attention import interface
 from kernels_pallas.linear_attention.triton.weight_kernels import (
     BOUND,
     from_middle,
@@ -26,7 +27,10 @@ from kernels_pallas.linear_attention.triton.weight_kernels import (
     in_same_block,
     load_sums,
 )
-from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
+from kernels_pallas.triton.tile_io import LOG2_E, load_tile, place_of, store_tile
+
+# Differences of g above this are those of FLOOR, up to the rounding of sums to -5,540.
+LOWEST = tl.constexpr(-interface.FLOOR * LOG2_E.value - 0.01)
 
 
 @triton.jit
@@ -138,7 +142,12 @@ def keys_kernel(
             BONUS, LOW_RANK, TIED, True, BOUNDED, PRECISION, STAGES,
         )  # fmt: skip
     if TIED:
-        store_tile(dg_ptr, start + i, at_K, H * K, 1, T, K, tl.cumsum(dg_CK, 0, reverse=True))
+        dlog_w_CK = tl.cumsum(dg_CK, 0, reverse=True)
+        if not MILD:  # a log decay below FLOOR has no gradient
+            g_CK = load_sums(g_ptr, i[:, None], at_K[None, :], H * K, K, False)
+            before_CK = load_sums(g_ptr, i[:, None], at_K[None, :], H * K, K, True)
+            dlog_w_CK = tl.where(before_CK - g_CK > LOWEST, 0.0, dlog_w_CK)
+        store_tile(dg_ptr, start + i, at_K, H * K, 1, T, K, dlog_w_CK)
     else:
         store_tile(dg_ptr, i, at_K, H * K, 1, C, K, dg_CK)
 

@@ -12,11 +12,12 @@ The recurrence and the letters (g, X, U, dY, a~) are defined in `linear_attentio
 If b is k, as in KDA, V + U = X (V + a~ S) replaces both V and U, and its gradient dY is also dV (tied_kernels.py):
 
     forward    weights, solve, pass: g, the operands with their decays and N = r|k; X; the states, V + U and the outputs
-    backward   weights, pass: g and these operands again, the state gradients and dY
+    backward   weights, pass: these operands again, the state gradients and dY
                d_scores, keys: the other gradients
 
 If there are too few sequences to fill the GPU, time is cut into segments, and `state` or `pass` is launched twice
-(state_scan/triton/segments.py). The backward pass keeps the inputs, the states, X and U, or X, V + U and N.
+(state_scan/triton/segments.py). The backward pass keeps the inputs, the states, X and U. If b is
+k, it keeps X, V + U, N and, instead of log w, g.
 """
 
 from functools import partial
@@ -121,8 +122,10 @@ def run(
     """Return (o [B, T, H, V], last state)."""
     dtype = v_BTHV.dtype
     chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
-    r, k, log_w = r_BTHK.astype(dtype), k_BTHK.astype(dtype), every_decay(log_w_BTHK, r_BTHK)
+    r, k = r_BTHK.astype(dtype), k_BTHK.astype(dtype)
     low = [x.astype(dtype) for x in (a_BTHK, b_BTHK) if x is not None]  # a without b: b is k
+    # `weights` applies the floor itself, which spares a mask of its gradient.
+    log_w = jnp.broadcast_to(log_w_BTHK, r.shape) if len(low) == 1 else every_decay(log_w_BTHK, r_BTHK)
     # One copy per batch entry, because vmap and sharding rules need a leading batch dim.
     bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
     way = Way(chunk, is_mild=chunk * min_log_w > -STRONGEST)
@@ -130,12 +133,13 @@ def run(
     return out
 
 
-# Parts of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part. `g` names the heads.
-_INPUTS = "b t g k, b t g k, b t g v, b t g k"
+# Parts of sharding rules (batching.py): r, k and v; log w too; a bonus; a low-rank part. `g` names the heads.
+_OPERANDS = "b t g k, b t g k, b t g v"
+_INPUTS = f"{_OPERANDS}, b t g k"
 _BONUS, _LOW, _STATES = ", b g k", ", b t g k", "b c g k v"
-# Saved in addition to the states, by the number of low-rank operands: X, V + U and r|k; X and U.
-_SOLVED = ("", ", b t g q, b t g v, b t g q", ", b t g q, b t g v")
-_SOLVED_NAMES = ("chunk_inverse", "chunk_states", "chunk_inverse")
+# Saved in addition to the states, by the number of low-rank operands: X, V + U, r|k and g; X and U. g replaces log w.
+_SOLVED = ("", ", b t g q, b t g v, b t g q, b p g k", ", b t g q, b t g v")
+_SOLVED_NAMES = ("chunk_inverse", "chunk_states", "chunk_inverse", "chunk_states")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -151,16 +155,20 @@ def _forward(way: Way, r, k, v, log_w, bonus, low, initial):
     # Same names as in other recurrences: one remat policy keeps them all.
     states = checkpoint_name(states, "chunk_states")
     solved = [checkpoint_name(x, name) for x, name in zip(solved, _SOLVED_NAMES, strict=False)]
+    if len(low) == 1:
+        log_w = None
     return (o, last), (r, k, v, log_w, bonus, low, states, solved)
 
 
 def _backward(way: Way, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
     r, k, v, log_w, bonus, low, states, solved = saved
+    decays = () if log_w is None else (log_w,)
     more = _BONUS * len(bonus) + _LOW * len(low)
-    rule = f"{_INPUTS}{more}, {_STATES}{_SOLVED[len(low)]}, b t g v, b g k v -> {_INPUTS}{more}, b g k v"
+    rule = f"{_OPERANDS}{_LOW * len(decays)}{more}, {_STATES}{_SOLVED[len(low)]}, b t g v, b g k v"
+    rule += f" -> {_INPUTS}{more}, b g k v"
     body = partial(_run_backward, way=way, has_bonus=bool(bonus), n_low=len(low))
     dr, dk, dv, dlog_w, *rest, d_initial = fold_vmap(body, rule)(
-        r, k, v, log_w, *bonus, *low, states, *solved, *cotangents
+        r, k, v, *decays, *bonus, *low, states, *solved, *cotangents
     )
     return dr, dk, dv, dlog_w, tuple(rest[: len(bonus)]), tuple(rest[len(bonus) :]), d_initial
 
@@ -203,25 +211,26 @@ def _run_tied_forward(r, k, v, log_w, a, initial, *, way: Way) -> tuple[Array, .
     states, z, o, last = _pass_states(
         "pass", partial(launch, "pass", r_in, a_in, k_out, v, inverse, n, g), initial, like
     )
-    return o, last, states, inverse, z, n
+    return o, last, states, inverse, z, n, g
 
 
-def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -> tuple[Array, ...]:
+def _run_backward(r, k, v, *rest, way: Way, has_bonus: bool, n_low: int) -> tuple[Array, ...]:
     *rest, do, d_last = rest
+    decays, rest = rest[: n_low != 1], rest[n_low != 1 :]
     bonus, low, (states, *solved) = rest[:has_bonus], rest[has_bonus : has_bonus + n_low], rest[has_bonus + n_low :]
     launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     reverse = partial(launch, is_reverse=True)
-    no = jax.ShapeDtypeStruct((1,), log_w.dtype)
+    log_w = jax.ShapeDtypeStruct(r.shape, d_last.dtype)
+    no = _none(log_w)
     if n_low == 1:
-        a, b, (inverse, v, n) = low[0], k, solved  # V + U as v
-        sizes = [_sums_of(log_w, way.chunk), r, r, k, no, _none(v)]
-        g, r_in, a_in, k_out, *_ = launch("weights", r, a, k, log_w, out=sizes)
+        a, b, (inverse, v, n, g) = low[0], k, solved  # V + U as v
+        _, r_in, a_in, k_out, *_ = launch("weights", r, a, k, g, out=[no, r, r, k, no, _none(v)])
         one_pass = partial(reverse, "pass", r_in, a_in, k_out, do, inverse, n, g)
         d_states, dv, _, d_initial = _pass_states("pass", one_pass, d_last, [states, v, _none(v)], is_reverse=True)
         u, z, dz = g, v, dv
     else:
         a, b, inverse, z = *(low or (r, k)), *(solved or (v, v))
-        (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
+        (g,) = launch("sums", *decays, out=[_sums_of(log_w, way.chunk)])
         u = bonus[0] if has_bonus else g
         dz, x = do, r
         if n_low:
@@ -255,13 +264,13 @@ def _pass_states(
     return segments.pass_states(launch, start, like, block=block, reverse=is_reverse, log2_decays_BcHK=decays)
 
 
-def _sums_of(log_w: Array, chunk: int) -> jax.ShapeDtypeStruct:
+def _sums_of(log_w: Any, chunk: int) -> jax.ShapeDtypeStruct:
     """Return the shape of the running sums, padded to whole chunks."""
     B, T, H, K = log_w.shape
     return jax.ShapeDtypeStruct((B, -(-T // chunk) * chunk, H, K), log_w.dtype)
 
 
-def _none(like: Array) -> jax.ShapeDtypeStruct:
+def _none(like: Any) -> jax.ShapeDtypeStruct:
     """Return the shape of a result that the kernel does not write."""
     return jax.ShapeDtypeStruct((1,), like.dtype)
 

@@ -1,7 +1,7 @@
 """Triton kernels for linear attention with a low-rank part whose b is k, as in KDA.
 
     kernel    one program per batch entry, head and     writes
-    weights   chunk                                     g, r~, a~ and k^; with SCORES also a|k and N = r|k
+    weights   chunk                                     r~, a~ and k^; with SCORES also g, a|k and N = r|k
     pass      time segment, BLOCK columns of S          S, Z and O; with REVERSE L and dY
 
     Z = V + U = X (V + a~ S),   O = r~ S + N Z,   S <- diag(e^{g_C}) S + k^^T Z,       X = (I - a|k)^{-1}
@@ -22,6 +22,7 @@ O costs two products more instead of another kernel that reads the states. Other
 import triton
 import triton.language as tl
 
+from kernels_pallas.linear_attention import interface
 from kernels_pallas.linear_attention.triton.weight_kernels import (
     BOUND,
     from_middle,
@@ -32,15 +33,18 @@ from kernels_pallas.linear_attention.triton.weight_kernels import (
 )
 from kernels_pallas.triton.tile_io import LOG2_E, load_rows, load_tile, place_of, store_rows, store_tile
 
+FLOOR = tl.constexpr(interface.FLOOR)
+
 
 @triton.jit
 def weights_kernel(
-    r_ptr, a_ptr, k_ptr, log_w_ptr, g_ptr, r_in_ptr, a_in_ptr, k_out_ptr, pairs_ptr, n_ptr,
+    r_ptr, a_ptr, k_ptr, decays_ptr, g_ptr, r_in_ptr, a_in_ptr, k_out_ptr, pairs_ptr, n_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     SCORES: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute g, the weighted operands and, with SCORES, both scores of a chunk and head.
+    """Compute the weighted operands of a chunk and head; with SCORES also g and both scores.
 
+    `decays` are log w with SCORES, otherwise g. Log decays below FLOOR count as FLOOR.
     The scores are computed as in `weight_kernels.scores`, with the writers' weights shared. Readers below -BOUND take a
     separate branch: in one path with the others, they cost 1,100 bytes of spills.
     """
@@ -53,11 +57,16 @@ def weights_kernel(
     r_ptr += in_K
     a_ptr += in_K
     k_ptr += in_K
-    g_ptr += head // H * (C * H * K) + h * K
+    in_g = head // H * (C * H * K) + h * K
     dtype = r_ptr.dtype.element_ty
-    log_w_CK = load_rows(log_w_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
-    store_rows(g_ptr, i, H * K, C, tl.cumsum(log_w_CK * LOG2_E, 0), K, KP)
-    tl.debug_barrier()  # other threads read these sums, in other layouts and one position later
+    if SCORES:
+        g_ptr += in_g
+        log_w_CK = load_rows(decays_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+        log_w_CK = tl.where(log_w_CK < FLOOR, FLOOR, log_w_CK)  # keeps NaN, unlike a maximum
+        store_rows(g_ptr, i, H * K, C, tl.cumsum(log_w_CK * LOG2_E, 0), K, KP)
+        tl.debug_barrier()  # other threads read these sums, in other layouts and one position later
+    else:
+        g_ptr = decays_ptr + in_g
     m_CC, n_CC, own_C = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32), tl.zeros([C], tl.float32)
     lowest = 0.0
     for block in tl.range(0, n_blocks, num_stages=STAGES):
