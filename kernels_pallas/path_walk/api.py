@@ -33,7 +33,8 @@ def path_walk(
       q_cBHCK: queries, transformed to the start of their chunk and multiplied by the score scale; fp32.
       k_cBHCK: keys, transformed to the end of their chunk; fp32, bf16 or fp16. Scores use this dtype.
       v_cBHCV: values, same dtype as the keys.
-      product_cBHKK: P of each chunk; fp32.
+      product_cBHKK: P of each chunk; fp32. Entries are between -2 and 2 in PaTH; triton rounds them to fp16 unless the
+        keys are fp32.
       forgotten_cBHC: c, the running sum of the log forget gates; fp32. None means no forget gates.
       own: (outputs, logsumexp of the scores) from the query's chunk itself; fp32.
       implementation: backend name; None picks the best backend that can run the call.

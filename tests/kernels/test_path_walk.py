@@ -102,6 +102,20 @@ def test_causal_to_the_last_bit(name):
     assert not np.array_equal(changed[3], before[3])
 
 
+@extras.mark("torch", "triton")
+def test_operand_scales_change_no_bit_of_the_kernels():
+    """Products with P use fp16 and a power of two per row: large queries and small gradients keep their precision."""
+    (q, k, *rest), do = operands(chunks=3, dtype="bfloat16", gates=False)
+    call = fast_jit(partial(output_and_gradients, run=BACKENDS["triton"]))
+    o, dq, dk, *others = call((q, k, *rest), do)
+    got_o, got_dq, got_dk, *got_others = call((q * 2.0**20, k * 2.0**-20, *rest), do * 2.0**-40)
+    np.testing.assert_array_equal(got_o, o)
+    np.testing.assert_array_equal(got_dq * 2.0**60, dq)
+    np.testing.assert_array_equal(got_dk * 2.0**20, dk)
+    for x, y in zip(got_others, others, strict=True):
+        np.testing.assert_array_equal(x * 2.0**40, y)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_batches_under_vmap(name):

@@ -94,7 +94,7 @@ def _run_forward(q, k, v, w, beta, forgotten, *, sizes: Sizes) -> tuple[Array, .
         out=[
             wide((*of_chunk, C, K)),
             jax.ShapeDtypeStruct((*of_chunk, C, K), k.dtype),
-            wide((*of_chunk, K, K)),
+            jax.ShapeDtypeStruct((*of_chunk, K, K), walk.product_dtype(k.dtype)),
             wide((*of_chunk, C, V)),
             wide((*of_chunk, C)),
         ],
@@ -120,7 +120,8 @@ def _run_backward(
             start, end, v_cBHCV, product, forgotten, to_chunks(do, C), total, D, gates=sizes.gates
         )
     else:
-        dstart, dend, dv, dproduct, of_query, of_key = map(jnp.zeros_like, (start, end, v_cBHCV, product, D, D))
+        dstart, dend, dv, of_query, of_key = map(jnp.zeros_like, (start, end, v_cBHCV, D, D))
+        dproduct = jnp.zeros_like(product, jnp.float32)
     launch = partial(_launch, operands=(q, v), sizes=sizes)
     pairs = (*D.shape, C)
     dq, dv, ds, dn, dbeta, dgates = launch(

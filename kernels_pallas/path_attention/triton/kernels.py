@@ -14,7 +14,7 @@
     gates, dgates           [c, B, H, C]      fp32     summed log forget gates (GATES)
     start, dstart           [c, B, H, C, K]   fp32     queries at the start of their chunk
     end, dend; dwalk        [c, B, H, C, .]   input    keys at the end of their chunk; values' gradient from the walk
-    product, dproduct       [c, B, H, K, K]   fp32     P
+    product; dproduct       [c, B, H, K, K]   fp16 or fp32; fp32     P
     own; lse                [c, B, H, C, V]; [c, B, H, C]   fp32   softmax over the chunk's own keys
     total, D                [c, B, H, C]      fp32     logsumexp over all keys to base 2; do . o
     ds; dn                  [c, B, H, C, C]   input; fp32   gradients of s and N, transposed

@@ -10,7 +10,7 @@
     operand               shape                   dtype    meaning
     q, dq                 [c, B, H, C, K]         fp32     queries at the start of their chunk
     k, dk;  v, do, dv     [c, B, H, C, K or V]    input    keys, values
-    product, dproduct     [c, B, H, K, K]         fp32     P
+    product; dproduct     [c, B, H, K, K]         fp16 or fp32 (`walk.product_dtype`); fp32     P
     gates                 [c, B, H, C]            fp32     summed log forget gates (GATES)
     own, o                [c, B, H, C, V]         fp32     own chunk's outputs, merged outputs
     own_lse, lse, D       [c, B, H, C]            fp32     own chunk's logsumexp to base e, total to base 2; do . o
@@ -22,6 +22,11 @@ CHUNKS is c, and BH is B H. Pairs have the order (1, 0), (2, 0), (2, 1), ... Sco
 recovered from the next one, because I - P may be singular. The backward pass therefore walks twice: `queries` stores
 q^(n) for each pair, and `dq` goes from the first chunk up and accumulates the gradient of q^(n). It stores g, because
 `dproduct`, like `dkv`, sums over the queries of later chunks. Equations and source: `path_walk/api.py`.
+
+Products with P use fp16 for 16-bit inputs. Hopper's matrix units read 16-bit tiles in either order, but TF32 tiles only
+with the summed axis contiguous: each P was transposed 4 bytes at a time, which took most of the time. fp16 has as many
+mantissa bits as TF32. For its range, a power of two scales each row of queries or gradients. I - P lengthens no query,
+so the queries' scale is computed once; it is part of `scale_M`, which multiplies the scores.
 """
 
 import triton
@@ -36,20 +41,28 @@ def _pair(chunk, before):
 
 
 @triton.jit
-def _scores(q_MK, k_NK, gates_M, gates_N, GATES: tl.constexpr, PRECISION: tl.constexpr):
-    """Return scores [M, N] to base 2."""
-    s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
+def _scores(q_MK, k_NK, scale, gates_M, gates_N, GATES: tl.constexpr, PRECISION: tl.constexpr):
+    """Return scores [M, N] to base 2; `scale` and the gates include the factor LOG2_E."""
+    s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION) * scale
     if GATES:
         s_MN += gates_M[:, None] - gates_N[None, :]
-    return s_MN * LOG2_E
+    return s_MN
 
 
 @triton.jit
 def _gates(gates_ptr, at_R, GATES: tl.constexpr):
-    """Return the sums of log gates [R] at `at_R`, or without GATES a placeholder."""
+    """Return the sums of log gates [R] at `at_R` to base 2, or without GATES a placeholder."""
     if GATES:
-        return tl.load(gates_ptr + at_R)
+        return tl.load(gates_ptr + at_R) * LOG2_E
     return at_R.to(tl.float32)
+
+
+@triton.jit
+def _powers_of_two(x_MK):
+    """Return the power of two of the largest |entry| per row, and its inverse, [M]."""
+    most_M = tl.maximum(tl.max(tl.abs(x_MK), 1), 1e-30)
+    bits_M = most_M.to(tl.int32, bitcast=True) & 0x7F800000
+    return bits_M.to(tl.float32, bitcast=True), (0x7F000000 - bits_M).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -73,6 +86,8 @@ def forward_kernel(
     own = (chunk * BH + head).to(tl.int64)
     row_M = tile * M + tl.arange(0, M)
     q_MK = load_rows(q_ptr + own * C * K, row_M, K, C, K, KP, False)
+    scale_M, inverse_M = _powers_of_two(q_MK)
+    q_MK, scale_M = q_MK * inverse_M[:, None], scale_M * LOG2_E
     gates_M = _gates(gates_ptr + own * C, row_M, GATES)
     m_M = tl.load(own_lse_ptr + own * C + row_M) * LOG2_E
     l_M = tl.full([M], 1.0, tl.float32)
@@ -84,14 +99,15 @@ def forward_kernel(
             k_NK = load_rows(k_ptr + at * C * K, col_N, K, C, K, KP, False)
             v_NV = load_rows(v_ptr + at * C * V, col_N, V, C, V, VP, False)
             gates_N = _gates(gates_ptr + at * C, col_N, GATES)
-            s_MN = _scores(q_MK.to(k_NK.dtype), k_NK, gates_M, gates_N, GATES, PRECISION)
+            s_MN = _scores(q_MK.to(k_NK.dtype), k_NK, scale_M[:, None], gates_M, gates_N, GATES, PRECISION)
             new_M = tl.maximum(m_M, tl.max(s_MN, 1))
             p_MN = tl.exp2(s_MN - new_M[:, None])
             decay_M = tl.exp2(m_M - new_M)
             l_M = l_M * decay_M + tl.sum(p_MN, 1)
             o_MV = tl.dot(p_MN.to(v_NV.dtype), v_NV, o_MV * decay_M[:, None], input_precision=PRECISION)
             m_M = new_M
-        q_MK -= tl.dot(q_MK, _product(product_ptr, at, K, KP), input_precision=PRECISION)
+        product_KK = _product(product_ptr, at, K, KP)
+        q_MK = tl.dot((-q_MK).to(product_KK.dtype), product_KK, q_MK, input_precision=PRECISION)
     store_rows(o_ptr + own * C * V, row_M, V, C, o_MV / l_M[:, None], V, VP)
     tl.store(lse_ptr + own * C + row_M, m_M + tl.log2(l_M))
 
@@ -107,12 +123,14 @@ def queries_kernel(
     tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
     row_M = tile * M + tl.arange(0, M)
     q_MK = load_rows(q_ptr + (chunk * BH + head).to(tl.int64) * C * K, row_M, K, C, K, KP, False)
+    scale_M, inverse_M = _powers_of_two(q_MK)
+    q_MK *= inverse_M[:, None]
     for step in tl.range(0, chunk):
         before = chunk - 1 - step
         pair = (_pair(chunk, before) * BH + head).to(tl.int64)
-        store_rows(queries_ptr + pair * C * K, row_M, K, C, q_MK, K, KP)
+        store_rows(queries_ptr + pair * C * K, row_M, K, C, q_MK * scale_M[:, None], K, KP)
         product_KK = _product(product_ptr, (before * BH + head).to(tl.int64), K, KP)
-        q_MK -= tl.dot(q_MK, product_KK, input_precision=PRECISION)
+        q_MK = tl.dot((-q_MK).to(product_KK.dtype), product_KK, q_MK, input_precision=PRECISION)
 
 
 @triton.jit
@@ -137,13 +155,16 @@ def dq_kernel(
         pair = (_pair(chunk, before) * BH + head).to(tl.int64)
         q_MK = load_rows(queries_ptr + pair * C * K, row_M, K, C, K, KP, False)
         store_rows(behind_ptr + pair * C * K, row_M, K, C, dq_MK, K, KP)
-        dq_MK -= tl.dot(dq_MK, tl.trans(_product(product_ptr, at, K, KP)), input_precision=PRECISION)
+        product_KK = _product(product_ptr, at, K, KP)
+        scale_M, inverse_M = _powers_of_two(dq_MK)
+        low_MK = (dq_MK * inverse_M[:, None]).to(product_KK.dtype)
+        dq_MK -= tl.dot(low_MK, tl.trans(product_KK), input_precision=PRECISION) * scale_M[:, None]
         for start in tl.static_range(0, C, N):
             col_N = start + tl.arange(0, N)
             k_NK = load_rows(k_ptr + at * C * K, col_N, K, C, K, KP, False)
             v_NV = load_rows(v_ptr + at * C * V, col_N, V, C, V, VP, False)
             gates_N = _gates(gates_ptr + at * C, col_N, GATES)
-            p_MN = tl.exp2(_scores(q_MK, k_NK, gates_M, gates_N, GATES, PRECISION) - lse_M[:, None])
+            p_MN = tl.exp2(_scores(q_MK, k_NK, LOG2_E, gates_M, gates_N, GATES, PRECISION) - lse_M[:, None])
             dp_MN = tl.dot(do_MV, tl.trans(v_NV), input_precision=PRECISION)
             ds_MN = p_MN * (dp_MN - D_M[:, None])
             sum_M += tl.sum(ds_MN, 1)
@@ -184,10 +205,10 @@ def dkv_kernel(
             gates_M = _gates(gates_ptr + at * C, row_M, GATES)
             lse_M = tl.load(lse_ptr + at * C + row_M)
             D_M = tl.load(D_ptr + at * C + row_M)
-            s_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION)
+            s_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION) * LOG2_E
             if GATES:
                 s_NM += gates_M[None, :] - gates_N[:, None]
-            p_NM = tl.exp2(s_NM * LOG2_E - lse_M[None, :])
+            p_NM = tl.exp2(s_NM - lse_M[None, :])
             dv_NV = tl.dot(p_NM.to(do_MV.dtype), do_MV, dv_NV, input_precision=PRECISION)
             dp_NM = tl.dot(v_NV, tl.trans(do_MV), input_precision=PRECISION)
             ds_NM = p_NM * (dp_NM - D_M[None, :])

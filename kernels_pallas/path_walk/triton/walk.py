@@ -42,6 +42,11 @@ def run(
     return _walk(q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, own_cBHCV, lse_cBHC, gates)
 
 
+def product_dtype(dtype: Any) -> Any:
+    """Return the dtype in which the kernels read P, for keys of `dtype`."""
+    return jnp.float32 if dtype == jnp.float32 else jnp.float16
+
+
 def _fold(f: Any, rule: str) -> Any:
     return fold_vmap(f, rule, split=("b", "h"), axis=1)
 
@@ -63,6 +68,7 @@ def _walk(
 
 def _forward(*operands: Any) -> tuple[Array, tuple[Array, ...]]:
     *arrays, gates = operands
+    arrays[3] = arrays[3].astype(product_dtype(arrays[1].dtype))
     launch = _fold(partial(forward, gates=gates), f"{OPERANDS} -> c b h t v, {ROWS}")
     o_cBHCV, total_cBHC = launch(*arrays)
     return o_cBHCV, (*arrays, o_cBHCV, total_cBHC)
@@ -155,16 +161,17 @@ def backward(
         *(queries_pBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
         out_shape=[_like(q_cBHCK), of_pairs, _like(D_cBHC)],
         grid=tiles,
-        num_stages=1,  # with 2 stages a program takes 144 KiB of an H100's shared memory, and only one fits
+        num_stages=1 if k_cBHCK.dtype == jnp.float32 else 2,  # float32: 2 stages take 144 KiB of shared memory
         name="path_walk_dq",
         **constants,
     )
     products = constants["N"] == constants["C"]
-    nothing = jax.ShapeDtypeStruct((1,), product_cBHKK.dtype)  # one entry: not written
+    of_product = _like(product_cBHKK, jnp.float32)
+    not_written = jax.ShapeDtypeStruct((1,), jnp.float32)
     dk_cBHCK, dv_cBHCV, of_key_cBHC, dproduct_cBHKK = runtime.launch(
         kernels.dkv_kernel,
         *(queries_pBHCK, behind_pBHCK, k_cBHCK, v_cBHCV, forgotten_cBHC, do_cBHCV, total_cBHC, D_cBHC),
-        out_shape=[_like(k_cBHCK), _like(v_cBHCV), _like(D_cBHC), _like(product_cBHKK) if products else nothing],
+        out_shape=[_like(k_cBHCK), _like(v_cBHCV), _like(D_cBHC), of_product if products else not_written],
         grid=tiles,
         name="path_walk_dkv",
         PRODUCTS=products,
@@ -174,7 +181,7 @@ def backward(
         (dproduct_cBHKK,) = runtime.launch(
             kernels.dproduct_kernel,
             *(queries_pBHCK, behind_pBHCK),
-            out_shape=[_like(product_cBHKK)],
+            out_shape=[of_product],
             grid=(chunks * heads,),
             name="path_walk_dproduct",
             **of_chunk,
