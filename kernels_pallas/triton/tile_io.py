@@ -75,3 +75,14 @@ def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: t
     """Write a tile at the positions that `load_tile` reads."""
     ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
     tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=(r < n_r)[:, None] & (c < n_c)[None, :])
+
+
+@triton.jit
+def powers_of_two(x_RD):
+    """Return the power of two of the largest |entry| per row, at most that entry, and its inverse, [R].
+
+    Rows times this inverse have entries below 2 and keep all bits. In fp16 they are as precise as in TF32.
+    """
+    most_R = tl.maximum(tl.max(tl.abs(x_RD), 1), 1e-30)
+    bits_R = most_R.to(tl.int32, bitcast=True) & 0x7F800000
+    return bits_R.to(tl.float32, bitcast=True), (0x7F000000 - bits_R).to(tl.float32, bitcast=True)

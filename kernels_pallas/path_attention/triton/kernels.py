@@ -33,9 +33,9 @@ diag(beta) and N = tril(Q W^T):
     dbeta = diag((N X)^T dG) + diag((X^T W) dU^T) + diag(dA W W^T)
 
 The backward pass is three kernels because the registers do not hold the accumulators of all gradients. A `t` after a
-name marks a transposed tile, with the later position as column. No computed tile is transposed for a product: each is
-computed in the order in which products need it, some twice, and dq and parts of dw as [K, C]. Products of q, k, v, do
-and softmax weights use the input dtype. The others use TF32, or three TF32 products for float32 inputs and in `solve`.
+name marks a transposed tile, with the later position as column. dq and parts of dw are computed as [K, C]. Products of
+q, k, v, do and softmax weights use the input dtype. The others use TF32, or three TF32 products for float32 inputs and
+in `solve`.
 """
 
 import triton
@@ -146,14 +146,11 @@ def forward_kernel(
     own_CV = tl.dot(p_CC.to(v_CV.dtype), v_CV, input_precision=PRECISION) / sum_C[:, None]
     store_rows(own_ptr + chunk * C * V, i, V, C, own_CV, V, VP)
 
-    tw_CK = tl.dot(x_CC, beta_C[:, None] * w_CK, input_precision=PRECISION)
-    product_KK = tl.dot(tl.trans(w_CK), tw_CK, input_precision=PRECISION)
-    store_rows(product_ptr + chunk * K * K, at_K, K, K, product_KK, K, KP)
     u_CK = beta_C[:, None] * tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
-    lt_CC = tl.dot(k_CK.to(tl.float32), tl.trans(w_CK), input_precision=PRECISION)
-    lt_CC = tl.where(later < earlier, lt_CC, 0.0)
-    end_CK = k_CK.to(tl.float32) - tl.dot(lt_CC, u_CK, input_precision=PRECISION)
+    end_CK = k_CK.to(tl.float32) - tl.dot(tl.trans(l_CC), u_CK, input_precision=PRECISION)
     store_rows(end_ptr + chunk * C * K, i, K, C, end_CK, K, KP)
+    product_KK = tl.dot(tl.trans(u_CK), w_CK, input_precision=PRECISION)
+    store_rows(product_ptr + chunk * K * K, at_K, K, K, product_KK, K, KP)
 
 
 @triton.jit
@@ -180,9 +177,9 @@ def scores_kernel(
 
     nt_CC = tl.where(r <= c, tl.dot(w_CK, tl.trans(wide_q_CK), input_precision=PRECISION), 0.0)
     nxt_CC = tl.dot(tl.trans(x_CC), nt_CC, input_precision=PRECISION)
-    lt_CC = tl.where(r < c, tl.dot(wide_k_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
+    l_CC = tl.where(r > c, tl.dot(w_CK, tl.trans(wide_k_CK), input_precision=PRECISION), 0.0)
     st_CC = tl.dot(k_CK, tl.trans(wide_q_CK.to(dtype)), input_precision=PRECISION)
-    st_CC -= tl.dot(lt_CC, beta_C[:, None] * nxt_CC, input_precision=PRECISION)
+    st_CC -= tl.dot(tl.trans(l_CC), beta_C[:, None] * nxt_CC, input_precision=PRECISION)
     if GATES:
         gates_C = tl.load(gates_ptr + chunk * C + i)
         st_CC += gates_C[None, :] - gates_C[:, None]
@@ -201,7 +198,6 @@ def scores_kernel(
     dq_KC = load_tile(dstart_ptr + chunk * C * K, at_K, i, 1, K, K, C, K != KP, False)
     dq_KC = tl.dot(tl.trans(k_CK), dst_low_CC, dq_KC, input_precision=PRECISION)
 
-    l_CC = tl.where(r > c, tl.dot(w_CK, tl.trans(wide_k_CK), input_precision=PRECISION), 0.0)
     dgt_CC = tl.dot(l_CC, dst_CC, input_precision=PRECISION)
     dstart_CK = load_rows(dstart_ptr + chunk * C * K, i, K, C, K, KP, False)
     dgt_CC = -tl.dot(w_CK, tl.trans(dstart_CK), dgt_CC, input_precision=PRECISION)
@@ -239,9 +235,12 @@ def matrices_kernel(
     xw_CK = tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
     dbeta_C = tl.load(part_ptr + place * C + i) + tl.sum(xw_CK * du_CK, 1)
     dr_CK = tl.dot(x_CC, beta_C[:, None] * du_CK, input_precision=PRECISION)
-    dw_CK = tl.dot(beta_C[:, None] * xw_CK, dproduct_KK, dr_CK, input_precision=PRECISION)
-    wx_KC = tl.dot(tl.trans(w_CK), x_CC, input_precision=PRECISION)
-    dat_CC = tl.dot(dr_CK, wx_KC, input_precision=PRECISION)
+    tl.debug_barrier()
+    again_KK = load_rows(
+        product_ptr, at_K, K, K, K, KP, K != KP
+    )  # a second copy of the tile would leave no room for two programs
+    dw_CK = tl.dot(beta_C[:, None] * xw_CK, again_KK, dr_CK, input_precision=PRECISION)
+    dat_CC = tl.dot(dr_CK, tl.trans(xw_CK), input_precision=PRECISION)
 
     q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     wide_q_CK = q_CK.to(tl.float32) * SCALE
@@ -254,9 +253,8 @@ def matrices_kernel(
     similar_CC = tl.dot(w_CK, tl.trans(w_CK), input_precision=PRECISION)
     tl.store(dbeta_ptr + place * C + i, dbeta_C + tl.sum(dat_CC * similar_CC, 0))
     dat_CC *= beta_C[None, :]
-    dw_CK = tl.dot(dat_CC, w_CK, dw_CK, input_precision=PRECISION)
-    dw_KC = tl.dot(tl.trans(w_CK), dat_CC, input_precision=PRECISION)
-    store_rows(dw_ptr + tokens, row, H * K, T, dw_CK + tl.trans(dw_KC), K, KP)
+    dw_CK = tl.dot(dat_CC + tl.trans(dat_CC), w_CK, dw_CK, input_precision=PRECISION)
+    store_rows(dw_ptr + tokens, row, H * K, T, dw_CK, K, KP)
 
 
 @triton.jit
@@ -283,9 +281,9 @@ def keys_kernel(
     dw_KC = -beta_C[None, :] * tl.dot(tl.trans(dstart_CK), nx_CC, input_precision=PRECISION)
     dst_CC = load_rows(ds_ptr + chunk * C * C, i, C, C, C, C, False)
     dlt_CC = tl.dot(dst_CC.to(tl.float32), nx_CC, input_precision=PRECISION)
-    wx_KC = tl.dot(tl.trans(w_CK), x_CC, input_precision=PRECISION)
+    xw_CK = tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
     dend_CK = load_rows(dend_ptr + chunk * C * K, i, K, C, K, KP, False).to(tl.float32)
-    dlt_CC = tl.dot(dend_CK, wx_KC, dlt_CC, input_precision=PRECISION)
+    dlt_CC = tl.dot(dend_CK, tl.trans(xw_CK), dlt_CC, input_precision=PRECISION)
     dlt_CC = tl.where(r < c, -dlt_CC * beta_C[None, :], 0.0)
     dk_CK = tl.dot(dst_CC, wide_q_CK.to(dst_CC.dtype), dend_CK, input_precision=PRECISION)
     dk_CK = tl.dot(dlt_CC, w_CK, dk_CK, input_precision=PRECISION)

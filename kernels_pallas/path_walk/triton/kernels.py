@@ -32,7 +32,7 @@ so the queries' scale is computed once; it is part of `scale_M`, which multiplie
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import LOG2_E, load_rows, store_rows
+from kernels_pallas.triton.tile_io import LOG2_E, load_rows, powers_of_two, store_rows
 
 
 @triton.jit
@@ -58,14 +58,6 @@ def _gates(gates_ptr, at_R, GATES: tl.constexpr):
 
 
 @triton.jit
-def _powers_of_two(x_MK):
-    """Return the power of two of the largest |entry| per row, and its inverse, [M]."""
-    most_M = tl.maximum(tl.max(tl.abs(x_MK), 1), 1e-30)
-    bits_M = most_M.to(tl.int32, bitcast=True) & 0x7F800000
-    return bits_M.to(tl.float32, bitcast=True), (0x7F000000 - bits_M).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _product(product_ptr, at, K: tl.constexpr, KP: tl.constexpr):
     """Return P [K, K] of a chunk and head."""
     return load_rows(product_ptr + at * K * K, tl.arange(0, KP), K, K, K, KP, K != KP)
@@ -86,7 +78,7 @@ def forward_kernel(
     own = (chunk * BH + head).to(tl.int64)
     row_M = tile * M + tl.arange(0, M)
     q_MK = load_rows(q_ptr + own * C * K, row_M, K, C, K, KP, False)
-    scale_M, inverse_M = _powers_of_two(q_MK)
+    scale_M, inverse_M = powers_of_two(q_MK)
     q_MK, scale_M = q_MK * inverse_M[:, None], scale_M * LOG2_E
     gates_M = _gates(gates_ptr + own * C, row_M, GATES)
     m_M = tl.load(own_lse_ptr + own * C + row_M) * LOG2_E
@@ -123,7 +115,7 @@ def queries_kernel(
     tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
     row_M = tile * M + tl.arange(0, M)
     q_MK = load_rows(q_ptr + (chunk * BH + head).to(tl.int64) * C * K, row_M, K, C, K, KP, False)
-    scale_M, inverse_M = _powers_of_two(q_MK)
+    scale_M, inverse_M = powers_of_two(q_MK)
     q_MK *= inverse_M[:, None]
     for step in tl.range(0, chunk):
         before = chunk - 1 - step
@@ -156,7 +148,7 @@ def dq_kernel(
         q_MK = load_rows(queries_ptr + pair * C * K, row_M, K, C, K, KP, False)
         store_rows(behind_ptr + pair * C * K, row_M, K, C, dq_MK, K, KP)
         product_KK = _product(product_ptr, at, K, KP)
-        scale_M, inverse_M = _powers_of_two(dq_MK)
+        scale_M, inverse_M = powers_of_two(dq_MK)
         low_MK = (dq_MK * inverse_M[:, None]).to(product_KK.dtype)
         dq_MK -= tl.dot(low_MK, tl.trans(product_KK), input_precision=PRECISION) * scale_M[:, None]
         for start in tl.static_range(0, C, N):
