@@ -106,6 +106,18 @@ def test_causal_to_the_last_bit(name):
     assert not np.array_equal(changed[:, 20:], before[:, 20:])
 
 
+@extras.mark("torch", "triton")
+def test_operand_scales_do_not_change_the_precision():
+    """The kernels use fp16 with powers of two for most products, also of large queries and small gradients."""
+    (q, k, *rest), do = operands(24, dtype="bfloat16", gates=False, alike=True)
+    call = fast_jit(partial(output_and_gradients, run=partial(BACKENDS["triton"], chunk_size=16)))
+    got = call((q * 2.0**20, k * 2.0**-20, *rest), do * 2.0**-40)
+    want = call((q, k, *rest), do)
+    for x, y, exponent in zip(got, want, (0, 60, 20, 40, 40, 40), strict=True):
+        scaled = np.asarray(x.astype(jnp.float32)) * 2.0**exponent
+        np.testing.assert_array_equal(scaled, y.astype(jnp.float32), err_msg=str(exponent))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_batches_under_vmap(name):

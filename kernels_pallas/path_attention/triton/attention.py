@@ -86,7 +86,15 @@ def _run_forward(q, k, v, w, beta, forgotten, *, sizes: Sizes) -> tuple[Array, .
     chunks = beta.shape[1]
     wide = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     of_chunk = (chunks, B, H)
-    (x,) = _launch("solve", kernels.solve_kernel, w, beta, out=[wide((B, T, H, C))], operands=(q, v), sizes=sizes)
+    (x,) = _launch(
+        "solve",
+        kernels.solve_kernel,
+        w,
+        beta,
+        out=[jax.ShapeDtypeStruct((B, T, H, C), walk.product_dtype(k.dtype))],
+        operands=(q, v),
+        sizes=sizes,
+    )
     start, end, product, own, lse = _launch(
         "forward",
         kernels.forward_kernel,
@@ -124,19 +132,19 @@ def _run_backward(
         dproduct = jnp.zeros_like(product, jnp.float32)
     launch = partial(_launch, operands=(q, v), sizes=sizes)
     pairs = (*D.shape, C)
-    dq, dv, ds, dn, dbeta, dgates = launch(
+    dq, dv, ds, dn, of_dn, dbeta, dgates = launch(
         "scores",
         kernels.scores_kernel,
         *(q, k, v, w, x, beta, forgotten, do, total, D, dstart, dv),
         out=[
-            *(q, v, jax.ShapeDtypeStruct(pairs, k.dtype), jax.ShapeDtypeStruct(pairs, jnp.float32), beta),
+            *(q, v, jax.ShapeDtypeStruct(pairs, k.dtype), jax.ShapeDtypeStruct(pairs, x.dtype), D, beta),
             forgotten if sizes.gates else jax.ShapeDtypeStruct((1,), beta.dtype),  # one entry: not written
         ],
     )
     dw, dbeta = launch(
         "matrices",
         kernels.matrices_kernel,
-        *(q, k, w, x, beta, dn, dend, dproduct, dbeta),
+        *(q, k, w, x, beta, dn, of_dn, dend, dproduct, dbeta),
         out=[w, beta],
     )
     dk, dw = launch("keys", kernels.keys_kernel, *(q, k, w, x, beta, ds, dstart, dend, dw), out=[k, w])

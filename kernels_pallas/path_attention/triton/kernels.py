@@ -9,15 +9,16 @@
 
     operand                 shape             dtype    meaning
     q, k, v, w, do, d*      [B, T, H, K or V] input    tokens; w, dw fp32
-    x                       [B, T, H, C]      fp32     row t: the row of X at position t
+    x                       [B, T, H, C]      low      row t: the row of X at position t
     beta, dbeta             [B, c, H, C]      fp32     step sizes (0 after T)
     gates, dgates           [c, B, H, C]      fp32     summed log forget gates (GATES)
     start, dstart           [c, B, H, C, K]   fp32     queries at the start of their chunk
     end, dend; dwalk        [c, B, H, C, .]   input    keys at the end of their chunk; values' gradient from the walk
-    product; dproduct       [c, B, H, K, K]   fp16 or fp32; fp32     P
+    product; dproduct       [c, B, H, K, K]   low; fp32     P
     own; lse                [c, B, H, C, V]; [c, B, H, C]   fp32   softmax over the chunk's own keys
     total, D                [c, B, H, C]      fp32     logsumexp over all keys to base 2; do . o
-    ds; dn                  [c, B, H, C, C]   input; fp32   gradients of s and N, transposed
+    ds; dn                  [c, B, H, C, C]   input; low   gradients of s and N, transposed
+    of_dn                   [c, B, H, C]      fp32     power of two of dn, one per query
 
 The score of query i and key j is q_i^T H_i ... H_{j+1} k_j with H_s = I - beta_s w_s w_s^T, and I - P is the product of
 a chunk's H (`path_attention/reference.py`). `path_walk`'s kernels, for earlier chunks, run between forward and scores;
@@ -34,15 +35,18 @@ diag(beta) and N = tril(Q W^T):
 
 The backward pass is three kernels because the registers do not hold the accumulators of all gradients. A `t` after a
 name marks a transposed tile, with the later position as column. dq and parts of dw are computed as [K, C]. Products of
-q, k, v, do and softmax weights use the input dtype. The others use TF32, or three TF32 products for float32 inputs and
-in `solve`.
+q, k, v, do and softmax weights use the input dtype. The others use `low`: fp16 for 16-bit inputs, as in `path_walk`, or
+three TF32 products for fp32 inputs, as in `solve`. |w| = 1, |X| <= 2 and |P| <= 2 fit fp16. All other operands have
+powers of two: one per query or key where the sum runs over other axes, else one per chunk.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import LOG2_E, load_rows, load_tile, place_of, store_rows, store_tile
+from kernels_pallas.triton.tile_io import LOG2_E, load_rows, load_tile, place_of, powers_of_two, store_rows, store_tile
 from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverses
+
+ROOM = tl.constexpr(32.0)  # |X| <= 2: sums over 64 keys and 64 entries stay below 65504
 
 
 @triton.jit
@@ -108,6 +112,16 @@ def solve_kernel(
 
 
 @triton.jit
+def _scaled(
+    ptr, row, scale, H: tl.constexpr, T: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BOUNDED: tl.constexpr, low
+):
+    """Return rows [C, K] times `scale` in fp32, the rows scaled to below 2 in `low`, and their powers of two."""
+    wide_CK = load_rows(ptr, row, H * K, T, K, KP, BOUNDED).to(tl.float32) * scale
+    power_C, inverse_C = powers_of_two(wide_CK)
+    return wide_CK, (wide_CK * inverse_C[:, None]).to(low), power_C, inverse_C
+
+
+@triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, w_ptr, x_ptr, beta_ptr, gates_ptr, start_ptr, end_ptr, product_ptr, own_ptr, lse_ptr,
     B: tl.constexpr, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
@@ -120,20 +134,22 @@ def forward_kernel(
     i, at_K = tl.arange(0, C), tl.arange(0, KP)
     row, later, earlier = first + i, i[:, None], i[None, :]
     tokens = b * T * H * K + h * K
-    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     x_CC = load_rows(x_ptr + (b * T * H + h) * C, row, H * C, T, C, C, BOUNDED)
+    low = x_CC.dtype
+    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED).to(low)
+    wide_q_CK, low_q_CK, of_q_C, _ = _scaled(q_ptr + tokens, row, SCALE, H, T, K, KP, BOUNDED, low)
     beta_C = tl.load(beta_ptr + place * C + i)
-    wide_q_CK = q_CK.to(tl.float32) * SCALE
-    n_CC = tl.where(later >= earlier, tl.dot(wide_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
-    g_CC = tl.dot(n_CC, x_CC, input_precision=PRECISION) * beta_C[None, :]
-    start_CK = wide_q_CK - tl.dot(g_CC, w_CK, input_precision=PRECISION)
+    n_CC = tl.where(later >= earlier, tl.dot(low_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
+    g_CC = (tl.dot(n_CC.to(low), x_CC, input_precision=PRECISION) * beta_C[None, :]).to(low)
+    start_CK = wide_q_CK - tl.dot(g_CC, w_CK, input_precision=PRECISION) * of_q_C[:, None]
     store_rows(start_ptr + chunk * C * K, i, K, C, start_CK, K, KP)
-    k_CK = load_rows(k_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    l_CC = tl.dot(w_CK, tl.trans(k_CK.to(tl.float32)), input_precision=PRECISION)
-    l_CC = tl.where(later > earlier, l_CC, 0.0)
-    s_CC = tl.dot(wide_q_CK.to(k_CK.dtype), tl.trans(k_CK), input_precision=PRECISION)
-    s_CC -= tl.dot(g_CC, l_CC, input_precision=PRECISION)
+    wide_k_CK, low_k_CK, of_k_C, _ = _scaled(k_ptr + tokens, row, 1.0, H, T, K, KP, BOUNDED, low)
+    l_CC = tl.dot(w_CK, tl.trans(low_k_CK), input_precision=PRECISION)
+    l_CC = tl.where(later > earlier, l_CC, 0.0).to(low)
+    s_CC = tl.dot(g_CC, l_CC, input_precision=PRECISION) * (of_q_C[:, None] * -of_k_C[None, :])
+    v_CV = load_rows(v_ptr + b * T * H * V + h * V, row, H * V, T, V, VP, BOUNDED)
+    dtype = v_CV.dtype
+    s_CC = tl.dot(wide_q_CK.to(dtype), tl.trans(wide_k_CK.to(dtype)), s_CC, input_precision=PRECISION)
     if GATES:
         gates_C = tl.load(gates_ptr + chunk * C + i)
         s_CC += gates_C[:, None] - gates_C[None, :]
@@ -142,12 +158,11 @@ def forward_kernel(
     p_CC = tl.exp2((s_CC - most_C[:, None]) * LOG2_E)
     sum_C = tl.sum(p_CC, 1)
     tl.store(lse_ptr + chunk * C + i, most_C + tl.log(sum_C))
-    v_CV = load_rows(v_ptr + b * T * H * V + h * V, row, H * V, T, V, VP, BOUNDED)
-    own_CV = tl.dot(p_CC.to(v_CV.dtype), v_CV, input_precision=PRECISION) / sum_C[:, None]
+    own_CV = tl.dot(p_CC.to(dtype), v_CV, input_precision=PRECISION) / sum_C[:, None]
     store_rows(own_ptr + chunk * C * V, i, V, C, own_CV, V, VP)
 
-    u_CK = beta_C[:, None] * tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
-    end_CK = k_CK.to(tl.float32) - tl.dot(tl.trans(l_CC), u_CK, input_precision=PRECISION)
+    u_CK = (beta_C[:, None] * tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)).to(low)
+    end_CK = wide_k_CK - tl.dot(tl.trans(l_CC), u_CK, input_precision=PRECISION) * of_k_C[:, None]
     store_rows(end_ptr + chunk * C * K, i, K, C, end_CK, K, KP)
     product_KK = tl.dot(tl.trans(u_CK), w_CK, input_precision=PRECISION)
     store_rows(product_ptr + chunk * K * K, at_K, K, K, product_KK, K, KP)
@@ -156,7 +171,7 @@ def forward_kernel(
 @triton.jit
 def scores_kernel(
     q_ptr, k_ptr, v_ptr, w_ptr, x_ptr, beta_ptr, gates_ptr, do_ptr, total_ptr, D_ptr, dstart_ptr, dwalk_ptr,
-    dq_ptr, dv_ptr, ds_ptr, dn_ptr, dbeta_ptr, dgates_ptr,
+    dq_ptr, dv_ptr, ds_ptr, dn_ptr, of_dn_ptr, dbeta_ptr, dgates_ptr,
     B: tl.constexpr, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, BOUNDED: tl.constexpr, GATES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -167,19 +182,23 @@ def scores_kernel(
     i, at_K = tl.arange(0, C), tl.arange(0, KP)
     row, r, c = first + i, i[:, None], i[None, :]
     tokens, values = b * T * H * K + h * K, b * T * H * V + h * V
-    k_CK = load_rows(k_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     x_CC = load_rows(x_ptr + (b * T * H + h) * C, row, H * C, T, C, C, BOUNDED)
+    low = x_CC.dtype
+    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED).to(low)
+    wide_q_CK, low_q_CK, of_q_C, _ = _scaled(q_ptr + tokens, row, SCALE, H, T, K, KP, BOUNDED, low)
+    wide_k_CK, low_k_CK, of_k_C, _ = _scaled(k_ptr + tokens, row, 1.0, H, T, K, KP, BOUNDED, low)
+    v_CV = load_rows(v_ptr + values, row, H * V, T, V, VP, BOUNDED)
+    dtype = v_CV.dtype
+    k_CK = wide_k_CK.to(dtype)
     beta_C = tl.load(beta_ptr + place * C + i)
-    dtype = k_CK.dtype
-    wide_q_CK, wide_k_CK = q_CK.to(tl.float32) * SCALE, k_CK.to(tl.float32)
 
-    nt_CC = tl.where(r <= c, tl.dot(w_CK, tl.trans(wide_q_CK), input_precision=PRECISION), 0.0)
-    nxt_CC = tl.dot(tl.trans(x_CC), nt_CC, input_precision=PRECISION)
-    l_CC = tl.where(r > c, tl.dot(w_CK, tl.trans(wide_k_CK), input_precision=PRECISION), 0.0)
-    st_CC = tl.dot(k_CK, tl.trans(wide_q_CK.to(dtype)), input_precision=PRECISION)
-    st_CC -= tl.dot(tl.trans(l_CC), beta_C[:, None] * nxt_CC, input_precision=PRECISION)
+    nt_CC = tl.where(r <= c, tl.dot(w_CK, tl.trans(low_q_CK), input_precision=PRECISION), 0.0)
+    nxt_CC = tl.dot(tl.trans(x_CC), nt_CC.to(low), input_precision=PRECISION)
+    l_CC = tl.dot(w_CK, tl.trans(low_k_CK), input_precision=PRECISION)
+    l_CC = tl.where(r > c, l_CC, 0.0).to(low)
+    st_CC = tl.dot(tl.trans(l_CC), (beta_C[:, None] * nxt_CC).to(low), input_precision=PRECISION)
+    st_CC *= of_k_C[:, None] * -of_q_C[None, :]
+    st_CC = tl.dot(k_CK, tl.trans(wide_q_CK.to(dtype)), st_CC, input_precision=PRECISION)
     if GATES:
         gates_C = tl.load(gates_ptr + chunk * C + i)
         st_CC += gates_C[None, :] - gates_C[:, None]
@@ -189,29 +208,35 @@ def scores_kernel(
     dv_CV = load_rows(dwalk_ptr + chunk * C * V, i, V, C, V, VP, False).to(tl.float32)
     dv_CV = tl.dot(st_CC.to(dtype), do_CV, dv_CV, input_precision=PRECISION)
     store_rows(dv_ptr + values, row, H * V, T, dv_CV, V, VP)
-    v_CV = load_rows(v_ptr + values, row, H * V, T, V, VP, BOUNDED)
     dst_CC = st_CC * (tl.dot(v_CV, tl.trans(do_CV), input_precision=PRECISION) - D_C[None, :])
     if GATES:
         tl.store(dgates_ptr + chunk * C + i, tl.sum(dst_CC, 0) - tl.sum(dst_CC, 1))
     dst_low_CC = dst_CC.to(dtype)
     store_rows(ds_ptr + chunk * C * C, i, C, C, dst_low_CC, C, C)
-    dq_KC = load_tile(dstart_ptr + chunk * C * K, at_K, i, 1, K, K, C, K != KP, False)
-    dq_KC = tl.dot(tl.trans(k_CK), dst_low_CC, dq_KC, input_precision=PRECISION)
 
-    dgt_CC = tl.dot(l_CC, dst_CC, input_precision=PRECISION)
+    # The gradients of a query have one power of two. ROOM is for the sums over keys and over entries.
     dstart_CK = load_rows(dstart_ptr + chunk * C * K, i, K, C, K, KP, False)
-    dgt_CC = -tl.dot(w_CK, tl.trans(dstart_CK), dgt_CC, input_precision=PRECISION)
-    tl.store(dbeta_ptr + place * C + i, tl.sum(nxt_CC * dgt_CC, 1))
-    dnt_CC = tl.dot(x_CC, beta_C[:, None] * dgt_CC, input_precision=PRECISION)
-    dnt_CC = tl.where(r <= c, dnt_CC, 0.0)
+    dst_CC *= of_k_C[:, None]
+    most_C = tl.maximum(tl.max(tl.abs(dst_CC), 0), tl.max(tl.abs(dstart_CK), 1))
+    power_C, inverse_C = powers_of_two(most_C[:, None])
+    power_C, inverse_C = power_C * ROOM, inverse_C / ROOM
+    dgt_CC = tl.dot(l_CC, (dst_CC * inverse_C[None, :]).to(low), input_precision=PRECISION)
+    low_dstart_CK = (dstart_CK * inverse_C[:, None]).to(low)
+    dgt_CC = -tl.dot(w_CK, tl.trans(low_dstart_CK), dgt_CC, input_precision=PRECISION)
+    tl.store(dbeta_ptr + place * C + i, tl.sum(nxt_CC * (dgt_CC * (of_q_C * power_C)[None, :]), 1))
+    dnt_CC = tl.dot(x_CC, (beta_C[:, None] * dgt_CC).to(low), input_precision=PRECISION)
+    dnt_CC = tl.where(r <= c, dnt_CC, 0.0).to(low)
     store_rows(dn_ptr + chunk * C * C, i, C, C, dnt_CC, C, C)
-    dq_KC = tl.dot(tl.trans(w_CK), dnt_CC, dq_KC, input_precision=PRECISION) * SCALE
+    tl.store(of_dn_ptr + chunk * C + i, power_C)
+    dq_KC = tl.dot(tl.trans(w_CK), dnt_CC, input_precision=PRECISION) * power_C[None, :]
+    dq_KC += load_tile(dstart_ptr + chunk * C * K, at_K, i, 1, K, K, C, K != KP, False)
+    dq_KC = tl.dot(tl.trans(k_CK), dst_low_CC, dq_KC, input_precision=PRECISION) * SCALE
     store_tile(dq_ptr + tokens, at_K, row, 1, H * K, K, T, dq_KC)
 
 
 @triton.jit
 def matrices_kernel(
-    q_ptr, k_ptr, w_ptr, x_ptr, beta_ptr, dn_ptr, dend_ptr, dproduct_ptr, part_ptr, dw_ptr, dbeta_ptr,
+    q_ptr, k_ptr, w_ptr, x_ptr, beta_ptr, dn_ptr, of_dn_ptr, dend_ptr, dproduct_ptr, part_ptr, dw_ptr, dbeta_ptr,
     B: tl.constexpr, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, BOUNDED: tl.constexpr, GATES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -222,38 +247,47 @@ def matrices_kernel(
     i, at_K = tl.arange(0, C), tl.arange(0, KP)
     row, r, c = first + i, i[:, None], i[None, :]
     tokens = b * T * H * K + h * K
-    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     x_CC = load_rows(x_ptr + (b * T * H + h) * C, row, H * C, T, C, C, BOUNDED)
+    low = x_CC.dtype
+    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED).to(low)
+    _, low_k_CK, of_k_C, _ = _scaled(k_ptr + tokens, row, 1.0, H, T, K, KP, BOUNDED, low)
+    _, low_q_CK, of_q_C, _ = _scaled(q_ptr + tokens, row, SCALE, H, T, K, KP, BOUNDED, low)
     beta_C = tl.load(beta_ptr + place * C + i)
-    product_ptr = dproduct_ptr + chunk * K * K
-    dproduct_KK = load_rows(product_ptr, at_K, K, K, K, KP, K != KP)
-    k_CK = load_rows(k_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    dend_CK = load_rows(dend_ptr + chunk * C * K, i, K, C, K, KP, False).to(tl.float32)
-    l_CC = tl.where(r > c, tl.dot(w_CK, tl.trans(k_CK.to(tl.float32)), input_precision=PRECISION), 0.0)
-    du_CK = -tl.dot(l_CC, dend_CK, input_precision=PRECISION)
-    du_CK = tl.dot(w_CK, tl.trans(dproduct_KK), du_CK, input_precision=PRECISION)
-    xw_CK = tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
-    dbeta_C = tl.load(part_ptr + place * C + i) + tl.sum(xw_CK * du_CK, 1)
-    dr_CK = tl.dot(x_CC, beta_C[:, None] * du_CK, input_precision=PRECISION)
-    tl.debug_barrier()
-    again_KK = load_rows(
-        product_ptr, at_K, K, K, K, KP, K != KP
-    )  # a second copy of the tile would leave no room for two programs
-    dw_CK = tl.dot(beta_C[:, None] * xw_CK, again_KK, dr_CK, input_precision=PRECISION)
-    dat_CC = tl.dot(dr_CK, tl.trans(xw_CK), input_precision=PRECISION)
+    # All gradients have the power of two `power_1`, since most sums run over tokens.
+    dproduct_KK = load_rows(dproduct_ptr + chunk * K * K, at_K, K, K, K, KP, K != KP)
+    dend_CK = load_rows(dend_ptr + chunk * C * K, i, K, C, K, KP, False).to(tl.float32) * of_k_C[:, None]
+    of_dn_C = tl.load(of_dn_ptr + chunk * C + i) * of_q_C
+    most_C = tl.maximum(tl.max(tl.abs(dend_CK), 1), of_dn_C)
+    most_1 = tl.maximum(tl.max(most_C, 0), tl.max(tl.max(tl.abs(dproduct_KK), 1), 0))
+    power_1, inverse_1 = powers_of_two(tl.full([1, 1], 1.0, tl.float32) * most_1)
 
-    q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    wide_q_CK = q_CK.to(tl.float32) * SCALE
-    n_CC = tl.where(r >= c, tl.dot(wide_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
-    nx_CC = tl.dot(n_CC, x_CC, input_precision=PRECISION)
-    dnt_CC = load_rows(dn_ptr + chunk * C * C, i, C, C, C, C, False)
+    l_CC = tl.dot(w_CK, tl.trans(low_k_CK), input_precision=PRECISION)
+    l_CC = tl.where(r > c, -l_CC, 0.0).to(low)
+    du_CK = tl.dot(l_CC, (dend_CK * inverse_1[:, None]).to(low), input_precision=PRECISION)
+    low_dproduct_KK = (dproduct_KK * inverse_1[:, None]).to(low)
+    du_CK = tl.dot(w_CK, tl.trans(low_dproduct_KK), du_CK, input_precision=PRECISION)
+    xw_CK = tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
+    dbeta_C = tl.load(part_ptr + place * C + i) + tl.sum(xw_CK * (du_CK * power_1[:, None]), 1)
+    dw_CK = tl.dot(x_CC, (beta_C[:, None] * du_CK).to(low), input_precision=PRECISION)
+    of_row_C, inverse_C = powers_of_two(dw_CK)
+    low_dr_CK = (dw_CK * inverse_C[:, None]).to(low)
+    dat_CC = tl.dot(low_dr_CK, tl.trans(xw_CK.to(low)), input_precision=PRECISION) * of_row_C[:, None]
+    dw_CK = tl.dot((beta_C[:, None] * xw_CK).to(low), low_dproduct_KK, dw_CK, input_precision=PRECISION)
+
+    n_CC = tl.where(r >= c, tl.dot(low_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
+    nx_CC = tl.dot(n_CC.to(low), x_CC, input_precision=PRECISION).to(low)
+    dnt_CC = load_rows(dn_ptr + chunk * C * C, i, C, C, C, C, False).to(tl.float32)
+    dnt_CC = (dnt_CC * (of_dn_C * inverse_1)[None, :]).to(low)
     dat_CC = tl.dot(dnt_CC, nx_CC, dat_CC, input_precision=PRECISION)
-    dw_CK = tl.dot(dnt_CC, wide_q_CK, dw_CK, input_precision=PRECISION)
+    dw_CK = tl.dot(dnt_CC, low_q_CK, dw_CK, input_precision=PRECISION)
     dat_CC = tl.where(r < c, -dat_CC, 0.0)
     similar_CC = tl.dot(w_CK, tl.trans(w_CK), input_precision=PRECISION)
-    tl.store(dbeta_ptr + place * C + i, dbeta_C + tl.sum(dat_CC * similar_CC, 0))
+    tl.store(dbeta_ptr + place * C + i, dbeta_C + tl.sum(dat_CC * (similar_CC * power_1[:, None]), 0))
     dat_CC *= beta_C[None, :]
-    dw_CK = tl.dot(dat_CC + tl.trans(dat_CC), w_CK, dw_CK, input_precision=PRECISION)
+    dat_CC += tl.trans(dat_CC)
+    of_row_C, inverse_C = powers_of_two(dat_CC)
+    of_w_CK = tl.dot((dat_CC * inverse_C[:, None]).to(low), w_CK, input_precision=PRECISION) * of_row_C[:, None]
+    dw_CK = (dw_CK + of_w_CK) * power_1[:, None]
     store_rows(dw_ptr + tokens, row, H * K, T, dw_CK, K, KP)
 
 
@@ -270,25 +304,35 @@ def keys_kernel(
     i, at_K = tl.arange(0, C), tl.arange(0, KP)
     row, r, c = first + i, i[:, None], i[None, :]
     tokens = b * T * H * K + h * K
-    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
     x_CC = load_rows(x_ptr + (b * T * H + h) * C, row, H * C, T, C, C, BOUNDED)
+    low = x_CC.dtype
+    w_CK = load_rows(w_ptr + tokens, row, H * K, T, K, KP, BOUNDED).to(low)
+    wide_q_CK, low_q_CK, of_q_C, _ = _scaled(q_ptr + tokens, row, SCALE, H, T, K, KP, BOUNDED, low)
+    _, low_k_CK, of_k_C, _ = _scaled(k_ptr + tokens, row, 1.0, H, T, K, KP, BOUNDED, low)
     beta_C = tl.load(beta_ptr + place * C + i)
-    q_CK = load_rows(q_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    wide_q_CK = q_CK.to(tl.float32) * SCALE
-    n_CC = tl.where(r >= c, tl.dot(wide_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
-    nx_CC = tl.dot(n_CC, x_CC, input_precision=PRECISION)
-    dstart_CK = load_rows(dstart_ptr + chunk * C * K, i, K, C, K, KP, False)
-    dw_KC = -beta_C[None, :] * tl.dot(tl.trans(dstart_CK), nx_CC, input_precision=PRECISION)
+    n_CC = tl.where(r >= c, tl.dot(low_q_CK, tl.trans(w_CK), input_precision=PRECISION), 0.0)
+    nx_CC = tl.dot(n_CC.to(low), x_CC, input_precision=PRECISION).to(low)
+    xw_CK = tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION).to(low)
     dst_CC = load_rows(ds_ptr + chunk * C * C, i, C, C, C, C, False)
-    dlt_CC = tl.dot(dst_CC.to(tl.float32), nx_CC, input_precision=PRECISION)
-    xw_CK = tl.dot(tl.trans(x_CC), w_CK, input_precision=PRECISION)
+    wide_dst_CC = dst_CC.to(tl.float32) * of_q_C[None, :]
     dend_CK = load_rows(dend_ptr + chunk * C * K, i, K, C, K, KP, False).to(tl.float32)
-    dlt_CC = tl.dot(dend_CK, tl.trans(xw_CK), dlt_CC, input_precision=PRECISION)
+    most_C = tl.maximum(tl.max(tl.abs(wide_dst_CC), 1), tl.max(tl.abs(dend_CK), 1))
+    of_row_C, inverse_C = powers_of_two(most_C[:, None])
+    dlt_CC = tl.dot((wide_dst_CC * inverse_C[:, None]).to(low), nx_CC, input_precision=PRECISION)
+    dlt_CC = tl.dot((dend_CK * inverse_C[:, None]).to(low), tl.trans(xw_CK), dlt_CC, input_precision=PRECISION)
     dlt_CC = tl.where(r < c, -dlt_CC * beta_C[None, :], 0.0)
-    dk_CK = tl.dot(dst_CC, wide_q_CK.to(dst_CC.dtype), dend_CK, input_precision=PRECISION)
-    dk_CK = tl.dot(dlt_CC, w_CK, dk_CK, input_precision=PRECISION)
+    dk_CK = dend_CK + tl.dot(dlt_CC.to(low), w_CK, input_precision=PRECISION) * of_row_C[:, None]
+    dk_CK = tl.dot(dst_CC, wide_q_CK.to(dst_CC.dtype), dk_CK, input_precision=PRECISION)
     store_rows(dk_ptr + tokens, row, H * K, T, dk_CK, K, KP)
-    k_CK = load_rows(k_ptr + tokens, row, H * K, T, K, KP, BOUNDED)
-    dw_KC = tl.dot(tl.trans(k_CK.to(tl.float32)), dlt_CC, dw_KC, input_precision=PRECISION)
+
+    # dw sums over tokens: one power of two for all.
+    dstart_CK = load_rows(dstart_ptr + chunk * C * K, i, K, C, K, KP, False) * of_q_C[:, None]
+    of_row_C *= of_k_C
+    most_1 = tl.max(tl.maximum(tl.max(tl.abs(dstart_CK), 1), of_row_C), 0)
+    power_1, inverse_1 = powers_of_two(tl.full([1, 1], 1.0, tl.float32) * most_1)
+    low_dstart_CK = (dstart_CK * -inverse_1[:, None]).to(low)
+    dw_KC = tl.dot(tl.trans(low_dstart_CK), nx_CC, input_precision=PRECISION) * beta_C[None, :]
+    low_dlt_CC = (dlt_CC * (of_row_C * inverse_1)[:, None]).to(low)
+    dw_KC = tl.dot(tl.trans(low_k_CK), low_dlt_CC, dw_KC, input_precision=PRECISION) * power_1[:, None]
     dw_KC += load_tile(part_ptr + tokens, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
     store_tile(dw_ptr + tokens, at_K, row, 1, H * K, K, T, dw_KC)
