@@ -1,7 +1,7 @@
 """Tune tile sizes of Triton kernels, one kernel at a time.
 
     python -m lab.benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
-    python -m lab.benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
+    python -m lab.benchmarks.tune --kernels=solve,mix,fused,state,out,dstate,rows,columns
     python -m lab.benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
     python -m lab.benchmarks.tune --kernels=channel_state,channel_out,channel_d_scores,channel_keys
     python -m lab.benchmarks.tune --kernels=channel_weights,channel_pass,channel_d_scores,channel_keys --kda
@@ -65,7 +65,7 @@ from seqjax.command_line import run_command
 from seqjax.errors import UserError
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
-DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
+DELTA_KERNELS = ("solve", "mix", "fused", "state", "out", "dstate", "rows", "columns")
 CHANNELS = ("sums", "pairs", "solve", "mix", "state", "out", "d_scores", "keys")
 CHANNEL_KERNELS = tuple(f"channel_{name}" for name in CHANNELS)
 TIED_KERNELS = tuple(f"channel_{name}" for name in ("weights", "solve", "pass", "d_scores", "keys"))  # KDA's
@@ -152,7 +152,12 @@ def delta_calls(*, B: int = 16, T: int = 2048, H: int = 6, K: int = 96, V: int =
 
     rows, half, wide = (B, T, H), "bfloat16", "float32"
     sizes = [((*rows, K), half), ((*rows, K), half), ((*rows, V), half), (rows, wide), (rows, wide)]
-    return scan_calls(scan, partial(scan.run, chunk_size=64), *sizes, ((B, H, K, V), wide))
+    calls = {}
+    for least in (0, math.inf):  # with the outputs in the pass over time, and in a launch after it
+        with mock.patch.object(scan, "FUSED", least):
+            jax.clear_caches()
+            calls |= scan_calls(scan, partial(scan.run, chunk_size=64), *sizes, ((B, H, K, V), wide))
+    return calls
 
 
 def channel_calls(

@@ -418,6 +418,7 @@ CASES = [
     Case("mamba3-operands-64", partial(mamba3_operands, angles=64), again=True),  # all channels rotated
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
+    Case("delta-rule-16", partial(delta_rule, gated=True, batch=16), again=True),  # outputs in the pass over time
     Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),
     Case("path-attention", path_attention),
     Case("path-attention-gates", partial(path_attention, gates=True), again=True),

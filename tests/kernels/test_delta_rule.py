@@ -80,6 +80,47 @@ def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
     assert_trees_close(got, wanted(shape, decay))
 
 
+def test_outputs_in_the_pass_over_time_equal_the_recurrence(monkeypatch) -> None:
+    extras.need("torch", "triton")
+    monkeypatch.setattr(scan, "FUSED", 0)
+    arrays = draw(20, 8, 20, decay=0.3, H=1)
+    got = with_gradients(partial(op, chunk=16, implementation="triton"), arrays)
+    assert_trees_close(got, with_gradients(reference.delta_rule, arrays, wide=True))
+
+
+@pytest.fixture(params=[0, 10**9], ids=["fused", "unfused"])
+def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the outputs in Triton's pass over time, or in a launch after it.
+
+    Test arrays are so small that without this fixture the launch after it does.
+    """
+    monkeypatch.setattr(scan, "FUSED", request.param)
+    jax.clear_caches()
+
+
+FORMS = [
+    ((70, 8, 20), 64, 0.3, "float32"),
+    ((130, 20, 40), 64, None, "float32"),
+    ((65, 8, 16), 64, 30.0, "float32"),
+    ((130, 16, 24), 64, 0.1, "bfloat16"),
+    ((130, 16, 24), 32, None, "float16"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "chunk", "decay", "dtype"), FORMS, ids=str)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_both_forms_equal_the_recurrence(fused, implementation, shape, chunk, decay, dtype) -> None:
+    """Without a gradient, a fused pass writes neither states nor W."""
+    arrays, run = draw(*shape, decay=decay, dtype=dtype), partial(op, chunk=chunk, implementation=implementation)
+    got, want = with_gradients(run, arrays), with_gradients(reference.delta_rule, arrays, wide=True)
+    if dtype == "float32":
+        assert_trees_close(got, want)
+    else:
+        assert_16_bits_close(got, want, dtype)
+    jax.tree.map(np.testing.assert_array_equal, fast_jit(run)(*arrays), tuple(got[0]))
+
+
 @pytest.mark.slow
 def test_mixed_decay_scales_in_a_chunk(implementation) -> None:
     """Sums of log g reach -1,000, where float32 rounding is 6e-5.
@@ -150,7 +191,7 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype, decay) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (96, 192), (128, 128)])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, K, V) -> None:
+def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, fused, implementation, K, V) -> None:
     monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
     arrays = draw(70, K, V, decay=0.1, dtype="bfloat16", H=1)
     got = with_gradients(partial(op, implementation=implementation), arrays)
@@ -161,7 +202,7 @@ def test_with_real_head_sizes_and_gpu_tiles(monkeypatch, implementation, K, V) -
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (96, 192), (128, 128)])
 @pytest.mark.parametrize("decay", [0.1, None])
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_loading_ahead_changes_no_bit(monkeypatch, implementation, K, V, decay) -> None:
+def test_loading_ahead_changes_no_bit(monkeypatch, fused, implementation, K, V, decay) -> None:
     """Loads ahead once changed beta, k and log g gradients by 5%.
 
     This was rows_kernel with Triton 3.6 on an H200 and one head.
@@ -190,7 +231,7 @@ SEGMENTS = [
     ("shape", "decay", "dtype"), support.slow_unless(lambda *case: case == SEGMENTS[0], SEGMENTS), ids=str
 )
 @pytest.mark.parametrize("implementation", ["triton"])
-def test_segments_of_time_equal_the_recurrence(short_segments, implementation, shape, decay, dtype) -> None:
+def test_segments_of_time_equal_the_recurrence(short_segments, fused, implementation, shape, decay, dtype) -> None:
     arrays = draw(*shape, decay=decay, B=2, dtype=dtype)
     got = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
     want = with_gradients(reference.delta_rule, arrays, wide=True)

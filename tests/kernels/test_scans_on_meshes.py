@@ -337,7 +337,7 @@ def plain_tree_backward(*arrays):
     return jax.vjp(lambda *xs: plain_tree(*xs)[0], *operands)[1](dy)
 
 
-def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool):
+def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool):
     C = beta.shape[-1]
 
     def chunk(state, xs):
@@ -348,13 +348,15 @@ def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool):
 
     xs = tuple(jnp.moveaxis(t, 1, 0) for t in (*(split_chunks(t, C) for t in (q, k, v)), beta, g))
     last, (o, states) = jax.lax.scan(chunk, initial, xs)
-    inverse = jnp.zeros((*q.shape[:3], C))  # not read by the gradient below
-    return join_chunks(jnp.moveaxis(o, 0, 1), q.shape[1]), last, inverse, jnp.moveaxis(states, 0, 1)
+    within = jnp.zeros((*q.shape[:3], C))  # like W, not read by the gradient below
+    kept = (within, within, jnp.moveaxis(states, 0, 1), jnp.zeros_like(v)) if keep else ()
+    return join_chunks(jnp.moveaxis(o, 0, 1), q.shape[1]), last, *kept
 
 
-def plain_correction_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool):
-    del x
-    _, vjp = jax.vjp(lambda *xs: plain_correction(*xs, has_gate=has_gate)[:2], q, k, v, beta, g, states[:, 0])
+def plain_correction_backward(q, k, v, beta, g, x, m, states, w, do, d_last, *, has_gate: bool):
+    del x, m, w
+    f = partial(plain_correction, has_gate=has_gate, keep=False)
+    _, vjp = jax.vjp(f, q, k, v, beta, g, states[:, 0])
     dq, dk, dv, dbeta, dg, d_initial = vjp((do, d_last))
     return dq, dk, dv, dbeta, d_initial, *([dg] if has_gate else [])
 

@@ -2,13 +2,13 @@
 
     kernel   one program per batch entry and            writes
     dstate   time segment, head, BLOCK columns of L     dstates, dy, dinitial; goes back over the chunks
-    rows     chunk and head                             dq, dv, dbeta, row parts of dk and dg, W (recomputed)
+    rows     chunk and head                             dq, dv, dbeta, row parts of dk and dg
     columns  chunk and head                             dk and dg: row parts plus column parts
 
     operand                shape             dtype      meaning
     q, k, dq, dk           [B, T, H, K]      input      queries, keys and their gradients
     v, w, do, dy, dv       [B, T, H, V]      input      values, W, output gradient, dY, value gradient
-    x                      [B, T, H, C]      input      the inverse X of each chunk
+    x, m                   [B, T, H, C]      input      X * G and M = P (X * G) of each chunk
     beta, g, dbeta, dg     [B, c, H, C]      fp32       step sizes, summed log decays and their gradients
     states, dstates        [B, c, H, K, V]   input      states before, and state gradients L after, each chunk
     dlast, dinitial        [B, s, H, K, V]   fp32       gradients of the states after and before each segment
@@ -28,15 +28,15 @@ from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_
 
 @triton.jit
 def dstate_kernel(
-    q_ptr, k_ptr, x_ptr, beta_ptr, g_ptr, do_ptr, dlast_ptr, dstates_ptr, dy_ptr, dinitial_ptr,
+    q_ptr, k_ptr, x_ptr, m_ptr, beta_ptr, g_ptr, do_ptr, dlast_ptr, dstates_ptr, dy_ptr, dinitial_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pass BLOCK columns of the state gradient L back through SEGMENT chunks.
 
-    L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = (X * G)^T (P^T dO + e^{g_C - g} K L). P^T and (X * G)^T
-    have the later position i as column. ENDS as in `state_kernel`: only `dinitial` is written.
+    L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = M^T dO + (X * G)^T (e^{g_C - g} K L). M^T and (X * G)^T
+    are loaded transposed. ENDS as in `state_kernel`: only `dinitial` is written.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -62,24 +62,18 @@ def dstate_kernel(
         k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
         do_CV = load_tile(do_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         xt_CC = load_tile(x_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
+        mt_CC = load_tile(m_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
         beta_C = tl.load(beta_ptr + head * C + i)
-        g_C = beta_C
-        if HAS_GATE:
-            g_C = tl.load(g_ptr + head * C + i)
-        decays_CC = decays(i[None, :], i[:, None], g_C[None, :], g_C[:, None], HAS_GATE)
-        if HAS_GATE:
-            xt_CC = (xt_CC.to(tl.float32) * decays_CC).to(dtype)
-        pt_CC = (tl.dot(k_CK, tl.trans(q_CK), input_precision=PRECISION) * decays_CC).to(dtype)
         ds_low_KV = ds_KV.to(dtype)
         if not ENDS:
             store_tile(dstates_ptr + head * (K * V), at_K, at_V, V, 1, K, V, ds_low_KV)
         dw_CV = tl.dot(k_CK, ds_low_KV, input_precision=PRECISION)
         if HAS_GATE:
-            end = tl.load(g_ptr + head * C + C - 1)
+            g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
             dw_CV *= tl.exp(end - g_C)[:, None]
             ds_KV *= tl.exp(end)
-        dw_CV = tl.dot(pt_CC, do_CV, dw_CV, input_precision=PRECISION)
-        dy_CV = tl.dot(xt_CC, dw_CV.to(dtype), input_precision=PRECISION)
+        dy_CV = tl.dot(mt_CC, do_CV, input_precision=PRECISION)
+        dy_CV = tl.dot(xt_CC, dw_CV.to(dtype), dy_CV, input_precision=PRECISION)
         if not ENDS:
             store_tile(dy_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, dy_CV)
         dseen_CV = -beta_C[:, None] * dy_CV
@@ -94,15 +88,13 @@ def dstate_kernel(
 
 @triton.jit
 def rows_kernel(
-    q_ptr, k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, states_ptr, do_ptr, dy_ptr,
-    dq_ptr, dk_ptr, dv_ptr, dbeta_ptr, dg_ptr, w_ptr,
+    q_ptr, k_ptr, v_ptr, w_ptr, beta_ptr, g_ptr, states_ptr, do_ptr, dy_ptr, dq_ptr, dk_ptr, dv_ptr, dbeta_ptr, dg_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients that sum over the columns j of a chunk's products, and W.
+    """Compute the gradients that sum over the columns j of a chunk's products.
 
-    Writes dq, dv, dbeta and the row parts of dk and (with HAS_GATE) dg. The kernel computes W^T from transposed loads,
-    because the products dO W^T and dY W^T need it.
+    Writes dq, dv, dbeta and the row parts of dk and (with HAS_GATE) dg.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
@@ -110,39 +102,30 @@ def rows_kernel(
     i, at_K = tl.arange(0, C), tl.arange(0, KP)
     row = start + i
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
-    k_CK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
-    xt_CC = load_tile(x_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
     dtype = k_ptr.dtype.element_ty
     beta_C = tl.load(beta_ptr + head * C + i)
-    g_C = beta_C
-    if HAS_GATE:
-        g_C = tl.load(g_ptr + head * C + i)
-        decays_CC = decays(i[None, :], i[:, None], g_C[None, :], g_C[:, None], HAS_GATE)
-        xt_CC = (xt_CC.to(tl.float32) * decays_CC).to(dtype)
-    grow_C = tl.exp(g_C)
     z_CC, m_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     dq_CK, dk_CK = tl.zeros([C, KP], tl.float32), tl.zeros([C, KP], tl.float32)
     dbeta_C = tl.zeros([C], tl.float32)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_V = block * BLOCK + tl.arange(0, BLOCK)
-        st_VK = load_tile(states_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, K != KP)
-        vt_VC = load_tile(v_ptr + in_V, at_V, row, 1, H * V, V, T, PART, BOUNDED)
+        s_KV = load_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+        w_CV = load_tile(w_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         do_CV = load_tile(do_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         dy_CV = load_tile(dy_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        seen_VC = tl.dot(st_VK, tl.trans(k_CK), input_precision=PRECISION)
-        if HAS_GATE:
-            seen_VC *= grow_C[None, :]
-        y_VC = (beta_C[None, :] * (vt_VC.to(tl.float32) - seen_VC)).to(dtype)
-        w_VC = tl.dot(y_VC, xt_CC, input_precision=PRECISION).to(dtype)
-        store_tile(w_ptr + in_V, at_V, row, 1, H * V, V, T, w_VC)
-        z_CC = tl.dot(do_CV, w_VC, z_CC, input_precision=PRECISION)
-        m_CC = tl.dot(dy_CV, w_VC, m_CC, input_precision=PRECISION)
-        dq_CK = tl.dot(do_CV, st_VK, dq_CK, input_precision=PRECISION)
-        dk_CK = tl.dot(dy_CV, st_VK, dk_CK, input_precision=PRECISION)
+        z_CC = tl.dot(do_CV, tl.trans(w_CV), z_CC, input_precision=PRECISION)
+        m_CC = tl.dot(dy_CV, tl.trans(w_CV), m_CC, input_precision=PRECISION)
+        dq_CK = tl.dot(do_CV, tl.trans(s_KV), dq_CK, input_precision=PRECISION)
+        dk_CK = tl.dot(dy_CV, tl.trans(s_KV), dk_CK, input_precision=PRECISION)
         dy_CV = dy_CV.to(tl.float32)
         store_tile(dv_ptr + in_V, row, at_V, H * V, 1, T, V, beta_C[:, None] * dy_CV)
         v_CV = load_tile(v_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         dbeta_C += tl.sum(dy_CV * v_CV.to(tl.float32), 1)
+    k_CK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+    g_C = beta_C
+    if HAS_GATE:
+        g_C = tl.load(g_ptr + head * C + i)
+    grow_C = tl.exp(g_C)
     later, earlier = i[:, None], i[None, :]
     decays_CC = decays(later, earlier, g_C[:, None], g_C[None, :], HAS_GATE)
     z_CC *= decays_CC

@@ -1,27 +1,32 @@
-"""Triton forward kernels of the delta rule: inverses, then states, then outputs.
+"""Triton forward kernels of the delta rule: inverses and scores of all chunks, then states and outputs.
 
     kernel   one program per batch entry and             writes
-    solve    chunk and head                              x [B, T, H, C], the inverse X of each chunk
-    state    time segment, head, BLOCK columns of S      states [B, c, H, K, V] at the chunk starts; last
-    out      chunk and head                              o [B, T, H, V]
+    solve    chunk and head                              x [B, T, H, C], X * G of each chunk
+    mix      chunk and head                              m [B, T, H, C], M of each chunk
+    state    time segment, head, BLOCK columns of S      states [B, c, H, K, V] at the chunk starts, w, o, last
+    out      chunk and head                              o [B, T, H, V], if `state` has few programs
 
     operand      shape             dtype      meaning
     q, k         [B, T, H, K]      input      queries, keys
-    v, o         [B, T, H, V]      input      values, outputs
-    x            [B, T, H, C]      input      row t: the row of X at position t
+    v, w, o      [B, T, H, V]      input      values, W, outputs
+    x, m         [B, T, H, C]      input      row t: the rows of X * G and M at position t
     beta, g      [B, c, H, C]      fp32       step sizes (0 after T), log decays summed from the chunk start
     states       [B, c, H, K, V]   input      states before each chunk
     start, last  [B, s, H, K, V]   fp32       states before and after each of s time segments
 
-    X = (I + stril(beta K K^T))^{-1},   W = (X * G) beta (V - e^g K S),   G_ij = e^{g_i - g_j}, j <= i
-    S <- e^{g_C} S + K^T (e^{g_C - g} W),   O = e^g Q S + (tril(Q K^T) * G) W
+    X = (I + stril(beta K K^T))^{-1},   G_ij = e^{g_i - g_j}, j <= i,   M = (tril(Q K^T) * G) (X * G)
+    Y = beta (V - e^g K S),   W = (X * G) Y,   S <- e^{g_C} S + K^T (e^{g_C - g} W),   O = e^g Q S + M Y
 
-Only `state` is sequential over time; the two other kernels run all chunks in parallel. A tile holds all C positions of
-a chunk on one axis, all keys (padded to KP) and BLOCK value columns at a time. HAS_GATE selects Gated DeltaNet;
-DeltaNet reads no g and computes no decay. Exponents are masked differences of g, because unmasked ones overflow above
-the diagonal. Sums are float32 and products use the input dtype. Positions after T read as zero and correct nothing. No
-computed tile is transposed for a product, because compilers got that wrong on Hopper: the kernels compute the
-transposed tile from loaded tiles instead. Equations and source: `delta_rule/api.py`, arXiv 2412.06464.
+Only `state` is sequential over time; the other kernels run all chunks in parallel. `state` also computes the outputs
+(OUT), from the S and Y in its registers, and then writes states and W only for a backward pass (STATES, KEEP). With
+few programs, the time of one program counts, and `out` computes the outputs from the written states (scan.py chooses).
+
+A tile holds all C positions of a chunk on one axis, all keys (padded to KP) and BLOCK value columns at a time. HAS_GATE
+selects Gated DeltaNet; DeltaNet reads no g and computes no decay. Exponents are masked differences of g, because
+unmasked ones overflow above the diagonal. Sums are float32 and products use the input dtype. Positions after T read as
+zero and correct nothing. No computed tile is transposed for a product, because compilers got that wrong on Hopper: the
+kernels compute the transposed tile from loaded tiles instead. Equations and source: `delta_rule/api.py`, arXiv
+2412.06464.
 """
 
 import triton
@@ -50,18 +55,46 @@ def corrected(beta_R, k_RK, earlier_RK, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def solve_kernel(
-    k_ptr, beta_ptr, x_ptr,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr,
+def decays_of(g_ptr, r, c, HAS_GATE: tl.constexpr):
+    """Return block (r, c) of G, of SOLVE rows and columns. `g_ptr` points to the chunk's g."""
+    later, earlier = tl.arange(0, SOLVE) + r * SOLVE, tl.arange(0, SOLVE) + c * SOLVE
+    g_later, g_earlier = later, earlier
+    if HAS_GATE:
+        g_later, g_earlier = tl.load(g_ptr + later), tl.load(g_ptr + earlier)
+    return decays(later[:, None], earlier[None, :], g_later[:, None], g_earlier[None, :], HAS_GATE)
+
+
+@triton.jit
+def store_decayed_row(
+    out, row, stride: tl.constexpr, T: tl.constexpr, C: tl.constexpr, R: tl.constexpr, g_ptr, x0_RR, x1_RR, x2_RR,
+    x3_RR, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Compute X = (I + A)^{-1} with A = stril(beta K K^T) for one chunk of one head.
+    """Write block row R of X * G. The blocks after the diagonal are not read."""
+    if HAS_GATE:
+        x0_RR *= decays_of(g_ptr, R, 0, HAS_GATE)
+        if R > 0:
+            x1_RR *= decays_of(g_ptr, R, 1, HAS_GATE)
+        if R > 1:
+            x2_RR *= decays_of(g_ptr, R, 2, HAS_GATE)
+        if R > 2:
+            x3_RR *= decays_of(g_ptr, R, 3, HAS_GATE)
+    store_row(out, row, stride, T, C, R, x0_RR, x1_RR, x2_RR, x3_RR)
+
+
+@triton.jit
+def solve_kernel(
+    k_ptr, beta_ptr, g_ptr, x_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, HAS_GATE: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute X * G, with X = (I + A)^{-1} and A = stril(beta K K^T), for one chunk of one head.
 
     Method: `triton/triangular.py`, in blocks of SOLVE rows.
     """
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, SOLVE)
-    in_k, in_beta, out = k_ptr + b * T * H * K + h * K, beta_ptr + head * C, x_ptr + (b * T * H + h) * C
+    in_k, in_beta, in_g = k_ptr + b * T * H * K + h * K, beta_ptr + head * C, g_ptr + head * C
+    out = x_ptr + (b * T * H + h) * C
     later, earlier = i[:, None], i[None, :]
     row = start + i
     k0_RK, beta0_R = load_rows(in_k, row, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i)
@@ -81,42 +114,73 @@ def solve_kernel(
         a30_RR, a31_RR = corrected(beta3_R, k3_RK, k0_RK, PRECISION), corrected(beta3_R, k3_RK, k1_RK, PRECISION)
         a32_RR = corrected(beta3_R, k3_RK, k2_RK, PRECISION)
     x00_RR, x11_RR, x22_RR, x33_RR = unit_inverses(a00_RR, a11_RR, a22_RR, a33_RR, C // SOLVE)
-    store_row(out, row, H * C, T, C, 0, x00_RR, x00_RR, x00_RR, x00_RR)
+    store_decayed_row(out, row, H * C, T, C, 0, in_g, x00_RR, x00_RR, x00_RR, x00_RR, HAS_GATE)
     if C > SOLVE:
         x10_RR = -product(x11_RR, product(a10_RR, x00_RR))
-        store_row(out, row, H * C, T, C, 1, x10_RR, x11_RR, x11_RR, x11_RR)
+        store_decayed_row(out, row, H * C, T, C, 1, in_g, x10_RR, x11_RR, x11_RR, x11_RR, HAS_GATE)
     if C > 2 * SOLVE:
         x20_RR, x21_RR, x30_RR, x31_RR, x32_RR = third_and_fourth_rows(
             x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR
         )
-        store_row(out, row, H * C, T, C, 2, x20_RR, x21_RR, x22_RR, x22_RR)
-        store_row(out, row, H * C, T, C, 3, x30_RR, x31_RR, x32_RR, x33_RR)
+        store_decayed_row(out, row, H * C, T, C, 2, in_g, x20_RR, x21_RR, x22_RR, x22_RR, HAS_GATE)
+        store_decayed_row(out, row, H * C, T, C, 3, in_g, x30_RR, x31_RR, x32_RR, x33_RR, HAS_GATE)
 
 
 @triton.jit
-def corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_KV, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return W [C, V] in float32.
+def mix_kernel(
+    q_ptr, k_ptr, x_ptr, g_ptr, m_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, HAS_GATE: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute M = P (X * G), with P = tril(Q K^T) * G, for one chunk of one head."""
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i = tl.arange(0, C)
+    row, in_K, in_C = start + i, b * T * H * K + h * K, (b * T * H + h) * C
+    q_CK = load_rows(q_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+    k_CK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+    x_CC = load_rows(x_ptr + in_C, row, H * C, T, C, C, BOUNDED)
+    g_C = i
+    if HAS_GATE:
+        g_C = tl.load(g_ptr + head * C + i)
+    p_CC = tl.dot(q_CK, tl.trans(k_CK), input_precision=PRECISION)
+    p_CC *= decays(i[:, None], i[None, :], g_C[:, None], g_C[None, :], HAS_GATE)
+    m_CC = tl.dot(p_CC.to(x_CC.dtype), x_CC, input_precision=PRECISION)
+    store_tile(m_ptr + in_C, row, i, H * C, 1, T, C, m_CC)
 
-    `x_CC` is X * G, `grow_C` is e^g, and `s_KV` is the state before the chunk in the input dtype.
+
+@triton.jit
+def corrected_values(k_CK, v_CV, beta_C, grow_C, s_KV, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return Y = beta (V - e^g K S) [C, V] in the input dtype.
+
+    `grow_C` is e^g, and `s_KV` is the state before the chunk in the input dtype.
     """
     seen_CV = tl.dot(k_CK, s_KV, input_precision=PRECISION)
     if HAS_GATE:
         seen_CV *= grow_C[:, None]
-    y_CV = beta_C[:, None] * (v_CV.to(tl.float32) - seen_CV)
-    return tl.dot(x_CC, y_CV.to(k_CK.dtype), input_precision=PRECISION)
+    return (beta_C[:, None] * (v_CV.to(tl.float32) - seen_CV)).to(k_CK.dtype)
+
+
+@triton.jit
+def outputs(q_CK, m_CC, y_CV, grow_C, s_KV, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return O = e^g Q S + M Y [C, V] in float32."""
+    o_CV = tl.dot(q_CK, s_KV, input_precision=PRECISION)
+    if HAS_GATE:
+        o_CV *= grow_C[:, None]
+    return tl.dot(m_CC, y_CV, o_CV, input_precision=PRECISION)
 
 
 @triton.jit
 def state_kernel(
-    k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, start_ptr, states_ptr, last_ptr,
+    q_ptr, k_ptr, v_ptr, x_ptr, m_ptr, beta_ptr, g_ptr, start_ptr, states_ptr, w_ptr, o_ptr, last_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, STATES: tl.constexpr, KEEP: tl.constexpr,
+    OUT: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pass BLOCK columns of a head's state through SEGMENT chunks.
 
-    S <- e^{g_C} S + K^T (e^{g_C - g} W). With ENDS the kernel writes only `last` [B, s, H, K, V + K]: the segment's end
-    state from S = 0, followed by K columns that start from the identity (see state_scan/triton/segments.py).
+    S <- e^{g_C} S + K^T (e^{g_C - g} W). STATES writes the states, KEEP W and OUT o. With ENDS the kernel writes only
+    `last` [B, s, H, K, V + K]: the segment's end state from S = 0, followed by K columns that start from the identity
+    (see state_scan/triton/segments.py).
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -145,12 +209,18 @@ def state_kernel(
         if HAS_GATE:
             g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
             grow_C = tl.exp(g_C)
-            decays_CC = decays(i[:, None], i[None, :], g_C[:, None], g_C[None, :], HAS_GATE)
-            x_CC = (x_CC.to(tl.float32) * decays_CC).to(x_CC.dtype)
         s_low_KV = s_KV.to(k_CK.dtype)
-        if not ENDS:
+        y_CV = corrected_values(k_CK, v_CV, beta_C, grow_C, s_low_KV, HAS_GATE, PRECISION)
+        w_CV = tl.dot(x_CC, y_CV, input_precision=PRECISION)
+        if STATES:
             store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_low_KV)
-        w_CV = corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_low_KV, HAS_GATE, PRECISION)
+        if KEEP:
+            store_tile(w_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, w_CV)
+        if OUT:
+            q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+            m_CC = load_rows(m_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
+            o_CV = outputs(q_CK, m_CC, y_CV, grow_C, s_low_KV, HAS_GATE, PRECISION)
+            store_tile(o_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, o_CV)
         if HAS_GATE:
             w_CV *= tl.exp(end - g_C)[:, None]
             s_KV *= tl.exp(end)
@@ -160,11 +230,11 @@ def state_kernel(
 
 @triton.jit
 def out_kernel(
-    q_ptr, k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, states_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, m_ptr, beta_ptr, g_ptr, states_ptr, o_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute O = e^g Q S + (tril(Q K^T) * G) W for one chunk of one head."""
+    """Compute O = e^g Q S + M Y for one chunk of one head, from the written states."""
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
@@ -172,23 +242,15 @@ def out_kernel(
     row = start + i
     q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
     k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
-    x_CC = load_rows(x_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
+    m_CC = load_rows(m_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
     beta_C = tl.load(beta_ptr + head * C + i)
-    g_C = beta_C
+    grow_C = beta_C
     if HAS_GATE:
-        g_C = tl.load(g_ptr + head * C + i)
-    decays_CC = decays(i[:, None], i[None, :], g_C[:, None], g_C[None, :], HAS_GATE)
-    grow_C = tl.exp(g_C)
-    if HAS_GATE:
-        x_CC = (x_CC.to(tl.float32) * decays_CC).to(x_CC.dtype)
-    p_CC = (tl.dot(q_CK, tl.trans(k_CK), input_precision=PRECISION) * decays_CC).to(x_CC.dtype)
+        grow_C = tl.exp(tl.load(g_ptr + head * C + i))
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_V = block * BLOCK + tl.arange(0, BLOCK)
         s_KV = load_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
         v_CV = load_tile(v_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        w_CV = corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_KV, HAS_GATE, PRECISION)
-        o_CV = tl.dot(q_CK, s_KV, input_precision=PRECISION)
-        if HAS_GATE:
-            o_CV *= grow_C[:, None]
-        o_CV = tl.dot(p_CC, w_CV.to(x_CC.dtype), o_CV, input_precision=PRECISION)
+        y_CV = corrected_values(k_CK, v_CV, beta_C, grow_C, s_KV, HAS_GATE, PRECISION)
+        o_CV = outputs(q_CK, m_CC, y_CV, grow_C, s_KV, HAS_GATE, PRECISION)
         store_tile(o_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, o_CV)

@@ -1,9 +1,11 @@
 """Launch the Triton kernels of the delta rule; the custom VJP and the tile sizes.
 
-Forward: the inverses X of all chunks [B, T, H, C], the states at the chunk starts [B, c, H, K, V], then the outputs. X
-and the states have the dtype of q. Few sequences are cut into time segments, whose states take two launches
-(state_scan/triton/segments.py). The backward pass keeps the inputs, X and the states. It computes the state gradients
-back over the chunks, then the input gradients. Equations: `delta_rule/api.py`.
+Forward: X * G and M of all chunks [B, T, H, C], then one pass over the chunks that computes the outputs. For a backward
+pass it also writes the states at the chunk starts [B, c, H, K, V] and W [B, T, H, V], in the dtype of q. If the pass
+has few programs, another launch computes the outputs from the states in parallel (`FUSED`). Few sequences are cut into
+time segments, whose states take two launches (state_scan/triton/segments.py). The backward pass keeps the inputs, X *
+G, M, the states and W. It computes the state gradients back over the chunks, then the input gradients. Equations:
+`delta_rule/api.py`.
 """
 
 from functools import partial
@@ -33,17 +35,25 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Keyed by kernel and input bits. 16-bit entries are the fastest of 12 settings on one H200 at Gated DeltaNet's sizes,
-# except `rows` and kernels where more stages gained little (lab/log/kernels.md). fp32 spills, most at K = 128: each
-# product is three TF32 products with operands in registers.
+# Fewest programs of the pass over time that also computes the outputs. With fewer, every multiprocessor has one program
+# or none, so the time of a program counts, and it is shorter without the outputs.
+FUSED = 132
+
+# Keyed by kernel and input bits; "fused" is "state" with the outputs. 16-bit entries are the fastest of 12 settings on
+# one H200 at Gated DeltaNet's sizes, except `rows` and kernels where more stages gained little (lab/log/kernels.md).
+# fp32 spills, most at K = 128: each product is three TF32 products with operands in registers.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
+    ("mix", 16): Tile(64, 4, 1),
+    ("fused", 16): Tile(32, 4, 1),
     ("state", 16): Tile(32, 4, 2),
     ("out", 16): Tile(64, 4, 1),
     ("dstate", 16): Tile(64, 4, 1),
     ("rows", 16): Tile(64, 8, 1),  # 2 stages give wrong results on Hopper (Triton 3.6): a race
     ("columns", 16): Tile(64, 4, 1),
     ("solve", 32): Tile(16, 1, 1),
+    ("mix", 32): Tile(16, 4, 1),
+    ("fused", 32): Tile(16, 4, 1),
     ("state", 32): Tile(16, 4, 1),
     ("out", 32): Tile(16, 4, 1),
     ("dstate", 32): Tile(16, 4, 1),
@@ -83,60 +93,81 @@ _OPERANDS = "b t g k, b t g k, b t g v, b c g q, b c g q"
 
 @jax.custom_vjp
 def _chunked(q, k, v, beta_BcHC, g_BcHC, initial) -> tuple[Array, Array]:
-    return _forward(q, k, v, beta_BcHC, g_BcHC, initial)[0]
+    o, last = _call_forward(q, k, v, beta_BcHC, g_BcHC, initial, keep=False)
+    return o, last
 
 
 def _forward(q, k, v, beta, g, initial):
-    has_gate = g is not None
-    results = "b t g v, b g k v, b t g q, b c g k v"
-    run = fold_vmap(partial(_run_forward, has_gate=has_gate), f"{_OPERANDS}, b g k v -> {results}")
-    o, last, x, states = run(q, k, v, beta, g if has_gate else beta, initial)
+    o, last, *kept = _call_forward(q, k, v, beta, g, initial, keep=True)
     # Same names as in the xla backend: one remat policy keeps these values for both backends.
-    x, states = checkpoint_name(x, "chunk_inverse"), checkpoint_name(states, "chunk_states")
-    return (o, last), (q, k, v, beta, g, x, states)
+    names = ("chunk_inverse", "chunk_inverse", "chunk_states", "chunk_states")
+    x, m, states, w = (checkpoint_name(value, name) for value, name in zip(kept, names, strict=True))
+    return (o, last), (q, k, v, beta, g, x, m, states, w)
+
+
+def _call_forward(q, k, v, beta, g, initial, *, keep: bool) -> tuple[Array, ...]:
+    """Return (o, last state) and, with `keep`, X * G, M, states and W."""
+    has_gate = g is not None
+    results = "b t g v, b g k v" + ", b t g q, b t g q, b c g k v, b t g v" * keep
+    run = fold_vmap(partial(_run_forward, has_gate=has_gate, keep=keep), f"{_OPERANDS}, b g k v -> {results}")
+    return run(q, k, v, beta, g if has_gate else beta, initial)
 
 
 def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
-    q, k, v, beta, g, x, states = saved
+    q, k, v, beta, g, *kept = saved
     has_gate = g is not None
-    operands = f"{_OPERANDS}, b t g q, b c g k v, b t g v, b g k v"
+    operands = f"{_OPERANDS}, b t g q, b t g q, b c g k v, b t g v, b t g v, b g k v"
     results = "b t g k, b t g k, b t g v, b c g q, b g k v" + (", b c g q" if has_gate else "")
     run = fold_vmap(partial(_run_backward, has_gate=has_gate), f"{operands} -> {results}")
-    dq, dk, dv, dbeta, d_initial, *dg = run(q, k, v, beta, g if has_gate else beta, x, states, *cotangents)
+    dq, dk, dv, dbeta, d_initial, *dg = run(q, k, v, beta, g if has_gate else beta, *kept, *cotangents)
     return dq, dk, dv, dbeta, dg[0] if has_gate else None, d_initial
 
 
 _chunked.defvjp(_forward, _backward)
 
 
-def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool) -> tuple[Array, Array, Array, Array]:
+def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool) -> tuple[Array, ...]:
     (B, T, H, K), V, (_, n_chunks, _, C) = q.shape, v.shape[-1], beta.shape
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     like = partial(jax.ShapeDtypeStruct, dtype=q.dtype)
-    (x,) = launch("solve", fwd_kernels.solve_kernel, k, beta, out=[like((B, T, H, C))])
-    states, last = segments.pass_states(
-        partial(launch, "state", fwd_kernels.state_kernel, k, v, x, beta, g),
-        initial,
-        [like((B, n_chunks, H, K, V))],
-        block=_block("state", q, v, C),
-        reverse=False,
-    )
-    (o,) = launch("out", fwd_kernels.out_kernel, q, k, v, x, beta, g, states, out=[v])
-    return o, last, x, states
+    within, like_states = like((B, T, H, C)), like((B, n_chunks, H, K, V))
+    (x,) = launch("solve", fwd_kernels.solve_kernel, k, beta, g, out=[within])
+    (m,) = launch("mix", fwd_kernels.mix_kernel, q, k, x, g, out=[within])
+    is_fused = _is_fused(q, v, beta)
+    kind, writes = ("fused", (keep, keep, True)) if is_fused else ("state", (True, keep, False))
+
+    def pass_once(starts: Array, *, out: list, segment: int, ends: bool) -> tuple[Array, ...]:
+        *out, last = out
+        out = [shape if written else like((1,)) for shape, written in zip(out, writes, strict=True)]
+        operands, options = (q, k, v, x, m, beta, g, starts), {"segment": segment, "ends": ends, "writes": writes}
+        return launch(kind, fwd_kernels.state_kernel, *operands, out=[*out, last], **options)
+
+    block = _block(kind, q, v, C)
+    states, w, o, last = segments.pass_states(pass_once, initial, [like_states, v, v], block=block, reverse=False)
+    if not is_fused:
+        (o,) = launch("out", fwd_kernels.out_kernel, q, k, v, m, beta, g, states, out=[v])
+    return (o, last, x, m, states, w) if keep else (o, last)
 
 
-def _run_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool) -> tuple[Array, ...]:
+def _is_fused(q: Array, v: Array, beta: Array) -> bool:
+    """Return whether the pass over time computes the outputs: it then has at least `FUSED` programs."""
+    (B, _, H, K), V, (_, n_chunks, _, C) = q.shape, v.shape[-1], beta.shape
+    programs = B * H * -(-V // _block("fused", q, v, C))
+    return programs * -(-n_chunks // segments.length(programs, n_chunks, work=2 + K / V)) >= FUSED
+
+
+def _run_backward(q, k, v, beta, g, x, m, states, w, do, d_last, *, has_gate: bool) -> tuple[Array, ...]:
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     out_g = g if has_gate else jax.ShapeDtypeStruct((1,), beta.dtype)  # one entry: not written
     d_states, dy, d_initial = segments.pass_states(
-        partial(launch, "dstate", bwd_kernels.dstate_kernel, q, k, x, beta, g, do),
+        partial(launch, "dstate", bwd_kernels.dstate_kernel, q, k, x, m, beta, g, do),
         d_last,
         [states, v],
         block=_block("dstate", q, v, beta.shape[-1]),
         reverse=True,
     )
-    dq, dk, dv, dbeta, dg, w = launch(
-        "rows", bwd_kernels.rows_kernel, q, k, v, x, beta, g, states, do, dy, out=[q, k, v, beta, out_g, v]
+    dq, dk, dv, dbeta, dg = launch(
+        "rows", bwd_kernels.rows_kernel, q, k, v, w, beta, g, states, do, dy, out=[q, k, v, beta, out_g]
     )
     dk, dg = launch(
         "columns", bwd_kernels.columns_kernel, q, k, w, beta, g, states, do, dy, d_states, dk, dg, out=[k, out_g]
@@ -161,19 +192,22 @@ def _launch(
     has_gate: bool,
     segment: int = 1,
     ends: bool = False,
+    writes: tuple[bool, ...] = (),
 ) -> tuple[Array, ...]:
     """Launch `kernel` over all chunks of all heads, or over segments of chunks.
 
     `segment` counts the chunks per time segment. `shapes` are q, v and beta. Only the passes over time use `segment`
-    and `ends` (state_scan/triton/segments.py).
+    and `ends` (state_scan/triton/segments.py). `writes`: whether the forward pass writes states, W and o.
     """
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)
     block = _block(kind, shapes[0], shapes[1], C)
-    constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
+    constants: dict[str, Any] = {"V": V, "BLOCK": block, "STAGES": entry.stages}
     programs = n_chunks
-    if kind in ("state", "dstate"):
+    if kind in ("state", "fused", "dstate"):
         constants |= {"SEGMENT": segment, "ENDS": ends}
+        names = ("STATES", "KEEP", "OUT")[: len(writes)]
+        constants |= {name: written and not ends for name, written in zip(names, writes, strict=True)}
         programs = -(-n_chunks // segment) * -(-(V + K if ends else V) // block)
     return runtime.launch(
         kernel,
@@ -188,7 +222,8 @@ def _launch(
         K=K,
         KP=padded(K),
         C=C,
+        HAS_GATE=has_gate,
         BOUNDED=T % C != 0,
         PRECISION=precision(shapes[0].dtype),
-        **({} if kind == "solve" else constants),
+        **({} if kind in ("solve", "mix") else constants),
     )
