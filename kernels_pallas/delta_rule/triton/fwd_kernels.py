@@ -201,30 +201,46 @@ def state_kernel(
     for step in tl.range(0, n_steps, num_stages=STAGES):
         chunk = first + step
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
-        k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
-        v_CV = load_tile(v_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        x_CC = load_rows(x_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
+        in_K, in_V, in_C = b * T * H * K + h * K, b * T * H * V + h * V, b * T * H * C + h * C
+        v_CV = load_tile(v_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         beta_C = tl.load(beta_ptr + head * C + i)
-        grow_C = beta_C
-        if HAS_GATE:
-            g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
-            grow_C = tl.exp(g_C)
-        s_low_KV = s_KV.to(k_CK.dtype)
-        y_CV = corrected_values(k_CK, v_CV, beta_C, grow_C, s_low_KV, HAS_GATE, PRECISION)
-        w_CV = tl.dot(x_CC, y_CV, input_precision=PRECISION)
+        s_low_KV = s_KV.to(k_ptr.dtype.element_ty)
         if STATES:
             store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_low_KV)
-        if KEEP:
-            store_tile(w_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, w_CV)
-        if OUT:
-            q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
-            m_CC = load_rows(m_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
-            o_CV = outputs(q_CK, m_CC, y_CV, grow_C, s_low_KV, HAS_GATE, PRECISION)
-            store_tile(o_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, o_CV)
+        if OUT:  # two tiles in one: keys, X * G and W above queries, M and O
+            row_R = chunk * C + tl.arange(0, 2 * C) % C
+            is_top = (tl.arange(0, 2 * C) < C)[:, None]
+            k_RK = load_rows(tl.where(is_top, k_ptr + in_K, q_ptr + in_K), row_R, H * K, T, K, KP, BOUNDED)
+            x_RC = load_rows(tl.where(is_top, x_ptr + in_C, m_ptr + in_C), row_R, H * C, T, C, C, BOUNDED)
+            seen_RV = tl.dot(k_RK, s_low_KV, input_precision=PRECISION)
+            if HAS_GATE:
+                g_R, end = tl.load(g_ptr + head * C + tl.arange(0, 2 * C) % C), tl.load(g_ptr + head * C + C - 1)
+                seen_RV *= tl.exp(g_R)[:, None]
+            seen_CV = tl.sum(tl.reshape(tl.where(is_top, seen_RV, 0.0), [2, C, BLOCK]), 0)
+            y_CV = (beta_C[:, None] * (v_CV.to(tl.float32) - seen_CV)).to(s_low_KV.dtype)
+            w_RV = tl.dot(x_RC, y_CV, tl.where(is_top, 0.0, seen_RV), input_precision=PRECISION)
+            is_written = (row_R < T)[:, None] & (at_V < V)[None, :]
+            to_RV = row_R[:, None] * (H * V) + at_V[None, :]
+            if KEEP:
+                to_RV += tl.where(is_top, w_ptr + in_V, o_ptr + in_V)
+            else:
+                to_RV, is_written = o_ptr + in_V + to_RV, is_written & (is_top == 0)
+            tl.store(to_RV, w_RV.to(s_low_KV.dtype), mask=is_written)
+            w_RV = tl.where(is_top, w_RV, 0.0)  # queries write nothing
+        else:
+            k_RK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+            x_RC = load_rows(x_ptr + in_C, row, H * C, T, C, C, BOUNDED)
+            g_R = beta_C
+            if HAS_GATE:
+                g_R, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
+            y_CV = corrected_values(k_RK, v_CV, beta_C, tl.exp(g_R), s_low_KV, HAS_GATE, PRECISION)
+            w_RV = tl.dot(x_RC, y_CV, input_precision=PRECISION)
+            if KEEP:
+                store_tile(w_ptr + in_V, row, at_V, H * V, 1, T, V, w_RV)
         if HAS_GATE:
-            w_CV *= tl.exp(end - g_C)[:, None]
+            w_RV *= tl.exp(end - g_R)[:, None]
             s_KV *= tl.exp(end)
-        s_KV = tl.dot(tl.trans(k_CK), w_CV.to(k_CK.dtype), s_KV, input_precision=PRECISION)
+        s_KV = tl.dot(tl.trans(k_RK), w_RV.to(k_RK.dtype), s_KV, input_precision=PRECISION)
     store_tile(last_ptr + state * (K * COLUMNS), at_K, at_V, COLUMNS, 1, K, COLUMNS, s_KV)
 
 
