@@ -31,3 +31,11 @@ def score_bound(q_BTHK: Array, k_BTGK: Array) -> Array:
     """
     square = [jnp.max(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1), axis=1) for x in (q_BTHK, k_BTGK)]
     return jnp.sqrt(square[0] * jnp.repeat(square[1], q_BTHK.shape[2] // k_BTGK.shape[2], axis=1))
+
+
+def with_sign(q_BTHK: Array, scale: float) -> Array:
+    """Return q times the sign of the scale.
+
+    Some kernels compare or mask scores before they scale them.
+    """
+    return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)

@@ -13,8 +13,8 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas import backend, device, mosaic_gpu
+from kernels_pallas.select_chunk import mosaic_gpu as backend_of_mosaic
 from kernels_pallas.select_chunk import reference
-from kernels_pallas.select_chunk.mosaic_gpu import refusal as refusal_of
 from tests.kernels.common import Shape, assert_selection, qkv
 
 pallas = pytest.importorskip(
@@ -30,9 +30,9 @@ SMALL = Shape(B=1, T=330, R=2, G=1, K=64, V=1, C=64)
 TILE = pallas.Tiles(rows=64, groups=2, stages=2)
 
 
-def check(shape: Shape, q, k, sel) -> None:
+def check(shape: Shape, q, k, sel, **rule) -> None:
     q, k = (np.asarray(x, np.float32) for x in (q, k))
-    score = jax.jit(partial(reference.chunk_scores, chunk_size=shape.C))(q, k)
+    score = jax.jit(partial(reference.chunk_scores, chunk_size=shape.C, **rule))(q, k)
     assert_selection(np.asarray(sel), np.asarray(score), shape.C)
 
 
@@ -45,6 +45,16 @@ def test_equals_reference(gain) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("scale", [0.125, -2.0, 0.0])
+def test_best_key_equals_reference(scale) -> None:
+    """Scores far above 0, far below 0 and equal are compared without a bound."""
+    q, k, _ = qkv(SMALL, dtype="bfloat16", gain=30.0)
+    run = partial(pallas.best_key, chunk_size=SMALL.C, scale=scale, tile=TILE, interpret=True)
+    check(SMALL, q, k, jax.jit(run)(q, k), selection="best_key", scale=scale)
+
+
+@interpreted
+@pytest.mark.parametrize("selection", ["exact", "best_key"])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -56,33 +66,49 @@ def test_equals_reference(gain) -> None:
     ],
     ids=str,
 )
-def test_by_name_on_a_cpu(shape) -> None:
+def test_by_name_on_a_cpu(shape, selection) -> None:
     q, k, _ = qkv(shape, dtype="float16")
-    sel = kp.select_chunk(q, k, chunk_size=shape.C, implementation="pallas")
-    check(shape, q, k, sel)
+    sel = kp.select_chunk(q, k, chunk_size=shape.C, selection=selection, implementation="pallas")
+    check(shape, q, k, sel, selection=selection)
     assert kp.backends_used()["select_chunk"] == "pallas"
 
 
 @interpreted
-@pytest.mark.parametrize("gain", [1.0, 30.0], ids=["bounded", "unbounded"])
-def test_ties_go_to_the_smallest_chunk_also_under_vmap(gain) -> None:
+@pytest.mark.parametrize(
+    ("selection", "gain"),
+    [("exact", 1.0), ("exact", 30.0), ("best_key", 1.0)],
+    ids=["bounded", "unbounded", "best_key"],
+)
+def test_ties_go_to_the_smallest_chunk_also_under_vmap(selection, gain) -> None:
     q, k, _ = qkv(SMALL, dtype="bfloat16", gain=gain)
     k = jnp.tile(k[:, : SMALL.C], (1, 6, 1, 1))[:, : SMALL.T]
-    select = partial(kp.select_chunk, chunk_size=SMALL.C, implementation="pallas")
+    select = partial(kp.select_chunk, chunk_size=SMALL.C, selection=selection, implementation="pallas")
     sel = jax.vmap(select)(jnp.stack([q, -q]), jnp.stack([k, k]))
     np.testing.assert_array_equal(sel[:, :, SMALL.C :], 0)
     np.testing.assert_array_equal(sel[:, :, : SMALL.C], -1)
 
 
-def test_lowers_for_cuda() -> None:
-    """Mosaic compiles both kernels to GPU modules.
+@pytest.mark.parametrize(
+    ("selection", "chunk_size", "kernels"),
+    [("exact", 128, 2), ("best_key", 128, 1), ("best_key", 320, 1)],
+)
+def test_lowers_for_cuda(selection, chunk_size, kernels) -> None:
+    """Mosaic compiles every kernel to a GPU module.
 
-    It raises here if it cannot lower one.
+    It raises here if it cannot lower one. exact has one kernel for bounded scores and one for others.
     """
-    run = partial(pallas.exact, chunk_size=128, scale=0.1, interpret=False)
+    run = partial(getattr(pallas, selection), chunk_size=chunk_size, scale=0.1, interpret=False)
     q, k = (jax.ShapeDtypeStruct((1, 1001, heads, 64), jnp.bfloat16) for heads in (4, 2))
     text = jax.jit(run).trace(q, k).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @mosaic_gpu") == 2, "one kernel for bounded scores, one for others"
+    assert text.count("custom_call @mosaic_gpu") == kernels
+
+
+def test_leads_from_the_measured_length_of_a_rule(monkeypatch) -> None:
+    monkeypatch.setattr(backend_of_mosaic, "LEADS_FROM", {"exact": 300})
+    for selection, T, leads in (("exact", 300, True), ("exact", 299, False), ("best_key", 300, False)):
+        x = jax.ShapeDtypeStruct((1, T, 2, 64), jnp.bfloat16)
+        problem = backend.Problem("gpu", (x, x), {"chunk_size": 64, "selection": selection}, is_named=False)
+        assert backend_of_mosaic.BACKEND.leads(problem) is leads
 
 
 def test_the_polynomial_approximates_powers_of_two() -> None:
@@ -97,7 +123,7 @@ def test_the_polynomial_approximates_powers_of_two() -> None:
         ({"dtype": "float32"}, "operands are float32"),
         ({"K": 96}, "head dim 96"),
         ({"C": 100}, "chunks of 100"),
-        ({"selection": "approx"}, "exact selection only"),
+        ({"selection": "approx"}, "selects by exact or best_key, not approx"),
         ({"platform": "tpu"}, "need an NVIDIA GPU, this is a tpu"),
         ({"is_named": False}, "only when selected by name"),
         ({"platform": "gpu", "capability": 80}, "compute capability 8.0, the kernel needs Hopper's, 9.0"),
@@ -122,5 +148,5 @@ def test_refusals_name_the_reason(change, match, monkeypatch) -> None:
         pytest.skip(refusal)
     x = jax.ShapeDtypeStruct((1, 512, 2, problem["K"]), jnp.dtype(problem["dtype"]))
     options = {"chunk_size": problem["C"], "selection": problem["selection"]}
-    reason = refusal_of(backend.Problem(problem["platform"], (x, x), options, problem["is_named"]))
+    reason = backend_of_mosaic.refusal(backend.Problem(problem["platform"], (x, x), options, problem["is_named"]))
     assert reason is None if match is None else match in reason

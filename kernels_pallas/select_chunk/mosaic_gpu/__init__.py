@@ -1,4 +1,9 @@
-"""The `pallas` backend of chunk selection: exact, Pallas Mosaic GPU, Hopper."""
+"""The `pallas` backend of chunk selection: Pallas Mosaic GPU, Hopper.
+
+It has the rules exact and best_key.
+"""
+
+import math
 
 import jax.numpy as jnp
 
@@ -8,17 +13,18 @@ from kernels_pallas.select_chunk.interface import ChunkSelection
 
 DTYPES = ("bfloat16", "float16")
 DIMS = (64, 128)  # a key fills one or two swizzled tiles of shared memory
+SELECTIONS = ("exact", "best_key")
 ROWS = 64  # queries per matrix instruction; they must have the same past chunks
 
-# Tokens per sequence from which this is tried before Triton. On an H200 it takes 19.3 ms (Triton 20.7 ms) at 102,400
-# tokens, and 0.126 ms (Triton 0.111 ms) at 2,048.
-LEADS_FROM = 16_384
+# Tokens per sequence from which a rule is tried here before Triton. On an H200 exact takes 19.3 ms (Triton 20.7 ms) at
+# 102,400 tokens, and 0.126 ms (Triton 0.111 ms) at 2,048. best_key was not timed.
+LEADS_FROM = {"exact": 16_384}
 
 
 def refusal(problem: Problem) -> str | None:
     """Return why the kernel refuses: machine, selection, dtypes, head dim, or chunk."""
-    if problem.options.get("selection") != "exact":
-        return "it has the exact selection only"
+    if (selection := problem.options.get("selection")) not in SELECTIONS:
+        return f"it selects by {' or '.join(SELECTIONS)}, not {selection}"
     if (top_k := problem.options.get("top_k", 1)) > 1:
         return f"it selects one chunk per query, not top_k={top_k}; implementation='xla' selects several"
     dtypes = sorted({jnp.dtype(x.dtype).name for x in problem.operands})
@@ -37,7 +43,7 @@ def refusal(problem: Problem) -> str | None:
 
 def leads(problem: Problem) -> bool:
     """Return whether this backend is tried before Triton."""
-    return problem.operands[0].shape[1] >= LEADS_FROM
+    return problem.operands[0].shape[1] >= LEADS_FROM.get(problem.options["selection"], math.inf)
 
 
 def load() -> ChunkSelection:

@@ -1,6 +1,7 @@
-"""Exact chunk selection as one Pallas kernel for Hopper's matrix units.
+"""Chunk selection as one Pallas kernel for Hopper's matrix units.
 
-    x = scale log2(e) q . k,  sel_i = argmax over full past chunks c of sum_{j in c} 2^(x_ij)
+    exact     sel_i = argmax over full past chunks c of sum_{j in c} 2^(x_ij),  x = scale log2(e) q . k
+    best_key  sel_i = argmax over full past chunks c of max_{j in c} q_i . k_j
 
     operand  shape          dtype
     q        [B, T', H, K]  bf16 or fp16; T' is T padded to whole tiles
@@ -9,8 +10,8 @@
 
 A program scores a tile (groups * rows queries, one head) against all full past chunks. One warpgroup copies keys into a
 ring in shared memory. Each other warpgroup takes `rows` queries, waits for the matrix product with a block of keys, and
-sums 2^x (masses.py). Warpgroups are not synchronised: while one waits for its product, another uses the
-special-function unit.
+sums 2^x or takes the maximum (masses.py). Warpgroups are not synchronised: while one waits for its product, another
+uses the other units.
 
 `rows` divides the chunk, so all rows of a warpgroup lie in one chunk. Each warpgroup's loop therefore ends with its
 past, and no score is masked. Source: arXiv 2505.18522, Top-1 Chunk (Exact).
@@ -46,7 +47,7 @@ def scratch(n: Sizes) -> list:
     ]
 
 
-def exact_kernel(
+def select_kernel(
     q_ref: Any,
     k_ref: Any,
     sel_ref: Any,
@@ -114,7 +115,7 @@ def exact_kernel(
 def call(n: Sizes, B: int, T: int, *, interpret: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return the kernel as a function of q and k."""
     return mosaic_gpu.kernel(
-        partial(exact_kernel, n=n),
+        partial(select_kernel, n=n),
         out_type=jax.ShapeDtypeStruct((B, n.H, T), jnp.int32),
         scratch_types=scratch(n),
         grid=(B * n.H * n.tiles,),

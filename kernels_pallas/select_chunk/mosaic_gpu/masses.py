@@ -1,11 +1,13 @@
-"""Select the past chunk with the largest softmax mass: the loop of one warpgroup over its chunks.
+"""Select each row's past chunk: the loop of one warpgroup over its chunks.
 
-    sel = argmax over past chunks c of sum_{j in c} 2^x_j,  x_j = log2_scale q . k_j;  the earliest of equal chunks
+    sel = argmax over past chunks c of score_c;  the earliest of equal chunks;  x_j = log2_scale q . k_j
 
-    bounded      |x| <= BOUND (select.py checks it): chunks are compared by the sum, without maximum or logarithm
-    otherwise    by log-sum-exp, with one running maximum per row
+    rule       score of a chunk
+    mass       sum_j 2^x_j, without maximum or logarithm; |x| <= BOUND (select.py checks it)
+    logsumexp  log2 sum_j 2^x_j, with one running maximum per row; any x
+    best_key   max_j q . k_j; without exponentials
 
-When bounded, `poly` of every 8 slices of columns are exponentiated on the multiply-add units, with the coefficients in
+In `mass`, `poly` of every 8 slices of columns are exponentiated on the multiply-add units, with the coefficients in
 select_chunk/triton/kernels.py. Blocks of keys are multiples of 8 and at least 16.
 
 One accumulator holds a product and then its exponentials. The product never stays in flight across loop iterations,
@@ -13,7 +15,7 @@ because the assembler would then serialise every product. While one warpgroup wa
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -25,6 +27,7 @@ from kernels_pallas.numerics import LOG2_E
 
 SLICE = 8  # accumulator columns that can be separated without moving registers
 MAGIC = 1.5 * 2**23  # adding it rounds to an integer in the low bits
+Rule = Literal["mass", "logsumexp", "best_key"]
 POLYNOMIAL = (0.055171669, 0.24261113, 0.69326097, 0.99992806)  # coefficients for 2^r, |r| <= 1/2, highest power first
 
 
@@ -39,7 +42,7 @@ class Sizes(NamedTuple):
     full: int  # full chunks that precede some query
     dtype: Any
     log2_scale: float
-    bounded: bool
+    rule: Rule
     block: int  # keys per product
     rows: int  # queries per warpgroup
     groups: int  # warpgroups that compute
@@ -54,7 +57,7 @@ def _start(own: Any, height: int, *, n: Sizes) -> tuple[Array, Array]:
     not fit an int32 array.
     """
     per_row = plgpu.Layout.WGMMA.reduce(1)
-    best_M = jnp.full((height,), 0.0 if n.bounded else -jnp.inf, jnp.float32)
+    best_M = jnp.full((height,), 0.0 if n.rule == "mass" else -jnp.inf, jnp.float32)
     sel_M = lax.broadcast(jnp.where(own > 0, 0.0, -1.0), (height,))
     return plgpu.layout_cast(best_M, per_row), plgpu.layout_cast(sel_M, per_row)
 
@@ -98,9 +101,12 @@ def best_chunks(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *
 def _add(total: Any, s_MN: Array, *, n: Sizes) -> Any:
     """Return a chunk's state after another block of its keys.
 
-    The state is the mass, or (largest x, mass relative to it).
+    The state is the mass, (largest x, mass relative to it), or the largest q . k.
     """
-    if n.bounded:
+    if n.rule == "best_key":
+        top_M = s_MN.max(axis=1)
+        return top_M if total is None else jnp.maximum(total, top_M)
+    if n.rule == "mass":
         mass_M = _mass(s_MN, n=n)
         return mass_M if total is None else total + mass_M
     x_MN = s_MN * n.log2_scale

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
-from kernels_pallas.numerics import LOG2_E, score_bound
+from kernels_pallas.numerics import LOG2_E, score_bound, with_sign
 from kernels_pallas.select_chunk import tables
 from kernels_pallas.select_chunk.int8 import quantize_keys, quantize_queries
 from kernels_pallas.select_chunk.tables import Shortlist
@@ -68,7 +68,7 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, scale: f
     `top_k` may not exceed the number of past chunks that some query has.
     """
     B, T, H, K = q_BTHK.shape
-    q_BTHK, scale = _with_sign(q_BTHK, scale), abs(scale) or 1.0
+    q_BTHK, scale = with_sign(q_BTHK, scale), abs(scale) or 1.0
     tile = tiles("exact", K, chunk_size, q_BTHK.dtype)
     ptx = "" if interpreter.is_chosen() else kernels.exponentials(tile.poly, scale * LOG2_E)
     bounded_BH = score_bound(q_BTHK, k_BTGK) * scale * LOG2_E <= kernels.BOUND
@@ -98,14 +98,6 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, scale: f
     return sel_BTHk
 
 
-def _with_sign(q_BTHK: Array, scale: float) -> Array:
-    """Return q times the sign of the scale.
-
-    The kernels mask scores with -inf before they scale them.
-    """
-    return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
-
-
 def best_key(
     q_BTHK: Array,
     k_BTGK: Array,
@@ -126,7 +118,7 @@ def best_key(
     tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
     (sel_BTHk,) = runtime.launch(
         kernels.best_key_kernel,
-        _with_sign(q_BTHK, scale),
+        with_sign(q_BTHK, scale),
         k_BTGK,
         step_BcG if int8 else k_BTGK,  # k and q are placeholders here, not read
         q_BTHK if chunk_BTHm is None else chunk_BTHm,
@@ -164,7 +156,7 @@ def by_table(
     tile = tiles("table", K, chunk_size, q_BTHK.dtype)
     (sel_BTHk,) = runtime.launch(
         kernels.table_kernel,
-        _with_sign(q_BTHK, scale),
+        with_sign(q_BTHK, scale),
         row_BpPcGK,
         out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
@@ -233,7 +225,7 @@ def by_shortlist(
     segments = sort_plan.most_items(sort_plan.most_rows(T, C, m), NC, segment)
     (top_BHN,) = runtime.launch(
         kernels.listed_kernel,
-        _with_sign(q_BTHK, scale),
+        with_sign(q_BTHK, scale),
         k_BTGK,
         *plan,
         sort_plan.item_ends(plan, segment),
