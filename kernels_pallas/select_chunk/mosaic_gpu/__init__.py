@@ -17,8 +17,9 @@ SELECTIONS = ("exact", "best_key")
 ROWS = 64  # queries per matrix instruction; they must have the same past chunks
 
 # Tokens per sequence from which a rule is tried here before Triton. On an H200 exact takes 19.3 ms (Triton 20.7 ms) at
-# 102,400 tokens, and 0.126 ms (Triton 0.111 ms) at 2,048. best_key was not timed.
-LEADS_FROM = {"exact": 16_384}
+# 102,400 tokens, and 0.126 ms (Triton 0.111 ms) at 2,048; best_key 11.6 ms (Triton 13.3 ms) and 0.119 ms (Triton 0.129
+# ms). Shorter sequences were not timed.
+LEADS_FROM = {"exact": 16_384, "best_key": 2_048}
 
 
 def refusal(problem: Problem) -> str | None:
