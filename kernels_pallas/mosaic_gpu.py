@@ -33,7 +33,7 @@ def refusal(platform: str) -> str | None:
 def kernel(
     body: Callable,
     *,
-    out_type: jax.ShapeDtypeStruct,
+    out_type: Any,
     scratch_types: Sequence[Any],
     grid: tuple[int, ...],
     grid_names: tuple[str, ...],

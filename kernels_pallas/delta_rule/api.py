@@ -30,11 +30,11 @@ from jaxtyping import Array, Float
 
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
-from kernels_pallas.delta_rule import triton, xla
+from kernels_pallas.delta_rule import mosaic_gpu, triton, xla
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.validation import check_chunk_size
 
-BACKENDS = (triton.BACKEND, xla.BACKEND)
+BACKENDS = (triton.BACKEND, mosaic_gpu.BACKEND, xla.BACKEND)
 
 
 def delta_rule(

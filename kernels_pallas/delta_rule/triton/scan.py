@@ -8,6 +8,7 @@ G, M, the states and W. It computes the state gradients back over the chunks, th
 `delta_rule/api.py`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -76,14 +77,18 @@ def run(
     initial_BHKV: Array,
     *,
     chunk_size: int,
+    over_time: Callable[..., tuple[Array, ...]] | None = None,
 ) -> tuple[Array, Array]:
-    """Return (o [B, T, H, V], last state)."""
+    """Return (o [B, T, H, V], last state).
+
+    `over_time` replaces the pass over time (mosaic_gpu/kernel.py).
+    """
     chunk = min(longest_chunk(q_BTHK.dtype), padded(min(chunk_size, q_BTHK.shape[1])))
     beta_BcHC = jnp.moveaxis(split_chunks(beta_BTH, chunk), 2, 3)
     g_BcHC = None
     if log_g_BTH is not None:
         g_BcHC = jnp.cumsum(jnp.moveaxis(split_chunks(log_g_BTH, chunk), 2, 3), axis=-1)
-    out: Any = _chunked(q_BTHK, k_BTHK, v_BTHV, beta_BcHC, g_BcHC, initial_BHKV)
+    out: Any = _chunked(q_BTHK, k_BTHK, v_BTHV, beta_BcHC, g_BcHC, initial_BHKV, over_time)
     return out
 
 
@@ -91,29 +96,31 @@ def run(
 _OPERANDS = "b t g k, b t g k, b t g v, b c g q, b c g q"
 
 
-@jax.custom_vjp
-def _chunked(q, k, v, beta_BcHC, g_BcHC, initial) -> tuple[Array, Array]:
-    o, last = _call_forward(q, k, v, beta_BcHC, g_BcHC, initial, keep=False)
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _chunked(q, k, v, beta_BcHC, g_BcHC, initial, over_time) -> tuple[Array, Array]:
+    o, last = _call_forward(q, k, v, beta_BcHC, g_BcHC, initial, over_time, keep=False)
     return o, last
 
 
-def _forward(q, k, v, beta, g, initial):
-    o, last, *kept = _call_forward(q, k, v, beta, g, initial, keep=True)
+def _forward(q, k, v, beta, g, initial, over_time):
+    o, last, *kept = _call_forward(q, k, v, beta, g, initial, over_time, keep=True)
     # Same names as in the xla backend: one remat policy keeps these values for both backends.
     names = ("chunk_inverse", "chunk_inverse", "chunk_states", "chunk_states")
     x, m, states, w = (checkpoint_name(value, name) for value, name in zip(kept, names, strict=True))
     return (o, last), (q, k, v, beta, g, x, m, states, w)
 
 
-def _call_forward(q, k, v, beta, g, initial, *, keep: bool) -> tuple[Array, ...]:
+def _call_forward(q, k, v, beta, g, initial, over_time, *, keep: bool) -> tuple[Array, ...]:
     """Return (o, last state) and, with `keep`, X * G, M, states and W."""
     has_gate = g is not None
     results = "b t g v, b g k v" + ", b t g q, b t g q, b c g k v, b t g v" * keep
-    run = fold_vmap(partial(_run_forward, has_gate=has_gate, keep=keep), f"{_OPERANDS}, b g k v -> {results}")
+    run = partial(_run_forward, has_gate=has_gate, keep=keep, over_time=over_time)
+    run = fold_vmap(run, f"{_OPERANDS}, b g k v -> {results}")
     return run(q, k, v, beta, g if has_gate else beta, initial)
 
 
-def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
+def _backward(over_time: Any, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
+    del over_time
     q, k, v, beta, g, *kept = saved
     has_gate = g is not None
     operands = f"{_OPERANDS}, b t g q, b t g q, b c g k v, b t g v, b t g v, b g k v"
@@ -126,13 +133,16 @@ def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
 _chunked.defvjp(_forward, _backward)
 
 
-def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool) -> tuple[Array, ...]:
+def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, over_time: Any) -> tuple[Array, ...]:
     (B, T, H, K), V, (_, n_chunks, _, C) = q.shape, v.shape[-1], beta.shape
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     like = partial(jax.ShapeDtypeStruct, dtype=q.dtype)
     within, like_states = like((B, T, H, C)), like((B, n_chunks, H, K, V))
     (x,) = launch("solve", fwd_kernels.solve_kernel, k, beta, g, out=[within])
     (m,) = launch("mix", fwd_kernels.mix_kernel, q, k, x, g, out=[within])
+    if over_time is not None:
+        o, last, *kept = over_time(q, k, v, x, m, beta, g if has_gate else None, initial, keep=keep)
+        return (o, last, x, m, *kept) if keep else (o, last)
     is_fused = _is_fused(q, v, beta)
     kind, writes = ("fused", (keep, keep, True)) if is_fused else ("state", (True, keep, False))
 
