@@ -18,7 +18,8 @@ gate gradient uses the row sums r and column sums c of ds (without `scale`):
 
     dlog f_l = sum over i >= l > j of ds_ij = sum over i >= l of (r_i - c_i)
 
-r is zero up to rounding, but without it the rounding errors of all later rows would add up. Scores, sums and gradients
+r is zero up to rounding, but without it the rounding errors of all later rows would add up. With packed documents
+(documents.py) a tile's mask also compares documents, and both sums restart at each document. Scores, sums and gradients
 are accumulated in float32; probabilities are rounded to the dtype of v before products.
 """
 
@@ -32,9 +33,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from kernels_pallas import xla_tiles
+from kernels_pallas.attention import documents
 from kernels_pallas.attention.interface import CausalAttention
 from kernels_pallas.backend import Backend
 from kernels_pallas.numerics import MASKED, accumulation_dtype
+from kernels_pallas.segments import first_tokens
 
 # Minimal side of a tile, in positions.
 UNIT = 64
@@ -68,6 +71,7 @@ def attend(
     scale: float,
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
+    segments_BT: Array | None = None,
 ) -> Array:
     """Return o_BTHV in the dtype of v.
 
@@ -75,20 +79,32 @@ def attend(
     have the checkpoint names `attention_out` and `attention_lse` for rematerialisation policies.
     """
     del split
-    return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, Options(window, scale, slopes))
+    return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, segments_BT, Options(window, scale, slopes))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options) -> Array:
-    return _scan_forward(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attention(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    log_f_BTH: Array | None,
+    segments_BT: Array | None,
+    options: Options,
+) -> Array:
+    return _scan_forward(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, segments_BT, options)[0]
 
 
 def _forward(
-    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    log_f_BTH: Array | None,
+    segments_BT: Array | None,
+    options: Options,
 ) -> tuple[Array, tuple]:
-    o_BTHV, lse_BGM = _scan_forward(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options)
+    o_BTHV, lse_BGM = _scan_forward(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, segments_BT, options)
     o_BTHV, lse_BGM = checkpoint_name(o_BTHV, "attention_out"), checkpoint_name(lse_BGM, "attention_lse")
-    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, log_f_BTH, o_BTHV, lse_BGM)
+    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, log_f_BTH, segments_BT, o_BTHV, lse_BGM)
 
 
 class GateSums(NamedTuple):
@@ -109,6 +125,7 @@ class Operands(NamedTuple):
     v_BGSV: Array
     dtype: jnp.dtype  # accumulation dtype
     gates: GateSums | None
+    segments_B1S: Array | None  # padded with the last document
 
     def rows_of(self, x_BTHV: Array) -> Array:
         """Return an array in the queries' layout as padded rows."""
@@ -116,7 +133,9 @@ class Operands(NamedTuple):
         return xla_tiles.pad_to(x_BGMV, self.q_BGMK.shape[2], axis=2)
 
 
-def _operands(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, window: int) -> Operands:
+def _operands(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, segments_BT: Array | None, window: int
+) -> Operands:
     n_batch, seq_len, n_heads, _ = q_BTHK.shape
     n_kv = k_BTGK.shape[2]
     tiles = xla_tiles.causal_tiles(seq_len, min(seq_len, UNIT), n_batch * n_heads, window=window)
@@ -124,16 +143,24 @@ def _operands(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | No
     q_BGMK = xla_tiles.pad_to(xla_tiles.to_rows(q_BTHK, n_kv), tiles.padded * (n_heads // n_kv), axis=2)
     k_BGSK, v_BGSV = (xla_tiles.pad_to(x.transpose(0, 2, 1, 3), tiles.padded, axis=2) for x in (k_BTGK, v_BTGV))
     acc = accumulation_dtype(q_BTHK, k_BTGK, v_BTGV)
-    gates = None if log_f_BTH is None else _gate_sums(log_f_BTH.astype(acc), tiles, n_kv)
-    return Operands(tiles, rows, q_BGMK, k_BGSK, v_BGSV, acc, gates)
+    segments_BS = None
+    if segments_BT is not None:
+        segments_BS = jnp.pad(segments_BT, ((0, 0), (0, tiles.padded - seq_len)), mode="edge")
+    gates = None if log_f_BTH is None else _gate_sums(log_f_BTH.astype(acc), segments_BS, tiles, n_kv)
+    segments_B1S = None if segments_BS is None else segments_BS[:, None]
+    return Operands(tiles, rows, q_BGMK, k_BGSK, v_BGSV, acc, gates, segments_B1S)
 
 
-def _gate_sums(log_f_BTH: Array, tiles: xla_tiles.CausalTiles, n_kv: int) -> GateSums:
+def _gate_sums(log_f_BTH: Array, segments_BS: Array | None, tiles: xla_tiles.CausalTiles, n_kv: int) -> GateSums:
     n_batch, _, n_heads = log_f_BTH.shape
     # Padded positions do not forget.
     log_f_BSH = xla_tiles.pad_to(log_f_BTH, tiles.padded, axis=1)
     log_f_BnsH = log_f_BSH.reshape(n_batch, -1, tiles.side, n_heads)
-    until_BnsH = jnp.cumsum(log_f_BnsH, axis=2)
+    if segments_BS is None:
+        until_BnsH = jnp.cumsum(log_f_BnsH, axis=2)
+    else:
+        first_Bns1 = first_tokens(segments_BS).reshape(n_batch, -1, tiles.side, 1)
+        until_BnsH = documents.restarting_sum(log_f_BnsH, first_Bns1, axis=2)
     next_BnsH = jnp.pad(log_f_BnsH[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
     after_BnsH = jax.lax.cumsum(next_BnsH, axis=2, reverse=True)
     until_BGM, after_BGM = (
@@ -144,7 +171,7 @@ def _gate_sums(log_f_BTH: Array, tiles: xla_tiles.CausalTiles, n_kv: int) -> Gat
 
 
 def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -> tuple[Array, Array]:
-    """Return a tile's scores [B, G, rows, side] and visibility [rows, side].
+    """Return a tile's scores [B, G, rows, side] and visibility [rows, side], with segments [B, 1, rows, side].
 
     Visibility is True where the query sees the key.
     """
@@ -163,6 +190,9 @@ def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -
     visible_ms = distance_ms >= 0
     if options.window:
         visible_ms &= distance_ms < options.window
+    if operands.segments_B1S is not None:
+        row_B1s, col_B1s = (xla_tiles.block(operands.segments_B1S, at, tiles.side) for at in (row, col))
+        visible_ms = visible_ms & (jnp.repeat(row_B1s, n_shared, axis=2)[..., None] == col_B1s[:, :, None])
     return s_BGms, visible_ms
 
 
@@ -182,10 +212,15 @@ def _tile_decays(gates: GateSums, row: Array, col: Array, rows: int, n_shared: i
 
 
 def _scan_forward(
-    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    log_f_BTH: Array | None,
+    segments_BT: Array | None,
+    options: Options,
 ) -> tuple[Array, Array]:
     """Return o_BTHV and the log-sum-exp of each padded row, float32 [B, G, M]."""
-    operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options.window)
+    operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, segments_BT, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
 
     def visit(carry, tile):
@@ -193,7 +228,8 @@ def _scan_forward(
         m_BGm, l_BGm, o_BGmV = (xla_tiles.block(x, row, rows) for x in carry)
         s_BGms, visible_ms = _tile_scores(operands, row, col, options)
         new_m_BGm = jnp.maximum(m_BGm, jnp.where(visible_ms, s_BGms, MASKED).max(-1))
-        # With a window, a row may see no key of a tile. Its maximum is then MASKED, so the exponentials must not count.
+        # With a window or segments, a row may see no key of a tile. Its maximum is then MASKED, so the exponentials must
+        # not count.
         p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - new_m_BGm[..., None]), 0)
         decay_BGm = jnp.exp(m_BGm - new_m_BGm)
         v_BGsV = xla_tiles.block(operands.v_BGSV, col, tiles.side)
@@ -210,9 +246,9 @@ def _scan_forward(
     return o_BTHV, m_BGM + jnp.log(l_BGM)
 
 
-def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array, Array | None]:
-    q_BTHK, k_BTGK, v_BTGV, log_f_BTH, o_BTHV, lse_BGM = saved
-    operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options.window)
+def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array, Array | None, None]:
+    q_BTHK, k_BTGK, v_BTGV, log_f_BTH, segments_BT, o_BTHV, lse_BGM = saved
+    operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, segments_BT, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
     seq_len, n_heads = q_BTHK.shape[1:3]
     # Padded rows have do = 0 and D = 0, so they add nothing for any probabilities.
@@ -245,8 +281,14 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
     dlog_f_BTH = None
     if log_f_BTH is not None and dg_BGM is not None:
         dg_BTH = xla_tiles.scalar_from_rows(dg_BGM[:, :, : seq_len * (rows // tiles.side)], n_heads)
-        dlog_f_BTH = jax.lax.cumsum(dg_BTH, axis=1, reverse=True).astype(log_f_BTH.dtype)
-    return dq_BTHK.astype(q_BTHK.dtype), dk_BTGK.astype(k_BTGK.dtype), dv_BTGV.astype(v_BTGV.dtype), dlog_f_BTH
+        if segments_BT is None:
+            dlog_f_BTH = jax.lax.cumsum(dg_BTH, axis=1, reverse=True)
+        else:
+            ends_BT1 = documents.last_tokens(segments_BT)[..., None]
+            dlog_f_BTH = documents.restarting_sum(dg_BTH, ends_BT1, axis=1, reverse=True)
+        dlog_f_BTH = dlog_f_BTH.astype(log_f_BTH.dtype)
+    dq_BTHK, dk_BTGK, dv_BTGV = dq_BTHK.astype(q_BTHK.dtype), dk_BTGK.astype(k_BTGK.dtype), dv_BTGV.astype(v_BTGV.dtype)
+    return dq_BTHK, dk_BTGK, dv_BTGV, dlog_f_BTH, None
 
 
 def _add_gate_sums(dg_BGM: Array, ds_BGms: Array, row: Array, col: Array) -> Array:

@@ -17,7 +17,7 @@ B300, B300_CUDNN = 103, 91_100  # compute capability, and the first cuDNN versio
 def refusal(problem: Problem) -> str | None:
     """Return why cuDNN refuses a problem, or None.
 
-    Reasons: the machine, dtypes, head dim, odd length, ALiBi, or gates. JAX checks most of these in
+    Reasons: the machine, dtypes, head dim, odd length, ALiBi, gates, or segments. JAX checks most of these in
     `jax._src.cudnn.fused_attention_stablehlo` when the forward or backward pass is traced, but it does not check the
     GPU generation. A problem does not state whether it will be differentiated, so this refuses everything that training
     refuses.
@@ -41,6 +41,8 @@ def refusal(problem: Problem) -> str | None:
         return "cuDNN takes no float32 bias (ALiBi) with 16-bit inputs"
     if problem.options["has_gates"]:
         return "cuDNN takes no float32 bias (forget gates) with 16-bit inputs"
+    if problem.options.get("has_segments"):
+        return "JAX's public interface to cuDNN has no segments"
     return None
 
 
@@ -64,13 +66,14 @@ def attend(
     scale: float,
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
+    segments_BT: Array | None = None,
 ) -> Array:
-    """Return o_BTHK; `refusal` excludes slopes and gates.
+    """Return o_BTHK; `refusal` excludes slopes, gates and segments.
 
     JAX's sharding rule requires equal shardings of queries, keys, values and gradients. With fewer key-value heads, or
     with heads that the devices do not divide, XLA would choose different shardings.
     """
-    del log_f_BTH, slopes
+    del log_f_BTH, slopes, segments_BT
 
     def alike(x: Array) -> Array:
         return jax.lax.with_sharding_constraint(x, split) if is_automatic(split) else x

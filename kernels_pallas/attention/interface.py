@@ -31,9 +31,11 @@ class CausalAttention(Protocol):
         scale: float,
         slopes: tuple[float, ...],
         split: PartitionSpec | None,
+        segments_BT: Array | None = None,
     ) -> Array:
         """Return o_BTHK; operands as in `api.causal_attention`.
 
-        `split` is for kernels from other libraries.
+        `split` is for kernels from other libraries. `segments_BT` is passed only if the call has segments; the
+        problem's option `has_segments` says so.
         """
         ...

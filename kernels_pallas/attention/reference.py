@@ -19,6 +19,7 @@ def causal_attention(
     window: int,
     scale: float,
     slopes: tuple[float, ...],
+    segments_BT: Array | None = None,
 ) -> Array:
     """Return o_BTHV; the arguments are as in `api.causal_attention`."""
     acc = accumulation_dtype(q_BTHK, k_BTGK, v_BTGV)
@@ -33,6 +34,8 @@ def causal_attention(
         c_BGRT = jnp.cumsum(jnp.moveaxis(log_f_BTH.astype(acc), 1, 2), axis=-1).reshape(B, G, H // G, T)
         s_BGRTS += c_BGRT[..., None] - c_BGRT[..., None, :]
     visible_TS = (distance_TS >= 0) & (distance_TS < (window or T))
+    if segments_BT is not None:
+        visible_TS &= (segments_BT[:, :, None] == segments_BT[:, None])[:, None, None]
     p_BGRTS = jax.nn.softmax(jnp.where(visible_TS, s_BGRTS, -jnp.inf), axis=-1)
     o_BTGRV = jnp.einsum("bgrts,bsgv->btgrv", p_BGRTS, v_BTGV.astype(acc))
     return o_BTGRV.reshape(B, T, H, -1).astype(v_BTGV.dtype)

@@ -65,17 +65,18 @@ def element(v_grad: str, *, dim: int, dtype: str) -> None:
     arrays(partial(backend.backward, scale=0.1, v_grad=v_grad), q, kv, kv, index, row, q, q)
 
 
-def gated_attention(*, dim: int, dtype: str) -> None:
+def gated_attention(*, dim: int, dtype: str, gates: bool = True, packed: bool = False) -> None:
     from kernels_pallas.attention.triton import gated as backend
 
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
 
-    def run(*operands):
-        o, pull = jax.vjp(partial(backend.attend, window=0, scale=0.1, slopes=()), *operands)
+    def run(segments, *operands):
+        options = {"segments_BT": segments} if packed else {}
+        o, pull = jax.vjp(partial(backend.attend, window=0, scale=0.1, slopes=(), **options), *operands)
         return pull(o)
 
-    arrays(run, q, kv, kv, row)
+    arrays(run, ((1, T), "int32"), q, kv, kv, *[row] * gates)
 
 
 def path_walk(*, dim: int, dtype: str, gates: bool = False) -> None:
@@ -465,6 +466,8 @@ CASES = [
     Case("element", partial(element, "hard")),
     Case("element-soft", partial(element, "soft")),
     Case("gated-attention", gated_attention),
+    Case("packed-attention", partial(gated_attention, gates=False, packed=True)),
+    Case("packed-attention-gates", partial(gated_attention, packed=True), again=True),
 ]
 
 

@@ -186,12 +186,21 @@ def chosen_backend(monkeypatch):
     monkeypatch.setattr(backend, "_logged", set())
 
     def choose(
-        platform, capability=None, *, n_tokens=512, dtype=jnp.bfloat16, head_dim=64, slopes=(), named=None, gates=False
+        platform,
+        capability=None,
+        *,
+        n_tokens=512,
+        dtype=jnp.bfloat16,
+        head_dim=64,
+        slopes=(),
+        named=None,
+        gates=False,
+        segments=False,
     ):
         monkeypatch.setattr(device, "platform", lambda: platform)
         monkeypatch.setattr(device, "compute_capability", lambda: capability)
         x = jax.ShapeDtypeStruct((1, n_tokens, 2, head_dim), dtype)
-        options = {"window": 0, "slopes": slopes, "has_gates": gates}
+        options = {"window": 0, "slopes": slopes, "has_gates": gates} | ({"has_segments": True} if segments else {})
         backend.pick("causal_attention", BACKENDS, named, (x, x, x), options, order=ORDER)
         return backend.used()["causal_attention"]
 
@@ -217,6 +226,8 @@ def chosen_backend(monkeypatch):
         ({"platform": "tpu", "slopes": (0.5, 0.25)}, "chunked"),
         ({"capability": 90, "gates": True}, "chunked"),  # with TRITON_INTERPRET set, as here
         ({"platform": "tpu", "gates": True}, "chunked"),
+        ({"capability": 90, "segments": True}, "chunked"),  # with TRITON_INTERPRET set, as here
+        ({"platform": "tpu", "segments": True}, "splash"),
         ({"platform": "cpu", "n_tokens": 256}, "xla"),
         ({"platform": "cpu", "n_tokens": 257}, "chunked"),
         ({"platform": "cpu", "n_tokens": 100_000, "named": "xla"}, "xla"),
@@ -228,6 +239,14 @@ def test_backend_choice_by_device_and_problem(chosen_backend, caplog, problem, w
     with caplog.at_level(logging.INFO, logger="kernels_pallas"):
         assert chosen_backend(**{"platform": "gpu"} | problem) == want
     assert [record.getMessage() for record in caplog.records] == [f"causal_attention runs on {want}"]
+
+
+def test_segments_use_triton_where_available(chosen_backend, monkeypatch):
+    extras.need("triton")
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert chosen_backend("gpu", 90, segments=True) == chosen_backend("gpu", 80, segments=True, gates=True) == "triton"
+    assert chosen_backend("gpu", 90, segments=True, slopes=(0.5, 0.25)) == "triton"
+    assert chosen_backend("gpu", 90, segments=True, head_dim=192) == "chunked"
 
 
 def test_gates_use_triton_where_available(chosen_backend, monkeypatch):

@@ -33,6 +33,7 @@ def attend(
     scale: float,
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
+    segments_BT: Array | None = None,
     interpret: bool = False,
 ) -> Array:
     """Return o_BTHK in the dtype of q.
@@ -42,20 +43,26 @@ def attend(
     """
     del log_f_BTH, slopes
 
-    def local(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+    def local(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments_BT: Array | None = None) -> Array:
         seq_len, n_heads = q_BTHK.shape[1:3]
         block = min(BLOCK, -(-seq_len // LANES) * LANES)
         padded = -(-seq_len // block) * block
         kernel = _kernel(n_heads, padded, window if window < seq_len else 0, block, interpret)
         # The scale is applied to q, and the result rounded to q's dtype: exact if the scale is a power of two.
         heads_first = (jnp.moveaxis(pad_to(x, padded, axis=1), 1, 2) for x in (_scaled(q_BTHK, scale), k_BTGK, v_BTGK))
-        o_BHTK = jax.vmap(kernel)(*heads_first)
+        documents = ()
+        if segments_BT is not None:
+            segments_BT = pad_to(segments_BT, padded, axis=1)
+            documents = (splash.SegmentIds(q=segments_BT, kv=segments_BT),)
+        o_BHTK = jax.vmap(kernel)(*heads_first, *documents)
         return jnp.moveaxis(o_BHTK, 1, 2)[:, :seq_len]
 
+    packed = () if segments_BT is None else (segments_BT,)
     if not is_automatic(split):
-        return local(q_BTHK, k_BTGK, v_BTGK)
-    sharded = jax.shard_map(local, in_specs=(split,) * 3, out_specs=split, check_vma=False)
-    return sharded(q_BTHK, k_BTGK, v_BTGK)
+        return local(q_BTHK, k_BTGK, v_BTGK, *packed)
+    in_specs = (*(split,) * 3, *[PartitionSpec(*split[:2])] * len(packed))
+    sharded = jax.shard_map(local, in_specs=in_specs, out_specs=split, check_vma=False)
+    return sharded(q_BTHK, k_BTGK, v_BTGK, *packed)
 
 
 def _scaled(q_BTHK: Array, scale: float) -> Array:
