@@ -228,8 +228,8 @@ def _scan_forward(
         m_BGm, l_BGm, o_BGmV = (xla_tiles.block(x, row, rows) for x in carry)
         s_BGms, visible_ms = _tile_scores(operands, row, col, options)
         new_m_BGm = jnp.maximum(m_BGm, jnp.where(visible_ms, s_BGms, MASKED).max(-1))
-        # With a window or segments, a row may see no key of a tile. Its maximum is then MASKED, so the exponentials must
-        # not count.
+        # A row may see no key of a tile, with a window or segments. Its maximum is then MASKED, and its exponentials
+        # must not count.
         p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - new_m_BGm[..., None]), 0)
         decay_BGm = jnp.exp(m_BGm - new_m_BGm)
         v_BGsV = xla_tiles.block(operands.v_BGSV, col, tiles.side)

@@ -9,7 +9,8 @@ With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects one of the 
     approx         argmax_c q_i . mean_{j in c} k_j
     random         argmax_c of a hash of i, the head and c (random_scores.py): a control that reads neither q nor k
 
-With top_k, it selects the k chunks with the largest scores instead of the argmax.
+With top_k, it selects the k chunks with the largest scores instead of the argmax. With packed documents, a query
+selects among the past chunks whose last token is in its document, by their keys in this document (documents.py).
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ import jax
 from jaxtyping import Array, Float, Int32
 
 from kernels_pallas import backend, numerics, validation
+from kernels_pallas.segments import check_segments
 from kernels_pallas.select_chunk import mosaic_gpu, tables, triton, xla
 from kernels_pallas.select_chunk.interface import ChunkSelection
 
@@ -29,6 +31,7 @@ def select_chunk(
     q_BTHK: Float[Array, "B T H K"],
     k_BTGK: Float[Array, "B T G K"],
     *,
+    segments: Int32[Array, "B T"] | None = None,
     chunk_size: int = 128,
     selection: str = "exact",
     top_k: int = 1,
@@ -42,6 +45,7 @@ def select_chunk(
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
+      segments: number of each token's document, not decreasing along time; None means one document. Only xla has them.
       chunk_size: keys per chunk, C.
       selection: "exact" (largest softmax mass), "best_key" (largest single score), "best_key_int8" (best_key with
         queries and keys rounded to 8 bits), "shortlist" (best_key among the chunks that lead a table), "approx"
@@ -54,8 +58,9 @@ def select_chunk(
       implementation: None picks the best backend that can run this; a name selects that backend or raises an error.
 
     Returns:
-      sel_BTH int32, -1 in the first chunk; ties go to the smallest chunk. With top_k above 1, sel_BTHk: best chunk
-      first, padded with -1. Not differentiable, because the result is an integer.
+      sel_BTH int32, -1 in the first chunk, and with segments where no past chunk ends in the query's document. Ties go
+      to the smallest chunk. With top_k above 1, sel_BTHk: best chunk first, padded with -1. Not differentiable, because
+      the result is an integer.
 
     Raises:
       ValueError: shapes that disagree, an unknown selection or table, a chunk_size or top_k below 1, a shortlist below
@@ -65,10 +70,17 @@ def select_chunk(
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.); "best_key" is the limit of "exact" for a large scale.
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape)
+    check_segments(segments, *q_BTHK.shape[:2])
     options = checked_options(chunk_size, selection, top_k, shortlist, table)
-    kernels = pick_backend(q_BTHK, k_BTGK, options, implementation)
+    kernels = pick_backend(q_BTHK, k_BTGK, options | has_segments(segments), implementation)
     q_BTHK, k_BTGK = jax.lax.stop_gradient((q_BTHK, k_BTGK))
-    return kernels.select(q_BTHK, k_BTGK, scale=numerics.softmax_scale(scale, q_BTHK.shape[-1]), **options)
+    packed = {} if segments is None else {"segments_BT": segments}
+    return kernels.select(q_BTHK, k_BTGK, scale=numerics.softmax_scale(scale, q_BTHK.shape[-1]), **packed, **options)
+
+
+def has_segments(segments_BT: Array | None) -> dict[str, Any]:
+    """Return the option by which a backend sees that a call has segments."""
+    return {} if segments_BT is None else {"has_segments": True}
 
 
 def checked_options(chunk_size: int, selection: str, top_k: int, shortlist: int, table: str) -> dict[str, Any]:

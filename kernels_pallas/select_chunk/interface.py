@@ -21,10 +21,12 @@ class ChunkSelection(Protocol):
         top_k: int = 1,
         shortlist: Shortlist | None = None,
         scale: float,
+        segments_BT: Array | None = None,
     ) -> Array:
         """Return sel_BTH int32, the full past chunk that each query selects.
 
-        The selection is -1 in the first chunk. With top_k above 1 (a backend may refuse it), return sel_BTHk: best
+        The selection is -1 in the first chunk. `segments_BT` is passed only if the call has segments; the problem's
+        option `has_segments` says so. With top_k above 1 (a backend may refuse it), return sel_BTHk: best
         chunk first, padded with -1. `shortlist` is set only with selection="shortlist".
         """
         ...

@@ -55,15 +55,35 @@ def check(table: str, chunk_size: int) -> None:
         )
 
 
-def rows(k_XCK: Array, table: str) -> Array:
-    """Return the table rows of chunks, at least fp32: [..., C, K] -> [..., P, K]."""
+def rows(k_XCK: Array, table: str, readable_XC: Array | None = None) -> Array:
+    """Return the table rows of chunks, at least fp32: [..., C, K] -> [..., P, K].
+
+    With `readable_XC`, rows cover the readable keys, which include a chunk's last key (documents.py).
+    """
     k_XCK = k_XCK.astype(accumulation_dtype(k_XCK))
+    if readable_XC is not None:
+        return _rows_of_readable(k_XCK, table, readable_XC)
     if table == "sub_means":
         return run_means(k_XCK, RUNS)
     mean_X1K = run_means(k_XCK, 1)
     if table == "mean":
         return mean_X1K
     return jnp.concatenate([mean_X1K, _leading(k_XCK - mean_X1K)[..., None, :]], axis=-2)
+
+
+def _rows_of_readable(k_XCK: Array, table: str, readable_XC: Array) -> Array:
+    """Return the table rows over the readable keys; a run of keys without any gets the last run's mean."""
+    runs = RUNS if table == "sub_means" else 1
+    readable_XC1 = readable_XC[..., None]
+    k_XCK = jnp.where(readable_XC1, k_XCK, 0)
+    # a share is exactly 1 where all keys of a run are readable
+    share_Xr1 = run_means(readable_XC1.astype(k_XCK.dtype), runs)
+    mean_XrK = run_means(k_XCK, runs) / jnp.where(share_Xr1 > 0, share_Xr1, 1)
+    mean_XrK = jnp.where(share_Xr1 > 0, mean_XrK, mean_XrK[..., -1:, :])
+    if table != "mean_eigen":
+        return mean_XrK
+    centred_XCK = jnp.where(readable_XC1, k_XCK - mean_XrK, 0)
+    return jnp.concatenate([mean_XrK, _leading(centred_XCK)[..., None, :] / jnp.sqrt(share_Xr1)], axis=-2)
 
 
 def score(x_XP: Array, table: str) -> Array:

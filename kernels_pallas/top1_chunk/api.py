@@ -2,6 +2,8 @@
 
     sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {local chunk up to the query}
 
+With packed documents, every query reads keys of its document only (select_chunk/documents.py).
+
 With top_k, the softmax is over the k past chunks with the largest scores and the local chunk. MoBA (arXiv 2502.13189)
 is "approx"; its k also counts the local chunk, so top_k = k - 1.
 
@@ -15,11 +17,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int32
 
 from kernels_pallas import backend, numerics, validation
+from kernels_pallas.segments import check_segments
 from kernels_pallas.select_chunk import api as select_api
+from kernels_pallas.select_chunk import documents
 from kernels_pallas.select_chunk.interface import ChunkSelection
 from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.top1_chunk import triton, xla
@@ -45,6 +50,7 @@ def top1_chunk_attention(
     k_BTGK: Float[Array, "B T G K"],
     v_BTGV: Float[Array, "B T G V"],
     *,
+    segments: Int32[Array, "B T"] | None = None,
     chunk_size: int = 128,
     selection: str = "exact",
     top_k: int = 1,
@@ -59,6 +65,9 @@ def top1_chunk_attention(
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
+      segments: number of each token's document, not decreasing along time; None means one document. A query selects
+        among the past chunks that end in its document, and reads keys of its document only. No output or gradient of a
+        document depends on another document.
       chunk_size: keys per chunk, C.
       selection: "exact" (largest softmax mass), "best_key" (largest single score), "best_key_int8" (best_key with
         queries and keys rounded to 8 bits), "shortlist" (best_key among the chunks that lead a table), "approx"
@@ -80,17 +89,22 @@ def top1_chunk_attention(
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
+    check_segments(segments, *q_BTHK.shape[:2])
     options = select_api.checked_options(chunk_size, selection, top_k, shortlist, table)
+    problem = options | select_api.has_segments(segments)
     call = Call(
-        select_api.pick_backend(q_BTHK, k_BTGK, options, implementation),
-        backend.pick("top1_chunk_attention", BACKENDS, implementation, (q_BTHK, k_BTGK, v_BTGV), options),
+        select_api.pick_backend(q_BTHK, k_BTGK, problem, implementation),
+        backend.pick("top1_chunk_attention", BACKENDS, implementation, (q_BTHK, k_BTGK, v_BTGV), problem),
         chunk_size,
         selection,
         numerics.softmax_scale(scale, q_BTHK.shape[-1]),
         min(top_k, max(1, (q_BTHK.shape[1] - 1) // chunk_size)),  # no query has more past chunks
         options.get("shortlist"),
     )
-    return attend(q_BTHK, k_BTGK, v_BTGV, call)
+    if segments is None:
+        return attend(q_BTHK, k_BTGK, v_BTGV, call)
+    sel_BTH = _select(*jax.lax.stop_gradient((q_BTHK, k_BTGK)), call, segments_BT=segments)
+    return _attend_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, segments, call.attention, call.chunk_size, call.scale)
 
 
 def selected_chunk_attention(
@@ -99,6 +113,7 @@ def selected_chunk_attention(
     v_BTGV: Float[Array, "B T G V"],
     sel_BTSk: Int32[Array, "B T S k"],
     *,
+    segments: Int32[Array, "B T"] | None = None,
     chunk_size: int,
     scale: float | None = None,
     implementation: str | None = None,
@@ -114,6 +129,7 @@ def selected_chunk_attention(
       v_BTGV: values.
       sel_BTSk: chunks for each query: all different, before the local chunk, padded with -1. Not checked. Each head has
         a selection, S = H, or the query heads of a key-value head share it, S = G.
+      segments: as in `top1_chunk_attention`. Chunks that do not end in the query's document count as -1.
       chunk_size: keys per chunk.
       scale: factor of the scores; 1 / sqrt(K) when None.
       implementation: as in `top1_chunk_attention`.
@@ -128,14 +144,19 @@ def selected_chunk_attention(
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
     validation.check_chunk_size(chunk_size)
+    check_segments(segments, *q_BTHK.shape[:2])
     is_shared = sel_BTSk.shape[2] == k_BTGK.shape[2]
     validation.check_per_head(
         "sel, without its last axis,", sel_BTSk.shape[:3], k_BTGK.shape if is_shared else q_BTHK.shape
     )
     operands = q_BTHK, k_BTGK, v_BTGV
-    options = {"chunk_size": chunk_size, "top_k": sel_BTSk.shape[3]}
+    options = {"chunk_size": chunk_size, "top_k": sel_BTSk.shape[3]} | select_api.has_segments(segments)
     attention = backend.pick("top1_chunk_attention", BACKENDS, implementation, operands, options)
-    return _attend_selected(*operands, sel_BTSk, attention, chunk_size, numerics.softmax_scale(scale, q_BTHK.shape[-1]))
+    if segments is not None:
+        first_BT = documents.starts(segments) // chunk_size
+        sel_BTSk = jnp.where(sel_BTSk >= first_BT[..., None, None], sel_BTSk, -1)
+    scale = numerics.softmax_scale(scale, q_BTHK.shape[-1])
+    return _attend_selected(*operands, sel_BTSk, segments, attention, chunk_size, scale)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -148,12 +169,16 @@ def attend(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array:
 
 
 def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[Array, tuple]:
-    options = {"chunk_size": call.chunk_size, "scale": call.scale}
-    rule: dict[str, Any] = {"selection": call.selection, "top_k": call.top_k}
+    sel_BTH = _select(q_BTHK, k_BTGK, call)
+    return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, None, call.attention, call.chunk_size, call.scale)
+
+
+def _select(q_BTHK: Array, k_BTGK: Array, call: Call, **packed: Array) -> Array:
+    options: dict[str, Any] = {"chunk_size": call.chunk_size, "scale": call.scale}
+    options |= {"selection": call.selection, "top_k": call.top_k}
     if call.shortlist is not None:
-        rule["shortlist"] = call.shortlist
-    sel_BTH = call.selector.select(q_BTHK, k_BTGK, **rule, **options)
-    return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, call.attention, call.chunk_size, call.scale)
+        options["shortlist"] = call.shortlist
+    return call.selector.select(q_BTHK, k_BTGK, **options, **packed)
 
 
 def _backward(call: Call, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
@@ -163,30 +188,45 @@ def _backward(call: Call, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, A
 attend.defvjp(_forward, _backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attend_selected(
-    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, attention: ChunkAttention, C: int, scale: float
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    sel_BTH: Array,
+    segments_BT: Array | None,
+    attention: ChunkAttention,
+    C: int,
+    scale: float,
 ) -> Array:
-    return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, attention, C, scale)[0]
+    return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, segments_BT, attention, C, scale)[0]
 
 
 def _forward_selected(
-    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, attention: ChunkAttention, C: int, scale: float
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    sel_BTH: Array,
+    segments_BT: Array | None,
+    attention: ChunkAttention,
+    C: int,
+    scale: float,
 ) -> tuple[Array, tuple]:
     # checkpoint_name precedes the use: a policy that saves only the selection then skips it when the rest is recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")
-    o_BTHV, lse_BTH = attention.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=C, scale=scale)
+    packed = {} if segments_BT is None else {"segments_BT": segments_BT}
+    o_BTHV, lse_BTH = attention.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=C, scale=scale, **packed)
     o_BTHV = checkpoint_name(o_BTHV, "attention_out")
     lse_BTH = checkpoint_name(lse_BTH, "attention_lse")
-    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH)
+    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, segments_BT)
 
 
 def _backward_selected(
     attention: ChunkAttention, C: int, scale: float, saved: tuple, do_BTHV: Array
-) -> tuple[Array, Array, Array, None]:
-    q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH = saved
-    operands = (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
-    return *attention.backward(*operands, chunk_size=C, scale=scale), None
+) -> tuple[Array, Array, Array, None, None]:
+    *operands, segments_BT = saved
+    packed = {} if segments_BT is None else {"segments_BT": segments_BT}
+    return *attention.backward(*operands, do_BTHV, chunk_size=C, scale=scale, **packed), None, None
 
 
 _attend_selected.defvjp(_forward_selected, _backward_selected)

@@ -15,10 +15,22 @@ class ChunkAttention(Protocol):
     first chunk. sel_BTHk has several chunks (which a backend may refuse; the problem's options contain `top_k`), or
     chunks that the caller passes: all different, padded with -1. A selection that the heads of a key-value head share
     has the shape [B, T, G, k]: G instead of H heads.
+
+    `segments_BT` is passed only with packed documents (the problem's options contain `has_segments`). A query reads
+    keys of its document only. Selected chunks are candidates as in select_chunk/documents.py, and any query may have
+    none.
     """
 
     def forward(
-        self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
+        self,
+        q_BTHK: Array,
+        k_BTGK: Array,
+        v_BTGV: Array,
+        sel_BTH: Array,
+        *,
+        chunk_size: int,
+        scale: float,
+        segments_BT: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return (o_BTHV in v's dtype, lse_BTH in the accumulation dtype)."""
         ...
@@ -35,6 +47,7 @@ class ChunkAttention(Protocol):
         *,
         chunk_size: int,
         scale: float,
+        segments_BT: Array | None = None,
     ) -> tuple[Array, Array, Array]:
         """Return (dq, dk, dv), each in the layout and dtype of its primal."""
         ...

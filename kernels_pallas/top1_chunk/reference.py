@@ -27,6 +27,7 @@ def attend(
     *,
     chunk_size: int,
     scale: float | None = None,
+    segments_BT: Int32[Array, "B T"] | None = None,
 ) -> Float[Array, "B T H V"]:
     """Return attention over the selected chunks and the local chunk up to the query.
 
@@ -41,6 +42,8 @@ def attend(
     is_local_TS = (s_1S // chunk_size == t_T1 // chunk_size) & (s_1S <= t_T1)
     sel_BTHk = sel_BTH.reshape(*q_BTHK.shape[:3], -1)
     is_seen_BTHS = is_local_TS[None, :, None, :] | (sel_BTHk[..., None] == s_1S[0] // chunk_size).any(-2)
+    if segments_BT is not None:
+        is_seen_BTHS &= (segments_BT[:, :, None] == segments_BT[:, None])[:, :, None]
     p_BTHS = jax.nn.softmax(jnp.where(is_seen_BTHS, s_BTHS, -jnp.inf), axis=-1)
     return jnp.einsum("bths,bshv->bthv", p_BTHS, v_BTHV, precision="highest").astype(dtype)
 
@@ -56,8 +59,10 @@ def top1_chunk_attention(
     shortlist: int = 4,
     table: str = "mean",
     scale: float | None = None,
+    segments_BT: Int32[Array, "B T"] | None = None,
 ) -> Float[Array, "B T H V"]:
     """Select, then attend; same contract as `kernels_pallas.top1_chunk_attention`."""
     rule = {"selection": selection, "top_k": top_k, "shortlist": shortlist, "table": table}
-    sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, scale=scale, **rule)
-    return attend(q_BTHK, k_BTGK, v_BTGV, jax.lax.stop_gradient(sel_BTH), chunk_size=chunk_size, scale=scale)
+    options = {"chunk_size": chunk_size, "scale": scale, "segments_BT": segments_BT}
+    sel_BTH = select_chunk(q_BTHK, k_BTGK, **options, **rule)
+    return attend(q_BTHK, k_BTGK, v_BTGV, jax.lax.stop_gradient(sel_BTH), **options)

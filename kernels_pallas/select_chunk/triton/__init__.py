@@ -20,10 +20,11 @@ def load() -> ChunkSelection:
 def refusal(problem: Problem) -> str | None:
     """Return why selection refuses a problem, or None.
 
-    Reasons: the random rule, lists that are too long for registers, or as for all attention kernels.
+    Reasons: segments, the random rule, lists that are too long for registers, or as for all attention kernels.
     """
     return (
-        limits.without(problem, "random")
+        limits.segments(problem)
+        or limits.without(problem, "random")
         or long_list(problem, problem.operands[0].shape[1])
         or limits.attention(problem)
     )

@@ -15,6 +15,11 @@ def load() -> ChunkAttention:
     return attention
 
 
+def refusal(problem: Problem) -> str | None:
+    """Return why attention refuses a problem, or None: segments, or as for all attention kernels."""
+    return limits.segments(problem) or limits.attention(problem)
+
+
 def decode_refusal(problem: Problem) -> str | None:
     """Return why decoding refuses a problem, or None.
 
@@ -36,5 +41,5 @@ def load_decoding() -> ChunkDecoding:
     return decode
 
 
-BACKEND = Backend("triton", load, limits.attention)
+BACKEND = Backend("triton", load, refusal)
 DECODE_BACKEND = Backend("triton", load_decoding, decode_refusal)

@@ -6,12 +6,13 @@
 The sequence length picks one (`is_short`, docs/kernels.md). Tests and benchmarks also run each separately.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import xla_tiles
+from kernels_pallas.select_chunk import documents
 from kernels_pallas.top1_chunk.xla import masked
 from kernels_pallas.top1_chunk.xla import sorted as sorted_rows
 
@@ -29,7 +30,15 @@ class Attention(NamedTuple):
     schedule: str | None
 
     def forward(
-        self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
+        self,
+        q_BTHK: Array,
+        k_BTGK: Array,
+        v_BTGV: Array,
+        sel_BTH: Array,
+        *,
+        chunk_size: int,
+        scale: float,
+        segments_BT: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return (o_BTHV in v's dtype, lse_BTH in the accumulation dtype)."""
         H, G = q_BTHK.shape[2], k_BTGK.shape[2]
@@ -41,6 +50,7 @@ class Attention(NamedTuple):
             chunk_size=chunk_size,
             heads_per_group=H // G,
             scale=scale,
+            **_packed(segments_BT, H // G),
         )
         return xla_tiles.from_rows(o_BGMV, H).astype(v_BTGV.dtype), xla_tiles.scalar_from_rows(lse_BGM, H)
 
@@ -56,6 +66,7 @@ class Attention(NamedTuple):
         *,
         chunk_size: int,
         scale: float,
+        segments_BT: Array | None = None,
     ) -> tuple[Array, Array, Array]:
         """Return (dq, dk, dv), each in the layout and dtype of its primal."""
         H, G = q_BTHK.shape[2], k_BTGK.shape[2]
@@ -71,6 +82,7 @@ class Attention(NamedTuple):
             chunk_size=chunk_size,
             heads_per_group=H // G,
             scale=scale,
+            **_packed(segments_BT, H // G),
         )
         dq_BTHK = xla_tiles.from_rows(dq_BGMK, H).astype(q_BTHK.dtype)
         dk_BTGK = dk_BGSK.transpose(0, 2, 1, 3).astype(k_BTGK.dtype)
@@ -88,6 +100,11 @@ def is_short(length: int, chunk_size: int, top_k: int) -> bool:
     fewer keys than the causal half that it processes.
     """
     return length <= (MASKED_UP_TO if top_k == 1 else max(MASKED_UP_TO, 2 * (top_k + 1) * chunk_size))
+
+
+def _packed(segments_BT: Array | None, R: int) -> dict[str, Any]:
+    """Return the schedules' argument `start_B1M`: the first token of each row's document."""
+    return {} if segments_BT is None else {"start_B1M": jnp.repeat(documents.starts(segments_BT), R, axis=1)[:, None]}
 
 
 def _selection_to_rows(sel_BTS: Array, heads: int, groups: int) -> Array:

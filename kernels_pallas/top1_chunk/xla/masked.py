@@ -2,7 +2,8 @@
 
 A scan visits the tiles of the causal half with an online softmax. A query sees a key if the key's chunk is selected, or
 if the key is in the local chunk and not later. This does the work of full attention, T^2 K, but needs no sort and no
-gather. The backward pass scans the same tiles and recomputes the probabilities from the saved log-sum-exp:
+gather. With packed documents, a row sees no key before its document's first token, `start_B1M`. The backward pass scans
+the same tiles and recomputes the probabilities from the saved log-sum-exp:
 
     p = exp(s - lse),  D = sum(do * o),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do
 """
@@ -24,19 +25,21 @@ def forward(
     chunk_size: int,
     heads_per_group: int,
     scale: float,
+    start_B1M: Array | None = None,
 ) -> tuple[Array, Array]:
     """Return (o_BGMV, lse_BGM), both in the accumulation dtype."""
     acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
     M, R = q_BGMK.shape[2], heads_per_group
-    plan, rows, (q_BGMK, sel_BGMk), (k_BGSK, v_BGSV) = _plan((q_BGMK, sel_BGMk), (k_BGSK, v_BGSV), chunk_size, R)
+    per_row = (q_BGMK, sel_BGMk) if start_B1M is None else (q_BGMK, sel_BGMk, start_B1M)
+    plan, rows, (q_BGMK, *seen), (k_BGSK, v_BGSV) = _plan(per_row, (k_BGSK, v_BGSV), chunk_size, R)
 
     def visit(carry, tile):
         row, col = tile
         m_BGM, l_BGM, o_BGMV = carry
         v_BGsV = xla_tiles.block(v_BGSV, col, plan.side)
-        q_BGmK, sel_BGmk = (xla_tiles.block(x, row, rows) for x in (q_BGMK, sel_BGMk))
+        q_BGmK, *seen_by = (xla_tiles.block(x, row, rows) for x in (q_BGMK, *seen))
         s_BGms = scale * _dot("bgmk,bgsk->bgms", q_BGmK, xla_tiles.block(k_BGSK, col, plan.side), acc)
-        is_seen = _is_seen(sel_BGmk, row, col, plan.side, chunk_size, R)
+        is_seen = _is_seen(*seen_by, row=row, col=col, side=plan.side, C=chunk_size, R=R)
         s_BGms = jnp.where(is_seen, s_BGms, MASKED)
         m_BGm = xla_tiles.block(m_BGM, row, rows)
         m_new_BGm = jnp.maximum(m_BGm, s_BGms.max(-1))
@@ -67,22 +70,24 @@ def backward(
     chunk_size: int,
     heads_per_group: int,
     scale: float,
+    start_B1M: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return (dq_BGMK, dk_BGSK, dv_BGSV) in the accumulation dtype."""
     acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
     M, S, R = q_BGMK.shape[2], k_BGSK.shape[2], heads_per_group
     # padded rows have do = 0 and D = 0, so they add nothing for any probabilities
+    seen = (sel_BGMk,) if start_B1M is None else (sel_BGMk, start_B1M)
     plan, rows, per_row, (k_BGSK, v_BGSV) = _plan(
-        (q_BGMK, sel_BGMk, lse_BGM, D_BGM, do_BGMV), (k_BGSK, v_BGSV), chunk_size, R
+        (q_BGMK, lse_BGM, D_BGM, do_BGMV, *seen), (k_BGSK, v_BGSV), chunk_size, R
     )
 
     def visit(carry, tile):
         row, col = tile
         dq_BGMK, dk_BGSK, dv_BGSV = carry
-        q_BGmK, sel_BGmk, lse_BGm, D_BGm, do_BGmV = (xla_tiles.block(x, row, rows) for x in per_row)
+        q_BGmK, lse_BGm, D_BGm, do_BGmV, *seen_by = (xla_tiles.block(x, row, rows) for x in per_row)
         k_BGsK, v_BGsV = (xla_tiles.block(x, col, plan.side) for x in (k_BGSK, v_BGSV))
         s_BGms = scale * _dot("bgmk,bgsk->bgms", q_BGmK, k_BGsK, acc)
-        is_seen = _is_seen(sel_BGmk, row, col, plan.side, chunk_size, R)
+        is_seen = _is_seen(*seen_by, row=row, col=col, side=plan.side, C=chunk_size, R=R)
         p_BGms = jnp.where(is_seen, jnp.exp(s_BGms - lse_BGm[..., None]), 0)
         dp_BGms = _dot("bgmv,bgsv->bgms", do_BGmV, v_BGsV, acc)
         ds_BGms = (scale * p_BGms * (dp_BGms - D_BGm[..., None])).astype(k_BGsK.dtype)
@@ -104,7 +109,9 @@ def _plan(per_row: tuple, per_key: tuple, chunk_size: int, R: int) -> tuple:
     return plan, plan.side * R, per_row, per_key
 
 
-def _is_seen(sel_BGmk: Array, row: Array, col: Array, side: int, C: int, R: int) -> Array:
+def _is_seen(
+    sel_BGmk: Array, start_B1m: Array | None = None, *, row: Array, col: Array, side: int, C: int, R: int
+) -> Array:
     """Return [B, G, rows, side]: whether the query sees the key.
 
     True for keys in a selected chunk, and in the local chunk up to the query.
@@ -115,7 +122,7 @@ def _is_seen(sel_BGmk: Array, row: Array, col: Array, side: int, C: int, R: int)
     is_seen_BGms = is_local_ms
     for rank in range(sel_BGmk.shape[-1]):
         is_seen_BGms |= sel_BGmk[..., rank, None] == s_s // C
-    return is_seen_BGms
+    return is_seen_BGms if start_B1m is None else is_seen_BGms & (s_s >= start_B1m[..., None])
 
 
 def _dot(spec: str, a: Array, b: Array, acc: jnp.dtype) -> Array:
