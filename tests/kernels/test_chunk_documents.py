@@ -16,8 +16,8 @@ from kernels_pallas.select_chunk import documents, tables
 from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
 from kernels_pallas.top1_chunk.xla import attention as xla_attention
-from tests import support
-from tests.kernels.common import ON_GPU, SCHEDULES, Shape, assert_close, fast_jit, qkv, value_and_grads
+from tests import extras, support
+from tests.kernels.common import HOW, ON_GPU, SCHEDULES, Shape, assert_close, fast_jit, qkv, value_and_grads
 from tests.kernels.test_documents import packed
 
 # First tokens of documents with chunks of 8: within chunks, at an edge, several in a chunk, one that spans chunks.
@@ -83,26 +83,34 @@ def test_selection_matches_the_reference(rule, small_tiles):
 
 
 @pytest.mark.parametrize(
-    ("how", "top_k", "dtype"),
+    ("how", "top_k", "dtype", "shared"),
     support.slow_unless(
-        lambda how, top_k, dtype: dtype == "float32" and top_k == 1,
-        [(how, top_k, dtype) for how in SCHEDULES for top_k in (1, 3) for dtype in ("float32", "bfloat16")],
+        lambda how, top_k, dtype, shared: dtype == "float32" and top_k == 1,
+        [
+            *[(how, top_k, dtype, False) for how in HOW for top_k in (1, 3) for dtype in ("float32", "bfloat16")],
+            *[(how, 3, "float32", True) for how in HOW],
+        ],
     ),
 )
-def test_attention_and_gradients_match_the_reference(how, top_k, dtype, small_tiles):
+def test_attention_and_gradients_match_the_reference(how, top_k, dtype, shared, small_tiles):
+    """`shared`: the query heads of a key-value head share a selection."""
     q, k, v = qkv(SHAPE, dtype=dtype)
     segments = packed(SHAPE.T, CUTS)
     options: Any = {"chunk_size": 8, "scale": 0.4}
     sel = select_reference.select_chunk(q, k, top_k=top_k, segments_BT=segments, **options)
+    each = sel
+    if shared:
+        sel = sel[:, :, :: SHAPE.R]
+        each = jnp.repeat(sel, SHAPE.R, axis=2)
     assert (np.asarray(sel) >= 0).mean() > 0.2
-    schedule = SCHEDULES[how]
+    schedule = SCHEDULES[how] if how in SCHEDULES else extras.triton_module("top1_chunk.triton.attention")
 
     def attend(q, k, v):
         return schedule.forward(q, k, v, sel, segments_BT=segments, **options)
 
     (o, lse), wide = fast_jit(attend)(q, k, v), [jnp.asarray(x, jnp.float32) for x in (q, k, v)]
     want, want_grads = value_and_grads(
-        lambda q, k, v: reference.attend(q, k, v, sel, segments_BT=segments, **options), *wide
+        lambda q, k, v: reference.attend(q, k, v, each, segments_BT=segments, **options), *wide
     )
     do = jnp.asarray(np.random.default_rng(1).normal(size=o.shape), o.dtype)
     backward = fast_jit(lambda *x: schedule.backward(*x, chunk_size=8, scale=0.4, segments_BT=segments))

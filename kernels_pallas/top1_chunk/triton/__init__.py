@@ -15,11 +15,6 @@ def load() -> ChunkAttention:
     return attention
 
 
-def refusal(problem: Problem) -> str | None:
-    """Return why attention refuses a problem, or None: segments, or as for all attention kernels."""
-    return limits.segments(problem) or limits.attention(problem)
-
-
 def decode_refusal(problem: Problem) -> str | None:
     """Return why decoding refuses a problem, or None.
 
@@ -41,5 +36,5 @@ def load_decoding() -> ChunkDecoding:
     return decode
 
 
-BACKEND = Backend("triton", load, refusal)
+BACKEND = Backend("triton", load, limits.attention)
 DECODE_BACKEND = Backend("triton", load_decoding, decode_refusal)

@@ -6,6 +6,9 @@ selects k chunks has k rows, and rows are sorted by selected chunk (sort_plan.py
 chunks (k T C K work), then a local pass attends to the local chunk (T C K work). The remote pass gives each row a
 partial softmax result, and the local pass joins them. Partial results use v's dtype, or fp32 for k = 1.
 
+With packed documents the kernels also read `start`, the first token of each query's document, and any query may have no
+chunk.
+
 Arrays stay [B, T, H, D], and the kernels read them with strides. fp32 inputs use three TF32 products, with an error
 near fp32's. bf16 and fp16 products are exact, sums are fp32. Two runs give the same bits.
 """
@@ -18,6 +21,7 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.select_chunk import documents
 from kernels_pallas.top1_chunk.triton import attention_bwd_kernels, attention_kernels
 from kernels_pallas.top1_chunk.triton.tile_sizes import bwd_keys, tiles
 from kernels_pallas.triton import runtime, sort_plan
@@ -27,12 +31,22 @@ MOST_AT_ONCE = 8  # loads in one step of a loop wait together; 8 of heads wider 
 
 
 def forward(
-    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    sel_BTH: Array,
+    *,
+    chunk_size: int,
+    scale: float,
+    segments_BT: Array | None = None,
 ) -> tuple[Array, Array]:
     """Return (o_BTHV in v's dtype, lse_BTH fp32)."""
     f = partial(_forward, C=chunk_size, scale=scale)
-    rule = f"b t (g r) k, b t g k, b t g v, {_names(sel_BTH, k_BTGK)} -> b t (g r) v, b t (g r)"
-    return fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV, sel_BTH)
+    rule, packed = f"b t (g r) k, b t g k, b t g v, {_names(sel_BTH, k_BTGK)}", ()
+    if segments_BT is not None:
+        rule, packed = f"{rule}, b t", (documents.starts(segments_BT),)
+    run = fold_vmap(f, f"{rule} -> b t (g r) v, b t (g r)", **heads(q_BTHK, k_BTGK))
+    return run(q_BTHK, k_BTGK, v_BTGV, sel_BTH, *packed)
 
 
 def backward(
@@ -46,12 +60,16 @@ def backward(
     *,
     chunk_size: int,
     scale: float,
+    segments_BT: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return (dq, dk, dv), each in the layout and dtype of its primal."""
     rows = f"b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), {_names(sel_BTH, k_BTGK)}, b t (g r) v"
+    packed = ()
+    if segments_BT is not None:
+        rows, packed = f"{rows}, b t", (documents.starts(segments_BT),)
     rule = f"{rows} -> b t (g r) k, b t g k, b t g v"
     f = fold_vmap(partial(_backward, C=chunk_size, scale=scale), rule, **heads(q_BTHK, k_BTGK))
-    return f(q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
+    return f(q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV, *packed)
 
 
 def _names(sel_BTS: Array, k_BTGK: Array) -> str:
@@ -82,7 +100,7 @@ def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int, S: in
 
 
 def _forward(
-    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, C: int, scale: float
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *start_BT: Array, C: int, scale: float
 ) -> tuple[Array, Array]:
     B, T, H, K = q_BTHK.shape
     sel_BNS, top_k = _rows(sel_BTH)
@@ -97,8 +115,8 @@ def _forward(
         blocks = sort_plan.most_items(sort_plan.most_rows(T, C, top_k), NC, tile.m)
         part_dtype = jnp.float32 if sel_BTH.ndim == 3 else v_BTGV.dtype
         remote = runtime.launch(
-            attention_kernels.remote_kernel,
-            *(q_BTHK, k_BTGK, v_BTGV, *plan, sort_plan.item_ends(plan, tile.m)),
+            attention_kernels.documents_remote_kernel if start_BT else attention_kernels.remote_kernel,
+            *(q_BTHK, k_BTGK, v_BTGV, *plan, sort_plan.item_ends(plan, tile.m), *start_BT),
             out_shape=[jax.ShapeDtypeStruct((B, T * top_k, H, V), part_dtype), fp32((B, T * top_k, H))],
             grid=(blocks * B * S,),
             num_warps=tile.warps,
@@ -113,15 +131,15 @@ def _forward(
         )
     tile = tiles("local", dim, C, q_BTHK.dtype)
     o_BTHV, lse_BTH = runtime.launch(
-        attention_kernels.local_kernel,
-        *(q_BTHK, k_BTGK, v_BTGV, sel_BNS, *remote),
+        attention_kernels.documents_local_kernel if start_BT else attention_kernels.local_kernel,
+        *(q_BTHK, k_BTGK, v_BTGV, sel_BNS, *remote, *start_BT),
         out_shape=[jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype), fp32((B, T, H))],
         grid=(n_chunks * -(-C // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
         name="top1_chunk_local",
         **sizes,
-        ALL_SELECT=sel_BTH.ndim == 3,
+        **({} if start_BT else {"ALL_SELECT": sel_BTH.ndim == 3}),
         AT_ONCE=at_once(top_k, v_BTGV.shape[-1]),
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
@@ -137,7 +155,7 @@ def _backward(
     lse_BTH: Array,
     sel_BTH: Array,
     do_BTHV: Array,
-    *,
+    *start_BT: Array,
     C: int,
     scale: float,
 ) -> tuple[Array, Array, Array]:
@@ -161,8 +179,8 @@ def _backward(
         segments = sort_plan.most_items(sort_plan.most_rows(T, C, top_k), NC, segment)
         part_dtype = jnp.float32 if sel_BTH.ndim == 3 else q_BTHK.dtype
         remote = runtime.launch(
-            attention_bwd_kernels.remote_bwd_kernel,
-            *(*operands, *plan, ends_BHc),
+            attention_bwd_kernels.documents_remote_bwd_kernel if start_BT else attention_bwd_kernels.remote_bwd_kernel,
+            *(*operands, *plan, ends_BHc, *start_BT),
             out_shape=[
                 jax.ShapeDtypeStruct((pieces, B, T * top_k, H, K), part_dtype),
                 *(fp32((B, S, segments, C, dim)) for dim in (K, V)),
@@ -180,8 +198,8 @@ def _backward(
     tile = tiles("local_bwd", dim, C, q_BTHK.dtype, several=sel_BTH.ndim > 3)
     dq_dtype = q_BTHK.dtype if pieces == 1 else jnp.float32
     dq_pBTHK, dk_BTGK, dv_BTGV = runtime.launch(
-        attention_bwd_kernels.local_bwd_kernel,
-        *(*operands, sel_BNS, ends_BHc, *remote),
+        attention_bwd_kernels.documents_local_bwd_kernel if start_BT else attention_bwd_kernels.local_bwd_kernel,
+        *(*operands, sel_BNS, ends_BHc, *remote, *start_BT),
         out_shape=[
             jax.ShapeDtypeStruct((pieces, B, T, H, K), dq_dtype),
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BTGK, v_BTGV)),
@@ -191,7 +209,7 @@ def _backward(
         num_stages=tile.stages,
         name="top1_chunk_local_bwd",
         **sizes,
-        ALL_SELECT=sel_BTH.ndim == 3,
+        **({} if start_BT else {"ALL_SELECT": sel_BTH.ndim == 3}),
         AT_ONCE=at_once(top_k, q_BTHK.shape[-1]),
         SEGMENTS=segments,
         BLOCK_M=tile.m,

@@ -1,6 +1,7 @@
 """Triton kernels of attention to selected chunks, backward.
 
-A remote pass covers the selected chunks; a local pass covers the local chunk and adds the remote results.
+A remote pass covers the selected chunks; a local pass covers the local chunk and adds the remote results. The kernels
+`documents_*` do the same for packed documents, as in attention_kernels.py.
 
     p = 2^(x - lse),  D = rowsum(do * o),  dp = do v^T,  ds = scale p (dp - D),  dq = ds k,  dk = ds^T q,  dv = p^T do
 
@@ -27,7 +28,7 @@ results are added in row order, so two runs give the same bits.
 import triton
 import triton.language as tl
 
-from kernels_pallas.top1_chunk.triton.attention_kernels import at_stride, row_of
+from kernels_pallas.top1_chunk.triton.attention_kernels import at_stride, row_of, starts
 from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import load_rows, store_rows
 
@@ -53,17 +54,14 @@ def _row_grads(
 
 
 @triton.jit
-def remote_bwd_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, dq_ptr, dk_ptr, dv_ptr,
+def _remote_bwd(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, start_ptr, dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
     EACH: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
-    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, DOCUMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dq of the N = T TOP_K rows that have a chunk, and dk, dv of each segment.
-
-    Shapes: dq [PIECES, B, N, H, K]; dk, dv [B, S, SEGMENTS, C, .] fp32, only segments that exist.
-    """
     N: tl.constexpr = T * TOP_K
     S: tl.constexpr = H // EACH
     pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
@@ -93,6 +91,8 @@ def remote_bwd_kernel(
                 lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
                 D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
                 is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
+                if DOCUMENTS:
+                    is_seen_NM &= key_N[:, None] >= starts(start_ptr + b * T, row_M, T, True)[None, :]
                 dq_MK, dk_NK, dv_NV = _row_grads(
                     q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
                 )  # fmt: skip
@@ -103,18 +103,50 @@ def remote_bwd_kernel(
 
 
 @triton.jit
-def local_bwd_kernel(
+def remote_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, dq_ptr, dk_ptr, dv_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
+    EACH: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write dq of the N = T TOP_K rows that have a chunk, and dk, dv of each segment.
+
+    Shapes: dq [PIECES, B, N, H, K]; dk, dv [B, S, SEGMENTS, C, .] fp32, only segments that exist.
+    """
+    _remote_bwd(
+        q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, order_ptr, dq_ptr, dk_ptr, dv_ptr,
+        T, H, G, K, V, KP, VP, C, TOP_K, BLOCK_N, PIECES, EACH, NC, NCP, SEGMENTS, SEGMENT, BLOCK_M, SCALE, LOG2_SCALE,
+        False, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def documents_remote_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, start_ptr, dq_ptr, dk_ptr, dv_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
+    EACH: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write dq, dk and dv as `remote_bwd_kernel`, for packed documents."""
+    _remote_bwd(
+        q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, start_ptr, dq_ptr, dk_ptr, dv_ptr,
+        T, H, G, K, V, KP, VP, C, TOP_K, BLOCK_N, PIECES, EACH, NC, NCP, SEGMENTS, SEGMENT, BLOCK_M, SCALE, LOG2_SCALE,
+        True, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _local_bwd(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
-    dq_ptr, dk_ptr, dv_ptr,
+    start_ptr, dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
     AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, DOCUMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dq [PIECES, B, T, H, K], and dk, dv in their final layout.
-
-    There is one program per batch entry, key-value head, chunk and piece.
-    """
     N: tl.constexpr = T * TOP_K
     n_chunks: tl.constexpr = (T + C - 1) // C
     R: tl.constexpr = H // G
@@ -150,6 +182,8 @@ def local_bwd_kernel(
             lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
             D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
             is_seen_NM = (key_N[:, None] <= row_M[None, :]) & (row_M < T)[None, :] & (n < C)[:, None]
+            if DOCUMENTS:
+                is_seen_NM &= key_N[:, None] >= starts(start_ptr + b * T, row_M, T, True)[None, :]
             dq_MK, dk_NK, dv_NV = _row_grads(
                 q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
@@ -169,3 +203,42 @@ def local_bwd_kernel(
             store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
     store_rows(dk_ptr + b * T * G * K + g * K, key_N, G * K, T, dk_NK, K, KP)
     store_rows(dv_ptr + b * T * G * V + g * V, key_N, G * V, T, dv_NV, V, VP)
+
+
+@triton.jit
+def local_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
+    dq_ptr, dk_ptr, dv_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, ALL_SELECT: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write dq [PIECES, B, T, H, K], and dk, dv in their final layout.
+
+    There is one program per batch entry, key-value head, chunk and piece.
+    """
+    _local_bwd(
+        q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
+        sel_ptr, dq_ptr, dk_ptr, dv_ptr,
+        T, H, G, K, V, KP, VP, C, TOP_K, EACH, ALL_SELECT, AT_ONCE, BLOCK_N, PIECES, NC, SEGMENTS, BLOCK_M, SCALE,
+        LOG2_SCALE, False, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def documents_local_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
+    start_ptr, dq_ptr, dk_ptr, dv_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, EACH: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write dq, dk and dv as `local_bwd_kernel`, for packed documents."""
+    _local_bwd(
+        q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
+        start_ptr, dq_ptr, dk_ptr, dv_ptr,
+        T, H, G, K, V, KP, VP, C, TOP_K, EACH, False, AT_ONCE, BLOCK_N, PIECES, NC, SEGMENTS, BLOCK_M, SCALE,
+        LOG2_SCALE, True, PRECISION,
+    )  # fmt: skip
