@@ -103,7 +103,7 @@ def top1_chunk_attention(
     )
     if segments is None:
         return attend(q_BTHK, k_BTGK, v_BTGV, call)
-    sel_BTH = _select(*jax.lax.stop_gradient((q_BTHK, k_BTGK)), call, segments_BT=segments)
+    sel_BTH = _select(*jax.lax.stop_gradient((q_BTHK, k_BTGK)), call, segments)
     return _attend_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, segments, call.attention, call.chunk_size, call.scale)
 
 
@@ -173,12 +173,14 @@ def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[A
     return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, None, call.attention, call.chunk_size, call.scale)
 
 
-def _select(q_BTHK: Array, k_BTGK: Array, call: Call, **packed: Array) -> Array:
+def _select(q_BTHK: Array, k_BTGK: Array, call: Call, segments_BT: Array | None = None) -> Array:
     options: dict[str, Any] = {"chunk_size": call.chunk_size, "scale": call.scale}
     options |= {"selection": call.selection, "top_k": call.top_k}
     if call.shortlist is not None:
         options["shortlist"] = call.shortlist
-    return call.selector.select(q_BTHK, k_BTGK, **options, **packed)
+    if segments_BT is not None:
+        options["segments_BT"] = segments_BT
+    return call.selector.select(q_BTHK, k_BTGK, **options)
 
 
 def _backward(call: Call, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
@@ -224,9 +226,10 @@ def _forward_selected(
 def _backward_selected(
     attention: ChunkAttention, C: int, scale: float, saved: tuple, do_BTHV: Array
 ) -> tuple[Array, Array, Array, None, None]:
-    *operands, segments_BT = saved
+    q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, segments_BT = saved
+    operands = (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
     packed = {} if segments_BT is None else {"segments_BT": segments_BT}
-    return *attention.backward(*operands, do_BTHV, chunk_size=C, scale=scale, **packed), None, None
+    return *attention.backward(*operands, chunk_size=C, scale=scale, **packed), None, None
 
 
 _attend_selected.defvjp(_forward_selected, _backward_selected)

@@ -63,11 +63,6 @@ def without(problem: Problem, *selections: str) -> str | None:
     return f"it has no {selection} selection; implementation='xla' has" if selection in selections else None
 
 
-def segments(problem: Problem) -> str | None:
-    """Return a reason if the call has packed documents."""
-    return "it has no segments; implementation='xla' has" if problem.options.get("has_segments") else None
-
-
 def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:
     """Return the operands' dtype names, sorted and without duplicates."""
     return sorted({jnp.dtype(x.dtype).name for x in operands})

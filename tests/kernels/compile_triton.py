@@ -111,14 +111,16 @@ def path_attention(*, dim: int, dtype: str, gates: bool = False) -> None:
     arrays(call, data, data, data, wide, row, row, data)
 
 
-def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
+def chunk(*, dim: int, dtype: str, chunk_size: int = 128, packed: bool = False) -> None:
     from kernels_pallas.select_chunk.triton import select as selection_backend
     from kernels_pallas.top1_chunk.triton import attention as backend
 
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
     sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
-    for selection in ("exact", "best_key", "best_key_int8", "approx"):
+    if packed:
+        options["segments_BT"] = jnp.zeros((1, T), jnp.int32)
+    for selection in ("exact", "best_key", "approx") if packed else ("exact", "best_key", "best_key_int8", "approx"):
         arrays(partial(selection_backend.select, selection=selection, **options), q, kv)
     arrays(partial(backend.forward, **options), q, kv, kv, sel)
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
@@ -435,6 +437,7 @@ CASES = [
     Case("selective-scan-1", partial(selective_scan, batch=1, bias=True)),
     Case("selective-scan-bias", partial(selective_scan, bias=True), again=True),  # as in Mamba-1
     Case("chunk", chunk),
+    Case("chunk-packed", partial(chunk, packed=True)),
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-top-2", partial(several_chunks, 2), again=True),  # as in MoBA
     Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA

@@ -35,6 +35,9 @@ RULES = [
 ]
 
 
+IN_TRITON = ("exact", "best_key", "approx")
+
+
 def rule_name(rule: dict) -> str:
     return "-".join(map(str, rule.values()))
 
@@ -68,16 +71,17 @@ def test_the_reference_matches_loops(selection):
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "how"),
     support.slow_unless(
-        lambda rule: rule["selection"] == "exact" or rule.get("table") == "sub_means", [(rule,) for rule in RULES]
+        lambda rule, how: how == "xla" and (rule["selection"] == "exact" or rule.get("table") == "sub_means"),
+        [*[(rule, "xla") for rule in RULES], *[(rule, "triton") for rule in RULES if rule["selection"] in IN_TRITON]],
     ),
-    ids=rule_name,
+    ids=lambda x: x if isinstance(x, str) else rule_name(x),
 )
-def test_selection_matches_the_reference(rule, small_tiles):
+def test_selection_matches_the_reference(rule, how, small_tiles):
     q, k, _ = qkv(SHAPE)
     segments = packed(SHAPE.T, CUTS)
-    got = fast_jit(lambda q, k: kp.select_chunk(q, k, segments=segments, chunk_size=8, implementation="xla", **rule))
+    got = fast_jit(lambda q, k: kp.select_chunk(q, k, segments=segments, chunk_size=8, implementation=how, **rule))
     want = fast_jit(lambda q, k: select_reference.select_chunk(q, k, chunk_size=8, segments_BT=segments, **rule))
     np.testing.assert_array_equal(got(q, k), want(q, k))
 
@@ -126,7 +130,10 @@ def test_attention_and_gradients_match_the_reference(how, top_k, dtype, shared, 
         lambda rule, how: (
             (rule_name(rule), how) == ("approx-3", "sorted") or (rule_name(rule), how) == ("exact", "xla")
         ),
-        [(rule, how) for rule in RULES for how in ("xla", "sorted")],
+        [
+            *[(rule, how) for rule in RULES for how in ("xla", "sorted")],
+            *[(rule, "triton") for rule in RULES if rule["selection"] in ("exact", "approx")],
+        ],
     ),
     ids=str,
 )
@@ -145,7 +152,8 @@ def test_a_document_depends_on_no_other_document(rule, how, small_tiles, monkeyp
 
     @fast_jit
     def run(q, k, v, do):
-        f = partial(kp.top1_chunk_attention, segments=segments, chunk_size=8, implementation="xla", **rule)
+        options = {"chunk_size": 8, "implementation": "triton" if how == "triton" else "xla"}
+        f = partial(kp.top1_chunk_attention, segments=segments, **options, **rule)
         o, pull = jax.vjp(f, q, k, v)
         return o, *pull(do)
 
@@ -223,6 +231,6 @@ def test_tables_cover_the_readable_keys(table):
 @pytest.mark.skipif(ON_GPU, reason="a CPU is wanted: what refuses there")
 def test_kernels_without_segments_refuse_them():
     q, k, _ = qkv(SHAPE)
-    for name in ("triton", "pallas"):
-        with pytest.raises(kp.BackendError, match="no segments"):
-            kp.select_chunk(q, k, segments=packed(SHAPE.T, CUTS), chunk_size=8, implementation=name)
+    for name, rule, why in (("triton", "shortlist", "with segments it has exact"), ("pallas", "exact", "no segments")):
+        with pytest.raises(kp.BackendError, match=why):
+            kp.select_chunk(q, k, segments=packed(SHAPE.T, CUTS), chunk_size=8, selection=rule, implementation=name)

@@ -145,7 +145,7 @@ def _bounded_exp2(s, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def _scores(
+def scores(
     q_MK, k_ptr, begin, stop, T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +176,7 @@ def _by_mass(
     for c in tl.range(first, last):
         mass_M = tl.zeros_like(ref_M)
         for piece in tl.static_range(0, C, BLOCK_N):
-            s_MN = _scores(
+            s_MN = scores(
                 q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION
             )  # fmt: skip
             if BOUNDED and piece + BLOCK_N <= C:
@@ -199,7 +199,7 @@ def _logsumexp(
     m_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
     l_M = tl.zeros([q_MK.shape[0]], tl.float32)
     for piece in tl.static_range(0, C, BLOCK_N):
-        s_MN = _scores(q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION)
+        s_MN = scores(q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION)
         x_MN = s_MN * LOG2_SCALE
         new_M = tl.maximum(m_M, tl.max(x_MN, 1))
         l_M = l_M * tl.exp2(m_M - new_M) + tl.sum(tl.exp2(x_MN - new_M[:, None]), 1)
@@ -289,7 +289,7 @@ def _by_best_key(
         else:
             top_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
         for piece in tl.static_range(0, C, BLOCK_N):
-            s_MN = _scores(
+            s_MN = scores(
                 q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION
             )  # fmt: skip
             top_M = tl.maximum(top_M, tl.max(s_MN, 1))
@@ -343,7 +343,7 @@ def best_key_kernel(
 
 
 @triton.jit
-def _row_scores(
+def row_scores(
     q_MK, row_ptr, chunk_N, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -372,14 +372,14 @@ def best_by_table(
     bests, sels = new_lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), 0, TOP_K)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
-        s_MN = _row_scores(q_MK, table_ptr, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+        s_MN = row_scores(q_MK, table_ptr, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
         if SQUARED:
-            x_MN = _row_scores(q_MK, table_ptr + N_FULL * G * K, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+            x_MN = row_scores(q_MK, table_ptr + N_FULL * G * K, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
             s_MN += 0.5 * x_MN * x_MN
         elif ROWS > 1:  # not unrolled: the tiles of all rows together exceed shared memory
             for row in tl.range(1, ROWS):
                 at = table_ptr + row * N_FULL * G * K
-                x_MN = _row_scores(q_MK, at, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+                x_MN = row_scores(q_MK, at, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
                 s_MN = tl.maximum(s_MN, x_MN)
         s_MN = tl.where(chunk_N[None, :] < n_M[:, None], s_MN, float("-inf"))
         for rank in tl.static_range(TOP_K):
@@ -455,6 +455,6 @@ def listed_kernel(
                 top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
                 for piece in tl.range(0, C, BLOCK_N):
                     at, stop = chunk * C + piece, chunk * C + C
-                    s_MN = _scores(q_MK, k_ptr, at, stop, T, G, K, KP, BLOCK_N, C % BLOCK_N != 0, PRECISION)
+                    s_MN = scores(q_MK, k_ptr, at, stop, T, G, K, KP, BLOCK_N, C % BLOCK_N != 0, PRECISION)
                     top_M = tl.maximum(top_M, tl.max(s_MN, 1))
             tl.store(top_ptr + bh.to(tl.int64) * N + row_M, top_M, mask=row_M < N)

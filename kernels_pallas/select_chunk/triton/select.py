@@ -1,4 +1,4 @@
-"""Launch the Triton kernels of chunk selection (kernels.py).
+"""Launch the Triton kernels of chunk selection (kernels.py, and documents_kernels.py for packed documents).
 
 Arrays stay [B, T, H, D], and the kernels read them with strides.
 """
@@ -11,10 +11,10 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E, score_bound, with_sign
-from kernels_pallas.select_chunk import tables
+from kernels_pallas.select_chunk import documents, tables
 from kernels_pallas.select_chunk.int8 import quantize_keys, quantize_queries
 from kernels_pallas.select_chunk.tables import Shortlist
-from kernels_pallas.select_chunk.triton import kernels
+from kernels_pallas.select_chunk.triton import documents_kernels, kernels
 from kernels_pallas.select_chunk.triton.tile_sizes import tiles
 from kernels_pallas.triton import interpreter, runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
@@ -36,10 +36,12 @@ def select(
     top_k: int = 1,
     shortlist: Shortlist | None = None,
     scale: float,
+    segments_BT: Array | None = None,
 ) -> Array:
     """Return sel_BTH int32, the full past chunk that each query selects.
 
-    The selection is -1 in the first chunk. With top_k above 1, return sel_BTHk: best chunk first, padded with -1.
+    The selection is -1 in the first chunk, and with segments where no past chunk ends in the query's document. With
+    top_k above 1, return sel_BTHk: best chunk first, padded with -1.
     """
     T = q_BTHK.shape[1]
     k_most = min(top_k, (T - 1) // chunk_size)  # no query has more past chunks
@@ -47,7 +49,12 @@ def select(
         return jnp.full((*q_BTHK.shape[:3], top_k) if top_k > 1 else q_BTHK.shape[:3], -1, jnp.int32)
     q, k, sel = "b t (g r) k", "b t g k", "b t (g r) n"
     rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
-    if selection == "approx":
+    if segments_BT is not None:
+        f = means_in_documents
+        if selection != "approx":
+            f = partial(keys_in_documents, scale=scale, exact=selection == "exact")
+        rule, operands = f"{q}, {k}, b t -> {sel}", (q_BTHK, k_BTGK, documents.starts(segments_BT))
+    elif selection == "approx":
         f = by_table
     elif shortlist is not None and not shortlist.holds_all(T, chunk_size):
         f = partial(by_shortlist, shortlist=shortlist, scale=scale)
@@ -181,7 +188,7 @@ def by_table(
     return sel_BTHk
 
 
-def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array:
+def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0, readable_BcC: Array | None = None) -> Array:
     """Return each full chunk's table rows, as parts in k's dtype.
 
     The shape is [B, parts, P, T // C, G, K]. The parts add up to the fp32 rows. Their products with 16-bit queries are
@@ -190,7 +197,9 @@ def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array
     """
     B, T, G, K = k_BTGK.shape
     k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K).astype(jnp.float32)
-    if table == "mean_eigen":
+    if readable_BcC is not None:
+        row_BPcGK = jnp.moveaxis(tables.rows(k_BcCGK.swapaxes(2, 3), table, readable_BcC[:, :, None]), 3, 1)
+    elif table == "mean_eigen":
         row_BPcGK = jnp.moveaxis(tables.rows(k_BcCGK.swapaxes(2, 3), table), 3, 1)
         row_BPcGK = row_BPcGK.at[:, 1].multiply(scale**0.5)
     else:
@@ -250,6 +259,71 @@ def by_shortlist(
         PRECISION=precision(q_BTHK.dtype),
     )
     return _best_listed(chunk_BTHm, jnp.moveaxis(top_BHN.reshape(B, H, T, m), 1, 2), top_k)
+
+
+def keys_in_documents(
+    q_BTHK: Array, k_BTGK: Array, start_BT: Array, *, chunk_size: int, top_k: int, scale: float, exact: bool
+) -> Array:
+    """Select by softmax mass or by the largest score within documents; return sel_BTHk."""
+    B, T, H, K = q_BTHK.shape
+    q_BTHK, scale = with_sign(q_BTHK, scale), abs(scale) or 1.0
+    tile = tiles("exact" if exact else "best_key", K, chunk_size, q_BTHK.dtype)
+    (sel_BTHk,) = runtime.launch(
+        documents_kernels.documents_keys_kernel,
+        q_BTHK,
+        k_BTGK,
+        start_BT,
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
+        grid=(-(-T // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_documents_exact" if exact else "top1_chunk_documents_best_key",
+        T=T,
+        H=H,
+        G=k_BTGK.shape[2],
+        K=K,
+        KP=padded(K),
+        C=chunk_size,
+        TOP_K=top_k,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        LOG2_SCALE=scale * LOG2_E,
+        EXACT=exact,
+        PRECISION=precision(q_BTHK.dtype),
+    )
+    return sel_BTHk
+
+
+def means_in_documents(q_BTHK: Array, k_BTGK: Array, start_BT: Array, *, chunk_size: int, top_k: int) -> Array:
+    """Select by the mean of the readable keys and return sel_BTHk."""
+    (B, T, H, K), C = q_BTHK.shape, chunk_size
+    readable_BcC = jnp.arange(T // C * C).reshape(-1, C) >= start_BT[:, C - 1 : T // C * C : C, None]
+    row_Bp1cGK = _table_parts(k_BTGK, C, "mean", readable_BcC=readable_BcC)
+    tile = tiles("table", K, C, q_BTHK.dtype)
+    (sel_BTHk,) = runtime.launch(
+        documents_kernels.documents_table_kernel,
+        q_BTHK,
+        row_Bp1cGK,
+        start_BT,
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
+        grid=(-(-T // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_documents_table",
+        T=T,
+        H=H,
+        G=k_BTGK.shape[2],
+        K=K,
+        KP=padded(K),
+        C=C,
+        N_FULL=T // C,
+        PARTS=row_Bp1cGK.shape[1],
+        TOP_K=top_k,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        PRECISION=precision(q_BTHK.dtype),
+    )
+    return sel_BTHk
 
 
 def _best_listed(chunk_m: Array, top_m: Array, top_k: int) -> Array:

@@ -76,6 +76,9 @@ def _remote_bwd(
         end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bs * (NC + 1) + chunk + 1))
         n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
         key_N = chunk * C + n
+        is_read_N = n < C
+        if DOCUMENTS:  # all rows are in the document of the chunk's last token
+            is_read_N &= key_N >= tl.load(start_ptr + b * T + chunk * C + C - 1)
         k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, chunk * C + C, K, KP, C != PIECES * BLOCK_N)
         v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, chunk * C + C, V, VP, C != PIECES * BLOCK_N)
         dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
@@ -90,9 +93,7 @@ def _remote_bwd(
                 do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
                 lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
                 D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
-                is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
-                if DOCUMENTS:
-                    is_seen_NM &= key_N[:, None] >= starts(start_ptr + b * T, row_M, T, True)[None, :]
+                is_seen_NM = (row_M < T)[None, :] & is_read_N[:, None]
                 dq_MK, dk_NK, dv_NV = _row_grads(
                     q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
                 )  # fmt: skip

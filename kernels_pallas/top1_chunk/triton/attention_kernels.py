@@ -102,7 +102,9 @@ def _remote(
         place_M = tl.load(first_ptr + bs * (NC + 1) + chunk) + nth * BLOCK_M + tl.arange(0, BLOCK_M)
         is_row_M = place_M < tl.load(first_ptr + bs * (NC + 1) + chunk + 1)
         row_M = tl.load(order_ptr + bs.to(tl.int64) * N + place_M, mask=is_row_M, other=N)
-        start_M = starts(start_ptr + b * T, row_M // TOP_K, T, DOCUMENTS)
+        start_M = row_M
+        if DOCUMENTS:  # all rows are in the document of the chunk's last token
+            start_M = tl.full([BLOCK_M], tl.load(start_ptr + b * T + chunk * C + C - 1), tl.int32)
         k_ptr += b * T * G * K + g * K
         v_ptr += b * T * G * V + g * V
         for i in tl.range(0, EACH):
