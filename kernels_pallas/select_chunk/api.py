@@ -45,7 +45,8 @@ def select_chunk(
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
-      segments: number of each token's document, not decreasing along time; None means one document. Only xla has them.
+      segments: number of each token's document, not decreasing along time; None means one document. Triton has segments
+        for exact, best_key and approx, xla for all rules.
       chunk_size: keys per chunk, C.
       selection: "exact" (largest softmax mass), "best_key" (largest single score), "best_key_int8" (best_key with
         queries and keys rounded to 8 bits), "shortlist" (best_key among the chunks that lead a table), "approx"
