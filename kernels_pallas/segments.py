@@ -35,12 +35,17 @@ def reset_decays(log_decay: Array, first_BT: Array) -> Array:
 
     The replaced log decays get no gradient.
     """
-    return jnp.where(over(first_BT, log_decay), RESET, log_decay)
+    return jnp.where(_along(first_BT, log_decay), RESET, log_decay)
 
 
-def over(mask_BT: Array, x_BT: Array) -> Array:
+def keep(mask_BT: Array, x: Array) -> Array:
+    """Return x [B, T, ...] where the mask is true, else 0."""
+    return jnp.where(_along(mask_BT, x), x, 0)
+
+
+def _along(mask_BT: Array, x: Array) -> Array:
     """Return the mask with as many axes as x [B, T, ...]."""
-    return mask_BT.reshape(*mask_BT.shape, *[1] * (x_BT.ndim - 2))
+    return mask_BT.reshape(*mask_BT.shape, *[1] * (x.ndim - 2))
 
 
 def positions(segments_BT: Array) -> Array:

@@ -26,12 +26,13 @@ mode and once.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.delta_rule import mosaic_gpu, triton, xla
 from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.segments import check_segments, first_tokens, reset_decays
 from kernels_pallas.validation import check_chunk_size
 
 BACKENDS = (triton.BACKEND, mosaic_gpu.BACKEND, xla.BACKEND)
@@ -45,6 +46,7 @@ def delta_rule(
     log_g_BTH: Float[Array, "B T H"] | None = None,
     initial_BHKV: Float[Array, "B H K V"] | None = None,
     *,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
@@ -57,6 +59,8 @@ def delta_rule(
       beta_BTH: step sizes in [0, 2]. Step sizes, decays, states and all sums are fp32 (fp64 under x64).
       log_g_BTH: log decays, <= 0; None means no decay.
       initial_BHKV: state before the first position; None means zero.
+      segments: the number of each token's document, integers [B, T] that do not decrease along T; None means one
+        document. The state is zero before each later document.
       chunk_size: positions per chunk. It does not change the result; triton uses at most 64.
       implementation: backend name; None picks the best backend that can run the call.
 
@@ -64,16 +68,19 @@ def delta_rule(
       (o_BTHV in the dtype of `q_BTHK`, last_BHKV in fp32 or fp64).
 
     Raises:
-      ValueError: a chunk size below 1.
+      ValueError: a chunk size below 1, or segments of another shape.
       BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2412.06464.
     """
     check_chunk_size(chunk_size)
+    check_segments(segments, *beta_BTH.shape[:2])
     dtype, acc = q_BTHK.dtype, accumulation_dtype(q_BTHK)
     if initial_BHKV is None:
         (B, _, H, K), V = q_BTHK.shape, v_BTHV.shape[-1]
         initial_BHKV = jnp.zeros((B, H, K, V), acc)
+    if segments is not None:
+        log_g_BTH = reset_decays(jnp.zeros_like(beta_BTH) if log_g_BTH is None else log_g_BTH, first_tokens(segments))
     wide = (beta_BTH, initial_BHKV) if log_g_BTH is None else (beta_BTH, initial_BHKV, log_g_BTH)
     operands = (q_BTHK, k_BTHK.astype(dtype), v_BTHV.astype(dtype), *(x.astype(acc) for x in wide))
     kernels = backend.pick("delta_rule", BACKENDS, implementation, operands, {"chunk_size": chunk_size})

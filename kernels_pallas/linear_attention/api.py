@@ -33,12 +33,13 @@ mode and once.
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.linear_attention import triton, xla
 from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.segments import check_segments, first_tokens, keep, reset_decays
 from kernels_pallas.validation import check_chunk_size
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
@@ -54,6 +55,7 @@ def linear_attention(
     *,
     low_rank: tuple[Float[Array, "B T H K"], Float[Array, "B T H K"] | None] | None = None,
     min_log_w: float = -math.inf,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
@@ -71,6 +73,8 @@ def linear_attention(
       low_rank: (a, b) of the low-rank part; excludes u. b None means b = k, as in KDA, and saves its products.
       min_log_w: lower bound of log w. It selects a faster path if it keeps the sum over a chunk above -59 (triton) or,
         with a low-rank part, above -80 (xla). A log w below the bound then gives wrong results.
+      segments: the number of each token's document, integers [B, T] that do not decrease along T; None means one
+        document. The state is zero before each later document. Excludes the faster path of `min_log_w`.
       chunk_size: positions per chunk. It does not change the result; triton uses at most 64.
       implementation: backend name; None picks the best backend that can run the call.
 
@@ -78,7 +82,7 @@ def linear_attention(
       (o_BTHV in the dtype of `v_BTHV`, last_BHKV in fp32 or fp64).
 
     Raises:
-      ValueError: a chunk size below 1, or both u and a low-rank part.
+      ValueError: a chunk size below 1, both u and a low-rank part, or segments of another shape.
       BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2404.05892 and 2503.14456.
@@ -86,14 +90,28 @@ def linear_attention(
     check_chunk_size(chunk_size)
     if u_HK is not None and low_rank is not None:
         raise ValueError("linear attention has a bonus u or a low-rank part; give one of the two")
+    check_segments(segments, *v_BTHV.shape[:2])
     acc = accumulation_dtype(v_BTHV, log_w_BTHK)
+    first_BT, read_r_BTHK = None, r_BTHK
+    if segments is not None:
+        first_BT, min_log_w = first_tokens(segments), -math.inf
+        log_w_BTHK = reset_decays(jnp.broadcast_to(log_w_BTHK.astype(acc), r_BTHK.shape), first_BT)
+        # a, and r with a bonus, read the state before its decay.
+        if low_rank is not None:
+            low_rank = (keep(~first_BT, low_rank[0]), low_rank[1])
+        if u_HK is not None:
+            read_r_BTHK = keep(~first_BT, r_BTHK)
     if initial_BHKV is None:
         (B, _, H, K), V = r_BTHK.shape, v_BTHV.shape[-1]
         initial_BHKV = jnp.zeros((B, H, K, V), acc)
     bonus, low = () if u_HK is None else (u_HK.astype(acc),), [x for x in low_rank or () if x is not None]
-    operands = (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK.astype(acc), initial_BHKV.astype(acc), *bonus)
+    operands = (read_r_BTHK, k_BTHK, v_BTHV, log_w_BTHK.astype(acc), initial_BHKV.astype(acc), *bonus)
     options = {"chunk_size": chunk_size}
     kernels = backend.pick("linear_attention", BACKENDS, implementation, operands, options)
     r, k, v, log_w, initial, *rest = vary_alike(*operands, *low)
     u, a, b, *_ = (rest[0], None, None) if bonus else (None, *rest, None, None)
-    return kernels.run(r, k, v, log_w, u, a, b, initial, chunk_size=chunk_size, min_log_w=min_log_w)
+    o_BTHV, last_BHKV = kernels.run(r, k, v, log_w, u, a, b, initial, chunk_size=chunk_size, min_log_w=min_log_w)
+    if first_BT is not None and u_HK is not None:
+        bonus_BTH1 = jnp.sum(r_BTHK.astype(acc) * u_HK.astype(acc) * k_BTHK.astype(acc), axis=-1, keepdims=True)
+        o_BTHV += keep(first_BT, bonus_BTH1 * v_BTHV.astype(acc)).astype(o_BTHV.dtype)
+    return o_BTHV, last_BHKV

@@ -5,8 +5,10 @@ from typing import Protocol, runtime_checkable
 import jax.numpy as jnp
 from jax import Array
 
-# Decays below e^-60 are negligible in float32, and differences between larger sums of log w would lose precision.
-FLOOR = -60.0
+from kernels_pallas.segments import RESET
+
+# Smaller decays are exactly 0 in float32, and differences between larger sums of log w would lose precision.
+FLOOR = RESET
 
 
 def every_decay(log_w_BTHK: Array, like_BTHK: Array) -> Array:

@@ -11,11 +11,12 @@ The last tap multiplies the current token. With r = 1 / sqrt(sum of s^2 + eps), 
 The backward pass keeps only x (xla also the inputs of its norm) and computes z again.
 """
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.segments import check_segments, reach
 from kernels_pallas.short_conv import triton, xla
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
@@ -31,6 +32,7 @@ def short_conv(
     l2_heads: int | None = None,
     scale: float = 1.0,
     eps: float = 1e-6,
+    segments: Int[Array, "B T"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T E"]:
     """Convolve every channel over time, with optional SiLU and norm.
@@ -44,6 +46,8 @@ def short_conv(
       l2_heads: number of heads with E / l2_heads consecutive channels, each divided by its L2 norm; None: no norm.
       scale: factor for normalised heads.
       eps: added to the sum of squares.
+      segments: the number of each token's document, integers [B, T] that do not decrease along T; None means one
+        document. A token reads only the inputs of its document.
       implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
@@ -63,6 +67,7 @@ def short_conv(
         raise ValueError(f"scale={scale} applies only to normalised heads; set l2_heads, or scale the outputs")
     if l2_heads is not None and (l2_heads < 1 or E % l2_heads):
         raise ValueError(f"{l2_heads} heads do not divide {E} channels")
+    check_segments(segments, *x_BTE.shape[:2])
     acc = accumulation_dtype(x_BTE)
     by_name = {"w": w_EW.astype(acc)}
     if b_E is not None:
@@ -70,7 +75,11 @@ def short_conv(
     if last_BWE is not None:
         by_name["last"] = last_BWE.astype(x_BTE.dtype)
     options = {"silu": silu, "l2_heads": l2_heads}
-    kernels = backend.pick("short_conv", BACKENDS, implementation, (x_BTE, *by_name.values()), options)
-    x_BTE, *rest = vary_alike(x_BTE, *by_name.values())
-    by_name = dict(zip(by_name, rest, strict=True))
-    return kernels.run(x_BTE, by_name["w"], by_name.get("b"), by_name.get("last"), **options, scale=scale, eps=eps)
+    reaches = () if segments is None else (reach(segments, W - 1),)
+    limits = options if segments is None else options | {"segments": True}
+    kernels = backend.pick("short_conv", BACKENDS, implementation, (x_BTE, *by_name.values()), limits)
+    x_BTE, *rest = vary_alike(x_BTE, *by_name.values(), *reaches)
+    n = len(by_name)
+    by_name = dict(zip(by_name, rest[:n], strict=True))
+    operands = (x_BTE, by_name["w"], by_name.get("b"), by_name.get("last"), *rest[n:])
+    return kernels.run(*operands, **options, scale=scale, eps=eps)

@@ -15,6 +15,7 @@ class ShortConv(Protocol):
         w_EW: Array,
         b_E: Array | None,
         last_BWE: Array | None,
+        reach_BT: Array | None = None,
         *,
         silu: bool,
         l2_heads: int | None,
@@ -23,6 +24,6 @@ class ShortConv(Protocol):
     ) -> Array:
         """Return y_BTE for operands as in `api.short_conv`.
 
-        Taps and bias have the dtype of the arithmetic.
+        Taps and bias have the dtype of the arithmetic. A token reads only the `reach_BT` previous inputs, int32.
         """
         ...

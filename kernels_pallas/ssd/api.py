@@ -16,10 +16,11 @@ The xla backend is array code that JAX differentiates. The triton backend define
 mode and once. The scores C B^T are computed once for all heads, or per head if each head has its own b and c.
 """
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
+from kernels_pallas.segments import check_segments, first_tokens, reset_decays
 from kernels_pallas.ssd import triton, xla
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
@@ -33,6 +34,7 @@ def ssd(
     initial_BHNV: Float[Array, "B H N V"],
     dt_BTH: Float[Array, "B T H"] | None = None,
     *,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
@@ -45,6 +47,8 @@ def ssd(
       c_BTN: output weights per state, same shape and rounding as `b_BTN`.
       initial_BHNV: state before the first position, in the dtype of `log_a_BTH`.
       dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None means 1.
+      segments: the number of each token's document, integers [B, T] that do not decrease along T; None means one
+        document. The state is zero before each later document.
       chunk_size: positions per chunk. It does not change the result; triton uses at most 128 (fp32: 64).
       implementation: backend name; None picks the best backend that can run the call.
 
@@ -52,10 +56,14 @@ def ssd(
       (y_BTHV in the dtype of `x_BTHV`, last_BHNV in the dtype of `log_a_BTH`).
 
     Raises:
+      ValueError: segments of another shape.
       BackendError: (a ValueError) the chosen implementation cannot run the call.
 
     Source: arXiv 2405.21060, section 6.
     """
+    check_segments(segments, *x_BTHV.shape[:2])
+    if segments is not None:
+        log_a_BTH = reset_decays(log_a_BTH, first_tokens(segments))
     arrays = (x_BTHV, log_a_BTH, b_BTN.astype(x_BTHV.dtype), c_BTN.astype(x_BTHV.dtype), initial_BHNV)
     operands = arrays if dt_BTH is None else (*arrays, dt_BTH)
     kernels = backend.pick("ssd", BACKENDS, implementation, operands, {"chunk_size": chunk_size})

@@ -10,11 +10,12 @@ With g_n the gradient of y_n,
 Both backends keep only the inputs for the backward pass.
 """
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.segments import check_segments, reach
 from kernels_pallas.token_shift import triton, xla
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
@@ -26,6 +27,7 @@ def token_shift(
     mus: tuple[Float[Array, "D"], ...],
     moves_NBTD: Float[Array, "N B T D"] | None = None,
     *,
+    segments: Int[Array, "B T"] | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T D"], ...]:
     """Return each input interpolated with the previous input, once per `mus` entry.
@@ -36,6 +38,8 @@ def token_shift(
         `x_BTD`.
       mus: weight of the previous input per channel, one array per branch; N >= 1.
       moves_NBTD: per-token offsets of `mus` (RWKV-6); None means zero.
+      segments: the number of each token's document, integers [B, T] that do not decrease along T; None means one
+        document. The input before a later document is zero.
       implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
@@ -54,10 +58,13 @@ def token_shift(
     for name, (x, shape) in ({f"mus[{n}]": (mu, (D,)) for n, mu in enumerate(mus)} | optional).items():
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must be {shape} for x_BTD {x_BTD.shape}; it is {x.shape}")
+    check_segments(segments, B, T)
     data = [x.astype(x_BTD.dtype) for x in (last_BD, moves_NBTD) if x is not None]
     wide = [mu.astype(accumulation_dtype(x_BTD)) for mu in mus]
-    kernels = backend.pick("token_shift", BACKENDS, implementation, (x_BTD, *data, *wide), {"branches": N})
-    x_BTD, *arrays = vary_alike(x_BTD, *data, *wide)
+    reaches = () if segments is None else (reach(segments, 1),)
+    options = {"branches": N} if segments is None else {"branches": N, "segments": True}
+    kernels = backend.pick("token_shift", BACKENDS, implementation, (x_BTD, *data, *wide), options)
+    x_BTD, *arrays = vary_alike(x_BTD, *data, *wide, *reaches)
     last_BD = None if last_BD is None else arrays.pop(0)
     moves_NBTD = None if moves_NBTD is None else arrays.pop(0)
-    return kernels.run(x_BTD, last_BD, tuple(arrays), moves_NBTD)
+    return kernels.run(x_BTD, last_BD, tuple(arrays[:N]), moves_NBTD, *arrays[N:])

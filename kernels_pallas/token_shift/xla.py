@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.backend import Backend
+from kernels_pallas.segments import keep
 from kernels_pallas.token_shift.interface import TokenShift
 
 
@@ -19,10 +20,17 @@ BACKEND = Backend("xla", load)
 
 
 @jax.checkpoint
-def run(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None) -> tuple[Array, ...]:
+def run(
+    x_BTD: Array,
+    last_BD: Array | None,
+    mus: tuple[Array, ...],
+    moves_NBTD: Array | None,
+    reach_BT: Array | None = None,
+) -> tuple[Array, ...]:
     """Return the interpolations."""
     first_BD = jnp.zeros_like(x_BTD[:, 0]) if last_BD is None else last_BD
-    delta_BTD = jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1) - x_BTD
+    before_BTD = jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1)
+    delta_BTD = (before_BTD if reach_BT is None else keep(reach_BT > 0, before_BTD)) - x_BTD
     if moves_NBTD is None:
         return tuple(x_BTD + delta_BTD * mu_D.astype(x_BTD.dtype) for mu_D in mus)
     m_NBTD = jnp.stack(mus).astype(x_BTD.dtype)[:, None, None] + moves_NBTD

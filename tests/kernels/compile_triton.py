@@ -282,7 +282,14 @@ def cross_entropy(*, dim: int, dtype: str, n_vocab: int) -> None:
 
 
 def short_conv(
-    *, dim: int, dtype: str, heads: int | None = None, width: int = 4, bias: bool = False, E: int | None = None
+    *,
+    dim: int,
+    dtype: str,
+    heads: int | None = None,
+    width: int = 4,
+    bias: bool = False,
+    E: int | None = None,
+    documents: bool = False,
 ) -> None:
     from kernels_pallas.short_conv.triton import conv as backend
 
@@ -290,13 +297,13 @@ def short_conv(
     E = E or 24 * dim
     x, w, b, last = ((B, T, E), dtype), ((E, width), "float32"), ((E,), "float32"), ((B, width - 1, E), dtype)
 
-    def call(x, w, b, last, dy):
+    def call(x, w, b, last, reach, dy):
         options = {"silu": True, "l2_heads": heads, "scale": 0.1, "eps": 1e-6}
-        f = lambda x, w: backend.run(x, w, b if bias else None, last if bias else None, **options)  # noqa: E731
-        out, pull = jax.vjp(f, x, w)
+        more = (b if bias else None, last if bias else None, reach if documents else None)
+        out, pull = jax.vjp(lambda x, w: backend.run(x, w, *more, **options), x, w)
         return out, pull(dy)
 
-    arrays(call, x, w, b, last, x)
+    arrays(call, x, w, b, last, ((B, T), "int32"), x)
 
 
 def head_norm(kind: str, *, dim: int, dtype: str) -> None:
@@ -321,18 +328,21 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
     arrays(run, data, data, data, factors, parameter, parameter, data)
 
 
-def token_shift(branches: int, *, dim: int, dtype: str, moves: bool = False, last: bool = False) -> None:
+def token_shift(
+    branches: int, *, dim: int, dtype: str, moves: bool = False, last: bool = False, documents: bool = False
+) -> None:
     from kernels_pallas.token_shift.triton import shift as backend
 
     B, T, D = 2, 1024, 12 * dim
     x, mu, moved = ((B, T, D), dtype), ((branches, D), "float32"), ((branches, B, T, D), dtype)
 
-    def call(x, last_BD, mu, moves_NBTD, *dy):
-        f = lambda x, mu, *moves: backend.run(x, last_BD if last else None, tuple(mu), *(moves or (None,)))  # noqa: E731
-        out, pull = jax.vjp(f, x, mu, *([moves_NBTD] if moves else []))
+    def call(x, last_BD, mu, moves_NBTD, reach, *dy):
+        before, places = last_BD if last else None, reach if documents else None
+        f = lambda x, mu, moves: backend.run(x, before, tuple(mu), moves, places)  # noqa: E731
+        out, pull = jax.vjp(f, x, mu, moves_NBTD if moves else None)
         return out, pull(dy)
 
-    arrays(call, x, ((B, D), dtype), mu, moved, *[x] * branches)
+    arrays(call, x, ((B, D), dtype), mu, moved, ((B, T), "int32"), *[x] * branches)
 
 
 def wkv7_operands(*, dim: int, dtype: str, mix: bool = True) -> None:
@@ -403,6 +413,7 @@ CASES = [
     Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba
     Case("short-conv-96", partial(short_conv, heads=6, E=576), again=True),  # as q and k in Gated DeltaNet
     Case("short-conv-192", partial(short_conv, heads=6, E=1152), again=True),
+    Case("short-conv-documents", partial(short_conv, heads=6, E=576, documents=True), again=True),
     Case("short-conv-1", partial(short_conv, width=1, E=100), again=True),
     Case("cross-entropy", partial(cross_entropy, n_vocab=32000)),
     Case("cross-entropy-50257", partial(cross_entropy, n_vocab=50257), again=True),
@@ -415,6 +426,8 @@ CASES = [
     Case("token-shift-6", partial(token_shift, 6)),  # RWKV-7
     Case("token-shift-moved", partial(token_shift, 5, moves=True), again=True),  # RWKV-6
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
+    Case("token-shift-documents", partial(token_shift, 6, documents=True), again=True),
+    Case("token-shift-moved-documents", partial(token_shift, 5, moves=True, documents=True), again=True),
     Case("wkv7-operands", wkv7_operands),
     Case("wkv7-operands-first-layer", partial(wkv7_operands, mix=False), again=True),
     Case("mamba3-operands", mamba3_operands),

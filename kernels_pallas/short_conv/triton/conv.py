@@ -56,6 +56,7 @@ def run(
     w_EW: Array,
     b_E: Array | None,
     last_BWE: Array | None,
+    reach_BT: Array | None = None,
     *,
     silu: bool,
     l2_heads: int | None,
@@ -73,32 +74,35 @@ def run(
         jnp.broadcast_to(w_EW, (B, E, W)).reshape(B, H, -1, W),
         None if b_E is None else jnp.broadcast_to(b_E, (B, E)).reshape(B, H, -1),
         None if last_BWE is None or W == 1 else last_BWE.reshape(B, W - 1, H, -1),
+        reach_BT,
         Call(silu, l2_heads is not None, scale, eps),
     )
     return y.reshape(B, T, E)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _by_head(x, w, b, last, call: Call) -> Array:
-    names, operands, rule = _given(x, w, b, last)
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _by_head(x, w, b, last, reach, call: Call) -> Array:
+    names, operands, rule = _given(x, w, b, last, reach)
     return fold_vmap(partial(_run_forward, call=call, names=names), f"{rule} -> b t g k")(*operands)
 
 
-def _forward(x, w, b, last, call: Call):
-    return _by_head(x, w, b, last, call), (x, w, b, last)
+def _forward(x, w, b, last, reach, call: Call):
+    return _by_head(x, w, b, last, reach, call), (x, w, b, last, reach)
 
 
 def _backward(call: Call, saved: tuple, dy: Array) -> tuple:
     names, operands, rule = _given(*saved)
-    run = fold_vmap(partial(_run_backward, call=call, names=names), f"{rule}, b t g k -> {rule}")
-    gradients = dict(zip(names, run(*operands, dy), strict=True))
+    learned = tuple(name for name in names if name != "reach")
+    results = ", ".join(_RULES[name] for name in learned)
+    run = fold_vmap(partial(_run_backward, call=call, names=names, learned=learned), f"{rule}, b t g k -> {results}")
+    gradients = dict(zip(learned, run(*operands, dy), strict=True))
     return tuple(gradients.get(name) for name in _RULES)
 
 
 _by_head.defvjp(_forward, _backward)
 
 # Parts of a sharding rule (batching.py); `g` names the heads. A gradient has the dims of its operand.
-_RULES = {"x": "b t g k", "w": "b g k w", "b": "b g k", "last": "b n g k"}
+_RULES = {"x": "b t g k", "w": "b g k w", "b": "b g k", "last": "b n g k", "reach": "b t"}
 
 
 def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str]:
@@ -113,7 +117,7 @@ def _run_forward(*operands: Array, call: Call, names: tuple[str, ...]) -> Array:
     return y
 
 
-def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple[Array, ...]:
+def _run_backward(*operands: Array, call: Call, names: tuple[str, ...], learned: tuple[str, ...]) -> tuple[Array, ...]:
     by_name, dy = dict(zip(names, operands[:-1], strict=True)), operands[-1]
     (B, _, H, K), W = dy.shape, by_name["w"].shape[-1]
 
@@ -126,7 +130,7 @@ def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple
     sums_BEN = jnp.moveaxis(jnp.sum(parts, axis=1), 1, 2)
     dw, db = sums_BEN[..., :W].reshape(B, H, K, W), sums_BEN[..., W:].reshape(B, H, -1)
     gradients = {"x": dx, "w": dw, "b": db, "last": dlast}
-    return tuple(gradients[name] for name in names)
+    return tuple(gradients[name] for name in learned)
 
 
 def _launch(
@@ -149,6 +153,7 @@ def _launch(
         w,
         by_name.get("b", w),  # not read without HAS_BIAS
         by_name.get("last", x),  # not read without HAS_LAST
+        by_name.get("reach", x),  # not read without HAS_REACH
         *more,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
         grid=(B * n_tiles * -(-H * K // block),),
@@ -168,4 +173,5 @@ def _launch(
         EPS=call.eps,
         HAS_BIAS="b" in by_name,
         HAS_LAST="last" in by_name,
+        HAS_REACH="reach" in by_name,
     )

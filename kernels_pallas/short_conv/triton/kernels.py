@@ -4,6 +4,7 @@
     x, y, dy, dx   [B, T, E]          input    inputs, results and their gradients
     w, b           [B, E, W], [B, E]  fp32     taps and bias (HAS_BIAS), one copy per batch entry
     last, dlast    [B, W - 1, E]      input    inputs before the first position (HAS_LAST)
+    reach          [B, T]             int32    how many previous inputs a position reads (HAS_REACH)
     parts          [B, tiles, N, E]   fp32     tap and bias gradients, summed within each time tile; N = W + HAS_BIAS
 
     z_t = sum_i w_i x_{t - W + 1 + i} + b,   s = silu(z) or z,   y = s or scale s / sqrt(sum of s^2 + eps) per head
@@ -109,13 +110,38 @@ def load_taps(w_ptr, b_ptr, e_K, is_K, W: tl.constexpr, HAS_BIAS: tl.constexpr):
 
 
 @triton.jit
-def convolved(rows, at: tl.constexpr, taps, W: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Return z at the position with input row `at` + W - 1."""
-    z_RK = rows[at] * taps[0]
+def load_reach(ptr, t_R, T, n: tl.constexpr, HAS_REACH: tl.constexpr):
+    """Return how many previous inputs n positions from `t_R` on read, [R] each.
+
+    It is 0 outside [0, T). Without HAS_REACH, the tuple is empty.
+    """
+    reach = ()
+    if HAS_REACH:
+        for i in tl.static_range(n):
+            reach += (tl.load(ptr + t_R + i, mask=(t_R + i >= 0) & (t_R + i < T), other=0),)
+    return reach
+
+
+@triton.jit
+def within(x_RK, reach, at: tl.constexpr, back: tl.constexpr, HAS_REACH: tl.constexpr):
+    """Return x where the position `at` reads the input `back` positions before it, else 0."""
+    if HAS_REACH:
+        return tl.where((reach[at] >= back)[:, None], x_RK, 0.0)
+    else:
+        return x_RK
+
+
+@triton.jit
+def convolved(
+    rows, at: tl.constexpr, taps, reach, when: tl.constexpr, W: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_REACH: tl.constexpr,
+):  # fmt: skip
+    """Return z at the position with input row `at` + W - 1 and reach `when`."""
+    z_RK = within(rows[at], reach, when, W - 1, HAS_REACH) * taps[0]
     if HAS_BIAS:
         z_RK += taps[W]
     for i in tl.static_range(1, W):
-        z_RK += rows[at + i] * taps[i]
+        z_RK += within(rows[at + i], reach, when, W - 1 - i, HAS_REACH) * taps[i]
     return z_RK
 
 
@@ -131,22 +157,24 @@ def sigmoid(z):
 
 @triton.jit
 def conv_kernel(
-    x_ptr, w_ptr, b_ptr, last_ptr, y_ptr,
+    x_ptr, w_ptr, b_ptr, last_ptr, reach_ptr, y_ptr,
     T: tl.constexpr, E: tl.constexpr, W: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr,
     STEPS: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
-    EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr,
+    EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr, HAS_REACH: tl.constexpr,
 ):  # fmt: skip
     """Compute y for one program's channels and time tile."""
     b, _, first_R, e_K, is_K = place_of(T, E, K, KP, R, STEPS)
     x_ptr += b * (T * E)
     y_ptr += b * (T * E)
+    reach_ptr += b * T
     taps = load_taps(w_ptr + b * (E * W), b_ptr + b * E, e_K, is_K, W, HAS_BIAS)
     past = load_past(x_ptr, last_ptr + b * ((W - 1) * E), first_R, T, E, e_K, is_K, W, HAS_LAST)
     for block in tl.range(0, STEPS // U):
         t_R = first_R + block * U
         xs = past + widened(load_rows(x_ptr, t_R, T, E, e_K, is_K, U), U)
+        reach = load_reach(reach_ptr, t_R, T, U, HAS_REACH)
         for i in tl.static_range(U):
-            y_RK = convolved(xs, i, taps, W, HAS_BIAS)
+            y_RK = convolved(xs, i, taps, reach, i, W, HAS_BIAS, HAS_REACH)
             if SILU:
                 y_RK *= sigmoid(y_RK)
             if NORM:
@@ -172,20 +200,20 @@ def gradient_of_z(z_RK, g_RK, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.
 
 
 @triton.jit
-def gradient_of_x(dzs, at: tl.constexpr, taps, W: tl.constexpr):
-    """Return dx for the position with dz row `at`."""
+def gradient_of_x(dzs, at: tl.constexpr, taps, reach, W: tl.constexpr, HAS_REACH: tl.constexpr):
+    """Return dx for the position with dz row and reach `at`."""
     dx_RK = dzs[at] * taps[W - 1]
     for i in tl.static_range(1, W):
-        dx_RK += dzs[at + i] * taps[W - 1 - i]
+        dx_RK += within(dzs[at + i], reach, at + i, i, HAS_REACH) * taps[W - 1 - i]
     return dx_RK
 
 
 @triton.jit
 def conv_bwd_kernel(
-    x_ptr, w_ptr, b_ptr, last_ptr, dy_ptr, dx_ptr, parts_ptr, dlast_ptr,
+    x_ptr, w_ptr, b_ptr, last_ptr, reach_ptr, dy_ptr, dx_ptr, parts_ptr, dlast_ptr,
     T: tl.constexpr, E: tl.constexpr, W: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr,
     STEPS: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
-    EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr,
+    EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr, HAS_REACH: tl.constexpr,
 ):  # fmt: skip
     """Compute dx, dlast and partial dw and db for a program's channels and tile.
 
@@ -197,6 +225,7 @@ def conv_bwd_kernel(
     x_ptr += b * (T * E)
     dy_ptr += b * (T * E)
     dx_ptr += b * (T * E)
+    reach_ptr += b * T
     dlast_ptr += b * ((W - 1) * E)
     taps = load_taps(w_ptr + b * (E * W), b_ptr + b * E, e_K, is_K, W, HAS_BIAS)
     past = load_past(x_ptr, last_ptr + b * ((W - 1) * E), first_R, T, E, e_K, is_K, W, HAS_LAST)
@@ -214,17 +243,19 @@ def conv_bwd_kernel(
         new_gs = load_rows(dy_ptr, t_R, T, E, e_K, is_K, U)
         xs, gs = past + widened(new_xs, U), widened(new_gs, U)
         dzs = past_dz
+        reach = load_reach(reach_ptr, t_R - (W - 1), T, U + W - 1, HAS_REACH)
         for i in tl.static_range(U):
-            dz_RK = gradient_of_z(convolved(xs, i, taps, W, HAS_BIAS), gs[i], SILU, NORM, SCALE, EPS)
+            z_RK = convolved(xs, i, taps, reach, i + W - 1, W, HAS_BIAS, HAS_REACH)
+            dz_RK = gradient_of_z(z_RK, gs[i], SILU, NORM, SCALE, EPS)
             dzs += (dz_RK,)
             new_sums = ()
             for j in tl.static_range(W):
-                new_sums += (sums[j] + dz_RK * xs[i + j],)
+                new_sums += (sums[j] + dz_RK * within(xs[i + j], reach, i + W - 1, W - 1 - j, HAS_REACH),)
             if HAS_BIAS:
                 new_sums += (sums[W] + dz_RK,)
             sums = new_sums
             s_R = t_R + i - (W - 1)
-            dx_RK = gradient_of_x(dzs, i, taps, W)
+            dx_RK = gradient_of_x(dzs, i, taps, reach, W, HAS_REACH)
             store_row(dx_ptr, s_R, (s_R >= first_R) & (s_R < T), E, e_K, is_K, dx_RK)
             if HAS_LAST:
                 store_row(dlast_ptr, s_R + (W - 1), s_R < 0, E, e_K, is_K, dx_RK)
@@ -235,10 +266,13 @@ def conv_bwd_kernel(
     xs = past + widened(load_rows(x_ptr, t_R, T, E, e_K, is_K, W - 1), W - 1)
     gs = widened(load_rows(dy_ptr, t_R, T, E, e_K, is_K, W - 1), W - 1)
     dzs = past_dz
+    reach = load_reach(reach_ptr, t_R - (W - 1), T, 2 * (W - 1), HAS_REACH)
     for i in tl.static_range(W - 1):
-        dzs += (gradient_of_z(convolved(xs, i, taps, W, HAS_BIAS), gs[i], SILU, NORM, SCALE, EPS),)
+        z_RK = convolved(xs, i, taps, reach, i + W - 1, W, HAS_BIAS, HAS_REACH)
+        dzs += (gradient_of_z(z_RK, gs[i], SILU, NORM, SCALE, EPS),)
         s_R = t_R + i - (W - 1)
-        store_row(dx_ptr, s_R, (s_R >= first_R) & (s_R < T), E, e_K, is_K, gradient_of_x(dzs, i, taps, W))
+        dx_RK = gradient_of_x(dzs, i, taps, reach, W, HAS_REACH)
+        store_row(dx_ptr, s_R, (s_R >= first_R) & (s_R < T), E, e_K, is_K, dx_RK)
     parts_ptr += tile * (N * E)
     for j in tl.static_range(N):
         tl.store(parts_ptr + j * E + e_K, tl.sum(sums[j], 0), mask=is_K)

@@ -5,6 +5,7 @@
     mu               [N, B, D]          fp32     previous input's weights, one copy per batch entry
     moves, dmoves    [N, B, T, D]       input    per-token offsets of mu (HAS_MOVES)
     last, dlast      [B, D]             input    input before the first position (HAS_LAST)
+    reach            [B, T]             int32    0 where a position reads zero as its previous input (HAS_REACH)
     y0 ... y5        [B, T, D]          input    results for N <= 6 branches; unused pointers are placeholders
     g0 ... g5        [B, T, D]          input    result gradients
     parts            [B, tiles, N, D]   fp32     mu gradients, summed within each time tile
@@ -20,7 +21,17 @@ shared with short_conv/triton/kernels.py. Equations and sources: `token_shift/ap
 import triton
 import triton.language as tl
 
-from kernels_pallas.short_conv.triton.kernels import load_past, load_row, load_rows, part, place_of, store_row, widened
+from kernels_pallas.short_conv.triton.kernels import (
+    load_past,
+    load_reach,
+    load_row,
+    load_rows,
+    part,
+    place_of,
+    store_row,
+    widened,
+    within,
+)
 
 
 @triton.jit
@@ -54,9 +65,10 @@ def load_gradients(ptrs, t_R, T, D: tl.constexpr, e_K, is_K, N: tl.constexpr, U:
 
 @triton.jit
 def shift_kernel(
-    x_ptr, mu_ptr, moves_ptr, last_ptr, y0_ptr, y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr,
+    x_ptr, mu_ptr, moves_ptr, last_ptr, reach_ptr, y0_ptr, y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr,
     B: tl.constexpr, T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     R: tl.constexpr, STEPS: tl.constexpr, U: tl.constexpr, HAS_MOVES: tl.constexpr, HAS_LAST: tl.constexpr,
+    HAS_REACH: tl.constexpr,
 ):  # fmt: skip
     """Compute N results y [B, T, D] for one program's channels and time tile."""
     b, _, first_R, e_K, is_K = place_of(T, D, K, KP, R, STEPS)
@@ -64,6 +76,7 @@ def shift_kernel(
     at = b * (T * D)
     x_ptr += at
     moves_ptr += at
+    reach_ptr += b * T
     y_ptrs = (y0_ptr + at, y1_ptr + at, y2_ptr + at, y3_ptr + at, y4_ptr + at, y5_ptr + at)
     mus = shares(mu_ptr + b * D, B * D, e_K, is_K, N)
     past = load_past(x_ptr, last_ptr + b * D, first_R, T, D, e_K, is_K, 2, HAS_LAST)
@@ -72,9 +85,10 @@ def shift_kernel(
         new_xs = load_rows(x_ptr, t_R, T, D, e_K, is_K, U)
         if HAS_MOVES:
             moves = load_moves(moves_ptr, step, t_R, T, D, e_K, is_K, N, U)
+        reach = load_reach(reach_ptr, t_R, T, U, HAS_REACH)
         xs = past + widened(new_xs, U)
         for i in tl.static_range(U):
-            delta_RK = xs[i] - xs[i + 1]
+            delta_RK = within(xs[i], reach, i, 1, HAS_REACH) - xs[i + 1]
             for n in tl.static_range(N):
                 m_RK = mus[n]
                 if HAS_MOVES:
@@ -85,10 +99,11 @@ def shift_kernel(
 
 @triton.jit
 def shift_bwd_kernel(
-    x_ptr, mu_ptr, moves_ptr, last_ptr, g0_ptr, g1_ptr, g2_ptr, g3_ptr, g4_ptr, g5_ptr,
+    x_ptr, mu_ptr, moves_ptr, last_ptr, reach_ptr, g0_ptr, g1_ptr, g2_ptr, g3_ptr, g4_ptr, g5_ptr,
     dx_ptr, parts_ptr, dmoves_ptr, dlast_ptr,
     B: tl.constexpr, T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     R: tl.constexpr, STEPS: tl.constexpr, U: tl.constexpr, HAS_MOVES: tl.constexpr, HAS_LAST: tl.constexpr,
+    HAS_REACH: tl.constexpr,
 ):  # fmt: skip
     """Compute dx, dmoves, dlast and parts of dmu for a program's channels and tile.
 
@@ -101,6 +116,7 @@ def shift_bwd_kernel(
     at = b * (T * D)
     x_ptr += at
     moves_ptr += at
+    reach_ptr += b * T
     dx_ptr += at
     dmoves_ptr += at
     g_ptrs = (g0_ptr + at, g1_ptr + at, g2_ptr + at, g3_ptr + at, g4_ptr + at, g5_ptr + at)
@@ -117,9 +133,10 @@ def shift_bwd_kernel(
         gs = load_gradients(g_ptrs, t_R, T, D, e_K, is_K, N, U)
         if HAS_MOVES:
             moves = load_moves(moves_ptr, step, t_R, T, D, e_K, is_K, N, U)
+        reach = load_reach(reach_ptr, t_R, T, U, HAS_REACH)
         xs = past + widened(new_xs, U)
         for i in tl.static_range(U):
-            delta_RK = xs[i] - xs[i + 1]
+            delta_RK = within(xs[i], reach, i, 1, HAS_REACH) - xs[i + 1]
             all_RK, back_RK, new_sums = zero_RK, zero_RK, ()
             for n in tl.static_range(N):
                 g_RK, m_RK = gs[i * N + n].to(tl.float32), mus[n]
@@ -131,9 +148,10 @@ def shift_bwd_kernel(
                 new_sums += (sums[n] + g_RK * delta_RK,)
             sums = new_sums
             s_R = t_R + i - 1
-            store_row(dx_ptr, s_R, (s_R >= first_R) & (s_R < T), D, e_K, is_K, own_RK + back_RK)
+            before_RK = within(back_RK, reach, i, 1, HAS_REACH)
+            store_row(dx_ptr, s_R, (s_R >= first_R) & (s_R < T), D, e_K, is_K, own_RK + before_RK)
             if HAS_LAST:
-                store_row(dlast_ptr + b * D, s_R + 1, s_R < 0, D, e_K, is_K, back_RK)
+                store_row(dlast_ptr + b * D, s_R + 1, s_R < 0, D, e_K, is_K, before_RK)
             own_RK = all_RK - back_RK
         past = part(xs, U, 1)
 
@@ -141,11 +159,12 @@ def shift_bwd_kernel(
     gs = load_gradients(g_ptrs, t_R, T, D, e_K, is_K, N, 1)
     if HAS_MOVES:
         moves = load_moves(moves_ptr, step, t_R, T, D, e_K, is_K, N, 1)
+    reach = load_reach(reach_ptr, t_R, T, 1, HAS_REACH)
     for n in tl.static_range(N):
         m_RK = mus[n]
         if HAS_MOVES:
             m_RK += moves[n].to(tl.float32)
-        own_RK += gs[n].to(tl.float32) * m_RK
+        own_RK += within(gs[n].to(tl.float32) * m_RK, reach, 0, 1, HAS_REACH)
     store_row(dx_ptr, t_R - 1, t_R - 1 < T, D, e_K, is_K, own_RK)
     for n in tl.static_range(N):
         tl.store(parts_ptr + (tile * N + n) * D + e_K, tl.sum(sums[n], 0), mask=is_K)

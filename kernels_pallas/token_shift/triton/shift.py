@@ -34,20 +34,27 @@ def tile(kernel: str) -> Tile:
     return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
 
 
-def run(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None) -> tuple[Array, ...]:
+def run(
+    x_BTD: Array,
+    last_BD: Array | None,
+    mus: tuple[Array, ...],
+    moves_NBTD: Array | None,
+    reach_BT: Array | None = None,
+) -> tuple[Array, ...]:
     """Return the interpolations."""
     mu_NBD = jnp.broadcast_to(jnp.stack(mus)[:, None], (len(mus), len(x_BTD), x_BTD.shape[2]))
-    y: Any = _shifted(x_BTD[None], mu_NBD, moves_NBTD, None if last_BD is None else last_BD[None])
+    last, reach = (None if x is None else x[None] for x in (last_BD, reach_BT))
+    y: Any = _shifted(x_BTD[None], mu_NBD, moves_NBTD, last, reach)
     return tuple(y_1BTD[0] for y_1BTD in y)
 
 
 @jax.custom_vjp
-def _shifted(x, mu, moves, last) -> tuple[Array, ...]:
-    return _forward(x, mu, moves, last)[0]
+def _shifted(x, mu, moves, last, reach) -> tuple[Array, ...]:
+    return _forward(x, mu, moves, last, reach)[0]
 
 
 # Parts of a sharding rule (batching.py); `g` names the channels. A gradient has the dims of its operand.
-_RULES = {"x": "o b t g", "mu": "n b g", "moves": "n b t g", "last": "o b g"}
+_RULES = {"x": "o b t g", "mu": "n b g", "moves": "n b t g", "last": "o b g", "reach": "o b t"}
 
 
 def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str, str]:
@@ -65,8 +72,10 @@ def _forward(*operands):
 
 def _backward(saved: tuple, dy: tuple[Array, ...]) -> tuple:
     names, arrays, rule, results = _given(*saved)
-    run = fold_vmap(partial(_run_backward, names=names), f"{rule}, {results} -> {rule}", axis=1)
-    gradients = dict(zip(names, run(*arrays, *dy), strict=True))
+    learned = tuple(name for name in names if name != "reach")
+    rule = f"{rule}, {results} -> {', '.join(_RULES[name] for name in learned)}"
+    run = fold_vmap(partial(_run_backward, names=names, learned=learned), rule, axis=1)
+    gradients = dict(zip(learned, run(*arrays, *dy), strict=True))
     return tuple(gradients.get(name) for name in _RULES)
 
 
@@ -81,7 +90,7 @@ def _run_forward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
     return _launch("shift", kernels.shift_kernel, by_name, out=lambda n_tiles: out)[:N]
 
 
-def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
+def _run_backward(*operands: Array, names: tuple[str, ...], learned: tuple[str, ...]) -> tuple[Array, ...]:
     by_name, dy = dict(zip(names, operands, strict=False)), operands[len(names) :]
     x, mu = by_name["x"], by_name["mu"]
     dy += (x,) * (MAX_BRANCHES - len(dy))
@@ -93,7 +102,7 @@ def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]
 
     dx, parts, dmoves, dlast = _launch("shift_bwd", kernels.shift_bwd_kernel, by_name, *dy, out=out)
     gradients = {"x": dx, "mu": jnp.moveaxis(jnp.sum(parts, axis=1), 0, 1), "moves": dmoves, "last": dlast}
-    return tuple(gradients[name] for name in names)
+    return tuple(gradients[name] for name in learned)
 
 
 def _launch(
@@ -115,6 +124,7 @@ def _launch(
         by_name["mu"],
         by_name.get("moves", x),
         by_name.get("last", x),
+        by_name.get("reach", x),
         *more,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
         grid=(B * n_tiles * -(-D // block),),
@@ -131,4 +141,5 @@ def _launch(
         U=entry.unroll,
         HAS_MOVES="moves" in by_name,
         HAS_LAST="last" in by_name,
+        HAS_REACH="reach" in by_name,
     )
