@@ -76,7 +76,7 @@ def short_conv(
         by_name["last"] = last_BWE.astype(x_BTE.dtype)
     options = {"silu": silu, "l2_heads": l2_heads}
     reaches = () if segments is None else (reach(segments, W - 1),)
-    limits = options if segments is None else options | {"segments": True}
+    limits = options if segments is None else options | {"has_segments": True}
     kernels = backend.pick("short_conv", BACKENDS, implementation, (x_BTE, *by_name.values()), limits)
     x_BTE, *rest = vary_alike(x_BTE, *by_name.values(), *reaches)
     n = len(by_name)

@@ -62,7 +62,7 @@ def token_shift(
     data = [x.astype(x_BTD.dtype) for x in (last_BD, moves_NBTD) if x is not None]
     wide = [mu.astype(accumulation_dtype(x_BTD)) for mu in mus]
     reaches = () if segments is None else (reach(segments, 1),)
-    options = {"branches": N} if segments is None else {"branches": N, "segments": True}
+    options = {"branches": N} if segments is None else {"branches": N, "has_segments": True}
     kernels = backend.pick("token_shift", BACKENDS, implementation, (x_BTD, *data, *wide), options)
     x_BTD, *arrays = vary_alike(x_BTD, *data, *wide, *reaches)
     last_BD = None if last_BD is None else arrays.pop(0)

@@ -100,6 +100,8 @@ class DataConfig:
     regime: Literal["limited", "mixed"] = "limited"
     train_domains: tuple[str, ...] = ()  # empty = the regime's training domains
     eval_domains: tuple[str, ...] = ()  # empty = the regime's: in-domain first, then OOD
+    # States, convolutions, attention and positions restart at each document of a block; needs mixers that support it
+    reset: bool = False
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
     seed: Seed = 0  # seed of the shuffle; `train.seed` does not affect the data order
     workers: Annotated[int, Bounds(0, 1025)] = 0  # Grain worker processes; 0 = threads in this process
@@ -297,6 +299,8 @@ def check(config: Any) -> None:
             f"{model.n_layers}; change one of the two."
         )
     _check_block(model)
+    if data.reset:
+        _check_reset(model)
     # A mixer checks its settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
         path = f"config.model.mixer[{i}]" if isinstance(model.mixer, tuple) else "config.model.mixer"
@@ -324,6 +328,20 @@ def _check_block(model: Any) -> None:
                         f"config.model.{key}={getattr(model, key)!r} needs the pre-norm block, but {name} has another "
                         f"block; set config.model.{key}={neutral!r}, or choose another mixer."
                     )
+
+
+def _check_reset(model: Any) -> None:
+    """Raise `UserError` for a mixer or block that cannot keep packed documents apart."""
+    for name in dict.fromkeys(mixer.name for mixer in model.mixers):
+        mixer = mixers.load(name)
+        lacking = "" if mixer.resets else f"the mixer {name}"
+        if not lacking and mixer.block is not None and not mixer.block.resets:
+            lacking = f"{mixer.block.__name__}, the block of {name},"
+        if lacking:
+            raise UserError(
+                f"config.data.reset=True: {lacking} cannot restart at a document. Set config.data.reset=False, or "
+                "choose a mixer that can, such as gated_deltanet (docs/data.md lists them)."
+            )
 
 
 def _check_optim(config: Any) -> None:

@@ -120,7 +120,7 @@ class DeltaMixer(base.Mixer):
             q_BTHK, k_BTHK = (jnp.repeat(x, shared, axis=2) for x in (q_BTHK, k_BTHK))
         return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)
 
-    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
+    def _recurrence(self, operands: Any, s_BHKV: Array | None, **segments: Array) -> tuple[Array, Array]:
         """Return the outputs [B, T, H, V] and the last state.
 
         `operands` is the result of `_inputs`.
@@ -129,6 +129,7 @@ class DeltaMixer(base.Mixer):
             *operands,
             initial_state=s_BHKV,
             return_state=True,
+            **segments,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )
@@ -146,9 +147,14 @@ class DeltaMixer(base.Mixer):
         gain, eps = self.norm.g[...], self.norm.eps
         return self.out(head_norm(o_BTHV, self._gate(x_BTD), gain=gain, activation=self.gate_activation, eps=eps))
 
-    def __call__(self, x_BTD: Array) -> Array:
-        q_BTE, k_BTE, v_BTE = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
-        return self._output(x_BTD, self._recurrence(self._inputs(x_BTD, q_BTE, k_BTE, v_BTE), None)[0])
+    def __call__(self, x_BTD: Array, **segments: Array) -> Array:
+        """Apply the parallel form; a subclass that `resets` accepts `segments`."""
+        q_BTE, k_BTE, v_BTE = (
+            conv(linear(x_BTD), **segments)
+            for conv, linear in ((self.q_conv, self.q), (self.k_conv, self.k), (self.v_conv, self.v))
+        )
+        operands = self._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
+        return self._output(x_BTD, self._recurrence(operands, None, **segments)[0])
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
         """Return an empty cache; it does not depend on `max_len`."""
@@ -253,11 +259,12 @@ class LowRankDeltaMixer(DeltaMixer):
 
     lower_bound: float | None = None  # of a token's log decay; None = unbounded
 
-    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
+    def _recurrence(self, operands: Any, s_BHKV: Array | None, **segments: Array) -> tuple[Array, Array]:
         result: Any = wkv7(
             *[*operands, None],
             initial_state=s_BHKV,
             return_state=True,
+            **segments,
             min_log_w=-math.inf if self.lower_bound is None else self.lower_bound,
             chunk_size=self.chunk_size,
             implementation=self.implementation,

@@ -18,7 +18,7 @@ from flax import nnx
 import kernels_pallas
 from kernels_pallas import accumulation_dtype
 from seqjax.mixers import base
-from seqjax.mixers.base import Carry, MakeMixer, make_norm
+from seqjax.mixers.base import Carry, MakeMixer, make_norm, segments_of
 from seqjax.nn.initializers import Init, constant, orthogonal, values
 from seqjax.nn.layers import Linear, residual_norm, save_inputs
 from seqjax.nn.params import param
@@ -46,15 +46,20 @@ def token_shift(x_BTD: Array, last_BD: Array | None = None) -> Array:
 
 
 def lerps(
-    x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None = None
+    x_BTD: Array,
+    last_BD: Array | None,
+    mus: tuple[Array, ...],
+    moves_NBTD: Array | None = None,
+    segments: Array | None = None,
 ) -> tuple[Array, ...]:
     """Return lerp(x; mu) for each mu [D]; `last_BD` precedes the first token.
 
-    `last_BD` defaults to zero. `moves_NBTD` are added to the mus, per token.
+    `last_BD` defaults to zero. `moves_NBTD` are added to the mus, per token. With `segments`, int32 [B, T], zero
+    precedes each later document.
     """
     # Only XLA passes the last token of a time shard to the device that holds the next shard.
     implementation = "xla" if time_pieces(x_BTD) > 1 else None
-    return kernels_pallas.token_shift(x_BTD, last_BD, mus, moves_NBTD, implementation=implementation)
+    return kernels_pallas.token_shift(x_BTD, last_BD, mus, moves_NBTD, segments=segments, implementation=implementation)
 
 
 @save_inputs
@@ -113,9 +118,10 @@ class ChannelMix(nnx.Module):
         self.mu_r = param(rngs, values(mu_D), (dim,), ("embed",)) if gated else None
         self.r = Linear(dim, dim, axes=("embed", None), init=zeros, rngs=rngs) if gated else None
 
-    def __call__(self, x_BTD: Array, last_BD: Array | None = None) -> Array:
-        """Map [B, T, D] to [B, T, D]; `last_BD` (default zero) precedes the first token."""
-        k_BTD, *r_BTD = lerps(x_BTD, last_BD, tuple(mu[...] for mu in (self.mu_k, self.mu_r) if mu is not None))
+    def __call__(self, x_BTD: Array, last_BD: Array | None = None, segments: Array | None = None) -> Array:
+        """Map [B, T, D] to [B, T, D]; `last_BD` and `segments` are as in `lerps`."""
+        mus = tuple(mu[...] for mu in (self.mu_k, self.mu_r) if mu is not None)
+        k_BTD, *r_BTD = lerps(x_BTD, last_BD, mus, segments=segments)
         y_BTD = self.v(squared_relu(self.k(k_BTD)))
         return y_BTD if self.r is None else _sigmoid_gate(self.r(*r_BTD), y_BTD)
 
@@ -135,6 +141,7 @@ class RwkvBlock(base.Block):
     """
 
     version: ClassVar[int]
+    resets = True
 
     def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, layer, rngs=rngs)
@@ -171,7 +178,7 @@ class RwkvBlock(base.Block):
             x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
         with jax.named_scope("mlp"):
             x_BTD, h_BTD = residual_norm(self.norm2, x_BTD, dtype)
-            x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD)).astype(x_BTD.dtype)
+            x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD, **segments_of(carry))).astype(x_BTD.dtype)
         if last_BD is None:
             return x_BTD, carry, None
         return x_BTD, carry, BlockCache(mixer_cache, h_BTD[:, -1].astype(last_BD.dtype))

@@ -17,7 +17,7 @@ from flax import nnx
 import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
-from seqjax.mixers.base import Carry, MakeMixer
+from seqjax.mixers.base import Carry, MakeMixer, segments_of
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import save_inputs
 from seqjax.nn.params import param
@@ -115,13 +115,13 @@ class TokenShift(nnx.Module):
             mu_D = 1 - ramp(dim, powers[name] * depth(layer)[1])
             setattr(self, name, param(rngs, values(mu_D), (dim,), ("embed",)))
 
-    def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
+    def __call__(self, x_BTD: Array, last_BD: Array | None, segments: Array | None = None) -> dict[str, Array]:
         """Return the interpolations [B, T, D] with the previous token, by name.
 
-        `last_BD` precedes the first token.
+        `last_BD` precedes the first token; `segments` is as in `lerps`.
         """
         mus = tuple(getattr(self, name)[...] for name in self.names)
-        return dict(zip(self.names, lerps(x_BTD, last_BD, mus), strict=True))
+        return dict(zip(self.names, lerps(x_BTD, last_BD, mus, segments=segments), strict=True))
 
 
 def centred(dim: int) -> Array:
@@ -144,17 +144,18 @@ class TimeMix(base.Mixer):
         v_first_BTD: Array | None = None,
         layer: Array | int = 0,
         continues: bool = False,
+        **segments: Any,
     ) -> tuple[Array, Array, Any]:
         """Return the output, the first layer's values [B, T, D], and the cache.
 
         The next layer receives the first layer's values. `cache` is None in training; in decoding it comes from
         `init_cache`, unless the sequence `continues`. `layer` counts from the first layer with an RWKV-7 block. Without
-        `v_first_BTD` this is the first layer.
+        `v_first_BTD` this is the first layer. A mixer that `resets` accepts `segments`.
         """
 
-    def __call__(self, x_BTD: Array) -> Array:
+    def __call__(self, x_BTD: Array, **segments: Any) -> Array:
         """Apply a first layer to a whole sequence."""
-        return self.time_mix(x_BTD, None)[0]
+        return self.time_mix(x_BTD, None, **segments)[0]
 
     def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply a first layer to a prompt and fill its cache."""
@@ -193,7 +194,6 @@ class Block(RwkvBlock):
         self, h_BTD: Array, carry: Carry, cache: Any, *, layer: Array, continues: bool
     ) -> tuple[Array, Carry, Any]:
         """Apply the time mix and store the first layer's values in `carry`."""
-        y_BTD, v_first_BTD, cache = self.mixer.time_mix(
-            h_BTD, cache, v_first_BTD=carry["v_first"], layer=layer - self.first, continues=continues
-        )
+        options: Any = {"v_first_BTD": carry["v_first"], "layer": layer - self.first, "continues": continues}
+        y_BTD, v_first_BTD, cache = self.mixer.time_mix(h_BTD, cache, **options | segments_of(carry))
         return y_BTD, {**carry, "v_first": v_first_BTD.astype(carry["v_first"].dtype)}, cache

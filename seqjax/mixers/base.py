@@ -31,6 +31,9 @@ from seqjax.types import Array, Cache, Layer, require_array
 Carry = dict[str, Any]
 # The entry of `carry` that sums the layers' auxiliary losses, float32 []. Evaluation and decoding have no such entry.
 AUXILIARY_LOSS = "auxiliary_loss"
+# The entry of `carry` with the number of each token's document, int32 [B, T], in a model that resets at documents
+# (config.data.reset). Decoding has no such entry: a cache holds one document.
+SEGMENTS = "segments"
 
 
 # The methods that take an input, and its name and axes.
@@ -64,6 +67,7 @@ class Mixer(nnx.Module):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        cls.resets = cls.__dict__.get("resets", False)
         for name in _FORMS.keys() & cls.__dict__.keys():
             setattr(cls, name, _with_checked_input(cls.__dict__[name], *_FORMS[name]))
         if "__init__" in cls.__dict__:
@@ -73,6 +77,10 @@ class Mixer(nnx.Module):
 
     # The block of this architecture; None means the model's pre-norm block.
     block: ClassVar[type["Block"] | None] = None
+    # Whether `__call__` (and `call_with_loss`) accepts `segments`, int32 [B, T], the number of each token's document.
+    # No output and no gradient of a document may then depend on another document, and positions restart. Subclasses do
+    # not inherit it, because they may mix tokens in other parts.
+    resets: ClassVar[bool] = False
     # A mixer with the same parameters except for the group `auxiliary`; `--init_from` accepts its runs.
     extends: ClassVar[str | None] = None
     __signature__: ClassVar[inspect.Signature]
@@ -208,9 +216,12 @@ class RecurrentMixer(Mixer):
         """Apply the parallel form to tokens that continue the cached sequence."""
         return self.prefill(x_BTD, cache)
 
-    def __call__(self, x_BTD: Array) -> Array:
-        """Apply the parallel form from an empty cache."""
-        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
+    def __call__(self, x_BTD: Array, **segments: Array) -> Array:
+        """Apply the parallel form from an empty cache.
+
+        A mixer that `resets` accepts `segments` in `prefill`.
+        """
+        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype), **segments)[0]
 
     def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:
         """Apply the recurrent form to one token.
@@ -236,6 +247,8 @@ class Block(nnx.Module):
     # Whether the block supports the model's settings `canon` and `token_shift`; blocks derived from the pre-norm block
     # do.
     has_switches: ClassVar[bool] = False
+    # Whether the block keeps packed documents apart: it passes `carry[SEGMENTS]` to every part that mixes tokens.
+    resets: ClassVar[bool] = False
 
     def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         """Build the block of `layer`.
@@ -264,8 +277,8 @@ class Block(nnx.Module):
         Raises `UserError` if the loss is not a float32 scalar.
         """
         if AUXILIARY_LOSS not in carry or not self.mixer.has_loss:
-            return self.mixer(h_BTD), carry
-        y_BTD, loss = self.mixer.call_with_loss(h_BTD)
+            return self.mixer(h_BTD, **segments_of(carry)), carry
+        y_BTD, loss = self.mixer.call_with_loss(h_BTD, **segments_of(carry))
         if jnp.shape(loss) != () or jnp.result_type(loss) != jnp.float32:
             raise UserError(
                 f"The auxiliary loss of {type(self.mixer).__name__} is {jnp.result_type(loss)}{[*jnp.shape(loss)]} "
@@ -343,6 +356,11 @@ class Block(nnx.Module):
     def longest(self) -> int:
         """The longest sequence in tokens; 0 means no limit."""
         return self.mixer.longest
+
+
+def segments_of(carry: Carry) -> dict[str, Array]:
+    """Return the keyword argument `segments` of packed documents; empty without a reset."""
+    return {SEGMENTS: carry[SEGMENTS]} if SEGMENTS in carry else {}
 
 
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:

@@ -27,6 +27,7 @@ from seqjax.types import Array
 class Comba(LowRankDeltaMixer, GatedDeltaNet):
     """Gated DeltaNet with a smaller predicting key and a corrected query."""
 
+    resets = True
     gate_activation = "sigmoid"
 
     def __init__(

@@ -14,6 +14,8 @@ from seqjax.mixers._delta import DeltaMixer
 class DeltaNet(DeltaMixer):
     """The delta rule without decay or output gate."""
 
+    resets = True
+
     def __init__(
         self,
         dim: int,

@@ -19,6 +19,8 @@ from seqjax.mixers._delta import GatedDeltaMixer
 class GatedDeltaNet(GatedDeltaMixer):
     """The delta rule with decay and output gate."""
 
+    resets = True
+
     def __init__(
         self,
         dim: int,

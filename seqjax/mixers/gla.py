@@ -32,6 +32,8 @@ class GlaCache(NamedTuple):
 class GLA(base.RecurrentMixer):
     """Linear attention with its projections, decay, norm and output gate."""
 
+    resets = True
+
     def __init__(
         self,
         dim: int,
@@ -61,7 +63,7 @@ class GLA(base.RecurrentMixer):
         # As in fla's models, and unlike GPT, the initial values of this matrix are not scaled down.
         self.out = Linear(value_dim, dim, axes=("heads", "embed"), rngs=rngs)
 
-    def prefill(self, x_BTD: Array, cache: GlaCache) -> tuple[Array, GlaCache]:
+    def prefill(self, x_BTD: Array, cache: GlaCache, segments: Array | None = None) -> tuple[Array, GlaCache]:
         """Apply the parallel form to tokens that continue the cached sequence."""
         q_BTHK, k_BTHK, v_BTHV = (self._split_heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
         result: Any = wkv6(
@@ -72,6 +74,7 @@ class GLA(base.RecurrentMixer):
             None,
             initial_state=cache.s_BHKV,
             return_state=True,
+            segments=segments,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )

@@ -41,6 +41,7 @@ from seqjax.types import Array
 class KDA(LowRankDeltaMixer):
     """The delta rule with a decay per key channel and an output gate."""
 
+    resets = True
     gate_activation = "sigmoid"
 
     def __init__(

@@ -41,6 +41,8 @@ class Mamba2Cache(NamedTuple):
 class Mamba2(base.RecurrentMixer):
     """The state space model with its projections, convolutions, gate and norm."""
 
+    resets = True
+
     def __init__(
         self,
         dim: int,
@@ -84,9 +86,9 @@ class Mamba2(base.RecurrentMixer):
             return jnp.broadcast_to(self.decay(u_BTD)[..., None], dt_BTH.shape)
         return jnp.zeros_like(dt_BTH)
 
-    def prefill(self, u_BTD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
+    def prefill(self, u_BTD: Array, cache: Mamba2Cache, segments: Array | None = None) -> tuple[Array, Mamba2Cache]:
         """Apply the parallel form to tokens that continue the cached sequence."""
-        (x_BTHV, dt_BTH, b_BTN, c_BTN), past = self.inputs(u_BTD, cache.x_BWE, cache.bc_BWN)
+        (x_BTHV, dt_BTH, b_BTN, c_BTN), past = self.inputs(u_BTD, cache.x_BWE, cache.bc_BWN, segments)
         y_BTHV, state_BHNV = ssd(
             x_BTHV,
             self.log_decay(u_BTD, dt_BTH),
@@ -95,12 +97,13 @@ class Mamba2(base.RecurrentMixer):
             dt_BTH=dt_BTH,
             initial_state=cache.state_BHNV,
             return_state=True,
+            segments=segments,
             chunk_size=self.chunk_size,
         )
         return self.outputs(u_BTD, y_BTHV, x_BTHV), Mamba2Cache(*past, state_BHNV)
 
     def inputs(
-        self, u_BTD: Array, past_x_BWE: Array, past_bc_BWN: Array
+        self, u_BTD: Array, past_x_BWE: Array, past_bc_BWN: Array, segments: Array | None = None
     ) -> tuple[tuple[Array, Array, Array, Array], tuple[Array, Array]]:
         """Return the operands of the recurrence and the convolutions' last inputs.
 
@@ -108,8 +111,8 @@ class Mamba2(base.RecurrentMixer):
         """
         x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
         if self.conv_x is not None and self.conv_bc is not None:
-            x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, past_x_BWE)
-            bc_BTN, past_bc_BWN = self.conv_bc.extend(bc_BTN, past_bc_BWN)
+            x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, past_x_BWE, segments)
+            bc_BTN, past_bc_BWN = self.conv_bc.extend(bc_BTN, past_bc_BWN, segments)
         else:
             x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)

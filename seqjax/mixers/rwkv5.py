@@ -55,6 +55,8 @@ class Block(RwkvBlock):
 class RWKV5(base.RecurrentMixer):
     """The time mix; RWKV-6 overrides the token shift and the decay."""
 
+    resets = True
+
     block = Block
 
     def __init__(
@@ -91,17 +93,19 @@ class RWKV5(base.RecurrentMixer):
         mu_PD = jnp.stack([1 - x_D for x_D in (fast_D, slow_D, slow_D + 0.3 * rho, fast_D)])
         self.mu = param(rngs, values(mu_PD), mu_PD.shape, ("state", "embed"))
 
-    def _shifted_inputs(self, x_BTD: Array, last_BD: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def _shifted_inputs(
+        self, x_BTD: Array, last_BD: Array, segments: Array | None
+    ) -> tuple[Array, Array, Array, Array, Array]:
         """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D]).
 
-        `last_BD` precedes the first token.
+        `last_BD` precedes the first token; `segments` is as in `lerps`.
         """
-        r_BTD, k_BTD, v_BTD, g_BTD = lerps(x_BTD, last_BD, tuple(self.mu[...]))
+        r_BTD, k_BTD, v_BTD, g_BTD = lerps(x_BTD, last_BD, tuple(self.mu[...]), segments=segments)
         return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(self.omega[...])[None, None]
 
-    def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
+    def prefill(self, x_BTD: Array, cache: RwkvCache, segments: Array | None = None) -> tuple[Array, RwkvCache]:
         """Apply the parallel form to tokens that continue the cached sequence."""
-        r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, cache.last_BD)
+        r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, cache.last_BD, segments)
 
         def split_heads(x: Array) -> Array:
             return x.reshape(*x.shape[:2], self.heads, self.head_dim)
@@ -114,6 +118,7 @@ class RWKV5(base.RecurrentMixer):
             self.u[...].reshape(self.heads, -1),
             initial_state=cache.state_BHKV,
             return_state=True,
+            segments=segments,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )

@@ -31,6 +31,7 @@ class RWKV6(RWKV5):
     """The time mix with data-dependent token shift and decay."""
 
     block = Block
+    resets = True
 
     def __init__(
         self,
@@ -63,16 +64,18 @@ class RWKV6(RWKV5):
         self.d1 = Linear(dim, self.decay_rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
         self.d2 = Linear(self.decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
 
-    def _shifted_inputs(self, x_BTD: Array, last_BD: Array) -> tuple[Array, Array, Array, Array, Array]:
-        (s_BTD,) = lerps(x_BTD, last_BD, (self.mu_x[...],))
-        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = save_inputs(self._lerps)(x_BTD, last_BD, self.w1(s_BTD))
+    def _shifted_inputs(
+        self, x_BTD: Array, last_BD: Array, segments: Array | None
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        (s_BTD,) = lerps(x_BTD, last_BD, (self.mu_x[...],), segments=segments)
+        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = save_inputs(self._lerps)(x_BTD, last_BD, self.w1(s_BTD), segments)
         return r_BTD, k_BTD, v_BTD, g_BTD, save_inputs(self._log_decay)(w_BTD)
 
-    def _lerps(self, x_BTD: Array, last_BD: Array, hidden_BTM: Array) -> tuple[Array, ...]:
+    def _lerps(self, x_BTD: Array, last_BD: Array, hidden_BTM: Array, segments: Array | None) -> tuple[Array, ...]:
         """Return the five lerps; W_2 tanh(hidden) is added to each mu."""
         hidden_BTPM = jnp.tanh(hidden_BTM).reshape(*x_BTD.shape[:2], 5, self.shift_rank)
         delta_mu_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
-        return lerps(x_BTD, last_BD, tuple(self.mu[...]), delta_mu_PBTD)
+        return lerps(x_BTD, last_BD, tuple(self.mu[...]), delta_mu_PBTD, segments)
 
     def _log_decay(self, w_BTD: Array) -> Array:
         omega_BTD = self.omega[...] + project_float32(self.d2, jnp.tanh(self.d1(w_BTD)))

@@ -72,6 +72,7 @@ class RWKV7(TimeMix):
     """
 
     block = Block
+    resets = True
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class RWKV7(TimeMix):
         v_first_BTD: Array | None = None,
         layer: Array | int = 0,
         continues: bool = False,
+        segments: Array | None = None,
     ) -> tuple[Array, Array, Any]:
         """Return the output, the first layer's values [B, T, D] and the cache.
 
@@ -136,7 +138,7 @@ class RWKV7(TimeMix):
         `cache` is None in training.
         """
         del continues  # an empty cache is the initial state (zeros), so a prompt is processed like a continuation
-        x = self.mu(x_BTD, None if cache is None else cache.last_BD)
+        x = self.mu(x_BTD, None if cache is None else cache.last_BD, segments)
         r_BTHK, k_BTHK, own_v_BTHV = (self._split_heads(y) for y in (self.r(x["r"]), self.k(x["k"]), self.v(x["v"])))
         mix = None
         if v_first_BTD is not None:
@@ -162,6 +164,7 @@ class RWKV7(TimeMix):
             core.b_BTHK,
             initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
+            segments=segments,
             min_log_w=-math.exp(-0.5),
             chunk_size=self.chunk_size,
             implementation=self.implementation,

@@ -20,7 +20,7 @@ from flax import nnx
 
 from seqjax.config import ModelConfig
 from seqjax.mixers._rwkv import depth, ramp
-from seqjax.mixers.base import Block, Carry, MakeMixer, make_mlp, make_norm
+from seqjax.mixers.base import Block, Carry, MakeMixer, make_mlp, make_norm, segments_of
 from seqjax.nn.initializers import values
 from seqjax.nn.layers import LayerNorm, RMSNorm, residual_norm
 from seqjax.nn.short_conv import Canon, ShortConv, TokenShift, extend, init_cache
@@ -50,7 +50,7 @@ class PreNormBlock(Block):
     There is no MLP if `mlp.kind` is none.
     """
 
-    has_switches = True
+    has_switches = resets = True
 
     def __init__(self, config: ModelConfig, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, layer, rngs=rngs)
@@ -82,21 +82,21 @@ class PreNormBlock(Block):
         last = cache if isinstance(cache, PreNormCache) else PreNormCache(cache)
         with jax.named_scope("mixer"):  # these names appear in profiles (lab.benchmarks.profile_step)
             x, h, carry = self._read(0, self.norm1, x, carry, layer, dtype)
-            h, a_BWD, shift_BWD = self._before_mixer(h, last)
+            h, a_BWD, shift_BWD = self._before_mixer(h, last, **segments_of(carry))
             y, carry, mixer = mix(h, carry, last.mixer)
             x = x + constrain_batch(y).astype(x.dtype)
         c_BWD, d = None, (None, None)
         if self.norm2 is not None and self.mlp is not None:
             with jax.named_scope("mlp"):
                 x, h, carry = self._read(1, self.norm2, x, carry, layer, dtype)
-                h, c_BWD = _extend(self.canon_c, h, last.c_BWD)
-                y, d = self.mlp.extend(h, last.d)
+                h, c_BWD = _extend(self.canon_c, h, last.c_BWD, **segments_of(carry))
+                y, d = self.mlp.extend(h, last.d, **segments_of(carry))
                 x = x + constrain_batch(y).astype(x.dtype)
         return x, carry, PreNormCache(mixer, a_BWD, shift_BWD, c_BWD, d) if self.looks_back else mixer
 
-    def _before_mixer(self, h: Array, last: PreNormCache) -> tuple[Array, Any, Any]:
-        h, a_BWD = _extend(self.canon_a, h, last.a_BWD)
-        h, shift_BWD = _extend(self.token_shift, h, last.shift_BWD)
+    def _before_mixer(self, h: Array, last: PreNormCache, **segments: Array) -> tuple[Array, Any, Any]:
+        h, a_BWD = _extend(self.canon_a, h, last.a_BWD, **segments)
+        h, shift_BWD = _extend(self.token_shift, h, last.shift_BWD, **segments)
         return h, a_BWD, shift_BWD
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
@@ -146,8 +146,8 @@ def _decoding(form: Callable[[Array, Cache], tuple[Array, Cache]]) -> Mix:
     return mix
 
 
-def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None) -> tuple[Array, Any]:
-    y, last_BWD = extend(conv, x, last_BWD)
+def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None, **segments: Array) -> tuple[Array, Any]:
+    y, last_BWD = extend(conv, x, last_BWD, **segments)
     return y if conv is None else constrain_batch(y), last_BWD
 
 

@@ -37,8 +37,15 @@ class Embedder(nnx.Module):
         self.norm = make_norm(config, rngs=rngs)
         self.mix = DepthMix(config.dim, eps=config.norm_eps, rngs=rngs) if config.attn_residual else None
 
-    def encode(self, tokens_BT: Array, start: Array | int = 0, *, copies_NOD: Array | None = None) -> Array:
-        """Return the embeddings [B, T, D] of tokens from position `start` on.
+    def encode(
+        self,
+        tokens_BT: Array,
+        start: Array | int = 0,
+        *,
+        positions_BT: Array | None = None,
+        copies_NOD: Array | None = None,
+    ) -> Array:
+        """Return the embeddings [B, T, D] of tokens from position `start` on, or at `positions_BT`.
 
         `copies_NOD` holds a copy of the table per token piece; the table's gradient then goes to the copies.
         """
@@ -46,7 +53,9 @@ class Embedder(nnx.Module):
         x_BTD = table_OD[tokens_BT] if copies_NOD is None else lookup(table_OD, copies_NOD, tokens_BT)
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
-        if self.positions is not None:
+        if self.positions is not None and positions_BT is not None:
+            x_BTD = x_BTD + self.positions[...][positions_BT]
+        elif self.positions is not None:
             x_BTD = x_BTD + jax.lax.dynamic_slice_in_dim(self.positions[...], start, tokens_BT.shape[1])
         return x_BTD
 

@@ -24,6 +24,11 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
     layers. Raises `UserError` if no layer has attention weights, or if T is 1.
     """
     n_tokens = tokens_BT.shape[1]
+    if model.documents is not None:
+        raise UserError(
+            "The entropy is measured over the whole past, which a model with config.data.reset=True does not read. "
+            "Omit --entropy and leave config.eval.entropy_tokens at 0."
+        )
     if n_tokens < 2:
         raise UserError("Entropy needs a position with several keys: set a config.train.seq_len of at least 2.")
     max_entropy_T = jnp.log(jnp.arange(2, n_tokens + 1, dtype=jnp.float32))

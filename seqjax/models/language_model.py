@@ -13,10 +13,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.segments import positions
 from seqjax import mixers
 from seqjax.config import ModelConfig
 from seqjax.errors import UserError
-from seqjax.mixers.base import AUXILIARY_LOSS, Block, Carry
+from seqjax.mixers.base import AUXILIARY_LOSS, SEGMENTS, Block, Carry
 from seqjax.models.attn_residual import SOURCES, AttnResidualBlock
 from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
@@ -46,6 +47,15 @@ def compute_dtype(config: ModelConfig) -> Any:
     return jnp.dtype(config.dtype)
 
 
+def document_numbers(tokens_BT: Array, bos: int, eos: int) -> Array:
+    """Return the number of each token's document, int32 [B, T].
+
+    A document begins at each BOS after an EOS. With equal ids, an EOS that begins a document does not end it.
+    """
+    begins_BT = (tokens_BT[:, :-1] == eos) & (tokens_BT[:, 1:] == bos)
+    return jnp.pad(jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+
+
 def _at(h_BTD: Array, positions_BA: Array | None) -> Array:
     """Return the hidden states at positions [B, A], or all for None."""
     return h_BTD if positions_BA is None else jnp.take_along_axis(h_BTD, positions_BA[..., None], 1)
@@ -64,11 +74,20 @@ class Model:
 
     `max_len` is the training sequence length, which sizes position tables. `carry_from_zero` is for models trained when
     only layer 0 could set the arrays that RWKV-7 blocks carry. In a hybrid with another block in layer 0, these arrays
-    then stay zero.
+    then stay zero. `documents` are the ids (BOS, EOS) that begin and end a document (config.data.reset): states and
+    positions then restart at each BOS after an EOS, and nothing crosses this boundary. None means no restart. Decoding
+    never restarts, because a cache holds one document.
     """
 
-    def __init__(self, config: ModelConfig, *, max_len: int, carry_from_zero: bool = False):
-        self.config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_len: int,
+        carry_from_zero: bool = False,
+        documents: tuple[int, int] | None = None,
+    ):
+        self.config, self.documents = config, documents
         self.max_len = max_len
         self.dtype = compute_dtype(config)
         self.residual_dtype = jnp.float32 if config.residual_dtype == "float32" else self.dtype
@@ -284,8 +303,13 @@ class Model:
         """Return the first block's input: embeddings [B, T, D] and initial carry."""
         require_array("tokens_BT", tokens_BT, "B, T", integer=True)
         self.check_length(tokens_BT.shape[1])
-        x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
-        return x_BTD, self._init_carry(x_BTD)
+        if self.documents is None:
+            x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
+            return x_BTD, self._init_carry(x_BTD)
+        segments_BT = document_numbers(tokens_BT, *self.documents)
+        positions_BT = positions(segments_BT)
+        x_BTD = constrain_batch(self.embed(params, tokens_BT, positions_BT=positions_BT, embed_NOD=embed_NOD))
+        return x_BTD, self._init_carry(x_BTD) | {SEGMENTS: segments_BT}
 
     def over_layers(
         self, body: Callable[[State, Params, Array], tuple[State, Any]], state: State, blocks: Params
@@ -383,13 +407,20 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------ both ends
     def embed(
-        self, params: Params, tokens_BT: Array, start: Array | int = 0, *, embed_NOD: Array | None = None
+        self,
+        params: Params,
+        tokens_BT: Array,
+        start: Array | int = 0,
+        *,
+        positions_BT: Array | None = None,
+        embed_NOD: Array | None = None,
     ) -> Array:
-        """Return the embeddings [B, T, D] of tokens from position `start` on.
+        """Return the embeddings [B, T, D] of tokens from position `start` on, or at `positions_BT`.
 
         They have the residual stream's dtype. The table's gradient goes to its copies `embed_NOD`, if any.
         """
-        return self._embedder(params).encode(tokens_BT, start, copies_NOD=embed_NOD).astype(self.residual_dtype)
+        x_BTD = self._embedder(params).encode(tokens_BT, start, positions_BT=positions_BT, copies_NOD=embed_NOD)
+        return x_BTD.astype(self.residual_dtype)
 
     def _init_carry(self, x: Array) -> Carry:
         carry: Carry = {}

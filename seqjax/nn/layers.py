@@ -250,16 +250,17 @@ class Mlp(nnx.Module):
         """Map [..., D] to [..., D]; with `canon`, [B, T, D]."""
         return self.extend(x, (None, None))[0]
 
-    def extend(self, x: Array, last: tuple[Any, Any]) -> tuple[Array, tuple[Any, Any]]:
+    def extend(self, x: Array, last: tuple[Any, Any], segments: Array | None = None) -> tuple[Array, tuple[Any, Any]]:
         """Map tokens that continue a sequence, [B, T, D] or one token [B, D].
 
-        Returns the outputs and the last convolution inputs, which the next call receives as `last`.
+        Returns the outputs and the last convolution inputs, which the next call receives as `last`. `segments` are the
+        numbers of the tokens' documents, as in `ShortConv`.
         """
-        up, last_up = extend(self.up_conv, self.up(x), last[0])
+        up, last_up = extend(self.up_conv, self.up(x), last[0], segments)
         if self.gate is None:
             hidden = save_inputs(lambda up: self.activation(up).astype(up.dtype))(up)
             return self.down(hidden), (last_up, None)
-        gate, last_gate = extend(self.gate_conv, self.gate(x), last[1])
+        gate, last_gate = extend(self.gate_conv, self.gate(x), last[1], segments)
         hidden: Any = _gated(gate, up, self.activation)
         return self.down(hidden), (last_up, last_gate)
 

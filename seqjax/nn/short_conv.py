@@ -49,15 +49,19 @@ class ShortConv(nnx.Module):
         """The taps of each channel, float32 [E, W]."""
         return jnp.ones((self.dim, 1)) if self.w is None else self.w[...]
 
-    def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
+    def __call__(self, x_BTE: Array, last_BWE: Array | None = None, segments: Array | None = None) -> Array:
         """Map [B, T, E] to [B, T, E].
 
-        `last_BWE` (default zero) holds the W - 1 inputs before the first.
+        `last_BWE` (default zero) holds the W - 1 inputs before the first. `segments`, int32 [B, T], is the number of
+        each token's document; a token reads only inputs of its document.
         """
         n_past = self.past
         n_batch, seq_len, _ = x_BTE.shape
         n_pieces = time_pieces(x_BTE)
-        if n_pieces > 1 and n_past <= seq_len // n_pieces:
+        implementation = None
+        if n_pieces > 1 and segments is not None:
+            implementation = "xla"  # it passes the last inputs of a time shard to the next device
+        elif n_pieces > 1 and n_past <= seq_len // n_pieces:
             last_BWE = self.init_cache(n_batch, x_BTE.dtype) if last_BWE is None else last_BWE
             x_BSE = time_to_rows(x_BTE, last_BWE.astype(x_BTE.dtype))
             last_BWE, x_BTE = x_BSE[:, :n_past], x_BSE[:, n_past:]
@@ -69,6 +73,8 @@ class ShortConv(nnx.Module):
             silu=self.silu,
             l2_heads=self.l2_heads,
             scale=self.scale,
+            segments=segments,
+            implementation=implementation,
         )
         return rows_to_time(y_BTE, n_batch)
 
@@ -76,15 +82,15 @@ class ShortConv(nnx.Module):
         """Return zeros [B, W - 1, E] as the inputs before the first."""
         return jnp.zeros((batch, self.past, self.dim), dtype)
 
-    def extend(self, x_BTE: Array, last_BWE: Array | None) -> tuple[Array, Any]:
+    def extend(self, x_BTE: Array, last_BWE: Array | None, segments: Array | None = None) -> tuple[Array, Any]:
         """Convolve inputs that follow `last_BWE`; also return the last W - 1 inputs.
 
         The next call receives these as `last_BWE`. In training both are None.
         """
         if last_BWE is None:
-            return self(x_BTE), None
+            return self(x_BTE, segments=segments), None
         inputs = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
-        return self(x_BTE, last_BWE), inputs[:, x_BTE.shape[1] :]
+        return self(x_BTE, last_BWE, segments), inputs[:, x_BTE.shape[1] :]
 
 
 class Canon(ShortConv):
@@ -96,12 +102,12 @@ class Canon(ShortConv):
     def __init__(self, dim: int, *, axis: str | None = "embed", rngs: nnx.Rngs):
         super().__init__(dim, silu=False, axis=axis, rngs=rngs)
 
-    def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
+    def __call__(self, x_BTE: Array, last_BWE: Array | None = None, segments: Array | None = None) -> Array:
         """Map [B, T, E] to [B, T, E].
 
-        `last_BWE` (default zero) holds the W - 1 inputs before the first.
+        `last_BWE` (default zero) holds the W - 1 inputs before the first; `segments` as in `ShortConv`.
         """
-        return x_BTE + super().__call__(x_BTE, last_BWE)
+        return x_BTE + super().__call__(x_BTE, last_BWE, segments)
 
 
 class TokenShift(ShortConv):
@@ -117,7 +123,9 @@ class TokenShift(ShortConv):
         return jnp.stack([self.mu[...], 1 - self.mu[...]], axis=1)
 
 
-def extend(conv: ShortConv | None, x: Array, last_BWE: Array | None) -> tuple[Array, Any]:
+def extend(
+    conv: ShortConv | None, x: Array, last_BWE: Array | None, segments: Array | None = None
+) -> tuple[Array, Any]:
     """Apply `conv.extend` to [B, T, E], or to a single token [B, E].
 
     Without a convolution, return the inputs.
@@ -125,7 +133,7 @@ def extend(conv: ShortConv | None, x: Array, last_BWE: Array | None) -> tuple[Ar
     if conv is None:
         return x, None
     if x.ndim == 3:
-        return conv.extend(x, last_BWE)
+        return conv.extend(x, last_BWE, segments)
     y_BTE, last_BWE = conv.extend(x[:, None], last_BWE)
     return y_BTE[:, 0], last_BWE
 

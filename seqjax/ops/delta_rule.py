@@ -9,10 +9,10 @@ are float32; products use the input dtype.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 import kernels_pallas
-from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64
@@ -27,6 +27,7 @@ def gated_delta_rule(
     *,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
@@ -34,8 +35,8 @@ def gated_delta_rule(
 
     The outputs have the dtype of `q_BTHK`, the state at least float32. `q_BTHK` must be scaled and `k_BTHK` have unit
     norm; `beta_BTH` is in [0, 2] and `log_g_BTH` <= 0. `chunk_size` (default 64, at most T) changes time and memory,
-    not the result. The backward pass needs the inputs and, per chunk, one state and one inverse. `implementation` is as
-    in `kernels_pallas`.
+    not the result. The backward pass needs the inputs and, per chunk, one state and one inverse. `segments` and
+    `implementation` are as in `kernels_pallas`.
     """
     o_BTHV, s_BHKV = kernels_pallas.delta_rule(
         time_to_heads(q_BTHK),
@@ -44,6 +45,7 @@ def gated_delta_rule(
         time_to_heads(beta_BTH),
         None if log_g_BTH is None else time_to_heads(log_g_BTH),
         initial_state,
+        segments=None if segments is None else gather_time(segments),
         chunk_size=min(chunk_size or CHUNK, q_BTHK.shape[1]),
         implementation=implementation,
     )

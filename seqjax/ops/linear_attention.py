@@ -9,10 +9,10 @@ dtype of v.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 import kernels_pallas
-from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64
@@ -27,6 +27,7 @@ def wkv6(
     *,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
@@ -34,7 +35,7 @@ def wkv6(
 
     The outputs have the dtype of `v_BTHV`, the state is float32. `log_w_BTHK` <= 0 has no lower bound; pass it in
     float32. Its B and T may be 1 (a constant decay). The result does not depend on `chunk_size` (default 64, at most
-    T). Without `u_HK` the recurrence is GLA's. `implementation` is as in `kernels_pallas`.
+    T). Without `u_HK` the recurrence is GLA's. `segments` and `implementation` are as in `kernels_pallas`.
     """
     if v_BTHV.shape[1] == 1 and return_state:  # decoding
         acc = kernels_pallas.accumulation_dtype(v_BTHV, log_w_BTHK)
@@ -50,6 +51,7 @@ def wkv6(
         time_to_heads(log_w_BTHK),
         u_HK,
         initial_state,
+        segments=None if segments is None else gather_time(segments),
         chunk_size=min(chunk_size or CHUNK, v_BTHV.shape[1]),
         implementation=implementation,
     )

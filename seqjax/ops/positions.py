@@ -58,7 +58,7 @@ def rope_frequencies(*, head_dim: int, base: float, scaling: RopeScaling | None 
 def rope_angles(
     positions_T: Array, *, head_dim: int, base: float, max_len: int, scaling: RopeScaling | None = None
 ) -> tuple[Array, Array]:
-    """Return cos and sin of position * frequency, float32 [T, K/2].
+    """Return cos and sin of position * frequency, float32 [T, K/2], or [B, T, K/2] for positions [B, T].
 
     Positions are integers below `max_len`. float32 cannot represent position * frequency at 100k tokens (the error is
     up to 0.006 rad), and a float64 table with a row per position would be a large constant in the program. So the
@@ -80,11 +80,12 @@ def rope_angles(
 def rope(x_BTHK: Array, cos_TJ: Array, sin_TJ: Array) -> Array:
     """Rotate the pairs (x_m, x_{m + R/2}) by the angles [T, R/2] from `rope_angles`.
 
-    The half-split pairing is Llama's. Channels from R on are not rotated (partial RoPE).
+    With positions per sequence, the angles are [B, T, R/2]. The half-split pairing is Llama's. Channels from R on are
+    not rotated (partial RoPE).
     """
-    if (width := 2 * cos_TJ.shape[1]) < x_BTHK.shape[-1]:
+    if (width := 2 * cos_TJ.shape[-1]) < x_BTHK.shape[-1]:
         return jnp.concatenate([rope(x_BTHK[..., :width], cos_TJ, sin_TJ), x_BTHK[..., width:]], axis=-1)
     a_BTHJ, b_BTHJ = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
-    cos_T1J, sin_T1J = cos_TJ[:, None, :], sin_TJ[:, None, :]
+    cos_T1J, sin_T1J = cos_TJ[..., None, :], sin_TJ[..., None, :]
     rotated = [a_BTHJ * cos_T1J - b_BTHJ * sin_T1J, b_BTHJ * cos_T1J + a_BTHJ * sin_T1J]
     return jnp.concatenate(rotated, axis=-1).astype(x_BTHK.dtype)

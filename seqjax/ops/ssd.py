@@ -8,7 +8,7 @@ T: the backward pass needs the inputs and, with Triton, the states at chunk star
 """
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 import kernels_pallas
 from kernels_pallas import accumulation_dtype
@@ -30,6 +30,7 @@ def ssd(
     dt_BTH: Float[Array, "B T H"] | None = None,
     initial_state: Float[Array, "B H N V"] | None = None,
     return_state: bool = False,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
@@ -37,8 +38,8 @@ def ssd(
 
     The outputs have the dtype of `x_BTHV`, the state is float32. `x_BTHV` must be multiplied by its step size, unless
     `dt_BTH` is passed. `log_a_BTH` is at most 0; pass it in float32. `b_BTN` and `c_BTN` may be [B, T, H, N], with
-    separate values per head. The result does not depend on `chunk_size` (default 128, at most T). `implementation` is
-    as in `kernels_pallas`.
+    separate values per head. The result does not depend on `chunk_size` (default 128, at most T). `segments` and
+    `implementation` are as in `kernels_pallas`.
     """
     y_BTHV, state_BHNV = ssd_of_heads(
         time_to_heads(x_BTHV),
@@ -46,6 +47,7 @@ def ssd(
         *(time_to_heads(x) if x.ndim == 4 else gather_time(x) for x in (b_BTN, c_BTN)),
         dt_BTH=None if dt_BTH is None else time_to_heads(dt_BTH),
         initial_state=initial_state,
+        segments=None if segments is None else gather_time(segments),
         chunk_size=chunk_size,
         implementation=implementation,
     )
@@ -61,6 +63,7 @@ def ssd_of_heads(
     *,
     dt_BTH: Float[Array, "B T H"] | None = None,
     initial_state: Float[Array, "B H N V"] | None = None,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
@@ -86,6 +89,7 @@ def ssd_of_heads(
         c_BTN,
         initial_state,
         dt_BTH,
+        segments=segments,
         chunk_size=min(chunk_size or CHUNK, seq_len),
         implementation=implementation,
     )

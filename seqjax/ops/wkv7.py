@@ -11,10 +11,10 @@ chunk is known to be at least e^-80.
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 import kernels_pallas
-from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64
@@ -31,6 +31,7 @@ def wkv7(
     min_log_w: float = -math.inf,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
+    segments: Int[Array, "B T"] | None = None,
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
@@ -39,8 +40,8 @@ def wkv7(
     The outputs have the dtype of `r_BTHK`, the state at least float32. `log_w_BTHK` is at most 0. `min_log_w` is a
     lower bound that the caller knows; fewer operations are needed if it keeps the sum over a chunk above -80 (xla) or
     -59 (triton). `b_BTHK` None means `k_BTHK`. The state's key index comes first (it is last in RWKV's code). The
-    backward pass needs the inputs and, per chunk, one state and one inverse. `implementation` is as in
-    `kernels_pallas`.
+    backward pass needs the inputs and, per chunk, one state and one inverse. `segments` and `implementation`
+    are as in `kernels_pallas`.
     """
     seq_len, dtype = r_BTHK.shape[1], r_BTHK.dtype
     if seq_len == 1 and return_state:  # decoding: no chunks; only the state is read and written
@@ -64,6 +65,7 @@ def wkv7(
         initial_state,
         low_rank=(a_BTHK, b_BTHK),
         min_log_w=min_log_w,
+        segments=None if segments is None else gather_time(segments),
         chunk_size=min(chunk_size or CHUNK, seq_len),
         implementation=implementation,
     )

@@ -91,7 +91,7 @@ def describe(
     yield f"data         {_data(config)}"
 
     rules = RULES if workdir is None else read_origin(readable(workdir))["rules"]
-    model = Model(config.model, max_len=train.seq_len, carry_from_zero=rules == 1)
+    model = _model(config, carry_from_zero=rules == 1)
     total, active = flops.n_params(model), flops.matmul_params(model)
     tokens_per_step = train.batch_size * train.seq_len
     steps = sum(segment.end - segment.begin for segment in segments(config))
@@ -207,7 +207,7 @@ def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = 
     minutes. Their memory is checked for state and batch only.
     """
     devices = jax.devices()[:1]
-    step = Step(config, Model(config.model, max_len=config.train.seq_len), make_mesh(devices=devices), rules=RULES)
+    step = Step(config, _model(config), make_mesh(devices=devices), rules=RULES)
     resident_bytes = step.state_bytes + step.batch_bytes
     if (excess := _excess(resident_bytes, devices)) or not (timed and step.takes_seconds):
         return Measured(None, excess and f"state and batch need {size(resident_bytes)} on one device, {excess}")
@@ -220,6 +220,11 @@ def measure(config: Config, *, timed: bool = True, say: Callable[[str], None] = 
         return Measured(step.tokens_per_s(compiled), "")
     except jax.errors.JaxRuntimeError:  # another process holds the memory of the device
         return Measured(None, "")
+
+
+def _model(config: Config, *, carry_from_zero: bool = False) -> Model:
+    documents = (0, 1) if config.data.reset else None  # the ids do not change the program's size
+    return Model(config.model, max_len=config.train.seq_len, carry_from_zero=carry_from_zero, documents=documents)
 
 
 def group_table(model: Model) -> list[str]:

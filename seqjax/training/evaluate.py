@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks
+from seqjax.data.tokenizer import document_ids
 from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
@@ -274,7 +275,12 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
     if not identity.require(files, label=str(workdir)) and (files / "run.json").is_file():
         StatusLine().say(f"{workdir}: {identity.NOT_CHECKED}.")
     rules = origin.read(files)["rules"]
-    model = Model(config.model, max_len=config.train.seq_len, carry_from_zero=rules == 1)
+    model = Model(
+        config.model,
+        max_len=config.train.seq_len,
+        carry_from_zero=rules == 1,
+        documents=document_ids(config.data),
+    )
     target = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         model.shapes,

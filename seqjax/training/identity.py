@@ -38,6 +38,7 @@ LENGTH = ("train.steps", "train.ends")  # may grow in a run with ends
 # leave a default out, so identities do not change.
 ADDED = {
     "model.attn_residual": None,
+    "data.reset": False,
     **{f"model.mixer.{name}.rescale_init": True for name in ("transformer", "transformer_pp")},
     **{
         f"model.mixer.{name}.rope_share": 1.0

@@ -22,6 +22,7 @@ from seqjax import mixers
 from seqjax.command_line import use_safe_fusions
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
+from seqjax.data.tokenizer import document_ids
 from seqjax.errors import UserError
 from seqjax.files import write_json
 from seqjax.models import Model, flops
@@ -201,7 +202,8 @@ def _set_up(config: Config, mirror: mirrors.Mirror, *, manifest: str) -> Setup:
     run_origin = origin.read(mirror.directory)
     if jax.process_count() > 1:  # only process 0 has the files of a store
         run_origin["rules"] = int(multihost_utils.broadcast_one_to_all(np.array(run_origin["rules"], np.int32)))
-    model = Model(config.model, max_len=seq_len, carry_from_zero=run_origin["rules"] == 1)
+    documents = document_ids(config.data, corpus.tokenizer)
+    model = Model(config.model, max_len=seq_len, carry_from_zero=run_origin["rules"] == 1, documents=documents)
     optimizer = schedule.optimizer(config.optim, model.groups if run_origin["rules"] > 1 else None)
     init = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
     shapes = jax.eval_shape(init)
