@@ -336,6 +336,56 @@ def check_auxiliary_loss(case: Case) -> None:
         )
 
 
+# ----------------------------------------------------------------------------------------------------- packed documents
+def check_reset(case: Case) -> None:
+    """Check that a mixer that `resets` keeps packed documents apart, forward and backward.
+
+    At the edge of a chunk, no bit of the second document depends on the first, gradients across the boundary are zero,
+    and the second document equals the same document in its own sequence. Inside a chunk, the first two hold to
+    rounding: running sums contain both documents.
+    """
+    chunk = getattr(case.model.config.mixer, "chunk_size", 64)
+    _check_reset(case, 9, LENGTH, exact=False)
+    cut = max(chunk, 64)
+    config = dataclasses.replace(case.model.config, vocab_size=cut + LENGTH)
+    # Kernels use chunks of 64 tokens, or of a multiple of 64.
+    _check_reset(Case(Model(config, max_len=cut + LENGTH)), cut, cut + LENGTH, exact=cut % chunk == 0 == cut % 64)
+
+
+def _check_reset(case: Case, cut: int, length: int, *, exact: bool) -> None:
+    config, max_len = case.model.config, case.model.max_len
+    # Each token once: row = position. The ids that end and begin a document are those at the boundary.
+    tokens, packed = jnp.arange(length)[None], Model(config, max_len=max_len, documents=(cut, cut - 1))
+    direction_D = jax.random.normal(jax.random.key(3), (config.dim,))
+
+    @jax.jit
+    def second(embed: Array) -> tuple[Array, Array]:
+        run = lambda embed: packed.hidden({**case.params, "embed": embed}, tokens)[0, cut:]  # noqa: E731
+        h_TD, pull = jax.vjp(run, embed)
+        return h_TD, pull(jnp.broadcast_to(direction_D, h_TD.shape))[0]
+
+    embed = case.params["embed"]
+    other = embed.at[:cut].set(random_params(case.model, seed=1)["embed"][:cut])
+    (h_TD, grad), (other_TD, other_grad) = (map(np.asarray, second(x)) for x in (embed, other))
+    slack, where = 0.0 if exact else 2e-3, f"documents of {cut} and {length - cut} tokens"
+    for label, x, y in (("outputs", other_TD, h_TD), ("gradients", other_grad[cut:length], grad[cut:length])):
+        moved = float(np.abs(x - y).max())
+        assert moved <= slack * float(np.abs(y).max()), (
+            f"{where}: other tokens in the first move the {label} of the second by up to {moved:.2g}"
+        )
+    crossing = float(np.abs(grad[:cut]).max())
+    assert crossing <= slack * float(np.abs(grad).max()), (
+        f"{where}: an output of the second depends on an input of the first: gradient {crossing:.2g}"
+    )
+    if exact:
+        alone = Model(config, max_len=max_len)
+        want_TD = jax.jit(lambda params: alone.hidden(params, tokens[:, cut:])[0])(case.params)
+        error = float(np.abs(np.asarray(want_TD) - h_TD).max())
+        assert error <= TOLERANCE * max(1.0, float(np.abs(h_TD).max())), (
+            f"{where}: the second differs by up to {error:.2g} from the same document in its own sequence"
+        )
+
+
 # --------------------------------------------------------------------------------------------- the mixer's declarations
 def check_parameters(case: Case) -> None:
     """Check shapes, dtype, logical axes and initial values of the parameters.
@@ -420,6 +470,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "training": check_training,
     "bfloat16": check_bfloat16,
     "auxiliary_loss": check_auxiliary_loss,
+    "reset": check_reset,
     "sharding": check_sharding,
     "forms": check_forms,
 }
@@ -443,7 +494,8 @@ def check_mixer(
         n_params: Expected number of parameters per mixer at that width, if known.
         skip: Names in `CHECKS` that do not apply. Skip "chunk_size" if the chunk is part of the model rather than a
             speed setting. Skip "flops" if products are inside a loop or a kernel that XLA cannot count. "chunk_size" is
-            skipped automatically without a setting `chunk_size`, and "sharding" on one device.
+            skipped automatically without a setting `chunk_size`, "reset" for a mixer that does not declare it, and
+            "sharding" on one device.
         say: Receives a line with name and seconds after each check. By default it is printed on stderr, in a notebook
             on stdout.
 
@@ -469,6 +521,8 @@ def check_mixer(
     inapplicable = set(skip)
     if not hasattr(model.config.mixer, "chunk_size"):
         inapplicable.add("chunk_size")
+    if not mixer.resets:
+        inapplicable.add("reset")
     if jax.device_count() == 1:
         inapplicable.add("sharding")
     ran, failures, cause = [], [], None

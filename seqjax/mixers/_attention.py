@@ -21,13 +21,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from kernels_pallas.segments import positions as positions_in
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import GPT_INIT, residual_init
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
 from seqjax.nn.short_conv import Canon
 from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
-from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
 
 # Maps projections, a cache (or None) and gates to the attention output [B, T, H, K] and the extended cache.
@@ -96,9 +97,12 @@ class ProjectionConv(nnx.Module):
     def __init__(self, q_width: int, kv_width: int, *, rngs: nnx.Rngs):
         self.q, self.k, self.v = (Canon(width, axis="heads", rngs=rngs) for width in (q_width, kv_width, kv_width))
 
-    def __call__(self, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, Array, Array]:
+    def __call__(
+        self, q_BTE: Array, k_BTE: Array, v_BTE: Array, segments: Array | None = None
+    ) -> tuple[Array, Array, Array]:
         """Convolve the projections of whole sequences, [B, T, E] each."""
-        return self.q(q_BTE), self.k(k_BTE), self.v(v_BTE)
+        packed = {"segments": segments}
+        return self.q(q_BTE, **packed), self.k(k_BTE, **packed), self.v(v_BTE, **packed)
 
     def extend(
         self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: ConvKVCache
@@ -226,8 +230,11 @@ class AttentionMixer(base.Mixer):
         return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
 
     @abc.abstractmethod
-    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
-        """Attend causally over a whole sequence; return [B, T, H, K]."""
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array, **segments: Array) -> Array:
+        """Attend causally over a whole sequence; return [B, T, H, K].
+
+        A mixer that `resets` accepts `segments`.
+        """
 
     @abc.abstractmethod
     def attend_step(self, q_BHK: Array, cache: Any) -> Array:
@@ -285,15 +292,20 @@ class AttentionMixer(base.Mixer):
         q_BTHK, k_BTGK, _ = self.split_heads(*projections, positions_T, x_BTD.shape[1])
         return q_BTHK, k_BTGK
 
-    def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
+    def attend_sequence(
+        self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array, segments: Array | None = None
+    ) -> tuple[Array, Any]:
         """Attend over a whole sequence of projections.
 
         Returns [B, T, H, K] and the filled cache (None for None).
         """
-        seq_len = q_BTE.shape[1]
-        q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, jnp.arange(seq_len), seq_len)
+        seq_len, packed = q_BTE.shape[1], {}
+        positions = jnp.arange(seq_len)
+        if segments is not None:
+            positions, packed = positions_in(segments), {"segments": gather_time(segments)}
+        q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, positions, seq_len)
         q_BTHK, k_BTGK, v_BTGK, *gates_BTH = (time_to_heads(x) for x in (q_BTHK, k_BTGK, v_BTGK, *gates))
-        o_BTHK = heads_to_time(self.attend(q_BTHK, k_BTGK, v_BTGK, *gates_BTH))
+        o_BTHK = heads_to_time(self.attend(q_BTHK, k_BTGK, v_BTGK, *gates_BTH, **packed))
         return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK, *gates_BTH)
 
     def attend_next(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
@@ -326,23 +338,25 @@ class AttentionMixer(base.Mixer):
         return jnp.moveaxis(o_TBHK, 0, 1), cache
 
     def convolve_and_attend(
-        self, attend: Attend, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array
+        self, attend: Attend, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array, **segments: Array
     ) -> tuple[Array, Any]:
         """Apply the convolutions, if any, and then `attend`.
 
         `attend` is `attend_sequence` or `attend_next`.
         """
         if self.conv is None:
-            return attend(q_BTE, k_BTE, v_BTE, cache, *gates)
+            return attend(q_BTE, k_BTE, v_BTE, cache, *gates, **segments)
         if cache is None:
-            return attend(*self.conv(q_BTE, k_BTE, v_BTE), None, *gates)
+            return attend(*self.conv(q_BTE, k_BTE, v_BTE, **segments), None, *gates, **segments)
         convolved, cache = self.conv.extend(q_BTE, k_BTE, v_BTE, cache)
         o_BTHK, attention = attend(*convolved, cache.attention, *gates)
         return o_BTHK, cache._replace(attention=attention)
 
-    def __call__(self, x_BTD: Array) -> Array:
-        """Apply the parallel form: [B, T, D] to [B, T, D]."""
-        return self.prefill(x_BTD, None)[0]
+    def __call__(self, x_BTD: Array, segments: Array | None = None) -> Array:
+        """Apply the parallel form: [B, T, D] to [B, T, D]; a subclass that `resets` accepts `segments`."""
+        if segments is None:
+            return self.prefill(x_BTD, None)[0]
+        return self.mix(self.attend_sequence, x_BTD, positions_in(segments), None, segments=segments)[0]
 
     def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the parallel form to a prompt and fill an empty cache (None for None)."""
@@ -357,12 +371,12 @@ class AttentionMixer(base.Mixer):
         y_BTD, cache = self.mix(self.attend_next, x_BD[:, None], cache.length[None], cache)
         return y_BTD[:, 0], cache
 
-    def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
+    def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any, **segments: Array) -> tuple[Array, Any]:
         """Apply the mixer to tokens at consecutive positions.
 
-        `attend` is `attend_sequence` or `attend_next`.
+        `attend` is `attend_sequence` or `attend_next`. With `segments`, the positions are [B, T].
         """
-        o_BTHK, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
+        o_BTHK, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache, **segments)
         return self.output(x_BTD, o_BTHK), cache
 
     def output(self, x_BTD: Array, o_BTHK: Array) -> Array:

@@ -24,6 +24,8 @@ class PostNormBlock(Block):
     There is no MLP if `mlp.kind` is none.
     """
 
+    resets = True
+
     def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, layer, rngs=rngs)
         self.norm2 = make_norm(config, rngs=rngs) if config.mlp.kind != "none" else None
@@ -77,6 +79,7 @@ class PostNormAttention(TransformerPP):
     """Causal softmax attention in a post-norm block."""
 
     block = PostNormBlock
+    resets = True
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class RWKV7Shell(TimeMix):
     """
 
     block = Block
+    resets = True
 
     def __init__(
         self,
@@ -102,9 +103,9 @@ class RWKV7Shell(TimeMix):
         gain = group_norm_gain(layer)
         self.norm = GroupNorm(heads, self.head_dim, gain=gain, rngs=rngs) if head_norm else None
 
-    def _shifted_inputs(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
+    def _shifted_inputs(self, x_BTD: Array, last_BD: Array | None, segments: Array | None = None) -> dict[str, Array]:
         """Return the inputs of r (the query), k, v and g."""
-        return dict.fromkeys("rkvg", x_BTD) if self.mu is None else self.mu(x_BTD, last_BD)
+        return dict.fromkeys("rkvg", x_BTD) if self.mu is None else self.mu(x_BTD, last_BD, segments)
 
     def time_mix(
         self,
@@ -114,18 +115,20 @@ class RWKV7Shell(TimeMix):
         v_first_BTD: Array | None = None,
         layer: Array | int = 0,
         continues: bool = False,
+        segments: Array | None = None,
     ) -> tuple[Array, Array, Any]:
         """Return the output, the first layer's values [B, T, D], and the cache.
 
         `cache` is None in training. In decoding it is empty, unless the sequence `continues`.
         """
-        x = self._shifted_inputs(x_BTD, None if cache is None else cache.last_BD)
+        x = self._shifted_inputs(x_BTD, None if cache is None else cache.last_BD, segments)
         q_BTD, k_BTD, own_v_BTD = self.core.q(x["r"]), self.core.k(x["k"]), self.core.v(x["v"])
         v_BTD = own_v_BTD
         if self.v_lora is not None and v_first_BTD is not None:
             v_BTD = self.v_lora.mix(x["v"], own_v_BTD, v_first_BTD, layer)
         attend = self.core.attend_next if continues else self.core.attend_sequence
-        o_BTHK, core_cache = attend(q_BTD, k_BTD, v_BTD, None if cache is None else cache.core)
+        packed = {} if segments is None else {"segments": segments}
+        o_BTHK, core_cache = attend(q_BTD, k_BTD, v_BTD, None if cache is None else cache.core, **packed)
         if cache is not None:
             cache = ShellCache(core_cache, x_BTD[:, -1].astype(cache.last_BD.dtype))
         gate_BTD = None if self.g_lora is None else self.g_lora(x["g"], dtype=x_BTD.dtype)

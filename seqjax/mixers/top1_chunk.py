@@ -46,6 +46,8 @@ class Top1Cache(NamedTuple):
 class Top1Chunk(AttentionMixer):
     """Attention to the local chunk and to one (or `top_k`) selected past chunks."""
 
+    resets = True
+
     def __init__(
         self,
         dim: int,
@@ -126,7 +128,7 @@ class Top1Chunk(AttentionMixer):
                 "attention, transformer_pp."
             )
 
-    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments: Array | None = None) -> Array:
         """Return `kernels_pallas.top1_chunk_attention` of the inputs, [B, T, H, K]."""
         return kernels_pallas.top1_chunk_attention(
             q_BTHK,
@@ -137,6 +139,7 @@ class Top1Chunk(AttentionMixer):
             top_k=self.top_k,
             shortlist=self.shortlist,
             table=self.table,
+            segments=segments,
             implementation=self.implementation,
         )
 

@@ -19,6 +19,8 @@ class Transformer(TransformerPP):
     They are added by `config.model.learned_positions`.
     """
 
+    resets = True
+
     def __init__(
         self,
         dim: int,

@@ -38,9 +38,10 @@ class Table(nnx.Module):
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
         """Return the table rows at the positions, [1, T, width] in the dtype of `x_BTD`.
 
-        All sequences of the batch share them.
+        All sequences of the batch share them, unless the positions are [B, T] (packed documents).
         """
-        return self.table[...][positions_T].astype(x_BTD.dtype)[None]
+        rows = self.table[...][positions_T].astype(x_BTD.dtype)
+        return rows[None] if positions_T.ndim == 1 else rows
 
 
 def _scaling(
@@ -70,6 +71,8 @@ def _scaling(
 
 class TransformerPP(AttentionMixer):
     """Causal softmax attention."""
+
+    resets = True
 
     def __init__(
         self,
@@ -198,13 +201,20 @@ class TransformerPP(AttentionMixer):
         """The number of table positions; 0 without a table."""
         return self.k.table.shape[0] if self.const != "none" else 0
 
-    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments: Array | None = None) -> Array:
         """Return `ops.attention.causal_attention`; k or q from a table have batch size 1."""
         options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
+        if self.const == "qk" and segments is not None:
+            raise UserError(
+                "const='qk' computes one softmax for all sequences, but packed documents begin at different positions. "
+                "Set config.data.reset=False, or const to 'none' or 'k'."
+            )
         if self.const == "qk":
             return shared_attention(q_BTHK[0], k_BTGK[0], v_BTGK, **options)
         k_BTGK = jnp.broadcast_to(k_BTGK, v_BTGK.shape)
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, implementation=self.implementation, **options)
+        return causal_attention(
+            q_BTHK, k_BTGK, v_BTGK, segments=segments, implementation=self.implementation, **options
+        )
 
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
         """Return the cache with T more keys and values."""

@@ -27,6 +27,7 @@ def causal_attention(
     v_BSGV: Float[Array, "B T G V"],
     log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
+    segments: Int[Array, "B T"] | None = None,
     window: int = 0,
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
@@ -36,7 +37,8 @@ def causal_attention(
 
     `window=0` means all past keys. G key-value heads serve H query heads. `slopes`, one per query head, add ALiBi's
     -slope * (i - j) to the scaled scores in float32. `log_f_BTH`, float32 log forget gates, add their sum over
-    positions j + 1 to i (FoX, arXiv 2503.02130).
+    positions j + 1 to i (FoX, arXiv 2503.02130). With `segments`, int32 numbers of the tokens' documents, a query reads
+    only keys of its document.
 
     `implementation` is "cudnn", "triton", "splash", "xla" or "chunked". None selects the first that accepts the
     problem; the choice is recorded like the kernels' backends. An explicit implementation that cannot run the problem
@@ -47,6 +49,7 @@ def causal_attention(
         k_BSGK,
         v_BSGV,
         log_f_BTH,
+        segments=segments,
         window=window,
         scale=scale,
         slopes=slopes,

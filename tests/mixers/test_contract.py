@@ -65,6 +65,20 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
     testing.check_gradient_causality(built(mixer, variant))
 
 
+# ---------------------------------------------------------------------------------------------------- packed documents
+RESETTING = [case for case in support.CASES if mixers.load(case[0]).resets and case[1] not in ("const_qk", "random")]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "variant"),
+    support.slow_unless(
+        lambda *case: case[0] in ("gated_deltanet", "top1_chunk") and support.is_first(*case), RESETTING
+    ),
+)
+def test_packed_documents_stay_apart(mixer, variant):
+    testing.check_reset(built(mixer, variant))
+
+
 # ----------------------------------------------------------------------------------------- parallel and recurrent form
 @pytest.mark.parametrize(
     ("mixer", "variant", "n_prompt"),
