@@ -46,7 +46,7 @@ FUSED = 132
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
     ("mix", 16): Tile(64, 4, 1),
-    ("fused", 16): Tile(32, 4, 1),
+    ("fused", 16): Tile(64, 4, 1),
     ("state", 16): Tile(32, 4, 2),
     ("out", 16): Tile(64, 4, 1),
     ("dstate", 16): Tile(64, 4, 1),

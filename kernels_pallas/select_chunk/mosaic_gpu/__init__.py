@@ -26,8 +26,8 @@ def refusal(problem: Problem) -> str | None:
     """Return why the kernel refuses: segments, machine, selection, dtypes, head dim, or chunk."""
     if problem.options.get("has_segments"):
         return "it has no segments; implementation='xla' has"
-    if problem.options.get("selection") != "exact":
-        return "it has the exact selection only"
+    if (selection := problem.options.get("selection")) not in SELECTIONS:
+        return f"it selects by {' or '.join(SELECTIONS)}, not {selection}"
     if (top_k := problem.options.get("top_k", 1)) > 1:
         return f"it selects one chunk per query, not top_k={top_k}; implementation='xla' selects several"
     dtypes = sorted({jnp.dtype(x.dtype).name for x in problem.operands})

@@ -50,7 +50,7 @@ def select(
     The selection is -1 in the first chunk.
     """
     assert segments_BT is None
-    assert (selection, top_k, shortlist) == ("exact", 1, None), (selection, top_k, shortlist)
+    assert (top_k, shortlist) == (1, None), (top_k, shortlist)
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full past chunk
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     f = partial({"exact": exact, "best_key": best_key}[selection], chunk_size=chunk_size, scale=scale)
