@@ -37,20 +37,21 @@ BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {
+    "train_step_fused": "¹",
     "train_step": "",
-    "train_step_kernels": "¹",
-    "train_step_blocks": "²",
-    "train_step_blocks_rest": "³",
-    "train_step_ttt": "⁴",
-    "train_step_rest": "⁵",
-    "train_step_before": "⁶",
+    "train_step_kernels": "²",
+    "train_step_blocks": "³",
+    "train_step_blocks_rest": "⁴",
+    "train_step_ttt": "⁵",
+    "train_step_rest": "⁶",
+    "train_step_before": "⁷",
 }
 # Mixers with current kernels that were only measured on another GPU; then older kernels, whose mixers are in the files
 # above.
 SPEEDS |= {
-    "train_step_h100_fox": "⁷",
-    "train_step_h100_rest": "⁸",
-    "train_step_older": "⁹",
+    "train_step_h100_fox": "⁸",
+    "train_step_h100_rest": "⁹",
+    "train_step_older": "¹⁰",
     "train_step_kernels_before": "",
 }
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
