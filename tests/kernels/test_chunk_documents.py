@@ -194,6 +194,22 @@ def test_documents_of_whole_chunks_equal_separate_sequences(rule):
             assert_close(x[:, at], y, "float32")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["xla", "triton"])
+def test_batches_under_vmap(how):
+    q, k, v = qkv(Shape(T=29, B=4))
+    segments = packed(29, CUTS * 2)
+
+    def run(segments, q, k, v):
+        f = partial(kp.top1_chunk_attention, segments=segments, chunk_size=8, implementation=how)
+        o, pull = jax.vjp(f, q, k, v)
+        return o, *pull(o)
+
+    split = [x.reshape(2, 2, *x.shape[1:]) for x in (segments, q, k, v)]
+    for x, y in zip(fast_jit(jax.vmap(run))(*split), fast_jit(run)(segments, q, k, v), strict=True):
+        assert_close(x.reshape(y.shape), y, "float32")
+
+
 def test_chunks_of_other_documents_count_as_none():
     q, k, v = qkv(SHAPE)
     segments = packed(SHAPE.T, CUTS)
