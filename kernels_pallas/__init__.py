@@ -81,6 +81,7 @@ from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
 from kernels_pallas.path_attention.api import path_attention
 from kernels_pallas.path_walk.api import path_walk
+from kernels_pallas.segments import positions as segment_positions
 from kernels_pallas.select_chunk.api import select_chunk
 from kernels_pallas.selective_scan.api import selective_scan
 from kernels_pallas.short_conv.api import short_conv
@@ -125,6 +126,7 @@ __all__ = [
     "path_walk",
     "register_backend",
     "residual_norm",
+    "segment_positions",
     "select_chunk",
     "selected_chunk_attention",
     "selective_scan",

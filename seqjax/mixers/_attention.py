@@ -21,12 +21,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from kernels_pallas.segments import positions as positions_in
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import GPT_INIT, residual_init
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
 from seqjax.nn.short_conv import Canon
+from seqjax.ops.documents import document_positions
 from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
 from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
@@ -302,7 +302,7 @@ class AttentionMixer(base.Mixer):
         seq_len, packed = q_BTE.shape[1], {}
         positions = jnp.arange(seq_len)
         if segments is not None:
-            positions, packed = positions_in(segments), {"segments": gather_time(segments)}
+            positions, packed = document_positions(segments), {"segments": gather_time(segments)}
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, positions, seq_len)
         q_BTHK, k_BTGK, v_BTGK, *gates_BTH = (time_to_heads(x) for x in (q_BTHK, k_BTGK, v_BTGK, *gates))
         o_BTHK = heads_to_time(self.attend(q_BTHK, k_BTGK, v_BTGK, *gates_BTH, **packed))
@@ -356,7 +356,7 @@ class AttentionMixer(base.Mixer):
         """Apply the parallel form: [B, T, D] to [B, T, D]; a subclass that `resets` accepts `segments`."""
         if segments is None:
             return self.prefill(x_BTD, None)[0]
-        return self.mix(self.attend_sequence, x_BTD, positions_in(segments), None, segments=segments)[0]
+        return self.mix(self.attend_sequence, x_BTD, document_positions(segments), None, segments=segments)[0]
 
     def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the parallel form to a prompt and fill an empty cache (None for None)."""

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.segments import positions
 from seqjax import mixers
 from seqjax.config import ModelConfig
 from seqjax.errors import UserError
@@ -30,6 +29,7 @@ from seqjax.ops.cross_entropy import (
     token_losses,
     weighted_sequence_losses,
 )
+from seqjax.ops.documents import document_numbers, document_positions
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer, Params, PRNGKey, require_array
 
@@ -45,15 +45,6 @@ def compute_dtype(config: ModelConfig) -> Any:
     if config.dtype == "auto":
         return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     return jnp.dtype(config.dtype)
-
-
-def document_numbers(tokens_BT: Array, bos: int, eos: int) -> Array:
-    """Return the number of each token's document, int32 [B, T].
-
-    A document begins at each BOS after an EOS. With equal ids, an EOS that begins a document does not end it.
-    """
-    begins_BT = (tokens_BT[:, :-1] == eos) & (tokens_BT[:, 1:] == bos)
-    return jnp.pad(jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
 
 
 def _at(h_BTD: Array, positions_BA: Array | None) -> Array:
@@ -307,7 +298,7 @@ class Model:
             x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
             return x_BTD, self._init_carry(x_BTD)
         segments_BT = document_numbers(tokens_BT, *self.documents)
-        positions_BT = positions(segments_BT)
+        positions_BT = document_positions(segments_BT)
         x_BTD = constrain_batch(self.embed(params, tokens_BT, positions_BT=positions_BT, embed_NOD=embed_NOD))
         return x_BTD, self._init_carry(x_BTD) | {SEGMENTS: segments_BT}
 

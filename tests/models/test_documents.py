@@ -11,9 +11,10 @@ from seqjax.data.tokenizer import ByteTokenizer, document_ids
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers.gated_deltanet import GatedDeltaNet
-from seqjax.models import Model, language_model
+from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy
 from seqjax.nn import Linear
+from seqjax.ops.documents import document_numbers
 from tests import support
 from tests.models.test_sequence_split import assert_equals_one_device, mesh_of
 
@@ -44,7 +45,7 @@ def tokens_with(*cuts: int, shape: tuple[int, int] = (2, T)) -> jax.Array:
     ],
 )
 def test_a_document_begins_at_bos_after_eos(ids, tokens, numbers):
-    got = language_model.document_numbers(jnp.asarray([tokens], jnp.int32), *ids)
+    got = document_numbers(jnp.asarray([tokens], jnp.int32), *ids)
     np.testing.assert_array_equal(got, [numbers])
 
 
