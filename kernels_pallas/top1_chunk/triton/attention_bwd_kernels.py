@@ -76,9 +76,6 @@ def _remote_bwd(
         end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bs * (NC + 1) + chunk + 1))
         n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
         key_N = chunk * C + n
-        is_read_N = n < C
-        if DOCUMENTS:  # all rows are in the document of the chunk's last token
-            is_read_N &= key_N >= tl.load(start_ptr + b * T + chunk * C + C - 1)
         k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, chunk * C + C, K, KP, C != PIECES * BLOCK_N)
         v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, chunk * C + C, V, VP, C != PIECES * BLOCK_N)
         dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
@@ -91,9 +88,14 @@ def _remote_bwd(
                 row_M = part_M // TOP_K
                 q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
                 do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
-                lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+                # with documents, empty rows have p = exp2(x - inf) = 0 instead of a mask: fewer registers
+                no_row: tl.constexpr = float("inf") if DOCUMENTS else 0.0
+                lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=no_row)
                 D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
-                is_seen_NM = (row_M < T)[None, :] & is_read_N[:, None]
+                if DOCUMENTS:  # all rows are in the document of the chunk's last token
+                    is_seen_NM = ((n < C) & (key_N >= tl.load(start_ptr + b * T + chunk * C + C - 1)))[:, None]
+                else:
+                    is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
                 dq_MK, dk_NK, dv_NV = _row_grads(
                     q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
                 )  # fmt: skip
