@@ -256,7 +256,7 @@ def test_strong_decays_and_many_boundaries_stay_finite(implementation, name) -> 
         assert np.isfinite(np.asarray(gradient)).all(), key
 
 
-@each_op("ssd")
+@each_op()
 def test_one_document_changes_nothing(name) -> None:
     """A single document equals no segments, to rounding: an initial state and earlier inputs continue it."""
     operands, op = draw(name), OPS[name]
@@ -266,7 +266,7 @@ def test_one_document_changes_nothing(name) -> None:
         np.testing.assert_allclose(g, w, rtol=0, atol=2e-5 * float(jnp.abs(w).max()))
 
 
-@each_op("short_conv")
+@each_op()
 def test_under_vmap_equals_a_loop(implementation, name) -> None:
     op, draws, tables = OPS[name], [draw(name, seed=seed) for seed in (0, 1)], (LENGTHS, EDGES)
 
