@@ -148,6 +148,17 @@ def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def document_ids(config: DataConfig, tokenizer: Tokenizer | None = None) -> tuple[int, int] | None:
+    """Return the ids (BOS, EOS) at which a model restarts, or None without `data.reset`.
+
+    The tokenizer is loaded if it is not given.
+    """
+    if not config.reset:
+        return None
+    tokenizer = tokenizer or _load_tokenizer(config)
+    return tokenizer.bos, tokenizer.eos
+
+
 def _load_tokenizer(config: DataConfig) -> Tokenizer:
     """Return the configured tokenizer.
 

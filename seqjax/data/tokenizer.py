@@ -20,7 +20,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from seqjax import store
-from seqjax.config.settings import DataConfig
 from seqjax.data.huggingface import HuggingFaceTokenizer
 from seqjax.errors import MissingPackageError, UserError, nearest
 from seqjax.reading import content
@@ -90,17 +89,6 @@ class Tokenizer(Protocol):
 def with_specials(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
     """Return a document, BOS + ids + EOS, in `id_dtype`."""
     return np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(id_dtype(tokenizer.vocab_size))
-
-
-def document_ids(data: DataConfig, tokenizer: Tokenizer | None = None) -> tuple[int, int] | None:
-    """Return the ids (BOS, EOS) at which a model restarts, or None without `data.reset`.
-
-    The tokenizer is loaded if it is not given.
-    """
-    if not data.reset:
-        return None
-    tokenizer = tokenizer or load_tokenizer(data.tokenizer, data.tokenizer_path)
-    return tokenizer.bos, tokenizer.eos
 
 
 class ByteTokenizer:

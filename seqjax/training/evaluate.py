@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks
-from seqjax.data.tokenizer import document_ids
+from seqjax.data.corpora import document_ids
 from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy

@@ -22,7 +22,7 @@ from seqjax import mixers
 from seqjax.command_line import use_safe_fusions
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
-from seqjax.data.tokenizer import document_ids
+from seqjax.data.corpora import document_ids
 from seqjax.errors import UserError
 from seqjax.files import write_json
 from seqjax.models import Model, flops

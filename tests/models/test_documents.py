@@ -7,7 +7,8 @@ import pytest
 
 from seqjax import mixers, testing
 from seqjax.config import Config, from_config_dict, presets
-from seqjax.data.tokenizer import ByteTokenizer, document_ids
+from seqjax.data.corpora import document_ids
+from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers.gated_deltanet import GatedDeltaNet
