@@ -337,7 +337,8 @@ def plain_tree_backward(*arrays):
     return jax.vjp(lambda *xs: plain_tree(*xs)[0], *operands)[1](dy)
 
 
-def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool):
+def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, over_time: None = None):
+    assert over_time is None
     C = beta.shape[-1]
 
     def chunk(state, xs):
@@ -402,7 +403,8 @@ def plain_convolution(x, w, b, last, *, call, names):
     return jax.vmap(one)(x, w, b, last)
 
 
-def plain_convolution_backward(*arrays, **options):
+def plain_convolution_backward(*arrays, learned, **options):
+    assert learned == options["names"]
     return jax.vjp(partial(plain_convolution, **options), *arrays[:-1])[1](arrays[-1])
 
 
