@@ -53,6 +53,7 @@ SPEEDS |= {
     "train_step_h100_rest": "⁹",
     "train_step_older": "¹⁰",
     "train_step_kernels_before": "",
+    "train_step_unrolled": "",
 }
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
 # Labels of configs that no study has.
