@@ -417,7 +417,8 @@ def plain_shift(x, mu, moves, last, *, names):
     return jax.vmap(one, in_axes=1, out_axes=1)(x, mu, moves, last)
 
 
-def plain_shift_backward(*arrays, **options):
+def plain_shift_backward(*arrays, learned, **options):
+    assert learned == options["names"]
     return jax.vjp(partial(plain_shift, **options), *arrays[:4])[1](arrays[4:])
 
 
