@@ -72,9 +72,8 @@ def documents_keys_kernel(
                 l_M = l_M * tl.exp2(m_M - new_M) + tl.sum(tl.exp2(s_MN - new_M[:, None]), 1)
             m_M = new_M
         score_M = m_M + tl.log2(l_M) if EXACT else m_M
-        bests, sels = with_chunk(
-            bests, sels, tl.where(c >= first_M, score_M, float("-inf")), c, n_M, False, TOP_K
-        )  # fmt: skip
+        score_M = tl.where(c >= first_M, score_M, float("-inf"))
+        bests, sels = with_chunk(bests, sels, score_M, c, n_M, False, TOP_K)
     _store(sel_ptr, sels, first_M, n_M, b, h, row_M, T, H, TOP_K)
 
 
