@@ -150,3 +150,11 @@ def test_refusals_name_the_reason(change, match, monkeypatch) -> None:
     options = {"chunk_size": problem["C"], "selection": problem["selection"]}
     reason = backend_of_mosaic.refusal(backend.Problem(problem["platform"], (x, x), options, problem["is_named"]))
     assert reason is None if match is None else match in reason
+
+
+def test_64_bit_mode_is_refused(monkeypatch) -> None:
+    """Triton is chosen then: Pallas raises a TypeError, because its indices are int32 and int64."""
+    monkeypatch.setattr(device, "compute_capability", lambda: 90)
+    assert mosaic_gpu.refusal("gpu") is None
+    with jax.enable_x64(True):
+        assert "jax_enable_x64" in str(mosaic_gpu.refusal("gpu"))
