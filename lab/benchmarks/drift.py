@@ -11,8 +11,9 @@ is uniform and gates are half open, so errors would be small. Tokens are random.
 
 Expected errors: bfloat16 rounds to 8 bits, u = 2^-8 = 0.4%. With `ROUNDINGS` consecutive roundings per layer and L
 layers, let n = L * ROUNDINGS. Without amplification, the logit error is at most about n u, or about sqrt(n) u for
-independent roundings. Gradients pass the layers twice. No such bound holds with a discrete choice (Top-1's argmax),
-because rounding can change a whole output. Its bound is sqrt(2), the value for two unrelated vectors of equal length.
+independent roundings. Gradients pass the layers twice. No such bound holds with a discrete choice (of keys, chunks or
+blocks), because rounding can change a whole output. Its bound is sqrt(2), the value for two unrelated vectors of equal
+length.
 
 Writes benchmarks/results/drift.json (partial runs: runs/benchmarks/) and prints a Markdown table.
 """
@@ -42,7 +43,7 @@ U = 2.0**-8  # unit roundoff of bfloat16
 # Consecutive roundings per layer: norm, projection, position or convolution, core, norm or gate, output, residual; then
 # norm, up, activation, product, down, residual. These are 13; the largest cores add 3 (kernels, their sums, bonus).
 ROUNDINGS = 16
-CHOOSES = ("top1_chunk", "top1_element", "rwkv7_shell")  # the shell's default core is Top-1 Chunk
+CHOOSES = ("dsa", "moba", "msa", "nsa", "top1_chunk", "top1_element", "rwkv7_shell")  # the shell has Top-1 Chunk
 NOISE = 0.1
 
 
