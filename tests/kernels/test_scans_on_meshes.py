@@ -337,8 +337,8 @@ def plain_tree_backward(*arrays):
     return jax.vjp(lambda *xs: plain_tree(*xs)[0], *operands)[1](dy)
 
 
-def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, over_time: None = None):
-    assert over_time is None
+def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, passes: None = None):
+    assert passes is None
     C = beta.shape[-1]
 
     def chunk(state, xs):
@@ -354,8 +354,9 @@ def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, o
     return join_chunks(jnp.moveaxis(o, 0, 1), q.shape[1]), last, *kept
 
 
-def plain_correction_backward(q, k, v, beta, g, x, m, states, w, do, d_last, *, has_gate: bool):
+def plain_correction_backward(q, k, v, beta, g, x, m, states, w, do, d_last, *, has_gate: bool, passes: None):
     del x, m, w
+    assert passes is None
     f = partial(plain_correction, has_gate=has_gate, keep=False)
     _, vjp = jax.vjp(f, q, k, v, beta, g, states[:, 0])
     dq, dk, dv, dbeta, dg, d_initial = vjp((do, d_last))

@@ -8,4 +8,4 @@ from functools import partial
 from kernels_pallas.delta_rule.mosaic_gpu.kernel import pass_over_time
 from kernels_pallas.delta_rule.triton import scan
 
-run = partial(scan.run, over_time=pass_over_time)
+run = partial(scan.run, passes=scan.Passes(forward=pass_over_time))

@@ -36,6 +36,18 @@ class Tile(NamedTuple):
     stages: int
 
 
+class Passes(NamedTuple):
+    """Passes that another backend runs instead of Triton; None keeps Triton's.
+
+    forward replaces the pass over time, reverse the pass back over time (`dstate`), gradients `rows` and `columns`. All
+    are hashable: functions of a module, or partials made once.
+    """
+
+    forward: Callable[..., tuple[Array, ...]]
+    reverse: Callable[..., tuple[Array, ...]] | None = None
+    gradients: Callable[..., tuple[Array, ...]] | None = None
+
+
 # Fewest programs of the pass over time that also computes the outputs. With fewer, every multiprocessor has one program
 # or none, so the time of a program counts, and it is shorter without the outputs.
 FUSED = 132
@@ -77,18 +89,18 @@ def run(
     initial_BHKV: Array,
     *,
     chunk_size: int,
-    over_time: Callable[..., tuple[Array, ...]] | None = None,
+    passes: Passes | None = None,
 ) -> tuple[Array, Array]:
     """Return (o [B, T, H, V], last state).
 
-    `over_time` replaces the pass over time (mosaic_gpu/kernel.py).
+    `passes` are the passes of another backend (mosaic_gpu/scan.py).
     """
     chunk = min(longest_chunk(q_BTHK.dtype), padded(min(chunk_size, q_BTHK.shape[1])))
     beta_BcHC = jnp.moveaxis(split_chunks(beta_BTH, chunk), 2, 3)
     g_BcHC = None
     if log_g_BTH is not None:
         g_BcHC = jnp.cumsum(jnp.moveaxis(split_chunks(log_g_BTH, chunk), 2, 3), axis=-1)
-    out: Any = _chunked(q_BTHK, k_BTHK, v_BTHV, beta_BcHC, g_BcHC, initial_BHKV, over_time)
+    out: Any = _chunked(q_BTHK, k_BTHK, v_BTHV, beta_BcHC, g_BcHC, initial_BHKV, passes)
     return out
 
 
@@ -97,35 +109,34 @@ _OPERANDS = "b t g k, b t g k, b t g v, b c g q, b c g q"
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _chunked(q, k, v, beta_BcHC, g_BcHC, initial, over_time) -> tuple[Array, Array]:
-    o, last = _call_forward(q, k, v, beta_BcHC, g_BcHC, initial, over_time, keep=False)
+def _chunked(q, k, v, beta_BcHC, g_BcHC, initial, passes) -> tuple[Array, Array]:
+    o, last = _call_forward(q, k, v, beta_BcHC, g_BcHC, initial, passes, keep=False)
     return o, last
 
 
-def _forward(q, k, v, beta, g, initial, over_time):
-    o, last, *kept = _call_forward(q, k, v, beta, g, initial, over_time, keep=True)
+def _forward(q, k, v, beta, g, initial, passes):
+    o, last, *kept = _call_forward(q, k, v, beta, g, initial, passes, keep=True)
     # Same names as in the xla backend: one remat policy keeps these values for both backends.
     names = ("chunk_inverse", "chunk_inverse", "chunk_states", "chunk_states")
     x, m, states, w = (checkpoint_name(value, name) for value, name in zip(kept, names, strict=True))
     return (o, last), (q, k, v, beta, g, x, m, states, w)
 
 
-def _call_forward(q, k, v, beta, g, initial, over_time, *, keep: bool) -> tuple[Array, ...]:
+def _call_forward(q, k, v, beta, g, initial, passes, *, keep: bool) -> tuple[Array, ...]:
     """Return (o, last state) and, with `keep`, X * G, M, states and W."""
     has_gate = g is not None
     results = "b t g v, b g k v" + ", b t g q, b t g q, b c g k v, b t g v" * keep
-    run = partial(_run_forward, has_gate=has_gate, keep=keep, over_time=over_time)
+    run = partial(_run_forward, has_gate=has_gate, keep=keep, passes=passes)
     run = fold_vmap(run, f"{_OPERANDS}, b g k v -> {results}")
     return run(q, k, v, beta, g if has_gate else beta, initial)
 
 
-def _backward(over_time: Any, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
-    del over_time
+def _backward(passes: Passes | None, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
     q, k, v, beta, g, *kept = saved
     has_gate = g is not None
     operands = f"{_OPERANDS}, b t g q, b t g q, b c g k v, b t g v, b t g v, b g k v"
     results = "b t g k, b t g k, b t g v, b c g q, b g k v" + (", b c g q" if has_gate else "")
-    run = fold_vmap(partial(_run_backward, has_gate=has_gate), f"{operands} -> {results}")
+    run = fold_vmap(partial(_run_backward, has_gate=has_gate, passes=passes), f"{operands} -> {results}")
     dq, dk, dv, dbeta, d_initial, *dg = run(q, k, v, beta, g if has_gate else beta, *kept, *cotangents)
     return dq, dk, dv, dbeta, dg[0] if has_gate else None, d_initial
 
@@ -133,15 +144,15 @@ def _backward(over_time: Any, saved: tuple, cotangents: tuple[Array, Array]) -> 
 _chunked.defvjp(_forward, _backward)
 
 
-def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, over_time: Any) -> tuple[Array, ...]:
+def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool, keep: bool, passes: Passes | None) -> tuple[Array, ...]:
     (B, T, H, K), V, (_, n_chunks, _, C) = q.shape, v.shape[-1], beta.shape
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     like = partial(jax.ShapeDtypeStruct, dtype=q.dtype)
     within, like_states = like((B, T, H, C)), like((B, n_chunks, H, K, V))
     (x,) = launch("solve", fwd_kernels.solve_kernel, k, beta, g, out=[within])
     (m,) = launch("mix", fwd_kernels.mix_kernel, q, k, x, g, out=[within])
-    if over_time is not None:
-        o, last, *kept = over_time(q, k, v, x, m, beta, g if has_gate else None, initial, keep=keep)
+    if passes is not None:
+        o, last, *kept = passes.forward(q, k, v, x, m, beta, g if has_gate else None, initial, keep=keep)
         return (o, last, x, m, *kept) if keep else (o, last)
     is_fused = _is_fused(q, v, beta)
     kind, writes = ("fused", (keep, keep, True)) if is_fused else ("state", (True, keep, False))
@@ -166,16 +177,21 @@ def _is_fused(q: Array, v: Array, beta: Array) -> bool:
     return programs * -(-n_chunks // segments.length(programs, n_chunks, work=2 + K / V)) >= FUSED
 
 
-def _run_backward(q, k, v, beta, g, x, m, states, w, do, d_last, *, has_gate: bool) -> tuple[Array, ...]:
+def _run_backward(
+    q, k, v, beta, g, x, m, states, w, do, d_last, *, has_gate: bool, passes: Passes | None
+) -> tuple[Array, ...]:
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     out_g = g if has_gate else jax.ShapeDtypeStruct((1,), beta.dtype)  # one entry: not written
-    d_states, dy, d_initial = segments.pass_states(
-        partial(launch, "dstate", bwd_kernels.dstate_kernel, q, k, x, m, beta, g, do),
-        d_last,
-        [states, v],
-        block=_block("dstate", q, v, beta.shape[-1]),
-        reverse=True,
-    )
+    if passes is not None and passes.reverse is not None:
+        d_states, dy, d_initial = passes.reverse(q, k, x, m, beta, g if has_gate else None, do, d_last)
+    else:
+        d_states, dy, d_initial = segments.pass_states(
+            partial(launch, "dstate", bwd_kernels.dstate_kernel, q, k, x, m, beta, g, do),
+            d_last,
+            [states, v],
+            block=_block("dstate", q, v, beta.shape[-1]),
+            reverse=True,
+        )
     dq, dk, dv, dbeta, dg = launch(
         "rows", bwd_kernels.rows_kernel, q, k, v, w, beta, g, states, do, dy, out=[q, k, v, beta, out_g]
     )
