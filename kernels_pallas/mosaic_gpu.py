@@ -42,8 +42,9 @@ def kernel(
     num_threads: int,
     thread_name: str,
     interpret: bool,
+    name: str | None = None,
 ) -> Callable:
-    """Return `plgpu.kernel` of these arguments.
+    """Return `plgpu.kernel` of these arguments; profiles show `name`.
 
     Exponentials and logarithms use the special-function unit. With `interpret`, JAX's CPU interpreter runs the kernel.
     """
@@ -60,6 +61,7 @@ def kernel(
         thread_name=thread_name,
         compiler_params=params,
         interpret=mode,
+        kernel_name=name,
     )
 
 

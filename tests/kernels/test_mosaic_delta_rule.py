@@ -1,4 +1,4 @@
-"""The delta rule's pass over time in Pallas Mosaic GPU: values, CUDA lowering, refusals.
+"""The delta rule's passes over time in Pallas Mosaic GPU: values, CUDA lowering, refusals.
 
 Values are interpreted. The interpreter does not model asynchronous `wgmma`, so only a GPU reveals reads that come too
 early. The whole backend needs a GPU: the other launches are Triton kernels (test_delta_rule.py).
@@ -19,6 +19,8 @@ from kernels_pallas.triton import runtime
 from tests import support
 
 kernel = pytest.importorskip("kernels_pallas.delta_rule.mosaic_gpu.kernel", reason="this jax has no Pallas Mosaic GPU")
+
+reverse = pytest.importorskip("kernels_pallas.delta_rule.mosaic_gpu.reverse")
 
 refusal = mosaic_gpu.refusal("cpu")
 interpreted = pytest.mark.skipif(
@@ -65,6 +67,12 @@ def recurrence(q, k, v, beta, log_g, state):
     return reference.delta_rule(q, k, v, beta, log_g, state)
 
 
+def relative(got, want) -> float:
+    """Return the largest difference over the largest entry."""
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    return np.abs(got - want).max() / np.abs(want).max()
+
+
 CASES = [
     ((70, 64, 64), 0.1, "bfloat16"),
     ((130, 128, 128), 0.1, "bfloat16"),
@@ -105,6 +113,34 @@ def test_without_keep_it_gives_the_same_outputs() -> None:
     jax.tree.map(np.testing.assert_array_equal, kept[:2], bare)
 
 
+@interpreted
+@pytest.mark.parametrize(
+    ("shape", "decay", "dtype"),
+    support.slow_unless(lambda *case: case == CASES[0], [*CASES, ((130, 96, 192), 30.0, "bfloat16")]),
+)
+def test_reverse_equals_the_gradients_of_the_recurrence(shape, decay, dtype) -> None:
+    """dv is beta dY, and L of a chunk is the gradient of the state after it, which `late` starts from."""
+    q, k, v, beta, log_g, state = draw(*shape, decay=decay, dtype=dtype)
+    do, d_last = v[:, ::-1], -state
+    x, m, g = within_chunks(q, k, beta, jnp.zeros_like(beta) if log_g is None else log_g)
+    run = jax.jit(partial(reverse.pass_back_over_time, interpret=True))
+    d_states, dy, d_initial = run(q, k, x, m, chunked(beta), None if log_g is None else g, do, d_last)
+    assert (d_states.dtype, dy.dtype, d_initial.dtype) == (q.dtype, q.dtype, jnp.float32)
+
+    def pull(start: int) -> tuple:
+        keys, wide = (q[:, start:], k[:, start:]), v[:, start:].astype(jnp.float32)
+        gates = beta[:, start:], None if log_g is None else log_g[:, start:]
+        _, vjp = jax.vjp(lambda v, state: recurrence(*keys, v, *gates, state), wide, state)
+        return vjp((do[:, start:].astype(jnp.float32), d_last))
+
+    (dv, want), (_, late) = pull(0), pull(C)
+    unit = float(jnp.finfo(dtype).eps) / 2
+    assert relative(beta[..., None] * dy, dv) <= 4 * unit
+    assert relative(d_initial, want) <= 4 * unit
+    assert relative(d_states[:, 0], late) <= 4 * unit
+    np.testing.assert_array_equal(d_states[:, -1], d_last.astype(dtype))
+
+
 @pytest.mark.skipif(jax.__version_info__ < backend_of_mosaic.JAX, reason="this jax is too old")
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (96, 192), (64, 64)])
 @pytest.mark.parametrize("keep", [True, False])
@@ -120,10 +156,22 @@ def test_lowers_for_cuda(K, V, keep) -> None:
     assert text.count("custom_call @mosaic_gpu") == 1
 
 
+@pytest.mark.skipif(jax.__version_info__ < backend_of_mosaic.JAX, reason="this jax is too old")
+@pytest.mark.parametrize(("K", "V"), [(128, 128), (96, 192), (64, 64)])
+def test_reverse_lowers_for_cuda(K, V) -> None:
+    B, T, H = 2, 1001, 3
+    shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    row = jax.ShapeDtypeStruct((B, -(-T // C), H, C), jnp.float32)
+    keys, values, pairs = shape((B, T, H, K)), shape((B, T, H, V)), shape((B, T, H, C))
+    state = jax.ShapeDtypeStruct((B, H, K, V), jnp.float32)
+    traced = jax.jit(reverse.pass_back_over_time).trace(keys, keys, pairs, pairs, row, row, values, state)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 1
+
+
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (96, 192), (64, 64), (128, 256)])
-@pytest.mark.parametrize("keep", [True, False])
-def test_shared_memory_fits(K, V, keep) -> None:
-    n = kernel.Sizes(1, 1, K, V, C, 1, jnp.dtype("bfloat16"), keep, False)
+@pytest.mark.parametrize(("keep", "back"), [(True, False), (False, False), (True, True)])
+def test_shared_memory_fits(K, V, keep, back) -> None:
+    n = kernel.Sizes(1, 1, K, V, C, 1, jnp.dtype("bfloat16"), keep, False, back)
     assert n.stages in (2, 3)
     sizes = [int(np.prod(x.shape)) * jnp.dtype(x.dtype).itemsize for x in kernel.scratch(n)[:-2]]
     assert sum(sizes) + 1024 <= kernel.SHARED

@@ -1,7 +1,7 @@
 """The `pallas` backend of the delta rule: Hopper.
 
-The pass over time is a Pallas Mosaic GPU kernel (kernel.py). The inverses, the scores and the backward pass are the
-Triton kernels.
+The passes over time, forward and back, are Pallas Mosaic GPU kernels (kernel.py, reverse.py). The inverses, the scores
+and the other gradients are Triton kernels.
 """
 
 import jax

@@ -37,9 +37,10 @@ ROWS = 64  # value channels of a warpgroup
 GROUPS = 2  # most warpgroups that compute in a program
 SHARED = 227 * 1024  # bytes of shared memory for a program
 REGISTERS = {"compute": 232, "copy": 40}  # of a thread; at launch 168, and the sum over three warpgroups is the same
+REGISTERS_OF_FOUR = {"compute": 160, "copy": 32}  # at launch 128
 
 
-_load: Any = plgpu.load  # type checkers may see an older signature
+load: Any = plgpu.load  # type checkers may see an older signature
 
 
 class Sizes(NamedTuple):
@@ -54,11 +55,16 @@ class Sizes(NamedTuple):
     dtype: Any
     keep: bool  # write states and W
     interpret: bool
+    reverse: bool = False  # back over the chunks (reverse.py)
 
     @property
     def groups(self) -> int:
-        """Return how many warpgroups of a program compute."""
-        return min(GROUPS, self.V // ROWS)
+        """Return how many warpgroups of a program compute.
+
+        Three if none is idle then and their registers suffice. The forward pass needs more registers.
+        """
+        rows = self.V // ROWS
+        return 3 if self.reverse and self.K <= 96 and rows % 3 == 0 else min(GROUPS, rows)
 
     @property
     def parts(self) -> int:
@@ -70,7 +76,7 @@ class Sizes(NamedTuple):
         """Return the chunks in the ring: 3 if they fit."""
         size = self.dtype.itemsize
         chunk = self.C * size * (2 * self.K + ROWS * self.groups + 2 * self.C) + 3 * self.C * 4
-        kept = self.groups * ROWS * size * (self.K + self.C) if self.keep else 0
+        kept = self.groups * ROWS * size * (self.K + self.C * (not self.reverse)) if self.keep else 0
         return 3 if 3 * chunk + kept + 1024 <= SHARED else 2
 
 
@@ -87,7 +93,7 @@ def scratch(n: Sizes) -> list:
 
     keys = tiled(n.stages, n.C, n.K, width=64 if n.K % 64 == 0 else 32)
     pairs = tiled(n.stages, n.C, n.C)
-    kept = [tiled(n.groups, n.K, ROWS), tiled(n.groups, n.C, ROWS)]
+    kept = [tiled(n.groups, n.K, ROWS), *([] if n.reverse else [tiled(n.groups, n.C, ROWS)])]
     return [
         *(keys, keys, pairs, pairs, tiled(n.stages, n.groups, n.C, ROWS)),
         plgpu.SMEM((n.stages, 3, n.C), jnp.float32),
@@ -125,13 +131,14 @@ class Refs(NamedTuple):
 
 def refs_of(n: Sizes, refs: tuple[Any, ...]) -> Refs:
     """Return the kernel's arguments by name; None for those that only `keep` has."""
-    only_keep = {"states", "w", "states_smem", "w_smem"}
-    names = [name for name in Refs._fields if n.keep or name not in only_keep]
-    return Refs(**(dict.fromkeys(only_keep) | dict(zip(names, refs, strict=True))))
+    missing = [] if n.keep else ["states", "states_smem"]
+    missing += [] if n.keep and not n.reverse else ["w", "w_smem"]
+    names = [name for name in Refs._fields if name not in missing]
+    return Refs(**(dict.fromkeys(missing) | dict(zip(names, refs, strict=True))))
 
 
-def kernel(*refs: Any, n: Sizes) -> None:
-    """Write o, last, and with `keep` states and W.
+def kernel(*refs: Any, n: Sizes, chunk: Callable) -> None:
+    """Write o, last, and with `keep` states and W, by `chunk` of every chunk.
 
     A program has up to GROUPS * ROWS value channels of a head. Programs with an idle warpgroup start last.
     """
@@ -150,6 +157,7 @@ def kernel(*refs: Any, n: Sizes) -> None:
         def _(c: Array) -> None:
             slot = lax.rem(c, n.stages)
             pl.when(c >= n.stages)(lambda: plgpu.barrier_wait(r.free.at[slot]))
+            c = n.chunks - 1 - c if n.reverse else c
             at, there = pl.ds(c * n.C, n.C), r.there.at[slot]
             for source, target in ((r.k, r.k_smem), (r.q, r.q_smem), (r.x, r.x_smem), (r.m, r.m_smem)):
                 plgpu.copy_gmem_to_smem(source.at[b, at, h], target.at[slot], there)
@@ -178,16 +186,17 @@ def kernel(*refs: Any, n: Sizes) -> None:
     def _compute() -> None:
         _set_registers("compute", n)
         channels = pl.ds(rows * ROWS, ROWS)
-        s_VK = _load(r.start.at[b, h, channels], layout=plgpu.Layout.WGMMA, optimized=False)
-        s_VK = lax.fori_loop(0, n.chunks, partial(_chunk, at=(b, h, channels, group), r=r, n=n), s_VK)
+        s_VK = load(r.start.at[b, h, channels], layout=plgpu.Layout.WGMMA, optimized=False)
+        s_VK = lax.fori_loop(0, n.chunks, partial(chunk, at=(b, h, channels, group), r=r, n=n), s_VK)
         r.last.at[b, h, channels][...] = s_VK
         plgpu.wait_smem_to_gmem(0)
         plgpu.barrier_arrive(r.free.at[(n.chunks - 1) % n.stages])
 
 
 def _set_registers(role: str, n: Sizes) -> None:
-    if n.groups == GROUPS and not n.interpret:
-        plgpu.set_max_registers(REGISTERS[role], action="increase" if role == "compute" else "decrease")
+    if n.groups > 1 and not n.interpret:
+        registers = REGISTERS if n.groups == GROUPS else REGISTERS_OF_FOUR
+        plgpu.set_max_registers(registers[role], action="increase" if role == "compute" else "decrease")
 
 
 class Sum:
@@ -226,6 +235,25 @@ def added_to(f: Callable, *values: Array, n: Sizes) -> Any:
     return pl.run_state(lambda accs: f(*accs))(tuple(map(plgpu.WGMMAAccumulatorRef.init, values)))
 
 
+def vector_of(r: Refs, slot: Any, i: int, n: Sizes) -> Array:
+    """Return one of a chunk's vectors in every row of [ROWS, C]."""
+    x_C = load(r.vectors_smem.at[slot, i], layout=plgpu.Layout.WGMMA.reduce(0))
+    return lax.broadcast_in_dim(x_C, (ROWS, n.C), (1,))
+
+
+def release(r: Refs, slot: Any) -> None:
+    """Free the place of the chunk before, whose outputs have left it."""
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    plgpu.barrier_arrive(r.free.at[slot])
+
+
+def write(x: Array, smem: Any, target: Any) -> None:
+    """Start to write the transpose of `x` to `target` through `smem`."""
+    mosaic_gpu.transposed(smem)[...] = x
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(smem, target)
+
+
 def _chunk(c: Array, s_VK: Array, *, at: tuple[Any, ...], r: Refs, n: Sizes) -> Array:
     """Pass ROWS value channels of the state through chunk c, and write their outputs."""
     b, h, channels, group = at
@@ -234,33 +262,19 @@ def _chunk(c: Array, s_VK: Array, *, at: tuple[Any, ...], r: Refs, n: Sizes) -> 
     pairs = (r.k_smem, r.q_smem, r.x_smem, r.m_smem)
     k_KC, q_KC, x_CC, m_CC = (mosaic_gpu.transposed(ref.at[slot]) for ref in pairs)
 
-    def vector(i: int) -> Array:
-        """Return e^g, beta or e^{g_C - g} of each position, in every row."""
-        x_C = _load(r.vectors_smem.at[slot, i], layout=plgpu.Layout.WGMMA.reduce(0))
-        return lax.broadcast_in_dim(x_C, shape, (1,))
-
-    def release_last() -> None:
-        """Free the place of the chunk before, whose outputs have left it."""
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        plgpu.barrier_arrive(r.free.at[lax.rem(c - 1, n.stages)])
-
-    def write(x: Array, smem: Any, target: Any) -> None:
-        mosaic_gpu.transposed(smem)[...] = x
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(smem, target)
-
+    vector = partial(vector_of, r, slot, n=n)  # e^g, beta or e^{g_C - g}
     plgpu.barrier_wait(r.there.at[slot])
     low_VK = s_VK.astype(n.dtype)
 
     def corrected(seen_VC: Array) -> Array:
         """Return Y^T from S^T K^T."""
-        v_VC = _load(value_smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+        v_VC = load(value_smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
         return (vector(1) * (v_VC - seen_VC * vector(0))).astype(n.dtype)
 
     def before(k_acc: Any, q_acc: Any) -> tuple[Array, Array, Array, Array]:
         start_product(k_acc, low_VK, k_KC)
         start_product(q_acc, low_VK, q_KC)
-        pl.when(c > 0)(release_last)
+        pl.when(c > 0)(lambda: release(r, lax.rem(c - 1, n.stages)))
         if n.keep:
             write(low_VK, r.states_smem.at[group], r.states.at[b, c, h, :, channels])
         y_VC = corrected(wait_for(k_acc, 1))
@@ -309,27 +323,39 @@ def pass_over_time(
     """
     (B, T, H, K), (_, n_chunks, _, C) = q.shape, beta_BcHC.shape
     n = Sizes(B, H, K, v.shape[-1], C, n_chunks, jnp.dtype(q.dtype), keep, interpret)
-    if T % C:
-        q, k, v, x, m = (jnp.pad(a, ((0, 0), (0, n_chunks * C - T), (0, 0), (0, 0))) for a in (q, k, v, x, m))
-    like = partial(jax.ShapeDtypeStruct, dtype=q.dtype)
-    out = [v, jax.ShapeDtypeStruct((B, H, n.V, K), jnp.float32)]
-    out += [like((B, n_chunks, H, K, n.V)), v] if keep else []
+    o, last, *kept = call(n, _chunk, q, k, v, x, m, vectors(beta_BcHC, g_BcHC), start_BHKV)
+    if keep:
+        kept[1] = kept[1][:, :T]
+    return o[:, :T], last, *kept
+
+
+def call(n: Sizes, chunk: Callable, q, k, v, x, m, vectors: Array, start_BHKV: Array) -> tuple[Array, ...]:
+    """Run the kernel with `chunk`; return o, last [B, H, K, V], and with `keep` states and W (not in reverse).
+
+    T is padded to whole chunks with zeros.
+    """
+    after_T = n.chunks * n.C - q.shape[1]
+    if after_T:
+        q, k, v, x, m = (jnp.pad(a, ((0, 0), (0, after_T), (0, 0), (0, 0))) for a in (q, k, v, x, m))
+    like = jax.ShapeDtypeStruct
+    out = [v, like((n.B, n.H, n.V, n.K), jnp.float32)]
+    if n.keep:
+        out += [like((n.B, n.chunks, n.H, n.K, n.V), n.dtype), *([] if n.reverse else [v])]
     o, last, *kept = mosaic_gpu.kernel(
-        partial(kernel, n=n),
-        out_type=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in out],
+        partial(kernel, n=n, chunk=chunk),
+        out_type=[like(a.shape, a.dtype) for a in out],
         scratch_types=scratch(n),
-        grid=(B * H * n.parts,),
+        grid=(n.B * n.H * n.parts,),
         grid_names=("program",),
         num_threads=n.groups + 1,
         thread_name="group",
-        interpret=interpret,
-    )(q, k, v, x, m, _vectors(beta_BcHC, g_BcHC), jnp.swapaxes(start_BHKV, 2, 3))
-    if keep:
-        kept[1] = kept[1][:, :T]
-    return o[:, :T], jnp.swapaxes(last, 2, 3), *kept
+        interpret=n.interpret,
+        name=f"delta_rule_{'reverse' if n.reverse else 'forward'}",
+    )(q, k, v, x, m, vectors, jnp.swapaxes(start_BHKV, 2, 3))
+    return o, jnp.swapaxes(last, 2, 3), *kept
 
 
-def _vectors(beta_BcHC: Array, g_BcHC: Array | None) -> Array:
+def vectors(beta_BcHC: Array, g_BcHC: Array | None) -> Array:
     """Return e^g, beta and e^{g_C - g}, [B, c, H, 3, C]."""
     g_BcHC = jnp.zeros_like(beta_BcHC) if g_BcHC is None else g_BcHC
     return jnp.stack([jnp.exp(g_BcHC), beta_BcHC, jnp.exp(g_BcHC[..., -1:] - g_BcHC)], axis=3)
