@@ -15,6 +15,7 @@ other: L^T K^T, dW^T (X * G), dY^T K.
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -35,17 +36,20 @@ def _chunk(step: Array, l_VK: Array, *, at: tuple, r: Refs, n: Sizes) -> Array:
     plgpu.barrier_wait(r.there.at[slot])
     low_VK = l_VK.astype(n.dtype)
 
-    def late(acc) -> tuple[Array, Array]:
-        """Return dW^T and dO^T."""
+    def late(acc: Any) -> tuple[Array, Array, Array]:
+        """Return dW^T, dO^T and e^{g_C} L^T."""
         start_product(acc, low_VK, mosaic_gpu.transposed(k_CK))
         pl.when(step > 0)(lambda: forward.release(r, lax.rem(step - 1, n.stages)))
         forward.write(low_VK, r.states_smem.at[group], r.states.at[b, c, h, :, channels])
         do_VC = forward.load(mosaic_gpu.transposed(value_smem), layout=plgpu.Layout.WGMMA)
-        return (wait_for(acc, 0) * vector(2)).astype(n.dtype), do_VC
+        decayed_VK = l_VK * r.vectors_smem[slot, 0, n.C - 1]
+        if not n.interpret:  # computed while the product runs
+            do_VC, decayed_VK = lax.optimization_barrier((do_VC, decayed_VK))
+        return (wait_for(acc, 0) * vector(2)).astype(n.dtype), do_VC, decayed_VK
 
-    w_VC, do_VC = forward.with_zeros(late, (ROWS, n.C), n=n)
+    w_VC, do_VC, decayed_VK = forward.with_zeros(late, (ROWS, n.C), n=n)
 
-    def products(l_acc, y_acc) -> None:
+    def products(l_acc: Any, y_acc: Any) -> None:
         start_product(y_acc, do_VC, m_CC)
         start_product(y_acc, w_VC, x_CC)
         start_product(l_acc, (do_VC.astype(jnp.float32) * vector(0)).astype(n.dtype), q_CK)
@@ -54,7 +58,7 @@ def _chunk(step: Array, l_VK: Array, *, at: tuple, r: Refs, n: Sizes) -> Array:
         forward.write(y_VC.astype(n.dtype), value_smem, r.o.at[b, pl.ds(c * n.C, n.C), h, channels])
 
     zeros_VC = plgpu.layout_cast(jnp.zeros((ROWS, n.C), jnp.float32), plgpu.Layout.WGMMA)
-    l_VK, _ = forward.added_to(products, l_VK * r.vectors_smem[slot, 0, n.C - 1], zeros_VC, n=n)
+    l_VK, _ = forward.added_to(products, decayed_VK, zeros_VC, n=n)
     return l_VK
 
 
