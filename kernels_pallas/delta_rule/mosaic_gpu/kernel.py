@@ -16,9 +16,9 @@ Symbols are as in triton/fwd_kernels.py. All products are transposed: their rows
     S^T <- e^{g_C} S^T + (e^{g_C - g} W)^T K
 
 An accumulator has the registers of a left operand. So S, Y and W stay in registers, and no warpgroup waits for another
-one's values. Three products depend on each other; O needs no other product to wait. One more warpgroup copies chunks
-into a ring in shared memory. An output leaves through the place of its values in the ring, which is free when the
-output has left.
+one's values. One more warpgroup copies chunks into a ring in shared memory. An output leaves through the place of its
+values in the ring, which is free when the output has left. Memory bounds the kernel. So few products are in flight,
+and their registers suffice for three warpgroups: then 192 values leave none idle, and keys are read once.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels_pallas import mosaic_gpu
 
 ROWS = 64  # value channels of a warpgroup
-GROUPS = 2  # most warpgroups that compute in a program
+GROUPS = 2  # most warpgroups that compute in a program, but for three if they fit
 SHARED = 227 * 1024  # bytes of shared memory for a program
 REGISTERS = {"compute": 232, "copy": 40}  # of a thread; at launch 168, and the sum over three warpgroups is the same
 REGISTERS_OF_FOUR = {"compute": 160, "copy": 32}  # at launch 128
@@ -61,10 +61,10 @@ class Sizes(NamedTuple):
     def groups(self) -> int:
         """Return how many warpgroups of a program compute.
 
-        Three if none is idle then and their registers suffice. The forward pass needs more registers.
+        Three if none is idle then and their registers suffice.
         """
         rows = self.V // ROWS
-        return 3 if self.reverse and self.K <= 96 and rows % 3 == 0 else min(GROUPS, rows)
+        return 3 if self.K <= 96 and rows % 3 == 0 else min(GROUPS, rows)
 
     @property
     def parts(self) -> int:
@@ -140,7 +140,7 @@ def refs_of(n: Sizes, refs: tuple[Any, ...]) -> Refs:
 def kernel(*refs: Any, n: Sizes, chunk: Callable) -> None:
     """Write o, last, and with `keep` states and W, by `chunk` of every chunk.
 
-    A program has up to GROUPS * ROWS value channels of a head. Programs with an idle warpgroup start last.
+    A program has `n.groups` times ROWS value channels of a head. Programs with an idle warpgroup start last.
     """
     r = refs_of(n, refs)
     program, group = lax.axis_index("program"), lax.axis_index("group")
@@ -226,6 +226,11 @@ def with_zeros(f: Callable, *shapes: tuple[int, int], n: Sizes) -> Any:
     return pl.run_scoped(f, *(plgpu.WGMMAAccumulatorRef(shape, jnp.float32) for shape in shapes))
 
 
+def zeros(*shape: int) -> Array:
+    """Return zeros with the registers of an accumulator."""
+    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+
+
 def added_to(f: Callable, *values: Array, n: Sizes) -> Any:
     """Return the accumulators after `f(*accumulators)`, which start from `values`."""
     if n.interpret:
@@ -257,51 +262,50 @@ def write(x: Array, smem: Any, target: Any) -> None:
 def _chunk(c: Array, s_VK: Array, *, at: tuple[Any, ...], r: Refs, n: Sizes) -> Array:
     """Pass ROWS value channels of the state through chunk c, and write their outputs."""
     b, h, channels, group = at
-    slot, shape = lax.rem(c, n.stages), (ROWS, n.C)
-    value_smem = mosaic_gpu.transposed(r.v_smem.at[slot, group])
+    slot, shape, positions = lax.rem(c, n.stages), (ROWS, n.C), pl.ds(c * n.C, n.C)
     pairs = (r.k_smem, r.q_smem, r.x_smem, r.m_smem)
     k_KC, q_KC, x_CC, m_CC = (mosaic_gpu.transposed(ref.at[slot]) for ref in pairs)
-
-    vector = partial(vector_of, r, slot, n=n)  # e^g, beta or e^{g_C - g}
+    value_smem, vector = r.v_smem.at[slot, group], partial(vector_of, r, slot, n=n)
     plgpu.barrier_wait(r.there.at[slot])
     low_VK = s_VK.astype(n.dtype)
 
-    def corrected(seen_VC: Array) -> Array:
-        """Return Y^T from S^T K^T."""
-        v_VC = load(value_smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-        return (vector(1) * (v_VC - seen_VC * vector(0))).astype(n.dtype)
-
-    def before(k_acc: Any, q_acc: Any) -> tuple[Array, Array, Array, Array]:
-        start_product(k_acc, low_VK, k_KC)
-        start_product(q_acc, low_VK, q_KC)
+    def correct(acc: Any) -> Array:
+        """Return Y^T."""
+        start_product(acc, low_VK, k_KC)
         pl.when(c > 0)(lambda: release(r, lax.rem(c - 1, n.stages)))
         if n.keep:
             write(low_VK, r.states_smem.at[group], r.states.at[b, c, h, :, channels])
-        y_VC = corrected(wait_for(k_acc, 1))
+        v_VC = load(mosaic_gpu.transposed(value_smem), layout=plgpu.Layout.WGMMA)
+        if not n.interpret:  # loaded while the product runs
+            v_VC = lax.optimization_barrier(v_VC)
+        seen_VC = wait_for(acc, 0)
+        return (vector(1) * (v_VC.astype(jnp.float32) - seen_VC * vector(0))).astype(n.dtype)
 
-        def correct(acc: Any) -> tuple[Array, Array, Array]:
-            start_product(acc, y_VC, x_CC)
-            o_VC = wait_for(q_acc, 1) * vector(0)
-            decayed_VK = s_VK * r.vectors_smem[slot, 0, n.C - 1]
-            if not n.interpret:  # computed while the product runs
-                o_VC, decayed_VK = lax.optimization_barrier((o_VC, decayed_VK))
-            return wait_for(acc, 0), o_VC, decayed_VK
+    def read(acc: Any) -> tuple[Array, Array]:
+        """Return e^g S^T Q^T and e^{g_C} S^T."""
+        start_product(acc, low_VK, q_KC)
+        decayed_VK = s_VK * r.vectors_smem[slot, 0, n.C - 1]
+        if not n.interpret:  # computed while the product runs
+            decayed_VK = lax.optimization_barrier(decayed_VK)
+        return wait_for(acc, 0) * vector(0), decayed_VK
 
-        return *with_zeros(correct, shape, n=n), y_VC
+    y_VC = with_zeros(correct, shape, n=n)
+    o_VC, s_VK = with_zeros(read, shape, n=n)
 
-    w_VC, o_VC, s_VK, y_VC = with_zeros(before, shape, shape, n=n)
+    def mix(o_acc: Any, w_acc: Any) -> None:
+        start_product(o_acc, y_VC, m_CC)
+        start_product(w_acc, y_VC, x_CC)
+        write(wait_for(o_acc, 1).astype(n.dtype), value_smem, r.o.at[b, positions, h, channels])
+
+    _, w_VC = added_to(mix, o_VC, zeros(*shape), n=n)
     late_VC = (w_VC * vector(2)).astype(n.dtype)
 
-    def after(s_acc: Any, o_acc: Any) -> None:
-        start_product(s_acc, late_VC, r.k_smem.at[slot])
-        start_product(o_acc, y_VC, m_CC)
+    def update(acc: Any) -> None:
+        start_product(acc, late_VC, r.k_smem.at[slot])
         if n.keep:
-            to = r.w.at[b, pl.ds(c * n.C, n.C), h, channels]
-            write(w_VC.astype(n.dtype), r.w_smem.at[group], to)
+            write(w_VC.astype(n.dtype), r.w_smem.at[group], r.w.at[b, positions, h, channels])
 
-    s_VK, o_VC = added_to(after, s_VK, o_VC, n=n)
-    write(o_VC.astype(n.dtype), r.v_smem.at[slot, group], r.o.at[b, pl.ds(c * n.C, n.C), h, channels])
-    return s_VK
+    return added_to(update, s_VK, n=n)[0]
 
 
 def pass_over_time(

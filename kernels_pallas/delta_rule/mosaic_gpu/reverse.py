@@ -57,8 +57,7 @@ def _chunk(step: Array, l_VK: Array, *, at: tuple, r: Refs, n: Sizes) -> Array:
         start_product(l_acc, (y_VC * (-vector(0) * vector(1))).astype(n.dtype), k_CK)
         forward.write(y_VC.astype(n.dtype), value_smem, r.o.at[b, pl.ds(c * n.C, n.C), h, channels])
 
-    zeros_VC = plgpu.layout_cast(jnp.zeros((ROWS, n.C), jnp.float32), plgpu.Layout.WGMMA)
-    l_VK, _ = forward.added_to(products, decayed_VK, zeros_VC, n=n)
+    l_VK, _ = forward.added_to(products, decayed_VK, forward.zeros(ROWS, n.C), n=n)
     return l_VK
 
 
