@@ -226,11 +226,6 @@ def with_zeros(f: Callable, *shapes: tuple[int, int], n: Sizes) -> Any:
     return pl.run_scoped(f, *(plgpu.WGMMAAccumulatorRef(shape, jnp.float32) for shape in shapes))
 
 
-def zeros(*shape: int) -> Array:
-    """Return zeros with the registers of an accumulator."""
-    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-
-
 def added_to(f: Callable, *values: Array, n: Sizes) -> Any:
     """Return the accumulators after `f(*accumulators)`, which start from `values`."""
     if n.interpret:
@@ -238,6 +233,11 @@ def added_to(f: Callable, *values: Array, n: Sizes) -> Any:
         f(*sums)
         return [acc.value for acc in sums]
     return pl.run_state(lambda accs: f(*accs))(tuple(map(plgpu.WGMMAAccumulatorRef.init, values)))
+
+
+def zeros(*shape: int) -> Array:
+    """Return zeros with the registers of an accumulator."""
+    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
 
 
 def vector_of(r: Refs, slot: Any, i: int, n: Sizes) -> Array:

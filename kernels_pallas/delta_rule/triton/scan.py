@@ -192,6 +192,10 @@ def _run_backward(
             block=_block("dstate", q, v, beta.shape[-1]),
             reverse=True,
         )
+    if passes is not None and passes.gradients is not None:
+        operands = q, k, v, w, beta, g if has_gate else None, states, do, dy, d_states
+        dq, dk, dv, dbeta, *dg = passes.gradients(*operands)
+        return dq, dk, dv, dbeta, d_initial, *dg
     dq, dk, dv, dbeta, dg = launch(
         "rows", bwd_kernels.rows_kernel, q, k, v, w, beta, g, states, do, dy, out=[q, k, v, beta, out_g]
     )
