@@ -116,7 +116,9 @@ def test_without_keep_it_gives_the_same_outputs() -> None:
 @interpreted
 @pytest.mark.parametrize(
     ("shape", "decay", "dtype"),
-    support.slow_unless(lambda *case: case == CASES[0], [*CASES, ((130, 96, 192), 30.0, "bfloat16")]),
+    support.slow_unless(
+        lambda *case: case == CASES[0], [*CASES, ((130, 96, 192), 30.0, "bfloat16"), ((300, 64, 64), 0.1, "bfloat16")]
+    ),
 )
 def test_reverse_equals_the_gradients_of_the_recurrence(shape, decay, dtype) -> None:
     """dv is beta dY, and L of a chunk is the gradient of the state after it, which `late` starts from."""
