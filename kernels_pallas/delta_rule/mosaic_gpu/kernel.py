@@ -206,10 +206,10 @@ class Sum:
         self.value = value
 
 
-def start_product(acc: Any, a: Array, b: Any) -> None:
-    """Start acc += a @ b, with `a` in registers and `b` in shared memory."""
+def start_product(acc: Any, a: Any, b: Any) -> None:
+    """Start acc += a @ b, with `a` in registers or shared memory and `b` in shared memory."""
     if isinstance(acc, Sum):
-        acc.value += jnp.dot(a.astype(jnp.float32), b[...].astype(jnp.float32))
+        acc.value += jnp.dot(a[...].astype(jnp.float32), b[...].astype(jnp.float32))
     else:
         plgpu.wgmma(acc, a, b)
 
@@ -219,14 +219,14 @@ def wait_for(acc: Any, pending: int) -> Array:
     return acc.value if isinstance(acc, Sum) else plgpu.wgmma_accumulator_load(acc, wait_n=pending)
 
 
-def with_zeros(f: Callable, *shapes: tuple[int, int], n: Sizes) -> Any:
+def with_zeros(f: Callable, *shapes: tuple[int, int], n: Any) -> Any:
     """Return `f(*accumulators)`, which start from zero."""
     if n.interpret:
         return f(*(Sum(jnp.zeros(shape, jnp.float32)) for shape in shapes))
     return pl.run_scoped(f, *(plgpu.WGMMAAccumulatorRef(shape, jnp.float32) for shape in shapes))
 
 
-def added_to(f: Callable, *values: Array, n: Sizes) -> Any:
+def added_to(f: Callable, *values: Array, n: Any) -> Any:
     """Return the accumulators after `f(*accumulators)`, which start from `values`."""
     if n.interpret:
         sums = [Sum(value) for value in values]
