@@ -234,6 +234,9 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
             w_VC = mosaic_gpu.transposed(r.w_smem.at[slot])
             start_product(z_acc, r.do_smem.at[slot], w_VC)
             start_product(m_acc, r.dy_smem.at[slot], w_VC)
+            if n.gate:
+                s_VK, l_VK = (_wide(mosaic_gpu.transposed(ref.at[slot])) for ref in (r.s_smem, r.l_smem))
+                overlap_R += jnp.sum(s_VK * l_VK, axis=1)
             dy_CV = _wide(r.dy_smem.at[slot])
             dbeta_C += jnp.sum(dy_CV * _wide(r.v_smem.at[slot]), axis=1)
             beta_C = _rows_of(r.vectors.at[slot, 0])
@@ -242,9 +245,6 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
             plgpu.commit_smem()
             to = r.dv.at[b, pl.ds(c * n.C, n.C), h, pl.ds(block * ROWS, ROWS)]
             plgpu.copy_smem_to_gmem(r.dv_smem, to)
-            if n.gate:
-                s_VK, l_VK = (_wide(mosaic_gpu.transposed(ref.at[slot])) for ref in (r.s_smem, r.l_smem))
-                overlap_R += jnp.sum(s_VK * l_VK, axis=1)
             if block < n.blocks - 1:
                 if not n.interpret:
                     plgpu.wgmma_wait(0)
