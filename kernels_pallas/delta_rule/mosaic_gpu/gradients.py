@@ -170,6 +170,7 @@ def kernel(*refs: Any, n: Sizes) -> None:
         def _(item: Array) -> None:
             _keys_of(item, at(item), r=r, n=n)
 
+        _release_keys(r)
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(group == 2)
@@ -294,6 +295,12 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
         plgpu.copy_smem_to_gmem(r.sums.at[5], r.dg.at[b, c, h])
 
 
+def _release_keys(r: Refs) -> None:
+    """Free the places of q and k, which dq and dk of the chunk before have left."""
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    plgpu.barrier_arrive(r.keys_free)
+
+
 def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) -> None:
     """Compute dq and dk of a chunk."""
     (b, c, h), shape = at, (n.C, n.K)
@@ -306,6 +313,8 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
             start_product(q_acc, r.do_smem.at[slot], s_VK)
             start_product(s_acc, r.dy_smem.at[slot], s_VK)
             start_product(l_acc, r.w_smem.at[slot], l_VK)
+            if block == 0:
+                pl.when(item > 0)(partial(_release_keys, r))
             if block > 0:  # the products of the block before are finished
                 if not n.interpret:
                     plgpu.wgmma_wait(3)
@@ -347,8 +356,6 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
         smem[...] = x_CK.astype(n.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(smem, target.at[b, rows, h])
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    plgpu.barrier_arrive(r.keys_free)
 
 
 def gradients(
