@@ -32,6 +32,15 @@ def compute_capability() -> int | None:
 
 
 @cache
+def multiprocessors() -> int | None:
+    """Return how many multiprocessors the first GPU has; None without one."""
+    try:
+        return getattr(jax.devices("gpu")[0], "core_count", None)
+    except RuntimeError:
+        return None
+
+
+@cache
 def cudnn_version() -> int | None:
     """Return the version of cuDNN that JAX has loaded, or None.
 

@@ -31,10 +31,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas import mosaic_gpu
+from kernels_pallas import device, mosaic_gpu
 from kernels_pallas.delta_rule.mosaic_gpu.kernel import ROWS, SHARED, added_to, start_product, wait_for, with_zeros
 
-PROGRAMS = 132  # multiprocessors of an H100 and H200; a program fills one
+PROGRAMS = 132  # multiprocessors of an H100 SXM and an H200, if the GPU does not tell; a program fills one
 REGISTERS = {"compute": 232, "copy": 40}  # of a thread; at launch 168, and the sum over three warpgroups is the same
 REDUCTION = 2048  # bytes that Pallas reserves for sums across warps
 
@@ -370,13 +370,16 @@ def gradients(
     dy: Array,
     d_states: Array,
     *,
-    programs: int = PROGRAMS,
+    programs: int | None = None,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """Return (dq, dk, dv, dbeta) and, with g, dg. `interpret` runs on a CPU."""
+    """Return (dq, dk, dv, dbeta) and, with g, dg.
+
+    `programs`: at most one per multiprocessor by default. `interpret` runs on a CPU.
+    """
     (B, T, H, K), (_, n_chunks, _, C) = q.shape, beta_BcHC.shape
+    programs = min(programs or device.multiprocessors() or PROGRAMS, B * n_chunks * H)
     n = Sizes(B, H, K, v.shape[-1], C, n_chunks, jnp.dtype(q.dtype), g_BcHC is not None, interpret, programs)
-    n = n._replace(programs=min(programs, n.items))
     if T % C:
         pad = ((0, 0), (0, n_chunks * C - T), (0, 0), (0, 0))
         q, k, v, w, do, dy = (jnp.pad(x, pad) for x in (q, k, v, w, do, dy))
