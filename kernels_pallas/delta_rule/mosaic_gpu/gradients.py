@@ -85,7 +85,7 @@ def scratch(n: Sizes) -> list:
         transforms = plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(width * n.dtype.itemsize)
         return plgpu.SMEM(shape, n.dtype, transforms=transforms)
 
-    keys = tiled(n.C, n.K, width=64 if n.K % 64 == 0 else 32)
+    keys = tiled(1, n.C, n.K, width=64 if n.K % 64 == 0 else 32)
     values, states = tiled(n.stages, n.C, ROWS), tiled(n.stages, n.K, ROWS)
     return [
         *[values] * 4,
@@ -194,7 +194,7 @@ def kernel(*refs: Any, n: Sizes) -> None:
                     plgpu.copy_gmem_to_smem(source.at[b, c, h], r.vectors.at[slot, i], there)
             pl.when(item > 0)(partial(plgpu.barrier_wait, r.keys_free))
             for source, target in ((r.q, r.q_smem), (r.k, r.k_smem)):
-                plgpu.copy_gmem_to_smem(source.at[b, rows, h], target, r.keys_there)
+                plgpu.copy_gmem_to_smem(source.at[b, rows, h], target.at[0], r.keys_there)
 
         @pl.loop(jnp.maximum(count * n.blocks - n.stages, 0), count * n.blocks)
         def _(step: Array) -> None:  # waits for every barrier phase, as the interpreter requires
@@ -206,6 +206,20 @@ def kernel(*refs: Any, n: Sizes) -> None:
 def _set_registers(role: str, n: Sizes) -> None:
     if not n.interpret:
         plgpu.set_max_registers(REGISTERS[role], action="increase" if role == "compute" else "decrease")
+
+
+def _zero(item: Array, n: Sizes) -> Array:
+    """Return 0, which the compiler does not know.
+
+    With a place that is the same for every chunk, the compiler computes the addresses of all products once, runs out of
+    registers, and reads the addresses from memory before each product.
+    """
+    return lax.div(item, n.items)
+
+
+def _slot(item: Array, block: int, n: Sizes) -> Array:
+    """Return the place of a block in the ring."""
+    return lax.rem(item * n.blocks + block + _zero(item, n), n.stages)
 
 
 def _row(x_C: Array, shape: tuple[int, ...]) -> Array:
@@ -226,11 +240,12 @@ def _wide(ref: Any) -> Array:
 def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) -> None:
     """Compute Z, M and dv, dbeta, dg of a chunk."""
     (b, c, h), pairs = at, (n.C, n.C)
+    q_smem, k_smem = (ref.at[_zero(item, n)] for ref in (r.q_smem, r.k_smem))
 
     def across_values(z_acc: Any, m_acc: Any) -> tuple[Array, ...]:
         dbeta_C, overlap_R = (plgpu.layout_cast(jnp.zeros((ROWS,)), plgpu.Layout.WGMMA.reduce(1)) for _ in range(2))
         for block in range(n.blocks):
-            slot = lax.rem(item * n.blocks + block, n.stages)
+            slot = _slot(item, block, n)
             plgpu.barrier_wait(r.there.at[slot])
             w_VC = mosaic_gpu.transposed(r.w_smem.at[slot])
             start_product(z_acc, r.do_smem.at[slot], w_VC)
@@ -253,7 +268,7 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
         return wait_for(z_acc, 0), wait_for(m_acc, 0), dbeta_C, overlap_R
 
     z_CC, m_CC, dbeta_C, overlap_R = with_zeros(across_values, pairs, pairs, n=n)
-    slot = lax.rem(item * n.blocks + n.blocks - 1, n.stages)
+    slot = _slot(item, n.blocks - 1, n)
     beta_C, g_row_C = (_rows_of(r.vectors.at[slot, i]) for i in range(2))
     g_column_C = _load(r.vectors.at[slot, 1], layout=plgpu.Layout.WGMMA.reduce(0))
     overlap_R *= jnp.exp(lax.broadcast(r.vectors[slot, 1, n.C - 1], (ROWS,)))
@@ -270,11 +285,11 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
     plgpu.commit_smem()
 
     plgpu.barrier_wait(r.keys_there)
-    k_KC = mosaic_gpu.transposed(r.k_smem)
+    k_KC = mosaic_gpu.transposed(k_smem)
 
     def across_keys(k_acc: Any, q_acc: Any) -> tuple[Array, ...]:
-        start_product(k_acc, r.k_smem, k_KC)
-        start_product(q_acc, r.q_smem, k_KC)
+        start_product(k_acc, k_smem, k_KC)
+        start_product(q_acc, q_smem, k_KC)
         return wait_for(k_acc, 0), wait_for(q_acc, 0)
 
     kk_CC, qk_CC = with_zeros(across_keys, pairs, pairs, n=n)
@@ -304,10 +319,11 @@ def _release_keys(r: Refs) -> None:
 def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) -> None:
     """Compute dq and dk of a chunk."""
     (b, c, h), shape = at, (n.C, n.K)
+    q_smem, k_smem = (ref.at[_zero(item, n)] for ref in (r.q_smem, r.k_smem))
 
     def across_values(q_acc: Any, s_acc: Any, l_acc: Any) -> tuple[Array, ...]:
         for block in range(n.blocks):
-            slot = lax.rem(item * n.blocks + block, n.stages)
+            slot = _slot(item, block, n)
             plgpu.barrier_wait(r.there.at[slot])
             s_VK, l_VK = (mosaic_gpu.transposed(ref.at[slot]) for ref in (r.s_smem, r.l_smem))
             start_product(q_acc, r.do_smem.at[slot], s_VK)
@@ -318,24 +334,24 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
             if block > 0:  # the products of the block before are finished
                 if not n.interpret:
                     plgpu.wgmma_wait(3)
-                plgpu.barrier_arrive(r.free.at[lax.rem(item * n.blocks + block - 1, n.stages)])
+                plgpu.barrier_arrive(r.free.at[_slot(item, block - 1, n)])
         return wait_for(q_acc, 0), wait_for(s_acc, 0), wait_for(l_acc, 0)
 
     dq_CK, dk_CK, late_CK = with_zeros(across_values, shape, shape, shape, n=n)
-    slot = lax.rem(item * n.blocks + n.blocks - 1, n.stages)
+    slot = _slot(item, n.blocks - 1, n)
     beta_C, g_C = (_rows_of(r.vectors.at[slot, i]) for i in range(2))
     end_C = jnp.exp(lax.broadcast(r.vectors[slot, 1, n.C - 1], (n.C,)) - g_C)
     plgpu.barrier_arrive(r.free.at[slot])
     grow_C = jnp.exp(g_C)
 
     plgpu.barrier_wait(r.keys_there)
-    k_CK = _wide(r.k_smem)
+    k_CK = _wide(k_smem)
     dq_CK = dq_CK * _row(grow_C, shape)
     seen_C = jnp.sum(k_CK * dk_CK, axis=1) * grow_C
     late_CK = late_CK * _row(end_C, shape)
     late_C = jnp.sum(k_CK * late_CK, axis=1)
     dk_CK = late_CK - dk_CK * _row(beta_C * grow_C, shape)
-    dg_C = jnp.sum(_wide(r.q_smem) * dq_CK, axis=1) - beta_C * seen_C - late_C
+    dg_C = jnp.sum(_wide(q_smem) * dq_CK, axis=1) - beta_C * seen_C - late_C
 
     plgpu.barrier_wait(r.pairs_there)
     for i, x_C in enumerate((-seen_C, dg_C, late_C)):
@@ -344,15 +360,15 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
     plgpu.barrier_arrive(r.sums_there)
 
     def within_chunk(q_acc: Any, k_acc: Any) -> None:
-        for source, q_or_k, acc in ((r.z_smem, r.k_smem, q_acc), (r.m_smem, r.k_smem, k_acc)):
+        for source, q_or_k, acc in ((r.z_smem, k_smem, q_acc), (r.m_smem, k_smem, k_acc)):
             start_product(acc, _load(source, layout=plgpu.Layout.WGMMA), q_or_k)
-        for source, q_or_k in ((r.z_smem, r.q_smem), (r.m_smem, r.k_smem)):
+        for source, q_or_k in ((r.z_smem, q_smem), (r.m_smem, k_smem)):
             start_product(k_acc, _load(mosaic_gpu.transposed(source), layout=plgpu.Layout.WGMMA), q_or_k)
 
     dq_CK, dk_CK = added_to(within_chunk, dq_CK, dk_CK, n=n)
     plgpu.barrier_arrive(r.pairs_free)
     rows = pl.ds(c * n.C, n.C)
-    for x_CK, smem, target in ((dq_CK, r.q_smem, r.dq), (dk_CK, r.k_smem, r.dk)):
+    for x_CK, smem, target in ((dq_CK, q_smem, r.dq), (dk_CK, k_smem, r.dk)):
         smem[...] = x_CK.astype(n.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(smem, target.at[b, rows, h])
