@@ -34,7 +34,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels_pallas import device, mosaic_gpu
 from kernels_pallas.delta_rule.mosaic_gpu.kernel import ROWS, SHARED, added_to, start_product, wait_for, with_zeros
 
-PROGRAMS = 132  # multiprocessors of an H100 SXM and an H200, if the GPU does not tell; a program fills one
+MULTIPROCESSORS = 132  # of an H100 SXM and an H200, if there is no GPU to ask; a program fills one
+WAVES = 2  # programs of a multiprocessor, one after the other; a slow multiprocessor runs fewer
 REGISTERS = {"compute": 232, "copy": 40}  # of a thread; at launch 168, and the sum over three warpgroups is the same
 REDUCTION = 2048  # bytes that Pallas reserves for sums across warps
 
@@ -68,10 +69,22 @@ class Sizes(NamedTuple):
     @property
     def stages(self) -> int:
         """Return the blocks in the ring: as many as fit, at most 4."""
-        size = self.dtype.itemsize
-        block = ROWS * size * (4 * self.C + 2 * self.K) + 2 * self.C * 4
-        rest = self.C * size * (2 * self.K + 2 * self.C + ROWS) + 6 * self.C * 4 + REDUCTION + 1024
-        return min(4, (SHARED - rest) // block)
+        return min(4, self._free_bytes // self._block_bytes)
+
+    @property
+    def keys(self) -> int:
+        """Return the chunks with a place for q and k: 2 if they fit beside the ring."""
+        return 1 + (self.C * self.dtype.itemsize * 2 * self.K <= self._free_bytes - self.stages * self._block_bytes)
+
+    @property
+    def _block_bytes(self) -> int:
+        return ROWS * self.dtype.itemsize * (4 * self.C + 2 * self.K) + 2 * self.C * 4
+
+    @property
+    def _free_bytes(self) -> int:
+        """Return the shared memory for the ring if q and k have one place."""
+        matrices = self.C * self.dtype.itemsize * (2 * self.K + 2 * self.C + ROWS)
+        return SHARED - matrices - 6 * self.C * 4 - REDUCTION - 1024
 
 
 def scratch(n: Sizes) -> list:
@@ -85,7 +98,7 @@ def scratch(n: Sizes) -> list:
         transforms = plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(width * n.dtype.itemsize)
         return plgpu.SMEM(shape, n.dtype, transforms=transforms)
 
-    keys = tiled(1, n.C, n.K, width=64 if n.K % 64 == 0 else 32)
+    keys = tiled(n.keys, n.C, n.K, width=64 if n.K % 64 == 0 else 32)
     values, states = tiled(n.stages, n.C, ROWS), tiled(n.stages, n.K, ROWS)
     return [
         *[values] * 4,
@@ -95,8 +108,9 @@ def scratch(n: Sizes) -> list:
         plgpu.SMEM((6, n.C), jnp.float32),
         plgpu.Barrier(num_arrivals=8, num_barriers=n.stages),
         plgpu.Barrier(num_arrivals=2, num_barriers=n.stages),
-        plgpu.Barrier(num_arrivals=2),
-        *[plgpu.Barrier()] * 4,
+        plgpu.Barrier(num_arrivals=2, num_barriers=n.keys),
+        plgpu.Barrier(num_barriers=n.keys),
+        *[plgpu.Barrier()] * 3,
     ]
 
 
@@ -170,7 +184,7 @@ def kernel(*refs: Any, n: Sizes) -> None:
         def _(item: Array) -> None:
             _keys_of(item, at(item), r=r, n=n)
 
-        _release_keys(r)
+        _release_keys(count - 1, r=r, n=n)
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(group == 2)
@@ -192,15 +206,18 @@ def kernel(*refs: Any, n: Sizes) -> None:
                     plgpu.copy_gmem_to_smem(source.at[b, c, h, :, channels], target.at[slot], there)
                 for i, source in enumerate((r.beta, r.g)):
                     plgpu.copy_gmem_to_smem(source.at[b, c, h], r.vectors.at[slot, i], there)
-            pl.when(item > 0)(partial(plgpu.barrier_wait, r.keys_free))
+            place = lax.rem(item, n.keys)
+            pl.when(item >= n.keys)(partial(plgpu.barrier_wait, r.keys_free.at[place]))
             for source, target in ((r.q, r.q_smem), (r.k, r.k_smem)):
-                plgpu.copy_gmem_to_smem(source.at[b, rows, h], target.at[0], r.keys_there)
+                plgpu.copy_gmem_to_smem(source.at[b, rows, h], target.at[place], r.keys_there.at[place])
 
         @pl.loop(jnp.maximum(count * n.blocks - n.stages, 0), count * n.blocks)
         def _(step: Array) -> None:  # waits for every barrier phase, as the interpreter requires
             plgpu.barrier_wait(r.free.at[lax.rem(step, n.stages)])
 
-        plgpu.barrier_wait(r.keys_free)
+        @pl.loop(jnp.maximum(count - n.keys, 0), count)
+        def _(item: Array) -> None:
+            plgpu.barrier_wait(r.keys_free.at[lax.rem(item, n.keys)])
 
 
 def _set_registers(role: str, n: Sizes) -> None:
@@ -240,7 +257,8 @@ def _wide(ref: Any) -> Array:
 def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) -> None:
     """Compute Z, M and dv, dbeta, dg of a chunk."""
     (b, c, h), pairs = at, (n.C, n.C)
-    q_smem, k_smem = (ref.at[_zero(item, n)] for ref in (r.q_smem, r.k_smem))
+    place = lax.rem(item, n.keys) + _zero(item, n)
+    q_smem, k_smem = r.q_smem.at[place], r.k_smem.at[place]
 
     def across_values(z_acc: Any, m_acc: Any) -> tuple[Array, ...]:
         dbeta_C, overlap_R = (plgpu.layout_cast(jnp.zeros((ROWS,)), plgpu.Layout.WGMMA.reduce(1)) for _ in range(2))
@@ -284,7 +302,7 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
     r.m_smem[...] = beta_m_CC.astype(n.dtype)
     plgpu.commit_smem()
 
-    plgpu.barrier_wait(r.keys_there)
+    plgpu.barrier_wait(r.keys_there.at[lax.rem(item, n.keys)])
     k_KC = mosaic_gpu.transposed(k_smem)
 
     def across_keys(k_acc: Any, q_acc: Any) -> tuple[Array, ...]:
@@ -310,16 +328,17 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
         plgpu.copy_smem_to_gmem(r.sums.at[5], r.dg.at[b, c, h])
 
 
-def _release_keys(r: Refs) -> None:
-    """Free the places of q and k, which dq and dk of the chunk before have left."""
+def _release_keys(item: Array, *, r: Refs, n: Sizes) -> None:
+    """Free the place of q and k, which dq and dk have left."""
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    plgpu.barrier_arrive(r.keys_free)
+    plgpu.barrier_arrive(r.keys_free.at[lax.rem(item, n.keys)])
 
 
 def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) -> None:
     """Compute dq and dk of a chunk."""
     (b, c, h), shape = at, (n.C, n.K)
-    q_smem, k_smem = (ref.at[_zero(item, n)] for ref in (r.q_smem, r.k_smem))
+    place = lax.rem(item, n.keys) + _zero(item, n)
+    q_smem, k_smem = r.q_smem.at[place], r.k_smem.at[place]
 
     def across_values(q_acc: Any, s_acc: Any, l_acc: Any) -> tuple[Array, ...]:
         for block in range(n.blocks):
@@ -330,7 +349,7 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
             start_product(s_acc, r.dy_smem.at[slot], s_VK)
             start_product(l_acc, r.w_smem.at[slot], l_VK)
             if block == 0:
-                pl.when(item > 0)(partial(_release_keys, r))
+                pl.when(item > 0)(partial(_release_keys, item - 1, r=r, n=n))
             if block > 0:  # the products of the block before are finished
                 if not n.interpret:
                     plgpu.wgmma_wait(3)
@@ -344,7 +363,7 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
     plgpu.barrier_arrive(r.free.at[slot])
     grow_C = jnp.exp(g_C)
 
-    plgpu.barrier_wait(r.keys_there)
+    plgpu.barrier_wait(r.keys_there.at[lax.rem(item, n.keys)])
     k_CK = _wide(k_smem)
     dq_CK = dq_CK * _row(grow_C, shape)
     seen_C = jnp.sum(k_CK * dk_CK, axis=1) * grow_C
@@ -391,10 +410,10 @@ def gradients(
 ) -> tuple[Array, ...]:
     """Return (dq, dk, dv, dbeta) and, with g, dg.
 
-    `programs`: at most one per multiprocessor by default. `interpret` runs on a CPU.
+    `programs`: WAVES per multiprocessor by default. `interpret` runs on a CPU.
     """
     (B, T, H, K), (_, n_chunks, _, C) = q.shape, beta_BcHC.shape
-    programs = min(programs or device.multiprocessors() or PROGRAMS, B * n_chunks * H)
+    programs = min(programs or WAVES * (device.multiprocessors() or MULTIPROCESSORS), B * n_chunks * H)
     n = Sizes(B, H, K, v.shape[-1], C, n_chunks, jnp.dtype(q.dtype), g_BcHC is not None, interpret, programs)
     if T % C:
         pad = ((0, 0), (0, n_chunks * C - T), (0, 0), (0, 0))
