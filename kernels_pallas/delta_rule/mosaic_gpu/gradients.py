@@ -35,7 +35,6 @@ from kernels_pallas import device, mosaic_gpu
 from kernels_pallas.delta_rule.mosaic_gpu.kernel import ROWS, SHARED, added_to, start_product, wait_for, with_zeros
 
 MULTIPROCESSORS = 132  # of an H100 SXM and an H200, if there is no GPU to ask; a program fills one
-WAVES = 2  # programs of a multiprocessor, one after the other; a slow multiprocessor runs fewer
 REGISTERS = {"compute": 232, "copy": 40}  # of a thread; at launch 168, and the sum over three warpgroups is the same
 REDUCTION = 2048  # bytes that Pallas reserves for sums across warps
 
@@ -410,10 +409,10 @@ def gradients(
 ) -> tuple[Array, ...]:
     """Return (dq, dk, dv, dbeta) and, with g, dg.
 
-    `programs`: WAVES per multiprocessor by default. `interpret` runs on a CPU.
+    `programs`: one per multiprocessor by default. `interpret` runs on a CPU.
     """
     (B, T, H, K), (_, n_chunks, _, C) = q.shape, beta_BcHC.shape
-    programs = min(programs or WAVES * (device.multiprocessors() or MULTIPROCESSORS), B * n_chunks * H)
+    programs = min(programs or device.multiprocessors() or MULTIPROCESSORS, B * n_chunks * H)
     n = Sizes(B, H, K, v.shape[-1], C, n_chunks, jnp.dtype(q.dtype), g_BcHC is not None, interpret, programs)
     if T % C:
         pad = ((0, 0), (0, n_chunks * C - T), (0, 0), (0, 0))
