@@ -1,13 +1,13 @@
-"""Triton backward kernels of log-linear attention; fwd_kernels.py has dX.
+"""Triton backward kernels of log-linear attention.
 
     kernel         one program per batch entry and           writes
     gradients      head, bit, BLOCK rows of S                gradients of the states, as they are read
     combine        chunk, head, BLOCK entries of dS          state gradients dS, parts of the decays' gradients
-    scores_bwd     chunk, BLOCK queries of it, HEADS heads   ds; dm and parts of dg from inside the chunk
+    inside_bwd     chunk, HEADS heads                        dx; ds, dm and parts of dg from inside the chunk
     reads_bwd      chunk, BLOCK rows of it, HEADS heads      parts of dC and dm through the states
 
     operand           shape                      dtype    meaning
-    x, dy             [B, T, H, V]               input    inputs and output gradient
+    x, dy, dx         [B, T, H, V]               input    inputs, gradients of outputs and inputs
     b, c              [B, T, N]                  input    as in fwd_kernels.py, as are g, reads and m
     states            [B, c, H, N, V]            input    states of blocks; gradients have the same places
     after             [B, c, H, LEVELS]          fp32     summed log decays of the later chunks in each aligned block
@@ -15,7 +15,7 @@
     merged            [B, c, H, LEVELS, blocks]  fp32     gradient of the log decay over a block that joins its sibling
     ds                [B, c, H / HEADS, Q, Q]    fp32     gradient of C B^T, summed over HEADS heads
     sum               [B, c, H / HEADS, Q, N]    fp32     part of dC, summed over HEADS heads
-    as_key            [B, c, blocks, H, Q]       fp32     parts of dg, by query block
+    as_key            [B, c, H, Q]               fp32     parts of dg
     dm                [B, c, H, INTRA, Q]        fp32     from inside the chunk; reads_bwd writes LEVELS rows
 
 dB through the states is SSD's `states_bwd_kernel`. No atomics are used: two runs give equal bits. Equations and source:
@@ -25,7 +25,7 @@ dB through the states is SSD's `states_bwd_kernel`. No atomics are used: two run
 import triton
 import triton.language as tl
 
-from kernels_pallas.log_linear.triton.fwd_kernels import level_factor
+from kernels_pallas.log_linear.triton.fwd_kernels import decays, level_sums, level_weights
 from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 
@@ -115,54 +115,54 @@ def combine_kernel(
 
 
 @triton.jit
-def scores_bwd_kernel(
-    x_ptr, dy_ptr, g_ptr, m_ptr, b_ptr, c_ptr, ds_ptr, as_key_ptr, dm_ptr,
+def inside_bwd_kernel(
+    x_ptr, dy_ptr, g_ptr, m_ptr, b_ptr, c_ptr, d_states_ptr, dx_ptr, ds_ptr, as_key_ptr, dm_ptr,
     T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
     Q: tl.constexpr, L: tl.constexpr, LEVELS: tl.constexpr, INTRA: tl.constexpr, FIRST: tl.constexpr,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dS = (dY X^T) * G * M for BLOCK queries i of a chunk and all keys j.
+    """Compute dX, and dS = (dY X^T) * G * M summed over HEADS heads, for all queries i and keys j of a chunk.
 
-    ds is the sum over HEADS heads. dm has the row sums of (dY X^T) * G * (C B^T) over each level. W = dS * (C B^T) is
-    the derivative of the log decay between i and j < i: as_key is the block's sum_i W_ij. The caller computes
-    sum_j W_ij from m and dm.
+    dm has the row sums of (dY X^T) * G * (C B^T) over each level. W = dS * (C B^T) is the derivative of the log decay
+    between i and j < i: as_key is sum_i W_ij. The caller computes sum_j W_ij from m and dm.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
-    n_blocks: tl.constexpr = Q // BLOCK
     n_groups: tl.constexpr = (H + HEADS - 1) // HEADS
     pid = tl.program_id(0)
-    group, block, place = pid % n_groups, pid // n_groups % n_blocks, (pid // (n_groups * n_blocks)).to(tl.int64)
+    group, place = pid % n_groups, (pid // n_groups).to(tl.int64)
     b, chunk = place // n_chunks, place % n_chunks
-    i, j = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, Q)
-    row_I, row_J = chunk * Q + i, chunk * Q + j
-    c_IN = load_rows(c_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
-    b_JN = load_rows(b_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
+    i = tl.arange(0, Q)
+    row_Q = chunk * Q + i
+    c_IN = load_rows(c_ptr + b * T * N, row_Q, N, T, N, NP, BOUNDED)
+    b_JN = load_rows(b_ptr + b * T * N, row_Q, N, T, N, NP, BOUNDED)
     scores_IJ = tl.dot(c_IN, tl.trans(b_JN), input_precision=PRECISION)
-    xor_IJ = i[:, None] ^ j[None, :]
-    ds_IJ = tl.zeros([BLOCK, Q], tl.float32)
+    scores_IJ = tl.where(i[None, :] <= i[:, None], scores_IJ, 0.0)
+    ds_IJ = tl.zeros([Q, Q], tl.float32)
+    level_18 = tl.arange(0, 8)[None, :]
     for h in tl.range(group * HEADS, tl.minimum(group * HEADS + HEADS, H), num_stages=STAGES):
         head = place * H + h
-        dy_IV = load_rows(dy_ptr + b * T * H * V + h * V, row_I, H * V, T, V, VP, BOUNDED)
-        x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
-        g_I, g_J = tl.load(g_ptr + head * Q + i), tl.load(g_ptr + head * Q + j)
-        log_decay_IJ = tl.where(j[None, :] <= i[:, None], g_I[:, None] - g_J[None, :], float("-inf"))
-        here_IJ = tl.dot(dy_IV, tl.trans(x_JV), input_precision=PRECISION) * tl.exp(log_decay_IJ)
-        factor_IJ = level_factor(m_ptr + head * (L * Q), i, xor_IJ, Q, INTRA, 0)
-        ds_IJ += here_IJ * factor_IJ
+        of_x = b * T * H * V + h * V
+        dy_IV = load_rows(dy_ptr + of_x, row_Q, H * V, T, V, VP, BOUNDED)
+        x_JV = load_rows(x_ptr + of_x, row_Q, H * V, T, V, VP, BOUNDED)
+        d_state_NV = load_rows(d_states_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
+        g_I = tl.load(g_ptr + head * Q + i)
+        g_J = tl.load(g_ptr + head * Q + i)
+        decay_IJ = decays(g_I, g_J)
+        m_IJ = level_weights(m_ptr + head * (L * Q), i, Q, INTRA)
+        here_IJ = tl.dot(dy_IV, tl.trans(x_JV), input_precision=PRECISION) * decay_IJ
+        ds_IJ += here_IJ * m_IJ
         here_IJ *= scores_IJ
-        w_J = tl.sum(tl.where(xor_IJ > 0, here_IJ * factor_IJ, 0.0), 0)
-        tl.store(as_key_ptr + ((place * n_blocks + block) * H + h) * Q + j, w_J)
-        for level in tl.static_range(INTRA):
-            if level == 0:
-                is_here_IJ = xor_IJ == 0
-            elif level == INTRA - 1:
-                is_here_IJ = xor_IJ >= 1 << (level - 1)
-            else:
-                is_here_IJ = (xor_IJ >= 1 << (level - 1)) & (xor_IJ < 1 << level)
-            dm_I = tl.sum(tl.where(is_here_IJ, here_IJ, 0.0), 1)
-            tl.store(dm_ptr + (head * INTRA + level) * Q + i, dm_I)
-    at_IJ = ((place * n_groups + group) * Q + i[:, None]) * Q + j[None, :]
-    tl.store(ds_ptr + at_IJ, ds_IJ)
+        w_J = tl.sum(tl.where(i[None, :] < i[:, None], here_IJ * m_IJ, 0.0), 0)
+        tl.store(as_key_ptr + head * Q + i, w_J)
+        dm_ptrs = dm_ptr + (head * INTRA + level_18) * Q + i[:, None]
+        tl.store(dm_ptrs, level_sums(here_IJ, i, Q, INTRA), mask=level_18 < INTRA)
+        weights_IJ = (scores_IJ * decay_IJ * m_IJ).to(dy_IV.dtype)
+        to_end_J = tl.exp(tl.load(g_ptr + head * Q + Q - 1) - tl.load(g_ptr + head * Q + i))
+        dx_JV = tl.dot(b_JN, d_state_NV, input_precision=PRECISION) * to_end_J[:, None]
+        dx_JV = tl.dot(tl.trans(weights_IJ), dy_IV, dx_JV, input_precision=PRECISION)
+        store_rows(dx_ptr + of_x, row_Q, H * V, T, dx_JV, V, VP)
+    ds_IJ = tl.where(i[None, :] <= i[:, None], ds_IJ, 0.0)
+    tl.store(ds_ptr + ((place * n_groups + group) * Q + i[:, None]) * Q + i[None, :], ds_IJ)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""Triton kernels of log-linear attention: states, outputs; with REVERSE, dX.
+"""Triton kernels of log-linear attention: states and outputs.
 
     kernel        one program per batch entry and            writes
     states        head, BLOCK rows of S                      states
-    chunk_scan    chunk, BLOCK rows of it, HEADS heads       y; with REVERSE dx
+    chunk_scan    chunk, BLOCK rows of it, HEADS heads       y
 
     operand          shape              dtype    meaning
     x, y, dy, dx     [B, T, H, V]       input    inputs, outputs and gradients
@@ -11,8 +11,7 @@
     reads            [B, c, H, LEVELS]  fp32     summed log decays of the earlier chunks in the aligned block of 2^k
                                                  chunks, i.e. from the state that is read for bit k to the chunk
     m                [B, c, H, L, Q]    fp32     weights of the levels
-    states           [B, c, H, N, V]    input    state of each block, at its last chunk; with REVERSE dS,
-                                                 the state's gradient after each chunk
+    states           [B, c, H, N, V]    input    state of each block, at its last chunk
 
 `states` is a Fenwick tree: the block that ends with chunk i has 2^k chunks, where k is the number of trailing ones of
 i. Chunk i reads, for each set bit k of i, the block that ends before chunk (i >> k) << k. So there is one state per
@@ -20,24 +19,70 @@ chunk, as in SSD, and a chunk reads half of the LEVELS on average. LEVELS = ceil
 
 BOUNDED: rows are masked, because T is not a multiple of Q. Q is a power of two and at least 16. NP and VP are N and V,
 padded to powers of two. Pairs within a chunk have levels 0 to INTRA - 1, and bit k has level FIRST + k, at most L - 1.
-Exponents are masked differences of g, because unmasked ones overflow above the diagonal. Sums are float32 and products
+Exponents are bounded by 0, because differences of g overflow above the diagonal. Sums are float32 and products
 use the input dtype. Equations and source: `log_linear/api.py`.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import load_rows, store_rows
+from kernels_pallas.triton.tile_io import LOG2_E, load_rows, store_rows
 
 
 @triton.jit
-def level_factor(m_ptr, query, xor_IJ, Q: tl.constexpr, INTRA: tl.constexpr, QUERIES: tl.constexpr):
-    """Return the level weights of pairs in a chunk; QUERIES is the axis of `query` in `xor_IJ`."""
-    factor_IJ = tl.expand_dims(tl.load(m_ptr + query), 1 - QUERIES)
-    for level in tl.static_range(1, INTRA):
-        m_IJ = tl.expand_dims(tl.load(m_ptr + level * Q + query), 1 - QUERIES)
-        factor_IJ = tl.where(xor_IJ >= 1 << (level - 1), m_IJ, factor_IJ)
-    return factor_IJ
+def decays(g_I, g_J):
+    """Return e^{g_i - g_j} for j <= i; entries for later keys are at most 1."""
+    return tl.exp2(tl.minimum(g_I[:, None] - g_J[None, :], 0.0) * LOG2_E)
+
+
+@triton.jit
+def halves(x_IJ):
+    """Return the left and the right half of the columns."""
+    I: tl.constexpr = x_IJ.shape[0]
+    J: tl.constexpr = x_IJ.shape[1]
+    return tl.split(tl.permute(tl.reshape(x_IJ, [I, 2, J // 2]), (0, 2, 1)))
+
+
+@triton.jit
+def level_weights(m_ptr, i, Q: tl.constexpr, INTRA: tl.constexpr):
+    """Return the level weights of queries i and the keys j <= i of the chunk, [I, Q]; later keys get any of them.
+
+    The columns of the aligned block of 8 positions around i are doubled until they are the chunk: where the next bit
+    of i is set, the other half is earlier, and its pairs have one level.
+    """
+    I: tl.constexpr = i.shape[0]
+    xor_I8 = (i[:, None] & 7) ^ tl.arange(0, 8)[None, :]
+    w_IJ = tl.load(m_ptr + i)[:, None]
+    for level in tl.static_range(1, 4):
+        m_I = tl.load(m_ptr + min(level, INTRA - 1) * Q + i)
+        w_IJ = tl.where(xor_I8 >= 1 << (level - 1), m_I[:, None], w_IJ)
+    for level in tl.static_range(4, Q.bit_length()):
+        m_I = tl.load(m_ptr + min(level, INTRA - 1) * Q + i)
+        left_IJ = tl.where(((i >> (level - 1)) & 1 == 1)[:, None], m_I[:, None], w_IJ)
+        w_IJ = tl.reshape(tl.permute(tl.join(left_IJ, w_IJ), (0, 2, 1)), [I, 1 << level])
+    return w_IJ
+
+
+@triton.jit
+def level_sums(x_IJ, i, Q: tl.constexpr, INTRA: tl.constexpr):
+    """Return the sums over the keys of each level, [I, 8], for x [I, Q] that is 0 for later keys.
+
+    Halves the columns down to the aligned block of 8 positions around i.
+    """
+    at_18 = tl.arange(0, 8)[None, :]
+    xor_I8 = (i[:, None] & 7) ^ at_18
+    sums_I8 = tl.zeros([i.shape[0], 8], tl.float32)
+    for level in tl.static_range(Q.bit_length() - 1, -1, -1):
+        if level >= 4:
+            left_IJ, right_IJ = halves(x_IJ)
+            is_later_I = (i >> (level - 1)) & 1 == 1
+            sum_I = tl.where(is_later_I, tl.sum(left_IJ, 1), 0.0)
+            x_IJ = tl.where(is_later_I[:, None], right_IJ, left_IJ)
+        else:
+            is_here_I8 = (xor_I8 >= (1 << level) // 2) & (xor_I8 < 1 << level)
+            sum_I = tl.sum(tl.where(is_here_I8, x_IJ, 0.0), 1)
+        sums_I8 += tl.where(at_18 == min(level, INTRA - 1), sum_I[:, None], 0.0)
+    return sums_I8
 
 
 @triton.jit
@@ -94,17 +139,12 @@ def states_kernel(
 
 @triton.jit
 def chunk_scan_kernel(
-    v_ptr, g_ptr, reads_ptr, m_ptr, rows_ptr, columns_ptr, states_ptr, out_ptr,
+    x_ptr, g_ptr, reads_ptr, m_ptr, c_ptr, b_ptr, states_ptr, y_ptr,
     T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
     Q: tl.constexpr, L: tl.constexpr, LEVELS: tl.constexpr, INTRA: tl.constexpr, FIRST: tl.constexpr,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of a chunk's output for HEADS heads.
-
-    Y = ((C B^T) * G * M) X + sum_k m_k e^{r_k + g} * (C S_k): v is x, rows C, columns B. REVERSE computes dX = ((B C^T)
-    * G^T * M^T) dY + e^{g_end - g} * (B dS): v is dy, rows B, columns C, `states` the gradients dS after the chunks.
-    """
+    """Compute BLOCK rows of Y = ((C B^T) * G * M) X + sum_k m_k e^{r_k + g} * (C S_k) for HEADS heads."""
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = Q // BLOCK
     n_groups: tl.constexpr = (H + HEADS - 1) // HEADS
@@ -113,34 +153,23 @@ def chunk_scan_kernel(
     b, chunk = place // n_chunks, place % n_chunks
     i, j = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, Q)
     row_I, row_J = chunk * Q + i, chunk * Q + j
-    rows_IN = load_rows(rows_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
-    columns_JN = load_rows(columns_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
-    scores_IJ = tl.dot(rows_IN, tl.trans(columns_JN), input_precision=PRECISION)
-    xor_IJ = i[:, None] ^ j[None, :]
+    c_IN = load_rows(c_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
+    b_JN = load_rows(b_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
+    scores_IJ = tl.dot(c_IN, tl.trans(b_JN), input_precision=PRECISION)
+    scores_IJ = tl.where(j[None, :] <= i[:, None], scores_IJ, 0.0)
     for h in tl.range(group * HEADS, tl.minimum(group * HEADS + HEADS, H), num_stages=STAGES):
         head = place * H + h
-        v_JV = load_rows(v_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
+        x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
         g_I, g_J = tl.load(g_ptr + head * Q + i), tl.load(g_ptr + head * Q + j)
         m_head = m_ptr + head * (L * Q)
-        if REVERSE:
-            log_decay_IJ = tl.where(i[:, None] <= j[None, :], g_J[None, :] - g_I[:, None], float("-inf"))
-            factor_IJ = level_factor(m_head, j, xor_IJ, Q, INTRA, 1)
-        else:
-            log_decay_IJ = tl.where(j[None, :] <= i[:, None], g_I[:, None] - g_J[None, :], float("-inf"))
-            factor_IJ = level_factor(m_head, i, xor_IJ, Q, INTRA, 0)
-        weights_IJ = scores_IJ * tl.exp(log_decay_IJ) * factor_IJ
-        out_IV = tl.dot(weights_IJ.to(v_JV.dtype), v_JV, input_precision=PRECISION)
-        if REVERSE:
-            s_NV = load_rows(states_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
-            read_IV = tl.dot(rows_IN, s_NV, input_precision=PRECISION)
-            out_IV += read_IV * tl.exp(tl.load(g_ptr + head * Q + Q - 1) - g_I)[:, None]
-        else:
-            for k in tl.static_range(LEVELS):
-                if (chunk >> k) & 1:
-                    last = b * n_chunks + ((chunk >> k) << k) - 1  # of the block's chunks
-                    s_ptr = states_ptr + (last * H + h) * (N * V)
-                    s_NV = load_rows(s_ptr, tl.arange(0, NP), V, N, V, VP, N != NP)
-                    m_I = tl.load(m_head + (FIRST + k if FIRST + k < L else L - 1) * Q + i)
-                    w_I = tl.exp(g_I + tl.load(reads_ptr + head * LEVELS + k)) * m_I
-                    out_IV += tl.dot(rows_IN, s_NV, input_precision=PRECISION) * w_I[:, None]
-        store_rows(out_ptr + b * T * H * V + h * V, row_I, H * V, T, out_IV, V, VP)
+        weights_IJ = scores_IJ * decays(g_I, g_J) * level_weights(m_head, i, Q, INTRA)
+        y_IV = tl.dot(weights_IJ.to(x_JV.dtype), x_JV, input_precision=PRECISION)
+        for k in tl.static_range(LEVELS):
+            if (chunk >> k) & 1:
+                last = b * n_chunks + ((chunk >> k) << k) - 1  # of the block's chunks
+                s_ptr = states_ptr + (last * H + h) * (N * V)
+                s_NV = load_rows(s_ptr, tl.arange(0, NP), V, N, V, VP, N != NP)
+                m_I = tl.load(m_head + (FIRST + k if FIRST + k < L else L - 1) * Q + i)
+                w_I = tl.exp(g_I + tl.load(reads_ptr + head * LEVELS + k)) * m_I
+                y_IV += tl.dot(c_IN, s_NV, input_precision=PRECISION) * w_I[:, None]
+        store_rows(y_ptr + b * T * H * V + h * V, row_I, H * V, T, y_IV, V, VP)

@@ -2,7 +2,7 @@
 
 Forward: one pass over the chunks stores a state per chunk, a node of a Fenwick tree; then all chunks compute their
 outputs. The backward pass keeps the inputs and these states, N / Q times the size of x. It computes the state gradients
-back over the chunks, then dx and the score gradient, then dC, dm and dB. Equations: `api.py`.
+back over the chunks, then dx and the score gradient in one kernel, then dC, dm and dB. Equations: `api.py`.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision
 
 # Most positions per chunk, by whether inputs have 16 bits: a tile holds a whole chunk on one axis.
-CHUNKS = {True: 128, False: 64}
+CHUNKS = {True: 64, False: 32}
 MANY_LEVELS = 6  # with more levels a program of a pass over the chunks has half the rows per level
 
 
@@ -42,15 +42,15 @@ TILES = {
     ("states", 16): (Tile(64, 1, 8, 2), Tile(32, 1, 8, 2)),
     ("gradients", 16): (Tile(64, 1, 4, 3), Tile(64, 1, 8, 2)),
     ("combine", 16): (Tile(2048, 1, 4, 1), Tile(2048, 1, 4, 1)),
-    ("chunk_scan", 16): (Tile(64, 12, 4, 2), Tile(64, 12, 8, 2)),
-    ("scores_bwd", 16): (Tile(64, 6, 8, 2), Tile(64, 6, 8, 2)),
-    ("reads_bwd", 16): (Tile(64, 12, 8, 2), Tile(32, 12, 8, 2)),
+    ("chunk_scan", 16): (Tile(64, 12, 4, 2), Tile(32, 12, 8, 2)),
+    ("inside_bwd", 16): (Tile(64, 6, 4, 2), Tile(64, 6, 4, 1)),
+    ("reads_bwd", 16): (Tile(64, 12, 4, 2), Tile(32, 12, 8, 2)),
     ("states_bwd", 16): (Tile(64, 12, 4, 3), Tile(64, 12, 8, 2)),
     ("states", 32): (Tile(16, 1, 8, 1), Tile(16, 1, 8, 1)),
     ("gradients", 32): (Tile(16, 1, 8, 1), Tile(16, 1, 8, 1)),
     ("combine", 32): (Tile(1024, 1, 4, 1), Tile(1024, 1, 4, 1)),
     ("chunk_scan", 32): (Tile(32, 4, 8, 1), Tile(32, 4, 8, 1)),
-    ("scores_bwd", 32): (Tile(32, 6, 8, 1), Tile(32, 6, 8, 1)),
+    ("inside_bwd", 32): (Tile(32, 6, 8, 1), Tile(32, 6, 8, 1)),
     ("reads_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
 }
@@ -138,16 +138,15 @@ def _run_backward(x, g, reads, m, b, c, states, dy) -> tuple[Array, ...]:
     merged = ((*reads.shape, -(-N * x.shape[-1] // tile("combine", x).block)), f32)
     operands = (reads, _sums(ends, later=True), ends, d_read, states)
     d_states, merged = launch("combine", bwd_kernels.combine_kernel, *operands, out=[like_states, merged])
-    operands = (dy, g, reads, m, b, c, d_states)
-    (dx,) = launch("chunk_scan", fwd_kernels.chunk_scan_kernel, *operands, out=[(x.shape, x.dtype)], REVERSE=True)
-    n_intra, (block, heads, *_) = min(Q.bit_length(), L), tile("scores_bwd", x)
-    ds, as_key, dm_intra = launch(
-        "scores_bwd",
-        bwd_kernels.scores_bwd_kernel,
-        *(x, dy, g, m, b, c),
+    n_intra = min(Q.bit_length(), L)
+    dx, ds, as_key, dm_intra = launch(
+        "inside_bwd",
+        bwd_kernels.inside_bwd_kernel,
+        *(x, dy, g, m, b, c, d_states),
         out=[
-            ((B, n_chunks, -(-H // heads), Q, Q), f32),
-            ((B, n_chunks, -(-Q // block), H, Q), f32),
+            (x.shape, x.dtype),
+            ((B, n_chunks, -(-H // tile("inside_bwd", x).heads), Q, Q), f32),
+            (g.shape, f32),
             ((*g.shape[:3], n_intra, Q), f32),
         ],
     )
@@ -169,7 +168,7 @@ def _run_backward(x, g, reads, m, b, c, states, dy) -> tuple[Array, ...]:
     merged_BcHk = jnp.sum(merged, axis=-1)
     dreads = jnp.sum(w_BcHkQ, axis=-1) + merged_BcHk
     as_query = jnp.sum((dm_intra * m[:, :, :, :n_intra])[:, :, :, 1:], axis=3) + jnp.sum(w_BcHkQ, axis=3)
-    dg = as_query - jnp.sum(as_key, axis=2) - taken
+    dg = as_query - as_key - taken
     dg = dg.at[..., -1].add(jnp.sum(taken, axis=-1) + jnp.sum(merged_BcHk, axis=-1))
     product = partial(jnp.einsum, preferred_element_type=f32, precision=jax.lax.Precision.HIGHEST)
     ds = jnp.sum(ds, axis=2).astype(x.dtype)  # queries first
@@ -185,7 +184,7 @@ def _block(kernel: str, x: Array, N: int, levels: int) -> int:
     return min(block // 2 if is_many and block > 16 else block, padded(N))
 
 
-def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, m, N: int, REVERSE: bool = False) -> tuple[Array, ...]:
+def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, m, N: int) -> tuple[Array, ...]:
     """Launch `kernel` over the blocks of its kind.
 
     x, g, m and N give the shapes of the operands.
@@ -199,13 +198,13 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, m, N: int, REVERSE
     elif kind == "combine":
         block = entry.block
         programs = B * n_chunks * H * -(-N * V // block)
+    elif kind == "inside_bwd":
+        programs = B * n_chunks * -(-H // heads)
     else:
         programs = B * n_chunks * (Q // block) * -(-H // heads)
     constants: dict[str, Any] = {"L": L, "LEVELS": K, "INTRA": min(first, L), "FIRST": first}
     if kind == "states_bwd":
         constants = {"BC": 1, "QP": Q, "WITH_DT": False, "FOR_B": True}
-    elif kind == "chunk_scan":
-        constants["REVERSE"] = REVERSE
     return runtime.launch(
         kernel,
         *arrays,
@@ -213,7 +212,7 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, m, N: int, REVERSE
         grid=(programs,),
         num_warps=entry.warps,
         num_stages=entry.stages,
-        name=f"log_linear_{kind}" + ("_reverse" if REVERSE else ""),
+        name=f"log_linear_{kind}",
         T=T,
         H=H,
         N=N,
