@@ -51,7 +51,7 @@ def log_linear(
       c_BTN: output weights per state, same shape as `b_BTN`.
       m_BTHL: weights of the levels, in the dtype of `log_a_BTH`. Blocks of 2^(L - 2) positions or more share the last.
       chunk_size: positions per chunk, rounded down to a power of two. It does not change the result; triton uses 16 to
-        128 (fp32: 64).
+        64 (fp32: 32).
       implementation: backend name; None picks the best backend that can run the call.
 
     Returns:
