@@ -144,7 +144,11 @@ def chunk_scan_kernel(
     Q: tl.constexpr, L: tl.constexpr, LEVELS: tl.constexpr, INTRA: tl.constexpr, FIRST: tl.constexpr,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of Y = ((C B^T) * G * M) X + sum_k m_k e^{r_k + g} * (C S_k) for HEADS heads."""
+    """Compute BLOCK rows of Y = ((C B^T) * G * M) X + sum_k m_k e^{r_k + g} * (C S_k) for HEADS heads.
+
+    One loop over heads and the states they read keeps the next state in flight. A head's pairs within the chunk come
+    after its last state. Chunk 0 reads one state of zeros.
+    """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = Q // BLOCK
     n_groups: tl.constexpr = (H + HEADS - 1) // HEADS
@@ -157,19 +161,29 @@ def chunk_scan_kernel(
     b_JN = load_rows(b_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
     scores_IJ = tl.dot(c_IN, tl.trans(b_JN), input_precision=PRECISION)
     scores_IJ = tl.where(j[None, :] <= i[:, None], scores_IJ, 0.0)
-    for h in tl.range(group * HEADS, tl.minimum(group * HEADS + HEADS, H), num_stages=STAGES):
+    v_V, n_N = tl.arange(0, VP), tl.arange(0, NP)
+    at_NV = n_N[:, None] * V + v_V[None, :]
+    is_NV = (n_N < N)[:, None] & (v_V < V)[None, :] & (chunk > 0)
+    bits, n_reads = tl.zeros([], tl.int64), 0  # the set bits of the chunk's number, 4 bits each
+    for k in tl.static_range(LEVELS):
+        is_set = (chunk >> k) & 1
+        bits |= is_set * k << (4 * n_reads)
+        n_reads += is_set
+    n_reads = tl.maximum(n_reads, 1)
+    y_IV = tl.zeros([BLOCK, VP], tl.float32)
+    for step in tl.range(0, tl.minimum(HEADS, H - group * HEADS) * n_reads, num_stages=STAGES):
+        h, read = group * HEADS + step // n_reads, step % n_reads
+        bit = (bits >> (4 * read)) & 15
+        last = b * n_chunks + ((chunk >> bit) << bit) - 1  # of the block's chunks
         head = place * H + h
-        x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
-        g_I, g_J = tl.load(g_ptr + head * Q + i), tl.load(g_ptr + head * Q + j)
+        s_NV = tl.load(states_ptr + (last * H + h) * (N * V) + at_NV, mask=is_NV, other=0.0)
         m_head = m_ptr + head * (L * Q)
-        weights_IJ = scores_IJ * decays(g_I, g_J) * level_weights(m_head, i, Q, INTRA)
-        y_IV = tl.dot(weights_IJ.to(x_JV.dtype), x_JV, input_precision=PRECISION)
-        for k in tl.static_range(LEVELS):
-            if (chunk >> k) & 1:
-                last = b * n_chunks + ((chunk >> k) << k) - 1  # of the block's chunks
-                s_ptr = states_ptr + (last * H + h) * (N * V)
-                s_NV = load_rows(s_ptr, tl.arange(0, NP), V, N, V, VP, N != NP)
-                m_I = tl.load(m_head + (FIRST + k if FIRST + k < L else L - 1) * Q + i)
-                w_I = tl.exp(g_I + tl.load(reads_ptr + head * LEVELS + k)) * m_I
-                y_IV += tl.dot(c_IN, s_NV, input_precision=PRECISION) * w_I[:, None]
-        store_rows(y_ptr + b * T * H * V + h * V, row_I, H * V, T, y_IV, V, VP)
+        g_I, m_I = tl.load(g_ptr + head * Q + i), tl.load(m_head + tl.minimum(FIRST + bit, L - 1) * Q + i)
+        w_I = tl.exp(g_I + tl.load(reads_ptr + head * LEVELS + bit)) * m_I
+        y_IV = tl.where(read == 0, 0.0, y_IV) + tl.dot(c_IN, s_NV, input_precision=PRECISION) * w_I[:, None]
+        if read == n_reads - 1:
+            x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
+            g_J = tl.load(g_ptr + head * Q + j)
+            weights_IJ = (scores_IJ * decays(g_I, g_J) * level_weights(m_head, i, Q, INTRA)).to(x_JV.dtype)
+            sum_IV = tl.dot(weights_IJ, x_JV, y_IV, input_precision=PRECISION)
+            store_rows(y_ptr + b * T * H * V + h * V, row_I, H * V, T, sum_IV, V, VP)
