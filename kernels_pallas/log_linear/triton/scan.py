@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kernels_pallas import device
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.log_linear.triton import LEAST_CHUNK, bwd_kernels, fwd_kernels
@@ -55,12 +56,20 @@ TILES = {
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
 }
 
+# On an A100, the tiles above spill more in these.
+AMPERE = {
+    ("inside_bwd", 16): (Tile(64, 6, 4, 1), Tile(64, 6, 4, 1)),
+    ("reads_bwd", 16): (Tile(64, 12, 8, 2), Tile(32, 12, 8, 2)),
+}
+
 
 def tile(kernel: str, x: Array) -> Tile:
     """Return the kernel's tile; the interpreter's small tile gives several programs."""
     if interpreter.is_chosen():
         return Tile(64 if kernel == "combine" else 16, 2, 4, 1)
-    return TILES[kernel, 16 if _is_16_bit(x) else 32][padded(x.shape[-1]) > 64]
+    is_ampere = (device.compute_capability() or device.AMPERE) < device.HOPPER
+    tiles = TILES | AMPERE if is_ampere else TILES
+    return tiles[kernel, 16 if _is_16_bit(x) else 32][padded(x.shape[-1]) > 64]
 
 
 def _is_16_bit(x: Array) -> bool:
