@@ -41,11 +41,11 @@ class Tile(NamedTuple):
 # Keyed by kernel and input bits: (head dims up to 64, wider ones).
 TILES = {
     ("states", 16): (Tile(64, 1, 8, 2), Tile(32, 1, 8, 2)),
-    ("gradients", 16): (Tile(64, 1, 4, 3), Tile(64, 1, 8, 2)),
+    ("gradients", 16): (Tile(128, 1, 8, 2), Tile(64, 1, 8, 2)),
     ("combine", 16): (Tile(2048, 1, 4, 1), Tile(2048, 1, 4, 1)),
-    ("chunk_scan", 16): (Tile(64, 12, 4, 2), Tile(32, 12, 8, 2)),
-    ("inside_bwd", 16): (Tile(64, 6, 4, 2), Tile(64, 6, 4, 1)),
-    ("reads_bwd", 16): (Tile(64, 12, 4, 2), Tile(32, 12, 8, 2)),
+    ("chunk_scan", 16): (Tile(64, 6, 4, 2), Tile(32, 12, 8, 2)),
+    ("inside_bwd", 16): (Tile(64, 12, 4, 2), Tile(64, 6, 4, 1)),
+    ("reads_bwd", 16): (Tile(64, 12, 4, 3), Tile(32, 12, 8, 2)),
     ("states_bwd", 16): (Tile(64, 12, 4, 3), Tile(64, 12, 8, 2)),
     ("states", 32): (Tile(16, 1, 8, 1), Tile(16, 1, 8, 1)),
     ("gradients", 32): (Tile(16, 1, 8, 1), Tile(16, 1, 8, 1)),
@@ -58,7 +58,7 @@ TILES = {
 
 # On an A100, the tiles above spill more in these.
 AMPERE = {
-    ("inside_bwd", 16): (Tile(64, 6, 4, 1), Tile(64, 6, 4, 1)),
+    ("inside_bwd", 16): (Tile(64, 12, 4, 1), Tile(64, 6, 4, 1)),
     ("reads_bwd", 16): (Tile(64, 12, 8, 2), Tile(32, 12, 8, 2)),
 }
 
