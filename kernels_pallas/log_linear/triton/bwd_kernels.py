@@ -145,8 +145,7 @@ def inside_bwd_kernel(
         dy_IV = load_rows(dy_ptr + of_x, row_Q, H * V, T, V, VP, BOUNDED)
         x_JV = load_rows(x_ptr + of_x, row_Q, H * V, T, V, VP, BOUNDED)
         d_state_NV = load_rows(d_states_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
-        g_I = tl.load(g_ptr + head * Q + i)
-        g_J = tl.load(g_ptr + head * Q + i)
+        g_I, g_J = tl.load(g_ptr + head * Q + i), tl.load(g_ptr + head * Q + i)  # twice, for rows and for columns
         decay_IJ = decays(g_I, g_J)
         m_IJ = level_weights(m_ptr + head * (L * Q), i, Q, INTRA)
         here_IJ = tl.dot(dy_IV, tl.trans(x_JV), input_precision=PRECISION) * decay_IJ

@@ -19,8 +19,8 @@ chunk, as in SSD, and a chunk reads half of the LEVELS on average. LEVELS = ceil
 
 BOUNDED: rows are masked, because T is not a multiple of Q. Q is a power of two and at least 16. NP and VP are N and V,
 padded to powers of two. Pairs within a chunk have levels 0 to INTRA - 1, and bit k has level FIRST + k, at most L - 1.
-Exponents are bounded by 0, because differences of g overflow above the diagonal. Sums are float32 and products
-use the input dtype. Equations and source: `log_linear/api.py`.
+Exponents are bounded by 0, because differences of g overflow above the diagonal. Sums are float32 and products use the
+input dtype. Equations and source: `log_linear/api.py`.
 """
 
 import triton
@@ -47,8 +47,8 @@ def halves(x_IJ):
 def level_weights(m_ptr, i, Q: tl.constexpr, INTRA: tl.constexpr):
     """Return the level weights of queries i and the keys j <= i of the chunk, [I, Q]; later keys get any of them.
 
-    The columns of the aligned block of 8 positions around i are doubled until they are the chunk: where the next bit
-    of i is set, the other half is earlier, and its pairs have one level.
+    Starts with the aligned block of 8 positions around i and doubles it. Where the next bit of i is set, the other half
+    is earlier, and all its pairs have the same level.
     """
     I: tl.constexpr = i.shape[0]
     xor_I8 = (i[:, None] & 7) ^ tl.arange(0, 8)[None, :]
