@@ -445,6 +445,7 @@ CASES = [
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
     Case("log-linear", log_linear),
     Case("log-linear-long", partial(log_linear, seq_len=32768), again=True),
+    Case("log-linear-short", partial(log_linear, seq_len=32), again=True),  # columns of a chunk in several warps
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan, again=True),
     Case("selective-scan-1", partial(selective_scan, batch=1, bias=True)),
