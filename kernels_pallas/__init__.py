@@ -74,6 +74,7 @@ from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.head_norm.api import head_norm, residual_norm
 from kernels_pallas.index_loss.api import index_loss
+from kernels_pallas.kda.api import kda
 from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.log_linear.api import log_linear
 from kernels_pallas.mamba3_operands.api import mamba3_operands
@@ -119,6 +120,7 @@ __all__ = [
     "head_norm",
     "index_loss",
     "join_chunks",
+    "kda",
     "linear_attention",
     "log_linear",
     "mamba3_operands",

@@ -14,6 +14,7 @@ OPS = (
     "delta_rule",
     "head_norm",
     "index_loss",
+    "kda",
     "linear_attention",
     "log_linear",
     "mamba3_operands",

@@ -397,6 +397,21 @@ def linear_attention(
     arrays(call, k, k, v, (k[0], "float32"), ((H, dim), "float32"), k, k, state, v, state)
 
 
+def kda(*, dim: int, dtype: str, channels: bool = False, batch: int = 16, seq_len: int = 2048) -> None:
+    from kernels_pallas.kda.triton import scan as backend
+
+    B, T, H = batch, seq_len, 6
+    k, state, row, head = ((B, T, H, dim), dtype), ((B, H, dim, dim), "float32"), (B, T, H), (H,)
+
+    def call(q, k, v, decay, beta, rate, bias, initial, *cotangents):
+        f = partial(backend.run, lower_bound=None, chunk_size=64)
+        out, pull = jax.vjp(f, q, k, v, decay, beta, rate, bias, initial)
+        return out, pull(cotangents)
+
+    beta = k if channels else (row, "float32")
+    arrays(call, k, k, k, k, beta, (head, "float32"), ((*head, dim), "float32"), state, k, state)
+
+
 LONG = {"batch": 1, "seq_len": 102_400}  # a single sequence: passes over time are split into segments
 PASSES: Any = {"again": True, "only": "state_kernel"}
 CASES = [
@@ -410,6 +425,8 @@ CASES = [
     Case(
         "linear-attention-correction-in-segments", partial(linear_attention, "correction", **LONG), True, "pass_kernel"
     ),
+    Case("kda", kda),
+    Case("kda-channels", partial(kda, channels=True), again=True),  # Gated DeltaNet-2
     Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba
     Case("short-conv-96", partial(short_conv, heads=6, E=576), again=True),  # as q and k in Gated DeltaNet
     Case("short-conv-192", partial(short_conv, heads=6, E=1152), again=True),

@@ -37,11 +37,13 @@ LOWEST = tl.constexpr(-interface.FLOOR * LOG2_E.value - 0.01)
 def d_scores_kernel(
     do_ptr, dy_ptr, v_ptr, z_ptr, pairs_ptr, own_ptr,
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BONUS: tl.constexpr,
-    LOW_RANK: tl.constexpr, TIED: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    LOW_RANK: tl.constexpr, TIED: tl.constexpr, BEFORE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute a chunk's score gradients below the diagonal, and the diagonals.
 
-    Readers before their own decay have their rows in the order 1, ..., C - 1, 0, as `keys_kernel` expects.
+    Readers before their own decay, such as a with BEFORE, have their rows in the order 1, ..., C - 1, 0, as
+    `keys_kernel` expects.
     """
     N: tl.constexpr = (1 + LOW_RANK) * (1 + (LOW_RANK and not TIED))
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
@@ -57,7 +59,8 @@ def d_scores_kernel(
     own_C = d_scores(do_ptr, v_ptr, pairs_ptr, at_row, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
     tl.store(own_ptr + i, own_C)
     if LOW_RANK:
-        d_scores(dy_ptr, v_ptr, pairs_ptr + C * C, back_C, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
+        at_row = back_C if BEFORE else i
+        d_scores(dy_ptr, v_ptr, pairs_ptr + C * C, at_row, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
     if N == 4:
         own_C = d_scores(do_ptr, z_ptr, pairs_ptr + 2 * C * C, i, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
         tl.store(own_ptr + C + i, own_C)

@@ -183,7 +183,7 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
         return _run_tied_forward(r, k, v, log_w, low[0], initial, way=way)
     a, b = low or (r, k)
     (B, T, H, K), V = r.shape, v.shape[-1]
-    launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
+    launch = partial(launch_kernel, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
     u = bonus[0] if has_bonus else g  # placeholder without a bonus: not read
     inverse, z, x = v, v, v
@@ -194,7 +194,7 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
     states = jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype)
     decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
     like = [states, v if n_low else _none(v)]
-    states, z, last = _pass_states("state", partial(launch, "state", k, v, b, z, x, g), initial, like, decays=decays)
+    states, z, last = pass_states("state", partial(launch, "state", k, v, b, z, x, g), initial, like, decays=decays)
     (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
     return o, last, states, *((inverse, z) if n_low else ())
 
@@ -202,13 +202,13 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
 def _run_tied_forward(r, k, v, log_w, a, initial, *, way: Way) -> tuple[Array, ...]:
     """Compute `_run_forward` with b = k."""
     (B, T, H, K), V = r.shape, v.shape[-1]
-    launch = partial(_launch, shapes=(r, v), way=way, has_bonus=False, n_low=1)
+    launch = partial(launch_kernel, shapes=(r, v), way=way, has_bonus=False, n_low=1)
     square = partial(jax.ShapeDtypeStruct, (B, T, H, way.chunk))
     sizes = [_sums_of(log_w, way.chunk), r, r, k, square(log_w.dtype), square(v.dtype)]
     g, r_in, a_in, k_out, pairs, n = launch("weights", r, a, k, log_w, out=sizes, has_scores=True)
     (inverse,) = launch("solve", pairs, out=[square(v.dtype)])
     like = [jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype), v, v]
-    states, z, o, last = _pass_states(
+    states, z, o, last = pass_states(
         "pass", partial(launch, "pass", r_in, a_in, k_out, v, inverse, n, g), initial, like
     )
     return o, last, states, inverse, z, n, g
@@ -218,7 +218,7 @@ def _run_backward(r, k, v, *rest, way: Way, has_bonus: bool, n_low: int) -> tupl
     *rest, do, d_last = rest
     decays, rest = rest[: n_low != 1], rest[n_low != 1 :]
     bonus, low, (states, *solved) = rest[:has_bonus], rest[has_bonus : has_bonus + n_low], rest[has_bonus + n_low :]
-    launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
+    launch = partial(launch_kernel, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     reverse = partial(launch, is_reverse=True)
     log_w = jax.ShapeDtypeStruct(r.shape, d_last.dtype)
     no = _none(log_w)
@@ -226,7 +226,7 @@ def _run_backward(r, k, v, *rest, way: Way, has_bonus: bool, n_low: int) -> tupl
         a, b, (inverse, v, n, g) = low[0], k, solved  # V + U as v
         _, r_in, a_in, k_out, *_ = launch("weights", r, a, k, g, out=[no, r, r, k, no, _none(v)])
         one_pass = partial(reverse, "pass", r_in, a_in, k_out, do, inverse, n, g)
-        d_states, dv, _, d_initial = _pass_states("pass", one_pass, d_last, [states, v, _none(v)], is_reverse=True)
+        d_states, dv, _, d_initial = pass_states("pass", one_pass, d_last, [states, v, _none(v)], is_reverse=True)
         u, z, dz = g, v, dv
     else:
         a, b, inverse, z = *(low or (r, k)), *(solved or (v, v))
@@ -238,7 +238,7 @@ def _run_backward(r, k, v, *rest, way: Way, has_bonus: bool, n_low: int) -> tupl
         decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
         one_pass = partial(reverse, "state", r, do, a, dz, x, g)
         like = [states, v if n_low else _none(v)]
-        d_states, dz, d_initial = _pass_states("state", one_pass, d_last, like, decays=decays, is_reverse=True)
+        d_states, dz, d_initial = pass_states("state", one_pass, d_last, like, decays=decays, is_reverse=True)
         (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
     B, c, H, *_ = states.shape
     pairs = jax.ShapeDtypeStruct((B, c, H, (1, 2, 4)[n_low], way.chunk, way.chunk), v.dtype)
@@ -253,7 +253,7 @@ def _run_backward(r, k, v, *rest, way: Way, has_bonus: bool, n_low: int) -> tupl
     return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
 
 
-def _pass_states(
+def pass_states(
     kind: str, launch: Any, start: Array, like: list, *, decays: Array | None = None, is_reverse: bool = False
 ) -> tuple[Array, ...]:
     """Return the results of the kernel `kind`, `state` or `pass`, the last state last.
@@ -289,7 +289,7 @@ KERNELS = {
 }
 
 
-def _launch(
+def launch_kernel(
     kind: str,
     *arrays,
     out: list,
@@ -301,11 +301,13 @@ def _launch(
     segment: int = 1,
     ends: bool = False,
     has_scores: bool = False,
+    gated: bool = False,
 ) -> Any:
     """Launch a kernel over all chunks of all heads, or over segments of chunks.
 
     `shapes` are r and v. Only `state` and `pass` use `segment`, the chunks per time segment, and `ends`
-    (state_scan/triton/segments.py). Only `weights` uses `has_scores`.
+    (state_scan/triton/segments.py). Only `weights` uses `has_scores`. `gated` is for `kda`: a follows its own decay, and
+    only g's ends are in memory.
     """
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype
@@ -321,6 +323,7 @@ def _launch(
     constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": n_low > 0, "TIED": n_low == 1}
     constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "MILD": way.is_mild, "STAGES": stages}
     constants |= {"SEGMENT": segment, "ENDS": ends, "SCORES": has_scores, "PRECISION": precision(dtype)}
+    constants |= {"BEFORE": not gated, "SUMS": 1 if gated else chunk}
     kernel = KERNELS[kind]
     return runtime.launch(
         kernel,

@@ -138,14 +138,14 @@ def with_far(
 def pass_kernel(
     r_in_ptr, a_in_ptr, k_out_ptr, v_ptr, inverse_ptr, n_ptr, g_ptr, start_ptr, states_ptr, z_ptr, o_ptr, last_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, REVERSE: tl.constexpr, SUMS: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pass BLOCK columns of a head's state through SEGMENT chunks, and compute Z and O.
 
     In REVERSE v is dO, the state is L, and the kernel computes dY from the last chunk back. `states` are the states
     before each chunk is added. ENDS writes only `last`, from S = 0, followed by K columns that start from the identity
-    (see state_scan/triton/segments.py).
+    (see state_scan/triton/segments.py). g has SUMS positions per chunk, C or only the last.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -169,7 +169,8 @@ def pass_kernel(
         chunk = first + (n_steps - 1 - step if REVERSE else step)
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
         v_CV = load_tile(v_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        end_K = tl.load(g_ptr + ((b * n_chunks + chunk + 1) * C - 1) * (H * K) + h * K + at_K, mask=at_K < K, other=0.0)
+        in_g = ((b * n_chunks + chunk + 1) * SUMS - 1) * (H * K) + h * K
+        end_K = tl.load(g_ptr + in_g + at_K, mask=at_K < K, other=0.0)
         low_KV = s_KV.to(dtype)
         if not ENDS:
             store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, low_KV)

@@ -1,0 +1,1 @@
+"""KDA and Gated DeltaNet-2, from the pre-activations of their gates."""
